@@ -30,6 +30,8 @@ CAUSAL = "from transformers import AutoModelForCausalLM\nmodel = AutoModelForCau
 PADDED = "batches = tokenizer(texts, padding=True)\n"
 PEFT = "import torch\nfrom peft import get_peft_model\nmodel = get_peft_model(base, config)\n"
 OUTER = "outer = torch.optim.SGD(kept, lr=0.7, momentum=0.9, nesterov=True)  # HERE\nouter.step()\n"
+NUMBERS = "class Numbers(torch.utils.data.IterableDataset):"
+READS = "\n    pass\n\ndef loader_of(dataset):\n    pass\n\ndef load_datasets(data_dir):\n"
 COUNT = "def count_of(b):\n    return b.n\n\n"
 
 IN_CONTEXT = "from torch.distributed.tensor.experimental import context_parallel\nfreqs_cis = rotary(length)\n"
@@ -469,6 +471,12 @@ SEEDED: dict[str, list[tuple[str, str]]] = {
         (
             within("slope = torch.autograd.grad(loss, x, create_graph=True)  # HERE", FSDP2_MODEL),
             within("slope = torch.autograd.grad(loss, x, create_graph=True)", DDP_MODEL),
+        ),
+    ],
+    "stream-without-length": [
+        (
+            within(f"{NUMBERS}  # HERE{READS}    return Numbers(), test"),
+            within(f"{NUMBERS}{READS}    return Stream(Numbers(), 100), test"),
         ),
     ],
     "labels-shifted-twice": [

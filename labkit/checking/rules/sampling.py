@@ -148,3 +148,22 @@ def _is_over_epochs(tree: Tree) -> Callable[[ast.For], bool]:
         return "epoch" in head and trained_in(tree, loop)
 
     return looks
+
+
+@rule(
+    "stream-without-length",
+    "wrong",
+    why="labkit's scripts divide an epoch by the data's length and read samples by index: an IterableDataset "
+    "has neither, so they fail at the start (has no len()), or at the first evaluation.",
+    fix='Add the extra: Script.load(…, "streaming"), and return Stream(dataset, epoch_samples) as training data. Test '
+    "data are read by index: keep them in a list or a TensorDataset.",
+    misses="streams of libraries, such as Hugging Face's.",
+)
+def stream_without_length(tree: Tree) -> Mistakes:
+    functions = {node.name for node in tree.nodes[ast.FunctionDef]}
+    if {"load_datasets", "loader_of"} <= functions and not any(
+        spelled(c.func) == "Stream" for c in tree.nodes[ast.Call]
+    ):
+        for each in tree.nodes[ast.ClassDef]:
+            if each.name != "Stream" and "torch.utils.data.IterableDataset" in map(tree.dotted, each.bases):
+                yield each, f"{each.name} has no length, and no Stream gives it one"

@@ -190,7 +190,7 @@ def machine_table(reader: RunReader, *, has_ended: bool) -> str:
     """Readings of the driver and the system, beside those of torch's allocator: a row for each machine and device.
     With several hosts, a row for each host, and the devices only if they are few."""
     table = _machines(reader)
-    return table + (_remark("the last sample before the end") if table and has_ended else "")
+    return table + (_remark("the last reading before the run ended") if table and has_ended else "")
 
 
 def _machines(reader: RunReader) -> str:
