@@ -130,7 +130,8 @@ def progress(reader: RunReader, state: State) -> str:
     if not step:
         passes = finite((beat or first.end).get("passes")) or 0.0
         why = f": {passes:,.0f} backward passes, but no torch.optim optimizer has stepped" if passes > 1 else ""
-        before = f"in the first step{why}" if doing == "first step" else f"preparing: {starting(reader)}"
+        so_far = f" ({passes:,.0f} backward passes so far)" if passes > 1 else ""
+        before = f"in the first step{so_far}" if doing == "first step" else f"preparing: {starting(reader)}"
         if state.state == "succeeded" and why:
             return f"{passes:,.0f} backward passes, no step of a torch.optim optimizer"
         return f"no step completed{why}" if state.is_final else before

@@ -244,3 +244,20 @@ def test_the_parameters_that_ddp_got_no_gradient_for_are_named(tmp_path):
 
     assert "the loss does not depend on unused.weight, unused.bias, so DDP got no gradient for them" in str(error)
     assert "find_unused_parameters=True" in str(error)
+
+
+def test_who_killed_a_data_loader_worker_is_told(tmp_path):
+    run = launched(
+        tmp_path,
+        "from torch.utils.data import DataLoader\n"
+        "class Fatal:\n"
+        "    def __len__(self):\n"
+        "        return 8\n"
+        "    def __getitem__(self, index):\n"
+        "        os.kill(os.getpid(), signal.SIGKILL)\n"
+        "next(iter(DataLoader(Fatal(), num_workers=1)))\n",
+    )
+
+    assert "rank 0 failed: a DataLoader worker was killed (SIGKILL) by another process, not by labkit" in str(
+        failure(run)
+    )

@@ -161,4 +161,4 @@ def test_who_sent_a_kill_is_derived_from_the_systems_count(
     folder = RunFolder(tmp_path)
     folder.agent.write_text(json.dumps({"oom_kills": before}))
     monkeypatch.setattr(signals, "oom_kills", lambda: now)
-    assert says in signals._killer(folder)[0]
+    assert says in signals.killer(folder)[0]

@@ -13,7 +13,7 @@ from labkit.launcher.causes.evidence import LAST_WORDS_BYTES, Evidence, tail_tex
 from labkit.launcher.causes.failure_advice import BLOCKING, disk_advice, fragmented, memory_advice, memory_in_words
 from labkit.launcher.causes.no_error import disagreed, exited, hung, left_early, vanished
 from labkit.launcher.causes.node_loss import agent_killed, gone, parted
-from labkit.launcher.causes.signals import killed, signal_name
+from labkit.launcher.causes.signals import killed, killer, signal_name
 from labkit.record import RunFolder
 from labkit.record.text import first_line, last_line
 
@@ -27,6 +27,7 @@ COLLATERAL = re.compile(
     re.IGNORECASE,
 )
 DEVICE_ASSERTION = re.compile(r"\w+: block: .*(Assertion `.*` failed)")  # printed by the kernel
+WORKER_KILLED = "is killed by signal: Killed"  # a DataLoader's
 NAMED_FAILURES = 3
 
 
@@ -117,6 +118,11 @@ def _summary(failure: dict[str, Any]) -> str:
 
 def _with_advice(cause: dict[str, Any], failure: dict[str, Any], evidence: Evidence) -> dict[str, Any]:
     """Add what was in memory to an out-of-memory error, or the state of the disk, and what to change."""
+    if WORKER_KILLED in " ".join([failure["message"], *failure.get("causes", [])]):  # at whatever line the rank happened to be
+        by, out_of_memory = killer(evidence.home(failure["rank"]))
+        who = cause["sentence"].partition(" failed: ")[0]
+        advice = {"advice": memory_advice("host", evidence.script, {})} if out_of_memory else {}
+        return cause | {"sentence": f"{who} failed: a DataLoader worker was killed (SIGKILL){by}"} | advice
     kind, memory = failure.get("out_of_memory"), failure.get("memory")
     if not kind and "CUDA error" in failure["message"]:
         printed = DEVICE_ASSERTION.search(tail_text(evidence.folder.log(failure["rank"], "stderr")))

@@ -15,7 +15,7 @@ from labkit.record.files import read_json
 from labkit.record.measured.metrics_file import finite, number
 from labkit.record.units import gib
 
-__all__ = ["killed", "oom_kills", "signal_name"]
+__all__ = ["killed", "killer", "oom_kills", "signal_name"]
 
 THROWN = re.compile(r"^\s*what\(\):\s*(.*)$", re.MULTILINE)  # of an uncaught C++ exception
 
@@ -34,7 +34,7 @@ def killed(evidence: Evidence) -> dict[str, Any] | None:
     frames = crash_frames(evidence.folder.stacks(rank))  # from faulthandler; KILL leaves none
     where = evidence.locate(next((frame.line for frame in frames if frame.file == evidence.path), None))
     called = f" in `{frames[0].function}`" if frames and frames[0].file != evidence.path else ""
-    by, out_of_memory = _killer(evidence.home(rank)) if code == signal.SIGKILL else ("", False)
+    by, out_of_memory = killer(evidence.home(rank)) if code == signal.SIGKILL else ("", False)
     last = f", last seen at step {history.step}" if history else ""
     if history and (held := max(history.memory_peak, _resident(evidence, rank, history))):
         last += f"; it held {gib(held)} ({history.memory_name}, peak)"
@@ -75,7 +75,7 @@ def signal_name(number: int) -> str:
         return f"signal {number}"
 
 
-def _killer(home: RunFolder) -> tuple[str, bool]:
+def killer(home: RunFolder) -> tuple[str, bool]:
     """Who sent the KILL, as far as the system reports it, and whether the kernel's OOM killer is known to have done it.
 
     `home` is the run's folder, or that of a node, which recorded its own system's count.
