@@ -118,11 +118,11 @@ def _summary(failure: dict[str, Any]) -> str:
 
 def _with_advice(cause: dict[str, Any], failure: dict[str, Any], evidence: Evidence) -> dict[str, Any]:
     """Add what was in memory to an out-of-memory error, or the state of the disk, and what to change."""
-    if WORKER_KILLED in " ".join([failure["message"], *failure.get("causes", [])]):  # at whatever line the rank happened to be
+    if WORKER_KILLED in " ".join([failure["message"], *failure.get("causes", [])]):
         by, out_of_memory = killer(evidence.home(failure["rank"]))
-        who = cause["sentence"].partition(" failed: ")[0]
-        advice = {"advice": memory_advice("host", evidence.script, {})} if out_of_memory else {}
-        return cause | {"sentence": f"{who} failed: a DataLoader worker was killed (SIGKILL){by}"} | advice
+        who = cause["sentence"].partition(" failed: ")[0]  # its line is where the rank happened to be
+        cause |= {"sentence": f"{who} failed: a DataLoader worker was killed (SIGKILL){by}"}
+        return cause | ({"advice": memory_advice("host", evidence.script, {})} if out_of_memory else {})
     kind, memory = failure.get("out_of_memory"), failure.get("memory")
     if not kind and "CUDA error" in failure["message"]:
         printed = DEVICE_ASSERTION.search(tail_text(evidence.folder.log(failure["rank"], "stderr")))
