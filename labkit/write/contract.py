@@ -45,7 +45,10 @@ def _new_cell(title: str, value: Any) -> Cell:
 
 
 def with_definition(old: Cell, name: str, value: Any) -> Cell:
-    """The old cell with its definitions of `name`, and of other names in `value`, replaced by those of `value`."""
+    """The old cell with its definitions of `name`, and of other names in `value`, replaced by those of `value`, which
+    may also be a list, dict or number."""
+    if isinstance(value, dict | list | tuple | int | float):
+        value = f"{name} = {value!r}\n"
     new = aliased(Cell("", f"{name} = None"), as_cell(old.title, value), frozenset({name}), value)
     if name not in new.defines:
         raise ScriptError(f"{name}=… must define {_signature(old, name)}; {_yours(new)}")

@@ -46,6 +46,9 @@ class Option:
     help: str = field(default="", compare=False)
 
 
+NUMBER_OF_RANKS = ("ranks", "gpus", "num_gpus", "devices", "world_size", "num_processes")
+
+
 def options_of(script: ScriptText) -> dict[str, Option]:
     """The long options of a script by parameter name (`global_batch_size`), in order of declaration."""
     texts = [script.head, *(cell.text for cell in script.parts)]
@@ -162,6 +165,8 @@ def read_back(script: ScriptText, args: Sequence[str]) -> dict[str, str]:
 
 def _unknown(script: ScriptText, name: str, options: Mapping[str, Option]) -> str:
     extras = {option: extra for extra, declared in extra_options(script).items() for option in declared}
+    if name in NUMBER_OF_RANKS:
+        return f"{script.name}.py takes no parameter {name!r}; the number of ranks on a machine is nproc_per_node"
     if not options:
         return f"{script.name}.py declares no options, so it takes no {name!r}. Pass its arguments with args=[…]"
     if name in extras:  # a user's own file, which is never completed

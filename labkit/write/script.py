@@ -79,8 +79,8 @@ class Script(ScriptText):
         verbatim), by one of an installed package (which is imported), or by text.
 
         A class or function whose name differs from the one that the cell must define is assigned to it:
-        `with_cells(model=ResNet)` appends `Model = ResNet`. The name of a function instead of a cell's title replaces
-        only that function: `with_cells(loss_of=smoothed)`.
+        `with_cells(model=ResNet)` appends `Model = ResNet`. A name that a cell defines, instead of a cell's title,
+        replaces only that: `with_cells(loss_of=smoothed)`, `with_cells(TENSOR_PLAN={"up": "colwise"})`.
 
         Raises ScriptError, with the cell and the names, when a title is unknown, the text is not valid Python or also
         runs code, a name that other cells use is missing, or the cell uses a name that it does not import or that no
@@ -117,6 +117,8 @@ class Script(ScriptText):
         named = titled or [cell for cell in self.parts if key in cell.definitions][-1:]  # the last definition counts
         if len(named) == 1:
             return named[0]
+        if f'"--{key.replace("_", "-")}"' in str(self):
+            raise ScriptError(f"no cell is titled {key!r}, an option of the script: pass it to launch({key}=…)")
         problem = "several cells are" if titled else "no cell is"
         defined = [name for cell in self.parts for name in cell.definitions]
         raise ScriptError(f"{problem} titled {key!r}{nearest(key, self.cells, defined)}")

@@ -159,6 +159,7 @@ def test_a_strategy_of_the_users_own_is_rehearsed():
         ("hybrid", {"nproc_per_node": 4, "tensor": 3}, "4 ranks do not split into replicas of pipeline=1 x tensor=3"),
         ("fsdp", {"nproc_per_node": 4, "replicas": 3}, "4 ranks do not split into replicas=3"),
         ("ddp", {"nproc_per_node": 3}, "global_batch_size=64 does not split into 3 data ranks x 1 micro-batches"),
+        ("ddp", {"device": "2xT5"}, "unknown device '2xT5'; the closest name is T4"),
         ("ddp", {"device": "T5"}, "unknown device 'T5'; the closest name is T4"),
         ("ddp", {"nproc_per_node": 0}, "nproc_per_node must be"),
         ("ddp", {"nproc_per_node": "many"}, "nproc_per_node must be"),

@@ -399,6 +399,16 @@ def test_a_function_replaces_its_namesake_alone(live):
     assert "\nloss_of = smoothed\n" in ddp.with_cells(loss_of=live(alone, "smoothed")).cells["task"].text
 
 
+def test_a_value_replaces_its_namesake():
+    script = Script.load("tensor_parallel").with_cells(TENSOR_PLAN={"up": "colwise", "down": "rowwise"})
+
+    assert "\nTENSOR_PLAN = {'up': 'colwise', 'down': 'rowwise'}\n" in script.cells["tensor"].text
+
+
+def test_an_option_is_no_cell():
+    refused(lambda: Script.load("ddp").with_cells(global_batch_size=8), "an option of the script: pass it to launch(")
+
+
 def test_two_names_of_a_cell_may_be_replaced_together():
     script = Script.load("ddp").with_cells(
         loss_of="def loss_of(outputs, batch):\n    return outputs.sum()\n",

@@ -128,6 +128,11 @@ def test_an_unknown_parameter_is_answered_with_the_nearest_and_all():
     )
 
 
+def test_the_number_of_ranks_under_another_name_is_answered_with_launchs():
+    with pytest.raises(ScriptError, match="'gpus'; the number of ranks on a machine is nproc_per_node"):
+        command_line(SCRIPT, {"gpus": 2})
+
+
 def test_an_unknown_parameter_like_no_other_is_answered_with_all():
     with pytest.raises(ScriptError) as caught:
         command_line(SCRIPT, {"zzz": 3})

@@ -273,7 +273,7 @@ class Reach:
             return
         if ranks:
             self._pause_at = step
-            self.hit = f"{point.condition} holds on rank {', '.join(map(str, ranks))}"
+            self.hit = f"{point.condition} holds on rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}"
             if self._rank == 0:
                 self._append({"kind": "hit", "condition": point.condition, "ranks": ranks}, step)
             self._remove_breakpoint()
