@@ -164,7 +164,7 @@ def test_the_view_shows_it(begun_again):
     page, text = run_html(begun_again, reader, state), run_text(begun_again, reader, state)
 
     assert attempt_ended(1, ended) == "attempt 1 failed: rank 0 fell <i>; restarted from step-2"
-    assert attempt_ended(1, ended | {"checkpoint": None}).endswith("restarted from the start")
+    assert attempt_ended(1, ended | {"checkpoint": None}).endswith("; restarted")
     assert "attempt 1 failed: rank 0 fell &lt;i&gt;; restarted from step-2" in page
     assert "no rank has made progress &lt;b&gt;" in page
     assert "attempt 1 failed" in text

@@ -171,7 +171,7 @@ def attempt_ended(number: int, ended: dict[str, Any]) -> str:
     how = "" if isinstance(cause, dict) and cause.get("goes_on") else " failed"  # near the time limit
     ranks = ended.get("restarted_ranks")
     fewer = f" on {ranks} ranks" if isinstance(ranks, int) else ""
-    return f"attempt {number}{how}: {why}; restarted from {checkpoint or 'the start'}{fewer}"
+    return f"attempt {number}{how}: {why}; restarted{f' from {checkpoint}' if checkpoint else ''}{fewer}"
 
 
 def _explanation(state: State) -> list[str]:
