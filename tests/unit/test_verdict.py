@@ -110,6 +110,16 @@ def test_the_rank_that_lost_its_loss_first_is_named(say):
     assert said[0].startswith("the loss is NaN or infinite on ranks 0, 1 (first on rank 1, at step 20): ")
 
 
+def test_no_rank_is_called_the_first_if_the_steps_before_were_not_recorded(say):
+    """The two ranks record different steps, as they do where steps are short."""
+    said = say(
+        {"loss": lambda i: "nan" if i > 25 else 1.0 if i < 15 else None},
+        {"loss": lambda i: "nan" if i > 20 else 1.0 if i < 18 else None},
+    )
+
+    assert said[0].startswith("the loss is NaN or infinite on ranks 0, 1 since step 21 at the latest: ")
+
+
 def test_memory_that_grows(say):
     assert say({"allocated": lambda i: (1 + i / 10) * GIB})[0].startswith("memory grows on rank 0: from 2.")
 

@@ -136,6 +136,7 @@ def _shown(history: RankHistory) -> dict[str, Any]:
         "peak": history.memory_peak,
         "limit": history.memory_limit,
         "lost_at": history.lost_at,
+        "finite_at": history.finite_at,
         "retries": history.allocation_retries,
         "end": {k: history.end[k] for k in ("outcome", "passes") if k in history.end},
     }
@@ -175,6 +176,7 @@ class FoldedRank(RankHistory):
         self.communicates, self.memory_peak = bool(shown["communicates"]), float(shown["peak"])
         self.memory_limit = finite(shown["limit"])
         self.lost_at = None if shown["lost_at"] is None else int(shown["lost_at"])
+        self.finite_at = int(shown["finite_at"])
         self.allocation_retries, self.end = float(shown["retries"]), dict(shown["end"])
 
     @property

@@ -82,6 +82,7 @@ class RankHistory:
         self.traced: Peak | None = None  # of the step whose allocations were traced
         self.untraced = ""  # why no step was traced
         self.lost_at: int | None = None  # the first step whose recorded loss is not finite
+        self.finite_at = 0  # the last one before it whose recorded loss is
         self.loss_of = ""  # what the newest loss is, or why there is none; empty if the script reports it
         self._training = 1  # the number of the current training in this script
         self._steps_before = 0  # steps of the run that this one resumed
@@ -299,14 +300,17 @@ class RankHistory:
             self._take_loss(t, loss)
 
     def _forget_losses(self) -> None:
-        self.series["loss"], self.lost_at = Series(), None
+        self.series["loss"], self.lost_at, self.finite_at = Series(), None, 0
         self._measured.pop("loss", None)
 
     def _take_loss(self, t: float, loss: float) -> None:
         self.latest["loss"] = loss
         self._measured["loss"].add(t, loss)
-        if self.lost_at is None and not abs(loss) <= LARGEST:
-            self.lost_at = self.step
+        if self.lost_at is None:
+            if abs(loss) <= LARGEST:
+                self.finite_at = self.step
+            else:
+                self.lost_at = self.step
 
 
 def _is_short(value: Any) -> bool:

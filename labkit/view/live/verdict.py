@@ -124,9 +124,10 @@ def not_a_number(ranks: Ranks) -> str:
     bad = {h: h.lost_at for h in ranks.histories if h.lost_at is not None}
     if not bad:
         return ""
-    first = [h for h, step in bad.items() if step == min(bad.values())]
-    since = f"step {min(bad.values())}"
-    when = f"since {since}" if len(first) == len(bad) else f"(first on {_names(first)}, at {since})"
+    step = min(bad.values())
+    first = [h for h in bad if h.finite_at < step]  # or maybe: the steps between two records are not recorded
+    at = f"step {step}" if any(h.finite_at == step - 1 for h in first) else f"step {step} at the latest"
+    when = f"since {at}" if len(first) == len(bad) else f"(first on {_names(first)}, at {at})"
     return f"the loss is NaN or infinite on {_names(list(bad))} {when}: lower the learning rate or check the data"
 
 
