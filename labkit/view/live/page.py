@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 import time
 from functools import lru_cache
 from typing import Any
@@ -206,7 +207,7 @@ def _tracebacks(folder: RunFolder, state: State) -> str:
     failures = {rank: read_json(latest.error(rank)) for rank in latest.started_ranks() if rank != first}
     return "".join(
         f"<details><summary>rank {rank}: {escaped(str(failure.get('exception')))}: "
-        f"{escaped(str(failure.get('message'))[:200])}</summary>"
+        f"{escaped(textwrap.shorten(str(failure.get('message')), 200, placeholder=' …'))}</summary>"
         f'<pre style="{TRACE}">{escaped("".join(map(str, trace)))}</pre></details>'
         for rank, failure in list(failures.items())[:SHOWN_FAILURES]
         if isinstance(failure, dict) and isinstance(trace := failure.get("traceback"), list)
