@@ -93,8 +93,14 @@ class Script(ScriptText):
                 changed[key] = old
             new = as_cell(key, value) if old.title == key else with_definition(old, key, value)
             script = script._with(old, new)
-        for title in {script._cell_for(key).title for key in cells}:
-            script._check_names(script.cells[title])
+        failures = []
+        for title in dict.fromkeys(script._cell_for(key).title for key in cells):
+            try:
+                script._check_names(script.cells[title])
+            except ScriptError as error:
+                failures.append(str(error))
+        if failures:
+            raise ScriptError("\n".join(failures))
         for title, old in changed.items():
             new = script.cells[title]
             script = script._with(new, aliased(old, new, script._used_by_others(new), cells[title]))

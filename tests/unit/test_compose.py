@@ -444,6 +444,15 @@ def test_a_missing_import_is_reported_even_if_the_cell_of_another_title_had_it(n
     )
 
 
+def test_the_missing_imports_of_all_cells_are_reported_together():
+    ddp = Script.load("ddp")
+    task, loader = (ddp.cells[title].text.replace("import torch\n", "") for title in ("task", "loader"))
+
+    with pytest.raises(ScriptError) as caught:
+        ddp.with_cells(task=task, loader=loader)
+    assert re.findall(r"the '(\w+)' cell uses torch without importing it", str(caught.value)) == ["task", "loader"]
+
+
 def test_a_missing_name_is_reported_with_how_to_replace_one_name_alone():
     refused(
         lambda: Script.load("ddp").with_cells(task="def loss_of(outputs, batch):\n    return outputs.sum()\n"),
