@@ -62,7 +62,7 @@ def _uncounted(facts: ModelFacts, layout: Layout) -> str:
         return facts.unsplit[layout.tensor]
     if layout.tensor > 1:
         how = " with sequence parallel" if layout.options.get("sequence_parallel") else ""
-        return f"layers split over {layout.tensor} tensor ranks{how} are not supported by the planner yet"
+        return f"layers split over {layout.tensor} tensor ranks{how} have not been counted yet"
     return "activation checkpointing needs repeated layers such as .blocks; this model has none"
 
 
