@@ -53,23 +53,11 @@ class Ended:
         return _number(self.error.step if self.error else None)
 
     @property
-    def line(self) -> int:
-        return _number(self.error.line if self.error else None)
-
-    @cached_property
-    def samples(self) -> Counter[int]:
-        """How often each number is in the lists that ranks printed."""
+    def different(self) -> int:
+        """How many numbers are in the lists that ranks printed."""
         logs = [self.run.logs(rank=rank) for rank in self.run.folder.latest.started_ranks()]
         lines = [line for log in logs for line in log.splitlines() if line.startswith("[")]
-        return Counter(number for line in lines for number in json.loads(line))
-
-    @property
-    def different(self) -> int:
-        return len(self.samples)
-
-    @property
-    def repeated(self) -> int:
-        return self.samples.total() - len(self.samples)
+        return len({number for line in lines for number in json.loads(line)})
 
     @cached_property
     def _first_nan(self) -> tuple[int, int, int]:
@@ -117,9 +105,7 @@ NAMES = {
     "errors": "errors",
     "rank": "rank that labkit names",
     "step": "last step of that rank",
-    "line": "line of the script",
     "different": "different samples seen",
-    "repeated": "samples seen twice",
     "nan_rank": "rank whose loss is NaN first",
     "nan_step": "step of that",
     "nan_ranks": "ranks with a NaN one step later",
