@@ -96,7 +96,7 @@ def train(device):
 
 # %%
 run, _ = lab.run(train, env={"CUDA_VISIBLE_DEVICES": ""})
-sound = broken(run.script, "    dist.barrier()\n    dist.destroy", "    dist.destroy")  # a rank that is done, leaves
+sound = broken(run.script, "    dist.barrier()\n    dist.destroy", "    dist.destroy")  # a rank that is done leaves
 
 # %% [markdown]
 # ## A bad sample: nothing fails
@@ -108,7 +108,7 @@ sound = broken(run.script, "    dist.barrier()\n    dist.destroy", "    dist.des
 bad = [*DistributedSampler(range(STEPS * BATCH * lab.ranks), lab.ranks, last)][2 * BATCH]
 poisoned = broken(sound, "    data = Ten", f"    x[{bad}] = torch.nan\n    data = Ten")
 display(poisoned.diff(sound))
-attempt(lab, "bad sample", poisoned, errors=0, nan_rank=last, nan_step=3, nan_ranks=lab.ranks)
+_ = attempt(lab, "bad sample", poisoned, errors=0, nan_rank=last, nan_step=3, nan_ranks=lab.ranks)
 
 # %% [markdown]
 # The run *succeeded*. The mean of a number and NaN is NaN, so after one step the weights are lost on every rank, and
@@ -130,7 +130,7 @@ attempt(lab, "bad sample", poisoned, errors=0, nan_rank=last, nan_step=3, nan_ra
 faq = broken(sound, "sampler=DistributedSampler(data)", "shuffle=True")
 faq = broken(faq, '    print("accuracy"', '    if rank == 0:\n        print("accuracy"')
 display(faq.diff(sound))
-attempt(lab, "rank 0 evaluates alone", faq, errors=1, rank=1, step=STEPS, different=STEPS * BATCH, blamed=0)
+_ = attempt(lab, "rank 0 evaluates alone", faq, errors=1, rank=1, step=STEPS, different=STEPS * BATCH, blamed=0)
 
 # %% [markdown]
 # The forgotten sampler raises nothing: both ranks train on the same half of the samples, at twice the cost of one rank.
@@ -166,7 +166,7 @@ print(hang.notice)
 # %%
 planted = f"        if rank == {last} and step == 3:\n            torch.ones(10**7, 10**7)\n        loss.backward()"
 large = broken(sound, "        loss.backward()", planted)
-attempt(lab, "too large", large, errors=1, rank=last, step=2)
+_ = attempt(lab, "too large", large, errors=1, rank=last, step=2)
 
 # %% [markdown]
 # ## A layer that nobody uses
