@@ -18,10 +18,9 @@
 # large a model two T4s can train, and whether its checkpoints fit into 20 GB. **20 minutes. You need** labs 06, 07 and
 # 11.
 #
-# Kaggle lends two T4s for nothing, at most twelve hours at a time. This notebook runs on a laptop and on Kaggle, cell
-# for cell. A **session** is a machine that is new each time; only 20 GB in `/kaggle/working` outlive it. At a
-# **deadline** all ranks finish the same step, save, and leave with exit code 0; the next session loads what they have
-# left.
+# Kaggle lends two T4s for nothing, at most twelve hours at a time. A **session** is a machine that is new each time;
+# only 20 GB in `/kaggle/working` outlive it. At a **deadline** all ranks finish the same step, save a checkpoint, and
+# end without an error; the next session loads it. This notebook runs on a laptop and on Kaggle, cell for cell.
 
 # %% tags=["parameters"]
 nproc_per_node: int = 2  # ranks of the runs
@@ -32,28 +31,29 @@ plans: bool = True  # plan for two T4s, too: some 40 seconds
 # %%
 from labkit import Script
 from labkit.lessons import Lesson, draw, sized
-from labkit.lessons.labs.sessions import folders, losses, newest, size_of, steps_of, test_loss, twice
+from labkit.lessons.labs.sessions import folders, losses, newest, size_of
 
 lab = Lesson("16_kaggle", ranks=nproc_per_node)
-draw.calls({"session 1": ["step", "step", "save"], "session 2": ["", "", "", "load", "step", "step"]}, first=7)
+draw.calls({"session 1": ["step 7", "step 8", "save"], "session 2": [""] * 3 + ["load", "step 9"]}, first=None).still()
 
 # %% [markdown]
 # ## Your predictions
 #
-# 16 steps of half a second; the first session's deadline comes 4 seconds after its first step.
+# The training has 16 steps of half a second, in fp32 with AdamW and dropout; the first session's deadline comes 4
+# seconds after its first step. A third run, which nobody interrupts, says what should have come out.
 
 # %%
 done = lab.ask("session 1: steps until the deadline", default=16)
-per_parameter = lab.ask("checkpoint: bytes for each parameter, in float64", default=8)
-repeated = lab.ask("both sessions: steps taken twice", default=1)
-apart = lab.ask("both sessions: largest difference in a loss to an uninterrupted run", default=1)
+per_parameter = lab.ask("checkpoint: bytes for each parameter", default=4)
+equal = {"not a bit": 0.0, "as by rounding": 1e-6, "visibly": 0.01}
+apart = lab.ask("session 2: largest difference of a loss to the uninterrupted run", default=0.01, options=equal)
 
 # %% [markdown]
 # ## A session that ends
 #
-# The model sleeps in each training step; dropout makes resuming harder, since every rank's random numbers must
-# continue. `checkpoint_dir` and `deadline_seconds` are options of the extra `checkpoints`, which `launch` adds when
-# they are given. The ranks ask each other once a second whether it is time, so they are up to a second late.
+# The model sleeps in each training step, so that a step takes as long on busy cores. `checkpoint_dir` and
+# `deadline_seconds` are options of the extra `checkpoints`, which `launch` adds when they are given. The ranks ask each
+# other once a second whether it is time, so they may be a second late.
 
 # %%
 import time
@@ -61,7 +61,7 @@ import time
 import torch
 from torch import nn
 
-STEP_SECONDS = 0.5  # it sleeps, so that a step takes as long on busy cores
+STEP_SECONDS = 0.5
 
 
 class Model(nn.Module):
@@ -90,64 +90,72 @@ def load_datasets(data_dir):
 # %%
 working = folders(2)  # each session's /kaggle/working
 script = Script.load("fsdp").with_cells(model=Model, data=load_datasets)
-options = {"steps": steps, "global_batch_size": 16, "precision": "fp64", "deterministic": True}
+options = {"steps": steps, "global_batch_size": 16, "deterministic": True}
 lab.predict(done, deadline_seconds / STEP_SECONDS, within=1.5 / deadline_seconds, timed=True)
-lab.predict(per_parameter, 3 * 8, within=0.03)
+lab.predict(per_parameter, 3 * 4, within=0.05)
 first_folder = working[0] / "checkpoints"
 one = lab.launch(script, checkpoint_dir=first_folder, deadline_seconds=deadline_seconds, **options)
 last, path = newest(first_folder)
 lab.measure_each({done: last, per_parameter: size_of(path) / sum(p.numel() for p in Model().parameters())}, run=one)
 
 # %% [markdown]
-# A checkpoint holds the weights and AdamW's two moments: 12 bytes a parameter in float32, 24 in the float64 used here,
-# in which "the same" can mean to the last bit.
+# A checkpoint holds the weights and AdamW's two moments, 12 bytes per parameter in fp32. Gradients are not in it: the
+# next step computes new ones.
 #
 # ## A session that resumes
 #
 # On Kaggle the next session adds the first one's output as input and copies it to where it can be written. The command
-# is the same. A third run, which nobody interrupts, says what should have come out.
+# is the same.
 
 # %%
 import shutil
 
 shutil.copytree(working[0] / "checkpoints", working[1] / "checkpoints")
-resumes, whole_test = "session 2: resumes after step", "both sessions: difference in the test loss"
-lab.predict_each({resumes: last, "both sessions: steps": steps, repeated: 0, apart: 0, whole_test: 0})
-two = lab.launch(script, checkpoint_dir=working[1] / "checkpoints", **options)
-whole = lab.launch(script, **options)
+lab.predict_each({"session 2: resumes after step": last, apart: 0})
+two = lab.launch(script, checkpoint_dir=working[1] / "checkpoints", shown=False, **options)
+whole = lab.launch(script, shown=False, **options)
 
 # %%
-results = {
-    "session 2: resumes after step": losses(two).index[0] - 1,
-    "both sessions: steps": steps_of(one) + steps_of(two),
-}
-results |= {repeated: twice(one, two), apart: (losses(one, two) - losses(whole)).abs().max()}
-results |= {whole_test: test_loss(two) - test_loss(whole)}
-lab.measure_each(results, run=two)
+lab.measure("session 2: resumes after step", losses(two).index[0] - 1, run=two)
+lab.measure(apart, (losses(two) - losses(whole)).abs().max(), run=two)
 lines = {"uninterrupted": losses(whole).items(), "session 1": losses(one).items(), "session 2": losses(two).items()}
-display(draw.curves(lines, "loss of rank 0", marks={last + 0.5: "the deadline"}))
-lab.score()
+draw.curves(lines, "loss of rank 0", marks={last + 0.5: "the deadline"})
 
 # %% [markdown]
-# Besides weights and moments a checkpoint has the place in the data and every rank's random numbers. Without one of
-# them the curve would go on, and be another one. A session that is cut without a deadline loses what came after its
-# last checkpoint: `save_every=…`.
+# Not a bit differs, because the checkpoint also has the place in the data and every rank's random numbers, for dropout.
+# Without one of these the loss would go on falling, along another curve. A session that ends before its deadline loses
+# what came after its last checkpoint, so save on the way, too: `save_every=…`.
+#
+# **In your own loop** all ranks must stop after the same step. Their clocks differ, so one of them decides:
+#
+# ```python
+# late = torch.tensor(float(time.monotonic() > deadline), device=device)
+# dist.broadcast(late, src=0)  # rank 0's clock counts
+# if late:
+#     save(model, optimizer, scheduler, scaler, step, torch.get_rng_state(), torch.cuda.get_rng_state())
+#     break
+# ```
+#
+# Random states differ from rank to rank, so each rank saves its own (lab 11 says how shards are saved).
 #
 # ## What fits
 #
-# A checkpoint is written beside the two that are kept, and the script wants 1.2 times its size free before it starts to
-# write. So 20 GB are full with 20 / (3.2 × 12) billion parameters in float32: 520 million. And the T4s? Take GPT-2
-# large's width. In float32 a parameter, its gradient and AdamW's moments take 16 bytes. The peak is where backward
-# begins. DDP holds 16 bytes per parameter then; FSDP on two ranks half of 12, for there are no gradients yet, and the
-# root (embeddings and head) whole. Activations are divided by neither. By hand:
+# **On the disk.** labkit keeps the two newest checkpoints while it writes the third, for which it wants 1.2 times its
+# size: 3.2 × 12 bytes per parameter. So 20 GB are enough for 520 million parameters in fp32.
+#
+# **On the T4s.** Take GPT-2 large's width, and one sample of 1,024 tokens on each rank. The peak is where backward
+# begins: all activations are there, and the loss needs three tensors as large as the logits. Without activation
+# checkpointing a rank of DDP then holds 16 bytes per parameter (lab 06: its buckets are always there). A rank of FSDP
+# holds half of 12, because no gradients exist yet, and the root, embeddings and head, whole. (AdamW's update, 20 bytes
+# per parameter and no activations, needs slightly less here.)
 
 # %%
-width, heads, context, vocabulary = 1280, 20, 1024, 50257  # one sample on each rank
+width, heads, context, vocabulary = 1280, 20, 1024, 50257
 block, root = 12 * width**2 + 13 * width, (2 * vocabulary + context + 2) * width  # parameters
-kept, loss = 4 * context * (16 * width + heads + 4), 3 * 4 * context * vocabulary  # bytes: of a block; of the logits
+kept, loss = 4 * context * (16 * width + heads + 4), 3 * 4 * context * vocabulary  # bytes: of a block; for the loss
 first = {"DDP": 16 * root + loss, "FSDP": (12 / 2 + 4) * root + loss}
 further = {"DDP": 16 * block + kept, "FSDP": 12 / 2 * block + kept}
-usable = (14.74 - 0.5) * 2**30  # of a T4, without CUDA's context and NCCL's buffers: half a GiB, assumed
+usable = 14.24 * 2**30  # of a T4 (lab 06)
 
 
 def peak_of(blocks):
@@ -156,37 +164,37 @@ def peak_of(blocks):
 
 
 lab.explore(peak_of, blocks=[8, 16, 32, 48, 64])
+lab.score()
 
 # %% [markdown]
 # ## On 2 × T4 and 8 × A100
 #
-# `labkit.plan` knows none of this arithmetic. It rehearses the very script, with one block more than DDP should hold on
-# two T4s, and with as many as FSDP should.
+# The planner's answer, with one block more than DDP should hold on two T4s, and with as many as FSDP should:
 
 # %%
+most = {name: int((usable - first[name]) / further[name]) for name in first}
+print(*(f"{name}: {n} blocks, {(root + n * block) / 1e6:.0f} million parameters" for name, n in most.items()), sep="\n")
 if plans:
-    most = {name: int((usable - first[name]) / further[name]) for name in first}
-    blocks = {"DDP": most["DDP"] + 1, "FSDP": most["FSDP"]}
-    sizes = {"width": width, "heads": heads, "context": context, "vocabulary": vocabulary}
+    sizes, blocks = {"width": width, "heads": heads, "context": context, "vocabulary": vocabulary}, most.copy()
+    blocks["DDP"] += 1
     gpt = {name: sized(Script.load(name.lower()), **sizes, layers=count) for name, count in blocks.items()}
-    planned = lab.plans(gpt, devices=("2xT4",), global_batch_size=2)
-    larger = lab.plans(gpt, devices=("8xA100 80",), global_batch_size=8)
-    display(planned, larger)
-    for name, plan in ((name, planned.plans[name, "2xT4"]) for name in gpt):
-        room = plan.device.usable_by(2) - plan.rehearsed.bytes
-        lab.predict(f"{name} on 2 × T4: most blocks that fit", most[name])
-        lab.calculated(f"{name} on 2 × T4: most blocks that fit", blocks[name] + int(room // further[name]))
+    display(*(lab.plans(gpt, devices=(device,), global_batch_size=n) for device, n in (("2xT4", 2), ("8xA100 80", 8))))
+else:
+    print("(the plan is skipped on this page: set plans = True)")
 
 # %% [markdown]
+# On two T4s FSDP trains almost twice as many parameters as DDP. But the disk is the smaller limit: for more than 520
+# million parameters upload checkpoints during the session, and delete them.
+#
 # ## There and back
 #
 #     labkit kaggle push 16_kaggle.ipynb -p plans False
 #
 # in a terminal sends this notebook to two T4s, prints here what it prints there, and puts its runs into `runs/` beside
 # yours. There one of labkit's scripts gets its deadline from the session: its end, less half an hour. For a training
-# that outlives a session, ask for what the version before has left, and push with `--input` and the kernel's name:
-# `labkit.kaggle.previous_checkpoints()` is the folder for `checkpoint_dir`. "Save & Run All" is papermill: labkit waits
-# for each run, keeps static figures, and a training that fails fails the notebook.
+# that outlives a session, push again with `--input` and the kernel's name; `labkit.kaggle.previous_checkpoints()` is
+# then the folder for `checkpoint_dir`. In "Save & Run All" labkit waits for each run, and a training that fails fails
+# the notebook.
 #
 # None of the following was measured here. *Docs* are copies of kaggle.com/docs/notebooks and /docs/efficient-gpu-usage
 # that others have kept (August and September 2026).
@@ -207,15 +215,14 @@ if plans:
 #
 # 1. Let the second session forget the first: `(working[1] / "checkpoints").mkdir()` in place of `shutil.copytree(…)`.
 #    <details><summary>Answer</summary>It runs without an error, and with the same seed even its losses are those of the
-#    uninterrupted run. Only the counts notice: 24 steps were made, and 8 of them twice. On Kaggle those are
-#    hours.</details>
+#    uninterrupted run. Only its first step tells: it began with step 1 again. On Kaggle that costs hours.</details>
 # 2. Give session 2 `Script.load("ddp").with_cells(model=Model, data=load_datasets)`.
 #    <details><summary>Answer</summary>DDP loads what FSDP saved, and on two ranks goes on to the last bit: the
 #    difference in a loss is 0.</details>
 # 3. Give session 2 one rank (`ranks=1`).
-#    <details><summary>Answer</summary>It loads. But the losses of rank 0 are now those of the whole batch (up to 0.41
-#    away), and the test loss differs by 0.004: one rank draws other dropout than two. Without dropout a global batch
-#    has the same gradient on any number of ranks.</details>
+#    <details><summary>Answer</summary>It loads. But the losses of rank 0 are now those of the whole batch, and one rank
+#    draws other dropout than two, so the test loss differs a little as well. Without dropout a global batch has the
+#    same gradient on any number of ranks.</details>
 #
 # ## Sources
 #
@@ -223,10 +230,9 @@ if plans:
 #
 # ### Appendix: what was claimed, and what the articles say
 #
-# The second article (002, lines 940-964) recommends Kaggle and says nothing about the end of a session. Its way to the
-# accelerator (line 947, Runtime → Change Runtime Type) is the menu of Colab. It recommends DDP up to 1B parameters on
-# two to four GPUs (line 882) and names no GPU there; on two T4s the plan says about a third of that without
-# recomputed activations.
+# *Distributed Training with PyTorch: DDP vs FSDP* (002, lines 940-964) recommends Kaggle and says nothing about the end
+# of a session. Its way to the accelerator (line 947, Runtime → Change Runtime Type) is the menu of Colab. It recommends
+# DDP up to 1B parameters on two to four GPUs (line 882) and names no GPU there; for two T4s see above.
 
 # %%
 lab.check()

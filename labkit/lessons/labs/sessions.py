@@ -10,7 +10,7 @@ import pandas as pd
 
 from labkit.run import Run
 
-__all__ = ["folders", "losses", "newest", "size_of", "steps_of", "test_loss", "twice"]
+__all__ = ["folders", "losses", "newest", "size_of", "test_loss"]
 
 
 def folders(count: int) -> list[Path]:
@@ -31,18 +31,8 @@ def losses(*runs: Run) -> pd.Series[float]:
     return pd.concat(series)
 
 
-def steps_of(run: Run) -> int:
-    """How many steps it made."""
-    return int(_of_rank_0(run)["steps"].sum())
-
-
 def test_loss(run: Run) -> float:
     return float(_of_rank_0(run)["test_loss"].dropna().iloc[0])
-
-
-def twice(one: Run, two: Run) -> int:
-    """How many steps both sessions made."""
-    return len(losses(one).index.intersection(losses(two).index))
 
 
 def newest(checkpoints: Path) -> tuple[int, Path]:

@@ -11,9 +11,9 @@ __all__ = ["calls"]
 LEFT, ROW, APART = 66.0, 38, "#d1495b"
 
 
-def calls(made: Mapping[int | str, Sequence[str]], first: int = 1) -> Picture:
-    """`made`: by rank, or by another name, the names of its calls in order, numbered from `first`; "" is no call. Calls
-    with the same number must have the same name; where they do not, all wait."""
+def calls(made: Mapping[int | str, Sequence[str]], first: int | None = 1) -> Picture:
+    """`made`: by rank, or by another name, the names of its calls in order, numbered from `first`, if any; "" is no
+    call. Calls with the same number must have the same name; where they do not, all wait."""
     count = max(map(len, made.values()))
     wide = (WIDTH - LEFT) / (count + 1)
     columns = [
@@ -24,7 +24,7 @@ def calls(made: Mapping[int | str, Sequence[str]], first: int = 1) -> Picture:
     shown, done = [], ""
     for i, column in enumerate(columns[: None if apart is None else apart + 1]):
         x = LEFT + i * wide
-        done += words(x + wide / 2, 15, f"#{first + i}", anchor="middle", size=12)
+        done += words(x + wide / 2, 15, f"#{first + i}", anchor="middle", size=12) if first is not None else ""
         for row, rank in enumerate(made):
             if rank not in column:
                 continue
@@ -43,8 +43,8 @@ def _named(rank: int | str) -> str:
     return rank if isinstance(rank, str) else f"rank {rank}"
 
 
-def _label(made: Mapping[int | str, Sequence[str]], first: int, apart: int | None) -> str:
+def _label(made: Mapping[int | str, Sequence[str]], first: int | None, apart: int | None) -> str:
     if apart is None:
         return "; ".join(f"{_named(rank)}: {', '.join(filter(None, names))}" for rank, names in made.items())
     last = ", ".join(f"{_named(rank)} {names[apart]}" for rank, names in made.items())
-    return f"call {first + apart} differs: {last}; all of them wait"
+    return f"call {(first or 0) + apart} differs: {last}; all of them wait"
