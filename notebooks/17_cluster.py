@@ -15,7 +15,7 @@
 # # 17 · From one machine to a cluster: the same script
 #
 # **You will be able to** start one script on one machine, on two nodes and under Slurm, read the launch line of a node
-# word by word, say what happens when a node dies, and choose the learning rate for more ranks. **20 minutes. You need**
+# word by word, choose the learning rate for more ranks, and say which network two nodes need. **20 minutes. You need**
 # labs 01 and 03.
 #
 # A **node** is a machine. Each has a torchrun, which starts its ranks; `local_rank` counts them within the node, `rank`
@@ -29,9 +29,7 @@ batch: int = 8  # samples in a step, over all ranks
 # %%
 import labkit
 from labkit.lessons import Lesson, draw, sized
-from labkit.lessons.labs.nodes import (
-    differing_words, job_text, kill_node, left_over, names_in, nodes_that_say, of_ranks, slurm,
-)  # fmt: skip
+from labkit.lessons.labs.nodes import differing_words, kill_node, of_ranks, slurm
 from labkit.lessons.labs.sessions import test_loss
 
 lab = Lesson("17_cluster")
@@ -40,46 +38,44 @@ draw.hosts(2, 2)
 # %% [markdown]
 # ## Your predictions
 #
-# The same script, with the same seed and global batch, on two ranks: once on one node, once on two.
+# First the same script, with the same seed and global batch, on two ranks: once on one node, once on two. Then a
+# training with SGD and 8 times the batch, for as many epochs.
 
 # %%
-names = lab.ask("environment variables about hosts that the script names", default=2)
 same = lab.ask(
     "two nodes: largest difference of a loss to one node",
     default=1e-16,
     options={"not a bit": 0, "the last digits": 1e-16, "visibly": 0.01},
 )
 words = lab.ask("two nodes: words in which their launch lines differ", default=3)
-naming = lab.ask("killed node: nodes whose record names it", default=1)
 slower = lab.ask("8 times the batch, the same learning rate: test loss, how many times the small batch's", default=1)
+warmed = lab.ask("8 times the batch and the rate, after a warm-up of 16 steps: the same ratio", default=2)
 
 # %% [markdown]
 # ## One node, two nodes
 #
-# torchrun gives each rank its number and a place to meet, in environment variables. So the script is the same, byte for
-# byte. The all-reduce adds two numbers, and a + b is b + a in floating point, too. With `hosts=["hA", "hB"]` labkit
-# connects to each by ssh and starts torchrun there; `"localhost"`, twice, is two nodes on this machine.
+# torchrun sets `RANK`, `LOCAL_RANK`, `WORLD_SIZE`, `MASTER_ADDR` and `MASTER_PORT` for each rank, and
+# `init_process_group` reads them. So the script is the same on any number of nodes; only the launch line differs. With
+# `hosts=["hA", "hB"]` labkit connects to each host by ssh and starts torchrun there; `"localhost"`, twice, is two nodes
+# on this machine.
 
 # %%
 script, hosts = labkit.Script.load("ddp"), ["localhost", "localhost"]
 env = {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}  # two nodes on one machine cannot share its GPUs
 options = {"steps": steps, "global_batch_size": batch, "env": env}
-number, fallback = "sbatch text: the node's number is read inside the task", "sbatch text: falls back to localhost"
-lab.predict_each({names: 0, same: 0, words: 1, "two nodes: torchrun processes": 2, number: 1, fallback: 0})
+lab.predict_each({same: 0, words: 1})
 one = labkit.launch(script, nproc_per_node=2, name="one-node", wait=True, **options)
 two = labkit.launch(script, hosts=hosts, nproc_per_node=1, name="two-nodes", wait=True, **options)
-alone, joined = of_ranks(one), of_ranks(two)
 
 # %%
-print(", ".join(names_in(script)))
-about = [name for name in names_in(script) for part in ("HOST", "NODE", "ADDR", "SLURM") if part in name]
-results = {names: len(about), same: (alone - joined).abs().max().max(), words: differing_words(two.command)}
-lab.measure_each(results | {"two nodes: torchrun processes": len([*two.path.glob("nodes/*/agent.json")])}, run=two)
-lines = {"one node": alone[0].items(), "two nodes": joined[0].items()}
-draw.curves(lines, "loss of rank 0")
+alone, joined = of_ranks(one), of_ranks(two)
+results = {same: (alone - joined).abs().max().max(), words: differing_words(two.command)}
+lab.measure_each(results, run=two)
+draw.curves({"one node": alone[0].items(), "two nodes": joined[0].items()}, "loss of rank 0")
 
 # %% [markdown]
-# Not a bit differs. What does: who meets whom, and how. `run.command` starts the same training without labkit.
+# Not a bit differs: the all-reduce adds two numbers, and a + b is b + a in floating point, too. What differs is how the
+# ranks find each other. `run.command` is what you would type, on each node its line:
 
 # %%
 print(one.command, two.command, sep="\n")
@@ -93,23 +89,32 @@ lab.explore(draw.hosts, nproc_per_node=[1, 2, 4, 8], nnodes=[1, 2, 4])
 # | `--nproc-per-node 1` | ranks that each of them starts: the world size is nnodes × nproc-per-node |
 # | `--node-rank 0`, `1` | which of them this is: the only word that differs |
 # | `--master-addr`, `--master-port` | where all meet: an address of the first node that the others reach |
-# | `--max-restarts 0` | a restart is a new launch, from the newest checkpoint: torch's own way is unreliable |
+# | `--max-restarts 0` | do not restart ranks that fail: start again from the newest checkpoint instead |
 # | `--` | the end of torchrun's own options: the script and its options follow |
 #
-# An address, not a name: Debian, Ubuntu and WSL2 write the host's own name into /etc/hosts as 127.0.1.1, so the first
-# node would wait where nobody else can come. This is *static* rendezvous: the number of nodes is fixed.
+# If all have met and then wait for each other, ranks may have announced the wrong address. Debian, Ubuntu and WSL2
+# write the host's own name into /etc/hosts as 127.0.1.1, and gloo looks that name up. `GLOO_SOCKET_IFNAME=eth0` (for
+# NCCL `NCCL_SOCKET_IFNAME`) names the network interface to use.
 #
 # ## Slurm: who says which node this is?
 #
-# Under Slurm you do not start the nodes: `sbatch` takes a text, waits until there are machines, and runs it on the
-# first; `srun` in it starts one task on each node. `labkit.submit` writes the text, puts its own supervisor before
-# torchrun, and watches. With plain torchrun:
-
-# %%
-text = job_text("ddp", ["--steps", str(steps), "--checkpoint-dir", "checkpoints"], nodes=2)
-falls = [line for line in text.splitlines() if "||" in line and "localhost" in line]
-lab.measure_each({number: text.count('--node-rank "$SLURM_NODEID"'), fallback: len(falls)})
-print(text)
+# Under Slurm you do not start the nodes: `sbatch` takes a script, waits until there are machines, and runs it on the
+# first; `srun` in it starts one task on each node. For two nodes of 8 GPUs:
+#
+#     #!/bin/bash
+#     #SBATCH --nodes=2 --ntasks-per-node=1 --gpus-per-node=8 --time=12:00:00
+#     set -euo pipefail
+#     hosts=$(scontrol show hostnames "$SLURM_JOB_NODELIST")
+#     export HEAD=${hosts%%$'\n'*}  # the first
+#     srun --kill-on-bad-exit bash -c 'torchrun --nnodes 2 --nproc-per-node 8 --node-rank "$SLURM_NODEID" \
+#         --master-addr "$HEAD" --master-port 29500 --max-restarts 0 train.py'
+#
+# Mind the single quotes. In double quotes `$SLURM_NODEID` would be replaced before `srun`, on the first node, and all
+# nodes would be node 0. And let the job fail if `scontrol` does: with a fallback to localhost each node would train
+# alone, and nobody would notice.
+#
+# labkit's job script (`labkit slurm print ddp --nodes 2` shows it) also lets the ranks save before the time limit and
+# queues the job again. `labkit.submit` sends it and watches the run:
 
 # %%
 if slurm():
@@ -117,28 +122,23 @@ if slurm():
     job.wait()
     lab.verify("Slurm: largest difference of a loss to one node", 0, (alone - of_ranks(job)).abs().max().max())
 else:
-    print("no Slurm answers here: the text above is what sbatch would get. `make cluster-demo` brings one up")
+    print("no Slurm answers here; `make cluster-demo` brings one up")
 
 # %% [markdown]
-# Find in it who ends all tasks when one fails, and what happens before the time limit. Nothing says `|| echo
-# localhost`: a job that cannot learn its head's address must fail, or each node trains alone and nobody notices.
-#
 # ## A node dies
 #
-# Its torchrun is killed, as by a system that is out of memory. With torchrun alone the ranks it has started go on as if
-# nothing had happened. labkit has a supervisor on each node; they look at one another through the run folder.
+# The torchrun of node 1 is killed, as by a system that is out of memory. With torchrun alone the ranks that it has
+# started would go on without it. labkit has a supervisor on each node, which ends them, and tells the other nodes why.
 
 # %%
-lab.predict_each({naming: 2, "killed node: processes left on both nodes": 0})
 dying = labkit.launch(
     script, hosts=hosts, nproc_per_node=1, name="dying", **{**options, "steps": 100_000, "wait": False}
 )
 print(kill_node(dying, 1))
-results = {naming: nodes_that_say(dying, "localhost-1"), "killed node: processes left on both nodes": left_over(dying)}
-lab.measure_each(results, run=dying)
 
 # %% [markdown]
-# Both name the node that was killed, though the first thing that *went wrong* on the other one was a broken connection.
+# On node 0 the first thing that *went wrong* was a broken connection, as in lab 14. With torchrun alone, look at the
+# logs of all nodes, and for a node that has none.
 #
 # ## More nodes, larger batch?
 #
@@ -161,32 +161,32 @@ def optimizer_of(parameters, args):
 digits = labkit.Script.load("ddp", task="digits").with_cells(optimizer_of=optimizer_of)
 ways = {"32 samples": (32, 0.01, 0), "256 samples": (256, 0.01, 0), "256, 8 x the rate": (256, 0.08, 0)}
 ways["256, 8 x, warm-up"] = 256, 0.08, 16  # samples, learning rate, steps in which it rises
-warmed, jump = "8 times the batch and rate, with a warm-up: that ratio", "no warm-up: largest loss of five steps"
-lab.predict_each({slower: 1.2, jump: 2 * 2.3}, how="at least")  # guessing among ten digits is 2.3
+lab.predict(slower, 1.2, how="at least")
 lab.predict(warmed, 1.2, how="at most")
 trained = {}
 for name, (samples, lr, rising) in ways.items():
     options = {"global_batch_size": samples, "lr": lr, "warmup_steps": rising}
-    trained[name] = lab.launch(digits, epochs=10, name="digits", **options)
+    trained[name] = lab.launch(digits, epochs=10, name="digits", shown=False, **options)
 
 # %%
-losses, last = {name: run.losses() for name, run in trained.items()}, test_loss(trained["32 samples"])
-results = {slower: test_loss(trained["256 samples"]) / last, warmed: test_loss(trained["256, 8 x, warm-up"]) / last}
-lab.measure_each(results | {jump: losses["256, 8 x the rate"].head().max()})
+losses, small = {name: run.losses() for name, run in trained.items()}, test_loss(trained["32 samples"])
+results = {slower: test_loss(trained["256 samples"]) / small, warmed: test_loss(trained["256, 8 x, warm-up"]) / small}
+lab.measure_each(results)
 scaled = {name: [(step * ways[name][0] / 32, y) for step, y in each.items() if y < 20] for name, each in losses.items()}
-display(draw.curves(scaled, "training loss up to 20, a step being 32 samples", log=True))
+display(draw.curves(scaled, "training loss up to 20, after as many samples: a step is 32 of them", log=True))
 lab.score()
 
 # %% [markdown]
-# With the old rate an eighth of the steps is not enough. With 8 times the rate from the first step the loss explodes:
-# steps are too long for weights that nobody has trained yet. After a warm-up the training ends about where that of the
-# small batch does. The rule has a limit, 8,192 pictures for Goyal's ResNet-50; beyond it only a sweep tells
-# (`labkit.sweep(script, lr=[…])`). For Adam the square root of 8 is the usual factor (Malladi et al.).
+# With the old rate an eighth of the steps is not enough. With 8 times the rate from the first step the loss explodes
+# (guessing among ten digits is 2.3): steps are too long for weights that nobody has trained yet. After a warm-up the
+# training ends about where that of the small batch does. The rule has a limit, 8,192 pictures for Goyal's ResNet-50;
+# beyond it only a sweep tells (`labkit.sweep(script, lr=[…])`). For Adam the square root of 8 is the usual factor
+# (Malladi et al.).
 #
 # ## On 2 × T4 and 8 × A100
 #
-# Two hosts need a network that carries what goes between them in each step. DDP on a transformer of 113 million
-# parameters, with two hosts of 2 × T4 and of 8 × A100, over three networks:
+# Does a second host make a step shorter? DDP on a transformer of 113 million parameters, 64 samples a step, on one host
+# or two of these, over three networks:
 
 # %%
 gpt = sized(labkit.Script.load("ddp"), width=768, layers=16, heads=12)
@@ -194,11 +194,18 @@ networks = {f"2 hosts, {name}": (gpt, {"nodes": 2, "network": name}) for name in
 lab.plans({"1 host": gpt} | networks, global_batch_size=64)
 
 # %% [markdown]
+# The 450 MB of gradients in fp32 cross the network in every step. Over a slow one two hosts take longer than one, and
+# the faster the GPUs are, the faster the network must be: what is enough for T4s is too little for A100s.
+#
+# **Which way to start?** One machine: `torchrun --standalone`. A few with ssh: a line on each, or `hosts=[…]`. Slurm: a
+# job script like the one above, or `labkit.submit`. Kubernetes: `docs/examples/kubeflow.yaml` has the same script.
+#
 # ## Try this
 #
 # 1. `hosts=["localhost", "localhots"]`: what happens, and when?
 #    <details><summary>Answer</summary>The launch is refused before anything runs: "ssh localhots failed: … Could not
-#    resolve hostname". `labkit launch --hosts … --print` prints a line to paste on each host instead.</details>
+#    resolve hostname". <code>labkit launch --hosts … --print</code> prints a line to paste on each host
+#    instead.</details>
 # 2. Kill a rank of the second node (`SIGKILL`) instead of its torchrun.
 #    <details><summary>Answer</summary>"rank 1 on localhost-1 was killed (SIGKILL) by another process, not by labkit",
 #    and at which step. No process was left.</details>
@@ -210,8 +217,7 @@ lab.plans({"1 host": gpt} | networks, global_batch_size=64)
 # ## Sources
 #
 # Goyal et al. (arXiv 1706.02677) and Malladi et al. (arXiv 2205.10287): learning rate and batch. docs.pytorch.org,
-# *torchrun*: static and elastic rendezvous. slurm.schedmd.com, *sbatch*: `--signal`, `--requeue`. docs/cluster.md;
-# `docs/examples/kubeflow.yaml` has the same script for a cluster of another kind.
+# *torchrun*: static and elastic rendezvous. slurm.schedmd.com, *sbatch* and *srun*. docs/cluster.md.
 
 # %%
 lab.check()
