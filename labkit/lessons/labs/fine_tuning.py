@@ -9,14 +9,14 @@ from typing import Any
 
 from labkit.lessons.draw.picture import GREY, Picture, box, colour_of, sheet, words
 
-__all__ = ["adapter", "numbers_exported", "numbers_saved", "qwen3_1_7b", "small_model", "sums"]
+__all__ = ["adapter", "numbers_saved", "qwen3_1_7b", "small_model", "sums"]
 
 SIDE = 150.0
 
 
 def adapter(inputs: int, outputs: int, rank: int) -> Picture:
-    """A frozen matrix, and LoRA's two beside it: `rank` x inputs and outputs x `rank`."""
-    low = max(4.0, SIDE * rank / max(inputs, outputs))
+    """A frozen matrix, drawn as a square, and to scale LoRA's two beside it: outputs x `rank` and `rank` x inputs."""
+    wide, low = (max(0.5, SIDE * rank / length) for length in (inputs, outputs))
     trained, frozen = rank * (inputs + outputs), inputs * outputs
     parts = [
         words(10, 16, f"frozen: {outputs:,} x {inputs:,}", bold=True),
@@ -24,10 +24,10 @@ def adapter(inputs: int, outputs: int, rank: int) -> Picture:
         words(10 + SIDE / 2, 106, f"{frozen:,}", anchor="middle"),
         words(SIDE + 35, 106, "+", bold=True),
         words(SIDE + 75, 16, f"trained: {outputs:,} x {rank} times {rank} x {inputs:,}", bold=True),
-        box(SIDE + 75, 26, low, SIDE, colour_of(0), round=0),
-        box(SIDE + 75 + low + 12, 26, SIDE, low, colour_of(1), round=0),
-        words(SIDE + 75 + low + 12, 26 + max(low, 14) + 24, f"{trained:,}, {trained / frozen:.1%} of it"),
-        words(SIDE + 75 + low + 12, 150, "gradient and two moments: only for these", size=12),
+        box(SIDE + 75, 26, wide, SIDE, colour_of(0), round=0),
+        box(SIDE + 87 + wide, 26, SIDE, low, colour_of(1), round=0),
+        words(SIDE + 87 + wide, 26 + max(low, 14) + 24, f"{trained:,}, {trained / frozen:.1%} of it"),
+        words(SIDE + 87 + wide, 150, "gradient and two moments: only for these", size=12),
     ]
     label = (
         f"a layer of {frozen:,} frozen numbers, and an adapter of rank {rank} with {trained:,}, {trained / frozen:.1%}"
@@ -73,13 +73,6 @@ def qwen3_1_7b(folder: Path) -> Path:
         num_attention_heads=16, num_key_value_heads=8, tie_word_embeddings=True, max_position_embeddings=4096,
     ).save_pretrained(folder)  # fmt: skip
     return folder / "config.json"
-
-
-def numbers_exported(folder: Path) -> int:
-    """Numbers in an exported adapter."""
-    from safetensors.torch import load_file
-
-    return sum(tensor.numel() for tensor in load_file(folder / "adapter_model.safetensors").values())
 
 
 def numbers_saved(checkpoint: Path) -> int:
