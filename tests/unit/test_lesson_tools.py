@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import xml.etree.ElementTree as ElementTree
 
 import pytest
@@ -16,6 +17,7 @@ from labkit.lessons.labs.overlap import pauses, simulated, sleeping
 from labkit.lessons.labs.saving import copy_with_a_bit_flipped, lost, on_slow_disk
 from labkit.lessons.labs.sequences import divided, in_order, pairs, zigzag
 from labkit.lessons.labs.without_labkit import changed
+from labkit.view.charts.svg import COLOURS
 
 TITLES = [*Script.load("ddp").cells]
 PICTURES = {
@@ -46,6 +48,12 @@ def test_where_the_names_of_calls_differ_all_wait():
     assert same.label == "rank 0: step, save; later: load"
     assert PICTURES["calls"].svg.count(">waits<") == 2
     assert PICTURES["calls"].label == "call 25 differs: rank 0 barrier, rank 1 <all_gather>; all of them wait"
+
+
+def test_each_part_of_a_step_has_a_colour_of_its_own():
+    step = dict.fromkeys(("optimizer", "communication", "compute", "copies"), 1.0)
+    fills = re.findall(r'fill="(#\w{6})"', draw.bars({"a step": step}).svg)
+    assert len({*fills} & {*COLOURS}) == len(step)
 
 
 def test_nothing_finite_cannot_be_drawn():

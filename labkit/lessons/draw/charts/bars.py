@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import cycle
 
 from labkit.claims import amount
 from labkit.lessons.draw.picture import GREY, WIDTH, Picture, box, colour_of, sheet, words
@@ -91,7 +92,10 @@ def _in_order(parts: Mapping[str, float]) -> dict[str, float]:
 
 def _colours(categories: Sequence[str]) -> dict[str, str]:
     known = {**CATEGORY_COLOURS, "waits": GREY}  # as in a timeline
-    return {name: known.get(name, colour_of(i)) for i, name in enumerate(categories)}
+    fixed = {name: known[name] for name in categories if name in known}
+    others = [name for name in categories if name not in known]
+    free = [colour for colour in map(colour_of, range(8)) if colour not in fixed.values()]
+    return fixed | dict(zip(others, cycle(free), strict=False))
 
 
 def _legend(categories: Sequence[str], colours: Mapping[str, str], y: float, both: bool) -> tuple[str, float]:
