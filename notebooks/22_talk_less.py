@@ -120,10 +120,10 @@ lab.explore(timeline, send=[1, 5, 20, 40])
 # %% [markdown]
 # ## Where does it pay?
 #
-# DDP's W bytes take W / B seconds, b of which backward hides; DiLoCo's take a tenth of W / B, and nothing hides them. It
-# saves the difference, 0.9 W / B − b: 5% of a step that computes for C seconds, if B = 0.9 W / (b + C / 20). Networks
-# reach some 80% of their line rate. The planner has the details: 405 million parameters, two hosts of eight A100. Move
-# the slider: Gbit/s between hosts.
+# DDP's W bytes take W / B seconds, b of which backward hides; DiLoCo's take a tenth of W / B, and nothing hides them.
+# It saves the difference, 0.9 W / B − b: 5% of a step that computes for C seconds, if B = 0.9 W / (b + C / 20).
+# Networks reach some 80% of their line rate. The planner has the details: 405 million parameters, two hosts of eight
+# A100. Move the slider: Gbit/s between hosts.
 
 # %%
 gpt = {"vocabulary": 50257, "context": 512, "width": 1024, "heads": 16, "layers": 24}
