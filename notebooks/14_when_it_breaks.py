@@ -117,7 +117,7 @@ _ = attempt(lab, "bad sample", poisoned, errors=0, nan_rank=last, nan_step=3, na
 #
 # ```python
 # if not torch.isfinite(loss):
-#     raise ValueError(f"rank {rank}, step {step}: loss {loss.item()}, samples {numbers.tolist()}")
+#     raise ValueError(f"rank {rank}, step {step}: {loss=}, samples {numbers.tolist()}")
 # ```
 #
 # ## Rank 0 evaluates alone

@@ -132,7 +132,8 @@ draw.curves(lines, "loss of rank 0", marks={last + 0.5: "the deadline"})
 # late = torch.tensor(float(time.monotonic() > deadline), device=device)
 # dist.broadcast(late, src=0)  # rank 0's clock counts
 # if late:
-#     save(model, optimizer, scheduler, scaler, step, torch.get_rng_state(), torch.cuda.get_rng_state())
+#     random_states = torch.get_rng_state(), torch.cuda.get_rng_state()
+#     save(model, optimizer, scheduler, scaler, step, random_states)
 #     break
 # ```
 #

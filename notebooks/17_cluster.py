@@ -106,8 +106,8 @@ lab.explore(draw.hosts, nproc_per_node=[1, 2, 4, 8], nnodes=[1, 2, 4])
 #     set -euo pipefail
 #     hosts=$(scontrol show hostnames "$SLURM_JOB_NODELIST")
 #     export HEAD=${hosts%%$'\n'*}  # the first
-#     srun --kill-on-bad-exit bash -c 'torchrun --nnodes 2 --nproc-per-node 8 --node-rank "$SLURM_NODEID" \
-#         --master-addr "$HEAD" --master-port 29500 --max-restarts 0 train.py'
+#     srun --kill-on-bad-exit bash -c 'torchrun --nnodes 2 --nproc-per-node 8 \
+#         --node-rank "$SLURM_NODEID" --master-addr "$HEAD" --master-port 29500 train.py'
 #
 # Mind the single quotes. In double quotes `$SLURM_NODEID` would be replaced before `srun`, on the first node, and all
 # nodes would be node 0. And let the job fail if `scontrol` does: with a fallback to localhost each node would train

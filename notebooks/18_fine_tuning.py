@@ -160,7 +160,8 @@ for prompt in ("20 and 22 make ", "1 and 2 make "):
 #
 # ```python
 # base = AutoModelForCausalLM.from_pretrained(name, dtype=torch.float16)
-# model = get_peft_model(base, LoraConfig(r=8, lora_alpha=16, target_modules="all-linear"))  # its numbers are fp32
+# config = LoraConfig(r=8, lora_alpha=16, target_modules="all-linear")
+# model = get_peft_model(base, config)  # the adapter's numbers are fp32
 # model = DistributedDataParallel(model.cuda())
 # optimizer = torch.optim.AdamW((p for p in model.parameters() if p.requires_grad), lr=1e-4)
 # ...

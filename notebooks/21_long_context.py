@@ -105,10 +105,11 @@ lab.explore(divided, ranks=[2, 4, 8, 16])
 # begin, and in backward gradients take the opposite way:
 #
 # ```python
-# k, v = gathered(k), gathered(v)  # an all-gather, in the sequence's order; in backward a reduce-scatter
+# k, v = gathered(k), gathered(v)  # in the sequence's order; in backward a reduce-scatter
 # for queries, chunk in zip(q.chunk(2, dim=-2), (r, 2 * N - 1 - r)):  # this rank's two chunks
 #     seen = size * (chunk + 1)  # keys that the last of these queries sees
-#     outputs.append(F.scaled_dot_product_attention(queries, k[..., :seen, :], v[..., :seen, :], mask))
+#     keys, values = k[..., :seen, :], v[..., :seen, :]
+#     outputs.append(F.scaled_dot_product_attention(queries, keys, values, mask))
 # ```
 #
 # **ring**: a rank sends its keys and values N − 1 times, to its neighbor, while it attends to those that it has.
@@ -123,7 +124,7 @@ lab.explore(divided, ranks=[2, 4, 8, 16])
 #
 # positions = torch.arange(length, device=device)  # divided as well: the hook of above
 # with context_parallel(mesh, buffers=[tokens, targets, positions], buffer_seq_dims=[1, 1, 0]):
-#     loss = loss_of(model(tokens, positions), targets)  # each tensor is this rank's part here
+#     loss = loss_of(model(tokens, positions), targets)  # this rank's part of each
 #     loss.backward()
 # ```
 #

@@ -170,8 +170,9 @@ else:
 # # 2. 16 bits: half the bytes, hardly a difference (on a T4 fp16_compress_hook).
 # from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 # model.register_comm_hook(None, default_hooks.bf16_compress_hook)
-# # 3. PowerSGD, after 1,000 steps of plain DDP. Not with fp16 and its scaler: an overflow would stay in the state.
-# state = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=4, start_powerSGD_iter=1000)
+# # 3. PowerSGD, by default after 1,000 steps of plain DDP. Not with fp16 and its scaler:
+# # an overflow would stay in the state.
+# state = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=4)
 # model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)  # instead of 2, not with it
 # ```
 #

@@ -159,7 +159,7 @@ lab.explore(routed, capacity=[0, 2, 1.25, 1], ranks=[2, 4, 8], share=[0, 0.5, 1]
 #
 # ```python
 # dist.all_to_all_single(arriving, leaving)  # how many tokens each rank sends to each expert
-# tokens = exchange(tokens, to_each_rank, from_each_rank)  # all_to_all_single; in backward with their gradients
+# tokens = exchange(tokens, to_each_rank, from_each_rank)  # in backward their gradients
 # outputs = experts(tokens)  # this rank's, on tokens of all ranks
 # outputs = exchange(outputs, from_each_rank, to_each_rank)
 # ```
