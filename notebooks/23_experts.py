@@ -155,11 +155,12 @@ lab.explore(routed, capacity=[0, 2, 1.25, 1], ranks=[2, 4, 8], share=[0, 0.5, 1]
 # %% [markdown]
 # ## Why
 #
-# On each rank, with its tokens sorted by expert, four calls for each block:
+# This is what each rank does in a block, with its tokens sorted by expert. `exchange` is `all_to_all_single` on the
+# tokens; in backward it sends their gradients the other way:
 #
 # ```python
 # dist.all_to_all_single(arriving, leaving)  # how many tokens each rank sends to each expert
-# tokens = exchange(tokens, to_each_rank, from_each_rank)  # in backward their gradients
+# tokens = exchange(tokens, to_each_rank, from_each_rank)
 # outputs = experts(tokens)  # this rank's, on tokens of all ranks
 # outputs = exchange(outputs, from_each_rank, to_each_rank)
 # ```
