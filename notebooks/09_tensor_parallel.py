@@ -132,8 +132,8 @@ lab.score()
 # | sequence | all-gather; backward: reduce-scatter | reduce-scatter; backward: all-gather | 1/N of them |
 #
 # An all-reduce is a reduce-scatter and an all-gather (lab 02), so sequence parallelism sends as many bytes, and saves
-# activations. But a rank's norms and biases now see 1/N of the positions, so their gradients have to be summed, too:
-# the all-reduces in the optimizer's step.
+# activations. But a rank's norms now see 1/N of the positions, so their gradients have to be summed, too: the
+# all-reduces in the optimizer's step.
 #
 # DDP's all-reduces hide behind backward. These stand in the middle of the computation, and nothing can go on before
 # they have arrived. That is why tensor parallelism needs the fastest link there is.

@@ -21,7 +21,8 @@ MIB = 1 << 20
 FIRST_BUCKET, BUCKET = MIB, 25 * MIB
 HALF = {"fp16": 2, "bf16": 2}
 SCALAR, COUNT, SUM = 4, 8, 8  # bytes of a flag, of the number of predictions, and of a step's loss in a pipeline
-WHOLE = 6  # parameters of labkit's block that every tensor rank holds
+WHOLE = 6  # parameters of labkit's block that every tensor rank holds: of two norms, and two biases
+NORMS = 4  # of them, those of the norms
 
 
 @dataclass(frozen=True)
@@ -295,9 +296,9 @@ def _tensor(facts: ModelFacts, layout: Layout, rank: int) -> Iterator[Collective
     yield Collective(
         "reduce_scatter", layout.tensor, 2 * backward + again * forward, (2 + again) * calls, "backward", False
     )
-    # Gradients of a block's two norms and two biases are partial sums, and AdamW reads each of them twice.
-    sums = WHOLE * 2 * sum(min(unit.parameters) for unit in mine) * facts.itemsize
-    yield Collective("all_reduce", layout.tensor, sums, WHOLE * 2 * len(mine), "optimizer", False)
+    # The norms' gradients are those of a rank's positions until the optimizer's step.
+    sums = NORMS * sum(min(unit.parameters) for unit in mine) * facts.itemsize
+    yield Collective("all_reduce", layout.tensor, sums, NORMS * len(mine), "optimizer", False)
 
 
 def _of_experts(units: Iterable[Unit]) -> int:
