@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+from functools import partial
+
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 from labkit.launcher.checks import release_of
 from labkit.planner.model.fake.checked_fakes import CheckedFakeMode
 from labkit.planner.model.fake.cuda_kernels import KEPT, follow_kernels
 from labkit.planner.model.fake.fake_run import _patch_transformers
-from labkit.planner.model.unit_costs import UnitTracker
+from labkit.planner.model.fake.time_steps import CELLS, ENDS, skip_steps
+from labkit.planner.model.unit_costs import Flow, UnitTracker, profile
 
 B, T, C = 2, 16, 32
 
@@ -216,6 +221,43 @@ def test_cudnn_has_one_call_for_a_recurrent_layer_and_returns_what_the_cpu_does(
     assert len([each for each in seen if each.kind == "recurrent" and each.phase == "forward"]) == T
     assert (out.shape, str(last).count("tensor")) == (real.shape, str(real_last).count("tensor"))
     assert len(kernels) == 2
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "half", "recomputed"),
+    [
+        (nn.GRU, {}, False, False),
+        (nn.GRU, {"bidirectional": True, "num_layers": 2, "dropout": 0.1}, True, False),
+        (nn.RNN, {"bias": False, "batch_first": True, "nonlinearity": "relu"}, False, True),
+    ],
+)
+def test_time_steps_that_are_not_computed_hold_and_compute_what_they_do(kind, options, half, recomputed, monkeypatch):
+    steps = 2 * ENDS + 3
+
+    def measured():
+        with CheckedFakeMode():
+            model = kind(C, 8, **options)
+            call = partial(checkpoint, model, use_reentrant=False) if recomputed else model
+            context = partial(torch.autocast, "cpu", torch.bfloat16) if half else nullcontext
+            parameters, flow = list(model.parameters()), Flow((steps, C), torch.float32)
+            return profile(lambda take: call(take())[0], parameters, flow, context).profile
+
+    def most(moments):
+        return [max(m.held.at(n) + settled * m.settled for m in moments) for n in (1, 9) for settled in (0, 1)]
+
+    def flops(work, phase):
+        return sum(each.calls * each.flops.per_sample for each in work if each.phase == phase)
+
+    for name in CELLS:
+        monkeypatch.setattr(torch._VF, name, getattr(torch._VF, name))
+    real = measured()
+    skip_steps()
+    short = measured()
+
+    assert (short.saved, short.cached, short.between) == (real.saved, real.cached, real.between)
+    assert most(short.forward) == most(real.forward)
+    assert most(short.backward) == pytest.approx(most(real.backward), abs=4)
+    assert all(flops(short.work, phase) == flops(real.work, phase) for phase in ("forward", "backward"))
 
 
 def test_a_gpu_never_holds_the_scores_of_attention_even_with_dropout(kernels):

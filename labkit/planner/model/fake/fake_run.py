@@ -40,6 +40,7 @@ from labkit.planner.model.fake.fakes import (
     with_held_sends,
     with_known_numbers,
 )
+from labkit.planner.model.fake.time_steps import skip_steps
 from labkit.planner.model.samples import longest
 from labkit.write import Script
 from labkit.write.compose import library
@@ -65,6 +66,8 @@ class FakeRun:
             follow_cuda()
             follow_kernels(self.fake.assumed.add)
             torch.autograd.graph.save_on_cpu = InHostMemory  # type: ignore[misc, assignment]
+        else:
+            skip_steps()
         gc.freeze()  # exempts torch's objects from collection; a large fake model adds millions
         self.script = _loaded(text, path)
         _patch_transformers()
