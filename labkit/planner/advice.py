@@ -231,26 +231,21 @@ def _beyond(rows: list[Candidate], best: Candidate | None, search: Search) -> It
             ratio = best.step.seconds / quickest.step.seconds
             tf32 = "; TF32 (torch.set_float32_matmul_precision('high')) is in between" if half == "bf16" else ""
             yield f"In {half}, {best.strategy} would be {ratio:.2g} times as fast{_arguments(quickest, asked)}{tf32}."
-    yield from _fused(rows, best, search)
+    yield from _fused(best, search)
     yield from _in_backward(asked, best, search)
     yield from _other_methods(asked, best, search)
 
 
-def _fused(rows: list[Candidate], best: Candidate | None, search: Search) -> Iterator[str]:
-    """What is fastest if a GPU updates all parameters in one kernel."""
-    if not (best and best.step):
+def _fused(best: Candidate | None, search: Search) -> Iterator[str]:
+    """What the choice gains if a GPU updates all parameters in one kernel."""
+    if not (best and best.step and best.layout and (fused := fused_adamw(best.layout, search.device))):
         return
-    others = [
-        search.look(row.strategy, row.ranks, {**row.parameters, **fused}, row.changes)
-        for row in rows
-        if row.layout and _is_comparable(row, best) and (fused := fused_adamw(row.layout, search.device))
-    ]
-    quickest = fastest(others)
-    if quickest and quickest.step and quickest.step.seconds * ALIKE < best.step.seconds:
-        ratio = best.step.seconds / quickest.step.seconds
+    other = search.look(best.strategy, best.ranks, {**best.parameters, **fused}, best.changes)
+    if other.step and other.step.seconds * ALIKE < best.step.seconds:
+        ratio = best.step.seconds / other.step.seconds
         yield (
-            f"With fused AdamW (optimizer='adamw_fused'), {quickest.name} would be {ratio:.2g} times as fast, in "
-            f"{gib(held_by(quickest))}."
+            f"With fused AdamW (optimizer='adamw_fused'), {other.name} would be {ratio:.2g} times as fast, in "
+            f"{gib(held_by(other))}."
         )
 
 
