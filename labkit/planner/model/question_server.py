@@ -120,8 +120,12 @@ def _why(error: Exception) -> str:
     from labkit.planner.model.fake.fake_run import DEPENDS_ON_DATA
 
     if type(error).__name__ in DEPENDS_ON_DATA:
-        why = "the result depends on a tensor's values, but tensors in a plan have none"
-        return f"{why}; plan a copy of the model without this line"
+        packet = getattr(getattr(error, "func", None), "overloadpacket", None)
+        name = getattr(packet, "__name__", "the result")
+        what = {"_local_scalar_dense": "a number, list or condition read from a tensor", "_unique2": "unique"}
+        remedy = {"bincount": "pass minlength", "repeat_interleave": "pass output_size"}
+        why = f"{what.get(name, name)} depends on values, but tensors in a plan have none"
+        return f"{why}; {remedy.get(name, 'plan a copy of the model without this line')}"
     if "SparseTensorImpl" in str(error):
         return "the model has sparse gradients (sparse=True); under DDP, a rehearsal takes them to be dense"
     return f"{type(error).__name__}: {str(error).strip()}"

@@ -29,7 +29,7 @@ BINS: Any = aten.bincount.default
 LAYER_NORM: Any = aten.native_layer_norm.default
 ROUTING = {aten.topk, aten.argmax}
 # by the argument that may be a condition
-SELECTING = {aten.nonzero: 0, aten.masked_select: 1, aten.index: 1, aten.index_put: 1, aten.index_put_: 1}
+SELECTING = {aten.masked_select: 1, aten.index: 1, aten.index_put: 1, aten.index_put_: 1}
 MOST_BYTES = 1 << 28  # of an operator's arguments
 PADDING = 4096  # bytes by which an allocation may be larger
 
@@ -62,8 +62,9 @@ class CheckedFakeMode(FakeTensorMode):
             return args[0].fake_device
         if func.namespace == "labkit":  # a record of work
             return None
-        if func.overloadpacket in SELECTING and any(
-            map(_is_condition, tree_leaves(args[SELECTING[func.overloadpacket]]))
+        if func.overloadpacket is aten.nonzero or (
+            func.overloadpacket in SELECTING
+            and any(map(_is_condition, tree_leaves(args[SELECTING[func.overloadpacket]])))
         ):
             return self._selected(func, args, kwargs or {})
         if func is BINS and (bins := _bins(*args, **(kwargs or {}))):
