@@ -175,6 +175,19 @@ class Model(nn.Module):
     assert rehearse(what, 1, {"precision": "fp16", "global_batch_size": 4}, on_gpu=True).bytes
 
 
+def test_ddp_has_no_bucket_for_a_sparse_gradient_and_holds_only_its_rows():
+    rows, samples = 100_000, 16
+    sgd = "import torch\n\n\ndef optimizer_of(parameters, args):\n    return torch.optim.SGD(parameters, lr=args.lr)\n"
+    dense = RESIDUAL.replace("nn.Embedding(256, widths[0])", f"nn.Embedding({rows}, widths[0])")
+    sparse = dense.replace("widths[0])", "widths[0], sparse=True)", 1)
+
+    def held(model):
+        composed = Script.load("ddp").with_cells(model=model, optimizer=sgd)
+        return rehearse(composed, 2, {"global_batch_size": samples}).categories
+
+    assert held(dense)["gradients"] - held(sparse)["gradients"] == 4 * 64 * rows
+
+
 def test_the_last_stage_holds_what_its_loss_keeps_once():
     what, options = script("pipeline", "residual"), {"global_batch_size": 16, "accumulate": 4, "schedule": "GPipe"}
     planned = peak(facts("residual"), layout_of(what, 2, options), 1)

@@ -127,7 +127,7 @@ def _why(error: Exception) -> str:
         why = f"{what.get(name, name)} depends on values, but tensors in a plan have none"
         return f"{why}; {remedy.get(name, 'plan a copy of the model without this line')}"
     if "SparseTensorImpl" in str(error):
-        return "the model has sparse gradients (sparse=True); under DDP, a rehearsal takes them to be dense"
+        return "they do not cover sparse gradients (sparse=True), of which the rehearsal takes all rows to differ"
     return f"{type(error).__name__}: {str(error).strip()}"
 
 

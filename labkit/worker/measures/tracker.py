@@ -26,7 +26,7 @@ COLLECTIVES = ("c10d", "_c10d_functional", "fsdp")
 class Tracker(TorchDispatchMode):
     """Enter it for one step. Earlier storages count only if they are marked, or if a collective or FSDP's resizing uses
     them, so that the data set does not count. With `device_type`, only tensors on that type of device count. `missed`
-    counts tensors without a storage to trace, such as sparse ones: tracing never fails a step.
+    counts tensors without a storage to trace, such as MKL-DNN's: tracing never fails a step.
     """
 
     def __init__(self, device_type: str | None = None) -> None:
@@ -212,4 +212,6 @@ def _storages(tensor: torch.Tensor) -> list[Any]:
     if hasattr(tensor, "__tensor_flatten__"):
         parts = (getattr(tensor, name) for name in tensor.__tensor_flatten__()[0])
         return [storage for part in parts if isinstance(part, torch.Tensor) for storage in _storages(part)]
+    if tensor.layout is torch.sparse_coo:
+        return [part.untyped_storage() for part in (tensor._indices(), tensor._values())]
     return [tensor.untyped_storage()]

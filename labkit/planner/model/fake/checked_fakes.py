@@ -170,7 +170,7 @@ def _mixes_types(args: Any) -> bool:
 
 
 def _larger(real: Any, fake: Any) -> Shape | None:
-    if not (isinstance(real, torch.Tensor) and isinstance(fake, FakeTensor)):
+    if not (isinstance(real, torch.Tensor) and isinstance(fake, FakeTensor)) or real.is_sparse:
         return None
     if real.untyped_storage().nbytes() <= fake.untyped_storage().nbytes() + PADDING:
         return None

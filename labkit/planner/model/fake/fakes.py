@@ -33,7 +33,8 @@ INT = torch.int64
 
 
 class Replicated(nn.Module):
-    """DistributedDataParallel: buckets for all gradients, into which each gradient is copied when it is ready."""
+    """DistributedDataParallel: buckets for all gradients, into which each gradient is copied when it is ready. It holds
+    the sum of a sparse one, for which the rows of all ranks are taken to differ."""
 
     def __init__(
         self,
@@ -48,13 +49,22 @@ class Replicated(nn.Module):
         self._finds_unused = find_unused_parameters
         self._synchronizes = True
         trained: list[torch.Tensor] = [p for p in module.parameters() if p.requires_grad]
-        self._buckets = {p: torch.empty_like(p.detach()) for p in trained}
+        sparse = {p for each in module.modules() if getattr(each, "sparse", False) for p in each.parameters()}
+        self._buckets = {p: torch.empty_like(p.detach()) for p in trained if p not in sparse}
         self._views = gradient_as_bucket_view
         for parameter in trained:
             parameter.register_post_accumulate_grad_hook(self._ready)
 
     def _ready(self, parameter: torch.Tensor) -> None:
-        if self._synchronizes and parameter.grad is not None:
+        if not self._synchronizes or parameter.grad is None:
+            return
+        if parameter.grad.is_sparse:
+            parts, ranks = (parameter.grad._indices(), parameter.grad._values()), dist.get_world_size()
+            indices, values = torch.cat([parts[0]] * ranks, 1), torch.cat([parts[1]] * ranks)
+            self._buckets[parameter] = parameter.grad = torch.sparse_coo_tensor(
+                indices, values, parameter.shape, check_invariants=False
+            )
+        else:
             self._buckets[parameter].copy_(parameter.grad)
             dist.all_reduce(self._buckets[parameter])
             if self._views:
