@@ -195,6 +195,17 @@ def test_products_of_experts_are_as_large_as_real_ones(dtype: torch.dtype) -> No
     assert (fake.shape, fake.stride(), fake.dtype) == (real.shape, real.stride(), real.dtype)
 
 
+def test_results_have_real_strides_which_decide_whether_the_next_layer_copies():
+    def normalized():
+        x = torch.zeros(B, T, C, requires_grad=True)
+        return nn.BatchNorm1d(C)(x.transpose(1, 2)).transpose(1, 2)
+
+    with CheckedFakeMode():
+        fake = normalized()
+
+    assert fake.stride() == normalized().stride()
+
+
 @pytest.fixture
 def kernels(monkeypatch):
     """What follow_kernels assumed; its patches end with the test."""

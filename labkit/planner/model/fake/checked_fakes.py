@@ -38,7 +38,8 @@ Shape = tuple[tuple[int, ...], tuple[int, ...], torch.dtype]
 
 class CheckedFakeMode(FakeTensorMode):
     """Runs an operator of forward once for each combination of arguments on real zeros. Where its results take more
-    memory than the fake ones, they get the real sizes; `corrected` names these operators. Views, products,
+    memory than the fake ones, or have other strides, they get the real sizes and strides; `corrected` names operators
+    with larger results. Views, products,
     convolutions, attention and the operators that torch defines for all backends (its core set) are not checked: their
     results have the sizes that their shapes say.
 
@@ -55,7 +56,7 @@ class CheckedFakeMode(FakeTensorMode):
         self._skewed = skewed
         self._experts, self._each = 0, 1  # from which the latest router chose, and how many for each token
         self._left = 0  # choices that no expert has got yet
-        self._larger: dict[Any, list[Shape | None]] = {}
+        self._corrections: dict[Any, list[Shape | None]] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is DEVICE and isinstance(args[0], FakeTensor):
@@ -86,9 +87,9 @@ class CheckedFakeMode(FakeTensorMode):
         if not any(isinstance(leaf, FakeTensor) for leaf in leaves):
             return out
         key = func, str(tree_map(_key, (args, kwargs)))
-        if key not in self._larger:
-            self._larger[key] = self._compared(func, args, kwargs or {}, leaves)
-        for i, shape in enumerate(self._larger[key]):
+        if key not in self._corrections:
+            self._corrections[key] = self._compared(func, args, kwargs or {}, leaves)
+        for i, shape in enumerate(self._corrections[key]):
             if shape:
                 with self:
                     leaves[i] = torch.empty_strided(shape[0], shape[1], dtype=shape[2])
@@ -135,7 +136,7 @@ class CheckedFakeMode(FakeTensorMode):
         return torch.zeros(chosen, condition.dim(), dtype=torch.int64)
 
     def _compared(self, func: Any, args: Any, kwargs: Any, leaves: list[Any]) -> list[Shape | None]:
-        """For each result, its real size, stride and type if they take more memory."""
+        """For each result, its real size, strides and type if they take more memory or have other strides."""
         given = [leaf for leaf in tree_flatten((args, kwargs))[0] if isinstance(leaf, torch.Tensor)]
         if sum(tensor.untyped_storage().nbytes() for tensor in given) > MOST_BYTES:
             return [None] * len(leaves)
@@ -143,10 +144,10 @@ class CheckedFakeMode(FakeTensorMode):
             real = tree_flatten(func(*tree_map(_zeros, args), **tree_map(_zeros, kwargs)))[0]
         except Exception:  # not every operator takes zeros, or runs on this CPU
             return [None] * len(leaves)
-        larger = [_larger(r, fake) for r, fake in zip(real, leaves, strict=True)]
-        if any(larger):
+        pairs = [*zip(real, leaves, strict=True)]
+        if any(_is_larger(r, fake) for r, fake in pairs):
             self.corrected.add(str(func.overloadpacket))
-        return larger
+        return [_shape(r) if _is_larger(r, fake) or _is_strided_otherwise(r, fake) else None for r, fake in pairs]
 
 
 @cache
@@ -169,12 +170,25 @@ def _mixes_types(args: Any) -> bool:
     return weight is not None and weight.dtype != x.dtype
 
 
-def _larger(real: Any, fake: Any) -> Shape | None:
-    if not (isinstance(real, torch.Tensor) and isinstance(fake, FakeTensor)) or real.is_sparse:
-        return None
-    if real.untyped_storage().nbytes() <= fake.untyped_storage().nbytes() + PADDING:
-        return None
-    return tuple(real.shape), tuple(real.stride()), real.dtype
+def _are_comparable(real: Any, fake: Any) -> bool:
+    return isinstance(real, torch.Tensor) and isinstance(fake, FakeTensor) and not real.is_sparse
+
+
+def _is_larger(real: Any, fake: Any) -> bool:
+    if not _are_comparable(real, fake):
+        return False
+    return bool(real.untyped_storage().nbytes() > fake.untyped_storage().nbytes() + PADDING)
+
+
+def _is_strided_otherwise(real: Any, fake: Any) -> bool:
+    """Then what follows may copy it where it would not copy the other. Strides of single elements do not matter."""
+    if not _are_comparable(real, fake) or real.shape != fake.shape:
+        return False
+    return any(size > 1 and a != b for size, a, b in zip(real.shape, real.stride(), fake.stride(), strict=True))
+
+
+def _shape(tensor: torch.Tensor) -> Shape:
+    return tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype
 
 
 def _is_condition(value: Any) -> bool:
@@ -188,7 +202,7 @@ def _bins(values: Any, weights: Any = None, minlength: int = 0) -> tuple[int, to
 
 
 def _key(value: Any) -> Any:
-    return (tuple(value.shape), value.dtype) if isinstance(value, torch.Tensor) else value
+    return _shape(value) if isinstance(value, torch.Tensor) and not value.is_sparse else value
 
 
 def _zeros(value: Any) -> Any:
