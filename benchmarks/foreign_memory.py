@@ -35,7 +35,7 @@ def row_of(name: str, strategy: str, runs: str) -> tuple[list[str], float, bool]
     assert plan.bytes, plan
 
     def error(planned: int) -> str:
-        return f"{100 * (planned / traced.bytes - 1):+.2f} %"
+        return f"{100 * (planned / traced.bytes - 1):+.2f}%"
 
     by_method = [error(peak.bytes) if peak else "n/a" for peak in (plan.formulas, plan.rehearsed)]
     said = "; ".join(plan.problems)

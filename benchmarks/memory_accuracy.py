@@ -194,21 +194,18 @@ def others(case: Case) -> list[float | None]:
 
 
 def percent(found: Any, measured: Peak) -> str:
-    return "" if found is None else f"{100 * (found / measured.bytes - 1):+.1f} %"
+    return "" if found is None else f"{100 * (found / measured.bytes - 1):+.1f}%"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--only", nargs="*", help="strategies")
+    parser.add_argument("--only", nargs="*", help="strategies, of the cases that --every leaves")
     parser.add_argument("--models", nargs="*")
     parser.add_argument("--jobs", type=int, default=2, help="rehearsals at once (default 2)")
     parser.add_argument("--every", type=int, default=1, metavar="N", help="only each N-th case (3 mixes all options)")
     chosen = parser.parse_args()
-    wanted = [
-        case
-        for case in dict.fromkeys(cases())
-        if case.strategy in (chosen.only or [case.strategy]) and case.model in (chosen.models or [case.model])
-    ][:: chosen.every]
+    each = [case for case in dict.fromkeys(cases()) if case.model in (chosen.models or [case.model])][:: chosen.every]
+    wanted = [case for case in each if case.strategy in (chosen.only or [case.strategy])]
     print(f"<!-- written by: python {shlex.join(sys.argv)} > docs/memory.md -->")
     print(INTRODUCTION)
     print("| case | measured, MiB | at | states | formulas | at | rehearsed | accelerate | DeepSpeed | playbook |")
