@@ -75,7 +75,7 @@ class Reachable:
             raise LabError(f"every must be at least 1 step, got {every}")
         name = name or expression
         if name in RECORD_FIELDS:
-            raise LabError(f"{name!r} is a field of every record; choose another name=")
+            raise LabError(f"{name!r} is a reserved field name; choose another name=")
         answers = self._request("watch", name=name, expression=expression, every=every)
         results = [result for answer in answers.values() for result in answer["results"]]
         if all("error" in result for result in results):
@@ -94,7 +94,7 @@ class Reachable:
         recorded in the run's `events.jsonl`.
         """
         if not options:
-            raise LabError("set changes options of the optimizer, for example lr=1e-4; got none")
+            raise LabError("set needs at least one option of the optimizer, for example lr=1e-4")
         answers = self._request("set", values=options)
         if errors := [result["error"] for each in answers.values() for result in each["results"] if "error" in result]:
             raise LabError(plain(errors[0]))
@@ -123,7 +123,7 @@ class Reachable:
         for _ in events.chunks():  # those of before
             pass
         self._set_breakpoint(condition, resume=True)
-        for event in self._new_records(events, attempt, f"{condition} held"):
+        for event in self._new_records(events, attempt, f"{condition} was true"):
             if event.get("kind") == "hit":
                 return int(event["step"])
             if event.get("kind") == "breakpoint" and event.get("condition") != condition:
@@ -171,7 +171,7 @@ class Reachable:
     def step(self, steps: int = 1, *, timeout: float = TIMEOUT) -> int:
         """Run a paused training for some steps and pause it again; returns the step after which it is paused."""
         if steps < 1:
-            raise LabError(f"a run can make 1 step or more, got {steps}")
+            raise LabError(f"steps must be at least 1, got {steps}")
         return _step_of(self._request("resume", timeout=timeout, steps=steps))
 
     def resume(self) -> None:
@@ -185,17 +185,17 @@ class Reachable:
         attempt = self._reachable_attempt(timeout)
         world = current_ranks(self.folder)
         if ranks is not None and (not ranks or not {*ranks} <= {*world}):
-            raise LabError(f"ranks must be some of {', '.join(map(str, world))}; got {ranks!r}")
-        asked = sorted(world if ranks is None else {*ranks})
-        request = {"kind": kind, "ranks": None if ranks is None else asked, "timeout": timeout, **content}
+            raise LabError(f"ranks must be among {', '.join(map(str, world))}; got {ranks!r}")
+        targets = sorted(world if ranks is None else {*ranks})
+        request = {"kind": kind, "ranks": None if ranks is None else targets, "timeout": timeout, **content}
         try:
             folder = post(attempt.requests, request)
         except TypeError as error:
-            raise LabError(f"a request holds numbers and text: {error}") from None
+            raise LabError(f"a request can contain only numbers and text: {error}") from None
         except OSError as error:
             raise LabError(plain(f"the request could not be written: {error}")) from None
         try:
-            return self._answers(attempt, folder, asked, timeout)
+            return self._answers(attempt, folder, targets, timeout)
         except BaseException:  # also an interrupt
             folder.decide("given-up")
             raise
@@ -203,7 +203,7 @@ class Reachable:
     def _reachable_attempt(self, timeout: float) -> RunFolder:
         run, deadline = self.folder, time.monotonic() + timeout
         if run.path.stat().st_uid != os.geteuid():
-            raise LabError(plain(f"{run.id} belongs to another user; only its owner can reach into it"))
+            raise LabError(plain(f"{run.id} belongs to another user; only its owner can send it requests"))
         while (state := slurm_runs.state_of(run)).state == "starting" and time.monotonic() < deadline:
             time.sleep(POLL_SECONDS)
         if state.state != "running":
@@ -217,25 +217,25 @@ class Reachable:
         return run.latest
 
     def _answers(
-        self, attempt: RunFolder, request: RequestFolder, asked: list[int], timeout: float
+        self, attempt: RunFolder, request: RequestFolder, targets: list[int], timeout: float
     ) -> dict[int, dict[str, Any]]:
         started = seen_by = time.monotonic()
         limit = started + timeout
         agreed = False
-        while len(answers := request.answers(asked)) < len(asked):
+        while len(answers := request.answers(targets)) < len(targets):
             time.sleep(POLL_SECONDS)
             now, meeting = time.monotonic(), request.look()
             if (state := slurm_runs.state_of(self.folder)).is_final or self.folder.latest.path != attempt.path:
                 raise LabError(plain(f"{self.folder.id} ended before every rank had answered: {state}"))
             if meeting.decision == "agreed" and not agreed:
                 agreed, limit = True, now + timeout + SEEN_SECONDS
-            if not _is_next(request) or not all(attempt.heartbeat(rank).exists() for rank in asked):
+            if not _is_next(request) or not all(attempt.heartbeat(rank).exists() for rank in targets):
                 seen_by = now
-            unseen = now - seen_by > SEEN_SECONDS and not meeting.seen >= {*asked}
+            unseen = now - seen_by > SEEN_SECONDS and not meeting.seen >= {*targets}
             if meeting.decision is None and (now > limit or unseen):
                 request.decide("given-up")  # unless the ranks have just agreed: look again
             elif meeting.decision == "given-up" or now > limit:
-                raise LabError(_why(meeting, asked, {*answers}, now - started))
+                raise LabError(_why(meeting, targets, {*answers}, now - started))
         return answers
 
 
@@ -249,17 +249,17 @@ def _is_next(request: RequestFolder) -> bool:
     return meeting.decision == "given-up" or (meeting.decision == "agreed" and done)
 
 
-def _why(meeting: Meeting, asked: list[int], answered: set[int], seconds: float) -> str:
+def _why(meeting: Meeting, targets: list[int], answered: set[int], seconds: float) -> str:
     """Why there is no answer, by the ranks that are missing."""
-    at = meeting.step(asked)
+    at = meeting.step(targets)
     end = "run.stacks() shows where every rank is"
     if meeting.decision == "agreed":
-        return f"{_ranks({*asked} - answered)} had not answered after {seconds:.0f} s; {end}"
-    if missing := {*asked} - meeting.seen:
+        return f"{_ranks({*targets} - answered)} did not answer within {seconds:.0f} s; {end}"
+    if missing := {*targets} - meeting.seen:
         return f"{_ranks(missing)} did not respond within {seconds:.0f} s (stopped, or holding the GIL); {end}"
     what = "the end of a step" if at is None else f"the end of step {at}"
     return (
-        f"{_ranks({*asked} - meeting.here)} did not come to {what} within {seconds:.0f} s, so nothing was done; {end}"
+        f"{_ranks({*targets} - meeting.here)} did not reach {what} within {seconds:.0f} s, so nothing was done; {end}"
     )
 
 

@@ -64,7 +64,7 @@ def check_torch(platform: str) -> None:
         ) from None
     if release_of(installed) < TORCH_FLOOR:
         raise LaunchError(
-            f"torch {installed} is too old; labkit needs 2.8 or newer (older versions hang or sum wrongly on gloo)"
+            f"torch {installed} is too old; labkit needs 2.8 or newer (older versions hang or sum wrongly with gloo)"
         )
 
 
@@ -78,12 +78,12 @@ def check_ranks(nproc_per_node: Any, backend: Any, hardware: Hardware) -> int:
     if nproc_per_node == "auto":
         nproc_per_node = hardware.default_ranks
     if isinstance(nproc_per_node, bool) or not isinstance(nproc_per_node, int):
-        raise LaunchError(f"nproc_per_node must be a whole number or 'auto', got {nproc_per_node!r}")
+        raise LaunchError(f"nproc_per_node must be an integer or 'auto', got {nproc_per_node!r}")
     if nproc_per_node < 1:
         raise LaunchError(f"nproc_per_node must be at least 1, got {nproc_per_node}")
     if nproc_per_node > MOST_RANKS:
         raise LaunchError(
-            f"nproc_per_node={nproc_per_node:,} is more than one machine can start; at most {MOST_RANKS:,}"
+            f"nproc_per_node={nproc_per_node:,} is too many for one machine; the maximum is {MOST_RANKS:,}"
         )
     if backend not in (None, "nccl", "gloo"):
         raise LaunchError(f"backend must be 'nccl' or 'gloo', got {backend!r}")
@@ -99,7 +99,7 @@ def check_ranks(nproc_per_node: Any, backend: Any, hardware: Hardware) -> int:
         raise LaunchError(f"backend='nccl' needs a GPU for every rank; none is visible here{why}. Leave backend out")
     if gpus and nproc_per_node > gpus and backend != "gloo":
         raise LaunchError(
-            f"{nproc_per_node} ranks need {nproc_per_node} GPUs, this machine has {gpus}. "
+            f"{nproc_per_node} ranks need {nproc_per_node} GPUs, but this machine has {gpus}. "
             f"Use nproc_per_node={gpus}, or backend='gloo' to let ranks share them"
         )
     if backend == "gloo" and 0 < nproc_per_node <= gpus:
@@ -119,7 +119,7 @@ def _check_kernels(hardware: Hardware, ranks: int) -> None:
     for gpu in without_kernels(hardware.gpus[:ranks], built):
         raise LaunchError(
             f"torch {version('torch')} has no kernels for {gpu.name} ({gpu.sm}), only for {', '.join(built)}: the "
-            "first operation on it would fail. Take another GPU (on Kaggle: GPU T4 x2), pass "
+            "first operation on it would fail. Use another GPU (on Kaggle: GPU T4 x2), pass "
             f"env={{'CUDA_VISIBLE_DEVICES': ''}} to train on the CPU, or install a torch that has {gpu.sm}"
             + (f": {command}" if (command := install_for([gpu], None)) else "")
         )
@@ -156,10 +156,10 @@ def check_batch(script: Script, parameters: Mapping[str, Any], ranks: int) -> No
         raise LaunchError(f"global_batch_size{' and accumulate' if splits else ''} must be at least 1")
     if size % pieces:
         below, above = size - size % pieces, size - size % pieces + pieces
-        near = f"{below} or {above}" if below else str(above)
+        near = f"sizes are {below} or {above}" if below else f"size is {above}"
         micro = [f"{pieces // shares} micro-batches"] if splits else []
         over = " x ".join([f"{shares} ranks", *micro] if shares > 1 else micro)
-        raise LaunchError(f"global_batch_size={size} does not split into {over}; the nearest sizes that do are {near}")
+        raise LaunchError(f"global_batch_size={size} cannot be split evenly into {over}; the nearest {near}")
 
 
 def check_numbers(script: Script, parameters: Mapping[str, str]) -> None:
@@ -181,9 +181,9 @@ def check_imports(script: Script, folders: list[str]) -> None:
     if missing:
         packages = ["'labkit[models]'"] if {*missing} <= MODELS else [PROVIDED_BY.get(name, name) for name in missing]
         raise LaunchError(
-            f"{script.name}.py imports {', '.join(missing)}, which {sys.executable} does not have. Install it: "
+            f"{script.name}.py imports {', '.join(missing)}, which {sys.executable} cannot find. Install it: "
             f"{sys.executable} -m pip install {' '.join(packages)}; or start "
-            "labkit from the environment that has it. A file of your own must be in the script's folder"
+            "labkit from an environment that has it. Your own modules must be in the script's folder"
         )
 
 
@@ -212,7 +212,7 @@ def check_arguments(args: Any) -> list[str]:
     for text in texts:
         if SECRET_FLAG.match(text):
             flag = text.split("=")[0]
-            raise LaunchError(f"{flag} looks like a secret; command lines are public. Pass it with env={{…}}")
+            raise LaunchError(f"{flag} looks like a secret; other users can see command lines. Pass it with env={{…}}")
         _check_word(what, text)
         what = f"the value of {text}" if text.startswith("--") and len(text) < LONGEST_NAME else "an argument"
     return texts
@@ -225,11 +225,11 @@ def check_environment(env: Mapping[str, Any]) -> dict[str, str]:
     for name in env:
         if str(name).startswith(LEFTOVER_PREFIXES):
             raise LaunchError(
-                f"env: {name} would change torchrun itself; use launch's own parameters (nproc_per_node=…)"
+                f"env must not set {name}, which torchrun sets itself; use launch's parameters (nproc_per_node=…)"
             )
     for name, value in env.items():
         if not isinstance(name, str) or not name or "=" in name:
-            raise LaunchError(f"env: {name!r} is not a valid name of an environment variable")
+            raise LaunchError(f"env: {name!r} is not a valid environment variable name")
         _check_word(f"env[{name!r}]", str(value))
     return {name: str(value) for name, value in env.items()}
 
@@ -241,14 +241,14 @@ def check_interface(names: str) -> None:
         if name not in here:
             raise LaunchError(
                 f"GLOO_SOCKET_IFNAME={names!r}, but there is no interface {name}; this host has: {', '.join(here)}. "
-                "On one machine leave the variable out"
+                "On a single machine, unset it"
             )
 
 
 def check_retries_and_watchdog(retries: Any, watchdog: Any) -> None:
     """`retries` and `watchdog` (in seconds) are valid numbers."""
     if isinstance(retries, bool) or not isinstance(retries, int) or retries < 0:
-        raise LaunchError(f"retries must be a whole number, 0 or more, got {retries!r}")
+        raise LaunchError(f"retries must be an integer, 0 or more, got {retries!r}")
     if watchdog is None:
         return
     if isinstance(watchdog, bool) or not isinstance(watchdog, int | float) or not 1 <= watchdog < math.inf:
@@ -260,5 +260,5 @@ def _check_word(what: str, text: str) -> None:
         shown = text[:40] + ("…" if len(text) > 40 else "")
         raise LaunchError(
             f"{what} cannot be passed to a process: {shown!r} ({len(text):,} characters; at most {LONGEST_WORD:,}, "
-            "UTF-8, no NUL byte). Put it into a file"
+            "UTF-8, no NUL byte). Put it in a file"
         )

@@ -30,4 +30,4 @@ def start_exporter(folder: RunFolder, formats: Sequence[str]) -> None:
                 start_new_session=True,
             )
     except OSError as error:
-        print(f"{folder.id} is not exported while it runs: {error}", flush=True)
+        print(f"{folder.id} cannot be exported while it runs: {error}", flush=True)

@@ -78,7 +78,7 @@ def torchrun_of_node(folder: RunFolder, node: int | str, address: str, port: int
     manifest = folder.read_manifest()
     nodes = Nodes.read(manifest)
     if nodes is None:
-        raise RunFolderError(f"{folder.id} is a run on one machine; expected a run on several nodes")
+        raise RunFolderError(f"{folder.id} is a single-node run; expected a multi-node run")
     file = str(manifest["script"]["path"] or folder.script)
     return _torchrun(folder, nodes, node, address, port, file, manifest["args"])
 

@@ -46,4 +46,4 @@ def interface_of(own: str) -> str:
     for name, addresses in psutil.net_if_addrs().items():
         if any(address.address.split("%")[0] == own for address in addresses):
             return name
-    raise LaunchError(f"no network interface of {socket.gethostname()} has the address {own}")
+    raise LaunchError(f"no network interface on {socket.gethostname()} has the address {own}")

@@ -76,15 +76,15 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def check_folder(folder: RunFolder, node: int) -> Nodes:
-    """Raises LaunchError when this host does not see the run folder, or the run has no such node."""
+    """Raises LaunchError when this host cannot see the run folder, or the run has no such node."""
     manifest = read_json(folder.manifest)
     if not isinstance(manifest, dict) or manifest.get("id") != folder.id:
         raise LaunchError(
-            f"host {host_name()} does not see {folder.path}: runs_dir must be on a file system that all hosts share"
+            f"host {host_name()} cannot see {folder.path}: runs_dir must be on a file system that all hosts share"
         )
     nodes = Nodes.read(manifest)
     if nodes is None:
-        raise LaunchError(f"{folder.id} is a run on one machine; expected a run that was launched on several nodes")
+        raise LaunchError(f"{folder.id} is a single-node run; expected a multi-node run")
     if not 0 <= node < nodes.count:
         raise LaunchError(f"{folder.id} has nodes 0 to {nodes.count - 1}; got node rank {node}")
     return nodes
@@ -202,8 +202,8 @@ class NodeSupervisor(Supervisor):
             return interface_of(self.address or own_address_towards(resolved(self.head)))
         if self.node:
             raise LaunchError(
-                f"the first host, {self.head}, resolves to {resolved(self.head)} here, which is this host itself; "
-                "correct /etc/hosts, or give the IP address instead of the name"
+                f"the first host, {self.head}, resolves to {resolved(self.head)} here, which is this host; "
+                "fix /etc/hosts, or pass the IP address instead of the name"
             )
         addresses = (peer.address for peer in self.peers.values())
         return interface_of(own_address_towards(next(filter(None, addresses), self.address)))
@@ -245,7 +245,7 @@ class NodeSupervisor(Supervisor):
         try:
             name, cause = (settled.state, settled.cause) if settled else conclusion(self.folder, self.attempt_folder)
         except Exception as error:  # a correct "failed" matters more than its explanation
-            sentence = f"torchrun exited with code {outcome['exit_code']}; explaining it failed: {error!r}"
+            sentence = f"torchrun exited with code {outcome['exit_code']}; finding the cause failed: {error!r}"
             name, cause = "failed", {"kind": "unknown", "sentence": sentence}
         final = self.ended(name, cause=cause, checkpoint=self.folder.newest_checkpoint(), **counts)
         self.write(final)

@@ -118,7 +118,7 @@ def session_deadline(request: LaunchRequest) -> dict[str, str]:
         return {}
     if "deadline_seconds" not in options_of(with_options(request, ["deadline_seconds"]).script):
         return {}
-    print(f"Kaggle's session is limited: this run saves and stops after {seconds:.0f} s (deadline_seconds=0: never)")
+    print(f"Kaggle sessions are limited: this run saves and stops after {seconds:.0f} s (deadline_seconds=0: never)")
     return {"deadline_seconds": f"{seconds:.0f}"}
 
 
@@ -138,12 +138,12 @@ def fewer_ranks(request: LaunchRequest, ranks: int, options: LaunchOptions) -> l
     if least is None:
         return []
     if isinstance(least, bool) or not isinstance(least, int) or not 1 <= least < ranks:
-        raise LaunchError(f"min_ranks must be a whole number, 1 or more and fewer than {ranks} ranks, got {least!r}")
+        raise LaunchError(f"min_ranks must be an integer, at least 1 and less than {ranks}, got {least!r}")
     if options.retries < 2:
-        raise LaunchError("min_ranks needs retries=2 or more: the first retry has all ranks, the next one fewer")
+        raise LaunchError("min_ranks needs retries=2 or more: the first retry uses all ranks, the second one fewer")
     if checks.SPLITS_REPLICAS.search(str(request.script)):
         raise LaunchError(
-            f"min_ranks is for ranks that each train on a part of the batch (ddp, zero1, zero2, fsdp, fsdp1); those of "
+            "min_ranks needs ranks that each train on a part of the batch (ddp, zero1, zero2, fsdp, fsdp1); those of "
             f"{request.script.name} split one model or sequence"
         )
     fewer = []
@@ -152,7 +152,7 @@ def fewer_ranks(request: LaunchRequest, ranks: int, options: LaunchOptions) -> l
             checks.check_batch(request.script, request.options, count)
             fewer.append(count)
         except LaunchError as error:
-            refused = error
+            reason = error
     if not fewer:
-        raise LaunchError(f"min_ranks={least} leaves no number of ranks to continue with: {refused}")
+        raise LaunchError(f"no number of ranks from min_ranks={least} to {ranks - 1} works: {reason}")
     return fewer

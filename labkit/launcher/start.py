@@ -95,7 +95,7 @@ def start(
         extra=env,
     )
     if ranks > CROWDED * machine.cores and not machine.gpus:
-        print(f"{ranks} ranks on {machine.cores} cores: they start one after another, and times will mean little")
+        print(f"{ranks} ranks on {machine.cores} cores: they start one at a time, and timings will not be meaningful")
 
     gpus = gpus_of(machine, ranks)
     with removed_on_failure(folder):

@@ -73,7 +73,7 @@ def stop(folder: RunFolder, *, grace: float = GRACE_SECONDS) -> State:
                 psutil.wait_procs(its_own, timeout=KILL_SECONDS)
     if not state.is_final and (nodes := heard_nodes(folder)):
         raise RunFolderError(
-            f"{folder.id} was asked to stop but has not ended on {', '.join(nodes)}, which still sends heartbeats; see "
+            f"{folder.id} was asked to stop but has not ended on {', '.join(nodes)}, whose heartbeats continue; see "
             "supervisor.log in its nodes' folders"
         )
     if not state.is_final or (state.state == "lost" and not before.is_final):
@@ -251,5 +251,5 @@ def request_in_words(folder: RunFolder) -> dict[str, Any]:
     """The stop request as a cause. `goes_on` means that the next attempt resumes from what this one saves."""
     request = read_json(folder.stop_request)
     if isinstance(request, dict) and request.get("goes_on") is True:
-        return {"kind": "stopped", "goes_on": True, "sentence": "saved and stopped, as its job was near its time limit"}
+        return {"kind": "stopped", "goes_on": True, "sentence": "saved and stopped near the job's time limit"}
     return {"kind": "stopped", "sentence": "stopped on request"}

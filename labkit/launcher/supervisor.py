@@ -293,7 +293,7 @@ class Supervisor:
         try:
             cause = find_cause(self.folder, folder, code, self.state.notice)
         except Exception as error:  # a correct "failed" matters more than its explanation
-            sentence = f"torchrun exited with code {code}; explaining it failed: {error!r}"
+            sentence = f"torchrun exited with code {code}; finding the cause failed: {error!r}"
             cause = {"kind": "unknown", "sentence": sentence}
         return self.ended("failed", cause=cause, **fields)
 

@@ -95,7 +95,7 @@ def _why_lost(folder: RunFolder) -> dict[str, str]:
     if error := next((line.strip() for line in reversed(log) if "Error" in line), ""):
         return {
             "sentence": f"the run's supervisor could not start: {error}",
-            "advice": f"Its output is in {folder.supervisor_log}. It is a Python process of its own: labkit and torch "
+            "advice": f"Its output is in {folder.supervisor_log}. It is a separate Python process: labkit and torch "
             "must be installed, or on PYTHONPATH; a notebook's sys.path does not reach it.",
         }
     return {"sentence": "the run's supervisor is gone (killed, or the machine was rebooted) and left no result"}

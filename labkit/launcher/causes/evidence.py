@@ -142,7 +142,7 @@ def _failure(folder: RunFolder, rank: int) -> dict[str, Any] | None:
     if _is_sound(error):
         return _whole(error)
     log = tail_text(folder.log(rank, "stderr"), LAST_WORDS_BYTES)
-    message = f"its error.json cannot be read; the last line of its log: {last_line(log) or 'there is none'}"
+    message = f"its error.json cannot be read; the last line of its log: {last_line(log) or '(empty)'}"
     failure = {"rank": rank, "kind": "exception", "exception": "", "message": message, "time_ns": written}
     return _whole(failure | {"traceback": log.splitlines(keepends=True)})
 

@@ -61,9 +61,9 @@ def memory_advice(kind: str, script: Script, parameters: Mapping[str, Any], frag
     if kind == "device":
         ways = []
         if fragments:
-            ways.append(f"env={EXPANDABLE}, which lets the allocator use what it has reserved")
+            ways.append(f"env={EXPANDABLE}, which reduces fragmentation")
         if "accumulate" in options:
-            ways.append(f"raise accumulate (it is {parameters.get('accumulate', options['accumulate'].default)})")
+            ways.append(f"raise accumulate (now {parameters.get('accumulate', options['accumulate'].default)})")
         if "activation_checkpointing" in options and "activation_checkpointing" not in parameters:
             ways.append("activation_checkpointing=True")
         if parameters.get("precision", "fp32") == "fp32" and "precision" in options:
@@ -81,5 +81,5 @@ def disk_advice(folder: RunFolder, message: str) -> str:
     if not DISK_FULL.search(message) or free > FULL_BYTES:  # if there is room, another disk was full, such as /dev/shm
         return ""
     checkpoint = folder.newest_checkpoint()
-    safe = f"; {checkpoint} is committed and complete" if checkpoint else ""
-    return f"{free / 2**20:.0f} MiB are free on the disk of {where}{safe}"
+    safe = f"; checkpoint {checkpoint} is complete" if checkpoint else ""
+    return f"{free / 2**20:.0f} MiB free on the disk of {where}{safe}"

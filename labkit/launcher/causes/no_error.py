@@ -39,7 +39,7 @@ def hung(evidence: Evidence, notice: str | None) -> dict[str, Any] | None:
     who = ", ".join(str(rank) for rank in sorted(timed_out - {culprit.rank}))
     sentence = (
         f"rank {culprit.rank}{evidence.on_host(culprit.rank)} stopped answering (last seen at step {culprit.step}); "
-        f"rank {who} waited for it until the process group's time limit" + (f". Before that {notice}" if notice else "")
+        f"rank {who} waited for it until the process group's timeout" + (f". Before that {notice}" if notice else "")
     )
     return {"kind": "hang", "rank": culprit.rank, "step": culprit.step, "sentence": sentence}
 
@@ -53,8 +53,8 @@ def left_early(evidence: Evidence) -> dict[str, Any] | None:
     first = min(finished, key=lambda h: h.step)
     sentence = (
         f"rank {first.rank}{evidence.on_host(first.rank)} ended at step {first.step} without an error while rank "
-        f"{running[0].rank} was at step {running[0].step} and waited for it; do the ranks have different amounts of "
-        f"data, does one of them `break`, or does rank {running[0].rank} call one more collective?"
+        f"{running[0].rank}, at step {running[0].step}, waited for it. Check whether ranks have different amounts of "
+        f"data, one of them leaves its loop early (`break`), or rank {running[0].rank} calls one more collective"
     )
     return {"kind": "early", "rank": first.rank, "step": first.step, "sentence": sentence}
 

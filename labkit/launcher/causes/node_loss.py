@@ -34,12 +34,10 @@ def missing(evidence: Evidence) -> dict[str, Any] | None:
     absent = [node for node in range(nodes.count) if last_beat(evidence.folder.node(node)) is None]
     if not absent:  # it started just too late
         absent = [node for node in range(nodes.count) if _why(evidence.outcomes.get(node)) != "missing"]
-    who = ", ".join(map(str, absent))
-    names = ", ".join(evidence.host(node) for node in absent)
-    one = len(absent) == 1
+    names = ", ".join(f"{node} ({evidence.host(node)})" for node in absent)
     sentence = (
-        f"waited {MEETING_SECONDS:.0f} s for {'host' if one else 'hosts'} {who} of {nodes.count} ({names}); "
-        f"{'it has' if one else 'they have'} not connected"
+        f"{'node' if len(absent) == 1 else 'nodes'} {names} of {nodes.count} did not connect within "
+        f"{MEETING_SECONDS:.0f} s"
     )
     return {"kind": "missing", "nodes": absent, "sentence": sentence}
 
@@ -71,7 +69,7 @@ def gone(evidence: Evidence) -> dict[str, Any] | None:
 
 
 def parted(evidence: Evidence) -> dict[str, Any] | None:
-    """Hosts that lost each other: ranks of several hosts waited for each other until the process group's time limit,
+    """Hosts that lost contact: ranks of several hosts waited for each other until the process group's timeout,
     and no rank that the others waited for was still running."""
     if evidence.nodes is None:
         return None
@@ -85,8 +83,8 @@ def parted(evidence: Evidence) -> dict[str, Any] | None:
     start, limit = min(_wait_start(evidence, rank, match) for rank, match in waited.items())
     names = [evidence.host(node) for node in hosts]
     sentence = (
-        f"hosts {', '.join(names[:-1])} and {names[-1]} lost each other at {_clock(start)}: their ranks waited for one "
-        f"another until the process group's time limit{f' ({limit:g} s)' if limit else ''}"
+        f"hosts {', '.join(names[:-1])} and {names[-1]} lost contact at {_clock(start)}: their ranks waited for each "
+        f"other until the process group's timeout{f' ({limit:g} s)' if limit else ''}"
     )
     advice = "check that the network between them is up and that no firewall blocks it: ranks connect to any port"
     return {"kind": "parted", "nodes": hosts, "sentence": sentence, "advice": advice}

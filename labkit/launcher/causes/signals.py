@@ -46,7 +46,7 @@ def killed(evidence: Evidence) -> dict[str, Any] | None:
         cause["advice"] = BLOCKING
     elif code == signal.SIGABRT:
         cause["advice"] = (
-            "if the ranks called collectives of different shapes or dtypes, run it again with "
+            "if the ranks may have called collectives with different shapes or dtypes, run it again with "
             "TORCH_DISTRIBUTED_DEBUG=DETAIL in the environment: torch then compares their calls"
         )
     if out_of_memory:

@@ -87,7 +87,7 @@ def explain(ranks: Sequence[RankStack], script: Script, path: str) -> str:
         )
     if edges := mutual_waiting(calls):
         waits = (f"rank {rank} waits in {call} for {_numbers(others)}" for rank, call, others in edges[:NAMED_RANKS])
-        return f"the ranks wait for each other: {'; '.join(waits)}. {_upper(_where(ranks, places))}"
+        return f"the ranks are waiting for each other: {'; '.join(waits)}. {_upper(_where(ranks, places))}"
     waited = {(oldest.group, oldest.number): oldest for own in calls.values() if (oldest := waits_in(own))}
     if len(ranks) > 1 and len(waited) == 1 and all(_waits(r) for r in ranks):
         return f"all ranks are in {next(iter(waited.values()))}, which does not complete; {_where(ranks, places)}"
@@ -137,7 +137,7 @@ def _place(rank: RankStack, script: Script, path: str) -> str:
         return f" in {where}: `{text}`{holds}"
     inner = rank.frames[0]
     called = next((f for f in reversed(rank.frames[: rank.frames.index(ours)]) if f.function not in WRAPPERS), inner)
-    verb = "waits in" if _waits(rank) else "in"
+    verb = "waiting in" if _waits(rank) else "in"
     return f", {verb} `{called.function}` ({where}){holds}"
 
 

@@ -43,7 +43,7 @@ def main() -> None:
     messages = [dist.P2POp(dist.isend, mine, after), dist.P2POp(dist.irecv, received, before)]
     for message in dist.batch_isend_irecv(messages) if world_size > 1 else []:
         message.wait()
-    check(received, float(before + 1) if world_size > 1 else 0.0, f"what rank {before} sent")
+    check(received, float(before + 1) if world_size > 1 else 0.0, f"the value from rank {before}")
     split = dist.new_group()  # split from the first communicator, because that knows its device
     total = mine.clone()
     dist.all_reduce(total, group=split)

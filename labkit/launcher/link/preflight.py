@@ -46,7 +46,7 @@ class Preflight:
             return f"{self.backend} does not work between the ranks: {self.tried[-1]['problem']}"
         setting = f" with {_assignments(self.env)}" if self.env else ""
         where = ", ".join(f"rank {rank['rank']} {rank['device']} on {rank['host']}" for rank in self.ranks)
-        return f"{len(self.ranks)} ranks sum over {self.backend}{setting}: {where}"
+        return f"{len(self.ranks)} ranks communicate over {self.backend}{setting}: {where}"
 
 
 def settings_for(nproc_per_node: int | str, backend: str | None, env: Mapping[str, str] | None) -> dict[str, str]:
@@ -65,7 +65,7 @@ def settings_for(nproc_per_node: int | str, backend: str | None, env: Mapping[st
         print(f"checking whether these {ranks} GPUs reach each other; what works is remembered", flush=True)
         known = preflight(machine, ranks, "nccl", env=env)
     if known.env is None:
-        tried = "; ".join(f"{_assignments(t['env']) or 'as it is'}: {t['problem']}" for t in known.tried)
+        tried = "; ".join(f"{_assignments(t['env']) or 'defaults'}: {t['problem']}" for t in known.tried)
         raise LaunchError(
             f"the {ranks} GPUs of this machine cannot sum a number over NCCL ({tried}). Use nproc_per_node=1, or check "
             "the driver. The next launch tries again"

@@ -62,7 +62,7 @@ def short_run(
         if state.state != "succeeded":
             return None, str((state.cause or {}).get("sentence", state.state))
         content = read_json(answer)
-        return (content, "") if content is not None else (None, "the ranks wrote no answer")
+        return (content, "") if content is not None else (None, "the ranks wrote no result")
 
 
 def machine_key(machine: Hardware, ranks: int, backend: str) -> str:

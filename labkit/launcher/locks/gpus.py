@@ -61,8 +61,8 @@ def cards(names: Iterable[str]) -> dict[str, str]:
             uuids = [f"GPU-{uuid}" for uuid in (torch_report(EVERY_GPU) or {"uuids": ()})["uuids"]]
         except (OSError, subprocess.SubprocessError, ValueError) as error:
             raise LaunchError(
-                f"runs name GPUs by indices and by UUIDs ({', '.join(sorted(names))}), and torch could not list them "
-                f"to tell which are the same: {error}. Name them in one way, or share them: "
+                f"runs select GPUs both by index and by UUID ({', '.join(sorted(names))}), and torch could not list "
+                f"the GPUs to match them: {error}. Use one kind of id, or share the GPUs: "
                 "env={'LABKIT_SHARE_GPUS': '1'}"
             ) from None
     known = [*uuids, *names - indices]

@@ -19,8 +19,8 @@ __all__ = ["NO_SCALAR", "SEVERAL_OPTIMIZERS", "StepLoss", "unpacked"]
 NO_SCALAR = "n/a: no backward pass started from a scalar"
 SEVERAL_OPTIMIZERS = "n/a: several optimizers, each with its own loss"
 SEVERAL_LINES = "n/a: backward passes from several lines, which may be separate losses or parts of one"
-ONE_COUNT = "n/a: sums of micro-batches divided by the same number, which may count one of them or all"
-HIDDEN = "n/a: saved-tensor hooks hide by what the losses of micro-batches were divided"
+ONE_COUNT = "n/a: sums of micro-batches divided by the same number, which may count one micro-batch or all"
+HIDDEN = "n/a: saved-tensor hooks hide the divisor of the micro-batch losses"
 SCALAR = ((), (1,))
 DEEPEST = 6  # operations to inspect: the divisions of accelerate, Trainer and the model, and DDP between them
 SUM = 2  # torch's number for reduction="sum"

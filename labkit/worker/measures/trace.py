@@ -43,7 +43,7 @@ class StepTrace:
         if self._done:
             return
         if in_backward():
-            self._give_up("the optimizer steps during backward(), so no operation begins or ends a step")
+            self._give_up("the optimizer steps during backward(), so no operation marks the start or end of a step")
         elif self._tracker is not None:
             self._recorder.write(
                 {"k": "memory", "step": step, "missed": self._tracker.missed} | self._tracker.peak()._asdict()

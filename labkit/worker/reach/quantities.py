@@ -114,7 +114,7 @@ def _observed(key: Hashable, model: Any, module: Any, measure: Callable[[Any], A
     """What the last forward pass of a module of a model gave; nan before."""
     if key not in _seen:
         if any(_is_compiled(outer) and module in {*outer.modules()} for outer in model.modules()):
-            raise ValueError(f"{type(module).__name__} is compiled and calls no hooks that are set later")
+            raise ValueError(f"{type(module).__name__} is compiled, so hooks set later are not called")
         _seen[key] = math.nan
 
         def after(module: Any, inputs: Any, output: Any) -> None:

@@ -109,7 +109,7 @@ class Reach:
         if not folder.path.exists():
             return None
         if not is_only_writable_by(os.geteuid(), self._folder.requests, folder.path, folder.text):
-            raise PermissionError(f"{folder.path} is not only the owner's, so it was refused")
+            raise PermissionError(f"other users can write to {folder.path}, so the request was rejected")
         request = Request(folder, read_json(folder.text), self._world_size)
         if self._rank not in request.ranks:
             self._number += 1
@@ -238,9 +238,9 @@ class Reach:
         """Have the checkpoints of one of labkit's scripts save at the end of this step."""
         checkpoints: Any = names_around(self._optimizer).get("checkpoints")
         if not (hasattr(checkpoints, "requested") and checkpoints.on):
-            return {"error": "save() needs the checkpoints of labkit's scripts, launched with a checkpoint_dir"}
+            return {"error": "save() works only in labkit's own scripts launched with checkpoint_dir"}
         if self.paused:
-            return {"error": "the run is paused inside a step and saves at its end; resume() it first"}
+            return {"error": "the run is paused within a step and can only save at its end; resume() it first"}
         checkpoints.requested = True
         return {}
 
