@@ -52,7 +52,7 @@ def submit(
     if others := sorted(parameters.keys() & LaunchOptions.names()):
         raise LaunchError(f"{others[0]} is an option of launch, not of submit, which lets Slurm choose the nodes")
     if isinstance(script, Plan):
-        raise LaunchError("a plan is launched on one machine; on a cluster, submit its script and parameters")
+        raise LaunchError("a plan can only be launched on one machine; on a cluster, submit its script and parameters")
     warn(script)
     launch = LaunchOptions(args=args, name=name, runs_dir=runs_dir, env=env)
     folder = submission.prepare(script, launch, job, parameters)

@@ -185,7 +185,7 @@ class Claims:
 
     def _claim(self, name: str) -> Claim:
         if name not in self._claims:
-            raise LabError(f"nothing was predicted as {name!r}; there are: {', '.join(self._claims) or 'none'}")
+            raise LabError(f"there is no prediction {name!r}; there are: {', '.join(self._claims) or 'none'}")
         return self._claims[name]
 
     def _write(self) -> None:

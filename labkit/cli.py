@@ -29,7 +29,7 @@ EXAMPLES = """examples:
   labkit launch ddp --nproc-per-node 2 --steps 100      one of labkit's own scripts, with its options
   labkit write fsdp checkpoints --task digits > mine.py  the script as a file
   labkit launch train.py --nproc-per-node 2 -- 50 --lr 1e-3
-  labkit check train.py                                  errors that hang, corrupt or slow down the training
+  labkit check train.py                                  mistakes that hang, corrupt or slow down training
   labkit plan fsdp --nproc-per-node 8 --device A100-40 -- --global-batch-size 512
   labkit sweep ddp --lr 1e-3,3e-4 --seed 0,1 --steps 200
   labkit runs
@@ -95,7 +95,7 @@ def _parser() -> argparse.ArgumentParser:
     add_run_verbs(verb)
     add_script_verbs(verb)
     add_sweep_verb(verb)
-    slurm = "submit a training to Slurm, or print its launch file"
+    slurm = "submit a training job to Slurm, or print its launch file"
     add_slurm_verbs(verbs.add_parser("slurm", help=slurm, description=slurm))
     kaggle = "run a notebook on Kaggle's two T4s, follow it here, fetch its runs"
     add_kaggle_verbs(verbs.add_parser("kaggle", help=kaggle, description=kaggle))

@@ -39,7 +39,7 @@ def fetch(name: str) -> Path:
     except (OSError, ValueError) as error:  # requests' errors are OSErrors; a wrong sum is a ValueError
         raise LabError(
             f"{name} could not be downloaded from {url}: {error}\n"
-            f"Put its files ({', '.join(files)}, compressed or not) into {Path('data').absolute()} and try again"
+            f"Put its files ({', '.join(files)}, compressed or not) in {Path('data').absolute()} and try again"
         ) from None
     return paths[0].parent
 

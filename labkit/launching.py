@@ -68,7 +68,7 @@ def launch(script: Script | Plan | str | os.PathLike[str], **parameters: Any) ->
     prediction = None
     if isinstance(script, Plan):
         if options.hosts is not None:
-            raise LaunchError("a plan is launched on one machine; on hosts, launch its script and parameters")
+            raise LaunchError("a plan can only be launched on one machine; on hosts, launch its script and parameters")
         parameters = script.launched_with(options.nproc_per_node, parameters)
         options = replace(options, nproc_per_node=script.ranks, trace_memory=True)
         prediction, script = script.record(), script.path or script.script

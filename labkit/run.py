@@ -81,7 +81,7 @@ def runs(
     does not exist, or if no run has what `sort` names.
     """
     if state is not None and state not in get_args(StateName):
-        raise LabError(f"there is no state {state!r}; a run is {', '.join(get_args(StateName))}")
+        raise LabError(f"there is no state {state!r}; the states are {', '.join(get_args(StateName))}")
     stored = list_runs(runs_dir)
     chosen = [Run(folder) for folder in reversed(stored)]
     if script is not None:
@@ -195,7 +195,8 @@ class Run(Reachable):
         state = slurm_runs.stop(self.folder, grace=grace)
         self._finish_view()
         # only Slurm knows the processes on a job's nodes
-        left = slurm_runs.job_in_words(self.folder) or f"{len(stopping.processes_of(self.folder))} processes left"
+        count = len(stopping.processes_of(self.folder))
+        left = slurm_runs.job_in_words(self.folder) or f"{count} process{'' if count == 1 else 'es'} left"
         killed = f"{state.killed} had to be killed; " if state.killed else ""
         already = "had already ended, " if had_ended else ""
         print(f"{plain(self.id)}: {already}{state.state}; {killed}{left}", flush=True)
@@ -351,7 +352,7 @@ class Run(Reachable):
         return static_bundle(self.folder, self._reader.read_all(), state)
 
     def _failure(self, state: State) -> RankFailedError:
-        cause = state.cause or {"sentence": "no cause is known"}
+        cause = state.cause or {"sentence": "cause unknown"}
         trace = plain("".join(cause.get("traceback") or [])).rstrip()
         folder = self.folder.latest
         home = folder.node(cause.get("node", 0)) if folder.nodes.is_dir() else folder

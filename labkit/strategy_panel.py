@@ -36,7 +36,7 @@ STEPS = 30
 PERIOD_SECONDS = 0.5
 TENSOR = [(2, False), (4, False), (8, False)]  # tensor ranks, and whether the sequence is split, too
 MEASURES = "Measure computation and collectives on this machine for 20 seconds, for use in predictions"
-COUNTING = "determining the model's memory on tensors without data: a few seconds …"
+COUNTING = "calculating the model's memory without allocating it (a few seconds) …"
 
 
 def panel(
@@ -109,7 +109,7 @@ class Panel:
         self.chosen = next(candidate for candidate in self.candidates if candidate.strategy == strategy)
         verdict, sentence = verdict_of(self.chosen, on)
         if strategy in OTHER_TRAINING:
-            sentence += f". {strategy} does not train what one rank trains"
+            sentence += f". {strategy} does not train the same model as a single rank would"
         return panel_page(verdict, sentence, drawn, on.usable_by(ranks) or None, limit_name, rows)
 
     def _device(self, name: str) -> Device:
@@ -284,7 +284,7 @@ class Panel:
             self._draw()
             self._in_thread(self._open, "count")
         bundle = dict(self.box._repr_mimebundle_())
-        hint = "This was a panel. Open it again by running this cell"  # for readers of the saved file
+        hint = "This panel is no longer live. Run this cell to open it again"  # for readers of the saved file
         display(bundle | {"text/html": hint, "text/plain": hint}, raw=True)
         return None
 

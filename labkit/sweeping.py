@@ -88,7 +88,7 @@ def sweep(script: Script | str | os.PathLike[str], **parameters: Any) -> Sweep:
 def _job_of(options: SweepOptions, parameters: dict[str, Any]) -> tuple[JobOptions, dict[str, Any]]:
     """The job of every point, and the parameters of the script. Raises LaunchError."""
     if "time" not in parameters:
-        raise LaunchError("a Slurm job needs a time limit: pass time='02:00:00', that of one point")
+        raise LaunchError("a Slurm job needs a time limit: pass time='02:00:00', the limit for one point")
     job, parameters = JobOptions.split(parameters)
     return array.check(options, replace(job, nproc_per_node=options.nproc_per_node)), parameters
 

@@ -80,24 +80,24 @@ def _trees(source: Source) -> list[tuple[Piece, Tree]]:
 
 
 def _found(source: Source, trees: list[tuple[Piece, Tree]]) -> Findings:
-    found = [finding for piece, tree in trees for finding in _findings(source, piece, tree)]
-    found.sort(key=lambda finding: (finding.cell or 0, finding.line, finding.rule))
+    findings = [finding for piece, tree in trees for finding in _findings(source, piece, tree)]
+    findings.sort(key=lambda finding: (finding.cell or 0, finding.line, finding.rule))
     note = source.note or ("it contains no Python" if not trees else "")
-    return Findings(found, source.name, source.path, note)
+    return Findings(findings, source.name, source.path, note)
 
 
 def _findings(source: Source, piece: Piece, tree: Tree) -> list[Finding]:
-    found: dict[tuple[str, int], Finding] = {}
+    findings: dict[tuple[str, int], Finding] = {}
     for rule in RULES.values():
         for node, message in () if rule.kind == "slow" and tree.is_a_test else rule.looks(tree):
             line = position(node)[0]
-            if (rule.slug, line) in found or _is_ignored(tree, node, rule.slug):
+            if (rule.slug, line) in findings or _is_ignored(tree, node, rule.slug):
                 continue
             cell, at = piece.place(line)
-            found[rule.slug, line] = Finding(
+            findings[rule.slug, line] = Finding(
                 rule.slug, rule.kind, at, message, rule.why, rule.fix, source.name, cell, tree.lines[line - 1]
             )
-    return list(found.values())
+    return list(findings.values())
 
 
 def _is_ignored(tree: Tree, node: object, slug: str) -> bool:

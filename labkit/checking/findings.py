@@ -55,8 +55,8 @@ class Findings(Sequence[Finding]):
     """The mistakes in one script, by line. Empty, and thus false, if there are none. `name` is the script's name,
     `path` its file, if any."""
 
-    def __init__(self, found: Sequence[Finding], name: str, path: Path | None = None, note: str = ""):
-        self._found = tuple(found)
+    def __init__(self, findings: Sequence[Finding], name: str, path: Path | None = None, note: str = ""):
+        self._findings = tuple(findings)
         self.name = name
         self.path = path
         self.note = note
@@ -66,13 +66,13 @@ class Findings(Sequence[Finding]):
     @overload
     def __getitem__(self, index: slice) -> tuple[Finding, ...]: ...
     def __getitem__(self, index: int | slice) -> Finding | tuple[Finding, ...]:
-        return self._found[index]
+        return self._findings[index]
 
     def __len__(self) -> int:
-        return len(self._found)
+        return len(self._findings)
 
     def __iter__(self) -> Iterator[Finding]:
-        return iter(self._found)
+        return iter(self._findings)
 
     def records(self) -> list[dict[str, Any]]:
         """One dictionary of plain values per finding."""

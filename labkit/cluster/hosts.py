@@ -46,8 +46,8 @@ def begin(
     """Start a run on every host and return its folder. Raises LaunchError before any rank starts."""
     if options.retries or options.min_ranks is not None:
         raise LaunchError(
-            "retries and min_ranks work on one machine only; on several, a scheduler (labkit slurm) or you restart a "
-            "run from its newest checkpoint"
+            "retries and min_ranks work on one machine only; on several, a scheduler (labkit slurm) or you must "
+            "restart a run from its newest checkpoint"
         )
     names = check_names(options.hosts)
     env = {name: str(value) for name, value in (options.env or {}).items()}
@@ -113,13 +113,11 @@ def _look(names: list[str], root: Path, visible_devices: str | None) -> list[dic
         beacon.unlink(missing_ok=True)
     for host, look in zip(names, looks, strict=True):
         if not look["sees_runs"]:
-            raise LaunchError(
-                f"host {host} does not see {root}: runs_dir must be on a file system that all hosts share"
-            )
-        for what, found in look["versions"].items():
-            if found != looks[0]["versions"][what]:
+            raise LaunchError(f"host {host} cannot see {root}: runs_dir must be on a file system that all hosts share")
+        for what, version in look["versions"].items():
+            if version != looks[0]["versions"][what]:
                 raise LaunchError(
-                    f"{host} has {what} {found}, {names[0]} has {looks[0]['versions'][what]}: every host needs the "
+                    f"{host} has {what} {version}, {names[0]} has {looks[0]['versions'][what]}: every host needs the "
                     "same environment"
                 )
     return looks
@@ -140,7 +138,7 @@ def _ranks(names: list[str], machines: list[Hardware], wanted: int | str, backen
             )
     if len(set(counts)) > 1:
         each = ", ".join(f"{host} {count}" for host, count in zip(names, counts, strict=True))
-        raise LaunchError(f"the hosts would have different numbers of ranks ({each}); set nproc_per_node")
+        raise LaunchError(f"the hosts would start different numbers of ranks ({each}); set nproc_per_node")
     return counts[0]
 
 

@@ -33,14 +33,14 @@ class JobOptions(CallOptions):
     options: Sequence[str] = field(
         default=(),
         metadata=flag(
-            "any other sbatch option, as --option=--qos=high; may be repeated",
+            "any other sbatch option, such as --option=--qos=high; may be repeated",
             flag="--option",
             action="append",
             default=[],
             metavar="OPTION",
         ),
     )
-    setup: str = field(default="", metadata=flag("code to run first, such as 'module load cuda'", metavar="SHELL"))
+    setup: str = field(default="", metadata=flag("commands to run first, such as 'module load cuda'", metavar="SHELL"))
     saving_seconds: int = field(
         default=NOTICE_SECONDS,
         metadata=flag("save this long before the time limit (default: %(default)s)", type=int, metavar="S"),

@@ -86,8 +86,8 @@ def begin(folder: str, node: int, command: Sequence[str], env: Mapping[str, str]
         if process.poll() is not None or time.monotonic() > deadline:
             process.kill()  # it has started nothing yet, and must not once the launch is given up
             process.wait()
-            said = home.supervisor_log.read_text(errors="replace").strip().splitlines()
-            raise LaunchError(said[-1] if said else "the supervisor of its ranks has not started")
+            lines = home.supervisor_log.read_text(errors="replace").strip().splitlines()
+            raise LaunchError(lines[-1] if lines else "the supervisor of its ranks has not started")
         time.sleep(LOOK_SECONDS)
     _begun[:] = [one for one in (*_begun, process) if one.poll() is None]
     return {"pid": process.pid}

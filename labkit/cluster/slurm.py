@@ -84,7 +84,7 @@ def submit(file: Path, environment: Mapping[str, str]) -> str:
         raise LaunchError(f"sbatch did not answer within {ANSWER_SECONDS:g} s; check with squeue for the job") from None
     if done.returncode:
         errors = [line.removeprefix("sbatch: error: ") for line in done.stderr.splitlines() if "error" in line]
-        raise LaunchError(f"sbatch refused the job: {'; '.join(errors) or done.stderr.strip()}")
+        raise LaunchError(f"sbatch rejected the job: {'; '.join(errors) or done.stderr.strip()}")
     return done.stdout.strip().splitlines()[-1].split(";")[0]  # a cluster's name may follow
 
 

@@ -30,8 +30,8 @@ def job_of(folder: RunFolder) -> str | None:
     It becomes a word of scancel's command line, and the folder may be somebody else's: so it is a number, with that of
     the task in an array, or nothing.
     """
-    said = read_json(folder.job)
-    number = str(said.get("job")) if isinstance(said, dict) else ""
+    record = read_json(folder.job)
+    number = str(record.get("job")) if isinstance(record, dict) else ""
     return number if re.fullmatch("[0-9]+(_[0-9]+)?", number) else None
 
 
@@ -40,7 +40,7 @@ def job_in_words(folder: RunFolder) -> str | None:
     job_id = job_of(folder)
     job = slurm.ask(job_id, output=_output(folder)) if job_id else None
     if job is None:
-        return job_id and f"Slurm cannot be queried here about job {job_id}"
+        return job_id and f"cannot query Slurm for job {job_id} from here"
     return f"job {job.id} {'has ended' if job.is_over else f'is {job.state}'}"
 
 
@@ -87,8 +87,8 @@ def _refresh(folder: RunFolder) -> None:
 
 def _is_settled(folder: RunFolder) -> bool:
     """Whether the run's own state.json, not only those of its nodes, has a final state."""
-    said = read_json(folder.state)
-    return isinstance(said, dict) and said.get("state") in FINAL_STATES
+    state = read_json(folder.state)
+    return isinstance(state, dict) and state.get("state") in FINAL_STATES
 
 
 def stop(folder: RunFolder, *, grace: float = stopping.GRACE_SECONDS) -> State:
@@ -135,7 +135,7 @@ def _await_end(folder: RunFolder, job: slurm.Job, refused: str) -> None:
     deadline = time.monotonic() + ENDING_SECONDS
     while not job.is_over:
         if time.monotonic() > deadline:
-            raise LabError(f"job {job.id} was cancelled and is {job.state} after {ENDING_SECONDS:.0f} s{refused}")
+            raise LabError(f"job {job.id} was cancelled but is still {job.state} after {ENDING_SECONDS:.0f} s{refused}")
         time.sleep(LOOK_SECONDS)
         job = slurm.ask(job.id, output=_output(folder), refresh=True) or job
 

@@ -51,7 +51,7 @@ def with_job(state: State, job: Job | None, last_line: str = "") -> State:
         return _between(state, job)
     if state.state == "lost" or (state.state == "stopped" and not _was_asked(state.cause or {})):
         # Slurm sends TERM to nodes that it ends, and will report the reason soon
-        return replace(state, state="running", ended=None, cause=None, notice=f"job {job.id} is being ended")
+        return replace(state, state="running", ended=None, cause=None, notice=f"job {job.id} is completing")
     if job.state == "SUSPENDED":
         return replace(state, notice=f"job {job.id} is suspended")
     return state
@@ -64,7 +64,7 @@ def _between(state: State, job: Job) -> State:
         if job.restarts and job.reason == "BeginTime":  # Slurm delays the start of a requeued job
             why = "to be restarted"
         start = f"; Slurm expects to start it at {job.start.replace('T', ' ')}" if job.start else ""
-        notice = f"job {job.id} waits in Slurm's queue {why}".rstrip() + start
+        notice = f"job {job.id} is waiting in Slurm's queue {why}".rstrip() + start
     elif _goes_on(state) and state.attempt > job.restarts:
         notice = f"job {job.id} is being requeued"
     else:
@@ -113,8 +113,8 @@ def _ended(state: State, job: Job, last_line: str) -> State:
         return _final(state, "failed", "job", f"job {job.id} failed: {last_line.removeprefix('labkit: ')}")
     code = f" with code {job.exit_code}" if job.exit_code else ""
     why = f" ({job.reason})" if job.reason and job.reason != "NonZeroExitCode" else ""
-    said = f"; its last line: {last_line}" if last_line else ""
-    return _final(state, "failed", "job", f"job {job.id} failed{code}{why}{said}")
+    output = f"; its last line: {last_line}" if last_line else ""
+    return _final(state, "failed", "job", f"job {job.id} failed{code}{why}{output}")
 
 
 def _was_asked(cause: dict[str, Any]) -> bool:

@@ -143,7 +143,7 @@ def resolved(job: JobOptions) -> JobOptions:
             raise LaunchError(f"Slurm {why}: set the number of ranks per node with nproc_per_node=…")
     for what, count in (("nodes", job.nodes), ("nproc_per_node", ranks)):
         if isinstance(count, bool) or not isinstance(count, int) or count < 1:
-            raise LaunchError(f"{what} must be a whole number, at least 1; got {count!r}")
+            raise LaunchError(f"{what} must be an integer, at least 1; got {count!r}")
     if isinstance(job.options, str):
         raise LaunchError(f"options must be a list such as ['--qos=high', '--mem=64G'], got {job.options!r}")
     for option in job.options:

@@ -20,10 +20,10 @@ def seconds_of(time: str) -> int | None:
     text = str(time)
     if text.upper() in ("UNLIMITED", "INFINITE"):
         return None
-    if found := DAYS.fullmatch(text):
-        days, hours, minutes, seconds = (int(part or 0) for part in found.groups())
-    elif found := SHORT.fullmatch(text):
-        hours, minutes, seconds, alone = (int(part or 0) for part in found.groups())
+    if match := DAYS.fullmatch(text):
+        days, hours, minutes, seconds = (int(part or 0) for part in match.groups())
+    elif match := SHORT.fullmatch(text):
+        hours, minutes, seconds, alone = (int(part or 0) for part in match.groups())
         days, minutes = 0, minutes + alone
     else:
         raise LaunchError(

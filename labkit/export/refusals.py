@@ -27,7 +27,7 @@ def needs(package: str) -> Iterator[None]:
 def no_records(folder: RunFolder) -> LabError:
     return LabError(
         f"{plain(folder.id)} has no records to export, expected at least one step or reported number; "
-        "run.status() and run.logs() say what happened"
+        "run.status() and run.logs() show what happened"
     )
 
 

@@ -51,7 +51,7 @@ def follow(service: Service, kernel: str, *, mark: str = "") -> Status:
             over_since = (over_since or time.monotonic()) if status.is_over else None
             if over_since and time.monotonic() - over_since > PATIENCE_SECONDS:
                 message = f" ({status.message})" if status.message else ""
-                raise cut or LabError(f"{kernel}: {status.name}{message}, but its log has nothing of this push")
+                raise cut or LabError(f"{kernel}: {status.name}{message}, but its log has no output from this push")
 
 
 class _Log:

@@ -25,13 +25,13 @@ SHORTEST_TITLE = 5  # of title and slug; the client refuses shorter ones
 WHEEL_CELL = "as a wheel in text, because a session may have no internet"  # identifies an export
 INSTALL = '''\
 # labkit {version} as a wheel in text, because a session may have no internet and Kaggle takes one file. `labkit kaggle`
-# put it here. It is left alone where this version can be imported.
+# put it here. Where this version can already be imported, this does nothing.
 def install_labkit(wheel, packed):
     import base64, importlib.util, lzma, os, re, shutil, subprocess, sys, tempfile
     from importlib.metadata import PackageNotFoundError, requires, version
     from pathlib import Path
 
-    def found(package):
+    def installed(package):
         try:
             return version(package)
         except PackageNotFoundError:
@@ -39,8 +39,8 @@ def install_labkit(wheel, packed):
 
     def is_here():
         importlib.invalidate_caches()
-        spec = importlib.util.find_spec("labkit")  # of a mere folder of that name it has no origin
-        return bool(spec and spec.origin) and found("labkit") == wheel.split("-")[1]
+        spec = importlib.util.find_spec("labkit")  # a folder of that name has no origin
+        return bool(spec and spec.origin) and installed("labkit") == wheel.split("-")[1]
 
     if not is_here():
         file = Path(tempfile.mkdtemp(), wheel)
@@ -48,15 +48,15 @@ def install_labkit(wheel, packed):
         pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps", str(file)]
         done = subprocess.run(pip, capture_output=True, text=True)
         if done.returncode or not is_here():
-            why = (done.stderr.strip().splitlines() or ["it is not where Python looks"])[-1]
+            why = (done.stderr.strip().splitlines() or ["it is not on sys.path"])[-1]
             print(f"labkit: pip could not install it ({{why}}); it is used from {{file.parent}}")
             shutil.unpack_archive(file, file.parent, "zip")
             sys.path.insert(0, str(file.parent))
             path = [str(file.parent), os.environ.get("PYTHONPATH")]
             os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, path))  # for the ranks
     needed = [re.match(r"[\\w.-]+", need)[0] for need in requires("labkit") if "extra ==" not in need]
-    if lacking := [package for package in needed if not found(package)]:
-        print("labkit: missing here, and what needs it will fail:", ", ".join(lacking))
+    if lacking := [package for package in needed if not installed(package)]:
+        print("labkit: not installed here, so code that needs it will fail:", ", ".join(lacking))
 
 
 install_labkit("{wheel}", """
@@ -154,7 +154,7 @@ def build(
 def check_address(kernel: str) -> None:
     """Raises LabError if this is not the address of a kernel."""
     if not re.fullmatch(r"[\w-]+/[\w-]+", kernel):
-        raise LabError(f"a kernel's address is USER/ADDRESS, as in kaggle.com/code/USER/ADDRESS; got {kernel!r}")
+        raise LabError(f"a kernel is named USER/SLUG, as in kaggle.com/code/USER/SLUG; got {kernel!r}")
 
 
 def _parsed(text: str, name: str) -> dict[str, Any]:

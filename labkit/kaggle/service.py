@@ -57,7 +57,7 @@ class Service:
         with _explained("the kernel was not pushed"):
             answer = self._api.kernels_push(str(folder))
         if answer.error:
-            raise LabError(f"Kaggle refused the kernel: {answer.error}")
+            raise LabError(f"Kaggle rejected the kernel: {answer.error}")
         if answer.invalid_kernel_sources:
             raise LabError(f"pushed, but Kaggle has no output of {', '.join(answer.invalid_kernel_sources)}")
         return str(answer.url)

@@ -171,7 +171,7 @@ class Score:
 
     def _title(self) -> str:
         if not self.asked:
-            return "Nobody was asked: the predictions are the defaults."
+            return "No one was asked: these are the default predictions."
         return f"{self.right} of {len(self.rows)} predictions {'was' if self.right == 1 else 'were'} right."
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:

@@ -91,7 +91,7 @@ def _with_another_precision(asked: Candidate, precision: str, search: Search) ->
     parameters = {**asked.parameters, "precision": precision}
     advice = advise(asked.script, search.facts, search.device, asked.ranks, parameters, search.speed_model)
     remark = f"{asked.remark}: use precision={precision!r}"
-    first = f"{asked.name} on {search.device.times(asked.ranks)} cannot be trained: {remark}. With {precision}:"
+    first = f"{asked.name} on {search.device.times(asked.ranks)} cannot run: {remark}. With {precision}:"
     asked = replace(asked, remark=remark)
     rows = tuple(replace(row, changes=(precision, *row.changes)) for row in advice.rows)
     best = replace(advice.best, changes=(precision, *advice.best.changes)) if advice.best else None
@@ -122,7 +122,7 @@ def _beside(row: Candidate, best: Candidate | None) -> Candidate:
     if not (row.fits and best and row.step and best.step):
         return row
     if row == best:
-        return replace(row, remark=f"{row.remark}: the choice")
+        return replace(row, remark=f"{row.remark}: recommended")
     if not _is_comparable(row, best):
         return row
     return replace(row, remark=f"{row.remark}; {_compared(row.step.seconds / best.step.seconds)}{_but(row)}")
@@ -138,7 +138,7 @@ def _compared(ratio: float) -> str:
     """The step time relative to the choice's, in words."""
     if ratio * ALIKE < 1:
         return f"{100 / ratio - 100:.0f}% faster"
-    return "about as fast" if ratio <= ALIKE else f"a step takes {ratio:.3g} times as long as the choice's"
+    return "about as fast" if ratio <= ALIKE else f"a step takes {ratio:.3g} times as long"
 
 
 def _arguments(one: Candidate, asked: Candidate) -> str:
@@ -197,7 +197,7 @@ def _sentences(
         time = band(best.step.seconds, best.step.low, best.step.high)
         others = _as_fast(rows, best) if asked.ranks > 1 else []
         close = f"Within {100 * ALIKE - 100:.0f}% of it, but larger or less simple: {', '.join(others)}."
-        yield f"The choice is {best.name}{how}: {time} per step{assumed}.{f' {close}' if others else ''}"
+        yield f"Recommended: {best.name}{how}, {time} per step{assumed}.{f' {close}' if others else ''}"
     elif best:
         yield f"Of those that fit, {best.name}{how} needs the least memory; their speed is unknown."
     else:
@@ -314,10 +314,10 @@ def _other_methods(asked: Candidate, best: Candidate | None, search: Search) -> 
         else:
             yield (
                 "Most of it is activations: offload_activations=True keeps those of blocks in host memory, at the "
-                "speed of its link."
+                "speed of the link to it."
             )
     if best and best.layout and best.layout.activation_checkpointing and not asked.fits:
-        yield "selective_checkpointing=True recomputes less and holds more: plan it to see whether it fits, too."
+        yield "selective_checkpointing=True recomputes less and holds more: plan with it to see whether that fits, too."
     step = best.step if best else None
     wanted = asked.ranks > 1 and (best is None or _waits(best))
     if facts.experts and "expert_parallel" not in facts.divides and wanted:

@@ -41,16 +41,16 @@ def _divided(facts: ModelFacts, layout: Layout) -> str:
     if layout.shards > 1 and facts.scalar:
         return f"FSDP does not shard scalar parameters: give {facts.scalar} the shape (1,)"
     if layout.context > 1 and facts.positions % (2 * layout.context):
-        return f"{facts.positions:,} positions do not split into 2 chunks for each of {layout.context} context ranks"
+        return f"{facts.positions:,} positions cannot be split into 2 chunks for each of {layout.context} context ranks"
     if layout.strategy == "expert_parallel":
         if facts.undivided:
             return facts.undivided
         replicas = layout.ranks // layout.expert_ranks
         for number, features in (size for unit in facts.units for size in unit.expert_sizes):
             if number % layout.expert_ranks:
-                return f"{number} experts do not split over {layout.expert_ranks} expert ranks"
+                return f"{number} experts cannot be split across {layout.expert_ranks} expert ranks"
             if features % replicas:
-                return f"{features:,} features of the experts do not split over {replicas} replicas"
+                return f"{features:,} features of the experts cannot be split across {replicas} replicas"
     return ""
 
 
@@ -73,7 +73,7 @@ def _pipeline(facts: ModelFacts, layout: Layout) -> str:
         return facts.uncut
     blocks = facts.layers or sum(unit.name.startswith("blocks.") for unit in facts.units)
     if blocks % layout.stages or not blocks:
-        return f"{blocks} blocks do not split into {layout.stages} pipeline stages"
+        return f"{blocks} blocks cannot be split into {layout.stages} pipeline stages"
     schedule, ranks = layout.options["schedule"], layout.pipeline
     before_2_11 = release_of(version("torch")) < (2, 11)
     least = {"GPipe": before_2_11, "1F1B": 1, "DualPipeV": 2}.get(schedule, 0) * ranks

@@ -262,7 +262,7 @@ DEVICES: tuple[Device, ...] = (
         "NVLink 4",
         8,
         400,
-        "NVIDIA H100 SXM data sheet (1,979 TFLOP/s there is with sparsity)",
+        "NVIDIA H100 SXM data sheet (1,979 TFLOP/s in it is with sparsity)",
         "h10080",
     ),
     _gpu(
@@ -275,7 +275,7 @@ DEVICES: tuple[Device, ...] = (
         "NVLink 4",
         8,
         400,
-        "NVIDIA H200 SXM data sheet (1,979 TFLOP/s there is with sparsity)",
+        "NVIDIA H200 SXM data sheet (1,979 TFLOP/s in it is with sparsity)",
         "h200141",
     ),
     _gpu(
@@ -288,7 +288,7 @@ DEVICES: tuple[Device, ...] = (
         "NVLink 5",
         8,
         400,
-        "NVIDIA HGX B200 data sheet (4,500 TFLOP/s there is with sparsity); memory assumed, of 180 GB",
+        "NVIDIA HGX B200 data sheet (4,500 TFLOP/s in it is with sparsity); memory assumed, of 180 GB",
         "b200180",
     ),
     _gpu(

@@ -130,14 +130,14 @@ def layout_of(script: Script, ranks: int, parameters: Mapping[str, Any]) -> Layo
     context = _context(strategy, ranks, values)
     expert_ranks = values.get("expert_ranks") or ranks
     if expert_ranks < 1 or ranks % expert_ranks:
-        raise LaunchError(f"{ranks} ranks do not split into replicas of expert_ranks={expert_ranks}")
+        raise LaunchError(f"{ranks} ranks cannot be split into replicas of expert_ranks={expert_ranks}")
     data = ranks // (tensor * pipeline * context)
     batch, accumulate = values["global_batch_size"], values.get("accumulate", 1)
     if accumulate < 1 or batch < 1 or batch % (data * accumulate):
         pieces = data * max(1, accumulate)
         raise LaunchError(
-            f"global_batch_size={batch} does not split into {data} data ranks x {accumulate} micro-batches; "
-            f"the nearest size that does is {max(1, round(batch / pieces)) * pieces}"
+            f"global_batch_size={batch} cannot be split evenly into {data} data ranks x {accumulate} micro-batches; "
+            f"the nearest size is {max(1, round(batch / pieces)) * pieces}"
         )
     selective = values.get("selective_checkpointing", False)
     return Layout(
@@ -213,10 +213,10 @@ def _axes(strategy: str, ranks: int, values: Mapping[str, Any]) -> tuple[int, in
     tensor = {"tensor_parallel": ranks, "hybrid": values.get("tensor", 1)}.get(strategy, 1)
     pipeline = {"pipeline": ranks, "hybrid": values.get("pipeline", 1)}.get(strategy, 1)
     if tensor < 1 or pipeline < 1 or ranks % (tensor * pipeline):
-        raise LaunchError(f"{ranks} ranks do not split into replicas of pipeline={pipeline} x tensor={tensor}")
+        raise LaunchError(f"{ranks} ranks cannot be split into pipeline={pipeline} x tensor={tensor}")
     replicas = values.get("replicas", 1)
     if replicas < 1 or ranks % replicas:
-        raise LaunchError(f"{ranks} ranks do not split into replicas={replicas}")
+        raise LaunchError(f"{ranks} ranks cannot be split into replicas={replicas}")
     return tensor, pipeline
 
 
@@ -224,7 +224,7 @@ def _context(strategy: str, ranks: int, values: Mapping[str, Any]) -> int:
     """Ranks that split each sequence."""
     context = (values["context_ranks"] or ranks) if strategy == "context_parallel" else 1
     if context < 1 or ranks % context:
-        raise LaunchError(f"{ranks} ranks do not split into sequences of context_ranks={context}")
+        raise LaunchError(f"{ranks} ranks cannot be split into sequences of context_ranks={context}")
     return context
 
 

@@ -174,7 +174,7 @@ class Plan:
         else:
             what = "Python and torch" if self.device.shared else "CUDA's context and NCCL, assumed"
             verdict.append(
-                f"{gib(self.device.usable_by(self.ranks))} are left for each rank after the framework's own "
+                f"{gib(self.device.usable_by(self.ranks))} are left for each rank after the framework's "
                 f"{gib(self.device.outside)} ({what})."
             )
         if self.states:

@@ -86,8 +86,8 @@ def plan(
             problems.append(f"nothing was measured: this machine has no {kind.name}; the speed is from its data sheet")
         if count is None and nproc_per_node == "auto" and not kind.is_this_machine:
             problems.append(
-                f"without a number in device={device!r} there are as many as this machine would run ranks, "
-                f"{ranks // kind.nodes}; '1x{kind.name}' is one"
+                f"device={device!r} has no count, so the plan assumes as many as this machine would run ranks, "
+                f"{ranks // kind.nodes}; for one, pass '1x{kind.name}'"
             )
         problems += _about_facts(facts, kind) if facts else []
         if skewed and (most := questions.answer(skewed, "not rehearsed with all tokens at the same experts")):
@@ -198,7 +198,7 @@ class _Questions:
 def _about_facts(facts: ModelFacts, kind: Device) -> list[str]:
     notes = []
     if facts.corrected and not kind.shared:
-        notes.append(f"the memory of {', '.join(facts.corrected)} is what it takes on this CPU; a GPU's kernel differs")
+        notes.append(f"the memory of {', '.join(facts.corrected)} was measured on this CPU; a GPU's kernel differs")
     notes += facts.assumed
     if facts.looked_at:
         notes.append(f"samples differ in length: batches are planned at the longest of the first {facts.looked_at}")
@@ -219,7 +219,7 @@ def _ranks(count: Any, devices: int | None, kind: Device) -> int:
     if count == "auto":
         return devices or hardware().default_ranks
     if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= MOST_RANKS:
-        raise LaunchError(f"nproc_per_node must be 'auto' or a whole number from 1 to {MOST_RANKS:,}, got {count!r}")
+        raise LaunchError(f"nproc_per_node must be 'auto' or an integer from 1 to {MOST_RANKS:,}, got {count!r}")
     here = kind.box if kind.is_this_machine and not kind.shared else None
     if (most := devices or here) and count > most:
         raise LaunchError(f"{count} ranks need {count} devices, but the plan is for {most} x {kind.name}")
@@ -230,7 +230,7 @@ def _on_hosts(nodes: Any, each: int, kind: Device, network: Any) -> tuple[int, D
     """(total ranks, device) for `nodes` hosts with `each` ranks."""
     if isinstance(nodes, bool) or not isinstance(nodes, int) or not 1 <= nodes <= MOST_RANKS // each:
         raise LaunchError(
-            f"nodes must be a whole number from 1 to {MOST_RANKS // each:,} with {each} ranks each, got {nodes!r}"
+            f"nodes must be an integer from 1 to {MOST_RANKS // each:,} with {each} ranks each, got {nodes!r}"
         )
     if nodes == 1:
         raise LaunchError("network connects hosts: set nodes to 2 or more")
@@ -243,7 +243,7 @@ def _disagreement(facts: ModelFacts, formulas: Peak, rehearsed: Peak) -> list[st
     if abs(formulas.bytes / rehearsed.bytes - 1) <= TOLERANCE:
         return []
     model = (
-        f"all {facts.layers} layers of this model as one unit" if facts.layers else "embed, blocks and unembed in turn"
+        f"all {facts.layers} layers of this model as one unit" if facts.layers else "embed, then blocks, then unembed"
     )
     return [
         f"formulas give {gib(formulas.bytes)}, the rehearsal of the script {gib(rehearsed.bytes)}: trust the "

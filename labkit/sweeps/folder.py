@@ -108,8 +108,8 @@ class SweepFolder:
         if state.is_final or alive:
             return state
         sentence = (
-            "the process of the sweep is gone (killed, or the machine was rebooted; its log is sweeper.log in its "
-            "folder); resume() runs what is missing"
+            "the sweep's process is gone (killed, or the machine was rebooted; its log is sweeper.log in its "
+            "folder); resume() runs the remaining points"
         )
         written = self.state.stat().st_mtime if self.state.exists() else state.started
         return replace(state, state="lost", ended=max(state.started, written), sentence=sentence)

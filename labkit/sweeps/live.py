@@ -44,7 +44,7 @@ class SweepDashboard:
 
         self._draw()
         bundle = dict(self.box._repr_mimebundle_())
-        hint = f"This was a live view. Show the sweep again with labkit.Sweep.attach({self.folder.id!r})"
+        hint = f"This view is no longer live. Show the sweep again with labkit.Sweep.attach({self.folder.id!r})"
         self._handle = display(bundle | {"text/html": escaped(hint), "text/plain": hint}, raw=True, display_id=True)
         self._thread.start()
 

@@ -73,7 +73,7 @@ class SweepOptions(LaunchOptions):
         if self.min_ranks is not None:
             raise LaunchError("a sweep does not change the number of ranks of a run; leave min_ranks out")
         if self.trace_memory or self.profile:
-            raise LaunchError("a sweep neither traces memory nor profiles; launch one of its points with it")
+            raise LaunchError("trace_memory and profile do not work in a sweep; launch one of its points with them")
         if self.mode not in (None, *MODES):
             raise LaunchError(f"mode must be 'min' or 'max', got {self.mode!r}")
         if not isinstance(self.metric, str) or not self.metric:
@@ -81,4 +81,4 @@ class SweepOptions(LaunchOptions):
         for name, least in (("at_once", 1), ("samples", 1), ("halving", 2)):
             value = getattr(self, name)
             if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < least):
-                raise LaunchError(f"{name} must be a whole number, at least {least}, got {value!r}")
+                raise LaunchError(f"{name} must be an integer, at least {least}, got {value!r}")

@@ -44,13 +44,13 @@ def expanded(
             raise LabError(f"{name}=({shown}) is a range, which needs samples=N; for a grid, pass a list: {name}=[…]")
     if not lists and not ranges:
         raise LabError(
-            "a sweep varies something: pass a list for at least one parameter, lr=[1e-3, 3e-4], or points=[{…}, …]"
+            "a sweep needs a parameter to vary: pass a list for at least one, lr=[1e-3, 3e-4], or points=[{…}, …]"
         )
     if samples is not None:
         return drawn({**lists, **ranges}, fixed, samples, seed)
     count = math.prod(map(len, lists.values()))
     if count > MOST_POINTS:
-        raise LabError(f"this grid has {count:,} points, at most {MOST_POINTS:,}; draw some of them with samples=N")
+        raise LabError(f"this grid has {count:,} points; the maximum is {MOST_POINTS:,}. Draw some with samples=N")
     return _distinct([{**fixed, **dict(zip(lists, values, strict=True))} for values in product(*lists.values())])
 
 
@@ -65,7 +65,7 @@ def drawn(axes: Mapping[str, Any], fixed: Mapping[str, Any], samples: int, seed:
         points.setdefault(repr(point), point)
         if len(points) == samples:
             return list(points.values())
-    raise LabError(f"samples={samples}, but only {len(points)} different points were found in these axes")
+    raise LabError(f"samples={samples}, but these axes have only {len(points)} distinct points")
 
 
 def varied(points: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -81,7 +81,7 @@ def _axis(name: str, value: Any) -> list[Any] | None:
     if not isinstance(value, list | range):
         return None
     if not value:
-        raise LabError(f"{name} has no values, so the sweep has no points; give at least one")
+        raise LabError(f"{name} has no values, so the sweep has no points; pass at least one")
     if repeated := [each for i, each in enumerate(value) if each in value[:i]]:
         raise LabError(f"{name} has {repeated[0]!r} twice; each point runs once. To repeat a point, vary its seed")
     return [_plain(name, each) for each in value]
@@ -129,7 +129,7 @@ def _listed(points: Any, fixed: Mapping[str, Any]) -> list[dict[str, Any]]:
         if not isinstance(point, Mapping):
             raise LabError(f"each of the points must be a dict such as {{'lr': 1e-3}}; got {point!r}")
         if both := [name for name in point if name in fixed]:
-            raise LabError(f"{both[0]} is given for all points and in one of them; give it once")
+            raise LabError(f"{both[0]} is set for all points and again in one of them; set it once")
     return [{**fixed, **{str(name): _plain(str(name), v) for name, v in point.items()}} for point in points]
 
 

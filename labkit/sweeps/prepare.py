@@ -150,7 +150,7 @@ def environment_of(folder: SweepFolder, env: Mapping[str, str] | None) -> dict[s
         if name not in known:
             raise LabError(
                 f"the sweep was started with env={{{name!r}: …}}, whose value is not on disk, as it may be a secret. "
-                f"Give it again: sweep.resume(env={{{name!r}: …}})"
+                f"Pass it again: sweep.resume(env={{{name!r}: …}})"
             )
     return {name: known[name] for name in {*manifest["env_names"], *(env or {})}}
 
@@ -198,7 +198,7 @@ def _rungs(script: Script, source: Path | None, options: SweepOptions, points: l
     declared = options_of(completed(script, ["checkpoint_dir"]) if source is None else script)
     if not {"steps", "checkpoint_dir"} <= declared.keys():
         raise LabError(
-            f"halving trains the best points further from their checkpoints, so the script must take --steps and "
+            f"halving continues the best points from their checkpoints, so the script must take --steps and "
             f"--checkpoint-dir, as labkit's own do; {script.name}.py takes {', '.join(declared) or 'no options'}"
         )
     totals = {str(point.get("steps")) for point in points}
@@ -217,7 +217,7 @@ def _all_save(requests: list[LaunchRequest]) -> bool:
     if shared := [place for place in chosen if chosen.count(place) > 1]:
         raise LabError(
             f"several points would save their checkpoints in {shared[0]}; leave checkpoint_dir out, and each saves "
-            "in a folder of its own"
+            "in its own folder"
         )
     nowhere = RunFolder(os.devnull)
     return all(checkpoint_arguments(request, {}, nowhere) for request in requests)

@@ -59,7 +59,7 @@ def main() -> None:
             signal.signal(number, sweeper.on_signal)
         sweeper.run()
     except Exception as error:
-        sentence = f"the process of the sweep failed: {error}; resume() runs what is missing"
+        sentence = f"the sweep's process failed: {error}; resume() runs the remaining points"
         folder.write_state(SweepState("failed", started, time.time(), sentence))
         raise
 
@@ -134,13 +134,13 @@ class Sweeper:
         """Why the sweep must stop, empty if it need not. Stops single points that were asked to."""
         points = self.folder.requested_stop()
         if self.signalled:
-            return f"the process of the sweep received {self.signalled}"
+            return f"the sweep's process received {self.signalled}"
         if self.owner and os.getppid() != self.owner:
             return "the process that started this sweep has exited"
         if points is None:
             return "stopped on request"
         if not self.folder.path.is_dir():
-            return "the folder of the sweep was deleted"
+            return "the sweep's folder was deleted"
         for job in [job for job in self.active if job.point in points and job not in self.asked]:
             self.asked.add(job)
             self.stopper.submit(stop, self.active[job])

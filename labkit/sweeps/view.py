@@ -34,8 +34,8 @@ def headline(results: Sequence[Result], seen: Results) -> str:
 
 def named(result: Result, seen: Results) -> str:
     """`lr=0.001, seed=0`: the parameters that differ between points."""
-    given = {name: value for name in seen.varied if (value := result.parameters.get(name)) is not None}
-    return ", ".join(f"{name}={parameter_text(value)}" for name, value in given.items())
+    parameters = {name: value for name in seen.varied if (value := result.parameters.get(name)) is not None}
+    return ", ".join(f"{name}={parameter_text(value)}" for name, value in parameters.items())
 
 
 def sweep_html(title: str, state: SweepState, results: Sequence[Result], seen: Results) -> str:

@@ -29,8 +29,8 @@ def add_check_verb(verb: AddVerb) -> None:
     check = verb(
         "check",
         _check,
-        "find errors in a training script that hang, corrupt or slow down distributed training; "
-        "exits with 0 without findings, 1 with findings, 2 when a file cannot be read",
+        "find mistakes in a training script that hang, corrupt or slow down distributed training; "
+        "exits with 0 without findings, 1 with findings, 2 if a file cannot be read",
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

@@ -14,12 +14,12 @@ def add_doctor_verb(verb: AddVerb) -> None:
     doctor = verb(
         "doctor",
         _doctor,
-        "what this machine has and what to use on it; exits with 1 when a launch would fail (a finding of level stop)",
+        "show this machine and what to use on it; exits with 1 if a launch would fail (a finding of level stop)",
     )
-    doctor.add_argument("--preflight", action="store_true", help="let the ranks sum a number")
+    doctor.add_argument("--preflight", action="store_true", help="test whether the ranks can communicate")
     ranks = "measure the collectives of this many ranks (default: one per GPU, or two)"
     doctor.add_argument("--bandwidth", type=int, nargs="?", const=True, default=False, metavar="RANKS", help=ranks)
-    doctor.add_argument("--json", action="store_true", help="print findings and facts as JSON, to attach to a report")
+    doctor.add_argument("--json", action="store_true", help="print findings and facts as JSON, for a bug report")
 
 
 def _doctor(arguments: argparse.Namespace, rest: list[str]) -> int:

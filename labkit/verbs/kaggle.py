@@ -22,14 +22,14 @@ def add_kaggle_verbs(parser: argparse.ArgumentParser) -> None:
     verbs = parser.add_subparsers(dest="kaggle", required=True, metavar="VERB")
     export = verbs.add_parser("export", help=(text := "write the kernel's folder without pushing it"), description=text)
     _kernel_options(export)
-    export.add_argument("--into", type=Path, metavar="DIR", help="default: a new folder named like its address")
+    export.add_argument("--into", type=Path, metavar="DIR", help="default: a new folder named like its slug")
     export.set_defaults(run=_export)
     push = verbs.add_parser("push", help=(text := "run a notebook on Kaggle and fetch its runs"), description=text)
     _kernel_options(push)
     push.add_argument("--no-follow", action="store_true", help="return after the upload")
     push.set_defaults(run=_push)
     pull = verbs.add_parser("pull", help=(text := "follow a kernel to its end, fetch its runs"), description=text)
-    pull.add_argument("kernel", help="USER/ADDRESS, as in kaggle.com/code/USER/ADDRESS")
+    pull.add_argument("kernel", help="USER/SLUG, as in kaggle.com/code/USER/SLUG")
     pull.set_defaults(run=_pull)
     for verb in (export, push, pull):
         verb.add_argument("--runs-dir", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
@@ -49,10 +49,10 @@ def _kernel_options(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="KERNEL",
-        help="USER/ADDRESS of a kernel whose output it reads, to resume from checkpoints",
+        help="USER/SLUG of a kernel whose output it reads, to resume from checkpoints",
     )
     parser.add_argument("--user", help="owner of the kernel (default: the logged-in user)")
-    parser.add_argument("--title", help="determines the address (default: labkit and the notebook's name)")
+    parser.add_argument("--title", help="title, which determines the slug (default: labkit and the notebook's name)")
 
 
 def _export(arguments: argparse.Namespace, rest: list[str]) -> int:
@@ -60,7 +60,7 @@ def _export(arguments: argparse.Namespace, rest: list[str]) -> int:
         try:
             arguments.user = Service().user
         except LabError as error:
-            raise LabError(f"a kernel's address starts with a user's name: pass --user, or log in. {error}") from None
+            raise LabError(f"a kernel's name starts with a user name: pass --user, or log in. {error}") from None
     kernel = _kernel(arguments)
     folder = arguments.into or Path(kernel.id.partition("/")[2])
     kernel.write(folder)

@@ -29,8 +29,8 @@ def add_launch_verb(verb: AddVerb) -> None:
     start.add_argument("-h", "--help", action="store_true", help="show this help, and the options of SCRIPT")
     start.add_argument("script", nargs="?", help="one of labkit's own (ddp) or the path of any torchrun script")
     LaunchOptions.add_arguments(start)
-    start.add_argument("--watch", action="store_true", help="draw the live view in the terminal")
-    lines = "with --hosts: start nothing, print the command to paste on each host"
+    start.add_argument("--watch", action="store_true", help="show the live view in the terminal")
+    lines = "with --hosts: start nothing; print the command to paste on each host"
     start.add_argument("--print", action="store_true", dest="only_print", help=lines)
 
 

@@ -17,7 +17,7 @@ def add_plan_verb(verb: AddVerb) -> None:
     plan = verb(
         "plan",
         _plan,
-        "predict memory and speed of each strategy before a launch; exits with 1 when the script does not fit",
+        "predict memory and speed of each strategy before a launch; exits with 1 if the script does not fit",
         usage="labkit plan SCRIPT [options] [--] [the script's own options]",
     )
     plan.add_argument("script", help="one of labkit's own (ddp) or the path of a script with the same cells")

@@ -32,9 +32,9 @@ def add_run_verbs(verb: AddVerb) -> None:
         type=int,
         default=0,
         metavar="N",
-        help="except the first N, the newest or the best by --sort (default: 0)",
+        help="keep the first N: the newest, or the best by --sort (default: 0)",
     )
-    prune.add_argument("--yes", action="store_true", help="delete; without it the runs are only listed")
+    prune.add_argument("--yes", action="store_true", help="delete them; without this option the runs are only listed")
     for sub in (listing, prune):
         sub.add_argument("--script", help="only runs of the script of this name")
         sub.add_argument("--state", choices=get_args(StateName), help="only runs in this state")
@@ -45,22 +45,27 @@ def add_run_verbs(verb: AddVerb) -> None:
     for name, run, help, default in (
         ("attach", _attach, "follow a run until it ends; Ctrl-C leaves it running", "latest"),
         ("stop", _stop, "stop a run on every rank; without an id, the newest active one", None),
-        ("stacks", _stacks, "where every rank of a run is now: why is it stuck?", "latest"),
-        ("pause", _pause, "let all ranks of a run wait at the end of the same step", "latest"),
-        ("resume", _resume, "let a paused run continue", "latest"),
-        ("timeline", _timeline, "seconds per phase of the steps of a run that was launched with --profile", "latest"),
+        ("stacks", _stacks, "show where every rank of a run is now, for example if it is stuck", "latest"),
+        ("pause", _pause, "pause a run: all ranks wait at the end of the same step", "latest"),
+        ("resume", _resume, "resume a paused run", "latest"),
+        (
+            "timeline",
+            _timeline,
+            "print the seconds of each phase of a run launched with --profile",
+            "latest",
+        ),
         ("report", _report, "write report.html into a run's folder", "latest"),
     ):
         which = "an id, part of one, a path, or latest"
         verb(name, run, help).add_argument("which", nargs="?", default=default, help=which)
-    logs = verb("logs", _logs, "what the ranks of a run printed; of more than 1 MiB the end")
+    logs = verb("logs", _logs, "print the logs of a run's ranks, at most the last 1 MiB of each")
     logs.add_argument("which", nargs="?", default="latest", help="an id, part of one, a path, or latest")
-    logs.add_argument("--rank", type=int, metavar="N", help="only this rank (default: all, one after another)")
-    logs.add_argument("--stderr", action="store_true", help="what they wrote to stderr")
-    ask = verb("ask", _ask, "the value of an expression on every rank of a running training, at the same step")
+    logs.add_argument("--rank", type=int, metavar="N", help="only this rank (default: every rank)")
+    logs.add_argument("--stderr", action="store_true", help="stderr instead of stdout")
+    ask = verb("ask", _ask, "evaluate an expression on every rank of a run, at the same step")
     ask.add_argument("which", help="an id, part of one, a path, or latest")
     ask.add_argument("expression", help='for example "loss.item(), x.shape"')
-    export = verb("export", _export, "write a run's records for another tool; prints where they are")
+    export = verb("export", _export, "write a run's records for another tool and print where they are")
     export.add_argument("which", metavar="RUN", help="an id, part of one, a path, or latest")
     export.add_argument("to", metavar="FORMAT", help=", ".join(FORMATS))
     export.add_argument("path", metavar="PATH", nargs="?", help="a file, or a folder for tensorboard and wandb")
@@ -78,7 +83,7 @@ def _chosen(arguments: argparse.Namespace) -> RunList:
 
 def _prune(arguments: argparse.Namespace, rest: list[str]) -> None:
     if arguments.keep < 0:
-        raise LabError(f"--keep needs a number of runs of at least 0, got {arguments.keep}")
+        raise LabError(f"--keep must be 0 or more, got {arguments.keep}")
     runs = _chosen(arguments)
     if arguments.yes:
         deleted = runs.rm(keep=arguments.keep)

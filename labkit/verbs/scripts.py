@@ -20,7 +20,7 @@ def add_script_verbs(verb: AddVerb) -> None:
     )
     write.add_argument("parts", nargs="*", metavar="STRATEGY [EXTRA ...]", help="fsdp checkpoints precision")
     write.add_argument("--task", default="bytes", help="model, data and loss (default: bytes)")
-    diff = verb("diff", _diff, "show the changes from one script to another")
+    diff = verb("diff", _diff, "show the diff of two scripts")
     diff.add_argument("before")
     diff.add_argument("after")
 

@@ -32,7 +32,7 @@ def add_slurm_verbs(parser: argparse.ArgumentParser) -> None:
     """Add the verbs of `labkit slurm`."""
     verbs = parser.add_subparsers(dest="slurm", required=True, metavar="VERB")
     for name, run, description in (
-        ("submit", _submit, "submit a training to Slurm and follow it; Ctrl-C leaves it running"),
+        ("submit", _submit, "submit a training job to Slurm and follow it; Ctrl-C leaves it running"),
         ("print", _print, "print the launch file for sbatch; once submitted, the run can be attached to"),
     ):
         verb = verbs.add_parser(

@@ -30,7 +30,7 @@ def add_sweep_verb(verb: AddVerb) -> None:
         "sweep",
         _sweep,
         "run a script once for each point of a grid or of random draws, as many at a time as fit; "
-        "exits with 1 when a point failed",
+        "exits with 1 if a point failed",
         usage="labkit sweep SCRIPT [options] [the script's own options, with several values each]",
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -41,7 +41,7 @@ def add_sweep_verb(verb: AddVerb) -> None:
     existing = parser.add_mutually_exclusive_group()
     existing.add_argument("--show", **which, help="print a sweep: an id, part of one, a path, or latest")
     existing.add_argument("--stop", **which, help="stop all runs and the queue of a sweep")
-    existing.add_argument("--resume", **which, help="run the points of a sweep that have not run to their end")
+    existing.add_argument("--resume", **which, help="run the points of a sweep that have not finished")
     parser.add_argument("--failed", action="store_true", help="with --resume: also the points that failed")
 
 
@@ -50,7 +50,7 @@ def _sweep(arguments: argparse.Namespace, rest: list[str]) -> int:
 
     which = arguments.show or arguments.stop or arguments.resume
     if bool(which) == bool(arguments.script):
-        raise LabError("give a SCRIPT to sweep, or one of --show, --stop and --resume")
+        raise LabError("pass a SCRIPT to sweep, or one of --show, --stop and --resume")
     if which:
         if rest:
             raise LabError(f"the points of a sweep are fixed when it starts; unrecognized: {' '.join(rest)}")

@@ -47,7 +47,7 @@ class ReportPath(type(Path())):  # type: ignore[misc]
 
     def _repr_html_(self) -> str:
         link = escaped(os.path.relpath(self))
-        hint = "In JupyterLab, “Trust HTML” above the report lets its charts answer to the pointer."
+        hint = "In JupyterLab, click “Trust HTML” above the report to make its charts interactive."
         return f'<a href="{link}" target="_blank">{link}</a><div style="opacity:.75">{hint}</div>'
 
 

@@ -115,8 +115,8 @@ class RunList(list[Any]):
         """One row per shown run, all with the same columns; and the names of the columns of metrics and options, the
         most important first."""
         shown = [(run, run.folder.glimpsed_manifest(), run.status(), glance(run.folder)) for run in self[:SHOWN]]
-        given = [manifest["parameters"] for _, manifest, _, _ in shown]
-        parameters = differing(given, self.by, len(set().union(*given)))
+        options = [manifest["parameters"] for _, manifest, _, _ in shown]
+        parameters = differing(options, self.by, len(set().union(*options)))
         metrics = metric_columns([seen for *_, seen in shown], self.by)
         tagged = any(run.tags or run.note for run, *_ in shown)
         rows = [

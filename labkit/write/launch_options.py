@@ -47,7 +47,7 @@ class LaunchOptions(CallOptions):
     retries: int = field(default=0, metadata=flag("restart a failed run up to N times", type=int, metavar="N"))
     min_ranks: int | None = field(
         default=None,
-        metadata=flag("after a restart that fails at its start, go on with fewer ranks", type=int, metavar="N"),
+        metadata=flag("if a restart fails at startup, continue with fewer ranks", type=int, metavar="N"),
     )
     watchdog: float | None = field(
         default=None, metadata=flag("stop a run that makes no progress for SECONDS", type=float, metavar="SECONDS")
@@ -61,7 +61,7 @@ class LaunchOptions(CallOptions):
     profile: bool = field(default=False, metadata=flag("record three steps for `labkit timeline`", action="store_true"))
     reachable: bool | None = None
     hosts: Sequence[str] | None = field(
-        default=None, metadata=flag("on each of these machines, by ssh (docs/cluster.md)", type=_names, metavar="A,B")
+        default=None, metadata=flag("run on these machines, over ssh (docs/cluster.md)", type=_names, metavar="A,B")
     )
     export: str | Sequence[str] | None = field(
         default=None,

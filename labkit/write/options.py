@@ -201,7 +201,7 @@ def _arguments(script: ScriptText, option: Option, name: str, value: Any) -> lis
 
 
 def _check_number(script: ScriptText, option: Option, name: str, value: Any) -> None:
-    expected = "a whole number" if option.kind == "int" else "a number"
+    expected = "an integer" if option.kind == "int" else "a number"
     try:
         number = (int if option.kind == "int" else float)(str(value))
         is_valid = isinstance(number, int) or math.isfinite(number)

@@ -29,8 +29,8 @@ def cell_of(obj: Any) -> tuple[str, str]:
                 f"got an instance of {_name(type(obj))}; pass the class, which the script calls on every rank"
             )
         raise ScriptError(
-            f"cannot find the cell that defined {_name(obj)}: expected a function, or a class with a method of "
-            "its own. Pass the cell's text instead"
+            f"cannot find the cell that defined {_name(obj)}: expected a function, or a class that defines "
+            "a method. Pass the cell's text instead"
         )
     name = code.co_filename
     if _is_notebook_cell(name):

@@ -81,8 +81,8 @@ def _environment(tree: Tree) -> Iterator[tuple[str, ast.expr, ast.stmt]]:
 @rule(
     "device-zero",
     "wrong",
-    why="Every rank uses GPU 0: the other GPUs are idle, and its memory must hold all ranks. NCCL refuses two ranks on "
-    "one GPU.",
+    why="Every rank uses GPU 0: the other GPUs are idle, and its memory must hold all ranks. NCCL "
+    "does not allow two ranks on one GPU.",
     fix="Use device = torch.device('cuda', int(os.environ['LOCAL_RANK'])); torch.cuda.set_device(device).",
     misses="a device from an option's default; anything under a condition, which may be for one GPU.",
 )
@@ -138,7 +138,7 @@ def _zero(tree: Tree, node: ast.expr | None) -> ast.expr | None:
     "no-set-device",
     "wrong",
     why="A bare .cuda() uses the current device, which is GPU 0 in every process unless it is set: all ranks share GPU "
-    "0, and NCCL refuses that.",
+    "0, which NCCL does not allow.",
     fix="Call torch.cuda.set_device(int(os.environ['LOCAL_RANK'])) before init_process_group.",
     misses="a device set in another file, or by CUDA_VISIBLE_DEVICES in the shell.",
 )
@@ -160,9 +160,9 @@ def no_set_device(tree: Tree) -> Mistakes:
     ):
         return
     for call in tree.method_calls("cuda", "to"):
-        method, given = call.func.attr, [*call.args, *(k.value for k in call.keywords if k.arg == "device")]
-        bare = method == "cuda" and not given and not spelled(call.func).startswith("torch.")
-        named = method == "to" and given and isinstance(given[0], ast.Constant) and given[0].value == "cuda"
+        method, arguments = call.func.attr, [*call.args, *(k.value for k in call.keywords if k.arg == "device")]
+        bare = method == "cuda" and not arguments and not spelled(call.func).startswith("torch.")
+        named = method == "to" and arguments and isinstance(arguments[0], ast.Constant) and arguments[0].value == "cuda"
         if (bare or named) and not tree.branches_of(call):
             yield call, "no rank has selected its own GPU, so this is GPU 0 on all of them"
             return  # report the first only

@@ -236,8 +236,8 @@ def _reentrant(tree: Tree) -> Iterator[Placed]:
         name = tree.names_of_calls[call]
         if name == "torch.utils.checkpoint.checkpoint" and is_true(keyword(call, "use_reentrant")):
             yield call
-        given = keyword(call, "gradient_checkpointing_kwargs") or keyword(call, "activation_checkpointing_kwargs")
-        if isinstance(given, ast.Dict):
-            for key, value in zip(given.keys, given.values, strict=True):
+        options = keyword(call, "gradient_checkpointing_kwargs") or keyword(call, "activation_checkpointing_kwargs")
+        if isinstance(options, ast.Dict):
+            for key, value in zip(options.keys, options.values, strict=True):
                 if isinstance(key, ast.Constant) and key.value == "use_reentrant" and is_true(value):
                     yield call

@@ -93,7 +93,7 @@ def scaler_of_shards(tree: Tree) -> Mistakes:
         return
     for call in tree.torch_calls("GradScaler"):
         if keyword(call, "enabled") is None:
-            yield call, "this scaler detects overflows in one rank's shards only"
+            yield call, "this scaler detects overflows only in one rank's shards"
 
 
 @rule(
@@ -212,12 +212,12 @@ def local_batchnorm(tree: Tree) -> Mistakes:
     if "ddp" not in {w.strategy for w in tree.wraps} or tree.words & {"SyncBatchNorm", "convert_sync_batchnorm"}:
         return
     loaders = [call for call in tree.torch_calls("DataLoader") if not TEST.search(_called(tree, call))]
-    given = [tree.constant(keyword(call, "batch_size"), int) for call in loaders]
-    sizes = [size.value if size and isinstance(size.value, int) else SMALL_BATCH for size in given]
+    constants = [tree.constant(keyword(call, "batch_size"), int) for call in loaders]
+    sizes = [size.value if size and isinstance(size.value, int) else SMALL_BATCH for size in constants]
     if not sizes or max(sizes) >= SMALL_BATCH:
         return
     for call in tree.torch_calls("BatchNorm1d", "BatchNorm2d", "BatchNorm3d"):
-        yield call, f"each rank normalizes with the statistics of its own {max(sizes)} samples"
+        yield call, f"each rank normalizes with the statistics of only its {max(sizes)} samples"
         return  # report one layer of many
 
 

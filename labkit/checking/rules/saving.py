@@ -70,9 +70,9 @@ def sharded_state_dict(tree: Tree) -> Mistakes:
                 continue
             owner = part.func.value
             if "fsdp2" in tree.wrapping(owner):
-                yield part, f"`{spelled(owner)}.state_dict()` has this rank's shard of the model only"
+                yield part, f"`{spelled(owner)}.state_dict()` has only this rank's shard of the model"
             elif "opt" in spelled(owner).rsplit(".", 1)[-1].lower():
-                yield part, f"`{spelled(owner)}.state_dict()` has the state of this rank's shard only"
+                yield part, f"`{spelled(owner)}.state_dict()` has only the state of this rank's shard"
     for saving in pretrained(tree):
         if _saves_a_shard(tree, saving):
             yield saving, "without state_dict=, this saves this rank's shard of the model"

@@ -46,9 +46,9 @@ def positions_not_split(tree: Tree) -> Mistakes:
 @rule(
     "router-seeded-by-rank",
     "wrong",
-    why="With experts on different ranks, all ranks must have the same router. Seeded by rank before the model is "
-    "made, and not broadcast by DDP, each rank sends its tokens to experts of its own choice; averaged gradients do "
-    "not make the routers equal again.",
+    why="With experts on different ranks, all ranks must have the same router. If it is seeded by rank and not "
+    "broadcast by DDP, each rank routes its tokens differently; averaged gradients do not make the routers equal "
+    "again.",
     fix="Seed all ranks alike while the model is made; seed by rank afterwards, for dropout. Or broadcast all but the "
     "experts from rank 0.",
     misses="a router with another name than router or gate; a model made in another file or function; scripts "
@@ -73,7 +73,7 @@ def router_seeded_by_rank(tree: Tree) -> Mistakes:
     "wrong",
     why="labkit's pipeline and hybrid form stages of a model's embed, blocks and unembed; its tensor_parallel splits "
     "the Linear layers that TENSOR_PLAN names; its context_parallel tells the layer positions where a rank's part of "
-    "the sequence is. All ranks refuse a model without them, such as a recurrent one.",
+    "the sequence is. Without them, as in a recurrent model, the script exits at its start.",
     fix="Give the model these parts, write a TENSOR_PLAN for its own Linear layers, or use fsdp.",
     misses="models made by a library, in another file or by a function; layers that are named in a loop.",
 )
@@ -112,7 +112,7 @@ def _names_by_string(tree: Tree) -> bool:
     "all-experts-on-a-rank",
     "wrong",
     why="Under labkit's expert_parallel a rank has a part of the experts: a slice of parameters that are stacked by "
-    "expert, and as many sizes. It refuses a list of modules; a loop over all experts fails in the first step.",
+    "expert, and as many sizes. A list of modules is an error; a loop over all experts fails in the first step.",
     fix="One module named experts with stacked parameters, whose forward(rows, sizes) computes len(sizes) of them: for "
     "part, weight in zip(rows.split(sizes), self.weight).",
     misses="a number that forward gets or assigns; loops in functions that it calls; experts made in another file.",

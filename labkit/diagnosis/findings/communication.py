@@ -29,8 +29,8 @@ def preflight(facts: MachineFacts) -> Diagnosis:
         return Diagnosis(
             "preflight",
             "not done yet",
-            "whether the ranks can communicate is unknown until they have tried",
-            "labkit doctor --preflight starts them and sums a number",
+            "whether the ranks can communicate is unknown until it is tested",
+            "labkit doctor --preflight tests it",
         )
     tested = f"tested on {result['when']}; valid until the GPUs or torch change"
     if result["env"] is None:

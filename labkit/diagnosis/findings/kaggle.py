@@ -34,7 +34,7 @@ def time_left(facts: MachineFacts) -> Diagnosis | None:
         return None
     whole = facts.kaggle.session_length
     if whole is None:
-        why = "LABKIT_SESSION_SECONDS, the length of the session, is not a number of seconds; launch refuses it, too"
+        why = "LABKIT_SESSION_SECONDS, the length of the session, is not a number of seconds; launch would fail, too"
         return Diagnosis("session", "n/a", why, "correct or unset LABKIT_SESSION_SECONDS", "stop")
     why = f"estimated: {words.seconds(whole)} per session, minus the age of its oldest process"
     if facts.kaggle.session_seconds is None:

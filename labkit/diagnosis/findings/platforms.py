@@ -42,7 +42,7 @@ def platform(facts: MachineFacts) -> Diagnosis:
 def front_end(facts: MachineFacts) -> Diagnosis:
     if facts.front_end is None:
         why = facts.problems.get("front_end", "")
-        return Diagnosis("front end", "n/a", f"{why}; launch refuses it, too", "correct or unset LABKIT_UI", "stop")
+        return Diagnosis("front end", "n/a", f"{why}; launch would fail, too", "correct or unset LABKIT_UI", "stop")
     return Diagnosis(
         "front end",
         FRONT_ENDS.get(facts.front_end, facts.front_end),
@@ -75,7 +75,7 @@ def colab(facts: MachineFacts) -> Iterator[Diagnosis]:
 @detection
 def refused(facts: MachineFacts) -> Iterator[Diagnosis]:
     for what, sentence in (facts.refusals or {}).items():
-        yield Diagnosis(what, sentence, "launch refuses to start", "fix it first", "stop")
+        yield Diagnosis(what, sentence, "launch would fail", "fix it first", "stop")
 
 
 @detection

@@ -24,7 +24,7 @@ def torch(facts: MachineFacts) -> Diagnosis | None:
     if release_of(installed) >= TORCH_FLOOR:
         return None
     floor = ".".join(map(str, TORCH_FLOOR))
-    why = "launch refuses it: older versions hang or compute wrong sums with gloo"
+    why = "launch would fail: older versions hang or compute wrong sums with gloo"
     return Diagnosis("torch", installed, why, f"python -m pip install 'torch>={floor}'", "stop")
 
 

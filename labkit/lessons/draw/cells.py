@@ -25,5 +25,5 @@ def cells(titles: Collection[str], marked: Mapping[str, Collection[str]]) -> Pic
         parts.append(box(x, y, wide - 10, TALL, colour or "none", line="" if colour else GREY, round=6))
         parts.append(words(x + wide / 2 - 5, y + 22, title, anchor="middle", fill="#fff" if colour else ""))
     rows = -(-len(titles) // ACROSS)
-    said = "; ".join(f"{kind}: {', '.join(sorted(of_kind))}" for kind, of_kind in marked.items())
-    return sheet(parts, 28 + rows * (TALL + 8), f"a script of {len(titles)} cells; {said}")
+    label = "; ".join(f"{kind}: {', '.join(sorted(of_kind))}" for kind, of_kind in marked.items())
+    return sheet(parts, 28 + rows * (TALL + 8), f"a script of {len(titles)} cells; {label}")

@@ -27,7 +27,7 @@ def broken(script: Script, before: str, after: str) -> Script:
     """The script with one place of one cell changed. Raises LabError unless `before` is in it exactly once."""
     found = Counter({title: cell.text.count(before) for title, cell in script.cells.items() if before in cell.text})
     if found.total() != 1:
-        raise LabError(f"{before!r} must be in the script once; it is there {found.total()} times")
+        raise LabError(f"{before!r} must occur once in the script; it occurs {found.total()} times")
     title = next(iter(found))
     return script.with_cells(**{title: script.cells[title].text.replace(before, after)})
 

@@ -32,7 +32,7 @@ def pairs(owners: list[int], positions: int) -> list[int]:
 
 def divided(ranks: int) -> Picture:
     """The causal mask, its rows in the color of the rank that computes them: in order, and zigzag."""
-    parts, said = [], []
+    parts, labels = [], []
     for place, (name, owners) in enumerate({"in order": in_order(ranks), "zigzag": zigzag(ranks)}.items()):
         left, tall = 50 + place * (SIDE + GAP), SIDE / len(owners)
         parts.append(words(left, 15, name, bold=True))
@@ -47,5 +47,5 @@ def divided(ranks: int) -> Picture:
         mean = sum(work) / ranks
         shares = ", ".join(f"{each / mean:.2f}" for each in (work if ranks <= 4 else [work[0], work[-1]]))
         parts.append(words(left, SIDE + 44, f"work over the mean: {shares}", size=12))
-        said.append(f"{name}: {shares} of the mean")
-    return sheet(parts, SIDE + 52, f"{ranks} ranks divide a causal mask; {'; '.join(said)}")
+        labels.append(f"{name}: {shares} of the mean")
+    return sheet(parts, SIDE + 52, f"{ranks} ranks divide a causal mask; {'; '.join(labels)}")

@@ -181,7 +181,7 @@ def _pipeline(ledger: Ledger, facts: ModelFacts, layout: Layout, rank: int, size
         raise UnknownToFormulas("they cover pipelines only for models of embed, blocks and unembed")
     each, rest = divmod(len(blocks), layout.stages)
     if rest or not each:
-        raise LaunchError(f"{len(blocks)} blocks do not split into {layout.stages} pipeline stages")
+        raise LaunchError(f"{len(blocks)} blocks cannot be split into {layout.stages} pipeline stages")
     profiles = facts.profiles[variant_of(layout)]
     stages, stepped = {}, []
     for stage in mine:

@@ -118,7 +118,7 @@ def assumed_rates(
         supported = ", ".join(device.flops)
         raise LaunchError(f"{device.name} does not support {precision}; it supports {supported}")
     if (precision if precision == "fp32" else "16", False) in facts.uncounted:
-        raise LaunchError(f"the speed in {precision} is unknown: the model was not counted in it")
+        raise LaunchError(f"the speed in {precision} is unknown: the model's operations were not counted in it")
     times = kernel_times(facts, device, precision, samples, half_parameters)
     itemsize = 2 if half_parameters and precision in ("fp16", "bf16") else facts.itemsize
     handed_on = sum(unit.output for unit in facts.units if unit.name.startswith("blocks.")) * itemsize
@@ -134,7 +134,7 @@ def assumed_rates(
         launching=times.launching,
         spread=(1 - 1 / SPREAD, SPREAD - 1),
         assumed=(
-            f"the fractions of {device.name}'s data sheet that kernels reach (times within a factor of {SPREAD:g})",
+            f"the fraction of {device.name}'s data-sheet speed that is reached (times within a factor of {SPREAD:g})",
         ),
     )
 

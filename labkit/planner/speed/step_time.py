@@ -345,7 +345,7 @@ def _hops(each: Collective, link: Link, across: float) -> float:
 def _assumed(layout: Layout, rates: Rates, link: Link | None, hosts: Hosts | None) -> tuple[str, ...]:
     assumptions = []
     if link is not None and not link.when and layout.ranks > 1:
-        assumptions.append("the fraction of the link's data sheet that is reached")
+        assumptions.append("the fraction of the link's data-sheet bandwidth that is reached")
     if link is not None and layout.ranks > link.ranks and link.when:
         assumptions.append(f"the link between more than {link.ranks} ranks")
     if hosts is not None and layout.ranks > hosts.each:

@@ -23,10 +23,10 @@ class Axis:
         elif options.get("rangemode") == "tozero" and not self.log:
             low, high = min(low, 0.0), max(high, 0.0)
         room = 0.0 if self.categories else (high - low) * 0.05 or 0.5
-        given = [None if v is None else float(v) for v in options.get("range") or (None, None)]
+        limits = [None if v is None else float(v) for v in options.get("range") or (None, None)]
         bottom = low if options.get("rangemode") == "tozero" and low == 0 else low - room
-        self.low = bottom if given[0] is None else given[0]
-        self.high = high + room if given[1] is None else given[1]
+        self.low = bottom if limits[0] is None else limits[0]
+        self.high = high + room if limits[1] is None else limits[1]
         if options.get("autorange") == "reversed":
             self.low, self.high = self.high, self.low
 

@@ -64,7 +64,7 @@ class Dashboard:
         self._rank = widgets.Dropdown(description="Log of rank", options=[(CULPRIT, CULPRIT)], **narrow)
         self._rank.style.description_width = "auto"
         narrow["style"] = self._rank.style
-        self._search = widgets.Text(description="Search", placeholder="text in the log", continuous_update=False)
+        self._search = widgets.Text(description="Search", placeholder="search the log", continuous_update=False)
         self._only = widgets.Dropdown(description="Show", options=[(ALL_CHARTS, "")], **narrow)
         self._axis = widgets.Dropdown(description="over", options=AXES, **narrow)
         self._scale = widgets.Dropdown(description="Scale", options=list(SCALES), **narrow)
@@ -94,7 +94,7 @@ class Dashboard:
         self._draw()
         bundle = dict(self.box._repr_mimebundle_())
         # For whoever opens the saved file without this kernel.
-        hint = f"This was a live view. Show the run again with labkit.attach({self.folder.id!r})"
+        hint = f"This view is no longer live. Show the run again with labkit.attach({self.folder.id!r})"
         bundle |= {"text/html": escaped(hint), "text/plain": hint}
         self._handle = display(bundle, raw=True, display_id=True)
         self._thread.start()

@@ -43,7 +43,7 @@ def learning(histories: list[RankHistory]) -> str:
     at, value, newest = points[best][0], points[best][3], points[-1][3]
     since = len(points) - 1 - best
     if not since:
-        return f"{name} still improves: {words.quantity(value, 4)}, the best so far"
+        return f"{name} is still improving: {words.quantity(value, 4)}, the best so far"
     where, figure = f"step {_step_of(history, name, value, at):,}", words.quantity(value, 4)
     if since < PATIENCE:
         return ""
@@ -53,10 +53,10 @@ def learning(histories: list[RankHistory]) -> str:
 
 
 def training_loss(reader: RunReader) -> str:
-    """`loss still falls: median 1.87 over the last 40 steps, 2.31 over the 40 before`, or since which step it has not
-    fallen. Compared are places in the order of all losses, which a few very large ones do not decide: a change is one
-    of more than three standard errors; that of a longer part counts if the newest losses do not contradict it. Empty
-    for fewer than 50 losses."""
+    """`loss is still falling: median 1.87 over the last 40 steps, 2.31 over the 40 before`, or since which step it has
+    not fallen. Compared are places in the order of all losses, which a few very large ones do not decide: a change is
+    one of more than three standard errors; that of a longer part counts if the newest losses do not contradict it.
+    Empty for fewer than 50 losses."""
     steps = next((points for line in reader.lines("step").values() if (points := line.points())), [])
     losses = _mean_losses(reader)
     count, means = len(losses), [mean for _, mean in losses]
@@ -71,7 +71,7 @@ def training_loss(reader: RunReader) -> str:
     flat = max((part for part in parts if part < (changed or part + 1)), default=newest)
     first, last = (_step_at(steps, losses[-part][0]) for part in (changed or flat, 1))
     if changed and abs(halves[changed].change * flat / changed - halves[flat].change) <= halves[flat].noise:
-        how = "still falls" if halves[changed].change < 0 else "rises"
+        how = "is still falling" if halves[changed].change < 0 else "is rising"
         half = changed // 2
         before, after = (words.quantity(median(part), 4) for part in (means[-changed:][:half], means[-half:]))
         steps_each = (last - first) // 2 + 1

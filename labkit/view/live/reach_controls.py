@@ -35,7 +35,7 @@ class ReachControls:
 
         self._run, self._answer = run, answer
         self._paused = self._noticed = False
-        self._pause = widgets.Button(tooltip="Let all ranks wait at the end of the same step, or continue")
+        self._pause = widgets.Button(tooltip="Pause all ranks at the end of the same step, or resume them")
         self._show_rate = widgets.Button(
             description="Learning rate", icon="sliders", tooltip="Change it on all ranks after the same step"
         )
@@ -98,7 +98,7 @@ class ReachControls:
             continuous_update=False,
         )
         slider.description, slider.style.description_width = "Learning rate", "auto"
-        release = widgets.Button(description="As scheduled", tooltip="Give the learning rate back to the script")
+        release = widgets.Button(description="As scheduled", tooltip="Use the script's learning rate again")
         release.layout.width = "auto"
         slider.observe(lambda change: self._start(slider, lambda: self._set(change["new"])), names="value")
         release.on_click(lambda button: self._start(button, lambda: self._set(None)))

@@ -145,7 +145,7 @@ def retries(ranks: Ranks) -> str:
     worst = max(ranks.histories, key=lambda h: h.allocation_retries)
     if not worst.allocation_retries:
         return ""
-    return f"{worst.allocation_retries:.0f} allocation retries on {ranks.name(worst)}: close to out of memory"
+    return f"{worst.allocation_retries:.0f} allocation retries on {ranks.name(worst)}: nearly out of memory"
 
 
 def nearly_full(ranks: Ranks) -> str:
@@ -154,7 +154,7 @@ def nearly_full(ranks: Ranks) -> str:
         return ""
     worst = max(full, key=lambda h: h.memory_peak)
     of = f"{gib(worst.memory_peak)} of {gib(worst.memory_limit)}"
-    return f"{ranks.name(worst)} peaked at {of}: close to out of memory"
+    return f"{ranks.name(worst)} peaked at {of}: nearly out of memory"
 
 
 def input_bound(ranks: Ranks) -> str:
@@ -211,7 +211,7 @@ def communication(ranks: Ranks) -> str:
     shares = [h.recent_share("communication") for h in ranks.histories if h.communicates]
     if len(shares) < max(2, len(ranks.histories)) or min(shares) < COMMUNICATES:
         return ""
-    return f"communication {min(shares):.0%} of the step"
+    return f"communication takes {min(shares):.0%} of the step"
 
 
 def grows(ranks: Ranks) -> str:
@@ -223,7 +223,7 @@ def grows(ranks: Ranks) -> str:
             continue
         parts = [min(lows[i * quarter : (i + 1) * quarter]) for i in range(1, 4)]  # the first is warm-up
         if parts[0] * GROWS < parts[1] * GROWS**0.5 < parts[2]:
-            return f"memory grows on {ranks.name(history)}: from {gib(parts[0])} to {gib(parts[2])}"
+            return f"memory is growing on {ranks.name(history)}: from {gib(parts[0])} to {gib(parts[2])}"
     return ""
 
 

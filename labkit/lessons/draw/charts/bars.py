@@ -74,10 +74,10 @@ def bars(
         drawn.append(
             words(min(x, WIDTH - 60), top - 3, f"{limit_name} {_shown(limit, unit)}".strip(), anchor="middle", size=12)
         )
-    said = "; ".join(
+    label = "; ".join(
         f"{n} {how}: {_shown(sum(p.values()), unit)}" for (n, how, _), p in zip(rows, parts_of, strict=True)
     )
-    return sheet(drawn, y + 6, f"{title}: {said}" if title else said)
+    return sheet(drawn, y + 6, f"{title}: {label}" if title else label)
 
 
 def _shown(number: float, unit: str) -> str:

@@ -36,6 +36,6 @@ def choice(predicted: Places, measured: Places | None = None) -> Picture:
                     if ring
                     else f'<path d="M{x - 5:.1f} {y - 5:.1f}l10 10m0 -10l-10 10" stroke="{colour}" stroke-width="2.5"/>'
                 )
-    said = "; ".join(f"{name} sends {amount(s, 'B')} and holds {amount(h, 'B')}" for name, (s, h) in predicted.items())
-    seen = "; ".join(f"{name} {amount(s, 'B')} and {amount(h, 'B')}" for name, (s, h) in measured.items())
-    return sheet([drawn], TOP + TALL + 42, f"predicted: {said}" + (f"; measured: {seen}" if seen else ""))
+    plans = "; ".join(f"{name} sends {amount(s, 'B')} and holds {amount(h, 'B')}" for name, (s, h) in predicted.items())
+    results = "; ".join(f"{name} {amount(s, 'B')} and {amount(h, 'B')}" for name, (s, h) in measured.items())
+    return sheet([drawn], TOP + TALL + 42, f"predicted: {plans}" + (f"; measured: {results}" if results else ""))

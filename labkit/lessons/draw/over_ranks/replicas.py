@@ -40,7 +40,7 @@ def replicas(ranks: int, batch: int = 8, *, share: float = 1.0) -> Picture:
         words(
             WIDTH / 2,
             246,
-            "average the gradients: now every rank has the same ones, and takes the same step"
+            "average the gradients: every rank gets the same ones and takes the same step"
             if share == 1
             else "average the gradients: each rank gets those of its own part, and updates that part",
             anchor="middle",

@@ -25,7 +25,7 @@ def ring(ranks: int) -> Picture:
             arrived[to][chunk] = inside[rank][chunk] | (inside[to][chunk] if summing else set())
             moving += _moving(inside[rank][chunk], chunk, where[rank], where[to], ranks)
         phase, number = (
-            ("reduce_scatter: add what arrives", step + 1) if summing else ("all_gather: hand it on", step - ranks + 2)
+            ("reduce_scatter: add what arrives", step + 1) if summing else ("all_gather: pass it on", step - ranks + 2)
         )
         caption = _caption(f"step {number} of {ranks - 1}", phase)
         shown.append(_all(inside, where, ranks) + moving + caption)
@@ -37,7 +37,7 @@ def ring(ranks: int) -> Picture:
     ]
     return sheet(
         [*names, frames(shown, 2.0)], 2 * CENTRE,
-        f"{ranks} ranks in a ring pass chunks on: {ranks - 1} steps add, {ranks - 1} steps hand the sums on",
+        f"{ranks} ranks in a ring pass chunks along: {ranks - 1} steps add, {ranks - 1} steps pass the sums along",
     )  # fmt: skip
 
 

@@ -69,7 +69,7 @@ class CheckedFakeMode(FakeTensorMode):
         ):
             return self._selected(func, args, kwargs or {})
         if func is BINS and (bins := _bins(*args, **(kwargs or {}))):
-            self.assumed.add("bincount is taken to count no value above its minlength")
+            self.assumed.add("bincount is assumed to see no value above its minlength")
             with self:
                 return torch.zeros(bins[0], dtype=bins[1])
         if func is GROUPED and args[0].dtype != torch.bfloat16:
@@ -125,9 +125,9 @@ class CheckedFakeMode(FakeTensorMode):
     def _chosen(self, condition: Any) -> Any:
         """As `nonzero` returns it."""
         if self._experts:
-            self.assumed.add(f"each of {self._experts} experts is taken to get the same share of the tokens")
+            self.assumed.add(f"each of {self._experts} experts is assumed to get the same share of the tokens")
         else:
-            self.assumed.add("what a condition selects is taken to be everything")
+            self.assumed.add("a condition is assumed to select everything")
         chosen = condition.numel() // max(1, self._experts)
         if self._skewed and self._experts:
             self._left = condition.numel() if self._left < 0 else self._left

@@ -55,7 +55,7 @@ def _as_cudnn(name: str, original: Callable[..., Any], assumed: Callable[[str], 
         if is_packed or any(state.shape[-1] != states[0].shape[-1] for state in states) or x.dim() != 3:
             return original(x, hidden, weights, *more)
         _, layers, _, _, both, batch_first = more
-        assumed(f"cuDNN is taken to keep {KEPT[name]} values for each step and unit of a recurrent layer ({name})")
+        assumed(f"cuDNN is assumed to keep {KEPT[name]} values for each step and unit of a recurrent layer ({name})")
         if torch.is_autocast_enabled("cpu"):
             half = torch.get_autocast_dtype("cpu")
             x, *states = (tensor.to(half) for tensor in (x, *states))
