@@ -10,8 +10,8 @@ def parse_args():
     parser.add_argument("--steps", type=int, default=0, help="optimizer steps, instead of --epochs")
     parser.add_argument("--global-batch-size", type=int, default=64, help="samples per step over all ranks")
     parser.add_argument("--lr", type=float, default=1e-3, help="the optimizer's learning rate")
-    parser.add_argument("--weight-decay", type=float, default=0.01, help="of every parameter")
-    parser.add_argument("--seed", type=int, default=0, help="seeds the weights, the order of samples and dropout")
+    parser.add_argument("--weight-decay", type=float, default=0.01, help="applied to every parameter")
+    parser.add_argument("--seed", type=int, default=0, help="for initial weights, sample order and dropout")
     parser.add_argument("--data-dir", default="", help="the folder that load_datasets reads")
     for name, add_arguments in list(globals().items()):  # any cell may define <its title>_arguments
         if name.endswith("_arguments"):
@@ -34,7 +34,7 @@ class Block(nn.Module):  # attention and MLP; x: (batch, time, width)
         self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
 
     def forward(self, x):
-        # q, k and v lie head by head, so that a tensor-parallel shard holds whole heads
+        # q, k and v are interleaved by head, so a tensor-parallel shard holds whole heads
         heads = self.qkv(self.norm1(x)).unflatten(-1, (-1, 3, self.head_width))
         q, k, v = heads.permute(3, 0, 2, 1, 4)
         attention = F.scaled_dot_product_attention(q, k, v, is_causal=True)
@@ -63,11 +63,11 @@ class Model(nn.Module):  # a small decoder over bytes: (batch, time) of int64 in
 import torch
 from torch.utils.data import DataLoader, default_collate
 
-collate = default_collate  # samples -> a batch: any nest of dicts, tuples and lists; a data cell may define another
+collate = default_collate  # samples -> a batch: any nest of dicts, tuples and lists; a data cell may replace it
 
 
 def loader_of(dataset, chunks, args, epoch):
-    own = {"generator": torch.Generator(), "pin_memory": torch.cuda.is_available()}  # dropout draws from the global one
+    own = {"generator": torch.Generator(), "pin_memory": torch.cuda.is_available()}  # dropout uses the global generator
     return DataLoader(dataset, batch_sampler=chunks, collate_fn=collate, **own)
 
 
@@ -86,7 +86,7 @@ def load_datasets(data_dir, context=128, limit=2**20):
     if len(text) < 20 * context:
         raise SystemExit(f"{data_dir} has {len(text)} bytes of *.txt; at least {20 * context} are needed")
     windows = torch.frombuffer(bytearray(text), dtype=torch.uint8).long().unfold(0, context + 1, context)
-    cut = len(windows) - min(len(windows) // 10, 256)  # 32,768 predictions tell enough and take no time
+    cut = len(windows) - min(len(windows) // 10, 256)  # 32,768 predictions are enough
     return tuple(TensorDataset(w[:, :-1].contiguous(), w[:, 1:].contiguous()) for w in (windows[:cut], windows[cut:]))
 
 
@@ -127,10 +127,10 @@ def batches(dataset, batch_size, data, args, notes=None, epoch=None, start=0):
     ranks, samples = data.size(), range(len(dataset))
     if epoch is not None:
         samples = torch.randperm(len(dataset), generator=torch.Generator().manual_seed(args.seed + epoch)).tolist()
-        global_batch = batch_size * ranks  # step k trains on the same samples whatever the number of ranks
+        global_batch = batch_size * ranks  # step k trains on the same samples for any number of ranks
         samples = samples[start * global_batch : len(samples) // global_batch * global_batch]
     chunks = [samples[i : i + batch_size] for i in range(0, len(samples), batch_size)]
-    chunks += chunks[:1] * (-len(chunks) % ranks)  # every rank runs as many batches; evaluate does not count these
+    chunks += chunks[:1] * (-len(chunks) % ranks)  # equally many batches on every rank; evaluate ignores these
     return loader_of(dataset, chunks[data.get_local_rank() :: ranks], args, epoch)
 
 
@@ -185,7 +185,7 @@ def make_optimizer(model, mesh, args):
 import torch
 
 
-def optimizer_of(parameters, args):  # of all parameters, or under ZeRO-1 of this rank's share
+def optimizer_of(parameters, args):  # all parameters; under ZeRO-1, this rank's share
     return torch.optim.AdamW(parameters, lr=args.lr, weight_decay=args.weight_decay)
 
 
@@ -249,9 +249,9 @@ def update(model, optimizer, scaler, mesh, step, total_steps, args):
 
 
 # %% checkpoints
-class Checkpoints:  # none: training starts at step 0 and runs to its end
+class Checkpoints:  # a stub: training starts at step 0 and runs to its end
     def __init__(self, model, optimizer, scaler, device, args):
-        self.start, self.notes = 0, {}  # notes: plain values that are saved as well
+        self.start, self.notes = 0, {}  # notes: other values to save
 
     def after_step(self, step, total_steps, stopped):
         return stopped  # the reason to stop, the same on every rank, or None
@@ -275,7 +275,7 @@ def evaluate(model, dataset, batch_size, data, on_device, args):
     sums = 0.0
     as_double = partial(torch.as_tensor, dtype=torch.float64, device=data.device_type)
     model.eval()
-    for buffer in model.buffers():  # BatchNorm's statistics differ between ranks: those that checkpoints hold are used
+    for buffer in model.buffers():  # BatchNorm's statistics differ between ranks: use those that checkpoints save
         dist.broadcast(buffer, group=data.get_group(), group_src=0)
     for number, batch in enumerate(batches(dataset, batch_size, data, args)):
         batch = map_tensors(batch, on_device)
@@ -284,7 +284,7 @@ def evaluate(model, dataset, batch_size, data, on_device, args):
         real = (number * data.size() + data.get_local_rank()) * batch_size < len(dataset)
         sums += real * torch.stack([torch.stack([*map(as_double, pair)]) for pair in pairs.values()])
     dist.all_reduce(sums, group=data.get_group())
-    if show_sample := globals().get("show_sample"):  # a task may have one
+    if show_sample := globals().get("show_sample"):  # defined by some tasks
         show_sample(model, on_device)
     model.train()
     return {f"test_{name}": (total / count).item() for name, (total, count) in zip(pairs, sums, strict=True)}
@@ -315,14 +315,14 @@ def join_group():
     gpus = torch.cuda.device_count()  # ranks may share one, over gloo; of a group of "gloo" torch makes NCCL meshes
     device = torch.device("cuda", local_rank % gpus) if gpus else torch.device("cpu")
     if gpus:
-        torch.cuda.set_device(device)  # or NCCL's collectives of objects would use GPU 0 on every rank
+        torch.cuda.set_device(device)  # or NCCL's object collectives would use GPU 0 on every rank
     alone = {} if "RANK" in os.environ else {"store": dist.HashStore(), "rank": 0, "world_size": 1}
     nccl, gloo = {"backend": "nccl", "device_id": device}, {"backend": "cpu:gloo,cuda:gloo" if gpus else "gloo"}
     dist.init_process_group(timeout=timedelta(seconds=120), **(nccl if gpus >= local_ranks else gloo), **alone)
     return device
 
 
-def report(**values):  # every rank logs them; only rank 0 prints what is logged
+def report(**values):  # every rank logs; only rank 0 prints
     line = "  ".join(f"{name} %({name}){'.6g' if isinstance(v, float) else 's'}" for name, v in values.items())
     logging.getLogger("metrics").info(line, values)
 
@@ -365,9 +365,9 @@ def main():
             loss = forward_backward(model, map_tensors(batch, on_device), data, scaler, args)
             values = {"loss": loss, **update(model, optimizer, scaler, mesh, step, total_steps, args)}
             step += 1
-            if step <= 20 or step == total_steps or time.monotonic() - reported >= 0.1:  # own clock: no collectives
+            if step <= 20 or step == total_steps or time.monotonic() - reported >= 0.1:  # local clock: no collectives
                 reported = time.monotonic()
-                values |= globals().get("observed", lambda model: {})(model)  # a task may have more to report
+                values |= globals().get("observed", lambda model: {})(model)  # some tasks report more
                 report(step=step, epoch=epoch, **{name: float(value) for name, value in values.items()})
             paused = time.monotonic()
             stopped = validate(step, total_steps, measure, checkpoints.notes, args)
@@ -378,7 +378,7 @@ def main():
     report(step=step, training_seconds=time.monotonic() - began, **({"stopped": stopped} if stopped else measure(step)))
     export(model, args)
 
-    del model, optimizer, measure, checkpoints  # in this order gloo ranks do not abort at exit
+    del model, optimizer, measure, checkpoints  # in this order, or gloo ranks abort at exit
     gc.collect()
     dist.barrier()
     dist.destroy_process_group()

@@ -33,5 +33,5 @@ def micro_batches(batch, number):
                          "let collate put the samples first in every tensor")  # fmt: skip
     size, rest = divmod(sizes.pop(), number) if number > 0 else (0, 1)
     if rest or not size:
-        raise SystemExit(f"--accumulate {number} does not split a rank's batch of {size * number + rest} samples")
+        raise SystemExit(f"--accumulate {number} does not divide a rank's batch of {size * number + rest} samples")
     return [map_tensors(batch, lambda t, at=at: t[at : at + size]) for at in range(0, size * number, size)]

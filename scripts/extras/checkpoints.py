@@ -36,23 +36,23 @@ class Checkpoints:
 
     def __init__(self, model, optimizer, scaler, device, args):
         if (args.deadline_seconds or args.save_every) and not args.checkpoint_dir:
-            raise SystemExit("--save-every and --deadline-seconds save checkpoints; say where with --checkpoint-dir")
+            raise SystemExit("--save-every and --deadline-seconds need --checkpoint-dir")
         self.on, self.folder, self.every = bool(args.checkpoint_dir), Path(args.checkpoint_dir), args.save_every
         self.full, self.background, self.notes = args.full_checkpoints, args.async_save, {}
-        self.requested = False  # set it on all ranks in the same step to save at its end
+        self.requested = False  # set on all ranks in the same step: save at its end
         self.model, self.optimizer, self.scaler = model, optimizer, scaler
-        self.adapter = hasattr(getattr(model, "module", model), "peft_config")  # LoRA: without what is frozen
-        self.outer = getattr(model, "outer_state", ())  # replicas that differ: what an outer optimizer holds
+        self.adapter = hasattr(getattr(model, "module", model), "peft_config")  # LoRA: save only what is trained
+        self.outer = getattr(model, "outer_state", ())  # the outer optimizer's state; replicas differ
         self.options = StateDictOptions(ignore_frozen_params=self.adapter, strict=not self.adapter)
         self.local = getattr(optimizer, "optim", optimizer)  # ZeroRedundancyOptimizer has this rank's shard in .optim
-        self.group = dist.new_group(backend="gloo")  # separate: a thread may save during the training's collectives
+        self.group = dist.new_group(backend="gloo")  # separate, because a thread may save during training's collectives
         self.thread, self.saving = ThreadPoolExecutor(1), None
         self.fingerprint = self.frozen() if self.on else 0
         self.start = self.load() if self.on else 0
         self.stop = Stop(args.deadline_seconds, device) if self.on else None
         if self.start and dist.get_rank() == 0:
             print(f"resumes after step {self.start}", flush=True)
-        if self.start and self.notes.get("best_step") == self.start:  # killed before the copy was made
+        if self.start and self.notes.get("best_step") == self.start:  # killed before the best checkpoint was copied
             self.keep_best(self.start)
 
     def after_step(self, step, total_steps, stopped):
@@ -81,7 +81,7 @@ class Checkpoints:
         saved = self.folder / f"step-{step}"
         if dist.get_rank() == 0 and saved in committed(self.folder):
             copy_whole(saved, self.folder / "best")
-        dist.barrier(self.group)  # the next collective of the others might time out
+        dist.barrier(self.group)  # or the others' next collective might time out
 
     def save(self, step):
         """Writes next to step-N, then renames. A background save returns as soon as it has a copy to write.
@@ -96,7 +96,7 @@ class Checkpoints:
         if not from_rank_0(lambda: make_room(beside, estimate, copies=1 + self.full), self.group):
             return False
         own = self.replica()
-        self.model.eval()  # what is to be used is saved: the mean of replicas
+        self.model.eval()  # save the weights to use: the mean of the replicas
         weights, moments = get_state_dict(self.model, self.local, options=self.options)
         state = {"step": step, "model": self.shapes(weights), "random": self.gather(random_state())}
         state["notes"], state["frozen"] = self.notes, self.fingerprint
@@ -155,12 +155,12 @@ class Checkpoints:
         here, there = self.shapes(weights), state["model"]
         if differ := sorted(name for name in here | there if here.get(name) != there.get(name)):
             what = f"{differ[0]} is {there.get(differ[0], 'not')} in it and {here.get(differ[0], 'not')} here"
-            raise SystemExit(f"{path} is of another model: {what}; {len(differ)} differ. Give another --checkpoint-dir")
+            raise SystemExit(f"{path} is of another model: {what}; {len(differ)} differ. Use another --checkpoint-dir")
         if not math.isclose(self.fingerprint, state.get("frozen", 0), rel_tol=1e-3):
-            raise SystemExit(f"{path} adapts a base model with other weights: give its --model, or another "
+            raise SystemExit(f"{path} adapts a base model with other weights: pass its --model, or another "
                              "--checkpoint-dir")  # fmt: skip
         shards = path
-        if (path / "full.pt").exists():  # back into shards; each rank reads its own
+        if (path / "full.pt").exists():  # split into shards again; each rank reads its own
             shards = self.folder / "shards.tmp"
             whole = torch.load(path / "full.pt", mmap=True, weights_only=True)
             dcp.save(whole, checkpoint_id=shards, process_group=self.group)
@@ -185,7 +185,7 @@ class Checkpoints:
             group.update({name: value for name, value in saved.items() if name not in own})
         if state["others"].get("scaler"):
             self.scaler.load_state_dict(state["others"]["scaler"])
-        for saved in state["random"]:  # of the rank that reads the same samples: main has seeded by it
+        for saved in state["random"]:  # of the rank that reads the same samples; main seeds by it
             if saved.get("seed") == torch.initial_seed():
                 set_random_state(saved)
                 break
@@ -232,7 +232,7 @@ class Stop:
         asked = torch.tensor([self.signalled, now >= self.deadline, step_seconds], device=self.device)
         dist.all_reduce(asked, dist.ReduceOp.MAX)
         signalled, late, step_seconds = asked.tolist()
-        # in steps, the same on all ranks; at most doubled, because steps may become slower
+        # an interval in steps is the same on all ranks; at most doubled, because steps may slow down
         self.every = max(1, min(2 * self.every, int(1 / step_seconds)))
         self.looked, self.step = now, step
         return "SIGTERM" if signalled else "the deadline" if late else None
@@ -266,7 +266,7 @@ def make_room(beside, estimate, copies):
     last = sum(size_of(newest) for newest in committed(folder)[:1])
     needed, free = 1.2 * copies * (last or estimate), shutil.disk_usage(folder).free
     if final.exists() or free < needed:
-        why = f"{final} is in the way" if final.exists() else f"{free:,} bytes free, it needs some {needed:,.0f}"
+        why = f"{final} already exists" if final.exists() else f"{free:,} bytes free, it needs some {needed:,.0f}"
         report_checkpoint("%(checkpoint)s", f"step {final.name.removeprefix('step-')} not saved: {why}")
         return False
     shutil.rmtree(beside, ignore_errors=True)

@@ -42,7 +42,7 @@ class Logits:
 
 def outputs_of(model, batch):
     """Only calls the model, without its head."""
-    if not Logits.chunk or not isinstance(model, nn.Module):  # a stand-in, of which only the inputs matter
+    if not Logits.chunk or not isinstance(model, nn.Module):  # a stand-in; only its inputs matter
         return model(batch[0])
     head = getattr(getattr(model, "module", model), "head", None)
     if not isinstance(head, nn.Linear):

@@ -6,7 +6,7 @@ import math
 
 def schedule_arguments(parser):
     parser.add_argument("--lr-schedule", choices=["constant", "cosine"], default="constant")
-    parser.add_argument("--warmup-steps", type=int, default=0, help="steps over which the learning rate rises")
+    parser.add_argument("--warmup-steps", type=int, default=0, help="steps of linear learning-rate warmup")
 
 
 def lr_factor(step, total_steps, args):
@@ -30,7 +30,7 @@ from torch.nn.utils import get_total_norm
 
 
 def update_arguments(parser):
-    parser.add_argument("--clip", type=float, default=0.0, help="largest norm of all gradients together (0: unlimited)")
+    parser.add_argument("--clip", type=float, default=0.0, help="maximum global gradient norm (0: no clipping)")
 
 
 def update(model, optimizer, scaler, mesh, step, total_steps, args):
@@ -57,7 +57,7 @@ def clip_gradients(model, mesh, largest):
     stages = mesh["pipeline"].size() if "pipeline" in mesh.mesh_dim_names else 1
     # FullyShardedDataParallel's parameters are plain tensors, which do not show that they are shards
     flat = getattr(model, "sharding_strategy", None)
-    shards = defaultdict(list)  # by the number of ranks over which a parameter is split
+    shards = defaultdict(list)  # by the number of ranks that shard a parameter
     for p in model.parameters():
         if p.grad is None:
             continue
@@ -71,7 +71,7 @@ def clip_gradients(model, mesh, largest):
     total = torch.zeros((), dtype=torch.float64, device=mesh.device_type)  # offloaded gradients are on the CPU
     for pieces, grads in shards.items():
         total += get_total_norm(grads).to(total) ** 2 * pieces
-    if not hasattr(model, "outer_state"):  # a replica that trains alone clips alone
+    if not hasattr(model, "outer_state"):  # DiLoCo's replicas clip independently
         dist.all_reduce(total)
         total /= dist.get_world_size()
     norm = total.sqrt()

@@ -14,7 +14,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDSt
 def compress_arguments(parser):
     parser.add_argument("--compress", choices=["none", "fp16", "bf16", "int8", "powersgd"], default="none",
                         help="how gradients are sent; fp16 and bf16 halve them")  # fmt: skip
-    parser.add_argument("--powersgd-rank", type=int, default=4, help="of the two factors that are sent of a matrix")
+    parser.add_argument("--powersgd-rank", type=int, default=4, help="rank of the two factors sent for each matrix")
 
 
 def compressed(model, args):
@@ -23,7 +23,7 @@ def compressed(model, args):
         model.register_comm_hook(None, getattr(default_hooks, f"{args.compress}_compress_hook"))
     if args.compress == "int8":
         model.register_comm_hook({}, in_int8)
-    if args.compress == "powersgd":  # from the third step on: the second has other buckets than the first
+    if args.compress == "powersgd":  # from the third step on, because DDP rebuilds its buckets after the first
         state = PowerSGDState(None, args.powersgd_rank, start_powerSGD_iter=2, use_error_feedback=True, warm_start=True)
         model.register_comm_hook(state, in_turn)
     return model
@@ -43,12 +43,12 @@ def in_int8(errors, bucket):
     gradients, flat, ranks = bucket.gradients(), bucket.buffer(), dist.get_world_size()
     key = tuple(map(id, bucket.parameters()))
     if bucket.index() == 0 and key not in errors:
-        errors.clear()  # DDP has made other buckets
+        errors.clear()  # DDP has rebuilt its buckets
     sizes = torch.tensor([gradient.numel() for gradient in gradients], device=flat.device)
     flat += errors.get(key, 0)
     scales = torch.stack([gradient.abs().max() for gradient in gradients]).clamp(min=1e-30) / 127
     sent = (flat / scales.repeat_interleave(sizes)).round().to(torch.int8)
-    errors[key] = (flat - sent * scales.repeat_interleave(sizes)).nan_to_num_(0, 0, 0)  # fp16's overflows
+    errors[key] = (flat - sent * scales.repeat_interleave(sizes)).nan_to_num_(0, 0, 0)  # fp16 overflows
     every_scale, every = scales.new_empty(ranks, len(scales)), sent.new_empty(ranks, len(sent))
     dist.all_gather([*every_scale], scales)
     gathered = dist.all_gather([*every], sent, async_op=True).get_future()
@@ -56,7 +56,7 @@ def in_int8(errors, bucket):
 
 
 def mean_of(flat, every, scales, sizes, _):
-    for tensor in (every, scales, sizes) if flat.is_cuda else ():  # NCCL calls this on a stream of its own
+    for tensor in (every, scales, sizes) if flat.is_cuda else ():  # NCCL calls this on its own stream
         tensor.record_stream(torch.cuda.current_stream(tensor.device))
     torch.sum(torch.stack([e * s.repeat_interleave(sizes) for e, s in zip(every, scales, strict=True)]), 0, out=flat)
     return flat.div_(len(every))
@@ -73,11 +73,11 @@ from torch.nn.parallel import DistributedDataParallel
 
 def strategy_arguments(parser):
     parser.add_argument("--find-unused-parameters", action="store_true", help="for models that skip layers")
-    parser.add_argument("--static-graph", action="store_true", help="every step uses the same parameters")
+    parser.add_argument("--static-graph", action="store_true", help="assert that every step uses the same parameters")
     parser.add_argument("--gradient-as-bucket-view", action=argparse.BooleanOptionalAction, default=True,
                         help="gradients are views of the all-reduce buckets: saves one copy")  # fmt: skip
     parser.add_argument("--bucket-mib", type=float, default=0.0,
-                        help="size of every bucket (0: torch's default, 25 after a first one of 1)")  # fmt: skip
+                        help="size of every bucket (0: torch's default, 25, and 1 for the first)")  # fmt: skip
     parser.add_argument("--sync-batch-norm", action="store_true", help="batch statistics over all ranks; needs GPUs")
 
 
@@ -85,7 +85,7 @@ def make_mesh(device_type, args):
     if args.sync_batch_norm and device_type != "cuda":
         raise SystemExit("--sync-batch-norm needs GPUs: torch's SyncBatchNorm does not run on the CPU")
     if args.static_graph and getattr(args, "accumulate", 1) > 1:
-        raise SystemExit("--static-graph does not go with --accumulate: torch aborts on no_sync; leave one of them out")
+        raise SystemExit("--static-graph does not work with --accumulate: torch aborts on no_sync; leave one out")
     if args.compress == "bf16" and dist.get_backend() != "nccl":
         raise SystemExit("--compress bf16 needs NCCL, which sums bf16: use fp16")
     if args.compress == "powersgd" and getattr(args, "precision", "") == "fp16":

@@ -18,12 +18,12 @@ from torch.distributed.fsdp import FSDPModule
 def export_arguments(parser):
     parser.add_argument("--export-dir", default="", type=unused, help="write the weights to this new folder at the end")
     parser.add_argument("--export-file-size", default="5GB", help="a larger transformers model gets several files")
-    parser.add_argument("--merge-adapter", action="store_true", help="add LoRA's product to the weights of the model")
+    parser.add_argument("--merge-adapter", action="store_true", help="merge the LoRA adapter into the model's weights")
 
 
 def unused(folder):
     if folder and Path(folder).exists() and any(Path(folder).iterdir()):
-        raise SystemExit(f"--export-dir {folder} is not empty: give a new folder")
+        raise SystemExit(f"--export-dir {folder} is not empty: pass a new folder")
     return folder
 
 
@@ -48,16 +48,14 @@ def export(model, args):
             tokenizer.save_pretrained(folder)
         shutil.rmtree(parts)
         logging.getLogger("metrics").info("weights in %(export)s", {"export": str(folder)})
-    dist.barrier(group)  # the others' next collective might time out
+    dist.barrier(group)  # or the others' next collective might time out
 
 
 def can_merge(model):
     base = model.get_base_model() if hasattr(model, "peft_config") else None
     if hasattr(base, "save_pretrained") and not getattr(base, "is_loaded_in_4bit", False):
         return True
-    print(
-        "--merge-adapter: only an adapter of a transformers model in 16 or 32 bits is merged; as without it", flush=True
-    )
+    print("--merge-adapter: only adapters of transformers models in 16 or 32 bits can be merged; ignored", flush=True)
     return False
 
 
@@ -74,7 +72,7 @@ def merged(model, weights):
     return whole
 
 
-def class_of(model):  # fully_shard has derived another from it
+def class_of(model):  # fully_shard replaces the class with a subclass
     return next(each for each in type(model).__mro__ if not issubclass(each, FSDPModule))
 
 
@@ -82,12 +80,12 @@ def write(model, weights, folder, args, adapter):
     if adapter:
         model.save_pretrained(folder, state_dict=weights)
     elif hasattr(model, "save_pretrained"):
-        with torch.device("meta"):  # as before it was split
+        with torch.device("meta"):  # the shapes before sharding
             whole = class_of(model)(model.config).to(next(iter(weights.values())).dtype)
         if hasattr(model, "generation_config"):
             whole.generation_config = model.generation_config
         tied, shapes = getattr(whole, "all_tied_weights_keys", {}), {n: p.shape for n, p in whole.named_parameters()}
-        weights = {n: w.reshape(shapes.get(n, w.shape)) for n, w in weights.items() if n not in tied}  # scalars as such
+        weights = {n: w.reshape(shapes.get(n, w.shape)) for n, w in weights.items() if n not in tied}  # keep scalars
         whole.save_pretrained(folder, state_dict=weights, max_shard_size=args.export_file_size)
     else:
         folder.mkdir(parents=True, exist_ok=True)

@@ -14,7 +14,7 @@ def strategy_arguments(parser):
                         help="always: gather again for backward; never: keep forward's parameters")  # fmt: skip
     parser.add_argument("--cpu-offload", action="store_true", help="keep shards in host memory between uses")
     parser.add_argument("--replicas", type=int, default=1,
-                        help="replicas of the model, each sharded over its part of the ranks")  # fmt: skip
+                        help="replicas of the model, each sharded across its part of the ranks")  # fmt: skip
 
 
 def make_mesh(device_type, args):
@@ -38,7 +38,7 @@ def parallelize(model, mesh, device, args):
     if args.cpu_offload:  # pinned memory needs a GPU
         options["offload_policy"] = CPUOffloadPolicy(pin_memory=mesh.device_type == "cuda")
     place = torch.device("cpu") if args.cpu_offload else device  # fully_shard moves each part to the GPU and back
-    for module in [*blocks_of(model), model]:  # finally the parameters outside blocks: embeddings, the last norm
+    for module in [*blocks_of(model), model]:  # the model last: parameters outside the blocks
         fully_shard(placed(module, place, args), **options)
     return model
 

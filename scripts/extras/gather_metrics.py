@@ -35,7 +35,7 @@ def evaluate(model, dataset, batch_size, data, on_device, args):
     sums, gathered = 0.0, []
     as_double = partial(torch.as_tensor, dtype=torch.float64, device=data.device_type)
     model.eval()
-    for buffer in model.buffers():  # BatchNorm's statistics differ between ranks: those that checkpoints hold are used
+    for buffer in model.buffers():  # BatchNorm's statistics differ between ranks: use those that checkpoints save
         dist.broadcast(buffer, group=data.get_group(), group_src=0)
     for number, batch in enumerate(batches(dataset, batch_size, data, args)):
         batch = map_tensors(batch, on_device)
@@ -48,7 +48,7 @@ def evaluate(model, dataset, batch_size, data, on_device, args):
     everyone = [None] * data.size()
     dist.all_gather_object(everyone, gathered, group=data.get_group())
     whole = [torch.cat(parts) for parts in zip(*(batch for rank in everyone for batch in rank), strict=True)]
-    if show_sample := globals().get("show_sample"):  # a task may have one
+    if show_sample := globals().get("show_sample"):  # defined by some tasks
         show_sample(model, on_device)
     model.train()
     means = {name: total / count for name, (total, count) in zip(pairs, sums, strict=True)}

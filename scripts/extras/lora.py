@@ -5,13 +5,13 @@ import logging
 
 from peft import LoraConfig, get_peft_model
 
-HEADS = ("classifier", "classification_head", "score", "pooler", "head", "heads", "fc")  # new, so trained as a whole
+HEADS = ("classifier", "classification_head", "score", "pooler", "head", "heads", "fc")  # new layers, so fully trained
 
 
 def adapter_arguments(parser):
-    parser.add_argument("--lora-rank", type=int, default=8, help="width of the matrices beside a layer")
-    parser.add_argument("--lora-alpha", type=float, default=16, help="their product is multiplied by alpha / rank")
-    parser.add_argument("--lora-dropout", type=float, default=0.0, help="of their input")
+    parser.add_argument("--lora-rank", type=int, default=8, help="rank of the adapter matrices")
+    parser.add_argument("--lora-alpha", type=float, default=16, help="scales their product by alpha / rank")
+    parser.add_argument("--lora-dropout", type=float, default=0.0, help="dropout on the adapters' input")
     parser.add_argument("--lora-targets", nargs="+", default=[], metavar="NAME",
                         help="layers, such as q_proj v_proj (default: all in the repeated blocks)")  # fmt: skip
 

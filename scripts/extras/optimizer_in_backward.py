@@ -30,7 +30,7 @@ def in_backward(optimizer, args):
     }  # fmt: skip
     for reason in [reason for reason, applies in reasons.items() if applies]:
         raise SystemExit(f"--optimizer-in-backward updates parameters during backward: {reason}; leave one of them out")
-    step_of_all = type(optimizer).step.__wrapped__  # without the hooks of a step, which is still one
+    step_of_all = type(optimizer).step.__wrapped__  # without the step hooks: the whole step still runs them once
 
     def update_one(number, parameter):
         groups = optimizer.param_groups  # loading a checkpoint replaces them

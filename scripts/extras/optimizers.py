@@ -9,10 +9,10 @@ from torch.distributed.tensor import DTensor, Replicate
 
 def optimizer_arguments(parser):
     parser.add_argument("--optimizer", choices=["adamw", "adamw_fused", "muon", "adamw8bit"], default="adamw")
-    parser.add_argument("--muon-momentum", type=float, default=0.95, help="of Muon, Nesterov's")
+    parser.add_argument("--muon-momentum", type=float, default=0.95, help="Nesterov momentum of Muon")
 
 
-def optimizer_of(parameters, args):  # of all parameters, or under ZeRO-1 of this rank's share
+def optimizer_of(parameters, args):  # all parameters; under ZeRO-1, this rank's share
     if args.optimizer == "adamw_fused":
         return fused_adamw_of(parameters, args)
     if args.optimizer == "muon":
@@ -33,7 +33,7 @@ def fused_adamw_of(parameters, args):
         meshes.setdefault(getattr(p, "device_mesh", None), []).append(p)
     groups = [{"params": of_a_mesh} for of_a_mesh in meshes.values()]
     optimizer = torch.optim.AdamW(groups, lr=args.lr, weight_decay=args.weight_decay, fused=True)
-    optimizer._step_supports_amp_scaling = False  # fp16's scale is removed, and a step skipped, by the scaler
+    optimizer._step_supports_amp_scaling = False  # the GradScaler unscales, and skips steps
     return optimizer
 
 
@@ -41,7 +41,7 @@ def muon_of(parameters, args):
     """Matrices of numbered layers, such as blocks.3.up.weight, are Muon's; embeddings, norms, biases and the head are
     AdamW's. FSDP1's shards are flat, so that it has no matrices."""
     matrices = [p for p in parameters if p.ndim == 2 and re.search(r"\.\d+\.", getattr(p, "path", ""))]
-    args.has_matrices = getattr(args, "has_matrices", False) or bool(matrices)  # a share of ZeRO-1's may have none
+    args.has_matrices = getattr(args, "has_matrices", False) or bool(matrices)  # a ZeRO-1 rank's share may have none
     if not args.has_matrices:
         raise SystemExit("--optimizer muon has no matrices in numbered layers here; under fsdp1 use fsdp")
     others = [p for p in parameters if not any(p is matrix for matrix in matrices)]
@@ -72,7 +72,7 @@ class Muon(torch.optim.Optimizer):
         momentum.mul_(group["momentum"]).add_(grad)
         update = grad + group["momentum"] * momentum
         whole = orthogonalized(update.full_tensor() if isinstance(p, DTensor) else update)
-        if isinstance(p, DTensor):  # this rank's part of it
+        if isinstance(p, DTensor):  # this rank's shard
             whole = DTensor.from_local(whole, p.device_mesh, [Replicate()] * p.device_mesh.ndim, run_check=False)
             whole = whole.redistribute(placements=p.placements)
         p.add_(whole, alpha=-0.2 * max(p.shape) ** 0.5 * group["lr"])

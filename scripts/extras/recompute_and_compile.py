@@ -29,13 +29,13 @@ def change_layers(model, args):
             block.forward = partial(checkpoint, block.forward, use_reentrant=False, **keeping)
     if args.compile:
         for module in model.modules():
-            if hasattr(module, "experts"):  # which get another number of tokens in every step
+            if hasattr(module, "experts"):  # whose number of tokens changes in every step
                 module.forward = torch.compiler.disable(module.forward)
         for module in blocks_of(model) or [model]:
             module.forward = torch.compile(module.forward)
     if args.offload_activations:
         if not torch.cuda.is_available():
-            print("--offload-activations changes nothing on the CPU: host memory has them already", flush=True)
+            print("--offload-activations has no effect on the CPU: activations are in host memory", flush=True)
         for block in blocks_of(model, needed_by="--offload-activations"):
             block.forward = partial(offloaded, block.forward)
 

@@ -13,7 +13,7 @@ def optimizer_arguments(parser):
                         "(arXiv 2405.15682)")  # fmt: skip
 
 
-def optimizer_of(parameters, args):  # of all parameters
+def optimizer_of(parameters, args):  # all parameters
     how = {"lr": args.lr, "weight_decay": args.weight_decay}
     return averaging([*parameters], how, args) if args.schedule_free else torch.optim.AdamW(parameters, **how)
 
@@ -24,12 +24,12 @@ def averaging(parameters, how, args):
     except ImportError:
         raise SystemExit("--schedule-free needs schedulefree: pip install schedulefree") from None
     if getattr(args, "lr_schedule", "constant") != "constant":
-        raise SystemExit("--schedule-free takes the place of --lr-schedule: leave one of them out")
+        raise SystemExit("--schedule-free replaces --lr-schedule: leave one of them out")
     trained = [p for p in parameters if p.requires_grad]
-    optimizer = AdamWScheduleFree(trained, foreach=False, **how)  # one by one: meshes may differ
+    optimizer = AdamWScheduleFree(trained, foreach=False, **how)  # one at a time: meshes may differ
     for group in optimizer.param_groups:
         group["train_mode"] = True
-        for p in group["params"]:  # for a checkpoint torch would make it by a step, which eval mode refuses
+        for p in group["params"]:  # torch would create it for a checkpoint by a step, which raises in eval mode
             optimizer.state[p] = {"z": p.detach().clone(), "exp_avg_sq": torch.zeros_like(p)}
     return optimizer
 
@@ -46,8 +46,8 @@ def make_optimizer(model, mesh, args):
 
 
 def switch(model, train, optimizer, mode=True):
-    stages = [*getattr(model, "stages", {}).values()]  # of a pipeline, which are no children of the model
-    for module in [*model.modules(), *stages]:  # what FSDP still has gathered are the other weights
+    stages = [*getattr(model, "stages", {}).values()]  # a pipeline's stages are not children of the model
+    for module in [*model.modules(), *stages]:  # what FSDP has gathered holds the other weights
         if hasattr(module, "reshard"):
             module.reshard()
     (optimizer.train if mode else optimizer.eval)()

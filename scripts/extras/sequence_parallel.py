@@ -46,7 +46,7 @@ def split_sequence(blocks, tensor):
             names = f"{', '.join(plan)}; {type(block).__name__} has no {', '.join(missing)}"
             raise SystemExit(f"--sequence-parallel needs in each block {names}")
         if (heads := block.out.in_features // block.head_width) % tensor.size():
-            raise SystemExit(f"{heads} heads do not split over {tensor.size()} tensor ranks")
+            raise SystemExit(f"{heads} heads cannot be split across {tensor.size()} tensor ranks")
         parallelize_module(block, tensor, plan)
     blocks[0].register_forward_pre_hook(lambda block, inputs: check_sequence(inputs[0], tensor.size()))
     entry = PrepareModuleInput(input_layouts=Replicate(), desired_input_layouts=sequence, use_local_output=True)
@@ -58,12 +58,12 @@ def split_sequence(blocks, tensor):
 
 def check_sequence(x, ranks):
     if x.shape[1] % ranks:
-        raise SystemExit(f"--sequence-parallel: {x.shape[1]} positions do not split over {ranks} tensor ranks")
+        raise SystemExit(f"--sequence-parallel: {x.shape[1]} positions cannot be split across {ranks} tensor ranks")
 
 
 def make_optimizer(model, mesh, args):
     optimizer = optimizer_of(model.parameters(), args)
-    for group in optimizer.param_groups:  # torch updates no whole and split parameters together
+    for group in optimizer.param_groups:  # torch cannot update whole and split parameters together
         group["foreach"] = False
     optimizer.register_step_pre_hook(sum_gradients)
     return optimizer

@@ -22,15 +22,13 @@ def validate_arguments(parser):
 def validate(step, total_steps, measure, notes, args):
     """Every --validate-every steps and at the end, on the second data set of load_datasets. Returns the reason to stop,
     the same on every rank, or None. notes are saved with checkpoints, which keep the one of notes["best_step"]."""
-    if 0 < args.patience <= notes.get("since_best", 0):  # when an early-stopped run is resumed
+    if 0 < args.patience <= notes.get("since_best", 0):  # a stopped run was resumed
         return f"no better {args.best} in {args.patience} validations: the best was at step {notes['best_step']}"
     if step < total_steps and (not args.validate_every or step % args.validate_every):
         return None
     measured = measure(step)
     if (name := f"test_{args.best}") not in measured:
-        return (
-            f"--best {args.best} is not measured; there are {', '.join(n[5:] for n in measured)}"  # saved all the same
-        )
+        return f"--best {args.best} is not measured; there are {', '.join(n[5:] for n in measured)}"  # saved anyway
     lowest = args.best_is == "lowest" or (not args.best_is and args.best.endswith(LOW))
     if notes.get("best_of") != args.best:
         notes |= {"best_of": args.best, "best": math.inf if lowest else -math.inf, "best_step": 0, "since_best": 0}

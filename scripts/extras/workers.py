@@ -9,13 +9,13 @@ import sys
 import torch
 from torch.utils.data import DataLoader, Dataset, default_collate
 
-collate = default_collate  # samples -> a batch: any nest of dicts, tuples and lists; a data cell may define another
+collate = default_collate  # samples -> a batch: any nest of dicts, tuples and lists; a data cell may replace it
 
 
 def loader_arguments(parser):
     parser.add_argument("--workers", type=int, default=2, help="processes that load batches")
     parser.add_argument("--prefetch", type=int, default=4, help="batches each worker loads ahead")
-    parser.add_argument("--pin-memory", action=argparse.BooleanOptionalAction, help="default: if there is a GPU")
+    parser.add_argument("--pin-memory", action=argparse.BooleanOptionalAction, help="default: on if there is a GPU")
 
 
 def loader_of(dataset, chunks, args, epoch):
@@ -25,7 +25,7 @@ def loader_of(dataset, chunks, args, epoch):
         Seeded(dataset, f"{args.seed} {epoch}") if args.workers else dataset,
         batch_sampler=chunks,
         collate_fn=collate,
-        generator=torch.Generator().manual_seed(args.seed + (epoch or 0)),  # dropout draws from the global one
+        generator=torch.Generator().manual_seed(args.seed + (epoch or 0)),  # dropout uses the global generator
         num_workers=args.workers,
         pin_memory=torch.cuda.is_available() if args.pin_memory is None else args.pin_memory,
         **options,

@@ -138,7 +138,7 @@ class Ring(torch.autograd.Function):
         (q, kv, out, logs), context, coming = ctx.saved_tensors, ctx.context, None
         delta = (grad * out).sum(-1, keepdim=True, dtype=logs.dtype)
         q_grad = torch.zeros_like(q, dtype=logs.dtype)
-        for owner in context.owners():  # the gradients of keys and values follow them, and come home
+        for owner in context.owners():  # the gradients of keys and values travel with them and return
             coming_kv = context.pass_on(kv) if owner != context.owners()[-1] else None
             kv_grad = torch.zeros_like(kv, dtype=logs.dtype) if coming is None else arrived(coming)
             for rows, (k, v), mask in context.tiles(owner, kv):
@@ -166,10 +166,10 @@ from torch.nn import functional as F
 def strategy_arguments(parser):
     parser.add_argument("--context-ranks", type=int, default=0, help="ranks that split each sequence (0: all)")
     parser.add_argument("--attention", choices=["gather", "ring"], default="gather",
-                        help="gather keys and values, or pass them round, for very long sequences")  # fmt: skip
+                        help="gather keys and values, or pass them around, for very long sequences")  # fmt: skip
 
 
-def make_mesh(device_type, args):  # ranks of one sequence communicate in every layer: adjacent
+def make_mesh(device_type, args):  # ranks of one sequence are adjacent, as they communicate in every layer
     ranks, context = dist.get_world_size(), args.context_ranks or dist.get_world_size()
     if context < 1 or ranks % context:
         raise SystemExit(f"--context-ranks {context} must divide the {ranks} ranks")
@@ -185,8 +185,8 @@ def parallelize(model, mesh, device, args):
     F.scaled_dot_product_attention = context.attention
     embedding.register_forward_pre_hook(lambda layer, inputs: (context.positions(inputs[0]),))
     everyone = init_device_mesh(mesh.device_type, (mesh.size(),), mesh_dim_names=("everyone",))
-    policy = MixedPrecisionPolicy(half_of(args), torch.float32 if half_of(args) else None)  # sum and shard in fp32
-    for module in [*blocks_of(model), model]:  # finally the parameters outside blocks: embeddings, the last norm
+    policy = MixedPrecisionPolicy(half_of(args), torch.float32 if half_of(args) else None)  # reduce and shard in fp32
+    for module in [*blocks_of(model), model]:  # the model last: parameters outside the blocks
         fully_shard(placed(module, device, args), mesh=everyone, mp_policy=policy)
     model.context = context
     return model
@@ -194,7 +194,7 @@ def parallelize(model, mesh, device, args):
 
 def positions_of(model):
     if hasattr(model, "config"):
-        raise SystemExit("context parallelism cannot split models of Hugging Face, which make masks of their own and "
+        raise SystemExit("context parallelism cannot split Hugging Face models, which make their own masks and "
                          "whose labels are shifted in the loss: use fsdp")  # fmt: skip
     embedding = dict(model.named_modules()).get(POSITIONS)
     if embedding is None:
@@ -224,7 +224,7 @@ def own_part(batch, context):
         raise SystemExit("context parallelism splits batches along their second axis, the positions: they are "
                          f"{sorted(lengths)} in one batch")  # fmt: skip
     if (length := lengths.pop()) % (2 * context.ranks):
-        raise SystemExit(f"{length} positions do not split into 2 chunks for each of {context.ranks} context ranks")
+        raise SystemExit(f"{length} positions cannot be split into 2 chunks for each of {context.ranks} context ranks")
     return map_tensors(batch, context.part)
 
 
@@ -249,7 +249,7 @@ def forward_backward(model, batch, data, scaler, args):
     map_tensors(own, lambda tensor: sizes.add(len(tensor)))
     size, rest = divmod(min(sizes), max(args.accumulate, 1))
     if rest or not size or args.accumulate < 1 or len(sizes) > 1:
-        raise SystemExit(f"--accumulate {args.accumulate} does not split a rank's batch of {max(sizes)} samples")
+        raise SystemExit(f"--accumulate {args.accumulate} does not divide a rank's batch of {max(sizes)} samples")
     for number in range(args.accumulate):
         part = map_tensors(own, lambda tensor, at=number * size: tensor[at : at + size])
         model.set_requires_gradient_sync(number == args.accumulate - 1)
@@ -274,7 +274,7 @@ def evaluate(model, dataset, batch_size, data, on_device, args):
     """The mean loss and the metrics over a whole data set, on all ranks; every position counts once."""
     sums = 0.0
     model.eval()
-    for buffer in model.buffers():  # BatchNorm's statistics differ between ranks: those that checkpoints hold are used
+    for buffer in model.buffers():  # BatchNorm's statistics differ between ranks: use those that checkpoints save
         dist.broadcast(buffer, src=0)
     for number, batch in enumerate(batches(dataset, batch_size, data, args)):
         batch = own_part(map_tensors(batch, on_device), model.context)

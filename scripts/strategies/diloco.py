@@ -11,10 +11,10 @@ OUTER_STATE = ("round_start", "outer_momentum")
 
 
 def strategy_arguments(parser):
-    parser.add_argument("--sync-every", type=int, default=10, help="steps of a round, in which each replica is alone")
-    parser.add_argument("--outer-lr", type=float, default=0.7, help="of the SGD on what a round changed; 1 and "
-                        "--outer-momentum 0: local SGD, which averages the replicas")  # fmt: skip
-    parser.add_argument("--outer-momentum", type=float, default=0.9, help="of the outer SGD, Nesterov's")
+    parser.add_argument("--sync-every", type=int, default=10, help="local steps between outer steps")
+    parser.add_argument("--outer-lr", type=float, default=0.7, help="learning rate of the outer SGD; 1 with "
+                        "--outer-momentum 0 is local SGD, which averages the replicas")  # fmt: skip
+    parser.add_argument("--outer-momentum", type=float, default=0.9, help="Nesterov momentum of the outer SGD")
 
 
 def make_mesh(device_type, args):
@@ -70,10 +70,10 @@ class Rounds:
 
     @torch.no_grad()
     def after_step(self, *_):
-        for p in [p for p in self.early if p.grad is not None]:  # AdamW makes its state where there is none
+        for p in [p for p in self.early if p.grad is not None]:  # let AdamW create missing state
             self.optimizer.state[p] = self.early.pop(p) | self.optimizer.state[p]
         if not any(group["lr"] for group in self.optimizer.param_groups) and not self.steps():
-            return  # no step: torch makes the state before it loads a checkpoint
+            return  # not a training step: torch creates the state before loading a checkpoint
         self.optimizer.param_groups[0]["local_steps"] = self.steps() + 1
         if self.steps() % self.every == 0:
             for p in self.parameters():
@@ -119,6 +119,6 @@ def micro_batches(batch, number):
     sizes = set()
     map_tensors(batch, lambda tensor: sizes.add(len(tensor)))
     if number < 1 or any(size % number for size in sizes):
-        raise SystemExit(f"--accumulate {number} does not split a rank's batch of {sorted(sizes)} samples")
+        raise SystemExit(f"--accumulate {number} does not divide a rank's batch of {sorted(sizes)} samples")
     size = min(sizes) // number
     return [map_tensors(batch, lambda t, at=at: t[at : at + size]) for at in range(0, size * number, size)]

@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 
 
-class Exchange(torch.autograd.Function):  # rows for each rank; in backward their gradients return
+class Exchange(torch.autograd.Function):  # sends rows to each rank; in backward, their gradients return
     @staticmethod
     def forward(ctx, rows, sent, received, group):
         ctx.back = received, sent, group
@@ -91,9 +91,9 @@ def parallelize(model, mesh, device, args):
     """Each rank keeps its experts whole, or with replicas of them its part; tokens come to them. All other parameters
     are sharded over all ranks. Every rank reads its own samples."""
     expert_ranks = args.expert_ranks or mesh.size()
-    shape = (mesh.size() // expert_ranks, expert_ranks)  # tokens are exchanged in every layer: adjacent
+    shape = (mesh.size() // expert_ranks, expert_ranks)  # adjacent ranks, as tokens are exchanged in every layer
     own = init_device_mesh(mesh.device_type, shape, mesh_dim_names=("replica", "expert"))
-    policy = MixedPrecisionPolicy(half_of(args), torch.float32 if half_of(args) else None)  # sum and shard in fp32
+    policy = MixedPrecisionPolicy(half_of(args), torch.float32 if half_of(args) else None)  # reduce and shard in fp32
     for experts in experts_of(model, *shape):
         placed(experts, device, args)
         for name, p in [*experts.named_parameters()]:
@@ -102,7 +102,7 @@ def parallelize(model, mesh, device, args):
             setattr(experts, name, nn.Parameter(share, p.requires_grad))
         experts.forward = partial(on_this_rank, experts, experts.forward, own["expert"].get_group())
         fully_shard(experts, mesh=own["replica"], mp_policy=policy, shard_placement_fn=lambda p: Shard(1))
-    for module in [*blocks_of(model), model]:  # finally the parameters outside blocks: embeddings, the last norm
+    for module in [*blocks_of(model), model]:  # the model last: parameters outside the blocks
         fully_shard(placed(module, device, args), mesh=mesh, mp_policy=policy)
     return model
 
@@ -124,15 +124,15 @@ def experts_of(model, replicas, ranks):
                              "which cannot be divided: use fsdp")  # fmt: skip
         number, width = shapes[0][:2]
         if number % ranks:
-            raise SystemExit(f"{number} experts do not split over {ranks} expert ranks")
+            raise SystemExit(f"{number} experts cannot be split across {ranks} expert ranks")
         if any(shape[1] % replicas for shape in shapes):
-            raise SystemExit(f"{width} features of the experts do not split over {replicas} replicas")
+            raise SystemExit(f"{width} features of the experts cannot be split across {replicas} replicas")
     return modules
 
 
 def make_optimizer(model, mesh, args):
     optimizer = optimizer_of(model.parameters(), args)
-    for group in optimizer.param_groups:  # torch updates no parameters of different meshes together
+    for group in optimizer.param_groups:  # torch cannot update parameters of different meshes together
         group["foreach"] = False
     return optimizer
 

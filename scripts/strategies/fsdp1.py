@@ -16,7 +16,7 @@ def strategy_arguments(parser):
                         default="FULL_SHARD", help="ZeRO-3, ZeRO-2, or DDP's memory")  # fmt: skip
     parser.add_argument("--wrap", choices=["transformer", "module", "size", "none"], default="transformer",
                         help="units: each block, each layer with weights, by --wrap-size, or all in one")  # fmt: skip
-    parser.add_argument("--wrap-size", type=int, default=100_000, help="parameters that make a unit")
+    parser.add_argument("--wrap-size", type=int, default=100_000, help="minimum number of parameters of a unit")
     parser.add_argument("--cpu-offload", action="store_true", help="keep shards in host memory; needs a GPU")
 
 
@@ -41,8 +41,8 @@ def parallelize(model, mesh, device, args):
     """Each unit's parameters become one flat tensor, of which each rank keeps 1/N."""
     half = half_of(args)
     return FullyShardedDataParallel(
-        placed(model, torch.device("cpu"), args),  # moved unit by unit
-        device_mesh=mesh,  # with a process group, checkpoints would store each shard as if it were the whole
+        placed(model, torch.device("cpu"), args),  # moved to the GPU unit by unit
+        device_mesh=mesh,  # given a process group, checkpoints would store each shard as the whole
         sharding_strategy=ShardingStrategy[args.sharding_strategy],
         auto_wrap_policy=wrap_policy(model, args),
         mixed_precision=MixedPrecision(param_dtype=half, reduce_dtype=torch.float32) if half else None,

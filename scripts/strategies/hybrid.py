@@ -15,10 +15,10 @@ def strategy_arguments(parser):
     parser.add_argument("--pipeline", type=int, default=1, help="ranks that split the blocks")
 
 
-def make_mesh(device_type, args):  # replicas of pipeline x tensor ranks; tensor ranks communicate most: adjacent
+def make_mesh(device_type, args):  # tensor ranks communicate most, so they are adjacent
     ranks, replica = dist.get_world_size(), args.pipeline * args.tensor
     if replica < 1 or ranks % replica:
-        raise SystemExit(f"{ranks} ranks do not split into --pipeline {args.pipeline} x --tensor {args.tensor}")
+        raise SystemExit(f"{ranks} ranks cannot be split into --pipeline {args.pipeline} x --tensor {args.tensor}")
     check_schedule(args, args.pipeline)
     shape = (args.pipeline, ranks // replica, args.tensor)
     return init_device_mesh(device_type, shape, mesh_dim_names=("pipeline", "data", "tensor"))

@@ -31,7 +31,7 @@ from torch import nn
 from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining.schedules import get_schedule_class
 
-LOOPED = ("Interleaved1F1B", "LoopedBFS", "InterleavedZeroBubble")  # several stages per rank, assigned in turn
+LOOPED = ("Interleaved1F1B", "LoopedBFS", "InterleavedZeroBubble")  # several stages per rank, assigned round-robin
 V_SHAPED = ("ZBVZeroBubble", "DualPipeV")  # two stages per rank, in a V: rank 0 has the first and the last
 
 
@@ -77,12 +77,12 @@ class Stage(nn.Module):
                 if not torch.is_tensor(x := block(x)):
                     kind = f"{type(block).__name__} returned a {type(x).__name__}"
                     raise SystemExit(f"{kind}: a block of a pipeline must return one tensor; wrap it, or use fsdp")
-            return self.unembed(x).contiguous()  # it is sent
+            return self.unembed(x).contiguous()  # sent to the next stage
         except AttributeError as error:
             raise SystemExit(f"{error}: the first stage has what precedes blocks, the last what follows") from error
 
 
-class Elsewhere(nn.Module):  # stands for a layer of another stage
+class Elsewhere(nn.Module):  # a placeholder for a layer of another stage
     def forward(self, x, *args, **kwargs):
         return x
 
@@ -108,7 +108,7 @@ class HuggingFaceStage(nn.Module):
         return out.clone() if out._is_view() else out  # zero-bubble schedules detach it in place
 
 
-def without(module, names):  # a copy that shares all but these children
+def without(module, names):  # a shallow copy without these children
     shared = copy.copy(module)
     shared._modules = {n: Elsewhere() if n in names else child for n, child in module._modules.items()}
     return shared
@@ -146,7 +146,7 @@ def check_model(model, blocks, stages, own):
     if hasattr(model, "score") or getattr(getattr(model, "config", None), "embedding_multiplier", 1) != 1:
         raise SystemExit(f"a pipeline cannot split {type(model).__name__}, whose stages are not alike: use fsdp")
     if not stages or len(blocks) % stages:
-        raise SystemExit(f"{len(blocks)} blocks do not split into {stages} pipeline stages")
+        raise SystemExit(f"{len(blocks)} blocks cannot be split into {stages} pipeline stages")
     if any(True for _ in (*model.parameters(recurse=False), *model.buffers(recurse=False))):
         raise SystemExit("a pipeline cannot place parameters of the model itself: put them into a submodule")
     if len(list(model.parameters())) < len(list(model.named_parameters(remove_duplicate=False))):
@@ -158,7 +158,7 @@ def call_of(batch):  # what outputs_of passes: the tensor that flows through the
     return args[0] if args else others.pop(next(iter(others))), others
 
 
-def relay(model, *args, **others):  # for evaluation, on every rank: each stage in turn broadcasts its output
+def relay(model, *args, **others):  # evaluates on every rank: each stage broadcasts its output
     x = args[0] if args else others.pop(next(iter(others)))
     for index, owner in enumerate(model.owners):
         box = [model.stages[index](x, **others).cpu() if index in model.stages else None]
@@ -167,7 +167,7 @@ def relay(model, *args, **others):  # for evaluation, on every rank: each stage 
     return model.finish(x)
 
 
-class QuietStage(PipelineStage):  # torch learns the shapes from uninitialized memory: no BatchNorm on it
+class QuietStage(PipelineStage):  # torch infers shapes from uninitialized memory: keep BatchNorm away from it
     def _prepare_forward_infra(self, *args, **kwargs):
         self.submod.eval()
         try:
@@ -201,7 +201,7 @@ def forward_backward(model, batch, data, scaler, args):
     (x, others), losses = call_of(batch), []
     size, rest = divmod(len(x), args.accumulate)
     if rest:
-        raise SystemExit(f"a rank's batch of {len(x)} samples does not split into {args.accumulate} micro-batches")
+        raise SystemExit(f"a rank's batch of {len(x)} samples cannot be split into {args.accumulate} micro-batches")
 
     def loss_of_part(outputs, number):
         part = map_tensors(batch, lambda tensor: tensor[number * size : (number + 1) * size])
@@ -210,7 +210,7 @@ def forward_backward(model, batch, data, scaler, args):
     model.loss_of_part = loss_of_part
     inputs, scale = [x] if 0 in model.stages else [], scaler.scale(torch.ones((), device=x.device))
     schedule = schedule_for(model, x.shape, x.device, data, args)
-    if "return_outputs" in signature(schedule.step).parameters:  # torch 2.10: it need not keep all of them
+    if "return_outputs" in signature(schedule.step).parameters:  # torch 2.10 need not keep the outputs
         others["return_outputs"] = False
     schedule.step(*inputs, target=torch.arange(args.accumulate), losses=losses, **others)
     total = (torch.stack(losses).sum().detach() / scale if losses else torch.zeros((), device=x.device)).double()

@@ -24,7 +24,7 @@ def split(blocks, model, tensor):
     plan = {name.partition(".*.")[2]: style for name, style in brought.items() if ".*." in name} or TENSOR_PLAN
     heads = getattr(config, "num_key_value_heads", None) or getattr(config, "num_attention_heads", ranks)
     if heads % ranks:
-        raise SystemExit(f"{heads} heads do not split over {ranks} tensor ranks")
+        raise SystemExit(f"{heads} heads cannot be split across {ranks} tensor ranks")
     for block in blocks:
         names = [name for name, _ in block.named_modules()]
         if missing := [pattern for pattern in plan if not any(fnmatch(name, pattern) for name in names)]:
@@ -44,7 +44,7 @@ def split_layer(block, layer, name, style, tensor):
     features = layer.out_features if by_columns else layer.in_features
     if features % (tensor.size() * head):
         what = f"{features // head} {'heads' if head > 1 else 'features'} of {name}"
-        raise SystemExit(f"{what} do not split over {tensor.size()} tensor ranks")
+        raise SystemExit(f"{what} cannot be split across {tensor.size()} tensor ranks")
     parallelize_module(layer, tensor, STYLES[style])
 
 
@@ -78,7 +78,7 @@ def parallelize(model, mesh, device, args):
 
 def make_optimizer(model, mesh, args):
     optimizer = optimizer_of(model.parameters(), args)
-    for group in optimizer.param_groups:  # torch updates no whole and split parameters together
+    for group in optimizer.param_groups:  # torch cannot update whole and split parameters together
         group["foreach"] = False
     return optimizer
 

@@ -36,16 +36,16 @@ def config_of(args, kind, **sizes):
 def model_of(auto_class, config, args, new=()):
     """Without --pretrained the weights are random. With it they are memory-mapped from the model's files, shared by all
     ranks, until `placed` copies what a rank needs. The files need not have weights whose names start with `new`."""
-    options = {"output_loading_info": True, "ignore_mismatched_sizes": True}  # which are named below
+    options = {"output_loading_info": True, "ignore_mismatched_sizes": True}  # reported below
     try:
         if not args.pretrained:
             return auto_class.from_config(config, dtype="float32")
         if not args.model:
-            raise SystemExit("--pretrained needs --model: the name or the folder of the model whose weights to read")
+            raise SystemExit("--pretrained needs --model: the name or folder of the model whose weights it loads")
         if base_options := globals().get("base_options"):  # of the extra four_bit
             options |= base_options(args)
         model, report = from_hub(auto_class, args.model, config=config, dtype="auto", **options)
-    except ValueError as error:  # of a class that this auto_class has no model for
+    except ValueError as error:  # this auto_class has no model for the configuration's class
         raise SystemExit(f"--model {args.model}: {str(error).splitlines()[0]}") from error
     wrong = [f"{name} is {list(file)} there and {list(own)} in the model" for name, file, own in
              sorted(report["mismatched_keys"]) if not name.startswith(tuple(new))]  # fmt: skip
@@ -63,7 +63,7 @@ def tokenizer_at(model, needed):
         tokenizer, reason = AutoTokenizer.from_pretrained(model), "there is none"
     except (OSError, ValueError) as error:
         tokenizer, reason = (), " ".join(str(error).split())
-    if len(tokenizer) > len(getattr(tokenizer, "all_special_tokens", ())):  # else built from the class's defaults
+    if len(tokenizer) > len(getattr(tokenizer, "all_special_tokens", ())):  # else it has only its class's defaults
         return tokenizer
     if needed:
         raise SystemExit(f"--model {model}: its tokenizer cannot be loaded: {reason}")
@@ -77,7 +77,7 @@ def tokenizer_of(args, config):
         return None
     tokenizer, size = tokenizer_at(args.model, args.pretrained), config.get_text_config().vocab_size
     if tokenizer and len(tokenizer) - len(tokenizer.all_special_tokens) > size:
-        raise SystemExit(f"the tokenizer of {args.model} has {len(tokenizer)} tokens, its model only {size}")
+        raise SystemExit(f"the tokenizer of {args.model} has {len(tokenizer)} tokens, but the model only {size}")
     return tokenizer
 
 
@@ -87,7 +87,7 @@ def with_known_tokens(args, config, *parts):
     for part in parts:
         largest = pyarrow.compute.max(pyarrow.compute.list_flatten(part.data.column("input_ids"))).as_py()
         if (largest or 0) >= size:
-            raise SystemExit(f"the tokenizer of {args.model} makes the token {largest} of a text, its model has only "
+            raise SystemExit(f"the tokenizer of {args.model} produces token {largest}, but its model has only "
                              f"{size}: call resize_token_embeddings before save_pretrained")  # fmt: skip
     return tuple(part.with_format("torch") for part in parts)
 
@@ -100,7 +100,7 @@ def check_context(args, config):
 
 # %% configuration
 ENCODERS = ("bert", "camembert", "electra", "roberta", "xlm-roberta")
-MIXING = ("bloom", "falcon", "jamba", "mamba", "mamba2", "mpt", "opt", "qwen3_next")  # whatever position_ids say
+MIXING = ("bloom", "falcon", "jamba", "mamba", "mamba2", "mpt", "opt", "qwen3_next")  # they ignore position_ids
 SIZES = {"vocab_size": 256, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 4, "head_dim": 16,
          "num_attention_heads": 4, "num_key_value_heads": 2, "tie_word_embeddings": False}  # fmt: skip
 
@@ -149,7 +149,7 @@ def read(data_dir):
     held_out = next((parts[name] for name in ("validation", "test") if name in parts), None)
     if held_out is not None:
         return {"train": parts["train"], "test": held_out}
-    if texts and len(parts["train"]) < 100:  # books: a tenth of their paragraphs
+    if texts and len(parts["train"]) < 100:  # a few long texts: hold out a tenth of their paragraphs
         paragraphs = "\n\n".join(parts["train"]["text"]).split("\n\n")
         return datasets.Dataset.from_dict({"text": paragraphs}).train_test_split(0.1, shuffle=False)
     return parts["train"].train_test_split(0.1, seed=0)
@@ -175,10 +175,10 @@ from torch.nn.utils.rnn import pad_sequence
 
 
 def data_arguments(parser):
-    parser.add_argument("--context", type=int, default=128, help="most tokens of a row; longer texts become several")
-    parser.add_argument("--pack", action="store_true", help="join texts to rows of exactly --context tokens")
+    parser.add_argument("--context", type=int, default=128, help="maximum tokens of a row; longer texts are split")
+    parser.add_argument("--pack", action="store_true", help="pack texts into rows of exactly --context tokens")
     parser.add_argument("--text-column", default="text")
-    parser.add_argument("--prompt-column", default="", help="with a --completion-column: only that is predicted")
+    parser.add_argument("--prompt-column", default="", help="with a --completion-column: train only on completions")
     parser.add_argument("--completion-column", default="")
 
 

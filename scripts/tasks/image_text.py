@@ -28,7 +28,7 @@ def Model():
     model = model_of(AutoModel, configuration(args), args)
     if not hasattr(model, "logit_scale") or hasattr(model, "logit_bias"):
         raise SystemExit(f"--model {args.model} is a {type(model).__name__}: this task's loss is that of a CLIP model")
-    model.logit_scale = nn.Parameter(model.logit_scale.detach().reshape(1))  # fully_shard takes no scalars
+    model.logit_scale = nn.Parameter(model.logit_scale.detach().reshape(1))  # fully_shard does not support scalars
     return model
 
 
@@ -46,7 +46,7 @@ MEAN, SPREAD = torch.tensor([0.481, 0.458, 0.408])[:, None, None], torch.tensor(
 
 
 def data_arguments(parser):
-    parser.add_argument("--context", type=int, default=64, help="tokens of a description; longer ones are cut")
+    parser.add_argument("--context", type=int, default=64, help="maximum tokens of a text; longer ones are truncated")
     parser.add_argument("--text-column", default="text")
     parser.add_argument("--image-column", default="image")
 

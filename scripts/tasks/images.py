@@ -7,12 +7,12 @@ from importlib import import_module
 import torch
 from torch import nn
 
-IMAGENET = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # mean and spread of red, green and blue
+IMAGENET = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # mean and standard deviation of red, green and blue
 
 
 def hub_arguments(parser):
     parser.add_argument("--model", default="", help="of timm (vit_tiny_patch16_224), or torchvision:resnet50")
-    parser.add_argument("--pretrained", action="store_true", help="with weights, all but those of the last layer")
+    parser.add_argument("--pretrained", action="store_true", help="load pretrained weights for all but the last layer")
     parser.add_argument("--weights", default="", help="their file, .pth or .safetensors, instead of a download")
     parser.add_argument("--image-size", type=int, default=0, help="height and width (default: the model's own, or 64)")
 
@@ -23,7 +23,7 @@ def library_of(args):
     library = library or "timm"
     try:
         models = import_module(f"{library}.models")
-    except (ImportError, RuntimeError) as error:  # RuntimeError: torchvision was built for another torch
+    except (ImportError, RuntimeError) as error:  # RuntimeError: torchvision built for another torch
         raise SystemExit(f"--model {args.model} needs {library} ({error}): pip install {library}, in the version for "
                          f"torch {torch.__version__}") from error  # fmt: skip
     names = models.list_models(**({"module": models} if library == "torchvision" else {}))
@@ -78,7 +78,7 @@ def read_weights(model, path):
         weights = load_file(path)
     else:
         weights = torch.load(path, map_location="cpu", weights_only=True)
-        weights = weights.get("state_dict", weights.get("model", weights))  # of a training
+        weights = weights.get("state_dict", weights.get("model", weights))  # a training checkpoint
     own = model.state_dict()
     fitting = {name: tensor for name, tensor in weights.items() if name in own and own[name].shape == tensor.shape}
     last = [name for name, _ in model.named_parameters()][-1].rpartition(".")[0]
@@ -125,7 +125,7 @@ class ResNet(nn.Module):  # (batch, 3, height, width) in, (batch, classes) out
 
 
 def model_arguments(parser):
-    parser.add_argument("--classes", type=int, default=10, help="outputs of the model; the folders may be fewer")
+    parser.add_argument("--classes", type=int, default=10, help="outputs of the model; there may be fewer folders")
 
 
 def Model():
@@ -173,7 +173,7 @@ class Pictures(Dataset):
         path, number = self.files[index]
         larger = self.size * 9 // 8
         with Image.open(path) as opened:
-            if opened.mode.startswith("I"):  # 16 bits, which convert() would clip
+            if opened.mode.startswith("I"):  # 16-bit images, which convert() would clip
                 opened = Image.fromarray((numpy.array(opened) >> 8).astype(numpy.uint8))
             pixels = torch.from_numpy(numpy.array(ImageOps.fit(opened.convert("RGB"), (larger, larger))))
         picture = (augment if self.augmented else middle)(pixels.permute(2, 0, 1) / 255, self.size)

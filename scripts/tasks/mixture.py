@@ -10,12 +10,12 @@ from torch.nn import functional as F
 
 def model_arguments(parser):
     parser.add_argument("--experts", type=int, default=8, help="experts in each block")
-    parser.add_argument("--top-k", type=int, default=2, help="experts that compute a token")
+    parser.add_argument("--top-k", type=int, default=2, help="experts per token")
     parser.add_argument("--capacity", type=float, default=0.0,
-                        help="most tokens of an expert, in multiples of an even share (0: all)")  # fmt: skip
+                        help="capacity of an expert, in multiples of an even share (0: unlimited)")  # fmt: skip
 
 
-class Experts(nn.Module):  # rows: (tokens, width), sorted by expert; sizes: how many are each expert's
+class Experts(nn.Module):  # rows: (tokens, width), sorted by expert; sizes: rows per expert
     def __init__(self, experts, width, hidden):
         super().__init__()
         self.up = nn.Parameter(torch.empty(experts, width, hidden).uniform_(-1, 1) * width**-0.5)
@@ -26,7 +26,7 @@ class Experts(nn.Module):  # rows: (tokens, width), sorted by expert; sizes: how
                           for part, up, down in zip(rows.split(sizes), self.up, self.down, strict=True)])  # fmt: skip
 
 
-class Mixture(nn.Module):  # in the place of an MLP
+class Mixture(nn.Module):  # replaces an MLP
     def __init__(self, width, hidden, experts, top_k, capacity):
         super().__init__()
         self.top_k, self.capacity, self.sizes = top_k, capacity, [1] * experts
@@ -39,7 +39,7 @@ class Mixture(nn.Module):  # in the place of an MLP
         places = [torch.where(chosen == expert)[0] for expert in range(self.router.out_features)]
         if self.training:
             self.sizes = [len(own) for own in places]
-        if self.capacity:  # the last ones of an expert are dropped
+        if self.capacity:  # drop an expert's last tokens
             places = [own[: math.ceil(self.capacity * len(chosen) / len(places))] for own in places]
         order = torch.cat(places)
         outputs = self.experts(tokens[order // self.top_k], [len(own) for own in places]) * scores[order, None]

@@ -39,7 +39,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 
 def data_arguments(parser):
-    parser.add_argument("--context", type=int, default=128, help="tokens of a text; longer ones are cut")
+    parser.add_argument("--context", type=int, default=128, help="maximum tokens of a text; longer ones are truncated")
     parser.add_argument("--source-column", default="source")
     parser.add_argument("--target-column", default="target")
 
@@ -75,7 +75,7 @@ def lines(limit=2**18, longest=128):
 
 def encoded(columns, source, target, tokenizer, config, context):
     """Ids of the source, what the decoder reads, and what it has to predict: the same, one position earlier."""
-    if tokenizer:  # some have a vocabulary or a language token of their own for targets
+    if tokenizer:  # targets may need another vocabulary or language token
         cut = {"truncation": True, "max_length": context}
         sources = tokenizer(columns[source], **cut)["input_ids"]
         targets = tokenizer(text_target=columns[target], **cut)["input_ids"]

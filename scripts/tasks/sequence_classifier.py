@@ -16,14 +16,14 @@ def configuration(args):
         tokenizer.pad_token = tokenizer.eos_token
     known = getattr(text, "pad_token_id", None), getattr(tokenizer, "pad_token_id", None), 0
     text.pad_token_id = next(token for token in known if token is not None)
-    text.use_cache = False  # of keys and values, for which a classifier has no use
+    text.use_cache = False  # no cache of keys and values: a classifier does not generate
     return config
 
 
 # %% model
 from transformers import AutoModelForSequenceClassification
 
-NEW = ("classifier", "pre_classifier", "classification_head", "pooler", "score")  # what pretrained weights may lack
+NEW = ("classifier", "pre_classifier", "classification_head", "pooler", "score")  # often missing in pretrained weights
 
 
 def model_arguments(parser):
@@ -51,7 +51,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 
 def data_arguments(parser):
-    parser.add_argument("--context", type=int, default=128, help="tokens of a text; longer ones are cut")
+    parser.add_argument("--context", type=int, default=128, help="maximum tokens of a text; longer ones are truncated")
     parser.add_argument("--text-column", default="text")
     parser.add_argument("--label-column", default="label")
 
