@@ -144,15 +144,15 @@ def every_state(root: Path) -> dict[str, str]:
     """HTML of the view by what it shows."""
     stuck = (
         "no rank has made progress since 03:04:51: rank 1 has not entered `all_reduce` #401. Rank 1 is at step 400 in "
-        "train.py line 88, cell `main`: `time.sleep(600)`; rank 0 is at step 400, waits in `all_reduce` (train.py line "
-        "90, cell `main`)"
+        "train.py line 88, cell `main`: `time.sleep(600)`; rank 0 is at step 400, waiting in `all_reduce` (train.py "
+        "line 90, cell `main`)"
     )
     failed = {"sentence": f"rank 1 failed: {BOOM} (train.py line 33)", "rank": 1, "traceback": TRACE}
     memory = {
         "sentence": "rank 0 ran out of device memory: OutOfMemoryError: tried to allocate 2.50 GiB; 13.40 GiB of 14.75 "
         "GiB were allocated (parameters 1.00 GiB, gradients 1.00 GiB, optimizer 2.00 GiB, activations and buffers "
         "9.40 GiB)",
-        "advice": "to make it fit:\n- raise accumulate (it is 1)\n- activation_checkpointing=True\n"
+        "advice": "to make it fit:\n- raise accumulate (now 1)\n- activation_checkpointing=True\n"
         "- precision='bf16', or 'fp16' on a T4\n- shard the model: Script.load('fsdp')",
         "out_of_memory": "device",
         "rank": 0,

@@ -183,8 +183,8 @@ lab.plans(ways, global_batch_size=32)
 #    T4 both now wait a third of a step, and it is ahead. On 8 × A100 it is behind, because of the optimizer's 28 ms:
 #    torch does not update whole and split parameters together, so the host launches their updates one by one.</details>
 # 2. `nproc_per_node = 3`: what is refused?
-#    <details><summary>Answer</summary>"4 heads of out do not split over 3 tensor ranks", on all ranks, before
-#    the first step: a head is not cut.</details>
+#    <details><summary>Answer</summary>"4 heads of out cannot be split across 3 tensor ranks", on all ranks,
+#    before the first step: a head is not cut.</details>
 # 3. Forget one sum: in the script's `tensor` cell, `RowwiseParallel(output_layouts=Partial())` for the layer `down`.
 #    <details><summary>Answer</summary>Nothing crashes. Five all-reduces in forward instead of nine, and after nine
 #    steps the loss has been off by up to 8%: each rank goes on with its own partial sum.</details>

@@ -199,7 +199,7 @@ else:
 #    <details><summary>Answer</summary>The ranks stop before the first step: "tensor parallelism cannot split a model
 #    with LoRA: use ddp, zero2 or fsdp".</details>
 # 3. Go on from a LoRA checkpoint with another `model`. What tells labkit that it is not the same one?
-#    <details><summary>Answer</summary>The ranks stop: "… step-3 adapts a base model with other weights: give its
+#    <details><summary>Answer</summary>The ranks stop: "… step-3 adapts a base model with other weights: pass its
 #    --model, or another --checkpoint-dir". An adapter fits one base only.</details>
 #
 # ## Sources

@@ -150,9 +150,9 @@ lab.plans(ways, global_batch_size=1)
 #
 # ## Try this
 #
-# 1. `nproc_per_node = 3`: 512 positions do not split into six chunks. When does the script say so?
-#    <details><summary>Answer</summary>In the first step, which is when it sees a sequence: "512 positions do not split
-#    into 2 chunks for each of 3 context ranks".</details>
+# 1. `nproc_per_node = 3`: 512 positions cannot be split into six chunks. When does the script say so?
+#    <details><summary>Answer</summary>In the first step, which is when it sees a sequence: "512 positions cannot be
+#    split into 2 chunks for each of 3 context ranks".</details>
 # 2. Take the hook out of the strategy: `str` in place of `embedding.register_forward_pre_hook`.
 #    <details><summary>Answer</summary>It trains. After four steps the largest difference of a loss to one rank's is
 #    0.001: the tokens have wrong positions. Only a comparison shows it.</details>

@@ -55,7 +55,7 @@ def test_whatever_a_rank_prints_is_shown_as_text_and_holds_nothing_up(notebook) 
     assert max(map(len, log.inner_text().splitlines())) <= 300
     assert_lively(notebook)
 
-    search = notebook.output(0).get_by_placeholder("text in the log")
+    search = notebook.output(0).get_by_placeholder("search the log")
     search.fill("STEP")
     search.press("Enter")
     assert_lively(notebook)

@@ -119,7 +119,7 @@ def test_another_ranks_log_can_be_chosen_and_searched(notebook) -> None:
     notebook.wait_for_text(0, "rank 0, end of its log", 40)
     notebook.output(0).get_by_label("Log of rank").select_option("1")
     notebook.wait_for_text(0, "rank 1, end of its log", 10)
-    search = notebook.output(0).get_by_placeholder("text in the log")
+    search = notebook.output(0).get_by_placeholder("search the log")
     search.fill("step 7 line")
     search.press("Enter")
     notebook.output(0).get_by_text(re.compile("rank 1 step 7 line 0")).wait_for(timeout=20_000)

@@ -104,7 +104,7 @@ def test_a_cut_cable_ends_the_run_on_both_hosts_and_names_them(hosts):
     hosts.link("down")
     cause = ends(hosts, folder, TIME_LIMIT + 10)
     assert cause["kind"] == "parted"
-    assert cause["sentence"].startswith("hosts hA and hB lost each other at ")
+    assert cause["sentence"].startswith("hosts hA and hB lost contact at ")
     assert abs(clock(cause["sentence"]) - clock(cut)) <= 3
 
 
@@ -183,7 +183,7 @@ def test_lines_are_printed_to_paste_and_a_host_that_never_comes_is_named(hosts):
     assert read_state(folder).notice == "none of its 2 nodes has started yet"
     alone = hosts.start("A", ["sh", "-c", lines[0]], log="pasted.log")
     sentence = ends(hosts, folder, 65)["sentence"]
-    assert sentence == "waited 60 s for host 1 of 2 (hB); it has not connected"
+    assert sentence == "node 1 (hB) of 2 did not connect within 60 s"
     assert alone.wait(5) == 1
 
 

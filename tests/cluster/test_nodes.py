@@ -160,7 +160,7 @@ def test_a_node_that_is_gone_with_all_of_its_processes_is_named_by_the_other(nod
 @pytest.mark.soak  # a minute
 def test_a_node_that_never_comes_is_named():
     with pair(begin=[0]) as two:
-        assert two.ends(65)["sentence"] == "waited 60 s for host 1 of 2 (localhost-1); it has not connected"
+        assert two.ends(65)["sentence"] == "node 1 (localhost-1) of 2 did not connect within 60 s"
         two.begin(1)  # too late
         assert two.processes[1].wait(30) == 2
         assert "the run had ended before node 1 started" in two.said()
@@ -208,4 +208,4 @@ def test_a_node_begins_once_and_sees_the_folder(tmp_path):
         assert "node 1 of this run was already started" in again.stderr
         command[command.index(str(two.folder.path))] = str(tmp_path / "elsewhere")
         elsewhere = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "LABKIT_HOST": "hB"})
-        assert elsewhere.stderr.startswith("labkit: host hB does not see ")
+        assert elsewhere.stderr.startswith("labkit: host hB cannot see ")

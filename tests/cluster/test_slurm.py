@@ -124,7 +124,7 @@ def test_a_plain_job_saves_near_its_time_limit_and_resumes_from_there(cluster, t
     subprocess.run(["scancel", "--batch", "--signal=USR1", job.id], check=True)
     assert job.ends(90) == "COMPLETED"
 
-    assert "the time limit is near: the ranks are told to save" in job.said
+    assert "the time limit is near: asking the ranks to save" in job.said
     assert (found := re.search(r"stopped by SIGTERM after step (\d+) of 8", job.said))
     assert f"start_step {found[1]}" in job.said
     assert job.losses == pytest.approx(whole, rel=1e-4)
@@ -186,7 +186,7 @@ def test_a_run_waits_in_the_queue_trains_on_both_nodes_and_succeeds(cluster, tex
     blocker = subprocess.run([*blocking, "--parsable"], capture_output=True, text=True, check=True).stdout.strip()
     run = submit(nproc_per_node=2, **small(text_files, steps=60))
 
-    waits = f"job {job_id(run)} waits in Slurm's queue for nodes to become free"
+    waits = f"job {job_id(run)} is waiting in Slurm's queue for nodes to become free"
     wait_until(lambda: (run.status().notice or "").startswith(waits), 20, lambda: run.status())
     assert run.status().state == "starting"
     assert waits in repr(run)
@@ -282,7 +282,7 @@ def assert_goes_on(cluster: Cluster, run: labkit.Run, whole: dict[int, float]) -
     assert state.attempt >= 2
     assert seen >= {1, 2}
     first = state.earlier[0]
-    assert first["cause"]["sentence"] == "saved and stopped, as its job was near its time limit"
+    assert first["cause"]["sentence"] == "saved and stopped near the job's time limit"
     assert first["checkpoint"]
     resumed = int(first["checkpoint"].removeprefix("step-"))
     assert min(r["step"] for r in rows(run.folder) if r["attempt"] == 2 and "loss" in r) == resumed + 1
@@ -323,18 +323,18 @@ def test_a_node_that_does_not_see_the_run_folder_says_so(cluster, runs_dir):
     runs_dir.mkdir()
     with cluster.hidden("nodeB", runs_dir):
         run = submit(FAULTS / "faulty.py")
-        with pytest.raises(labkit.RankFailedError, match=r"job \d+ failed: host nodeB does not see"):
+        with pytest.raises(labkit.RankFailedError, match=r"job \d+ failed: host nodeB cannot see"):
             run.wait(timeout=50)
 
 
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"partition": "nope"}, "sbatch refused the job: invalid partition specified: nope"),
+        ({"partition": "nope"}, "sbatch rejected the job: invalid partition specified: nope"),
         ({"time": "soon"}, "is not a Slurm time limit"),
         ({"time": "00:00:20", "script": "ddp"}, "is too short to save"),
         ({"gpus_per_node": 2}, r"Invalid generic resource \(gres\) specification"),
-        ({"nodes": 0}, "nodes must be a whole number, at least 1; got 0"),
+        ({"nodes": 0}, "nodes must be an integer, at least 1; got 0"),
         ({"nproc_per_node": "auto"}, "Slurm reports no GPUs"),
         ({"options": ["qos=high"]}, "is not an sbatch option"),
         ({"retries": 2}, "leave retries out"),

@@ -54,7 +54,7 @@ FAULTS = [
         "one rank hangs, to the group's time limit",
         "hang",
         r"^rank 1 stopped answering.*rank 1 has not entered"
-        r" `all_reduce` #5.*`time.sleep\(600\)`; rank 0 is at step 4, waits in `all_reduce`",
+        r" `all_reduce` #5.*`time.sleep\(600\)`; rank 0 is at step 4, waiting in `all_reduce`",
     ),
     Fault(
         "I9",

@@ -186,7 +186,7 @@ def test_what_is_not_ours_in_the_folder_is_named_and_left_alone(tmp_path: Path) 
 
     assert start_step(run) == 0
     assert "has no intact checkpoint of this script: training starts at step 0" in run.logs(rank=0)
-    assert f"step 2 not saved: {theirs} is in the way" in run.logs(rank=0)
+    assert f"step 2 not saved: {theirs} already exists" in run.logs(rank=0)
     assert names(theirs.parent) == ["step-2", "step-4"]
     assert names(theirs) == [".metadata"]
 

@@ -38,7 +38,7 @@ def test_a_script_that_fills_the_disk_fails_with_that_cause_and_a_true_state(sma
     run = labkit.attach("latest", runs_dir=small_disk / "runs")
     assert "No space left on device" in str(caught.value)
     assert "the disk is full" in str(caught.value)
-    assert "0 MiB are free" in str(caught.value)
+    assert "0 MiB free" in str(caught.value)
     assert run.status().state == "failed"
     assert run.metrics()["step"].max() >= 1
     assert not processes_of(run.folder)

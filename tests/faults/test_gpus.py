@@ -117,8 +117,8 @@ def test_ranks_meet_and_what_they_said_is_kept_for_this_machine(monkeypatch: pyt
     assert kept
     assert kept.env == {}
     assert [rank["rank"] for rank in kept.ranks] == [0, 1]
-    assert "2 ranks sum over gloo" in str(found)
-    assert "2 ranks sum over gloo" in str(labkit.doctor())
+    assert "2 ranks communicate over gloo" in str(found)
+    assert "2 ranks communicate over gloo" in str(labkit.doctor())
     assert preflight.remembered(machine, 4, "gloo") is None
     monkeypatch.setenv("LABKIT_HOST", "another host of this home folder")
     assert preflight.remembered(machine, 2, "gloo") is None

@@ -116,7 +116,7 @@ def test_sharded_tensors_are_gathered_and_a_rank_that_does_not_come_ends_the_req
     wait_until(lambda: len(printed(run, 0)) >= 9)
     time.sleep(1)
     started = time.monotonic()
-    with pytest.raises(labkit.LabError, match="did not come to the end of step (10|11) within .* so nothing was done"):
+    with pytest.raises(labkit.LabError, match="did not reach the end of step (10|11) within .* so nothing was done"):
         run.ask("step", timeout=6)
     assert time.monotonic() - started < 15
     wait_until(lambda: len(printed(run, 1)) > 11)
@@ -189,7 +189,7 @@ def test_a_checkpoint_is_saved_on_request_and_resumed_from(tmp_path: Path) -> No
     step = int(run.save().removeprefix("step-"))
     assert (tmp_path / "saved" / f"step-{step}" / "COMMIT.json").exists()
     paused_at = run.pause()
-    with pytest.raises(labkit.LabError, match="saves at its end; resume"):
+    with pytest.raises(labkit.LabError, match="only save at its end; resume"):
         run.save()
     run.resume()
     for rank in ranks_of(run.folder).values():
@@ -206,7 +206,7 @@ def test_a_checkpoint_is_saved_on_request_and_resumed_from(tmp_path: Path) -> No
     resumed.stop()
 
     other = labkit.launch(ASKED, nproc_per_node=1, args=["--sleep", "0.01"], wait=False)
-    with pytest.raises(labkit.LabError, match="needs the checkpoints of labkit's scripts"):
+    with pytest.raises(labkit.LabError, match="works only in labkit's own scripts"):
         other.save()
     other.stop()
 

@@ -11,7 +11,7 @@ from faults.scene import assert_over, read, wait_for_step, wait_until
 
 import labkit
 
-WAITS = r"; rank 0 is at step 4, waits in `all_reduce` \(faulty.py line \d+\)$"
+WAITS = r"; rank 0 is at step 4, waiting in `all_reduce` \(faulty.py line \d+\)$"
 STUCK = {
     "hang": r"rank 1 has not entered `all_reduce` #5. Rank 1 is at step 4 in faulty.py line \d+: `time.sleep\(600\)`",
     "spin": r"rank 1 has not entered `all_reduce` #5. Rank 1 is at step 4 in faulty.py line \d+: `(while True:|pass)`",

@@ -129,7 +129,7 @@ def test_a_token_that_the_model_does_not_have_is_named(task, loaded, folder, qwe
     tokenizer.add_special_tokens({"additional_special_tokens": [f"<{number}>" for number in range(80)]})
     tokenizer.save_pretrained(qwen)
     data = folder(train=[{"text": "good <79>", "label": 1}] * 20)
-    with pytest.raises(SystemExit, match="makes the token 86 of a text, its model has only 64: call resize_token"):
+    with pytest.raises(SystemExit, match="produces token 86, but its model has only 64: call resize_token"):
         loaded(task, model=qwen, context=16).load_datasets(str(data))
 
 

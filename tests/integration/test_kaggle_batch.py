@@ -157,7 +157,7 @@ def test_where_pip_can_install_nothing_the_ranks_find_labkit_all_the_same(sessio
 
     log = session.save_and_run_all(written(tmp_path / "small.ipynb", "x = 1", LAUNCH))
 
-    assert "labkit: pip could not install it (it is not where Python looks); it is used from" in log
+    assert "labkit: pip could not install it (it is not on sys.path); it is used from" in log
     assert '"state": "succeeded", ' in log
 
 
@@ -176,7 +176,7 @@ def test_a_training_is_saved_before_its_session_ends_and_the_next_goes_on(sessio
 
     log = session.save_and_run_all(notebook)
 
-    assert "Kaggle's session is limited: this run saves and stops after " in log
+    assert "Kaggle sessions are limited: this run saves and stops after " in log
     assert "stopped by the deadline after step" in log
     (saved, *_) = sorted(int(p.name[5:]) for p in (session.working / "checkpoints").glob("step-*"))
     again = Session(tmp_path / "two", image)

@@ -57,7 +57,7 @@ def test_a_notebook_goes_to_a_stand_in_for_kaggle_is_followed_and_its_run_comes_
     text, facts = read_progress_line(lines[-1])
     assert text.startswith("step 10 of 10 (100%) · loss")
     assert (facts["state"], facts["step"], facts["total_steps"]) == ("succeeded", 10, 10)
-    assert "Kaggle's session is limited: this run saves and stops after 99" in out
+    assert "Kaggle sessions are limited: this run saves and stops after 99" in out
     (run,) = labkit.runs()
     assert run.path.parent == runs_dir
     assert str(run.path) in out
@@ -130,7 +130,7 @@ def test_a_push_that_never_begins_is_told(service, notebook, monkeypatch, capsys
     assert main(["kaggle", "push", str(notebook("x = 1"))]) == 2
 
     told = capsys.readouterr().err
-    assert f"labkit: {KERNEL}: COMPLETE, but its log has nothing of this push" in told
+    assert f"labkit: {KERNEL}: COMPLETE, but its log has no output from this push" in told
     assert f"follow it with: labkit kaggle pull {KERNEL}" in told
 
 

@@ -325,11 +325,11 @@ NOT_KNOWN = {
     ),
     "sums divided by the number of some values": (
         SUMS_OF_PADDED_SEQUENCES,
-        "n/a: sums of micro-batches divided by the same number, which may count one of them or all",
+        "n/a: sums of micro-batches divided by the same number, which may count one micro-batch or all",
     ),
     "hooks hide the divisor": (
         SUMS_DIVIDED_BY_THE_COUNT_OF_THE_STEP_UNDER_HOOKS,
-        "n/a: saved-tensor hooks hide by what the losses of micro-batches were divided",
+        "n/a: saved-tensor hooks hide the divisor of the micro-batch losses",
     ),
     "gradients by hand": (GRADIENTS_BY_HAND, "n/a: no backward pass started from a scalar"),
 }

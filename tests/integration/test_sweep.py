@@ -114,7 +114,7 @@ def test_a_sweep_whose_process_is_killed_goes_on_where_it_was_and_runs_each_poin
     [process] = sweepers(sweep.folder.runs)
     process.kill()
     lost = until(lambda: (state := sweep.status()).state == "lost" and state)
-    assert "resume() runs what is missing" in lost.sentence
+    assert "resume() runs the remaining points" in lost.sentence
     sweep = Sweep.attach(sweep.id)  # as after a kernel restart
     sweep.resume()
 
@@ -204,7 +204,7 @@ def test_a_script_edited_meanwhile_and_a_secret_that_is_never_written(ran, tmp_p
     written = [path for path in Path(sweep.folder.runs).rglob("*") if path.is_file()]
     assert written
     assert not [path for path in written if b"hunter2" in path.read_bytes()]
-    with pytest.raises(LabError, match=r"Give it again: sweep.resume\(env={'SOME_TOKEN': …}\)"):
+    with pytest.raises(LabError, match=r"Pass it again: sweep.resume\(env={'SOME_TOKEN': …}\)"):
         sweep.resume()
 
 
@@ -270,7 +270,7 @@ def test_each_run_has_a_simulated_gpu_of_its_own_and_none_that_another_run_holds
         ({"lr": []}, LabError, "lr has no values"),
         ({"lr": [1], "points": [{"lr": 1}]}, LabError, "points and lr both say what to run"),
         ({"lr": [1], "nproc_per_node": 0}, LaunchError, "nproc_per_node must be at least 1"),
-        ({"lr": [1], "retries": -1}, LaunchError, "retries must be a whole number"),
+        ({"lr": [1], "retries": -1}, LaunchError, "retries must be an integer"),
         ({"lr": [1, 2], "checkpoint_dir": "here"}, LabError, "several points would save their checkpoints in here"),
         ({"lr": [1, 2], "halving": 2}, LabError, "halving needs the same steps=N for all points"),
         ({"lr": [1, 2], "runs_dir": __file__}, RunFolderError, "expected a folder"),
@@ -294,7 +294,7 @@ def test_a_sweep_in_a_terminal(ran, runs_dir):
     assert shown.stdout.strip() == done.stdout[done.stdout.rindex(read_json_id(runs_dir)) :].strip()
     assert (refused.returncode, refused.stderr) == (
         2,
-        "labkit: give a SCRIPT to sweep, or one of --show, --stop and --resume\n",
+        "labkit: pass a SCRIPT to sweep, or one of --show, --stop and --resume\n",
     )
 
 

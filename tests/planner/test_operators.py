@@ -141,11 +141,11 @@ def test_what_conditions_select_is_everything_unless_a_router_chose():
         assert mask[numbers].shape == (3, 4)
         assert not fake.assumed
         assert x[mask].shape == x.masked_select(mask).shape == mask[mask].shape == (24,)
-        assert fake.assumed == {"what a condition selects is taken to be everything"}
+        assert fake.assumed == {"a condition is assumed to select everything"}
         chosen = x.topk(2).indices
         assert [len(found) for found in torch.where(chosen == 1)] == [3, 3]
 
-    assert "each of 4 experts is taken to get the same share of the tokens" in fake.assumed
+    assert "each of 4 experts is assumed to get the same share of the tokens" in fake.assumed
     assert fake.experts == 4
 
 
@@ -156,7 +156,7 @@ def test_as_many_values_are_counted_as_bincount_is_told():
 
     assert counts.shape == weighed.shape == (4,)
     assert (counts.dtype, weighed.dtype) == (torch.int64, torch.float32)
-    assert fake.assumed == {"bincount is taken to count no value above its minlength"}
+    assert fake.assumed == {"bincount is assumed to see no value above its minlength"}
 
 
 def test_a_skewed_router_sends_every_token_to_as_few_experts_as_it_can():

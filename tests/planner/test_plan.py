@@ -156,15 +156,23 @@ def test_a_strategy_of_the_users_own_is_rehearsed():
 @pytest.mark.parametrize(
     ("script", "options", "message"),
     [
-        ("hybrid", {"nproc_per_node": 4, "tensor": 3}, "4 ranks do not split into replicas of pipeline=1 x tensor=3"),
-        ("fsdp", {"nproc_per_node": 4, "replicas": 3}, "4 ranks do not split into replicas=3"),
-        ("ddp", {"nproc_per_node": 3}, "global_batch_size=64 does not split into 3 data ranks x 1 micro-batches"),
+        ("hybrid", {"nproc_per_node": 4, "tensor": 3}, "4 ranks cannot be split into pipeline=1 x tensor=3"),
+        ("fsdp", {"nproc_per_node": 4, "replicas": 3}, "4 ranks cannot be split into replicas=3"),
+        (
+            "ddp",
+            {"nproc_per_node": 3},
+            "global_batch_size=64 cannot be split evenly into 3 data ranks x 1 micro-batches",
+        ),
         ("ddp", {"device": "2xT5"}, "unknown device '2xT5'; the closest name is T4"),
         ("ddp", {"device": "T5"}, "unknown device 'T5'; the closest name is T4"),
         ("ddp", {"nproc_per_node": 0}, "nproc_per_node must be"),
         ("ddp", {"nproc_per_node": "many"}, "nproc_per_node must be"),
-        ("pipeline", {"nproc_per_node": 3, "global_batch_size": 3}, "4 blocks do not split into 3 pipeline stages"),
-        ("tensor_parallel", {"nproc_per_node": 3}, "4 heads of out do not split over 3 tensor ranks"),
+        (
+            "pipeline",
+            {"nproc_per_node": 3, "global_batch_size": 3},
+            "4 blocks cannot be split into 3 pipeline stages",
+        ),
+        ("tensor_parallel", {"nproc_per_node": 3}, "4 heads of out cannot be split across 3 tensor ranks"),
     ],
     ids=str,
 )
@@ -383,7 +391,7 @@ class Model(nn.Module):
 def test_a_mixture_of_experts_is_planned_with_balanced_routing_and_says_so():
     plan = labkit.plan(Script.load("fsdp").with_cells(model=MIXTURE), nproc_per_node=2, global_batch_size=32)
 
-    assert "each of 4 experts is taken to get the same share of the tokens" in plan.problems
+    assert "each of 4 experts is assumed to get the same share of the tokens" in plan.problems
     assert any(each.startswith("if all tokens go to the same experts, a rank holds") for each in plan.problems)
     assert plan.formulas.bytes == pytest.approx(plan.rehearsed.bytes, rel=0.01)
     run = labkit.launch(plan, steps=3, trace_memory=True)

@@ -124,7 +124,7 @@ def test_a_mixture_of_ones_own_trains_the_same_with_its_experts_on_other_ranks(t
         ("def forward(self, x, counts):", "def forward(self, x, counts, weights):",
          "forward.rows, sizes., as in the task mixture; got Gated: rewrite it, or use fsdp"),
         ("Gated(count, width)", "nn.ModuleList([nn.Linear(width, 4)] * count)", "got ModuleList: rewrite it"),
-        ("count=4", "count=3", "3 experts do not split over 2 expert ranks"),
+        ("count=4", "count=3", "3 experts cannot be split across 2 expert ranks"),
         ("self.experts", "self.mixture", "modules named experts, and Model has none"),
     ],
 )  # fmt: skip

@@ -18,9 +18,9 @@ rarely = pytest.mark.soak
         pytest.param(
             "context_parallel", 4, {"context_ranks": 3}, "--context-ranks 3 must divide the 4 ranks", marks=rarely
         ),
-        ("context_parallel", 3, {}, "128 positions do not split into 2 chunks for each of 3 context ranks"),
-        ("tensor_parallel", 5, {}, "96 features of qkv do not split over 5 tensor ranks"),
-        pytest.param("pipeline", 3, {}, "4 blocks do not split into 3 pipeline stages", marks=rarely),
+        ("context_parallel", 3, {}, "128 positions cannot be split into 2 chunks for each of 3 context ranks"),
+        ("tensor_parallel", 5, {}, "96 features of qkv cannot be split across 5 tensor ranks"),
+        pytest.param("pipeline", 3, {}, "4 blocks cannot be split into 3 pipeline stages", marks=rarely),
         (
             "pipeline",
             2,
@@ -31,11 +31,11 @@ rarely = pytest.mark.soak
             "hybrid",
             2,
             {"tensor": 2, "pipeline": 2},
-            "2 ranks do not split into --pipeline 2 x --tensor 2",
+            "2 ranks cannot be split into --pipeline 2 x --tensor 2",
             marks=rarely,
         ),
         pytest.param(
-            "pipeline", 4, {"schedule": "LoopedBFS"}, "4 blocks do not split into 8 pipeline stages", marks=rarely
+            "pipeline", 4, {"schedule": "LoopedBFS"}, "4 blocks cannot be split into 8 pipeline stages", marks=rarely
         ),
         pytest.param(
             "pipeline",
@@ -71,7 +71,7 @@ rarely = pytest.mark.soak
             "ddp",
             2,
             {"static_graph": True, "accumulate": 2},
-            "--static-graph does not go with --accumulate: torch aborts on no_sync; leave one of them out",
+            "--static-graph does not work with --accumulate: torch aborts on no_sync; leave one out",
             marks=rarely,
         ),
         pytest.param(
@@ -131,7 +131,7 @@ def test_a_sequence_that_does_not_split_is_refused():
         script("tensor_parallel").with_cells(data=text),
         2,
         options,
-        "--sequence-parallel: 127 positions do not split over 2 tensor ranks",
+        "--sequence-parallel: 127 positions cannot be split across 2 tensor ranks",
     )
 
 

@@ -151,7 +151,7 @@ def test_steps_that_are_repeated_are_no_rise_of_the_loss(folder):
     before = training_loss(RunReader(folder).read_all())
     lines(folder.attempt(2).metrics(0), starts[1], *(step(t, t, loss=300 - t) for t in range(1, 21)))
 
-    assert before.startswith("loss still falls: ")
+    assert before.startswith("loss is still falling: ")
     assert training_loss(RunReader(folder).read_all()) == ""
 
 
@@ -258,11 +258,11 @@ def test_advice_is_what_the_script_offers_and_does_not_do_yet():
     fsdp = memory_advice("device", Script.load("fsdp"), {"activation_checkpointing": "True", "precision": "bf16"})
     own = memory_advice("device", Script.parse("print(1)\n"), {})
 
-    assert "raise accumulate (it is 4)" in ddp
+    assert "raise accumulate (now 4)" in ddp
     assert "activation_checkpointing=True" in ddp
     assert "precision='bf16'" in ddp
     assert "fsdp" in ddp
-    assert fsdp == "to make it fit:\n- raise accumulate (it is 1)"
+    assert fsdp == "to make it fit:\n- raise accumulate (now 1)"
     assert own == "to make it fit:\n- shard the model: Script.load('fsdp')"
     assert "fewer DataLoader workers" in memory_advice("host", Script.load("ddp"), {})
 
@@ -274,7 +274,7 @@ def test_a_full_disk_is_recognised_by_what_torch_makes_of_it(folder, monkeypatch
     assert disk_advice(folder, "RuntimeError: boom") == ""
     (folder.checkpoints / "step-3").mkdir(parents=True)
     (folder.checkpoints / "step-3" / "COMMIT.json").touch()
-    assert disk_advice(folder, "[Errno 28] No space left on device").endswith("; step-3 is committed and complete")
+    assert disk_advice(folder, "[Errno 28] No space left on device").endswith("; checkpoint step-3 is complete")
 
 
 def test_an_attempt_is_not_a_separate_run(begun_again):

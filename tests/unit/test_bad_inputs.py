@@ -79,7 +79,7 @@ def make_run(runs_dir):
 
 @pytest.mark.parametrize("value", [2.5, True, None, "2", "", "gpu", [2], {}, float("nan")], ids=repr)
 def test_a_number_of_ranks_that_is_none_is_refused(refusal, value):
-    assert refusal(nproc_per_node=value) == f"nproc_per_node must be a whole number or 'auto', got {value!r}"
+    assert refusal(nproc_per_node=value) == f"nproc_per_node must be an integer or 'auto', got {value!r}"
 
 
 def test_fewer_than_no_ranks_are_refused(refusal):
@@ -91,7 +91,7 @@ def test_many_more_ranks_than_cores_start_with_a_warning(launched, train, capsys
 
     launched(train, nproc_per_node=ranks, env={"CUDA_VISIBLE_DEVICES": ""})
 
-    assert f"{ranks} ranks on {usable_cores()} cores: they start one after another" in capsys.readouterr().out
+    assert f"{ranks} ranks on {usable_cores()} cores: they start one at a time" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("value", ["", "7", "0,0", "-1", "MIG-0a1b2c3d-0000-0000-0000-000000000000"])
@@ -264,7 +264,7 @@ def test_a_run_that_is_asked_for_in_nonsense_is_not_found_in_words(make_run, whi
         ({"lr": "nan"}, "lr of ddp.py must be a number; got 'nan'"),
         ({"lr": "inf"}, "lr of ddp.py must be a number; got 'inf'"),
         ({"lr": "1e-3x"}, "lr of ddp.py must be a number; got '1e-3x'"),
-        ({"steps": "1e3"}, "steps of ddp.py must be a whole number; got '1e3'"),
+        ({"steps": "1e3"}, "steps of ddp.py must be an integer; got '1e3'"),
         ({"args": ["--lr", "nan"]}, "lr must be 0 or more, got nan"),
         ({"args": ["--lr=1e999"]}, "lr must be 0 or more, got 1e999"),
         ({"args": ["--steps", "ten"]}, "steps must be a number, got 'ten'"),
@@ -272,18 +272,18 @@ def test_a_run_that_is_asked_for_in_nonsense_is_not_found_in_words(make_run, whi
         ({"args": ["--steps"]}, "steps must be a number, got ''"),
         ({"global_batch_size": 0}, "global_batch_size must be at least 1"),
         ({"global_batch_size": "-64"}, "global_batch_size must be 0 or more, got -64"),
-        ({"global_batch_size": 64.0}, "global_batch_size of ddp.py must be a whole number; got 64.0"),
+        ({"global_batch_size": 64.0}, "global_batch_size of ddp.py must be an integer; got 64.0"),
         ({"accumulate": 0}, "global_batch_size and accumulate must be at least 1"),
         (
             {"accumulate": 7},
-            "global_batch_size=64 does not split into 2 ranks x 7 micro-batches; "
-            "the nearest sizes that do are 56 or 70",
+            "global_batch_size=64 cannot be split evenly into 2 ranks x 7 micro-batches; "
+            "the nearest sizes are 56 or 70",
         ),
         (
             {"global_batch_size": 65},
-            "global_batch_size=65 does not split into 2 ranks; the nearest sizes that do are 64 or 66",
+            "global_batch_size=65 cannot be split evenly into 2 ranks; the nearest sizes are 64 or 66",
         ),
-        ({"global_batch_size": 10**30 + 1}, f"the nearest sizes that do are {10**30} or {10**30 + 2}"),
+        ({"global_batch_size": 10**30 + 1}, f"the nearest sizes are {10**30} or {10**30 + 2}"),
     ],
     ids=repr,
 )

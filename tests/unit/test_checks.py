@@ -103,7 +103,7 @@ def test_ranks_that_fit_the_made_up_gpus_pass(ranks, backend, gpus):
 
 @pytest.mark.parametrize("value", ["2", 2.0, None, True, [2], "AUTO"])
 def test_a_number_of_ranks_that_is_none_is_refused(value):
-    with pytest.raises(LaunchError, match="must be a whole number or 'auto', got"):
+    with pytest.raises(LaunchError, match="must be an integer or 'auto', got"):
         check_ranks(value, None, made_up(0))
 
 
@@ -121,7 +121,7 @@ def test_an_unknown_backend_is_refused(backend):
 
 @pytest.mark.parametrize("ranks", [3, 100])
 def test_more_ranks_than_made_up_gpus_are_refused_with_both_ways_out(ranks):
-    with pytest.raises(LaunchError, match=f"{ranks} ranks need {ranks} GPUs, this machine has 2") as caught:
+    with pytest.raises(LaunchError, match=f"{ranks} ranks need {ranks} GPUs, but this machine has 2") as caught:
         check_ranks(ranks, None, made_up(2))
 
     assert "nproc_per_node=2" in str(caught.value)
@@ -161,7 +161,7 @@ def test_a_gpu_for_which_torch_has_no_kernels_is_refused_before_anything_starts(
     )
     refusal = (
         r"torch 2.10.0 has no kernels for Tesla P100-PCIE-16GB \(sm_60\), only for sm_75, sm_80, compute_120: .* "
-        r"Take another GPU \(on Kaggle: GPU T4 x2\), pass env=\{'CUDA_VISIBLE_DEVICES': ''\}"
+        r"Use another GPU \(on Kaggle: GPU T4 x2\), pass env=\{'CUDA_VISIBLE_DEVICES': ''\}"
     )
 
     with pytest.raises(LaunchError, match=refusal):
@@ -211,13 +211,13 @@ def test_a_batch_that_splits_passes(parameters, ranks):
 @pytest.mark.parametrize(
     ("parameters", "ranks", "message"),
     [
-        ({}, 3, "global_batch_size=64 does not split into 3 ranks x 1 micro-batches; .* 63 or 66"),
+        ({}, 3, "global_batch_size=64 cannot be split evenly into 3 ranks x 1 micro-batches; .* 63 or 66"),
         (
             {"global_batch_size": 10, "accumulate": 3},
             2,
-            "=10 does not split into 2 ranks x 3 micro-batches; .* 6 or 12",
+            "=10 cannot be split evenly into 2 ranks x 3 micro-batches; .* 6 or 12",
         ),
-        ({"global_batch_size": 1}, 2, "=1 does not split into 2 ranks x 1 micro-batches; .* are 2"),
+        ({"global_batch_size": 1}, 2, "=1 cannot be split evenly into 2 ranks x 1 micro-batches; .* is 2"),
     ],
 )
 def test_a_batch_that_does_not_split_is_refused_with_the_nearest_that_do(parameters, ranks, message):
@@ -236,7 +236,7 @@ def test_ranks_that_split_one_replica_share_its_batch():
     split = Script.parse(str(BATCH) + mesh)
 
     check_batch(split, {"global_batch_size": 8, "accumulate": 8}, 4)
-    with pytest.raises(LaunchError, match="=9 does not split into 8 micro-batches; .* 8 or 16"):
+    with pytest.raises(LaunchError, match="=9 cannot be split evenly into 8 micro-batches; .* 8 or 16"):
         check_batch(split, {"global_batch_size": 9, "accumulate": 8}, 4)
 
 

@@ -79,7 +79,7 @@ def test_an_article_is_compared(claims):
     claims.check({"bubble": ("third article: (p-1)/m", 0.75)})
     assert "third article: (p-1)/m: not true" in repr(claims)
     assert "42.9%" in repr(claims)
-    with pytest.raises(LabError, match="nothing was predicted as 'bubbles'; there are: bubble"):
+    with pytest.raises(LabError, match="there is no prediction 'bubbles'; there are: bubble"):
         claims.check({"bubbles": ("third article", None)})
 
 
@@ -117,7 +117,7 @@ def test_what_is_no_prediction_is_refused(claims, value, how, message):
 
 def test_a_measurement_needs_a_prediction(claims):
     claims.predict("x", 1)
-    with pytest.raises(LabError, match="nothing was predicted as 'y'; there are: x"):
+    with pytest.raises(LabError, match="there is no prediction 'y'; there are: x"):
         claims.measure("y", 1)
 
 

@@ -340,7 +340,11 @@ def test_a_missing_torch_is_told_with_the_command_that_installs_it():
 
 
 def test_settings_that_nccl_needs_are_no_trouble_but_slower():
-    known = {"said": "2 ranks sum over nccl with NCCL_P2P_DISABLE=1", "env": {"NCCL_P2P_DISABLE": "1"}, "when": "now"}
+    known = {
+        "said": "2 ranks communicate over nccl with NCCL_P2P_DISABLE=1",
+        "env": {"NCCL_P2P_DISABLE": "1"},
+        "when": "now",
+    }
     facts = dataclasses.replace(facts_of("wsl2-rtx"), preflight=known)
 
     assert found(facts)["preflight"].level == "note"

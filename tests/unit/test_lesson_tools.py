@@ -66,9 +66,9 @@ def test_one_place_of_a_script_is_changed():
     assert changed(broken(script, "gradient_as_bucket_view=True", "gradient_as_bucket_view=False"), script) == [
         "strategy"
     ]
-    with pytest.raises(LabError, match="must be in the script once; it is there 0 times"):
+    with pytest.raises(LabError, match="must occur once in the script; it occurs 0 times"):
         broken(script, "no such text", "")
-    with pytest.raises(LabError, match=r"once; it is there \d+ times"):
+    with pytest.raises(LabError, match=r"once in the script; it occurs \d+ times"):
         broken(script, "import torch", "")
 
 

@@ -221,9 +221,9 @@ def test_blocks_that_are_not_there_are_neither_recomputed_nor_made_stages_of():
     one = replace(one, profiles=plain)
     with pytest.raises(LaunchError, match="needs repeated layers"):
         peak(one, layout("single", activation_checkpointing=True))
-    with pytest.raises(LaunchError, match="0 blocks do not split into 2 pipeline stages"):
+    with pytest.raises(LaunchError, match="0 blocks cannot be split into 2 pipeline stages"):
         peak(one, layout("pipeline", 2))
-    with pytest.raises(LaunchError, match="4 blocks do not split into 3 pipeline stages"):
+    with pytest.raises(LaunchError, match="4 blocks cannot be split into 3 pipeline stages"):
         peak(FACTS, layout("pipeline", 3))
 
 

@@ -165,12 +165,12 @@ def test_of_one_host_nothing_is_said():
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ({"nodes": 0}, "nodes must be a whole number"),
-        ({"nodes": 2.0}, "nodes must be a whole number"),
-        ({"nodes": 1 << 14}, "nodes must be a whole number from 1 to 2,048 with 8 ranks each"),
+        ({"nodes": 0}, "nodes must be an integer"),
+        ({"nodes": 2.0}, "nodes must be an integer"),
+        ({"nodes": 1 << 14}, "nodes must be an integer from 1 to 2,048 with 8 ranks each"),
         ({"network": "100GbE"}, "set nodes to 2 or more"),
         ({"nodes": 2, "network": "fast"}, "unknown network 'fast'"),
-        ({"nodes": 2, "nproc_per_node": 8, "global_batch_size": 24}, "does not split into 16 data ranks"),
+        ({"nodes": 2, "nproc_per_node": 8, "global_batch_size": 24}, "cannot be split evenly into 16 data ranks"),
     ],
 )
 def test_what_cannot_be_planned_is_refused_before_anything_is_counted(given, words):

@@ -245,8 +245,8 @@ def test_hosts_that_waited_for_each_other_have_lost_each_other(run, seen):
     at = time.strftime("%H:%M:%S", time.localtime(32))
     assert name == "failed"
     assert cause["sentence"] == (
-        f"hosts hA and hB lost each other at {at}: their ranks waited for one another until the process group's time "
-        "limit (8 s)"
+        f"hosts hA and hB lost contact at {at}: their ranks waited for each other until the process group's "
+        "timeout (8 s)"
     )
 
 
@@ -302,7 +302,7 @@ def test_the_line_of_a_node_is_a_prefix_before_plain_torchrun(runs_dir):
 
 
 def test_a_run_that_cannot_be_made_leaves_no_folder(runs_dir):
-    with pytest.raises(LaunchError, match="does not split into 3 ranks"):
+    with pytest.raises(LaunchError, match="cannot be split evenly into 3 ranks"):
         create("ddp", Nodes(3, 1), LaunchOptions(), {"global_batch_size": 8})
     assert not list(runs_dir.glob("*"))
 
@@ -310,7 +310,7 @@ def test_a_run_that_cannot_be_made_leaves_no_folder(runs_dir):
 def test_the_interface_of_this_machine_is_the_loopback():
     assert own_address_towards(resolved("127.0.0.1")) == "127.0.0.1"
     assert interface_of("127.0.0.1") in ("lo", "lo0")
-    with pytest.raises(LaunchError, match=r"no network interface of .* has the address 203.0.113.9"):
+    with pytest.raises(LaunchError, match=r"no network interface on .* has the address 203.0.113.9"):
         interface_of("203.0.113.9")
     with pytest.raises(LaunchError, match="cannot resolve the host 'no.such.host.invalid'"):
         resolved("no.such.host.invalid")
@@ -348,7 +348,7 @@ def test_a_host_is_called_what_the_launch_calls_it(monkeypatch):
 def test_a_node_that_does_not_see_the_folder_says_so(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv(HOST, "hB")
     assert main([str(tmp_path / "runs" / "x"), "1", "--", "true"]) == 2
-    assert "host hB does not see " in capsys.readouterr().err
+    assert "host hB cannot see " in capsys.readouterr().err
 
 
 def test_a_job_that_is_requeued_does_not_start_a_run_that_was_stopped(run, capsys):
@@ -479,7 +479,7 @@ def test_runs_whose_gpus_torch_cannot_tell_apart_are_refused_with_its_failure_fa
     monkeypatch.setattr(gpus, "active_runs", lambda: [run])
     monkeypatch.setattr(gpus, "torch_report", fails)
     write_json(run.manifest, json.loads(run.manifest.read_text()) | {"gpus": ["GPU-aa11"]})
-    with pytest.raises(LaunchError, match=r"by indices and by UUIDs \(0, GPU-aa11\).*timed out.*Name them in one way"):
+    with pytest.raises(LaunchError, match=r"both by index and by UUID \(0, GPU-aa11\).*timed out.*Use one kind of id"):
         gpus.check_gpus_are_free(["0"])
 
 

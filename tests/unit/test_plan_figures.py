@@ -68,10 +68,10 @@ def test_a_bar_far_beyond_the_limit_is_cut_and_says_so():
 
 
 def test_what_cannot_be_planned_has_its_reason_in_place_of_a_bar():
-    tree = drawn(bars([Bar("pipeline", None, "4 blocks do not split into 3 stages", fits=False), Bar("ddp", HELD)]))
+    tree = drawn(bars([Bar("pipeline", None, "4 blocks cannot be split into 3 stages", fits=False), Bar("ddp", HELD)]))
 
-    assert "4 blocks do not split into 3 stages" in words_in(tree)
-    assert "pipeline: 4 blocks do not split into 3 stages" in tree.get("aria-label")
+    assert "4 blocks cannot be split into 3 stages" in words_in(tree)
+    assert "pipeline: 4 blocks cannot be split into 3 stages" in tree.get("aria-label")
 
 
 def test_a_measured_bar_stands_under_the_planned_one_without_its_name():

@@ -43,11 +43,11 @@ def test_a_run_without_ranks_has_one(folder):
 
 
 def test_a_run_that_waits_says_for_what(folder):
-    state = State("starting", 0.0, notice="job 7 waits in Slurm's queue\nfor nodes to become free")
+    state = State("starting", 0.0, notice="job 7 is waiting in Slurm's queue\nfor nodes to become free")
 
     text, _ = read_progress_line(progress_line(RunReader(folder), state))
 
-    assert text == "no rank has started yet · job 7 waits in Slurm's queue for nodes to become free"
+    assert text == "no rank has started yet · job 7 is waiting in Slurm's queue for nodes to become free"
 
 
 def test_a_loss_that_is_no_number_is_still_json(folder, write_metrics):

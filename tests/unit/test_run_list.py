@@ -82,7 +82,7 @@ def test_filters_select_by_script_state_and_tag(root):
     assert [r.id for r in labkit.runs(script="ddp", state="failed")] == [run.id]
     assert [r.id for r in labkit.runs(tag="baseline")] == [run.id]
     assert "baseline" in repr(labkit.runs()) and "lr too high" in repr(labkit.runs())
-    with pytest.raises(LabError, match="there is no state 'crashed'; a run is starting, running, succeeded"):
+    with pytest.raises(LabError, match="there is no state 'crashed'; the states are starting, running, succeeded"):
         labkit.runs(state="crashed")
 
 

@@ -63,7 +63,7 @@ def test_whether_a_job_is_over_is_said_by_slurm_only(run, tmp_path, monkeypatch)
     assert job_in_words(run) == "job 7 has ended"
     monkeypatch.setattr(slurm, "_answers", {})
     monkeypatch.setenv("PATH", "")
-    assert job_in_words(run) == "Slurm cannot be queried here about job 7"
+    assert job_in_words(run) == "cannot query Slurm for job 7 from here"
     run.job.unlink()
     assert job_in_words(run) is None
 

@@ -53,10 +53,10 @@ def test_where_slurm_cannot_be_asked_the_folder_counts():
 @pytest.mark.parametrize(
     ("reason", "words"),
     [
-        ("Resources", "waits in Slurm's queue for nodes to become free"),
-        ("PartitionTimeLimit", "waits in Slurm's queue for more time than this partition allows"),
-        ("QOSMaxNodePerUserLimit", "waits in Slurm's queue (QOSMaxNodePerUserLimit)"),
-        ("", "waits in Slurm's queue"),
+        ("Resources", "is waiting in Slurm's queue for nodes to become free"),
+        ("PartitionTimeLimit", "is waiting in Slurm's queue for more time than this partition allows"),
+        ("QOSMaxNodePerUserLimit", "is waiting in Slurm's queue (QOSMaxNodePerUserLimit)"),
+        ("", "is waiting in Slurm's queue"),
     ],
 )
 def test_a_job_in_the_queue_is_a_run_that_starts(reason, words):
@@ -70,7 +70,7 @@ def test_a_job_in_the_queue_is_a_run_that_starts(reason, words):
 def test_what_slurm_is_about_to_explain_is_not_over_yet(folder):
     for now in ("RUNNING", "COMPLETING"):
         state = with_job(folder, job(now, nodes="n1"))
-        assert (state.state, state.cause, state.notice) == ("running", None, "job 42 is being ended")
+        assert (state.state, state.cause, state.notice) == ("running", None, "job 42 is completing")
     assert with_job(ASKED, job("COMPLETING")) == ASKED
 
 
@@ -93,8 +93,8 @@ def test_a_job_that_was_told_when_to_begin_is_not_begun_again():
     first = with_job(STARTING, job("PENDING", reason="BeginTime"))
     again = with_job(SAVED, job("PENDING", reason="BeginTime", restarts=1))
 
-    assert first.notice == "job 42 waits in Slurm's queue for its start time"
-    assert again.notice == "job 42 waits in Slurm's queue to be restarted"
+    assert first.notice == "job 42 is waiting in Slurm's queue for its start time"
+    assert again.notice == "job 42 is waiting in Slurm's queue to be restarted"
 
 
 @pytest.mark.parametrize(
@@ -178,8 +178,8 @@ def test_a_job_that_failed_before_its_ranks_says_its_last_line():
 
     assert state.cause["sentence"] == "job 42 failed with code 1; its last line: module: command not found"
     for folder in (TERMED, LOST):
-        state = with_job(folder, job("FAILED", exit_code=143), "labkit: host n2 does not see /runs")
-        assert state.cause["sentence"] == "job 42 failed: host n2 does not see /runs"
+        state = with_job(folder, job("FAILED", exit_code=143), "labkit: host n2 cannot see /runs")
+        assert state.cause["sentence"] == "job 42 failed: host n2 cannot see /runs"
     assert with_job(STARTING, job("FAILED", reason="Prolog")).cause["sentence"] == "job 42 failed (Prolog)"
 
 
@@ -265,7 +265,7 @@ def test_what_sbatch_says_is_what_the_error_says(tmp_path, monkeypatch):
     says = "sbatch: error: Batch job submission failed: Invalid account or account/partition combination specified"
     commands(tmp_path, monkeypatch, sbatch=f'echo "{says}" >&2; exit 1')
 
-    with pytest.raises(slurm.LaunchError, match="refused the job: Batch job .* combination specified$"):
+    with pytest.raises(slurm.LaunchError, match="rejected the job: Batch job .* combination specified$"):
         slurm.submit(tmp_path / "job.sbatch", os.environ)
 
 

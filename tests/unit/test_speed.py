@@ -266,7 +266,7 @@ def test_what_is_assumed_of_a_device_is_said_and_the_band_is_wide():
 
     assert found.parts["compute"] == pytest.approx(9 * 3e9 / (COMPUTED["matmul"] * device.reached * 65e12))
     assert found.high - found.low > 0.3 * found.seconds
-    assert any("T4's data sheet" in each for each in found.assumed)
+    assert any("T4's data-sheet speed" in each for each in found.assumed)
     assert any("link" in each for each in found.assumed)
 
 

@@ -202,7 +202,7 @@ def test_a_supervisor_that_cannot_start_says_why(tmp_path, runs_dir, monkeypatch
 
     lost = labkit.attach("latest").status()
     assert lost.state == "lost"
-    assert "supervisor.log. It is a Python process of its own" in lost.cause["advice"]
+    assert "supervisor.log. It is a separate Python process" in lost.cause["advice"]
 
 
 @pytest.mark.parametrize(

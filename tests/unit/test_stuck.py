@@ -54,7 +54,7 @@ def test_a_rank_that_has_not_entered_the_collective_comes_first() -> None:
 
     assert said == (
         "rank 1 has not entered `all_reduce` #5. Rank 1 is at step 4 in train.py line 5, cell `main`: "
-        "`time.sleep(600)`; rank 0 is at step 4, waits in `all_reduce` (train.py line 6, cell `main`)"
+        "`time.sleep(600)`; rank 0 is at step 4, waiting in `all_reduce` (train.py line 6, cell `main`)"
     )
 
 
@@ -100,7 +100,7 @@ def test_ranks_that_wait_for_each_other_in_two_groups() -> None:
     other = rank(1, REDUCES, call(1, group="tp", retired=True), call(3, group="dp", retired=True), call(4, group="dp"))
 
     assert explain([first, other], SCRIPT, PATH).startswith(
-        "the ranks wait for each other: rank 0 waits in `all_reduce` #2 of group `tp` for rank 1; "
+        "the ranks are waiting for each other: rank 0 waits in `all_reduce` #2 of group `tp` for rank 1; "
         "rank 1 waits in `all_reduce` #4 of group `dp` for rank 0. Rank 0 is at step 4"
     )
 
@@ -125,7 +125,7 @@ def test_groups_of_one_name_are_distinguished_by_backend_and_ranks_made_up_recor
 def test_all_in_the_same_collective() -> None:
     said = explain([rank(0, REDUCES, call(5)), rank(1, REDUCES, call(5))], SCRIPT, PATH)
 
-    assert said.startswith("all ranks are in `all_reduce` #5, which does not complete; rank 0 is at step 4, waits in")
+    assert said.startswith("all ranks are in `all_reduce` #5, which does not complete; rank 0 is at step 4, waiting in")
 
 
 @pytest.mark.parametrize(

@@ -69,14 +69,14 @@ def test_samples_of_a_small_grid_are_all_of_it():
     points = expanded({"lr": [1, 2], "seed": [0, 1]}, samples=4)
 
     assert sorted(map(str, points)) == sorted(map(str, expanded({"lr": [1, 2], "seed": [0, 1]})))
-    with pytest.raises(LabError, match="samples=5, but only 4 different points"):
+    with pytest.raises(LabError, match="samples=5, but these axes have only 4 distinct points"):
         expanded({"lr": [1, 2], "seed": [0, 1]}, samples=5)
 
 
 @pytest.mark.parametrize(
     ("parameters", "options", "says"),
     [
-        ({"steps": 5}, {}, "a sweep varies something: pass a list"),
+        ({"steps": 5}, {}, "a sweep needs a parameter to vary: pass a list"),
         ({"lr": []}, {}, "lr has no values, so the sweep has no points"),
         ({"lr": [1, 2, 1]}, {}, "lr has 1 twice; each point runs once"),
         ({"lr": [object()]}, {}, "lr of a point must be a number, text, True, False or None; got <object"),
@@ -90,8 +90,8 @@ def test_samples_of_a_small_grid_are_all_of_it():
         ({}, {"points": {"lr": 1}}, "points must be a list of dicts"),
         ({}, {"points": [1]}, "each of the points must be a dict such as"),
         ({}, {"points": [{"lr": 1}, {"lr": 1}]}, "points 0 and 1 are the same"),
-        ({"lr": 2}, {"points": [{"lr": 1}]}, "lr is given for all points and in one of them"),
-        ({"lr": range(200), "seed": range(200)}, {}, "this grid has 40,000 points, at most 10,000"),
+        ({"lr": 2}, {"points": [{"lr": 1}]}, "lr is set for all points and again in one of them"),
+        ({"lr": range(200), "seed": range(200)}, {}, "this grid has 40,000 points; the maximum is 10,000"),
     ],
 )
 def test_what_makes_no_points_is_refused_with_what_would(parameters, options, says):
@@ -102,14 +102,14 @@ def test_what_makes_no_points_is_refused_with_what_would(parameters, options, sa
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"at_once": 0}, "at_once must be a whole number, at least 1, got 0"),
-        ({"samples": 2.5}, "samples must be a whole number"),
-        ({"halving": 1}, "halving must be a whole number, at least 2, got 1"),
+        ({"at_once": 0}, "at_once must be an integer, at least 1, got 0"),
+        ({"samples": 2.5}, "samples must be an integer"),
+        ({"halving": 1}, "halving must be an integer, at least 2, got 1"),
         ({"mode": "lowest"}, "mode must be 'min' or 'max'"),
         ({"metric": ""}, "metric must be the name of a reported value"),
         ({"hosts": ["a"]}, "a sweep runs on one machine"),
         ({"min_ranks": 1, "retries": 2}, "a sweep does not change the number of ranks"),
-        ({"profile": True}, "neither traces memory nor profiles"),
+        ({"profile": True}, "trace_memory and profile do not work in a sweep"),
     ],
 )
 def test_options_that_no_sweep_can_have_are_refused(options, says):
@@ -303,7 +303,7 @@ def test_a_sweep_whose_process_left_no_result_is_lost(sweep):
     state = sweep.read_state()
 
     assert (state.state, state.is_final) == ("lost", True)
-    assert "resume() runs what is missing" in state.sentence
+    assert "resume() runs the remaining points" in state.sentence
 
 
 def test_a_sweep_is_found_by_id_part_path_or_latest(sweep):

@@ -114,6 +114,8 @@ def test_a_run_that_is_followed_says_each_thing_once(folder, monkeypatch, capsys
 
 
 def test_a_list_of_runs_says_what_one_waits_for(folder, monkeypatch):
-    monkeypatch.setattr(Run, "status", lambda _: State("starting", 0.0, notice="job 7 waits in Slurm's queue\nor so"))
+    monkeypatch.setattr(
+        Run, "status", lambda _: State("starting", 0.0, notice="job 7 is waiting in Slurm's queue\nor so")
+    )
 
-    assert repr(RunList([Run(folder)])).endswith("  job 7 waits in Slurm's queue")
+    assert repr(RunList([Run(folder)])).endswith("  job 7 is waiting in Slurm's queue")

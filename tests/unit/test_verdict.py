@@ -77,7 +77,7 @@ def test_a_straggler_by_its_input_wait_among_four(say):
 
 
 def test_communication_is_what_the_rank_waits_that_waits_least(say):
-    assert say({"communication": 0.05}, {"communication": 0.034})[0] == "communication 34% of the step"
+    assert say({"communication": 0.05}, {"communication": 0.034})[0] == "communication takes 34% of the step"
 
 
 def test_communication_that_one_rank_cannot_tell_is_not_told(say):
@@ -90,11 +90,11 @@ def test_alike_ranks_have_no_straggler(say):
 
 
 def test_retries_come_before_everything_but_a_lost_loss(say):
-    assert say({"retries": 3, "input": 0.05})[0] == "3 allocation retries on rank 0: close to out of memory"
+    assert say({"retries": 3, "input": 0.05})[0] == "3 allocation retries on rank 0: nearly out of memory"
 
 
 def test_nearly_full(say):
-    assert say({"peak": 15.5 * GIB})[0] == "rank 0 peaked at 15.50 GiB of 16.00 GiB: close to out of memory"
+    assert say({"peak": 15.5 * GIB})[0] == "rank 0 peaked at 15.50 GiB of 16.00 GiB: nearly out of memory"
 
 
 def test_a_loss_that_is_no_number(say):
@@ -121,7 +121,7 @@ def test_no_rank_is_called_the_first_if_the_steps_before_were_not_recorded(say):
 
 
 def test_memory_that_grows(say):
-    assert say({"allocated": lambda i: (1 + i / 10) * GIB})[0].startswith("memory grows on rank 0: from 2.")
+    assert say({"allocated": lambda i: (1 + i / 10) * GIB})[0].startswith("memory is growing on rank 0: from 2.")
 
 
 def test_a_few_steps_say_nothing(say):
@@ -147,7 +147,7 @@ def evaluations(folder, write_metrics, losses, evaluated):
 @pytest.mark.parametrize(
     ("losses", "evaluated", "sentence"),
     [
-        (lambda i: 1 / i, [8, 7, 6, 5, 4, 3, 2, 1], "val_loss still improves: 1, the best so far"),
+        (lambda i: 1 / i, [8, 7, 6, 5, 4, 3, 2, 1], "val_loss is still improving: 1, the best so far"),
         (
             lambda i: 1 / i,
             [8, 4, 3, 4, 5, 6, 7, 8],
@@ -163,14 +163,14 @@ def test_whether_it_learns(folder, write_metrics, losses, evaluated, sentence):
 @pytest.mark.parametrize(
     ("loss", "sentence"),
     [
-        (lambda i: 3 - i / 100, "loss still falls: median 1.085 over the last 20 steps, 1.302 over the 20 before"),
-        (lambda i: 3 - i / 4000, "loss still falls: median 2.964 over the last 99 steps, 2.99 over the 99 before"),
+        (lambda i: 3 - i / 100, "loss is still falling: median 1.085 over the last 20 steps, 1.302 over the 20 before"),
+        (lambda i: 3 - i / 4000, "loss is still falling: median 2.964 over the last 99 steps, 2.99 over the 99 before"),
         (lambda i: max(1, 3 - i / 40), "loss has not fallen by more than its noise since step 82: median 1.002"),
         (lambda i: 100 * 0.8**i, "loss has not fallen by more than its noise since step 43: median 0.002792"),
         (lambda i: 2, "loss has not fallen by more than its noise since the start: median 2.001"),
         (
             lambda i: 1 + max(0, i - 120) / 50,
-            "loss rises: median 2.413 over the last 20 steps, 2.012 over the 20 before",
+            "loss is rising: median 2.413 over the last 20 steps, 2.012 over the 20 before",
         ),
     ],
 )

@@ -258,7 +258,7 @@ def test_a_stuck_run_does_not_look_like_a_running_one(folder, reader):
     folder.manifest.write_text(json.dumps({"created": datetime.fromtimestamp(now - 60, UTC).isoformat()}))
     notice = (
         "no rank has made progress since 12:00:00: rank 1 has not entered `all_reduce` #5. Rank 1 is at step 30 in "
-        "a.py line 8: `work(); time.sleep(600)`; rank 0 is at step 30, waits in `all_reduce` (a.py line 9)"
+        "a.py line 8: `work(); time.sleep(600)`; rank 0 is at step 30, waiting in `all_reduce` (a.py line 9)"
     )
     state = State("running", now - 60, notice=notice, stuck_since=now - 12)
 
@@ -266,7 +266,7 @@ def test_a_stuck_run_does_not_look_like_a_running_one(folder, reader):
 
     assert re.search(r"stuck 1[23] s</b>", page)
     assert "<div>Rank 1 is at step 30 in a.py line 8: <code>work(); time.sleep(600)</code></div>" in page
-    assert "<div>Rank 0 is at step 30, waits in <code>all_reduce</code> (a.py line 9)</div>" in page
+    assert "<div>Rank 0 is at step 30, waiting in <code>all_reduce</code> (a.py line 9)</div>" in page
     assert page.index("no rank has made progress") < page.index("step 30 of 60") < page.index("input-bound")
     assert "no progress</text>" in page
     assert all(promise not in page + text for promise in ("about 3 s left", "1,280 samples/s"))
