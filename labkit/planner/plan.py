@@ -187,8 +187,7 @@ class Plan:
         rows = [row.row() for row in self.advice.rows] if self.advice else []
         steps = [row.step for row in self.advice.rows if row.step] if self.advice else []
         assumed = list(dict.fromkeys(text for step in steps for text in step.assumed))
-        if self.layout.strategy in SHARDED:
-            assumed.append(
-                f"buffers are freed as in torch {version('torch')}; 2.15 frees those of gathered parameters earlier"
-            )
+        if self.layout.strategy in (*SHARDED, "pipeline"):
+            what = "a pipeline" if self.layout.strategy == "pipeline" else "gathered parameters"
+            assumed.append(f"buffers are freed as in torch {version('torch')}; 2.15 frees those of {what} earlier")
         return verdict, rows, assumed

@@ -1,10 +1,11 @@
 """Memory of a pipeline rank: the micro-batches in flight in each of its stages, and the buffers between stages.
 
 Source: torch/distributed/pipelining/stage.py of torch 2.13: receive buffers for all micro-batches are made once
-(_setup_forward_recv_info, _create_grad_recv_info); a stage's output is held until its backward (fwd_cache), before 2.10
-that of the last stage until the next step (output_chunks), and all of them are concatenated (_merge_outputs). Schedules
-for several stages per rank hold what they send until the end of the step (schedules.py, send_ops); two stages of the
-same rank share tensors instead (set_local_fwd_input, set_local_bwd_input).
+(_setup_forward_recv_info, _create_grad_recv_info), since 2.15 one at a time (_recv_buffers.py). A stage's output is
+held until its backward (fwd_cache), since 2.15 until it is sent (release_fwd_send_outputs); before 2.10 that of the
+last stage until the next step (output_chunks), and all of them are concatenated (_merge_outputs). Schedules for several
+stages per rank hold what they send until the end of the step (schedules.py, send_ops), since 2.15 only gradients; two
+stages of the same rank share tensors instead (set_local_fwd_input, set_local_bwd_input).
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from labkit.planner.speed.schedules import Action
 __all__ = ["Stage", "pipelined"]
 
 JOINS = release_of(version("torch")) < (2, 10)  # the outputs of the last stage
+RECEIVES_LATE = release_of(version("torch")) >= (2, 15)
 
 
 @dataclass(frozen=True)
@@ -45,6 +47,9 @@ def pipelined(
     gradient together with the next receive and holds it until the next backward ends, and the output that its warm-up
     sent last until the step ends.
     """
+    if RECEIVES_LATE:
+        _received_late(ledger, stages, order, samples, schedule)
+        return
     held, sent = ledger.held, {"activations": 0, "temporary": 0}
     keeps_sent = schedule in (*SCHEDULES_LOOPED, *SCHEDULES_THERE_AND_BACK)
     warm_up = next(place for place, (what, *_) in enumerate(order) if what != "F")
@@ -87,6 +92,56 @@ def pipelined(
         if stage.loss and JOINS:
             outputs = count * stage.profiles[-1].output.at(samples)
             ledger.note("forward", "joining the outputs of the last stage", temporary=outputs)
+
+
+def _received_late(
+    ledger: Ledger, stages: dict[int, Stage], order: Sequence[Action], samples: int, schedule: str
+) -> None:
+    """Record the moments of a step since torch 2.15. A stage's input and the gradient of its output are held from when
+    they are received (torch posts some receives one action earlier) until its backward ends; its output until the send
+    is awaited, which with several stages per rank is after its backward. The graph of the loss holds the last stage's
+    inputs until the step ends, unless that stage's backward is split.
+    """
+    held, until_end = ledger.held, {"activations": 0, "temporary": 0}
+    one_stage, sending = len(stages) == 1, 0
+    begun: set[int] = set()
+    for what, number, _ in order:
+        stage, last = stages[number], stages[number].profiles[-1]
+        output, received = last.output.at(samples), _received(stage, samples)
+        from_other = 0 if number - 1 in stages else received
+        if what == "F":
+            held["activations"] += from_other
+            _forward(ledger, stage, samples)
+            if one_stage and not stage.loss and not last.keeps_output:
+                sent = sending if schedule == "1F1B" else 0
+                held["activations"] -= sent
+                sending += output - sent
+            continue
+        held["activations"] -= output if one_stage and not stage.loss and last.keeps_output else sending
+        sending = 0
+        if what != "W" and not stage.loss and number + 1 not in stages:
+            held["temporary"] += output  # its gradient
+        if what == "I" and not stage.first:
+            _input_gradients(ledger, stage, samples)
+        elif what != "I":  # the first stage has no input gradients
+            stage.keeper.begin(first=number not in begun, last=False)
+            begun.add(number)
+            half = what == "W" and not stage.first
+            (_weight_gradients if half else _backward)(ledger, stage, samples)
+            freed = {number: from_other} | ({} if one_stage or stage.loss else {number + 1: output})
+            for into, size in freed.items():
+                in_graph = what == "B" and into in stages and stages[into].loss
+                (until_end if in_graph else held)["activations"] += size if in_graph else -size
+            held["temporary"] -= 0 if stage.loss else output
+        if what != "W" and not stage.first:
+            held["activations"] -= output if stage.loss else 0
+            if schedule != "1F1B" or not until_end["temporary"]:
+                held["temporary"] += received  # the gradient of its input
+                until_end["temporary"] += from_other
+    for category, size in until_end.items():
+        held[category] -= size
+    for stage in stages.values():
+        stage.keeper.end_of_step()
 
 
 def _forward(ledger: Ledger, stage: Stage, samples: int) -> None:

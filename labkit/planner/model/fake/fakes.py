@@ -148,6 +148,10 @@ class KnownStage(PipelineStage):
     def _warmup_backward_result(self, *args: Any, **kwargs: Any) -> Any:
         return SimpleNamespace(item=lambda: 1)
 
+    # Since torch 2.15 a stage drops outputs that have been sent, if they are plain tensors, which fake ones are not.
+    def _output_slot_is_releasable(self, output: Any) -> tuple[bool, str]:
+        return not self.is_last and isinstance(output, FakeTensor), ""
+
 
 def with_known_numbers(schedule: Any) -> None:
     """Patch a schedule so that targets which are micro-batch numbers, made by arange, keep their values: the loss needs
