@@ -99,11 +99,11 @@ def _received_late(
 ) -> None:
     """Record the moments of a step since torch 2.15. A stage's input and the gradient of its output are held from when
     they are received (torch posts some receives one action earlier) until its backward ends; its output until the send
-    is awaited, which with several stages per rank is after its backward. The graph of the loss holds the last stage's
-    inputs until the step ends, unless that stage's backward is split.
+    is awaited: in schedules for several stages per rank, after its backward. The graph of the loss holds the last
+    stage's inputs until the step ends, unless that stage's backward is split.
     """
     held, until_end = ledger.held, {"activations": 0, "temporary": 0}
-    one_stage, sending = len(stages) == 1, 0
+    one_stage, sending = schedule in ("GPipe", "1F1B"), 0
     begun: set[int] = set()
     for what, number, _ in order:
         stage, last = stages[number], stages[number].profiles[-1]
@@ -128,11 +128,16 @@ def _received_late(
             begun.add(number)
             half = what == "W" and not stage.first
             (_weight_gradients if half else _backward)(ledger, stage, samples)
-            freed = {number: from_other} | ({} if one_stage or stage.loss else {number + 1: output})
-            for into, size in freed.items():
-                in_graph = what == "B" and into in stages and stages[into].loss
-                (until_end if in_graph else held)["activations"] += size if in_graph else -size
-            held["temporary"] -= 0 if stage.loss else output
+            if stage.loss and what == "B":
+                until_end["activations"] += from_other
+            else:
+                held["activations"] -= from_other
+            if not stage.loss:
+                held["temporary"] -= output
+                if what == "B" and number + 1 in stages and stages[number + 1].loss:
+                    until_end["activations"] += output
+                elif not one_stage:
+                    held["activations"] -= output
         if what != "W" and not stage.first:
             held["activations"] -= output if stage.loss else 0
             if schedule != "1F1B" or not until_end["temporary"]:
