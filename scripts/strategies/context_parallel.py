@@ -96,15 +96,13 @@ class Gathered(torch.autograd.Function):  # in backward each rank gets the sum o
     def forward(ctx, part, group):
         ctx.group = group
         whole = part.new_empty(dist.get_world_size(group) * len(part), *part.shape[1:])
-        gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # renamed in torch 2.13
-        gather(whole, part, group=group)
+        getattr(dist, "all_gather_single", dist.all_gather_into_tensor)(whole, part, group=group)  # since torch 2.13
         return whole
 
     @staticmethod
     def backward(ctx, grad):
         part = grad.new_empty(len(grad) // dist.get_world_size(ctx.group), *grad.shape[1:])
-        scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
-        scatter(part, grad.contiguous(), group=ctx.group)
+        getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)(part, grad.contiguous(), group=ctx.group)
         return part, None
 
 
