@@ -169,7 +169,7 @@ def test_a_strategy_of_the_users_own_is_rehearsed():
         ("ddp", {"nproc_per_node": "many"}, "nproc_per_node must be"),
         (
             "pipeline",
-            {"nproc_per_node": 3, "global_batch_size": 3},
+            {"nproc_per_node": 3, "global_batch_size": 3, "accumulate": 3},
             "4 blocks cannot be split into 3 pipeline stages",
         ),
         ("tensor_parallel", {"nproc_per_node": 3}, "4 heads of out cannot be split across 3 tensor ranks"),
