@@ -162,6 +162,14 @@ def test_only_what_the_options_and_files_change_is_computed_again(
     assert labkit.plan(script, nproc_per_node=1).facts.elements == 2 * first.facts.elements
 
 
+def test_options_that_a_model_parses_itself_are_computed_again() -> None:
+    model = DEPENDING.replace(
+        'int(Path("width").read_text()), int(os.environ["VOCABULARY"])', "parse_args().steps, 256"
+    )
+    script = labkit.Script.load("ddp").with_cells(model=model)
+    assert [labkit.plan(script, nproc_per_node=1, steps=steps).facts.elements for steps in (8, 16)] == [4096, 8192]
+
+
 def test_a_learning_rate_is_rehearsed_again_only_with_an_optimizer_of_ones_own(monkeypatch: pytest.MonkeyPatch) -> None:
     script = labkit.Script.load("ddp")
     asked: list[str] = []

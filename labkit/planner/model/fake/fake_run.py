@@ -256,7 +256,7 @@ def _scaled(optimizer_of: Callable[..., Any]) -> Callable[..., Any]:
 
 def _parsed(parse_args: Callable[[], argparse.Namespace]) -> tuple[dict[str, Any], dict[str, Any]]:
     """The script's options and their defaults. Options that act while they are parsed, or are read then, count as
-    read."""
+    read; so do those that the script reads when it parses them again, as a hub's `Model()` does."""
     parse, defaults = argparse.ArgumentParser.parse_known_args, dict[str, Any]()
 
     def watched(parser: argparse.ArgumentParser, *args: Any, **kwargs: Any) -> Any:
@@ -269,10 +269,7 @@ def _parsed(parse_args: Callable[[], argparse.Namespace]) -> tuple[dict[str, Any
         return Watched(**vars(options)), rest
 
     argparse.ArgumentParser.parse_known_args = watched  # type: ignore[method-assign, assignment]
-    try:
-        return dict(object.__getattribute__(parse_args(), "__dict__")), defaults
-    finally:
-        argparse.ArgumentParser.parse_known_args = parse  # type: ignore[method-assign]
+    return dict(object.__getattribute__(parse_args(), "__dict__")), defaults
 
 
 def _patch_transformers() -> None:
