@@ -75,7 +75,8 @@ def peak_in_a_step(
             if "foreach" in group and group["foreach"] is None:
                 group["foreach"] = together(group["params"], differentiable=False)[1]
         alike = _alike(stepping)
-        _make_state(stepping, alike)
+        updated = _updated(stepping, alike)
+        _make_state(stepping, alike, updated)
         model.train()
         tracker = Tracker()
         tracker.mark_training([model], optimizers())
@@ -85,7 +86,7 @@ def peak_in_a_step(
             if isinstance(model, Replicated):
                 model.check()
             tracker.before_step(optimizer)
-            with _updating(stepping, [first for first, *_ in alike]):
+            with _updating(stepping, updated):
                 optimizer.step()
             tracker.after_step(optimizer)
             optimizer.zero_grad()
@@ -93,45 +94,52 @@ def peak_in_a_step(
 
 
 def _alike(optimizer: Any) -> list[list[Any]]:
-    """The trained parameters, grouped by identical updates.
-
-    Only the first of a group needs to be updated, because torch's own optimizers free all temporaries between
-    parameters. FSDP1 omits gradients of empty shards.
+    """The trained parameters; those of torch's own optimizers grouped by identical state and updates. FSDP1 omits
+    gradients of empty shards.
     """
-    torchs_own = type(optimizer).__module__.startswith("torch.optim.")
-    singly = torchs_own and all(group.get("foreach") is False for group in optimizer.param_groups)
     alike: dict[Any, list[Any]] = defaultdict(list)
     for number, group in enumerate(optimizer.param_groups):
         for p in group["params"]:
             if p.requires_grad and p.numel():
                 kind = (number, type(p), p.shape, p.dtype, getattr(p, "placements", None))
-                alike[kind if singly else id(p)].append(p)
+                alike[kind if _is_torchs(optimizer) else id(p)].append(p)
     return [*alike.values()]
 
 
-def _make_state(optimizer: Any, alike: list[list[Any]]) -> None:
+def _is_torchs(optimizer: Any) -> bool:
+    return type(optimizer).__module__.startswith("torch.optim.")
+
+
+def _updated(optimizer: Any, alike: list[list[Any]]) -> set[Any]:
+    """The parameters that have to be updated: of those updated one by one only the first of a group, because torch's
+    own optimizers free all temporaries in between."""
+    one_by_one = _is_torchs(optimizer) and all(group.get("foreach") is False for group in optimizer.param_groups)
+    return {p for group in alike for p in (group[:1] if one_by_one else group)}
+
+
+def _make_state(optimizer: Any, alike: list[list[Any]], updated: set[Any]) -> None:
     """Make the state as the first step does, because the peak is that of a later step."""
     for first, *_ in alike:
         first.grad = first.detach().clone()
-    with _updating(optimizer, [first for first, *_ in alike]):
+    with _updating(optimizer, {first for first, *_ in alike}):
         optimizer.step()
     optimizer.zero_grad()
     for first, *others in alike:
         for p in others if first in optimizer.state else []:
             values = optimizer.state[first]
-            if not getattr(p, "_post_accumulate_grad_hooks", None):  # never updated, not even in backward
+            if p not in updated and not getattr(p, "_post_accumulate_grad_hooks", None):  # nor updated in backward
                 values = {name: getattr(value, "_local_tensor", value) for name, value in values.items()}
             optimizer.state[p] = {name: value.clone() for name, value in values.items()}
 
 
 @contextmanager
-def _updating(optimizer: Any, parameters: list[Any]) -> Iterator[None]:
+def _updating(optimizer: Any, parameters: set[Any]) -> Iterator[None]:
     """Restrict the optimizer to these parameters.
 
     Where torch's optimizers update lists of DTensors, they get this rank's parts: each operator on such lists spends
     seconds on the shardings of hundreds of tensors. Of these optimizers only Adafactor needs other ranks' elements.
     """
-    own = type(optimizer).__module__.startswith("torch.optim.") and type(optimizer).__name__ != "Adafactor"
+    own = _is_torchs(optimizer) and type(optimizer).__name__ != "Adafactor"
     in_lists = any(group.get("foreach") or group.get("fused") for group in optimizer.param_groups)
     sharded = [p for p in parameters if hasattr(p, "_local_tensor") and p.grad is not None]
     parts = {p: p._local_tensor for p in sharded if own and in_lists}
@@ -140,9 +148,8 @@ def _updating(optimizer: Any, parameters: list[Any]) -> Iterator[None]:
         part.grad = grad._local_tensor
         optimizer.state[part] = optimizer.state.pop(p, {})
     groups = [(group, group["params"]) for group in optimizer.param_groups]
-    kept = set(parameters)
     for group, all_of_them in groups:
-        group["params"] = [parts.get(p, p) for p in all_of_them if p in kept]
+        group["params"] = [parts.get(p, p) for p in all_of_them if p in parameters]
     yield
     for group, all_of_them in groups:
         group["params"] = all_of_them
