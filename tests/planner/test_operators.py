@@ -149,6 +149,16 @@ def test_what_conditions_select_is_everything_unless_a_router_chose():
     assert fake.experts == 4
 
 
+@pytest.mark.parametrize("targets", [torch.ones(4, 10, dtype=torch.long), torch.ones(40, dtype=torch.long)])
+def test_ctc_holds_as_much_as_its_kernel(targets):
+    ctc, lengths = torch.ops.aten._ctc_loss.Tensor, (torch.full((4,), 50), torch.full((4,), 10))
+    real = ctc(torch.randn(50, 4, 20), targets, *lengths)
+    with CheckedFakeMode() as fake:
+        planned = ctc(torch.randn(50, 4, 20), targets, *lengths)
+    assert [(each.shape, each.dtype) for each in planned] == [(each.shape, each.dtype) for each in real]
+    assert fake.assumed == {"CTC's targets are assumed to be equally long"}
+
+
 def test_as_many_values_are_counted_as_bincount_is_told():
     with CheckedFakeMode() as fake:
         chosen = torch.zeros(6, 4).topk(2).indices.flatten()

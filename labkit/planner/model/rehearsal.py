@@ -83,7 +83,7 @@ def peak_in_a_step(
         tracker.mark(batches.tensors(batch), "activations")
         with tracker:
             script.forward_backward(model, batch, data, scaler, args)
-            if isinstance(model, Replicated):
+            if isinstance(model, Replicated) and not skewed:
                 model.check()
             tracker.before_step(optimizer)
             with _updating(stepping, updated):

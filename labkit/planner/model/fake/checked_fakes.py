@@ -26,6 +26,7 @@ KNOWN = {aten._scaled_dot_product_flash_attention_for_cpu, aten._unsafe_view, at
 FACTORIES = ("empty", "full", "new_", "ones", "zeros")
 GROUPED: Any = getattr(getattr(aten, "_grouped_mm", None), "default", None)  # older torch has none
 BINS: Any = aten.bincount.default
+CTC: Any = aten._ctc_loss.Tensor
 LAYER_NORM: Any = aten.native_layer_norm.default
 ROUTING = {aten.topk, aten.argmax}
 # by the argument that may be a condition
@@ -72,6 +73,8 @@ class CheckedFakeMode(FakeTensorMode):
             self.assumed.add("bincount is assumed to see no value above its minlength")
             with self:
                 return torch.zeros(bins[0], dtype=bins[1])
+        if func is CTC:
+            return self._aligned(*args)
         if func is GROUPED and args[0].dtype != torch.bfloat16:
             return self._grouped(args, kwargs or {})
         if func.namespace == "fsdp" and "chunk_cat" in func.__name__ and any(tensor.is_sparse for tensor in args[0]):
@@ -107,6 +110,14 @@ class CheckedFakeMode(FakeTensorMode):
         out = GROUPED(*tree_map(on_meta, args), **tree_map(on_meta, kwargs))
         with self:
             return torch.empty_strided(out.shape, out.stride(), dtype=args[0].dtype)
+
+    def _aligned(self, log_probs: Any, targets: Any, *_: Any) -> Any:
+        """The losses and log alpha of CTC, whose size depends on the longest target."""
+        time, batch, _ = log_probs.shape
+        longest = targets.shape[1] if targets.dim() == 2 else -(-len(targets) // batch)
+        self.assumed.add("CTC's targets are assumed to be equally long")
+        with self:
+            return log_probs.new_empty(batch), log_probs.new_empty(batch, time, 2 * longest + 1)
 
     def _selected(self, func: Any, args: Any, kwargs: Any) -> Any:
         """The result of an operator that selects by conditions."""

@@ -42,11 +42,12 @@ class Replicated(nn.Module):
         *,
         gradient_as_bucket_view: bool = False,
         find_unused_parameters: bool = False,
+        static_graph: bool = False,
         **_: Any,
     ):
         super().__init__()
         self.module = module
-        self._finds_unused = find_unused_parameters
+        self._finds_unused = find_unused_parameters or static_graph
         self._synchronizes = True
         trained: list[torch.Tensor] = [p for p in module.parameters() if p.requires_grad]
         sparse = {p for each in module.modules() if getattr(each, "sparse", False) for p in each.parameters()}
@@ -78,8 +79,9 @@ class Replicated(nn.Module):
         unused = [name for name, p in self.module.named_parameters() if p.requires_grad and p.grad is None]
         if unused and not self._finds_unused:
             more = f" and {len(unused) - 1} more" if len(unused) > 1 else ""
-            raise RuntimeError(
-                f"no gradient for {unused[0]}{more}, so DDP stops in the second step; use find_unused_parameters=True"
+            raise SystemExit(
+                f"DDP would stop in the second step: the loss does not depend on {unused[0]}{more}. Use or freeze what "
+                "is unused, or set find_unused_parameters=True"
             )
 
     @contextmanager
