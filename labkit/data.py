@@ -27,7 +27,7 @@ def fetch(name: str) -> Path:
     Raises LabError for an unknown name, or if the files are not present and cannot be downloaded.
     """
     if name not in SOURCES:
-        raise LabError(f"no data set named {name!r}; there are: {', '.join(SOURCES)}")
+        raise LabError(f"no dataset named {name!r}; there are: {', '.join(SOURCES)}")
     url, files = SOURCES[name]
     for folder in _folders(files):
         return folder

@@ -21,8 +21,8 @@ def doctor(*, preflight: bool = False, bandwidth: bool | int = False) -> Machine
     """Inspect this machine. The result is displayed as a table and says which settings to use here.
 
     With `preflight=True`, the ranks of `nproc_per_node="auto"` sum a number, which takes about 5 seconds; on several
-    GPUs the first launch does this by itself. With `bandwidth=True`, or a number of ranks, they measure the speed of
-    their collectives, which takes about 10 seconds; `labkit.plan` then uses it.
+    GPUs a launch does so until it has worked once. With `bandwidth=True`, or a number of ranks, they measure the speed
+    of their collectives, which takes about 10 seconds; `labkit.plan` then uses it.
     """
     here = hardware()
     if here.platform != "windows":  # where nothing can be started

@@ -143,7 +143,7 @@ class Reachable:
         """Make one of labkit's scripts save a checkpoint at the end of this step, and return its name, such as
         `step-412`.
 
-        `timeout` is how long the ranks may take to reach the same step; saving comes on top. Raises LabError if the
+        `timeout` is how long the ranks may take to reach the same step, not how long they save. Raises LabError if the
         script has no `checkpoint_dir` or the checkpoint was not saved.
         """
         answers = self._request("save", timeout=timeout)
@@ -169,7 +169,7 @@ class Reachable:
             time.sleep(RECORD_POLL_SECONDS)
 
     def step(self, steps: int = 1, *, timeout: float = TIMEOUT) -> int:
-        """Run a paused training for some steps and pause it again; returns the step after which it is paused."""
+        """Resume a paused run for `steps` steps and pause it again; returns the step after which it is paused."""
         if steps < 1:
             raise LabError(f"steps must be at least 1, got {steps}")
         return _step_of(self._request("resume", timeout=timeout, steps=steps))

@@ -130,7 +130,7 @@ def batches(dataset, batch_size, data, args, notes=None, epoch=None, start=0):
         global_batch = batch_size * ranks  # step k trains on the same samples for any number of ranks
         samples = samples[start * global_batch : len(samples) // global_batch * global_batch]
     chunks = [samples[i : i + batch_size] for i in range(0, len(samples), batch_size)]
-    chunks += chunks[:1] * (-len(chunks) % ranks)  # equally many batches on every rank; evaluate ignores these
+    chunks += chunks[:1] * (-len(chunks) % ranks)  # the same number on every rank; evaluate ignores the extra ones
     return loader_of(dataset, chunks[data.get_local_rank() :: ranks], args, epoch)
 
 
@@ -312,7 +312,7 @@ from torch.distributed.elastic.multiprocessing.errors import record
 def join_group():
     """This rank's device, after joining torchrun's process group; without torchrun, a group of one."""
     local_rank, local_ranks = int(os.environ.get("LOCAL_RANK", 0)), int(os.environ.get("LOCAL_WORLD_SIZE", 1))
-    gpus = torch.cuda.device_count()  # ranks may share one, over gloo; of a group of "gloo" torch makes NCCL meshes
+    gpus = torch.cuda.device_count()  # ranks may share one over gloo; with plain "gloo" meshes would be on NCCL
     device = torch.device("cuda", local_rank % gpus) if gpus else torch.device("cpu")
     if gpus:
         torch.cuda.set_device(device)  # or NCCL's object collectives would use GPU 0 on every rank

@@ -46,8 +46,8 @@ def begin(
     """Start a run on every host and return its folder. Raises LaunchError before any rank starts."""
     if options.retries or options.min_ranks is not None:
         raise LaunchError(
-            "retries and min_ranks work on one machine only; on several, a scheduler (labkit slurm) or you must "
-            "restart a run from its newest checkpoint"
+            "retries and min_ranks work on one machine only; on several, restart the run from its newest checkpoint, "
+            "or use a scheduler (labkit slurm)"
         )
     names = check_names(options.hosts)
     env = {name: str(value) for name, value in (options.env or {}).items()}

@@ -51,7 +51,7 @@ def with_job(state: State, job: Job | None, last_line: str = "") -> State:
         return _between(state, job)
     if state.state == "lost" or (state.state == "stopped" and not _was_asked(state.cause or {})):
         # Slurm sends TERM to nodes that it ends, and will report the reason soon
-        return replace(state, state="running", ended=None, cause=None, notice=f"job {job.id} is completing")
+        return replace(state, state="running", ended=None, cause=None, notice=f"Slurm is ending job {job.id}")
     if job.state == "SUSPENDED":
         return replace(state, notice=f"job {job.id} is suspended")
     return state

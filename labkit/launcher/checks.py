@@ -225,7 +225,7 @@ def check_environment(env: Mapping[str, Any]) -> dict[str, str]:
     for name in env:
         if str(name).startswith(LEFTOVER_PREFIXES):
             raise LaunchError(
-                f"env must not set {name}, which torchrun sets itself; use launch's parameters (nproc_per_node=…)"
+                f"env must not set {name}, which changes what torchrun does; use launch's parameters (nproc_per_node=…)"
             )
     for name, value in env.items():
         if not isinstance(name, str) or not name or "=" in name:

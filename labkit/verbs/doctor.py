@@ -14,7 +14,7 @@ def add_doctor_verb(verb: AddVerb) -> None:
     doctor = verb(
         "doctor",
         _doctor,
-        "show this machine and what to use on it; exits with 1 if a launch would fail (a finding of level stop)",
+        "inspect this machine and recommend settings; exits with 1 if a launch would fail (a finding of level stop)",
     )
     doctor.add_argument("--preflight", action="store_true", help="test whether the ranks can communicate")
     ranks = "measure the collectives of this many ranks (default: one per GPU, or two)"

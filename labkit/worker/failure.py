@@ -28,7 +28,7 @@ OURS = str(Path(__file__).parent)
 FROM_WORKER = "Original Traceback (most recent call last):"
 # torch's dispatcher ends its message with a table of all backends, of some 60 lines.
 BACKENDS = re.compile(r" This could be because the operator doesn't exist for this backend.*", re.DOTALL)
-WITHOUT_GRADIENT = re.compile(r"did not receive grad for rank \d+: ([\d ]+)")
+WITHOUT_GRADIENT = re.compile(r"Parameter indices which did not receive grad for rank \d+: ([\d ]+)")
 SHOWN_NAMES = 4
 LONGEST_TRACEBACK = 100_000  # characters
 NAMED_CAUSES = 3
@@ -157,12 +157,13 @@ def _unused_parameters(error: BaseException) -> dict[str, Any]:
     ddp = next((caller for caller in callers if hasattr(caller, "find_unused_parameters")), None)
     if not numbers or ddp is None:
         return {}
-    names = [name for name, parameter in ddp.module.named_parameters() if parameter.requires_grad]
+    parameters = [(n, p) for n, p in ddp.module.named_parameters() if n not in ddp.parameters_to_ignore]
+    names = [name for name, parameter in parameters if parameter.requires_grad]
     unused = [names[int(number)] for number in numbers[1].split()]
     more = f" and {len(unused) - SHOWN_NAMES} more" if len(unused) > SHOWN_NAMES else ""
     return {
-        "message": f"the loss does not depend on {', '.join(unused[:SHOWN_NAMES])}{more}, so DDP got no gradient for "
-        "them: use them, freeze them (requires_grad_(False)), or pass find_unused_parameters=True to DDP"
+        "message": f"the loss does not depend on {', '.join(unused[:SHOWN_NAMES])}{more}, for which DDP therefore has "
+        "no gradient. Use or freeze (requires_grad_(False)) what is unused, or pass find_unused_parameters=True to DDP"
     }
 
 

@@ -129,7 +129,7 @@ class Probe:
             while self._flush() and clock() < deadline:
                 time.sleep(POLL_SECONDS)
             if self._waiting:
-                raise TimeoutError(f"the device had not finished the steps of the last {len(self._waiting)} records")
+                raise TimeoutError(f"the device had not finished the steps of {len(self._waiting)} record(s)")
         except Exception as error:
             self.recorder.drop(error)
         end = {"k": "end", "step": self.step, "outcome": outcome, "dropped": self.recorder.dropped}

@@ -93,10 +93,11 @@ class Script(ScriptText):
                 changed[key] = old
             new = as_cell(key, value) if old.title == key else with_definition(old, key, value)
             script = script._with(old, new)
+        renamed = [old.defines - set(old.imports) - script.cells[title].defines for title, old in changed.items()]
         failures = []
         for title in dict.fromkeys(script._cell_for(key).title for key in cells):
             try:
-                script._check_names(script.cells[title])
+                script._check_names(script.cells[title], frozenset().union(*renamed))
             except ScriptError as error:
                 failures.append(str(error))
         if failures:
@@ -144,8 +145,9 @@ class Script(ScriptText):
         for cell in self.parts:
             self._check_names(cell)
 
-    def _check_names(self, cell: Cell) -> None:
-        check_names(cell, Cell("head", self.head), self.parts)
+    def _check_names(self, cell: Cell, defined_later: frozenset[str] = frozenset()) -> None:
+        head = self.head + "".join(f"\n{name} = None" for name in sorted(defined_later))
+        check_names(cell, Cell("head", head), self.parts)
 
     def diff(self, other: Script | str) -> Diff:
         """The changes from `other` (a Script, or an argument of `load`) to this script, colored in a notebook."""

@@ -24,7 +24,7 @@ class Stream(IterableDataset):
     def __iter__(self):
         while True:
             yield from self.dataset
-            if hasattr(self.dataset, "load_state_dict"):  # otherwise Hugging Face's restart where they were resumed
+            if hasattr(self.dataset, "load_state_dict"):  # otherwise Hugging Face's restart where they resumed
                 self.dataset.load_state_dict(self.fresh)
 
     def begin(self, notes, samples):
@@ -41,7 +41,7 @@ def batches(dataset, batch_size, data, args, notes=None, epoch=None, start=0):
     ranks, rank = data.size(), data.get_local_rank()
     if epoch is None:
         chunks = [range(i, min(i + batch_size, len(dataset))) for i in range(0, len(dataset), batch_size)]
-        chunks += chunks[:1] * (-len(chunks) % ranks)  # equally many batches on every rank; evaluate ignores these
+        chunks += chunks[:1] * (-len(chunks) % ranks)  # the same number on every rank; evaluate ignores the extra ones
         return loader_of(dataset, chunks[rank::ranks], args, epoch)
     return stream(dataset, batch_size, ranks, rank, notes, epoch, start)
 

@@ -173,7 +173,7 @@ def make_mesh(device_type, args):  # ranks of one sequence are adjacent, as they
     ranks, context = dist.get_world_size(), args.context_ranks or dist.get_world_size()
     if context < 1 or ranks % context:
         raise SystemExit(f"--context-ranks {context} must divide the {ranks} ranks")
-    if args.attention == "ring" and context > 1 and "gloo" in dist.get_backend() and torch.cuda.is_available():
+    if args.attention == "ring" and context > 1 and "nccl" not in dist.get_backend() and torch.cuda.is_available():
         raise SystemExit("--attention ring needs a GPU for each rank: gloo does not send from one GPU to another")
     return init_device_mesh(device_type, (ranks // context, context), mesh_dim_names=("data", "context"))
 

@@ -54,7 +54,7 @@ def check_schedule(args, ranks):
         wanted = f"a multiple of {multiple}" if multiple > 1 else f"at least {max(1, least)}"
         raise SystemExit(f"--schedule {args.schedule} on {ranks} pipeline ranks needs {wanted} micro-batches; "
                          f"--accumulate is {args.accumulate}")  # fmt: skip
-    if ranks > 1 and "gloo" in dist.get_backend() and torch.cuda.is_available():
+    if ranks > 1 and "nccl" not in dist.get_backend() and torch.cuda.is_available():
         raise SystemExit("the stages of a pipeline need a GPU each: gloo does not send from one GPU to another")
 
 

@@ -11,9 +11,9 @@ IMAGENET = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # mean and standard dev
 
 
 def hub_arguments(parser):
-    parser.add_argument("--model", default="", help="of timm (vit_tiny_patch16_224), or torchvision:resnet50")
+    parser.add_argument("--model", default="", help="a timm model (vit_tiny_patch16_224), or torchvision:resnet50")
     parser.add_argument("--pretrained", action="store_true", help="load pretrained weights for all but the last layer")
-    parser.add_argument("--weights", default="", help="their file, .pth or .safetensors, instead of a download")
+    parser.add_argument("--weights", default="", help="file of weights, .pth or .safetensors, instead of a download")
     parser.add_argument("--image-size", type=int, default=0, help="height and width (default: the model's own, or 64)")
 
 

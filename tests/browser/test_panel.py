@@ -18,7 +18,7 @@ def choose(notebook, label: str, value: str) -> None:
 def test_a_move_changes_the_prediction_and_run_lays_the_measurement_over_it(notebook):
     notebook.open([OPEN])
     notebook.run(0)
-    notebook.wait_for_text(0, "determining the model", 30)
+    notebook.wait_for_text(0, "calculating the model", 30)
     notebook.wait_for_text(0, "fits", 60)
     notebook.picture("panel")
     before = notebook.output(0).locator("svg[role=img]").get_attribute("aria-label")

@@ -171,7 +171,9 @@ def test_a_launch_on_simulated_gpus_is_refused_until_they_meet_and_then_asks_no_
 ) -> None:
     monkeypatch.setattr(hardware_module, "_gpus", lambda visible: () if visible == "" else (T4, T4))
     ladder(monkeypatch, {"GLOO_SOCKET_IFNAME": "none0"})
-    with pytest.raises(labkit.LaunchError, match=r"2 GPUs of this machine cannot sum a number over NCCL \(GLOO_SOCKET"):
+    with pytest.raises(
+        labkit.LaunchError, match=r"NCCL does not work between the 2 GPUs of this machine \(GLOO_SOCKET"
+    ):
         labkit.launch(FAULTY, nproc_per_node=2)
     assert not labkit.runs()
     ladder(monkeypatch, {"GLOO_SOCKET_IFNAME": "none0"}, {"NCCL_P2P_DISABLE": "1"})
@@ -180,7 +182,7 @@ def test_a_launch_on_simulated_gpus_is_refused_until_they_meet_and_then_asks_no_
     again = labkit.launch(FAULTY, env=nowhere, nproc_per_node=2, wait=False)
 
     assert first.status().state == "succeeded"
-    assert capsys.readouterr().out.count("checking whether these 2 GPUs reach each other") == 2
+    assert capsys.readouterr().out.count("testing NCCL between these 2 GPUs") == 2
     for run in (first, again):
         assert run.folder.read_manifest()["env"]["NCCL_P2P_DISABLE"] == "1"
         assert "NCCL_P2P_DISABLE=1" in run.command

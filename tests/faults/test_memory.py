@@ -134,7 +134,7 @@ def test_a_simulated_assertion_of_a_kernel_is_quoted_and_its_line_not_trusted(tm
     folder = RunFolder(tmp_path)
     folder.rank(0).mkdir(parents=True)
     folder.manifest.write_text('{"format": 1, "world_size": 1}')
-    printed = "cuda/Loss.cu:245: nll_loss_forward: block: [0,0,0], thread: [3,0,0] Assertion `t < n_classes` failed."
+    printed = "cuda/Loss.cu:245: operator(): block: [0,0,0], thread: [3,0,0] Assertion `t < n_classes` failed."
     folder.log(0, "stderr").write_text(f"{printed}\n")
     message = "CUDA error: device-side assert triggered\nCUDA kernel errors might be asynchronously reported"
     failure.write(folder, 0, RuntimeError(message), step=3)

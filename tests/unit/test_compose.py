@@ -6,6 +6,7 @@ import importlib.util
 import linecache
 import re
 import sys
+from collections import OrderedDict
 
 import pytest
 
@@ -506,6 +507,12 @@ def test_a_cell_of_ones_own_brings_its_own_imports():
     said = refused(lambda: Script.load("ddp").with_cells(model=text), "the 'model' cell uses nn without importing it")
 
     assert said.endswith("Add `from torch import nn`")
+
+
+def test_a_class_of_another_name_is_replaced_together_with_a_cell_that_uses_it():
+    ddp = Script.load("ddp")
+    script = ddp.with_cells(model=OrderedDict, main=ddp.cells["main"].text)
+    assert "Model = OrderedDict" in script.cells["model"].text
 
 
 def test_a_missing_import_is_found_at_the_launch_as_well():

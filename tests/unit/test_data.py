@@ -94,7 +94,7 @@ def test_a_download_with_a_wrong_sum_is_refused(files, away, monkeypatch):
 
 
 def test_an_unknown_data_set_is_named():
-    with pytest.raises(LabError, match="no data set named 'minst'; there are: mnist"):
+    with pytest.raises(LabError, match="no dataset named 'minst'; there are: mnist"):
         labkit.fetch("minst")
 
 

@@ -235,7 +235,7 @@ def test_the_score_holds_every_question_and_wants_all_measured(runs_dir, capsys)
             "the prediction was": "too low by a factor of 2.0",
         }
     ]
-    assert "Nobody was asked" in repr(score)
+    assert "No one was asked" in repr(score)
     assert "0 of 1 predictions were right" in repr(Score(score.rows, asked=True))
     lab.verify("sum", 4, 2 + 2)
     assert lab.check() is lab

@@ -70,7 +70,7 @@ def test_a_job_in_the_queue_is_a_run_that_starts(reason, words):
 def test_what_slurm_is_about_to_explain_is_not_over_yet(folder):
     for now in ("RUNNING", "COMPLETING"):
         state = with_job(folder, job(now, nodes="n1"))
-        assert (state.state, state.cause, state.notice) == ("running", None, "job 42 is completing")
+        assert (state.state, state.cause, state.notice) == ("running", None, "Slurm is ending job 42")
     assert with_job(ASKED, job("COMPLETING")) == ASKED
 
 

@@ -166,4 +166,4 @@ def stream_without_length(tree: Tree) -> Mistakes:
     ):
         for each in tree.nodes[ast.ClassDef]:
             if each.name != "Stream" and "torch.utils.data.IterableDataset" in map(tree.dotted, each.bases):
-                yield each, f"{each.name} has no length, and no Stream gives it one"
+                yield each, f"{each.name} is an IterableDataset without a Stream around it"

@@ -28,8 +28,8 @@ def devices(facts: MachineFacts) -> Diagnosis:
         if hidden:
             return Diagnosis("devices", "no GPU", decides, "unset it to use all GPUs, or select others", "note")
         if "+rocm" in ((facts.packages or {}).get("torch") or ""):
-            why = "this torch is for AMD GPUs: scripts use them, but labkit was never tried there and does not see them"
-            return Diagnosis("devices", "no NVIDIA GPU", why, "name the number of ranks: nproc_per_node=…", "warning")
+            why = "this torch is for AMD GPUs, which labkit does not detect and was never tested on"
+            return Diagnosis("devices", "no NVIDIA GPU", why, "set the number of ranks: nproc_per_node=…", "warning")
         return Diagnosis("devices", "no GPU", "ranks train on the CPU: correct, but slow")
     less = f"usable: without CUDA's context and NCCL's buffers, assumed to take {gib(OUTSIDE_TENSORS)}"
     return Diagnosis("devices", _listed(here.gpus), "; ".join(filter(None, (less, decides))))

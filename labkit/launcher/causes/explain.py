@@ -26,7 +26,9 @@ COLLATERAL = re.compile(
     r"|Timed out waiting|failed to recv, got 0 bytes|Stop_waiting|SIGTERM",
     re.IGNORECASE,
 )
-DEVICE_ASSERTION = re.compile(r"\w+: block: .*(Assertion `.*` failed)")  # printed by the kernel
+# Later calls report these errors of a kernel.
+LATE = re.compile(r"CUDA error: (device-side assert|an illegal|misaligned|unspecified launch|CUBLAS|CUDNN)")
+DEVICE_ASSERTION = re.compile(r": block: \[.*(Assertion `.*` failed)")  # printed by the kernel
 WORKER_KILLED = "is killed by signal: Killed"  # a DataLoader's
 NAMED_FAILURES = 3
 
@@ -122,11 +124,14 @@ def _with_advice(cause: dict[str, Any], failure: dict[str, Any], evidence: Evide
         by, out_of_memory = killer(evidence.home(failure["rank"]))
         who = cause["sentence"].partition(" failed: ")[0]  # its line is where the rank happened to be
         cause |= {"sentence": f"{who} failed: a DataLoader worker was killed (SIGKILL){by}"}
-        return cause | ({"advice": memory_advice("host", evidence.script, {})} if out_of_memory else {})
+        host = {"out_of_memory": "host", "advice": memory_advice("host", evidence.script, {})}
+        return cause | (host if out_of_memory else {})
     kind, memory = failure.get("out_of_memory"), failure.get("memory")
-    if not kind and "CUDA error" in failure["message"]:
+    if not kind and LATE.search(failure["message"]):
+        first, *others = cause["sentence"].split("; ")
         printed = DEVICE_ASSERTION.search(tail_text(evidence.folder.log(failure["rank"], "stderr")))
-        return cause | {"sentence": cause["sentence"] + (f": {printed[1]}" if printed else ""), "advice": BLOCKING}
+        first += f": {printed[1]}" if printed else ""
+        return cause | {"sentence": "; ".join([first, *others]), "advice": BLOCKING}
     if not kind:
         advice = disk_advice(evidence.run, "".join(failure.get("traceback") or [str(failure.get("message"))]))
         return cause | ({"sentence": f"{cause['sentence']}; the disk is full", "advice": advice} if advice else {})

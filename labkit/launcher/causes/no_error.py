@@ -36,10 +36,11 @@ def hung(evidence: Evidence, notice: str | None) -> dict[str, Any] | None:
         return None
     absent = [h for rank, h in evidence.histories.items() if rank not in timed_out] or list(evidence.histories.values())
     culprit = min(absent, key=lambda h: h.step)
-    who = ", ".join(str(rank) for rank in sorted(timed_out - {culprit.rank}))
+    waiting = sorted(timed_out - {culprit.rank})
+    who = f"rank{'s' * (len(waiting) > 1)} {', '.join(map(str, waiting))}"
     sentence = (
         f"rank {culprit.rank}{evidence.on_host(culprit.rank)} stopped answering (last seen at step {culprit.step}); "
-        f"rank {who} waited for it until the process group's timeout" + (f". Before that {notice}" if notice else "")
+        f"{who} waited for it until the process group's timeout" + (f". Before that {notice}" if notice else "")
     )
     return {"kind": "hang", "rank": culprit.rank, "step": culprit.step, "sentence": sentence}
 

@@ -84,7 +84,7 @@ def killer(home: RunFolder) -> tuple[str, bool]:
     before = finite(agent.get("oom_kills")) if isinstance(agent, dict) else None
     now = finite(outcome.get("oom_kills")) if isinstance(outcome, dict) else oom_kills()
     if before is None or now is None:
-        return " not by labkit, probably by the system because memory ran out", False
+        return ", not by labkit; probably by the system because memory ran out", False
     if now > before:
         return " by the system because memory ran out", True
     return " by another process, not by labkit (the system reports no out-of-memory kill)", False

@@ -50,7 +50,7 @@ class Preflight:
 
 
 def settings_for(nproc_per_node: int | str, backend: str | None, env: Mapping[str, str] | None) -> dict[str, str]:
-    """The variables that this many ranks need to reach each other over NCCL, determined once per machine.
+    """The variables that this many ranks need to reach each other over NCCL. What works is remembered for this machine.
 
     Empty for one rank and on gloo, which needs none. Raises LaunchError when NCCL works with none of them.
     """
@@ -62,12 +62,12 @@ def settings_for(nproc_per_node: int | str, backend: str | None, env: Mapping[st
         return {}
     known = remembered(machine, ranks, "nccl")
     if known is None or known.env is None:  # what failed may have lacked only memory
-        print(f"checking whether these {ranks} GPUs reach each other; what works is remembered", flush=True)
+        print(f"testing NCCL between these {ranks} GPUs; settings that work are remembered", flush=True)
         known = preflight(machine, ranks, "nccl", env=env)
     if known.env is None:
         tried = "; ".join(f"{_assignments(t['env']) or 'defaults'}: {t['problem']}" for t in known.tried)
         raise LaunchError(
-            f"the {ranks} GPUs of this machine cannot sum a number over NCCL ({tried}). Use nproc_per_node=1, or check "
+            f"NCCL does not work between the {ranks} GPUs of this machine ({tried}). Use nproc_per_node=1, or check "
             "the driver. The next launch tries again"
         )
     return known.env

@@ -176,7 +176,7 @@ class FoldedRank(RankHistory):
         self.communicates, self.memory_peak = bool(shown["communicates"]), float(shown["peak"])
         self.memory_limit = finite(shown["limit"])
         self.lost_at = None if shown["lost_at"] is None else int(shown["lost_at"])
-        self.finite_at = int(shown["finite_at"])
+        self.finite_at = int(shown.get("finite_at", 0))  # older folds lack it
         self.allocation_retries, self.end = float(shown["retries"]), dict(shown["end"])
 
     @property

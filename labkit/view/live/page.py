@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import textwrap
 import time
 from functools import lru_cache
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 from labkit.record import RunFolder, RunReader, State
 from labkit.record.files import read_json
 from labkit.record.measured.fold import NodeFolds
-from labkit.record.text import escaped, in_lines, plain
+from labkit.record.text import escaped, first_line, in_lines, plain
 from labkit.view import words
 from labkit.view.charts.bands import MANY
 from labkit.view.live.by_host import by_host
@@ -171,7 +170,7 @@ def attempt_ended(number: int, ended: dict[str, Any]) -> str:
     checkpoint = ended.get("checkpoint")
     how = "" if isinstance(cause, dict) and cause.get("goes_on") else " failed"  # near the time limit
     ranks = ended.get("restarted_ranks")
-    fewer = f" on {ranks} ranks" if isinstance(ranks, int) else ""
+    fewer = f" on {ranks} rank{'s' * (ranks > 1)}" if isinstance(ranks, int) else ""
     return f"attempt {number}{how}: {why}; restarted{f' from {checkpoint}' if checkpoint else ''}{fewer}"
 
 
@@ -207,7 +206,7 @@ def _tracebacks(folder: RunFolder, state: State) -> str:
     failures = {rank: read_json(latest.error(rank)) for rank in latest.started_ranks() if rank != first}
     return "".join(
         f"<details><summary>rank {rank}: {escaped(str(failure.get('exception')))}: "
-        f"{escaped(textwrap.shorten(str(failure.get('message')), 200, placeholder=' …'))}</summary>"
+        f"{escaped(first_line(str(failure.get('message'))))}</summary>"
         f'<pre style="{TRACE}">{escaped("".join(map(str, trace)))}</pre></details>'
         for rank, failure in list(failures.items())[:SHOWN_FAILURES]
         if isinstance(failure, dict) and isinstance(trace := failure.get("traceback"), list)

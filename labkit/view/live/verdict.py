@@ -126,7 +126,7 @@ def not_a_number(ranks: Ranks) -> str:
         return ""
     step = min(bad.values())
     first = [h for h in bad if h.finite_at < step]  # or maybe: the steps between two records are not recorded
-    at = f"step {step}" if any(h.finite_at == step - 1 for h in first) else f"step {step} at the latest"
+    at = f"step {step}" if all(h.finite_at == step - 1 for h in first) else f"step {step} at the latest"
     when = f"since {at}" if len(first) == len(bad) else f"(first on {_names(first)}, at {at})"
     return f"the loss is NaN or infinite on {_names(list(bad))} {when}: lower the learning rate or check the data"
 
