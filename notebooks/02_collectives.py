@@ -20,8 +20,8 @@
 # A **rank** is a process; ranks that can talk to each other form a **process group**; a **collective** is a call that
 # all ranks of a group make together, in the same order. (If one rank leaves it out, the others wait for it.) The
 # picture is an `all_reduce`, which leaves the sum of all ranks' tensors on every rank. Each rank has cut its tensor
-# into chunks; a chunk has a stripe for each rank whose numbers are in it. Chunks go round the ring: first sums grow,
-# then the finished ones are handed on.
+# into chunks; a chunk has a stripe for each rank whose numbers are in it. Chunks go around the ring: first sums grow,
+# then the finished ones are passed on.
 
 # %% tags=["parameters"]
 nproc_per_node: int = 4  # ranks; on two cores, too
@@ -112,7 +112,7 @@ for name in seen[0]:
 # others: (N - 1) S bytes. Adding a tensor up takes as many, and handing out the sum as many again. In an `all_gather`
 # every rank's tensor has to reach all others: N (N - 1) S. Below, the operating system counts the bytes of every
 # connection. They are moved by a **backend**: gloo between CPUs, NCCL between NVIDIA's GPUs. (gloo makes a
-# `reduce_scatter` out of an `all_reduce`; NCCL's sends half as much as the picture shows.)
+# `reduce_scatter` out of an `all_reduce`; NCCL's sends half as much as the bars below show.)
 
 
 # %%
@@ -134,7 +134,7 @@ if lab.counts_bytes:
 # ## The ring, by hand
 #
 # In the first *N - 1* steps a rank adds what arrives to its own chunk and passes the sum on. Then one chunk on each
-# rank is finished, and *N - 1* more steps hand the finished ones round. So every rank sends 2 (N - 1) chunks of S / N:
+# rank is finished, and *N - 1* more steps pass the finished ones around. So every rank sends 2 (N - 1) chunks of S / N:
 # less than 2 S, however many ranks there are. (`exchange` sends to the right while it receives from the left, with
 # `dist.batch_isend_irecv`; `run.script` shows it.)
 

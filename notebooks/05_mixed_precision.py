@@ -223,7 +223,8 @@ lab.plans({bits: (gpt, {"precision": bits}) for bits in ("fp32", "fp16", "bf16")
 #    stays at 71, where it began. AdamW, which divides by the gradients' size, hides the mistake.</details>
 # 3. Start the scaler of `overflowing` with `init_scale=2.0**40`.
 #    <details><summary>Answer</summary>All ten steps are skipped; after the last the scale is 2^30, still too large. A
-#    training that resumes without the scaler's state begins with such skipped steps.</details>
+#    training that resumes without the scaler's state may begin with such skipped steps, because its scale is 2^16
+#    again.</details>
 #
 # ## Sources
 #

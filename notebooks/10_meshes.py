@@ -103,7 +103,7 @@ lab.score()
 # |---|---|---|
 # | tensor | sums of activations, in each of its blocks | 4 (L / p) m all-reduces |
 # | data | weights and gradients of its blocks and the rest | L / p + 1 all-gathers, as many reduce-scatters |
-# | pipeline | activations or their gradients, between stages | m receives |
+# | pipeline | activations or their gradients, between stages | m receives in the first and last stage, 2 m in between |
 #
 # The tensor axis sends in every block and every micro-batch, the data axis once in a step. A rank of 2 × 2 holds more
 # than a quarter of the parameters: tensor parallelism leaves norms, embeddings and the head whole, and FSDP halves all
@@ -127,7 +127,7 @@ runs[third].timeline()
 # | links between hosts are slow, and there are many micro-batches | pipeline | the hosts |
 #
 # HSDP is `fully_shard` with a mesh of two axes, `init_device_mesh("cuda", (hosts, gpus), mesh_dim_names=("replicate",
-# "shard"))`: it shards along the second. In Hugging Face's `TrainingArguments` all sizes are those of a
+# "shard"))`: it shards along the second. In Hugging Face's `TrainingArguments` all sizes are set in one
 # `parallelism_config`: `ParallelismConfig(dp_replicate_size=…, dp_shard_size=…, tp_size=…)`, from Accelerate. Which
 # ranks should share a host here?
 

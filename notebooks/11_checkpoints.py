@@ -33,7 +33,9 @@ from labkit import Script
 from labkit.lessons import Lesson, defined, draw, saving, sized
 
 lab, N = Lesson("11_checkpoints", ranks=nproc_per_node), nproc_per_node
-draw.calls({0: ["step 8", "copy", "write shard", "COMMIT.json", "rename"], 1: ["step 8", "copy", "write shard"]})
+draw.calls(
+    {0: ["step 8", "copy", "write shard", "COMMIT.json", "rename"], 1: ["step 8", "copy", "write shard"]}, first=None
+)
 
 # %% [markdown]
 # ## Your predictions
@@ -178,7 +180,7 @@ lab.score()
 # A save that takes *c* seconds every *t* seconds costs c / t of the time. A failure loses half an interval on average;
 # with one every *M* seconds that is t / 2M. The sum is least at t = √(2 c M). For an asynchronous save *c* is only the
 # time for which training stands still. (Llama 3 was trained on 16,384 GPUs with 419 unexpected interruptions in 54
-# days: one in three hours.)
+# days: one every three hours.)
 
 # %%
 lab.explore(saving.lost, save_every_minutes=[5, 20, 120], hours_between_failures=[1, 3, 24], save_seconds=[5, 60, 300])
@@ -233,8 +235,9 @@ display(planned, draw.bars(predicted=each, unit="B", title="planned, not run: by
 #
 # 1. Resume as from a checkpoint without the place in the epoch: after `script` is made, `script =
 #    script.with_cells(main=script.cells["main"].text.replace("divmod(step, per_epoch)", "(step // per_epoch, 0)"))`.
-#    <details><summary>Answer</summary>32 of 80 samples are trained on twice, 32 never. Nothing fails. The loss ends at
-#    2.3 instead of 0.29, because after step 14 the second epoch has not begun.</details>
+#    <details><summary>Answer</summary>After ten steps 32 of the 80 samples have been trained on twice and 32 not at
+#    all; steps 11 to 14 make up for those. Nothing fails. The loss ends at 2.3 instead of 0.29, because after step 14
+#    the second epoch has not begun.</details>
 # 2. Put `nn.Dropout(0.1)` before the last layer. Which difference is no longer 0?
 #    <details><summary>Answer</summary>The one on one rank: its losses are up to 11% away, because one rank draws
 #    other masks than two. On two ranks the difference is still 0, since each rank's random numbers are in the

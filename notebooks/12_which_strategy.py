@@ -12,10 +12,10 @@
 # ---
 
 # %% [markdown]
-# # 12 · Which strategy? Two sums, before any run
+# # 12 · Which strategy? Two totals, before any run
 #
-# **You will be able to** choose a strategy from two sums, what a rank must **hold** and what must be **sent**, judge a
-# guide by them, and say how many days a training takes. **30 minutes. You need** labs 03, 06, 07, 08 and 09.
+# **You will be able to** choose a strategy from two totals, what a rank must **hold** and what must be **sent**, judge
+# a guide by them, and say how many days a training takes. **30 minutes. You need** labs 03, 06, 07, 08 and 09.
 #
 # This map has all that matters but the time of computing. Where memory is short go down, where the link is slow go
 # left. (Rings are predicted, crosses measured.) You know where DDP stands: every rank holds everything, and gradients
@@ -47,16 +47,16 @@ draw.choice({"DDP": (2 * (N - 1) * P, 4 * P)})
 
 # %%
 each = {name: float(number) for number, name in enumerate(names)}
-least = lab.ask("the strategy whose ranks hold least", default=each["fsdp"], options=each)
-fewest = lab.ask("the strategy that sends fewest bytes", default=each["ddp"], options=each)
+least = lab.ask("the strategy whose ranks hold the least", default=each["fsdp"], options=each)
+fewest = lab.ask("the strategy that sends the fewest bytes", default=each["ddp"], options=each)
 part = lab.ask("bytes that the pipeline sends, as a share of DDP's", default=50, unit="%")
 
 # %% [markdown]
-# ## The two sums
+# ## The two totals
 #
 # **Held.** P is the bytes of all parameters in fp32. With gradients and AdamW DDP holds 4 P (lab 06), ZeRO-1 2 P + 2 P
-# / N, the others about 4 P / N and what they gather meanwhile; activations come on top. `labkit.plan` does the whole
-# sum.
+# / N, the others about 4 P / N and what they gather meanwhile; activations come on top. `labkit.plan` adds up
+# everything.
 #
 # **Sent**, over all ranks in one step. An all-reduce of S bytes costs 2 (N - 1) S, a gather that leaves S on every rank
 # (N - 1) S, as does a reduce-scatter (lab 02; gloo's costs twice that, and is what is measured below). A is what a
@@ -77,7 +77,7 @@ sent = {name: (N - 1) * ({**factors, "pipeline": 2 * A})[name] for name in names
 plans = {}
 for name in names:  # noting_bytes: each rank also writes down how much it has sent
     script = noting_bytes(sized(Script.load(name), context=context, width=w, heads=8, layers=L))
-    more = {"schedule": "1F1B", "accumulate": batch // 2} if name == "pipeline" else {}
+    more = {"schedule": "1F1B", "accumulate": max(N, batch // 2)} if name == "pipeline" else {}
     plans[name] = plan(script, nproc_per_node=N, global_batch_size=batch, **more)
 held = {name: each.formulas.bytes for name, each in plans.items()}
 for name in names:  # when a rank is ahead of the others, one more block may have been gathered
@@ -107,7 +107,7 @@ lab.score()
 # What DDP, ZeRO and FSDP send grows with the parameters, whatever the batch; what tensor parallelism and pipelines send
 # grows with the tokens of a batch. So with many tokens the former win, with few tokens and wide layers the latter. A
 # strategy that is above and to the right of another has nothing to offer but simplicity or speed of computing. The
-# pipeline holds least here, because it has no gathered blocks beside its own.
+# pipeline holds the least here, because it has no gathered blocks beside its own.
 #
 # ## Which one?
 #
@@ -177,7 +177,7 @@ lab.plans({name: sized(Script.load(name), **sizes) for name in names}, global_ba
 #    to the right of DDP, which still sends 28; the pipeline's goes from 0.4 to 3 MiB. Higher up is whatever holds the
 #    activations: DDP from 69 to 157 MiB, FSDP from 39 to 126. The pipeline stays at 36, for its micro-batches are as
 #    small as before.</details>
-# 2. `nproc_per_node = 4`: whose bytes grow by 3, and who holds half as much?
+# 2. `nproc_per_node = 4`: whose bytes triple, and who holds half as much?
 #    <details><summary>Answer</summary>Planned: over all ranks, 3 times as much is sent by each: 84 MiB by
 #    DDP, 167 by FSDP, 36 by tensor parallelism. FSDP and tensor parallelism hold 23 MiB instead of 39 and 38; DDP goes
 #    from 69 to 63 only, for the activations of two samples fewer.</details>

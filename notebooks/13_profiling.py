@@ -184,7 +184,7 @@ lab.plans(gpt, global_batch_size=64)
 # 3. Texts differ in length, so in each step another rank has the longest ones. What do the means over all steps show?
 #    <details><summary>Answer</summary>All ranks alike: each computes as much as the others and waits as long. Only the
 #    timeline of single steps shows that somebody is late in each. Batches of equal length, or packed ones, help; a
-#    faster GPU or link does not.</details>
+#    faster link does not, and a faster GPU shortens the wait only in proportion.</details>
 #
 # ## Sources
 #

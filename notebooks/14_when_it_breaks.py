@@ -208,7 +208,7 @@ lab.score()
 #     [2] NCCL INFO Channel 00/0 : 10[2] -> 9[1] via P2P/IPC/read
 #     [3] NCCL INFO Channel 00 : 3[3] -> 7[7] via SHM/direct/direct
 #
-# Rank 15, on GPU 7 of its host, sends to rank 6 by TCP: if you have paid for InfiniBand, that is the fault. `P2P` is
+# Rank 15, on GPU 7 of its host, sends to rank 6 by TCP: if you have paid for InfiniBand, that is the problem. `P2P` is
 # directly from GPU to GPU, `SHM` through the host's memory.
 #
 # ## On 2 × T4 and 8 × A100
@@ -241,8 +241,8 @@ lab.plans(texts, global_batch_size=16)
 #    that the flag costs a traversal of the graph in every step. Take it away again.</details>
 # 4. `attempt(lab, "watched", four_spaces, watchdog=10, errors=1)`: what ends a hang when nobody is there?
 #    <details><summary>Answer</summary>labkit's watchdog, after 10 seconds without progress, with both calls in the
-#    message: "as collective #7 rank 0 called barrier(), rank 1 called all_gather". Without this option none
-#    watches.</details>
+#    message: "as collective #7 rank 0 called barrier(), rank 1 called all_gather". `attempt` sets 60 seconds
+#    if you do not; `labkit.launch` has no watchdog unless you pass one.</details>
 #
 # ## Sources
 #

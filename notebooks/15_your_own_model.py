@@ -17,7 +17,7 @@
 # **You will be able to** bring a model, its data and its loss as ordinary cells, train them under any strategy by
 # changing one name, and leave with a file that needs torch and nothing else. **20 minutes. You need** labs 01 and 07.
 #
-# A script of labkit's is a list of titled cells. Three are yours, one is the strategy, and the others never change:
+# A labkit script is a list of titled cells. Three are yours, one is the strategy, and the others never change:
 # they only use the names that these define.
 
 # %% tags=["parameters"]
@@ -60,7 +60,7 @@ same = lab.ask("FSDP: largest relative difference to a loss of DDP", default=0.0
 # Why a sum? Ranks may have different counts, of tokens for example, and the mean of their means is then not the mean
 # over the batch. The script adds up sums and counts over all ranks, and divides once.
 #
-# A cell is copied whole and as you typed it, so keep other things out of it. The data are pictures with a bright stripe
+# A cell is copied whole and as you typed it, so keep other things out of it. The data are images with a bright stripe
 # in one of four places. Every rank generates them itself, and all must get the same ones: hence a seeded generator.
 
 # %%
@@ -172,7 +172,7 @@ lab.score()
 # %% [markdown]
 # ## On 2 × T4 and 8 × A100
 #
-# Your model, planned before a GPU is rented, with 32 times the width and 512 pictures per step:
+# Your model, planned before a GPU is rented, with 32 times the width and 512 images per step:
 
 # %%
 wide = {name.upper(): sized(script, width=512) for name, script in scripts.items()}
@@ -208,8 +208,8 @@ lab.plans(wide, global_batch_size=512, precision="fp16")
 # 1. `frozen=0` in `Model`: how large is AdamW's state now, and what else grows?
 #    <details><summary>Answer</summary>Twice the parameters. Gradients become as large as the parameters. Activations
 #    grow, too: backward needed nothing of the frozen blocks, because they come first.</details>
-# 2. `random = torch.Generator()` and `random.seed()` in `load_datasets`: each rank, and each run, draws pictures of its
-#    own.
+# 2. `random = torch.Generator()` and `random.seed()` in `load_datasets`: each rank, and each run, draws its own
+#    images.
 #    <details><summary>Answer</summary>Nothing crashes, and the loss falls. Only the claim about equal losses notices:
 #    those of DDP and FSDP then differ by up to 80%.</details>
 # 3. `self.spare = nn.Linear(8, 8)` in `Model`, which no output uses.

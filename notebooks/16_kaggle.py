@@ -18,7 +18,7 @@
 # large a model two T4s can train, and whether its checkpoints fit into 20 GB. **20 minutes. You need** labs 06, 07 and
 # 11.
 #
-# Kaggle lends two T4s for nothing, at most twelve hours at a time. A **session** is a machine that is new each time;
+# Kaggle lends two T4s for free, at most twelve hours at a time. A **session** is a machine that is new each time;
 # only 20 GB in `/kaggle/working` outlive it. At a **deadline** all ranks finish the same step, save a checkpoint, and
 # end without an error; the next session loads it. This notebook runs on a laptop and on Kaggle, cell for cell.
 

@@ -102,16 +102,16 @@ lab.explore(draw.hosts, nproc_per_node=[1, 2, 4, 8], nnodes=[1, 2, 4])
 # first; `srun` in it starts one task on each node. For two nodes of 8 GPUs:
 #
 #     #!/bin/bash
-#     #SBATCH --nodes=2 --ntasks-per-node=1 --gpus-per-node=8 --time=12:00:00
+#     #SBATCH --nodes=2 --ntasks-per-node=1 --cpus-per-task=64 --gpus-per-node=8 --time=12:00:00
 #     set -euo pipefail
 #     hosts=$(scontrol show hostnames "$SLURM_JOB_NODELIST")
 #     export HEAD=${hosts%%$'\n'*}  # the first
-#     srun --kill-on-bad-exit bash -c 'torchrun --nnodes 2 --nproc-per-node 8 \
+#     srun --cpus-per-task="$SLURM_CPUS_PER_TASK" --kill-on-bad-exit bash -c 'torchrun --nnodes 2 --nproc-per-node 8 \
 #         --node-rank "$SLURM_NODEID" --master-addr "$HEAD" --master-port 29500 train.py'
 #
 # Mind the single quotes. In double quotes `$SLURM_NODEID` would be replaced before `srun`, on the first node, and all
-# nodes would be node 0. And let the job fail if `scontrol` does: with a fallback to localhost each node would train
-# alone, and nobody would notice.
+# nodes would be node 0. And let the job fail if `scontrol` does: with a fallback to localhost no node would find
+# the other, and the job would wait for torchrun's timeout without telling you why.
 #
 # labkit's job script (`labkit slurm print ddp --nodes 2` shows it) also lets the ranks save before the time limit and
 # queues the job again. `labkit.submit` sends it and watches the run:
@@ -179,7 +179,7 @@ lab.score()
 # %% [markdown]
 # With the old rate an eighth of the steps is not enough. With 8 times the rate from the first step the loss explodes
 # (guessing among ten digits is 2.3): steps are too long for weights that nobody has trained yet. After a warm-up the
-# training ends about where that of the small batch does. The rule has a limit, 8,192 pictures for Goyal's ResNet-50;
+# training ends about where that of the small batch does. The rule has a limit, 8,192 images for Goyal's ResNet-50;
 # beyond it only a sweep tells (`labkit.sweep(script, lr=[…])`). For Adam the square root of 8 is the usual factor
 # (Malladi et al.).
 #

@@ -174,7 +174,7 @@ for prompt in ("20 and 22 make ", "1 and 2 make "):
 # ## On 2 × T4 and 8 × A100
 #
 # A plan needs the model's configuration, not its weights. 1.7 billion parameters, a text of 512 tokens at a time. All
-# weights take 16 bytes per parameter, 25 GiB: half of that leaves no room for activations on a T4. LoRA keeps the
+# weights take 16 bytes per parameter, 26 GiB: half of that leaves no room for activations on a T4. LoRA keeps the
 # frozen ones in 16 bits, 3.2 GiB.
 
 # %%

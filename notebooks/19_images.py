@@ -14,12 +14,12 @@
 # %% [markdown]
 # # 19 · An image model from a hub
 #
-# **You will be able to** train a model of timm's on a folder of pictures, from random and from trained weights, on
+# **You will be able to** train a timm model on a folder of images, from random and from trained weights, on
 # several ranks, say what BatchNorm does there, and leave with a file that plain `timm` loads. **15 minutes. You need**
 # labs 03 and 07, and `timm`.
 #
 # A BatchNorm layer is the one common layer for which two ranks are not one rank with a larger batch: in training it
-# normalizes with mean and variance of its own rank's pictures (lab 03). It also keeps running means of both for
+# normalizes with mean and variance of its own rank's images (lab 03). It also keeps running means of both for
 # evaluation. These are **buffers**: they have no gradients, so nothing averages them. DDP copies those of rank 0 to all
 # ranks before each forward.
 #
@@ -32,8 +32,8 @@ nproc_per_node: int = 2  # ranks
 steps: int = 40  # optimizer steps of each training
 model: str = "test_resnet"  # a small one, made for tests
 image_size: int = 64  # 0: the model's own
-weights: str = ""  # a file; "" trains the model on other pictures first
-data_dir: str = ""  # "" draws pictures
+weights: str = ""  # a file; "" trains the model on other images first
+data_dir: str = ""  # "" draws images
 large: bool = True  # plan two models of usual size, too: two minutes
 
 # %%
@@ -57,7 +57,7 @@ draw.replicas(nproc_per_node, 8)
 start = lab.ask("test loss from trained weights: how many times that from random ones", default=0.95, unit="times")
 visibly = {"only by rounding": 1e-6, "visibly": 0.01}
 apart = lab.ask("two ranks and one: relative difference of the first losses", default=1e-6, options=visibly)
-unprepared = lab.ask("accuracy if test pictures are only scaled to 0…1, not normalized", default=90, unit="%")
+unprepared = lab.ask("accuracy if test images are only scaled to 0…1, not normalized", default=90, unit="%")
 
 # %% [markdown]
 # ## Data and weights
@@ -66,7 +66,7 @@ unprepared = lab.ask("accuracy if test pictures are only scaled to 0…1, not no
 # `export_dir` writes what a hub would give you.
 
 # %%
-data_dir = data_dir or filled(folder / "pictures", ["ring", "frame", "cross"])
+data_dir = data_dir or filled(folder / "images", ["ring", "frame", "cross"])
 display(strip(data_dir))
 classes = len([*Path(data_dir, "train").iterdir()])
 common = {"image_size": image_size, "model": model, "global_batch_size": 32}
@@ -79,7 +79,7 @@ if not weights:
 # %% [markdown]
 # ## Three trainings
 #
-# The same pictures in the same order, three times.
+# The same images in the same order, three times.
 
 # %%
 lab.predict(start, 0.75, "times", how="at most")
@@ -99,11 +99,11 @@ last = {name: table["test_loss"].iloc[-1] for name, table in test.items()}
 two, one = (runs[name].losses().loc[1:5] for name in ("trained", "trained, one rank"))
 lab.measure_each({start: last["trained"] / last["random"], apart: (two / one - 1).abs().max()}, run=runs["trained"])
 curves = {name: [*zip(table["step"], table["test_loss"], strict=True)] for name, table in test.items()}
-draw.curves(curves, "loss on the test pictures", log=True)
+draw.curves(curves, "loss on the test images", log=True)
 
 # %% [markdown]
 # The start matters more than the number of ranks. The losses of one rank and two differ from the first step on, because
-# each of two ranks normalizes with 16 pictures, not 32. With 16 or more per GPU that hardly matters for the result.
+# each of two ranks normalizes with 16 images, not 32. With 16 or more per GPU that hardly matters for the result.
 # With two or four, as in detection or segmentation, the means are noisy. `SyncBatchNorm` then takes mean and variance
 # over all ranks, with a collective in every such layer, forward and backward:
 #
@@ -131,11 +131,11 @@ own.load_state_dict(load_file(folder / "trained" / "model.safetensors"))
 side = image_size or preset.input_size[-1]
 lab.predict(unprepared, 0.6, "%", how="at most")
 lab.measure(unprepared, accuracy(own, data_dir, side, mean=(0, 0, 0), std=(1, 1, 1)))
-print(f"normalized, {accuracy(own, data_dir, side, preset.mean, preset.std):.0%} of the test pictures are right")
+print(f"normalized, {accuracy(own, data_dir, side, preset.mean, preset.std):.0%} of the test images are right")
 lab.score()
 
 # %% [markdown]
-# Nothing fails; the answers are only wrong. A file of weights is worth little without how its pictures were prepared.
+# Nothing fails; the answers are only wrong. A file of weights is worth little without how its images were prepared.
 # For a model from timm's hub, this prepares them:
 #
 # ```python
@@ -144,7 +144,7 @@ lab.score()
 #
 # ## On 2 × T4 and 8 × A100
 #
-# A ViT-B has 86 million parameters, a ResNet-50 has 26 million. Which of the two needs more memory for 64 pictures of
+# A ViT-B has 86 million parameters, a ResNet-50 has 26 million. Which of the two needs more memory for 64 images of
 # 224 × 224 on each T4? (On eight devices that is 16 each.)
 
 # %%
@@ -159,14 +159,14 @@ else:
 
 # %% [markdown]
 # The ViT: three times as many parameters, and larger activations. If blocks are recomputed, it gains more: each of its
-# 12 blocks keeps only its input, 197 × 768 numbers per picture, while the first ones of the ResNet have 256 × 56 × 56.
+# 12 blocks keeps only its input, 197 × 768 numbers per image, while the first ones of the ResNet have 256 × 56 × 56.
 #
 # ## Try this
 #
 # 1. How many numbers does a ResNet-50 have besides its parameters, and a ViT-B?
 #    <details><summary>Answer</summary>53,173, beside 25,557,032 parameters: a mean and a variance for each channel, and
 #    a counter for each BatchNorm. A ViT-B has none: LayerNorm looks at one sample at a time.</details>
-# 2. Prepare the test pictures at 32 or 128 pixels instead of 64.
+# 2. Prepare the test images at 32 or 128 pixels instead of 64.
 #    <details><summary>Answer</summary>64 and 60 of 90 are right. The network takes any size, but the shapes that it has
 #    learned were of another one.</details>
 # 3. `lr=3e-3` from random and from trained weights: does the start still matter?

@@ -185,8 +185,8 @@ lab.plans({"DDP": sized(labkit.Script.load("ddp"), width=768, layers=16, heads=1
 #    <details><summary>Answer</summary>Nothing. One step after a loss of some hundreds on rank 1 the losses of both
 #    ranks are above 10,000. Twenty steps on both are near 2.2 again: guessing.</details>
 # 2. `optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)`: can you still take the step back?
-#    <details><summary>Answer</summary>Not by adding <code>lr * grad</code>. AdamW divides by the size of past
-#    gradients, so you would need the moments of before the step: a checkpoint.</details>
+#    <details><summary>Answer</summary>Not by adding <code>lr * grad</code>. You could compute AdamW's update from
+#    its moments and add that, but both moments now contain the huge gradient: take a checkpoint.</details>
 # 3. Four ranks: which of them meets the sample, and in which batch of the epoch?
 #    <details><summary>Answer</summary>1201 = 4 × 300 + 1, so it is sample 300 of rank 1, in its batch 300 // 16 + 1 =
 #    19. With two ranks it is sample 600 of rank 1, in batch 38.</details>

@@ -15,7 +15,7 @@
 # # 21 · Long context: a sequence on several ranks
 #
 # **You will be able to** divide one sequence among ranks so that all have the same work, choose between gathering keys
-# and passing them round, and say what a rank then holds. **15 minutes. You need** labs 06 and 07.
+# and passing them around, and say what a rank then holds. **15 minutes. You need** labs 06 and 07.
 #
 # A single sequence may need more memory than a device has, and one sample cannot be split among ranks by DDP or FSDP.
 # **Context parallelism** divides the sequence. Almost everything in a transformer looks at one position at a time. Only
@@ -150,9 +150,10 @@ lab.plans(ways, global_batch_size=1)
 #
 # ## Try this
 #
-# 1. `nproc_per_node = 3`: 512 positions cannot be split into six chunks. When does the script say so?
-#    <details><summary>Answer</summary>In the first step, which is when it sees a sequence: "512 positions cannot be
-#    split into 2 chunks for each of 3 context ranks".</details>
+# 1. `nproc_per_node = 3`: 512 positions cannot be split into six chunks. When do you hear of it?
+#    <details><summary>Answer</summary>Before anything runs: `labkit.plan` says "512 positions cannot be split into 2
+#    chunks for each of 3 context ranks". Launched without a plan, the script says so in its first step, which is when
+#    it sees a sequence.</details>
 # 2. Take the hook out of the strategy: `str` in place of `embedding.register_forward_pre_hook`.
 #    <details><summary>Answer</summary>It trains. After four steps the largest difference of a loss to one rank's is
 #    0.001: the tokens have wrong positions. Only a comparison shows it.</details>

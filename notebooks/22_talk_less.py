@@ -145,9 +145,9 @@ lab.calculated(pays, break_even(lambda B: steps_at(B)["DDP"].seconds / steps_at(
 lab.score()
 
 # %% [markdown]
-# On 16 ranks int8 sends twice as much as DDP: each rank sends its own gradients to all others, instead of one sum
-# round a ring. PowerSGD's factors are so small that the network hardly matters, but the planner does not count the time
-# that it takes to compute them, and you have seen their price.
+# On 16 ranks int8 sends twice as much as DDP: each rank sends its own gradients to all others, instead of
+# one sum around a ring. PowerSGD's factors are so small that the network hardly matters, but the planner does not count
+# the time that it takes to compute them, and you have seen their price.
 #
 # ## On 2 × T4 and 8 × A100
 #
@@ -176,18 +176,19 @@ else:
 # model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)  # instead of 2, not with it
 # ```
 #
-# Local SGD and DiLoCo are for links between places rather than machines. torch has `PostLocalSGDOptimizer` and
-# `PeriodicModelAverager`; `print(labkit.Script.load("diloco"))` shows a training script.
+# Local SGD and DiLoCo are for links between data centers rather than between machines. torch has
+# `PostLocalSGDOptimizer` and `PeriodicModelAverager`; `print(labkit.Script.load("diloco"))` shows a training script.
 #
 # ## Try this
 #
 # 1. `nproc_per_node = 4`: does int8 still send a quarter of DDP's bytes?
 #    <details><summary>Answer</summary>Half: 561 kB instead of 1,111 kB. A rank sends P / 4 bytes to each other rank; an
 #    all-reduce costs it 2 P (N − 1) / N. The ratio is N / 8: from 8 ranks on int8 saves nothing.</details>
-# 2. `"powersgd_rank": 4`: what does the loss gain, and what do the bytes cost?
+# 2. With `steps = 152` and `"powersgd_rank": 4`: what does the loss gain, and what do the bytes cost?
 #    <details><summary>Answer</summary>After 150 steps the loss is 0.078 above DDP's instead of 0.200 (medians of three
 #    seeds), and 17% of the bytes are sent instead of 6%.</details>
-# 3. Rounds of 50 steps: `"DiLoCo": ("diloco", {"sync_every": 50})`. A fifth of the bytes; and the loss?
+# 3. With `steps = 152` and rounds of 50 steps: `"DiLoCo": ("diloco", {"sync_every": 50})`. A fifth of the bytes; and
+#    the loss?
 #    <details><summary>Answer</summary>After 150 steps it is 0.020 above DDP's (0.003 to 0.025), with rounds of 10 steps
 #    0.042 (0.016 to 0.047): not worse here, after three rounds.</details>
 #

@@ -140,7 +140,7 @@ def _meeting(file: LaunchFile) -> str:
         [
             *(folder if file.folder else []),
             "# Static rendezvous: all nodes know the address before they start. If scontrol fails, so does the job;",
-            "# nodes that fell back to localhost would each train alone.",
+            "# nodes that fell back to localhost would not find each other.",
             'hosts=$(scontrol show hostnames "$SLURM_JOB_NODELIST")',
             "export HEAD=${hosts%%$'\\n'*} LAST=${hosts##*$'\\n'}",
             "# derived from the job's id, because jobs may share a node; below Linux's ephemeral ports from 32768",

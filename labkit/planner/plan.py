@@ -9,6 +9,7 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 from labkit.errors import LaunchError
+from labkit.launcher.checks import release_of
 from labkit.planner.advice import Advice
 from labkit.planner.candidate import unfit
 from labkit.planner.data_sheets import Device
@@ -187,7 +188,7 @@ class Plan:
         rows = [row.row() for row in self.advice.rows] if self.advice else []
         steps = [row.step for row in self.advice.rows if row.step] if self.advice else []
         assumed = list(dict.fromkeys(text for step in steps for text in step.assumed))
-        if self.layout.strategy in (*SHARDED, "pipeline"):
+        if self.layout.strategy in (*SHARDED, "pipeline") and release_of(version("torch")) < (2, 15):
             what = "a pipeline" if self.layout.strategy == "pipeline" else "gathered parameters"
             assumed.append(f"buffers are freed as in torch {version('torch')}; 2.15 frees those of {what} earlier")
         return verdict, rows, assumed

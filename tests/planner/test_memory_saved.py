@@ -69,8 +69,10 @@ def test_updates_in_backward_never_hold_all_gradients(strategy, ranks):
     """A wide MLP: its activations are small, so that the states are what is held."""
     what = Script.load(strategy).with_cells(model=MLP.replace("width=64", "width=512"), data=IMAGES)
     after, within = (rehearse(what, ranks, {**SMALL, **options}) for options in ({}, {"optimizer_in_backward": True}))
+    on_gpu = rehearse(what, ranks, {**SMALL, "optimizer_in_backward": True}, on_gpu=True)
     run = labkit.launch(what, nproc_per_node=ranks, steps=3, trace_memory=True, optimizer_in_backward=True, **SMALL)
 
+    assert on_gpu.categories["optimizer"] == within.categories["optimizer"]
     assert after.bytes - within.bytes > 0.2 * after.categories["parameters"]
     assert within.categories["optimizer"] == after.categories["optimizer"]
     assert run.memory().ranks[0].traced.bytes == pytest.approx(within.bytes, rel=0.05, abs=2**16)

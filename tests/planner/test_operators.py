@@ -155,6 +155,8 @@ def test_ctc_holds_as_much_as_its_kernel(targets):
     real = ctc(torch.randn(50, 4, 20), targets, *lengths)
     with CheckedFakeMode() as fake:
         planned = ctc(torch.randn(50, 4, 20), targets, *lengths)
+        in_numbers = torch.ops.aten._ctc_loss.default(torch.randn(50, 4, 20), targets, [50] * 4, [10] * 4)
+    assert [each.shape for each in in_numbers] == [each.shape for each in real]
     assert [(each.shape, each.dtype) for each in planned] == [(each.shape, each.dtype) for each in real]
     assert fake.assumed == {"CTC's targets are assumed to be equally long"}
 

@@ -127,7 +127,9 @@ def _why(error: Exception) -> str:
         why = f"{what.get(name, name)} depends on values, but tensors in a plan have none"
         return f"{why}; {remedy.get(name, 'plan a copy of the model without this line')}"
     if "SparseTensorImpl" in str(error):
-        return "they do not cover sparse gradients (sparse=True), of which the rehearsal takes all rows to differ"
+        return (
+            "the formulas do not cover sparse gradients (sparse=True); a rehearsal assumes that all their rows differ"
+        )
     return f"{type(error).__name__}: {str(error).strip()}"
 
 

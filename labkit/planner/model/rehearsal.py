@@ -142,7 +142,8 @@ def _updating(optimizer: Any, parameters: set[Any]) -> Iterator[None]:
     own = _is_torchs(optimizer) and type(optimizer).__name__ != "Adafactor"
     in_lists = any(group.get("foreach") or group.get("fused") for group in optimizer.param_groups)
     sharded = [p for p in parameters if hasattr(p, "_local_tensor") and p.grad is not None]
-    parts = {p: p._local_tensor for p in sharded if own and in_lists}
+    in_backward = any(getattr(p, "_post_accumulate_grad_hooks", None) for p in sharded)  # updates whole DTensors
+    parts = {p: p._local_tensor for p in sharded if own and in_lists and not in_backward}
     for p, part in parts.items():
         grad = p.grad if p.grad.placements == p.placements else p.grad.redistribute(placements=p.placements)
         part.grad = grad._local_tensor

@@ -22,7 +22,7 @@ FIRST_BUCKET, BUCKET = MIB, 25 * MIB
 HALF = {"fp16": 2, "bf16": 2}
 SCALAR, COUNT, SUM = 4, 8, 8  # bytes of a flag, of the number of predictions, and of a step's loss in a pipeline
 WHOLE = 6  # parameters of labkit's block that every tensor rank holds: of two norms, and two biases
-NORMS = 4  # of them, those of the norms
+NORMS = 4  # the weights and biases of two norms
 
 
 @dataclass(frozen=True)
@@ -296,7 +296,7 @@ def _tensor(facts: ModelFacts, layout: Layout, rank: int) -> Iterator[Collective
     yield Collective(
         "reduce_scatter", layout.tensor, 2 * backward + again * forward, (2 + again) * calls, "backward", False
     )
-    # The norms' gradients are those of a rank's positions until the optimizer's step.
+    # Each rank has the norms' gradients of its own positions; the optimizer's step sums them.
     sums = NORMS * sum(min(unit.parameters) for unit in mine) * facts.itemsize
     yield Collective("all_reduce", layout.tensor, sums, NORMS * len(mine), "optimizer", False)
 

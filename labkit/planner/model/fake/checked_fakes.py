@@ -26,7 +26,7 @@ KNOWN = {aten._scaled_dot_product_flash_attention_for_cpu, aten._unsafe_view, at
 FACTORIES = ("empty", "full", "new_", "ones", "zeros")
 GROUPED: Any = getattr(getattr(aten, "_grouped_mm", None), "default", None)  # older torch has none
 BINS: Any = aten.bincount.default
-CTC: Any = aten._ctc_loss.Tensor
+CTC: Any = {aten._ctc_loss.Tensor, aten._ctc_loss.default}  # lengths as tensors, or as numbers
 LAYER_NORM: Any = aten.native_layer_norm.default
 ROUTING = {aten.topk, aten.argmax}
 # by the argument that may be a condition
@@ -40,9 +40,8 @@ Shape = tuple[tuple[int, ...], tuple[int, ...], torch.dtype]
 class CheckedFakeMode(FakeTensorMode):
     """Runs an operator of forward once for each combination of arguments on real zeros. Where its results take more
     memory than the fake ones, or have other strides, they get the real sizes and strides; `corrected` names operators
-    with larger results. Views, products,
-    convolutions, attention and the operators that torch defines for all backends (its core set) are not checked: their
-    results have the sizes that their shapes say.
+    with larger results. Views, products, convolutions, attention and the operators that torch defines for all backends
+    (its core set) are not checked: their results have the sizes that their shapes say.
 
     What a condition selects depends on values, which fake tensors lack: after a router (topk or argmax), the elements
     of a condition are taken to be divided evenly among its experts, or, if `skewed`, to go to as few as possible;
@@ -73,7 +72,7 @@ class CheckedFakeMode(FakeTensorMode):
             self.assumed.add("bincount is assumed to see no value above its minlength")
             with self:
                 return torch.zeros(bins[0], dtype=bins[1])
-        if func is CTC:
+        if func in CTC:
             return self._aligned(*args)
         if func is GROUPED and args[0].dtype != torch.bfloat16:
             return self._grouped(args, kwargs or {})
@@ -111,11 +110,14 @@ class CheckedFakeMode(FakeTensorMode):
         with self:
             return torch.empty_strided(out.shape, out.stride(), dtype=args[0].dtype)
 
-    def _aligned(self, log_probs: Any, targets: Any, *_: Any) -> Any:
+    def _aligned(self, log_probs: Any, targets: Any, _: Any, lengths: Any, *more: Any) -> Any:
         """The losses and log alpha of CTC, whose size depends on the longest target."""
         time, batch, _ = log_probs.shape
-        longest = targets.shape[1] if targets.dim() == 2 else -(-len(targets) // batch)
-        self.assumed.add("CTC's targets are assumed to be equally long")
+        if isinstance(lengths, torch.Tensor):
+            longest = targets.shape[1] if targets.dim() == 2 else -(-len(targets) // batch)
+            self.assumed.add("CTC's targets are assumed to be equally long")
+        else:
+            longest = max(lengths)
         with self:
             return log_probs.new_empty(batch), log_probs.new_empty(batch, time, 2 * longest + 1)
 

@@ -50,7 +50,8 @@ class Replicated(nn.Module):
         self._finds_unused = find_unused_parameters or static_graph
         self._synchronizes = True
         trained: list[torch.Tensor] = [p for p in module.parameters() if p.requires_grad]
-        sparse = {p for each in module.modules() if getattr(each, "sparse", False) for p in each.parameters()}
+        embeddings = [m for m in module.modules() if isinstance(m, (nn.Embedding, nn.EmbeddingBag)) and m.sparse]
+        sparse = {m.weight for m in embeddings}
         self._buckets = {p: torch.empty_like(p.detach()) for p in trained if p not in sparse}
         self._views = gradient_as_bucket_view
         for parameter in trained:
@@ -64,6 +65,11 @@ class Replicated(nn.Module):
             indices, values = torch.cat([parts[0]] * ranks, 1), torch.cat([parts[1]] * ranks)
             self._buckets[parameter] = parameter.grad = torch.sparse_coo_tensor(
                 indices, values, parameter.shape, check_invariants=False
+            )
+        elif parameter not in self._buckets:
+            raise SystemExit(
+                "DDP would stop in backward: the weight of a sparse embedding also gets a dense gradient; omit "
+                "sparse=True, or do not share the weight"
             )
         else:
             self._buckets[parameter].copy_(parameter.grad)
