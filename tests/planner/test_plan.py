@@ -238,7 +238,7 @@ def test_a_device_without_a_number_is_as_many_as_this_machine_would_run_ranks_an
 
     assert plan.ranks == here
     assert str(plan).startswith(f"ddp on {here} x RTX 4090 ")
-    assert f"as many as this machine would run ranks, {here}; '1xRTX 4090' is one" in str(plan)
+    assert f"as many as this machine would run ranks, {here}; for one, pass '1xRTX 4090'" in str(plan)
 
 
 @pytest.mark.skipif(release_of(torch.__version__) < (2, 11), reason="the script itself refuses before torch 2.11")
