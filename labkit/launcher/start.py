@@ -49,7 +49,6 @@ __all__ = [
 ]
 
 CROWDED = 2  # ranks per core above which times mean little
-OURS = ("LABKIT_", "KINETO_", "TORCH_FR_", "PYTHONUNBUFFERED", "PYTHONFAULTHANDLER", "PYTHONSAFEPATH")
 # Supervisors this process has started; one that has ended is a zombie until it is polled.
 _supervisors: list[subprocess.Popen[bytes]] = []
 
@@ -135,7 +134,6 @@ def _devices_of(machine: Hardware, ranks: int) -> dict[str, Any]:
 def _line_without_labkit(request: LaunchRequest, folder: RunFolder, ranks: int, environment: Mapping[str, str]) -> str:
     """The command that runs the same training without labkit, with the variables that the launch adds."""
     added = {k: v for k, v in environment.items() if k == "OMP_NUM_THREADS" or os.environ.get(k) != v}
-    added = {k: v for k, v in added.items() if not k.startswith(OURS)}
     return reproducing_command(request.file(folder), ranks, request.argv, added)
 
 

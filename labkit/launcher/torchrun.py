@@ -38,6 +38,8 @@ RECORDED = ("KAGGLE_KERNEL_RUN_TYPE", "PYTHONPATH", "PYTHONSAFEPATH", "LD_PRELOA
 NCCL_DUMPS = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
 # The watchdog sleeps four times as long after a time limit before it ends the rank: 60 s by torch's default.
 DUMP_MILLISECONDS = "2500"
+# Set for labkit; a command without it does not need them.
+OURS = ("LABKIT_", "KINETO_", "TORCH_FR_", "PYTHONUNBUFFERED", "PYTHONFAULTHANDLER", "PYTHONSAFEPATH")
 SECRET_WORDS = ("TOKEN", "SECRET", "PASSWORD", "PASSWD", "PWD", "KEY", "CREDENTIAL", "AUTH")
 
 
@@ -75,9 +77,10 @@ def reproducing_command(script: str, nproc_per_node: int, args: Sequence[str], e
 
 
 def assignments(env: Mapping[str, str]) -> list[str]:
-    """`NAME=value` words for a shell; the value of a possible secret is left out."""
+    """`NAME=value` words for a shell, without labkit's own; the value of a possible secret is left out."""
     values = recorded_environment(env)
-    return [f"{name}={shlex.quote(values[name]) if name in values else '…'}" for name in sorted(env)]
+    names = sorted(name for name in env if not name.startswith(OURS))
+    return [f"{name}={shlex.quote(values[name]) if name in values else '…'}" for name in names]
 
 
 def rank_environment(
