@@ -32,14 +32,14 @@ def follow(service: Service, kernel: str, *, mark: str = "") -> Status:
         if status.name in WAITING:
             line.write(f"{kernel} is queued")
         while True:
-            cut = None
+            cut, begun = None, log.begun  # only then is the status that of this session
             try:
                 if status.name not in WAITING:  # read after the status, so it is complete if ended
                     for text in log.news():
                         _show(line, text)
             except LabError as error:  # happens on idle connections; the status shows whether it still runs
                 cut = error
-            if status.is_over and log.begun and not cut:
+            if status.is_over and begun and not cut:
                 return status
             time.sleep(LOOK_SECONDS)
             try:

@@ -115,6 +115,7 @@ def test_what_was_pulled_before_is_left_as_it_is(service, runs_dir, capsys):
 
 
 def test_a_failed_notebook_is_told_with_its_cause(service, notebook, capsys):
+    service.late = ["COMPLETE"]  # the session before: the log may show all of this one before the status does
     assert main(["kaggle", "push", str(notebook("x = 1", "raise ValueError('of the notebook')"))]) == 1
 
     out = capsys.readouterr().out
