@@ -115,7 +115,13 @@ def test_a_shell_reads_the_reproducing_command_as_it_was_given(script, arguments
 
 
 def test_the_reproducing_command_names_what_the_ranks_were_given_but_no_secret_and_nothing_for_labkit():
-    given = {"OMP_NUM_THREADS": "4", "LABKIT_REACHABLE": "0", "HF_TOKEN": "s3cret", "NCCL_SECRET_TOKEN": "s3cret", "HOME": "/home/me"}
+    given = {
+        "OMP_NUM_THREADS": "4",
+        "LABKIT_REACHABLE": "0",
+        "HF_TOKEN": "s3cret",
+        "NCCL_SECRET_TOKEN": "s3cret",
+        "HOME": "/home/me",
+    }
 
     assert reproducing_command("train.py", 2, [], given) == (
         "HF_TOKEN=… HOME=… NCCL_SECRET_TOKEN=… OMP_NUM_THREADS=4 torchrun --standalone --nproc-per-node=2 -- train.py"
