@@ -128,10 +128,10 @@ def _with_advice(cause: dict[str, Any], failure: dict[str, Any], evidence: Evide
         return cause | (host if out_of_memory else {})
     kind, memory = failure.get("out_of_memory"), failure.get("memory")
     if not kind and LATE.search(failure["message"]):
-        first, *others = cause["sentence"].split("; ")
+        first, also, others = cause["sentence"].partition("; rank ")
         printed = DEVICE_ASSERTION.search(tail_text(evidence.folder.log(failure["rank"], "stderr")))
         first += f": {printed[1]}" if printed else ""
-        return cause | {"sentence": "; ".join([first, *others]), "advice": BLOCKING}
+        return cause | {"sentence": first + also + others, "advice": BLOCKING}
     if not kind:
         advice = disk_advice(evidence.run, "".join(failure.get("traceback") or [str(failure.get("message"))]))
         return cause | ({"sentence": f"{cause['sentence']}; the disk is full", "advice": advice} if advice else {})
