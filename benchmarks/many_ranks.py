@@ -4,8 +4,7 @@ python benchmarks/many_ranks.py                    8 ranks, 64 and 1,024 on node
 python benchmarks/many_ranks.py --answer-ms 20     the file system answers each open, read, stat and listing after 20 ms
 
 Each node's ranks are folded by the code of its supervisor; the nodes themselves are not there. Times are CPU time of
-this process; of the slow file system also wall time, because it waits there. Calls are delayed and counted by wrapping
-those of `os`.
+this process; of the slow file system also wall time, because it waits there.
 """
 
 from __future__ import annotations
@@ -15,13 +14,12 @@ import gc
 import os
 import tempfile
 import time
-from functools import partial
 from pathlib import Path
 from statistics import median
-from typing import Any
 
 from IPython.core.interactiveshell import InteractiveShell
 from IPython.utils.capture import capture_output
+from slow_files import SlowFiles
 
 from labkit.record import Nodes, RunFolder, RunReader, State, read_state
 from labkit.record.files import write_json
@@ -82,41 +80,6 @@ class Simulated:
             fold.update()
 
 
-class Slow:
-    """Delays each call to the file system in a folder, and counts the calls and the files opened."""
-
-    CALLS = ("open", "stat", "lstat", "scandir", "listdir", "utime")
-
-    def __init__(self, folder: Path, answer_seconds: float):
-        self.calls = self.opened = 0
-        self._folder, self._answer_seconds = str(folder), answer_seconds
-        self._real = {name: getattr(os, name) for name in self.CALLS}
-
-    def __enter__(self) -> Slow:
-        for name in self.CALLS:
-            setattr(os, name, partial(self._call, name))
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for name, real in self._real.items():
-            setattr(os, name, real)
-
-    def _call(self, name: str, path: Any, *args: Any, **options: Any) -> Any:
-        if not str(path).startswith(self._folder):
-            return self._real[name](path, *args, **options)
-        self._wait()
-        result = self._real[name](path, *args, **options)
-        if name == "open":
-            self.opened += 1
-            self._wait()  # for what is read next
-        return result
-
-    def _wait(self) -> None:
-        self.calls += 1
-        if self._answer_seconds:
-            time.sleep(self._answer_seconds)
-
-
 def measure(root: Path, world: int, answer_seconds: float) -> None:
     run = Simulated(root, world)
     run.write(BEFORE)
@@ -124,14 +87,14 @@ def measure(root: Path, world: int, answer_seconds: float) -> None:
         run.fold()
     gc.collect()
     gc.freeze()  # the nodes' memory is not the reader's
-    files = Slow(run.folder.path, answer_seconds)
+    files = SlowFiles(run.folder.path, answer_seconds)
     with capture_output():
         began, wall = time.process_time(), time.perf_counter()
         with files:
             attach(run.folder.path)
         attach_cpu, attach_wall = time.process_time() - began, time.perf_counter() - wall
         OPEN[run.folder.path].finish()
-    attach_calls, files.opened = files.calls, 0
+    attach_calls, attach_opened = files.calls, files.opened
     reader = RunReader(run.folder).read_all()
     state, costs, walls, sizes = State("running", time.time()), [], [], []
     for update in range(UPDATES):
@@ -153,7 +116,7 @@ def measure(root: Path, world: int, answer_seconds: float) -> None:
         f"an update {1e3 * median(costs):.1f} ms CPU, "
         f"{1e3 * median(walls):.0f} ms; {share:.1%} of a core at 2 Hz; "
         f"{max(sizes):,} bytes; "
-        f"{files.opened / UPDATES:.0f} files opened an update"
+        f"{(files.opened - attach_opened) / UPDATES:.0f} files opened an update"
     )
 
 

@@ -3,8 +3,9 @@
     python -m labkit.launcher.node RUN_FOLDER NODE_RANK [--attempt N] -- torchrun --nnodes 2 … train.py
 
 It waits for the other nodes in the run folder, which all hosts share, starts torchrun, and stops it when another node
-has ended. Then it records its outcome and waits for the others' outcomes, from which all nodes derive the same cause.
-Exits with 0 when the run succeeded, 143 when it was stopped, otherwise with torchrun's exit code.
+has ended. Then it records its outcome and waits for the cause of the run, which the first live node derives from the
+outcomes of all. Node 0 reads the files of all nodes, and tells the others in its heartbeat what concerns them: if all
+read from all, the load of the file server would grow with the square of their number. Exits with 0 when the run succeeded, 143 when it was stopped, otherwise with torchrun's exit code.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +39,7 @@ from labkit.launcher.torchrun import rank_environment, script_folder
 from labkit.launcher.watch.peers import CONCLUSIONS, ENDING_TIMEOUT_SECONDS, POLL_SECONDS, Peer
 from labkit.launcher.watch.progress import Progress
 from labkit.record import Nodes, RunFolder, State, write_state
-from labkit.record.files import read_json, refresh, write_json
+from labkit.record.files import in_parallel, read_json, refresh, write_json
 from labkit.record.folder import NODE_MARKER
 from labkit.record.identity import HOST, host_name
 from labkit.record.measured.fold import NodeFold, are_folded
@@ -50,9 +52,12 @@ BEAT_SECONDS = 1.0
 OWN_FAILURE_SECONDS = 5.0
 # A node may save its checkpoint before it ends, which may be slow.
 AGREE_SECONDS = SAVING_SECONDS + 30.0
-# How often to read the peers' files during training. With many nodes it is less often: all read from one file server.
+# How often to read the peers' files during training. With many nodes it is less often: all share one file server.
 PEER_POLL_SECONDS = 0.5
-PEERS_PER_SECOND = 16.0
+NODES_PER_SECOND = 128.0
+LONGEST_POLL_SECONDS = ENDING_TIMEOUT_SECONDS / 2
+# What node 0 tells the others in its heartbeat.
+STARTED, ENDED = "all_started", "one_ended"
 STOPPED = 128 + signal.SIGTERM
 
 
@@ -101,6 +106,7 @@ class NodeSupervisor(Supervisor):
         home.path.mkdir(parents=attempt > 1, exist_ok=True)  # not a run folder that was removed meanwhile
         super().__init__(folder, home=home, node=node)
         self.node: int = node
+        self.ranks = nodes.ranks_of(node)
         self.title = f"the supervisor on {self.name}"
         self.state = replace(self.state, attempt=attempt)
         self.peers = {n: Peer(self.attempt_folder.node(n)) for n in range(nodes.count) if n != node}
@@ -108,10 +114,11 @@ class NodeSupervisor(Supervisor):
         self.address = None
         with suppress(LaunchError):  # raised later, by `interface`, where it becomes the outcome
             self.address = own_address_towards(resolved(self.head))
-        period = max(PEER_POLL_SECONDS, len(self.peers) / PEERS_PER_SECOND)
-        self.peer_poll_seconds = min(period, ENDING_TIMEOUT_SECONDS / 2)
+        self.look_seconds = min(nodes.count / NODES_PER_SECOND, LONGEST_POLL_SECONDS)
         self.polled = 0.0  # when the peers' files were last read
+        self.have_all_started = False
         self.peer_ended: float | None = None  # when a peer was seen to have ended
+        self.news = threading.Event()  # for the next heartbeat
 
     def run_node(self) -> int:
         self.write(self.state)
@@ -144,10 +151,12 @@ class NodeSupervisor(Supervisor):
 
     def beat(self) -> None:
         while True:
+            self.news.clear()
+            news = {STARTED: self.have_all_started, ENDED: self.peer_ended is not None}
             with suppress(OSError):  # a full disk, a deleted folder; the peers will notice
-                beat(self.home, self.name, self.address)
+                beat(self.home, self.name, self.address, **news)
             refresh(self.folder.path)  # for stop.json
-            time.sleep(BEAT_SECONDS)
+            self.news.wait(BEAT_SECONDS)
 
     def fold(self) -> None:
         """Fold this node's ranks for readers, as long as this process lives. Nothing depends on it."""
@@ -164,12 +173,20 @@ class NodeSupervisor(Supervisor):
             if chosen := self.manifest["parameters"].get("checkpoint_dir"):
                 lock_checkpoints(Path(self.manifest["cwd"], chosen), self.folder)  # for as long as this process lives
         deadline = time.monotonic() + MEETING_SECONDS
-        while not all(peer.has_started() for peer in self.peers.values()):
+        while not self.all_have_started():
             if reason := self.reason_to_stop():
                 return reason[0]
             if time.monotonic() > deadline:
                 return {"kind": "missing", "sentence": "not all nodes have started"}
         return None
+
+    def all_have_started(self) -> bool:
+        if self.node:
+            return self.peers[0].reports(STARTED)
+        if all(in_parallel(Peer.has_started, list(self.peers.values()))):
+            self.have_all_started = True
+            self.news.set()
+        return self.have_all_started
 
     def train(self) -> tuple[int, dict[str, Any] | None, int]:
         """Start torchrun and wait for it to exit."""
@@ -210,16 +227,26 @@ class NodeSupervisor(Supervisor):
 
     def reason_to_stop(self, *, wait: bool = True) -> tuple[dict[str, Any], float] | None:
         reason = super().reason_to_stop(wait=wait)
-        if reason is None and time.monotonic() - self.polled > self.peer_poll_seconds:
-            self.polled = time.monotonic()
-            if self.peer_ended is None and not all(peer.is_fine() for peer in self.peers.values()):
-                self.peer_ended = self.polled
+        if reason is None and time.monotonic() - self.polled > max(PEER_POLL_SECONDS, self.look_seconds):
+            self.look_at_peers()
         if reason is not None or self.peer_ended is None:
             return reason
         may_fail = bool(self.attempt_folder.started_ranks())
         if may_fail and time.monotonic() - self.peer_ended < OWN_FAILURE_SECONDS:
             return None
         return {"kind": "others", "sentence": "another node of the run has ended"}, GRACE_SECONDS
+
+    def look_at_peers(self) -> None:
+        """Whether another node has ended other than successfully."""
+        self.polled = time.monotonic()
+        if self.peer_ended is None and not self.peers_are_fine():
+            self.peer_ended = self.polled
+            self.news.set()
+
+    def peers_are_fine(self) -> bool:
+        if self.node:
+            return self.peers[0].is_fine() and not self.peers[0].reports(ENDED)
+        return all(in_parallel(Peer.is_fine, list(self.peers.values())))
 
     def watch(self, folder: RunFolder, progress: Progress) -> tuple[dict[str, Any], float] | None:
         """Node 0 watches the progress of all ranks, until a node has ended: ranks that exit are not stalled."""
@@ -230,18 +257,15 @@ class NodeSupervisor(Supervisor):
             return None
 
     def agree(self, outcome: Mapping[str, Any]) -> State:
-        """Write this node's outcome, wait for the others' outcomes, and write the final state that follows from all."""
+        """Write this node's outcome, wait for the others', and write the final state that follows from all."""
         ended = {"decided": self.decided or time.time(), "ended": time.time()}
         record = {**outcome, **ended, "oom_kills": oom_kills(), "notice": self.state.notice}
         with suppress(OSError):
             write_json(self.home.outcome, record, reserve=self.home.reserve)
         went_well = outcome["exit_code"] == 0 and outcome["why"] is None  # then wait for the others without a limit
-        deadline = math.inf if went_well else time.monotonic() + AGREE_SECONDS
-        while not all(peer.has_ended() for peer in self.peers.values()) and time.monotonic() < deadline:
-            time.sleep(POLL_SECONDS)
+        settled = self.wait_for_others(math.inf if went_well else time.monotonic() + AGREE_SECONDS)
         refresh(self.attempt_folder.ranks)
         counts = {"exit_code": outcome["exit_code"], "killed": outcome["killed"]}
-        settled = next((state for peer in self.peers.values() if (state := peer.conclusion()) is not None), None)
         try:
             name, cause = (settled.state, settled.cause) if settled else conclusion(self.folder, self.attempt_folder)
         except Exception as error:  # a correct "failed" matters more than its explanation
@@ -249,17 +273,35 @@ class NodeSupervisor(Supervisor):
             name, cause = "failed", {"kind": "unknown", "sentence": sentence}
         final = self.ended(name, cause=cause, checkpoint=self.folder.newest_checkpoint(), **counts)
         self.write(final)
-        self.write_missing_states(final)
+        if settled is None:
+            in_parallel(partial(_write_missing_state, final), list(self.peers.values()))
         return final
 
-    def write_missing_states(self, final: State) -> None:
-        """The first live node writes the final state of the nodes that are gone."""
-        alive = [node for node, peer in self.peers.items() if peer.is_alive(ENDING_TIMEOUT_SECONDS)]
-        for node, peer in self.peers.items():
-            if node not in alive and self.node <= min([self.node, *alive]) and peer.conclusion() is None:
-                with suppress(OSError):  # a full disk; or the run was deleted
-                    peer.home.path.mkdir(exist_ok=True)
-                    write_state(peer.home, replace(final, exit_code=None, killed=0))
+    def wait_for_others(self, deadline: float) -> State | None:
+        """The final state that a node before this one has written; None if none of them is alive, once all nodes after
+        this one have ended."""
+        earlier = [self.peers[node] for node in range(min(self.node, 1))]
+        while time.monotonic() < deadline:
+            if settled := next(filter(None, in_parallel(Peer.conclusion, earlier)), None):
+                return settled
+            if not any(in_parallel(Peer.is_alive_at_the_end, earlier)):
+                if len(earlier) == self.node:
+                    break
+                earlier = [self.peers[node] for node in range(self.node)]  # the first node is gone
+            time.sleep(max(POLL_SECONDS, self.look_seconds))
+        others = list(self.peers.values())
+        while not all(in_parallel(Peer.has_ended, others)) and time.monotonic() < deadline:
+            self.look_at_peers()  # those that are still running wait for the news
+            time.sleep(max(POLL_SECONDS, self.look_seconds))
+        return next(filter(None, in_parallel(Peer.conclusion, others)), None)
+
+
+def _write_missing_state(final: State, peer: Peer) -> None:
+    """Of a node that is gone."""
+    if not peer.is_alive_at_the_end() and peer.conclusion() is None:
+        with suppress(OSError):  # a full disk; or the run was deleted
+            peer.home.path.mkdir(exist_ok=True)
+            write_state(peer.home, replace(final, exit_code=None, killed=0))
 
 
 def _check_is_free(run: RunFolder, attempt: RunFolder, nodes: Nodes, node: int) -> None:
@@ -269,7 +311,7 @@ def _check_is_free(run: RunFolder, attempt: RunFolder, nodes: Nodes, node: int) 
     if identity is not None:
         where = f"pid {identity.pid} on {identity.host}"
         raise LaunchError(f"node {node} of this run was already started ({where}); launch the run again")
-    for home in (run, attempt, *(attempt.node(n) for n in range(nodes.count))):
+    for home in (run, attempt, attempt.node(0), attempt.node(node)):  # the last one is written for it, see `agree`
         state = read_json(home.state)
         if isinstance(state, dict) and state.get("state") in CONCLUSIONS:
             sentence = (state.get("cause") or {}).get("sentence") or state["state"]

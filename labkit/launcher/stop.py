@@ -12,13 +12,14 @@ import time
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import psutil
 
 from labkit.errors import RunFolderError
-from labkit.record import Identity, RunFolder, State, read_state, write_state
-from labkit.record.files import read_json, write_json
+from labkit.record import Identity, Nodes, RunFolder, State, read_state, write_state
+from labkit.record.files import in_parallel, read_json, write_json
 from labkit.record.folder import MARKER, NODE_MARKER
 from labkit.record.measured.metrics_file import finite
 from labkit.record.nodes import heard_nodes, supervisor_of
@@ -60,7 +61,8 @@ def stop(folder: RunFolder, *, grace: float = GRACE_SECONDS) -> State:
     started = time.monotonic()
     saving_until = started + (SAVING_SECONDS if grace > 0 else 0.0)
     margin, period = (AGREEING_SECONDS, POLL_NODES_SECONDS) if folder.nodes.is_dir() else (5.0, POLL_SECONDS)
-    while not (state := read_state(folder)).is_final and time.monotonic() < started + patience(folder, grace) + margin:
+    margin += patience(folder, grace)
+    while not (state := read_state(folder)).is_final and time.monotonic() < started + margin:
         if time.monotonic() < saving_until and folder.checkpoint_being_saved():
             started = time.monotonic()
         time.sleep(period)
@@ -108,23 +110,25 @@ def terminate(agent: Identity, folder: RunFolder, grace: float, node: int | None
     if agent.is_alive():
         os.kill(agent.pid, signal.SIGTERM)  # never a second one: torchrun then abandons its ranks
     started = time.monotonic()
-    while processes_of(folder, node) and time.monotonic() < started + patience(folder, current_grace()):
+    allowed = cache(lambda grace: patience(folder, grace, node))
+    while processes_of(folder, node) and time.monotonic() < started + allowed(current_grace()):
         if saving():
             started = time.monotonic()
         time.sleep(0.1)
     return sweep(folder, node)
 
 
-def patience(folder: RunFolder, grace: float) -> float:
-    """Seconds to wait after a TERM: the grace period, or longer if the ranks save when they are stopped and need time
-    to agree on a step and finish it. A grace of 0 stays 0.
+def patience(folder: RunFolder, grace: float, node: int | None = None) -> float:
+    """Seconds to wait after a TERM: the grace period, or longer if the ranks, or those of one `node`, save when they
+    are stopped and need time to agree on a step and finish it. A grace of 0 stays 0.
     """
     manifest = folder.manifest_content
     command = manifest.get("torchrun") if isinstance(manifest, dict) else None
     if grace <= 0 or not isinstance(command, list) or "--checkpoint-dir" not in command:
         return grace
-    newest = folder.latest
-    beats = [read_json(newest.heartbeat(rank)) for rank in newest.started_ranks()]
+    newest, nodes = folder.latest, Nodes.read(manifest)
+    ranks = newest.started_ranks() if node is None or nodes is None else nodes.ranks_of(node)
+    beats = in_parallel(lambda rank: read_json(newest.heartbeat(rank)), ranks)
     steps = [finite(beat.get("step_seconds")) or 0.0 for beat in beats if isinstance(beat, dict)]
     return max(grace, min(SAVING_SECONDS, 2 * max(steps) + 1.0)) if any(steps) else grace
 
@@ -151,8 +155,8 @@ def processes_of(folder: RunFolder, node: int | None = None) -> list[psutil.Proc
     environment, and the descendants of its supervisor, including those that the sampler recorded last."""
     markers = {MARKER: folder.id} | ({} if node is None else {NODE_MARKER: str(node)})
     candidates = [process for process in psutil.process_iter() if _is_marked(process, markers)]
-    for home in _homes(folder, node):
-        candidates += _recorded(home)
+    for recorded in in_parallel(_recorded, _homes(folder, node)):
+        candidates += recorded
     ours = {p.pid: p for supervisor in _supervisors(folder, node) for p in descendants(supervisor, folder.id)}
     for process in candidates:
         if process.pid not in ours and not _is_another_runs(process, folder.id):
@@ -181,7 +185,7 @@ def supervised(process: psutil.Process) -> RunFolder | None:
 
 def _supervisors(folder: RunFolder, node: int | None = None) -> list[psutil.Process]:
     """The live processes on this machine that supervise a run, or one node of it; this process may be one."""
-    identities = [supervisor_of(home) for home in _homes(folder, node)]
+    identities = in_parallel(supervisor_of, _homes(folder, node))
     supervisors = []
     for pid in {os.getpid(), *(one.pid for one in identities if one is not None and one.is_alive())}:
         with suppress(psutil.Error):

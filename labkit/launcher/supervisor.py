@@ -82,7 +82,9 @@ class Supervisor:
         self.title = "the run's supervisor"
         self.decided: float | None = None  # when the decision to stop the run was made, in seconds since the epoch
         self.signals = _Signals()
+        self.look_seconds, self.looked = 0.0, 0.0  # how often to look for a stop request, and when it last did
         self.manifest = folder.read_manifest()
+        self.ranks = range(self.manifest["world_size"])  # that are started here
         self.watchdog: float | None = self.manifest.get("watchdog")
         self.stalls = Stalls(folder)
         self.saving = Saving(folder)
@@ -179,7 +181,8 @@ class Supervisor:
         self.write(replace(self.state, state="running"))
         sampler = self.start_sampler()
         why, killed = None, 0
-        progress, closing = Progress(folder), Closing(folder, self.home if self.node is not None else folder)
+        progress = Progress(folder)
+        closing = Closing(folder, self.home if self.node is not None else folder, self.ranks)
         while agent.poll() is None:
             why, grace = self.reason_to_stop() or self.watch(folder, progress) or (None, 0.0)
             killed += self.end_survivors(closing)
@@ -260,6 +263,9 @@ class Supervisor:
             return _stopped(f"{self.title} received {self.signals.read()}"), GRACE_SECONDS
         if self.is_tied and not (self.owner and self.owner.is_alive()):
             return _stopped("the process that started this run has exited"), GRACE_SECONDS
+        if time.monotonic() < self.looked + self.look_seconds:
+            return None
+        self.looked = time.monotonic()
         if is_deleted(self.folder.state):
             return _stopped("the run's folder was deleted"), GRACE_SECONDS
         grace = requested_grace(self.folder)

@@ -76,12 +76,13 @@ class Nodes:
         return str((newest or {}).get("host") or self.name(node) or f"node {node}")
 
 
-def beat(node: RunFolder, name: str, address: str | None = None) -> None:
-    """Write a node's heartbeat, with its address towards the first node. Raises OSError.
+def beat(node: RunFolder, name: str, address: str | None = None, **news: bool) -> None:
+    """Write a node's heartbeat, with its address towards the first node, and that node's `news` for the others. Raises
+    OSError.
 
     It is written in place and closed, because NFS sends a file when it is closed and revalidates it when it is opened.
     """
-    text = json.dumps({"time": time.time(), "host": name, "address": address}).ljust(BEAT_BYTES - 1) + "\n"
+    text = json.dumps({"time": time.time(), "host": name, "address": address, **news}).ljust(BEAT_BYTES - 1) + "\n"
     file = os.open(node.node_heartbeat, os.O_WRONLY | os.O_CREAT, 0o600)
     try:
         os.pwrite(file, text.encode(), 0)

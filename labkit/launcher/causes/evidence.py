@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from labkit.launcher.causes.flight_record import Call, calls_of
-from labkit.record import Nodes, RankHistory, RunFolder, RunReader
-from labkit.record.files import opened, read_json, read_text
+from labkit.record import Nodes, RankHistory, RunFolder, Tail
+from labkit.record.files import in_parallel, opened, read_json, read_text
 from labkit.record.text import last_line, shortened
 from labkit.write import Script
 
@@ -18,6 +19,7 @@ __all__ = ["CLOSED_BY_TORCHRUN", "LAST_WORDS_BYTES", "Evidence", "tail_text"]
 # torchrun's summary has one entry per failed rank.
 EXIT_CODE = re.compile(r"^\s*rank\s*: (\d+) \(local_rank.*\n\s*exitcode\s*: (-?\d+)", re.MULTILINE)
 CLOSED_BY_TORCHRUN = re.compile(r"Sending process (\d+) closing signal")
+WATCHDOG = "Watchdog caught collective operation timeout"
 LOG_TAIL_BYTES = 200_000
 LAST_WORDS_BYTES = 4000
 # The fields that a rank's error.json must have.
@@ -27,7 +29,8 @@ FIELDS = {"rank": int, "kind": str, "exception": str, "message": str}
 @dataclass(frozen=True)
 class Evidence:
     """`folder` is the attempt's, `run` the run's. `failures` are the ranks' own records, oldest first; `exits` are the
-    exit codes that torchrun reported, its root cause last; `path` is the script's name in tracebacks.
+    exit codes that torchrun reported, its root cause last; `path` is the script's name in tracebacks. Of `histories` only
+    the ends were read, see `history`.
 
     `logs` are torchrun's, one per node; `outcomes` are those of the nodes that wrote one. A run on one machine has one
     log, no `nodes` and no outcomes."""
@@ -49,27 +52,36 @@ class Evidence:
         manifest = run.read_manifest()
         path = str(manifest["script"]["path"] or run.script)
         nodes = Nodes.read(manifest)
-        homes = dict(enumerate(_homes(folder, nodes)))
-        logs = {node: tail_text(home.torchrun_log) for node, home in homes.items()}
-        ends = {node: read_json(home.outcome) for node, home in homes.items()} if nodes else {}
-        failures = [failure for rank in folder.started_ranks() if (failure := _failure(folder, rank))]
+        homes, ranks = _homes(folder, nodes), folder.started_ranks()
+        logs = in_parallel(lambda home: tail_text(home.torchrun_log), homes)
+        outcomes = in_parallel(lambda home: read_json(home.outcome), homes) if nodes else []
+        failures = in_parallel(lambda rank: _failure(folder, rank), ranks)
+        histories = in_parallel(lambda rank: _ends(folder, rank), ranks)
         return cls(
             run=run,
             folder=folder,
             manifest=manifest,
             script=Script.parse(_text(run.script), name=Path(path).name),
             path=path,
-            histories=RunReader(folder, each_rank=True).read_all().ranks,
-            failures=sorted(failures, key=lambda e: e["time_ns"]),
-            exits={int(rank): int(code) for log in logs.values() for rank, code in EXIT_CODE.findall(log)},
-            logs=logs,
+            histories=dict(zip(ranks, histories, strict=True)),
+            failures=sorted(filter(None, failures), key=lambda e: e["time_ns"]),
+            exits={int(rank): int(code) for log in logs for rank, code in EXIT_CODE.findall(log)},
+            logs=dict(enumerate(logs)),
             nodes=nodes,
-            outcomes={node: end for node, end in ends.items() if isinstance(end, dict)},
+            outcomes={node: outcome for node, outcome in enumerate(outcomes) if isinstance(outcome, dict)},
         )
 
     @property
     def log(self) -> str:
         return "".join(self.logs.values())
+
+    def history(self, rank: int) -> RankHistory | None:
+        """All records of one rank; None if it has not started."""
+        if rank not in self.histories:
+            return None
+        whole = RankHistory(rank, Tail(self.folder.metrics(rank)))
+        whole.read_all()
+        return whole
 
     def log_of(self, rank: int) -> str:
         """The log of the torchrun that started a rank."""
@@ -120,16 +132,25 @@ class Evidence:
 
     def collectives(self) -> dict[int, list[Call]]:
         """The calls of the ranks that failed, oldest first."""
-        records = {rank: read_json(self.folder.collectives(rank)) for rank in self.folder.started_ranks()}
-        return {rank: calls_of(each.get("collectives")) for rank, each in records.items() if isinstance(each, dict)}
+        records = in_parallel(lambda rank: read_json(self.folder.collectives(rank)), list(self.histories))
+        each = zip(self.histories, records, strict=True)
+        return {rank: calls_of(record.get("collectives")) for rank, record in each if isinstance(record, dict)}
 
-    def aborted_waiting(self, rank: int) -> bool:
-        """Whether NCCL's watchdog ended the rank, which only waited for another."""
-        return "Watchdog caught collective operation timeout" in tail_text(self.folder.log(rank, "stderr"))
+    @cached_property
+    def aborted(self) -> set[int]:
+        """The ranks that NCCL's watchdog ended: they only waited for another."""
+        logs = in_parallel(lambda rank: tail_text(self.folder.log(rank, "stderr")), list(self.exits))
+        return {rank for rank, log in zip(self.exits, logs, strict=True) if WATCHDOG in log}
 
 
 def _homes(folder: RunFolder, nodes: Nodes | None) -> list[RunFolder]:
     return [folder.node(node) for node in range(nodes.count)] if nodes else [folder]
+
+
+def _ends(folder: RunFolder, rank: int) -> RankHistory:
+    history = RankHistory(rank, Tail(folder.metrics(rank)))
+    history.read_ends()
+    return history
 
 
 def _failure(folder: RunFolder, rank: int) -> dict[str, Any] | None:

@@ -135,7 +135,7 @@ def _with_advice(cause: dict[str, Any], failure: dict[str, Any], evidence: Evide
     if not kind:
         advice = disk_advice(evidence.run, "".join(failure.get("traceback") or [str(failure.get("message"))]))
         return cause | ({"sentence": f"{cause['sentence']}; the disk is full", "advice": advice} if advice else {})
-    history = evidence.histories.get(failure["rank"])
+    history = evidence.history(failure["rank"])
     measured = memory if isinstance(memory, dict) else {}
     where = memory_in_words(kind, measured, history)
     options = evidence.manifest.get("parameters")
@@ -154,8 +154,8 @@ def _unexplained(evidence: Evidence, exit_code: int) -> dict[str, Any]:
     if exit_code < 0:
         name = signal_name(-exit_code)
         return {"kind": "agent", "sentence": f"torchrun was killed ({name}), and its ranks with it"}
-    logs = [place.torchrun_logs for place in evidence.homes()]
-    early = [tail_text(p, 4000) for place in logs for p in sorted(place.rglob("stderr.log"))]
+    logs = (path for home in evidence.homes() for path in sorted(home.torchrun_logs.rglob("stderr.log")))
+    early = (tail_text(path, LAST_WORDS_BYTES) for path in logs)
     text = next((t for t in early if t.strip()), evidence.log).strip()
     if text in evidence.log and evidence.exits:
         rank, code = [*evidence.exits.items()][-1]

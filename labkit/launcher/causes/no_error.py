@@ -31,7 +31,7 @@ def hung(evidence: Evidence, notice: str | None) -> dict[str, Any] | None:
         for f in evidence.failures
         if TIMEOUT.search(f["message"]) and COMMUNICATION.search("".join(f["traceback"]) + f["message"])
     }
-    timed_out |= {rank for rank in evidence.exits if evidence.aborted_waiting(rank)}
+    timed_out |= evidence.aborted
     if not timed_out or len(evidence.histories) < 2:
         return None
     absent = [h for rank, h in evidence.histories.items() if rank not in timed_out] or list(evidence.histories.values())

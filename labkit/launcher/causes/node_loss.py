@@ -11,7 +11,8 @@ from typing import Any
 
 from labkit.launcher.causes.evidence import Evidence
 from labkit.launcher.causes.signals import signal_name
-from labkit.record.nodes import last_beat
+from labkit.record.files import in_parallel
+from labkit.record.nodes import Nodes, last_beat
 
 __all__ = ["MEETING_SECONDS", "agent_killed", "gone", "missing", "parted"]
 
@@ -31,7 +32,7 @@ def missing(evidence: Evidence) -> dict[str, Any] | None:
     nodes = evidence.nodes
     if nodes is None or not any(_why(end) == "missing" for end in evidence.outcomes.values()):
         return None
-    absent = [node for node in range(nodes.count) if last_beat(evidence.folder.node(node)) is None]
+    absent = [node for node, beat in enumerate(_beats(evidence, nodes)) if beat is None]
     if not absent:  # it started just too late
         absent = [node for node in range(nodes.count) if _why(evidence.outcomes.get(node)) != "missing"]
     names = ", ".join(f"{node} ({evidence.host(node)})" for node in absent)
@@ -56,8 +57,8 @@ def gone(evidence: Evidence) -> dict[str, Any] | None:
     """Nodes that started and never wrote an outcome."""
     if evidence.nodes is None:
         return None
-    beats = {node: last_beat(evidence.folder.node(node)) for node in range(evidence.nodes.count)}
-    last = {node: beat["time"] for node, beat in beats.items() if beat and node not in evidence.outcomes}
+    beats = _beats(evidence, evidence.nodes)
+    last = {node: beat["time"] for node, beat in enumerate(beats) if beat and node not in evidence.outcomes}
     if not last:
         return None
     names = ", ".join(evidence.host(node) for node in last)
@@ -96,6 +97,10 @@ def _wait_start(evidence: Evidence, rank: int, match: re.Match[str]) -> tuple[fl
     gave_up = next(f["time_ns"] for f in evidence.failures if f["rank"] == rank) / 1e9
     limit = float(match[1] or 0) / 1000
     return gave_up - limit, limit
+
+
+def _beats(evidence: Evidence, nodes: Nodes) -> list[dict[str, Any] | None]:
+    return in_parallel(last_beat, [evidence.folder.node(node) for node in range(nodes.count)])
 
 
 def _why(outcome: dict[str, Any] | None) -> str | None:

@@ -25,12 +25,12 @@ def killed(evidence: Evidence) -> dict[str, Any] | None:
     ranks = [
         r
         for r, c in evidence.exits.items()
-        if c < 0 and (-c != signal.SIGTERM or _was_terminated(evidence, r)) and not evidence.aborted_waiting(r)
+        if c < 0 and (-c != signal.SIGTERM or _was_terminated(evidence, r)) and r not in evidence.aborted
     ]
     if not ranks:
         return None
     rank, code = ranks[-1], -evidence.exits[ranks[-1]]
-    name, history = signal_name(code), evidence.histories.get(ranks[-1])
+    name, history = signal_name(code), evidence.history(ranks[-1])
     frames = crash_frames(evidence.folder.stacks(rank))  # from faulthandler; KILL leaves none
     where = evidence.locate(next((frame.line for frame in frames if frame.file == evidence.path), None))
     called = f" in `{frames[0].function}`" if frames and frames[0].file != evidence.path else ""

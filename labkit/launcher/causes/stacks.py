@@ -21,7 +21,7 @@ import psutil
 
 from labkit.launcher.stop import processes_of
 from labkit.record import Nodes, RunFolder
-from labkit.record.files import read_json, write_json
+from labkit.record.files import in_parallel, read_json, write_json
 from labkit.record.measured.metrics_file import end_record
 from labkit.record.nodes import is_on_this_host
 from labkit.record.state import supervisor_is_elsewhere
@@ -74,24 +74,25 @@ def ask(folder: RunFolder, run: RunFolder) -> list[RankStack]:
     ranks = folder.started_ranks()
     elsewhere = _elsewhere(folder, run, ranks)
     ours = {process.pid: process for process in processes_of(run)} if len(elsewhere) < len(ranks) else {}
-    offsets = {rank: _size(folder.stacks(rank)) for rank in ranks}
+    offsets = dict(zip(ranks, in_parallel(lambda rank: _size(folder.stacks(rank)), ranks), strict=True))
     number, started = time.time_ns(), time.monotonic()
     write_json(folder.inquiry, {"number": number})
     deadline = started + ANSWER_SECONDS
-    waiting = [rank for rank in ranks if rank in elsewhere or _pid(folder, rank) in ours]
+    waiting = [rank for rank, beat in _beats(folder, ranks).items() if rank in elsewhere or beat.get("pid") in ours]
     while waiting and time.monotonic() < deadline:
         time.sleep(POLL_SECONDS)
-        waiting = [rank for rank in waiting if _beat(folder, rank).get("answered") != number]
-    silent = [rank for rank in waiting if rank not in elsewhere and float(_beat(folder, rank).get("t") or 0) < started]
-    _signal(folder, silent, ours, offsets)
-    stacks = [_rank_stack(folder, rank, ours, offsets[rank], number) for rank in ranks]
+        waiting = [rank for rank, beat in _beats(folder, waiting).items() if beat.get("answered") != number]
+    here = _beats(folder, [rank for rank in waiting if rank not in elsewhere])
+    _signal(folder, [rank for rank, beat in here.items() if float(beat.get("t") or 0) < started], ours, offsets)
+    stacks = in_parallel(lambda rank: _rank_stack(folder, rank, ours, offsets[rank], number), ranks)
     return [replace(stack, process="unknown") if stack.rank in elsewhere else stack for stack in stacks]
 
 
 def _elsewhere(folder: RunFolder, run: RunFolder, ranks: list[int]) -> set[int]:
     """The ranks whose processes run on another machine."""
     if nodes := Nodes.read(run.manifest_content):
-        return {rank for rank in ranks if not is_on_this_host(folder.node(nodes.of_rank(rank)))}
+        here = in_parallel(lambda node: is_on_this_host(folder.node(node)), range(nodes.count))
+        return {rank for rank in ranks if not here[nodes.of_rank(rank)]}
     return set(ranks) if supervisor_is_elsewhere(run) else set()
 
 
@@ -198,8 +199,8 @@ def _beat(folder: RunFolder, rank: int) -> dict[str, Any]:
     return beat if isinstance(beat, dict) else {}
 
 
-def _pid(folder: RunFolder, rank: int) -> Any:
-    return _beat(folder, rank).get("pid")
+def _beats(folder: RunFolder, ranks: list[int]) -> dict[int, dict[str, Any]]:
+    return dict(zip(ranks, in_parallel(lambda rank: _beat(folder, rank), ranks), strict=True))
 
 
 def _size(path: Path) -> int:

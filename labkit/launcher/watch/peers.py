@@ -34,8 +34,14 @@ class Peer:
         self._polled = -POLL_SECONDS
 
     def has_started(self) -> bool:
-        self._poll()
+        if self._beat is None:
+            self._poll()
         return self._beat is not None
+
+    def reports(self, news: str) -> bool:
+        """Whether its newest heartbeat has this news, see `NodeSupervisor.beat`."""
+        self._poll()
+        return self._beat is not None and self._beat.get(news) is True
 
     @property
     def address(self) -> str | None:
@@ -51,6 +57,9 @@ class Peer:
         self._identity = identity = self._identity or supervisor_of(self.home)
         return identity is None or identity.boot != boot_id() or identity.is_alive()
 
+    def is_alive_at_the_end(self) -> bool:
+        return self.is_alive(ENDING_TIMEOUT_SECONDS)
+
     def is_fine(self) -> bool:
         """Whether no problem is known: it has not started yet, is running, or has succeeded."""
         if (end := self._end()) is not None:
@@ -59,7 +68,7 @@ class Peer:
 
     def has_ended(self) -> bool:
         """Whether it has written its outcome, or is gone."""
-        return self._end() is not None or not self.is_alive(ENDING_TIMEOUT_SECONDS)
+        return self._end() is not None or not self.is_alive_at_the_end()
 
     def conclusion(self) -> State | None:
         """Its final state; None if it has not written one."""

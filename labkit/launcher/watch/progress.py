@@ -7,12 +7,13 @@ from typing import Any
 
 from labkit.launcher.causes.evidence import CLOSED_BY_TORCHRUN, tail_text
 from labkit.record import RunFolder
-from labkit.record.files import read_json
+from labkit.record.files import in_parallel, read_json
 from labkit.record.measured.metrics_file import Tail, end_record
 
 __all__ = ["Closing", "Progress", "Saving"]
 
 POLL_SECONDS = 1.0
+RANKS_PER_SECOND = 512  # whose files are read: one process reads those of a whole run
 # Slow is not stuck: a rank is reported after this long plus twice its own step time.
 PATIENCE_SECONDS = 5.0
 LEFT_SECONDS = 3.0  # a rank whose script has ended has exited after this long without a heartbeat
@@ -26,7 +27,7 @@ class Progress:
     def __init__(self, folder: RunFolder):
         self._folder = folder
         self._started = time.monotonic()
-        self._polled = 0.0
+        self._polled, self._period = 0.0, POLL_SECONDS
         self._signs: dict[int, Any] = {}
         self._changed: dict[int, float] = {}
         self._beats: dict[int, tuple[Any, float]] = {}  # the newest beat's own time, and when it was first read
@@ -36,31 +37,40 @@ class Progress:
         self._step_seconds = 0.0  # of the slowest rank, 0 before the first step
 
     def update(self) -> bool:
-        """Read the heartbeats, at most once a second; returns whether they were read."""
+        """Read the heartbeats, at most once a second, of many ranks less often; returns whether they were read."""
         now = time.monotonic()
-        if now - self._polled < POLL_SECONDS:
+        if now - self._polled < self._period:
             return False
         self._polled = now
-        for rank in self._folder.started_ranks():
-            beat = read_json(self._folder.heartbeat(rank))
+        ranks = self._folder.started_ranks()
+        self._period = min(max(POLL_SECONDS, len(ranks) / RANKS_PER_SECOND), LEFT_SECONDS / 2)
+        for rank, (beat, size) in zip(ranks, in_parallel(self._read, ranks), strict=True):
             if not isinstance(beat, dict):
                 continue
-            metrics = self._folder.metrics(rank)
             paused = beat.get("paused")
             alive = beat.get("t") if paused else None  # all that is expected of a rank that is paused
-            sign = (beat.get("step"), beat.get("moved"), metrics.stat().st_size if metrics.exists() else 0, alive)
+            sign = (beat.get("step"), beat.get("moved"), size, alive)
             self.paused = self.paused | {rank} if paused else self.paused - {rank}
             self.hit = beat.get("hit") or (self.hit if self.paused else None)
             if self._signs.get(rank) != sign:
                 self._signs[rank], self._changed[rank] = sign, now
-            elif rank not in self._ended and now - self._changed[rank] > LEFT_SECONDS and end_record(metrics):
-                self._ended.add(rank)
             if self._beats.get(rank, (None, now))[0] != beat.get("t"):
                 self._beats[rank] = beat.get("t"), now
             seconds = beat.get("step_seconds")
             if isinstance(seconds, int | float):
                 self._step_seconds = max(self._step_seconds, seconds)
+        quiet = [r for r, at in self._changed.items() if r not in self._ended and now - at > LEFT_SECONDS]
+        ends = in_parallel(lambda rank: end_record(self._folder.metrics(rank)), quiet)
+        self._ended |= {rank for rank, end in zip(quiet, ends, strict=True) if end}
         return True
+
+    def _read(self, rank: int) -> tuple[Any, int]:
+        """The rank's heartbeat, and how many bytes of records it has written."""
+        beat = read_json(self._folder.heartbeat(rank))
+        try:
+            return beat, self._folder.metrics(rank).stat().st_size
+        except FileNotFoundError:
+            return beat, 0
 
     @property
     def idle_seconds(self) -> float:
@@ -87,10 +97,10 @@ class Progress:
 
 class Closing:
     """The ranks that torchrun has told to exit because another one failed. `attempt` is the attempt's folder, `home`
-    the one with torchrun's log."""
+    the one with torchrun's log, `ranks` those that this torchrun has started."""
 
-    def __init__(self, attempt: RunFolder, home: RunFolder):
-        self._attempt, self._log = attempt, home.torchrun_log
+    def __init__(self, attempt: RunFolder, home: RunFolder, ranks: range):
+        self._attempt, self._log, self._ranks = attempt, home.torchrun_log, ranks
         self._polled = 0.0
         self._signalled: dict[int, float] = {}  # when torchrun's message about each pid was first read
         self.ended: set[int] = set()  # pids that need no more attention
@@ -101,7 +111,7 @@ class Closing:
         now = time.monotonic()
         if now - self._polled >= POLL_SECONDS:
             self._polled = now
-            if any(self._attempt.error(rank).exists() for rank in self._attempt.started_ranks()):
+            if any(self._attempt.error(rank).exists() for rank in self._ranks):
                 for pid in CLOSED_BY_TORCHRUN.findall(tail_text(self._log)):
                     self._signalled.setdefault(int(pid), now)
         return {pid for pid, signalled in self._signalled.items() if now - signalled >= SURVIVOR_SECONDS} - self.ended
