@@ -39,7 +39,7 @@ BOOT_ID = "/proc/sys/kernel/random/boot_id"
 SITE = "import os\nfrom pathlib import Path\nfrom slow_files import SlowFiles\n"
 SITE += "folder, seconds, counts = os.environ['SLOW_FILES'].split(':')\n"
 SITE += "SlowFiles(Path(folder), float(seconds), Path(counts, str(os.urandom(4).hex()))).__enter__()\n"
-CALM_SECONDS, COUNTING_SECONDS = 5.0, 10.0
+CALM_SECONDS, COUNTING_SECONDS = 20.0, 10.0
 
 
 class Cluster:
@@ -154,6 +154,10 @@ def measure(options: argparse.Namespace, end: Callable[[Cluster], float]) -> Non
             decided = end(cluster)
             seen = time.time()
             state = cluster.ended()
+            outcomes = [read_json(cluster.folder.node(node).outcome) or {} for node in range(options.nodes)]
+            ends = sorted(outcome["ended"] - decided for outcome in outcomes if outcome)
+            states = sorted(p.stat().st_mtime - decided for p in cluster.folder.nodes.glob("*/state.json"))
+            print(f"first outcome {ends[0]:.1f} s, second {ends[1]:.1f}, last {ends[-1]:.1f}; states {states[0]:.1f} to {states[-1]:.1f}")
             print(
                 f"seen to have ended after {seen - decided:.1f} s, all supervisors gone after {time.time() - decided:.1f} s"
             )

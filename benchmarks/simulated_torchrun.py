@@ -11,7 +11,7 @@ import os
 import sys
 import time
 
-STEP_SECONDS = 0.5
+STEP_SECONDS = 1.0
 
 
 def main():
@@ -24,15 +24,14 @@ def main():
         file.write(repr(time.time()))
     step = 0
     while True:
-        step += 1
+        step, failing = step + 1, read(f"{events}/fail")
         for rank, folder in folders.items():
             now = time.monotonic()
             record = {"k": "step", "t": step * STEP_SECONDS, "step": step, "n": 1, "seconds": [STEP_SECONDS] * 3}
             write(f"{folder}/metrics.jsonl", "a", record | {"samples": 8, "forward": 0.2, "loss": 1.0})
-            if step % 2:
-                beat = {"t": now, "pid": os.getpid(), "step": step, "moved": step, "step_seconds": STEP_SECONDS}
-                write(f"{folder}/heartbeat.json", "w", beat)
-            if read(f"{events}/fail") == str(rank):
+            beat = {"t": now, "pid": os.getpid(), "step": step, "moved": step, "step_seconds": STEP_SECONDS}
+            write(f"{folder}/heartbeat.json", "w", beat)
+            if str(rank) == failing:
                 message = "loss is not finite"
                 error = {"rank": rank, "kind": "exception", "exception": "ValueError", "message": message}
                 write(f"{folder}/error.json", "w", error | {"time_ns": time.time_ns(), "step": step})

@@ -4,8 +4,10 @@
 
 It waits for the other nodes in the run folder, which all hosts share, starts torchrun, and stops it when another node
 has ended. Then it records its outcome and waits for the cause of the run, which the first live node derives from the
-outcomes of all. Node 0 reads the files of all nodes, and tells the others in its heartbeat what concerns them: if all
-read from all, the load of the file server would grow with the square of their number. Exits with 0 when the run succeeded, 143 when it was stopped, otherwise with torchrun's exit code.
+outcomes of all. Exits with 0 when the run succeeded, 143 when it was stopped, otherwise with torchrun's exit code.
+
+Node 0 reads the files of all nodes, and its heartbeat tells the others what concerns them: if every node read those of
+all others, the load of the file server would grow with the square of their number.
 """
 
 from __future__ import annotations
@@ -288,11 +290,11 @@ class NodeSupervisor(Supervisor):
                 if len(earlier) == self.node:
                     break
                 earlier = [self.peers[node] for node in range(self.node)]  # the first node is gone
-            time.sleep(max(POLL_SECONDS, self.look_seconds))
+            time.sleep(max(POLL_SECONDS, self.look_seconds / 2))
         others = list(self.peers.values())
         while not all(in_parallel(Peer.has_ended, others)) and time.monotonic() < deadline:
             self.look_at_peers()  # those that are still running wait for the news
-            time.sleep(max(POLL_SECONDS, self.look_seconds))
+            time.sleep(POLL_SECONDS)
         return next(filter(None, in_parallel(Peer.conclusion, others)), None)
 
 

@@ -12,7 +12,16 @@ from labkit.record.folder import RunFolder
 from labkit.record.measured.metrics_file import finite
 from labkit.record.nodes import Nodes, is_heard, supervisor_of
 
-__all__ = ["FINAL_STATES", "State", "StateName", "current_ranks", "merged", "read_state", "write_state"]
+__all__ = [
+    "FINAL_STATES",
+    "State",
+    "StateName",
+    "current_ranks",
+    "merged",
+    "read_state",
+    "write_state",
+    "written_state",
+]
 
 StateName = Literal["starting", "running", "succeeded", "failed", "stopped", "lost"]
 FINAL_STATES = ("succeeded", "failed", "stopped", "lost")
@@ -74,12 +83,12 @@ def write_state(folder: RunFolder, state: State) -> None:
 
 def read_state(folder: RunFolder) -> State:
     """The state of a run. A run whose supervisor is gone without having written a final state is "lost"."""
-    state = _written(folder)
+    state = written_state(folder)
     if not state.is_final and folder.nodes.is_dir():
         return _of_nodes(folder, state)
     if state.is_final or supervisor_is_alive(folder, state):
         return state
-    state = _written(folder)  # the supervisor may have written the final state just before it exited
+    state = written_state(folder)  # the supervisor may have written the final state just before it exited
     if state.is_final:
         return state
     cause = {"kind": "lost", **_why_lost(folder)}
@@ -132,7 +141,7 @@ def _of_attempt(attempt: RunFolder, nodes: Nodes, root: State) -> State:
 def _heard_and_state(node: RunFolder) -> tuple[bool, State | None]:
     """Whether a node is alive, and its state, None if it has not started."""
     heard = is_heard(node)  # read before the state: a node writes its final state before it exits
-    state = _written(node)
+    state = written_state(node)
     return heard, state if state.state != "lost" or node.state.exists() else None
 
 
@@ -163,7 +172,8 @@ def merged(root: State, states: Sequence[State | None], heard: Sequence[bool]) -
     return replace(ended[0], ended=latest, exit_code=code, notice=notice, started=launched, killed=killed)
 
 
-def _written(folder: RunFolder) -> State:
+def written_state(folder: RunFolder) -> State:
+    """The content of state.json; "lost" if it is missing or damaged."""
     value = read_json(folder.state)
     if not _is_sound(value):
         gone = "the run's folder was deleted" if not folder.path.exists() else "state.json is missing or damaged"

@@ -29,8 +29,8 @@ FIELDS = {"rank": int, "kind": str, "exception": str, "message": str}
 @dataclass(frozen=True)
 class Evidence:
     """`folder` is the attempt's, `run` the run's. `failures` are the ranks' own records, oldest first; `exits` are the
-    exit codes that torchrun reported, its root cause last; `path` is the script's name in tracebacks. Of `histories` only
-    the ends were read, see `history`.
+    exit codes that torchrun reported, its root cause last; `path` is the script's name in tracebacks; `ranks` are those
+    that had started.
 
     `logs` are torchrun's, one per node; `outcomes` are those of the nodes that wrote one. A run on one machine has one
     log, no `nodes` and no outcomes."""
@@ -40,7 +40,7 @@ class Evidence:
     manifest: dict[str, Any]
     script: Script
     path: str
-    histories: dict[int, RankHistory]
+    ranks: list[int]
     failures: list[dict[str, Any]]
     exits: dict[int, int]
     logs: dict[int, str]
@@ -56,14 +56,13 @@ class Evidence:
         logs = in_parallel(lambda home: tail_text(home.torchrun_log), homes)
         outcomes = in_parallel(lambda home: read_json(home.outcome), homes) if nodes else []
         failures = in_parallel(lambda rank: _failure(folder, rank), ranks)
-        histories = in_parallel(lambda rank: _ends(folder, rank), ranks)
         return cls(
             run=run,
             folder=folder,
             manifest=manifest,
             script=Script.parse(_text(run.script), name=Path(path).name),
             path=path,
-            histories=dict(zip(ranks, histories, strict=True)),
+            ranks=ranks,
             failures=sorted(filter(None, failures), key=lambda e: e["time_ns"]),
             exits={int(rank): int(code) for log in logs for rank, code in EXIT_CODE.findall(log)},
             logs=dict(enumerate(logs)),
@@ -75,9 +74,14 @@ class Evidence:
     def log(self) -> str:
         return "".join(self.logs.values())
 
+    @cached_property
+    def ends(self) -> dict[int, RankHistory]:
+        """The first and last records of each rank."""
+        return dict(zip(self.ranks, in_parallel(lambda rank: _ends(self.folder, rank), self.ranks), strict=True))
+
     def history(self, rank: int) -> RankHistory | None:
         """All records of one rank; None if it has not started."""
-        if rank not in self.histories:
+        if rank not in self.ranks:
             return None
         whole = RankHistory(rank, Tail(self.folder.metrics(rank)))
         whole.read_all()
@@ -132,8 +136,8 @@ class Evidence:
 
     def collectives(self) -> dict[int, list[Call]]:
         """The calls of the ranks that failed, oldest first."""
-        records = in_parallel(lambda rank: read_json(self.folder.collectives(rank)), list(self.histories))
-        each = zip(self.histories, records, strict=True)
+        records = in_parallel(lambda rank: read_json(self.folder.collectives(rank)), self.ranks)
+        each = zip(self.ranks, records, strict=True)
         return {rank: calls_of(record.get("collectives")) for rank, record in each if isinstance(record, dict)}
 
     @cached_property

@@ -32,9 +32,9 @@ def hung(evidence: Evidence, notice: str | None) -> dict[str, Any] | None:
         if TIMEOUT.search(f["message"]) and COMMUNICATION.search("".join(f["traceback"]) + f["message"])
     }
     timed_out |= evidence.aborted
-    if not timed_out or len(evidence.histories) < 2:
+    if not timed_out or len(evidence.ranks) < 2:
         return None
-    absent = [h for rank, h in evidence.histories.items() if rank not in timed_out] or list(evidence.histories.values())
+    absent = [h for rank, h in evidence.ends.items() if rank not in timed_out] or list(evidence.ends.values())
     culprit = min(absent, key=lambda h: h.step)
     waiting = sorted(timed_out - {culprit.rank})
     who = f"rank{'s' * (len(waiting) > 1)} {', '.join(map(str, waiting))}"
@@ -47,8 +47,8 @@ def hung(evidence: Evidence, notice: str | None) -> dict[str, Any] | None:
 
 def left_early(evidence: Evidence) -> dict[str, Any] | None:
     """A rank whose script ended without an error while other ranks still ran."""
-    finished = [h for h in evidence.histories.values() if h.end.get("outcome") in ("finished", "exited")]
-    running = [h for h in evidence.histories.values() if h not in finished]
+    finished = [h for h in evidence.ends.values() if h.end.get("outcome") in ("finished", "exited")]
+    running = [h for h in evidence.ends.values() if h not in finished]
     if not finished or not running:
         return None
     first = min(finished, key=lambda h: h.step)
@@ -63,9 +63,9 @@ def left_early(evidence: Evidence) -> dict[str, Any] | None:
 def vanished(evidence: Evidence) -> dict[str, Any] | None:
     """A rank that left no record and that torchrun did not stop: `os._exit`, or a library that calls it."""
     explained = {f["rank"] for f in evidence.failures} | evidence.exits.keys()
-    for rank in sorted(rank for rank in evidence.histories.keys() - explained if not evidence.was_ended(rank)):
+    for rank in sorted(rank for rank in set(evidence.ranks) - explained if not evidence.was_ended(rank)):
         if evidence.failures and evidence.closed_by_torchrun(rank) is False:
-            step = evidence.histories[rank].step
+            step = evidence.ends[rank].step
             sentence = (
                 f"rank {rank}{evidence.on_host(rank)} ended without an error (os._exit?), last seen at step {step}; "
                 f"rank {evidence.failures[0]['rank']} waited for it"
@@ -77,14 +77,14 @@ def vanished(evidence: Evidence) -> dict[str, Any] | None:
 def exited(evidence: Evidence) -> list[dict[str, Any]]:
     """Ranks that ended with an exit code according to torchrun's log and left no record, torchrun's root cause first:
     `os._exit(3)`, a library's `exit`, a record that did not fit on the disk."""
-    silent = evidence.histories.keys() - {failure["rank"] for failure in evidence.failures}
+    silent = set(evidence.ranks) - {failure["rank"] for failure in evidence.failures}
     return [
         {
             "rank": rank,
             "kind": "exit",
             "exception": "",
             "message": str(code),
-            "step": evidence.histories[rank].step,
+            "step": evidence.ends[rank].step,
             "time_ns": 0,
             "traceback": tail_text(evidence.folder.log(rank, "stderr"), LAST_WORDS_BYTES).splitlines(keepends=True),
         }

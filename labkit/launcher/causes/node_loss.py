@@ -77,7 +77,7 @@ def parted(evidence: Evidence) -> dict[str, Any] | None:
     texts = {f["rank"]: "".join(f["traceback"]) + f["message"] for f in evidence.failures}
     waited = {rank: match for rank, text in texts.items() if (match := TIMED_OUT.search(text))}
     cut_off = {rank for rank, text in texts.items() if UNREACHABLE.search(text)}
-    silent = evidence.histories.keys() - waited.keys() - cut_off
+    silent = set(evidence.ranks) - waited.keys() - cut_off
     hosts = sorted({evidence.nodes.of_rank(rank) for rank in texts})
     if not waited or silent or len(hosts) < 2:
         return None

@@ -6,10 +6,11 @@ import time
 from typing import Any
 
 from labkit.launcher.network_interface import is_loopback
-from labkit.record import Identity, RunFolder, State, read_state
+from labkit.record import Identity, RunFolder, State
 from labkit.record.files import read_json, refresh
 from labkit.record.identity import boot_id
 from labkit.record.nodes import last_beat, supervisor_of
+from labkit.record.state import written_state
 
 __all__ = ["CONCLUSIONS", "ENDING_TIMEOUT_SECONDS", "POLL_SECONDS", "Peer"]
 
@@ -72,8 +73,8 @@ class Peer:
 
     def conclusion(self) -> State | None:
         """Its final state; None if it has not written one."""
-        state = read_state(self.home) if self.home.state.exists() else None
-        return state if state is not None and state.state in CONCLUSIONS else None
+        state = written_state(self.home)
+        return state if state.state in CONCLUSIONS else None
 
     def _end(self) -> dict[str, Any] | None:
         if self._outcome is None and isinstance(end := read_json(self.home.outcome), dict):

@@ -33,7 +33,7 @@ DESCRIBING = {
     "training_seconds",
 }
 LONGEST_TEXT = 1000  # of a reported value
-END_BYTES = 1 << 16
+END_BYTES = 1 << 13
 RECENT_RECORDS = 50
 RECENT = ("steps", "seconds", *PHASES)
 FIRST_STEPS = 2
@@ -163,7 +163,7 @@ class RankHistory:
         return self._take_all(self.tail.poll())
 
     def read_ends(self) -> None:
-        """Read only the first and the last 64 KiB: its step and how it ended, whatever the run's length. Sums, series
+        """Read only the first and the last 8 KiB: its step and how it ended, whatever the run's length. Sums, series
         and peaks have gaps."""
         self._take_all(self.tail.poll(END_BYTES))
         self.tail.skip(END_BYTES)
