@@ -6,14 +6,13 @@ python benchmarks/many_nodes.py --nodes 2 --answer-ms 0
 Each node is a real supervisor, `python -m labkit.launcher.node`, with its sampler, in process, host-name and mount
 namespaces of its own with another boot id, so that the nodes know each other only by their files; torchrun and its
 ranks are one process without torch. Calls to the run folder are delayed in each Python process (`slow_files.py`). All
-nodes share this machine's processors, which slows them down; none of these times would be shorter here than on as many
-machines. The last node is started when the others have been waiting for a while. Needs root, for the namespaces.
+nodes share this machine's processors, which makes every time longer than on as many machines. The last node is started
+when the others have been waiting for a while. Needs root, for the namespaces.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import socket
 import subprocess
@@ -22,9 +21,9 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import psutil
+from IPython.utils.capture import capture_output
 from slow_files import SlowFiles
 
 import labkit
@@ -39,6 +38,7 @@ BOOT_ID = "/proc/sys/kernel/random/boot_id"
 SITE = "import os\nfrom pathlib import Path\nfrom slow_files import SlowFiles\n"
 SITE += "folder, seconds, counts = os.environ['SLOW_FILES'].split(':')\n"
 SITE += "SlowFiles(Path(folder), float(seconds), Path(counts, str(os.urandom(4).hex()))).__enter__()\n"
+EVENTS = ("stop", "fail", "lose")
 CALM_SECONDS, COUNTING_SECONDS = 20.0, 10.0
 
 
@@ -53,10 +53,7 @@ class Cluster:
         script = root / "train.py"
         script.write_text("print('simulated')\n")
         self.root, self.answer_seconds, self.port = root, answer_seconds, free_port()
-        self.address = next(
-            a.address for each in psutil.net_if_addrs().values() for a in each
-            if a.family == socket.AF_INET and not a.address.startswith("127.")
-        )  # fmt: skip
+        self.address = own_address()
         options = LaunchOptions(runs_dir=root / "runs", watchdog=600.0)
         self.nodes = Nodes(nodes, ranks)
         self.folder = create(script, self.nodes, options, {}, address=self.address, port=self.port)
@@ -83,47 +80,42 @@ class Cluster:
                 stderr=subprocess.STDOUT,
             )
 
-    def launch(self) -> tuple[float, float]:
-        """Seconds from the start and from the first heartbeat of the last node until every node has its ranks."""
-        last = self.nodes.count - 1
-        for node in range(last):
-            self.start(node)
-        self.wait(lambda: all(self.folder.node(n).node_heartbeat.exists() for n in range(last)), 300)
-        time.sleep(CALM_SECONDS)
-        started = time.time()
-        self.start(last)
-        self.wait(self.folder.node(last).node_heartbeat.exists, 60)
-        alive = time.time()
-        self.wait(lambda: len(list(self.events.glob("started-*"))) == self.nodes.count, 300)
-        trained = max(float(path.read_text()) for path in self.events.glob("started-*"))
-        return trained - started, trained - alive
+    def wait_until_all_train(self) -> float:
+        """Returns when the last of the nodes started its ranks, in seconds since the epoch."""
+        self.wait(lambda: len([*self.events.glob("started-*")]) == self.nodes.count, 300)
+        return max(float(path.read_text()) for path in self.events.glob("started-*"))
 
-    def calls(self) -> tuple[int, int]:
-        """All (calls, opened files) so far."""
-        counted = [memoryview(path.read_bytes()).cast("q") for path in self.counts.iterdir()]
-        return sum(each[0] for each in counted), sum(each[1] for each in counted)
+    def fail(self, rank: int) -> None:
+        (self.events / ".fail").write_text(str(rank))
+        (self.events / ".fail").rename(self.events / "fail")
 
-    def calls_each_second(self) -> list[float]:
-        before = self.calls()
-        time.sleep(COUNTING_SECONDS)
-        return [(after - b) / COUNTING_SECONDS for after, b in zip(self.calls(), before, strict=True)]
+    def lose(self, node: int) -> None:
+        """All processes of a node disappear at once."""
+        process = self.processes.pop(node)
+        process.kill()  # and its process namespace with it
+        process.wait()
 
-    def ended(self) -> dict[str, Any]:
-        """Wait until all supervisors have exited; returns the cause, which must be the same in all of their files."""
+    def wait_final(self) -> None:
+        with SlowFiles(self.folder.path, self.answer_seconds):
+            self.wait(lambda: read_state(RunFolder(self.folder.path)).is_final, 300)
+
+    def conclusions(self) -> list[tuple[str, str]]:
+        """The state of each node and the sentence of its cause, once all supervisors have exited."""
         for process in self.processes.values():
             process.wait(300)
         states = [read_json(self.folder.node(node).state) for node in range(self.nodes.count)]
-        causes = {json.dumps([state["state"], (state["cause"] or {}).get("sentence")]) for state in states}
-        if len(causes) != 1:
-            raise SystemExit(f"the nodes disagree: {causes}")
-        return states[0]
+        return [(state["state"], (state["cause"] or {}).get("sentence", "")) for state in states]
+
+    def calls(self) -> int:
+        """All calls to the run folder so far."""
+        return sum(memoryview(path.read_bytes()).cast("q")[0] for path in self.counts.iterdir())
 
     def wait(self, condition: Callable[[], object], seconds: float) -> None:
         deadline = time.monotonic() + seconds
         while not condition():
-            if time.monotonic() > deadline or any(process.poll() for process in self.processes.values()):
-                logs = [path for path in sorted((self.root / "logs").glob("*.log")) if path.read_text()]
-                raise SystemExit(f"{condition} within {seconds} s\n" + "\n".join(path.read_text() for path in logs[:9]))
+            if time.monotonic() > deadline:
+                logs = (path.read_text() for path in sorted((self.root / "logs").glob("*.log")))
+                raise TimeoutError("\n".join([f"not within {seconds} s", *filter(None, logs)]))
             time.sleep(0.05)
 
     def close(self) -> None:
@@ -138,65 +130,45 @@ def free_port() -> int:
         return int(taken.getsockname()[1])
 
 
-def measure(options: argparse.Namespace, end: Callable[[Cluster], float]) -> None:
-    with tempfile.TemporaryDirectory() as root:
-        cluster = Cluster(Path(root), options.nodes, options.ranks, options.answer_ms / 1e3)
-        try:
-            began = time.time()
-            from_start, from_beat = cluster.launch()
-            print(f"all nodes up after {time.time() - began:.0f} s on this machine")
-            print(f"launch: {from_start:.1f} s from the start of the last node, {from_beat:.1f} s from its first beat")
-            time.sleep(CALM_SECONDS)
-            calls, opened = cluster.calls_each_second()
-            print(
-                f"while it trains: {calls:,.0f} calls a second, {opened:,.0f} files opened; load {os.getloadavg()[0]:.0f}"
-            )
-            decided = end(cluster)
-            seen = time.time()
-            state = cluster.ended()
-            outcomes = [read_json(cluster.folder.node(node).outcome) or {} for node in range(options.nodes)]
-            ends = sorted(outcome["ended"] - decided for outcome in outcomes if outcome)
-            states = sorted(p.stat().st_mtime - decided for p in cluster.folder.nodes.glob("*/state.json"))
-            print(f"first outcome {ends[0]:.1f} s, second {ends[1]:.1f}, last {ends[-1]:.1f}; states {states[0]:.1f} to {states[-1]:.1f}")
-            print(
-                f"seen to have ended after {seen - decided:.1f} s, all supervisors gone after {time.time() - decided:.1f} s"
-            )
-            print(f"{state['state']}: {(state['cause'] or {}).get('sentence')}\n", flush=True)
-        finally:
-            cluster.close()
+def own_address() -> str:
+    """An address of this machine that is not the loopback: the nodes do not know that they share a machine."""
+    addresses = [a for each in psutil.net_if_addrs().values() for a in each if a.family == socket.AF_INET]
+    return next(a.address for a in addresses if not a.address.startswith("127."))
 
 
-def stop(cluster: Cluster) -> float:
-    decided = time.time()
-    with SlowFiles(cluster.folder.path, cluster.answer_seconds):
-        labkit.attach(cluster.folder.path).stop()
-    return decided
-
-
-def fail(cluster: Cluster) -> float:
-    """A rank of the middle node fails."""
-    decided = time.time()
-    (cluster.events / ".fail").write_text(str(cluster.nodes.world_size // 2))
-    (cluster.events / ".fail").rename(cluster.events / "fail")
-    wait_final(cluster)
-    return decided
-
-
-def lose(cluster: Cluster) -> float:
-    """The middle node disappears with all of its processes."""
-    decided = time.time()
-    process = cluster.processes.pop(cluster.nodes.count // 2)
-    process.kill()
-    process.wait()
-    wait_final(cluster)
-    return decided
-
-
-def wait_final(cluster: Cluster) -> None:
-    with SlowFiles(cluster.folder.path, cluster.answer_seconds):
-        deadline = time.monotonic() + 300
-        while not read_state(RunFolder(cluster.folder.path)).is_final and time.monotonic() < deadline:
-            time.sleep(0.2)
+def measure(cluster: Cluster, event: str) -> None:
+    last = cluster.nodes.count - 1
+    for node in range(last):
+        cluster.start(node)
+    cluster.wait(lambda: all(cluster.folder.node(n).node_heartbeat.exists() for n in range(last)), 300)
+    time.sleep(CALM_SECONDS)
+    cluster.start(last)
+    cluster.wait(cluster.folder.node(last).node_heartbeat.exists, 60)
+    heard = time.time()
+    waited = cluster.wait_until_all_train() - heard
+    print(f"launch: {waited:.1f} s from the last node's first heartbeat until every node trains")
+    time.sleep(CALM_SECONDS)
+    before = cluster.calls()
+    time.sleep(COUNTING_SECONDS)
+    print(f"training: {(cluster.calls() - before) / COUNTING_SECONDS / (last + 1):.0f} calls a second by each node")
+    with capture_output():
+        run = labkit.attach(cluster.folder.path)
+    began, middle = time.time(), cluster.nodes.count // 2
+    if event == "stop":
+        with capture_output(), SlowFiles(cluster.folder.path, cluster.answer_seconds):
+            run.stop()
+    elif event == "fail":
+        cluster.fail(middle * cluster.nodes.nproc_per_node)
+    else:
+        cluster.lose(middle)
+    cluster.wait_final()
+    seen = time.time()
+    (conclusion,) = set(cluster.conclusions())
+    outcomes = [read_json(path) for path in cluster.folder.nodes.glob("*/outcome.json")]
+    ended = max(outcome["ended"] for outcome in outcomes if outcome)
+    agreed = max(path.stat().st_mtime for path in cluster.folder.nodes.glob("*/state.json"))
+    print(f"{event}: the last node ended after {ended - began:.1f} s; all had agreed {agreed - ended:.1f} s later,")
+    print(f"which was seen from outside {seen - agreed:.1f} s later: {': '.join(conclusion)}\n", flush=True)
 
 
 def main() -> None:
@@ -204,13 +176,16 @@ def main() -> None:
     parser.add_argument("--nodes", type=int, default=128)
     parser.add_argument("--ranks", type=int, default=8, help="on each node")
     parser.add_argument("--answer-ms", type=float, default=20.0)
-    parser.add_argument("--only", choices=["stop", "fail", "lose"])
+    parser.add_argument("--only", choices=EVENTS)
     options = parser.parse_args()
     os.environ["LABKIT_UI"] = "svg"
-    for name, end in (("stop", stop), ("fail", fail), ("lose", lose)):
-        if options.only in (None, name):
-            print(f"== {name}: {options.nodes} nodes, {options.ranks} ranks on each, {options.answer_ms:g} ms ==")
-            measure(options, end)
+    for event in [options.only] if options.only else EVENTS:
+        with tempfile.TemporaryDirectory() as root:
+            cluster = Cluster(Path(root), options.nodes, options.ranks, options.answer_ms / 1e3)
+            try:
+                measure(cluster, event)
+            finally:
+                cluster.close()
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ python -I -S simulated_torchrun.py ATTEMPT_FOLDER FIRST_RANK RANKS EVENTS
 Writes what a rank's worker writes: a record of each step, a heartbeat a second. When `EVENTS/fail` names one of its
 ranks, that rank fails.
 """
+# ruff: noqa: PTH103, PTH123  (pathlib takes longer to import than this takes to start)
 
 import json
 import os
