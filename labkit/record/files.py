@@ -7,6 +7,7 @@ import json
 import os
 import secrets
 import stat
+import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import suppress
@@ -31,12 +32,18 @@ def opened(path: Path) -> BinaryIO:
 
 
 def in_parallel(read: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:
-    """`read` of each item, many at the same time if the first one shows that the file server is slow."""
+    """`read` of each item, many at the same time once one of them shows that the file server is slow."""
+    results: list[Result] = []
     with ThreadPoolExecutor(READERS) as pool:
         first = [pool.submit(read, item) for item in items[:1]]
         is_slow = bool(wait(first, SLOW_SECONDS).not_done)
-        rest = (pool.map if is_slow else map)(read, items[1:])
-        return [*(each.result() for each in first), *rest]
+        for item in () if is_slow else items[1:]:
+            started = time.perf_counter()
+            results.append(read(item))
+            if time.perf_counter() - started > SLOW_SECONDS:
+                break
+        rest = pool.map(read, items[1 + len(results) :])
+        return [*(each.result() for each in first), *results, *rest]
 
 
 def refresh(folder: Path) -> None:

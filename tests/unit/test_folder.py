@@ -3,6 +3,7 @@ import os
 import re
 import stat
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 
 from labkit.errors import RunFolderError
 from labkit.record import RunFolder, find_run, list_runs, runs_root
-from labkit.record.files import in_parallel, read_json, write_json
+from labkit.record.files import SLOW_SECONDS, in_parallel, read_json, write_json
 from labkit.record.folder import slug
 
 HOSTILE = [
@@ -292,3 +293,16 @@ def test_of_a_slow_server_the_first_answer_is_not_waited_for_before_the_others_a
 
     assert in_parallel(read, range(5)) == [0, 1, 2, 3, 4]
     assert in_parallel(read, []) == []
+
+
+def test_a_slow_answer_after_quick_ones_is_the_last_that_is_waited_for():
+    together = threading.Barrier(3)
+
+    def read(number):
+        if number == 2:
+            time.sleep(2 * SLOW_SECONDS)
+        elif number > 2:
+            together.wait(timeout=30)
+        return number
+
+    assert in_parallel(read, range(6)) == [0, 1, 2, 3, 4, 5]
