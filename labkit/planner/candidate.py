@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from labkit.errors import LabError
-from labkit.planner.constraints import refusal
+from labkit.planner.constraints import refusal, unsupported
 from labkit.planner.data_sheets import Device
 from labkit.planner.layout import Layout, able_to, layout_of
 from labkit.planner.memory.peak import UnknownToFormulas, worst
@@ -76,7 +76,7 @@ def evaluate(asked: Candidate, facts: ModelFacts, device: Device, speed_model: S
     try:
         layout = layout_of(asked.script, asked.ranks, asked.parameters)
         asked = replace(asked, script=able_to(asked.script, asked.parameters), layout=layout)
-        if reason := refusal(facts, layout) or unfit(device, layout):
+        if reason := unsupported(asked.script) or refusal(facts, layout) or unfit(device, layout):
             return replace(asked, remark=reason)
         _, held = worst(facts, layout, on_gpu=not device.shared)
     except UnknownToFormulas as error:

@@ -3,20 +3,32 @@ cells that depend only on the model and the layout."""
 
 from __future__ import annotations
 
+from functools import lru_cache
 from importlib.metadata import version
 
+from labkit.checking import check
 from labkit.launcher.checks import release_of
 from labkit.planner.layout import SCHEDULES_LOOPED, Layout
 from labkit.planner.memory.peak import variant_of
 from labkit.planner.model.facts import ModelFacts
+from labkit.write import Script
 
-__all__ = ["refusal"]
+__all__ = ["refusal", "unsupported"]
 
 
 def refusal(facts: ModelFacts, layout: Layout) -> str:
     """Why the script would stop before its first step; "" if it would start."""
     checks = (_in_backward, _data, _divided, _pipeline, _uncounted)
     return next(filter(None, (check(facts, layout) for check in checks)), "")
+
+
+@lru_cache(maxsize=256)
+def unsupported(script: Script) -> str:
+    """Why a script that calculates gradients of gradients fails in its first step; "" if it does not."""
+    if "create_graph" not in str(script):  # parsing the scripts of all strategies would take 0.2 s
+        return ""
+    findings = (finding for finding in check(script) if finding.rule == "double-backward-sharded")
+    return next((f"{finding.message} (create_graph=True). {finding.fix}" for finding in findings), "")
 
 
 def _in_backward(facts: ModelFacts, layout: Layout) -> str:

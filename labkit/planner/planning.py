@@ -14,7 +14,7 @@ from labkit.launcher.hardware import hardware
 from labkit.planner.advice import advise
 from labkit.planner.alternatives import half_of
 from labkit.planner.candidate import lacks
-from labkit.planner.constraints import refusal
+from labkit.planner.constraints import refusal, unsupported
 from labkit.planner.data_sheets import Device, devices_named
 from labkit.planner.layout import Layout, able_to, layout_of
 from labkit.planner.memory.peak import UnknownToFormulas, variant_of, worst
@@ -64,6 +64,8 @@ def plan(
     script, path = _script(script)
     script.check()
     script = script if path else able_to(script, parameters)
+    if reason := unsupported(script):
+        raise LaunchError(reason)
     count, kind = devices_named(device)
     ranks = _ranks(nproc_per_node, count, kind)
     if nodes != 1 or network is not None:

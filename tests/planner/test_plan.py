@@ -188,7 +188,13 @@ SPARSE = MODEL.replace("nn.Embedding(vocabulary, width)", "nn.EmbeddingBag(vocab
 )
 
 
-@pytest.mark.parametrize(("model", "message"), [(SCALAR, "give scale the shape"), (SPARSE, "omit sparse=True")])
+PENALTY = MODEL + "\ndef slope(y, x):\n    return torch.autograd.grad(y, x, create_graph=True)\n"
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [(SCALAR, "give scale the shape"), (SPARSE, "omit sparse=True"), (PENALTY, "Use DDP or ZeRO-1")],
+)
 def test_what_fsdp_cannot_train_is_refused_before_it_fails(model, message):
     with pytest.raises(labkit.LaunchError, match=message):
         labkit.plan(Script.load("fsdp").with_cells(model=model), nproc_per_node=2)

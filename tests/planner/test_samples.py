@@ -13,6 +13,9 @@ class InOrder(IterableDataset):
     def __iter__(self):
         return (torch.zeros(length) for length in LENGTHS)
 
+    def __len__(self):
+        return len(LENGTHS)
+
 
 def looked_for(dataset):
     return longest(dataset, torch.nn.utils.rnn.pad_sequence, lambda batch, change: change(batch))
@@ -29,6 +32,10 @@ def test_of_samples_that_are_alike_nothing_is_said():
     assert looked_for([torch.zeros(4)] * 3)[1] == 0
 
 
-def test_a_training_set_without_samples_is_refused():
-    with pytest.raises(SystemExit, match="there is nothing to train on"):
-        looked_for([])
+@pytest.mark.parametrize(
+    ("dataset", "message"),
+    [([], "there is nothing to train on"), (iter([torch.zeros(3)]), r"list_iterator.* return Stream\(dataset, ")],
+)
+def test_a_training_set_without_samples_or_length_is_an_error(dataset, message):
+    with pytest.raises(SystemExit, match=message):
+        looked_for(dataset)

@@ -472,6 +472,10 @@ SEEDED: dict[str, list[tuple[str, str]]] = {
             within("slope = torch.autograd.grad(loss, x, create_graph=True)  # HERE", FSDP2_MODEL),
             within("slope = torch.autograd.grad(loss, x, create_graph=True)", DDP_MODEL),
         ),
+        (
+            within("slope = torch.autograd.grad(loss, x, create_graph=True)  # HERE", FSDP1_MODEL),
+            within("slope = torch.autograd.grad(loss, x)", FSDP1_MODEL),
+        ),
     ],
     "stream-without-length": [
         (

@@ -259,6 +259,16 @@ def test_what_cannot_be_laid_out_says_why_and_the_others_are_still_planned(ddp):
     assert row(found, "single").ranks == 1
 
 
+def test_strategies_that_cannot_train_a_gradient_penalty_say_so(ddp):
+    penalty = "\ndef slope(y, x):\n    return torch.autograd.grad(y.sum(), x, create_graph=True)\n"
+    found = advice(decoder(), ddp.with_cells(task=ddp.cells["task"].text + penalty))
+
+    assert found.best.strategy in ("ddp", "zero1")
+    assert row(found, "ddp").fits
+    for strategy in ("zero2", "fsdp", "fsdp1", "hybrid"):
+        assert "does not support a backward pass through a gradient" in row(found, strategy).remark
+
+
 def test_a_layout_that_does_not_multiply_up_is_refused(ddp):
     with pytest.raises(LaunchError, match="cannot be split evenly into 3 data ranks"):
         advice(decoder(), ddp, 3, global_batch_size=64)

@@ -23,7 +23,7 @@ MAY_IMPORT = {
     "kaggle": {"errors", "record", "write", "view", "kaggle"},
     "sweeps": {"errors", "record", "write", "launcher", "cluster", "view", "sweeps"},
     "export": {"errors", "record", "view", "export"},
-    "planner": {"errors", "record", "write", "worker", "launcher", "view", "planner"},
+    "planner": {"errors", "record", "write", "checking", "worker", "launcher", "view", "planner"},
     "lessons": {"claims", "errors", "launching", "record", "run", "write", "launcher", "view", "planner", "lessons"},
     "diagnosis": {"data", "errors", "record", "launcher", "view", "planner", "diagnosis"},
 }

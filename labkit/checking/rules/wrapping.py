@@ -152,16 +152,18 @@ def sparse_gradients_sharded(tree: Tree) -> Mistakes:
 @rule(
     "double-backward-sharded",
     "wrong",
-    why="fully_shard frees the gathered parameters in each backward pass. The second pass, through the gradient that "
-    "torch.autograd.grad computed, needs them again and fails (setStorage: … storage of size 0).",
-    fix="Use DDP, ZeRO-1 or FSDP1.",
-    misses="a gradient taken in another file or by torch.func.",
+    why="FSDP frees the gathered parameters in each backward pass. The second pass, through the gradient that "
+    "torch.autograd.grad computed, needs them again and fails (setStorage: … storage of size 0). FSDP1 with NO_SHARD "
+    "and use_orig_params=True loses gradients instead.",
+    fix="Use DDP or ZeRO-1.",
+    misses="a gradient taken in another file or by torch.func; FSDP1 with NO_SHARD.",
 )
 def double_backward_sharded(tree: Tree) -> Mistakes:
-    if tree.strategies == {"fsdp2"}:
+    if tree.strategies and tree.strategies <= {"fsdp1", "fsdp2"} and "NO_SHARD" not in tree.words:
+        name = "fully_shard" if "fsdp2" in tree.strategies else "FSDP"
         for call in tree.torch_calls("grad"):
             if is_true(keyword(call, "create_graph")):
-                yield call, "fully_shard does not support a backward pass through this gradient"
+                yield call, f"{name} does not support a backward pass through a gradient"
 
 
 def _goes_round(parent: ast.AST, node: ast.Attribute) -> bool:

@@ -19,6 +19,11 @@ def longest(
     dataset: Any, collate: Callable[[Any], Any], map_tensors: Callable[[Any, Callable[[Any], Any]], Any]
 ) -> tuple[Any, int]:
     """The longest of the first samples, and the number of samples compared; 0 if all have the same length."""
+    if not hasattr(dataset, "__len__"):
+        raise SystemExit(
+            f"load_datasets returned {type(dataset).__name__}, which has no length, as training data: add the extra "
+            "streaming and return Stream(dataset, epoch_samples)"
+        )
     until, sizes, sample = time.monotonic() + SECONDS, [0], None
     for each in _first(dataset):
         elements: list[int] = []
