@@ -142,8 +142,7 @@ def _compared(ratio: float) -> str:
 
 
 def _arguments(one: Candidate, asked: Candidate) -> str:
-    """` (activation_checkpointing=True, cpu_offload=True)`: the arguments in addition to the requested ones, without
-    those that its name has."""
+    """`activation_checkpointing=True, cpu_offload=True`: the arguments in addition to the requested ones."""
     defaults = {name: option.default for name, option in options_of(one.script).items()}
     ranks = {} if one.ranks == asked.ranks else {"nproc_per_node": one.ranks}
     changed = {
@@ -151,9 +150,7 @@ def _arguments(one: Candidate, asked: Candidate) -> str:
         for name, value in one.parameters.items()
         if str(value) != str(asked.parameters.get(name, defaults.get(name)))
     }
-    written = (f"{name}={value!r}" for name, value in {**ranks, **changed}.items())
-    arguments = ", ".join(argument for argument in written if argument not in one.changes)
-    return f" ({arguments})" if arguments else ""
+    return ", ".join(f"{name}={value!r}" for name, value in {**ranks, **changed}.items())
 
 
 def _as_fast(rows: list[Candidate], best: Candidate) -> list[str]:
@@ -188,18 +185,23 @@ def _sentences(
     else:
         yield f"{where} cannot be planned: {asked.remark}."
     if not asked.fits:
-        yield from (f"It {row.remark.replace('fits', 'would fit')}{_arguments(row, asked)}." for row in rescued[:1])
+        for row in rescued[:1]:
+            tight = f", but with less than {MARGIN:.0%} to spare" if row.is_tight else ""
+            yield f"It would fit with {_arguments(row, asked)}{tight}."
     yield from between_hosts(asked.layout, device) if asked.peak and asked.layout else ()
     told = [] if asked.fits else rescued[:1]
-    how = "" if best is None or any(best.is_like(row) for row in told) else _arguments(best, asked)
+    choice = ""
+    if best:
+        arguments = "" if any(best.is_like(row) for row in told) else _arguments(best, asked)
+        choice = f"{best.strategy} ({arguments})" if arguments else best.name
     if best and best.step:
         assumed = " (assumed, see below)" if best.step.assumed else ""
         time = band(best.step.seconds, best.step.low, best.step.high)
         others = _as_fast(rows, best) if asked.ranks > 1 else []
         close = f"Within {100 * ALIKE - 100:.0f}% of it, but larger or less simple: {', '.join(others)}."
-        yield f"Recommended: {best.name}{how}, {time} per step{assumed}.{f' {close}' if others else ''}"
+        yield f"Recommended: {choice}, {time} per step{assumed}.{f' {close}' if others else ''}"
     elif best:
-        yield f"Of those that fit, {best.name}{how} needs the least memory; their speed is unknown."
+        yield f"Of those that fit, {choice} needs the least memory; their speed is unknown."
     else:
         yield f"Nothing fits on {device.times(asked.ranks)}."
     if largest is not None and asked.layout:
@@ -230,7 +232,7 @@ def _beyond(rows: list[Candidate], best: Candidate | None, search: Search) -> It
         if quickest and quickest.step and quickest.step.seconds * ALIKE < best.step.seconds:
             ratio = best.step.seconds / quickest.step.seconds
             tf32 = "; TF32 (torch.set_float32_matmul_precision('high')) is in between" if half == "bf16" else ""
-            yield f"In {half}, {best.strategy} would be {ratio:.2g} times as fast{_arguments(quickest, asked)}{tf32}."
+            yield f"In {half}, {best.strategy} would be {ratio:.2g} times as fast ({_arguments(quickest, asked)}){tf32}."
     yield from _fused(best, search)
     yield from _in_backward(asked, best, search)
     yield from _other_methods(asked, best, search)
@@ -244,7 +246,7 @@ def _fused(best: Candidate | None, search: Search) -> Iterator[str]:
     if other.step and other.step.seconds * ALIKE < best.step.seconds:
         ratio = best.step.seconds / other.step.seconds
         yield (
-            f"With fused AdamW (optimizer='adamw_fused'), {other.name} would be {ratio:.2g} times as fast, in "
+            f"With fused AdamW (optimizer='adamw_fused'), {other.strategy} would be {ratio:.2g} times as fast, in "
             f"{gib(held_by(other))}."
         )
 
