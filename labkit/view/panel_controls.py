@@ -17,7 +17,23 @@ POWERS = tuple(2**n for n in range(13))
 PRECISIONS = ("fp32", "bf16", "fp16")
 LABEL = {"description_width": "150px"}
 WIDTH = "390px"
-
+# Labels of options whose names alone do not say what they are
+LABELS = {
+    "accumulate": "micro-batches",
+    "bucket_mib": "bucket size (MiB)",
+    "compress": "gradient compression",
+    "cpu_offload": "CPU offload",
+    "four_bit": "4-bit weights",
+    "outer_lr": "outer learning rate",
+    "pipeline": "pipeline ranks",
+    "powersgd_rank": "PowerSGD rank",
+    "schedule_free": "schedule-free AdamW",
+    "sync_every": "steps between syncs",
+    "tensor": "tensor ranks",
+    "virtual_stages": "stages per rank",
+    "wrap": "units",
+    "wrap_size": "smallest unit",
+}
 
 TINTS = {"fits": "#2da44e", "does not fit": "#e5534b", "impossible": "#b08d1c", "": "#8b949e"}
 
@@ -50,7 +66,7 @@ class Controls:
         self.ranks = steps("ranks", RANKS, begin["ranks"])
         self.shared = {
             "global_batch_size": steps("global batch", POWERS, int(begin.get("global_batch_size", 64))),
-            "accumulate": steps("accumulate", POWERS[:8], int(begin.get("accumulate", 1))),
+            "accumulate": steps(LABELS["accumulate"], POWERS[:8], int(begin.get("accumulate", 1))),
             "precision": choice("precision", PRECISIONS, begin.get("precision", "fp32")),
             "activation_checkpointing": widgets.Checkbox(
                 description="activation checkpointing", value=recomputed, style=LABEL
@@ -91,27 +107,30 @@ class Controls:
         """Show the chosen strategy's own options. Values of the others are kept for when they are chosen again."""
         name = self.strategy.value
         if name not in self._made:
-            self._made[name] = {key: _control(option, self._begin.get(key)) for key, option in self._own[name].items()}
+            self._made[name] = {
+                key: _control(key, option, self._begin.get(key)) for key, option in self._own[name].items()
+            }
             for control in self._made[name].values():
                 control.layout.width = WIDTH
                 control.observe(self._moved, names="value")
         self._place.children = list(self._made[name].values())
 
 
-def _control(option: Option, initial: Any) -> Any:
+def _control(name: str, option: Option, initial: Any) -> Any:
     """A list for choices, a checkbox for a flag, a number field otherwise."""
     import ipywidgets as widgets
 
     value = option.default if initial is None else initial
-    told = {"description": option.name.removeprefix("--").replace("-", " "), "tooltip": option.help, "style": LABEL}
+    label = LABELS.get(name, name.replace("_", " "))
+    common = {"description": label, "tooltip": f"{name}: {option.help}", "style": LABEL}
     if option.choices:
         at = value if value in option.choices else option.choices[0]
-        return widgets.Dropdown(options=list(option.choices), value=at, **told)
+        return widgets.Dropdown(options=list(option.choices), value=at, **common)
     if option.kind == "flag":
-        return widgets.Checkbox(value=bool(value), **told)
+        return widgets.Checkbox(value=bool(value), **common)
     if option.kind == "int":
-        return widgets.BoundedIntText(value=int(value or 0), min=0, max=1 << 20, **told)
-    return widgets.FloatText(value=float(value or 0.0), **told)
+        return widgets.BoundedIntText(value=int(value or 0), min=0, max=1 << 20, **common)
+    return widgets.FloatText(value=float(value or 0.0), **common)
 
 
 def panel_page(
