@@ -25,6 +25,7 @@ from labkit.record.session import is_session
 from labkit.record.state import StateName, current_ranks
 from labkit.record.stored_runs import unfinished_launches
 from labkit.record.text import plain
+from labkit.record.units import gib
 from labkit.view.frontend import check_kernel, execution_count, is_headless, ui
 from labkit.view.live.dashboard import Dashboard
 from labkit.view.live.page import attempt_ended, run_text
@@ -397,4 +398,4 @@ def _read(path: Path) -> str:
             text = plain(file.read().decode("utf-8", "replace"))
     except OSError:
         return ""
-    return f"[{omitted:,} bytes omitted; the full log is {path}]\n{text}" if omitted else text
+    return f"[{gib(omitted)} omitted; the full log is {path}]\n{text}" if omitted else text

@@ -128,7 +128,7 @@ def build(
     kept = {key: value for key, value in book.get("metadata", {}).items() if key in ("kernelspec", "language_info")}
     text = json.dumps(book | {"cells": cells, "metadata": kept}, ensure_ascii=False, indent=1) + "\n"
     if (size := len(text.encode())) > MOST_BYTES:
-        raise LabError(f"{name} would be a kernel of {size:,} bytes; Kaggle accepts about {MOST_BYTES:,}")
+        raise LabError(f"{name} would be a kernel of {size / 1e6:.2f} MB; Kaggle accepts about {MOST_BYTES / 1e6:g} MB")
     return Kernel(
         text,
         {

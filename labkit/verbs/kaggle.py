@@ -13,6 +13,7 @@ from labkit.kaggle.kernel_files import TWO_T4, Kernel, build, check_address
 from labkit.kaggle.service import Service
 from labkit.record import runs_root
 from labkit.record.text import plain
+from labkit.record.units import gib
 
 __all__ = ["add_kaggle_verbs"]
 
@@ -65,7 +66,7 @@ def _export(arguments: argparse.Namespace, rest: list[str]) -> int:
     folder = arguments.into or Path(kernel.id.partition("/")[2])
     kernel.write(folder)
     size = len(kernel.notebook.encode())
-    print(f"{folder}: {kernel.id}, {size:,} bytes. Push it with: kaggle kernels push -p {folder}")
+    print(f"{folder}: {kernel.id}, {gib(size)}. Push it with: kaggle kernels push -p {folder}")
     return 0
 
 

@@ -257,6 +257,10 @@ def committed(folder):
     return [found[step] for step in sorted(filter(str.isdecimal, found), key=int, reverse=True)]
 
 
+def short_of(free, needed):
+    return f"{free / 2**20:,.0f} MiB free, about {needed / 2**20:,.0f} MiB needed"
+
+
 def make_room(beside, estimate, copies):
     """Creates the folder to write to, or returns why it cannot. The last checkpoint's size beats the estimate."""
     folder, final = beside.parent, beside.with_suffix("")
@@ -266,7 +270,7 @@ def make_room(beside, estimate, copies):
     last = sum(size_of(newest) for newest in committed(folder)[:1])
     needed, free = 1.2 * copies * (last or estimate), shutil.disk_usage(folder).free
     if final.exists() or free < needed:
-        why = f"{final} already exists" if final.exists() else f"{free:,} bytes free, it needs some {needed:,.0f}"
+        why = f"{final} already exists" if final.exists() else short_of(free, needed)
         report_checkpoint("%(checkpoint)s", f"step {final.name.removeprefix('step-')} not saved: {why}")
         return False
     shutil.rmtree(beside, ignore_errors=True)
@@ -286,8 +290,7 @@ def commit(beside, step):
 def copy_whole(saved, best):
     needed, free = 1.2 * size_of(saved), shutil.disk_usage(best.parent).free
     if free < needed:
-        why = f"{free:,} bytes free, it needs some {needed:,.0f}"
-        report_checkpoint("%(checkpoint)s", f"{saved.name} not saved as {best.name}: {why}")
+        report_checkpoint("%(checkpoint)s", f"{saved.name} not saved as {best.name}: {short_of(free, needed)}")
         return
     best.mkdir(exist_ok=True)
     beside = best / "full.tmp"

@@ -114,7 +114,7 @@ def test_what_is_not_a_notebook_is_refused(text):
 
 
 def test_a_kernel_that_kaggle_would_not_take_is_refused():
-    with pytest.raises(labkit.LabError, match="would be a kernel of 1,0.* bytes; Kaggle accepts about 1,000,000"):
+    with pytest.raises(labkit.LabError, match="would be a kernel of 1.0. MB; Kaggle accepts about 1 MB"):
         kernel(code("#" * MOST_BYTES))
 
 
