@@ -232,7 +232,8 @@ def _beyond(rows: list[Candidate], best: Candidate | None, search: Search) -> It
         if quickest and quickest.step and quickest.step.seconds * ALIKE < best.step.seconds:
             ratio = best.step.seconds / quickest.step.seconds
             tf32 = "; TF32 (torch.set_float32_matmul_precision('high')) is in between" if half == "bf16" else ""
-            yield f"In {half}, {best.strategy} would be {ratio:.2g} times as fast ({_arguments(quickest, asked)}){tf32}."
+            arguments = _arguments(quickest, asked)
+            yield f"In {half}, {best.strategy} would be {ratio:.2g} times as fast ({arguments}){tf32}."
     yield from _fused(best, search)
     yield from _in_backward(asked, best, search)
     yield from _other_methods(asked, best, search)

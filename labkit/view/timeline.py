@@ -6,12 +6,13 @@ import json
 import math
 from collections import defaultdict
 from functools import cached_property
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from labkit.errors import LabError
 from labkit.record import RunFolder
 from labkit.record.measured.intervals import intersection, total, union
-from labkit.record.measured.spans import COMMUNICATION, COMPUTE, WAITING, Span, read_spans
+from labkit.record.measured.spans import COMMUNICATION, COMPUTE, WAITING, Span, elapsed, read_spans
 from labkit.record.text import plain
 from labkit.view.charts.images import as_image
 from labkit.view.charts.timeline_figures import animated, still
@@ -75,24 +76,22 @@ class Timeline:
 
     @property
     def bubble(self) -> float | None:
-        """The fraction of time in which a pipeline's ranks are idle, from the first chunk of a step to the last; None
-        without a pipeline. Like Megatron-LM's (2104.04473, section 2.2.1), but relative to the total time: ideally
-        (p-1)/(m+p-1)."""
+        """The fraction of time in which a pipeline's ranks are between chunks, from the first chunk of a step to the
+        last; None without a pipeline. Waits within a chunk, as for tensor-parallel ranks, do not count. Like
+        Megatron-LM's (2104.04473, section 2.2.1), but relative to the total time: ideally (p-1)/(m+p-1)."""
         return self._bubble(self.steps)
 
     def _bubble(self, steps: list[int]) -> float | None:
-        chunks = [span for span in self.spans if span.chunk is not None]
-        if not chunks:
-            return None
-        idle = whole = 0.0
+        busy = whole = 0.0
         for step in steps:
-            of_step = [span for span in chunks if span.step == step]
-            if not of_step:  # the rank ended in this step
-                continue
-            length = max(span.end for span in of_step) - min(span.start for span in of_step)
-            whole += length * len(self.ranks)
-            idle += length * len(self.ranks) - sum(span.seconds for span in of_step)
-        return idle / whole if whole else None
+            chunks: dict[tuple[Any, ...], list[Span]] = defaultdict(list)
+            for span in self.spans:
+                if span.step == step and span.chunk is not None:
+                    chunks[span.rank, span.kind, span.stage, span.chunk].append(span)
+            if chunks:  # otherwise the rank ended in this step
+                whole += elapsed([*chain(*chunks.values())]) * len(self.ranks)
+                busy += sum(map(elapsed, chunks.values()))
+        return 1 - busy / whole if whole else None
 
     def of_step(self, step: int | None = None) -> list[Span]:
         """The spans of a step, in seconds since the first rank started it. Raises LabError if it was not recorded."""

@@ -173,8 +173,11 @@ def test_a_broken_profile_is_named(run, content):
 def test_a_pipelines_bubble_is_the_share_of_time_that_no_chunk_fills(run):
     run.profile(0).parent.mkdir()
     for rank, (start, length) in enumerate([(0, 60), (40, 60)]):
-        trace(run.profile(rank), STEP, ("user_annotation", f"labkit:forward {rank} 0", start, length))
+        chunk = ("user_annotation", f"labkit:forward {rank} 0", start, length)
+        of_tensor_ranks = ("cpu_op", "_c10d_functional::wait_tensor", start + 10, 20)
+        trace(run.profile(rank), STEP, chunk, of_tensor_ranks)
     timeline = Timeline(run)
+    assert sum(span.kind == "waiting" for span in timeline.spans) == 2
     assert timeline.bubble == pytest.approx(1 - 120 / 200)
     assert "bubble 40%" in repr(timeline)
 
