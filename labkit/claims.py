@@ -99,7 +99,7 @@ def amount(number: float, unit: str) -> str:
         return words.seconds(number)
     if unit == "%":
         return f"{number:.1%}"
-    text = f"{number:,.0f}" if float(number).is_integer() else f"{number:.4g}"
+    text = f"{number:,.0f}" if float(number).is_integer() else words.quantity(number)
     return f"{text}×" if unit == "times" else f"{text} {unit}".strip()
 
 
