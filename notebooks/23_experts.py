@@ -201,12 +201,14 @@ lab.plans(larger, experts=32, top_k=k, precision="fp16", global_batch_size=16)
 #    of the tokens are dropped, which leaves rank 0 with 5/16 of them instead of 1/2, by the formula 0.63.</details>
 # 4. Balance the router as DeepSeek-V3 does: add a bias of each expert to its score, only to choose; after each step
 #    lower it by 0.01 if the expert had more than an even share, otherwise raise it.
-#    <details><summary>Answer</summary>In the cell <code>model</code>, after <code>self.register_buffer("bias",
-#    torch.zeros(experts))</code>: <code>scores = self.router(tokens).softmax(-1)</code>, <code>chosen = (scores +
-#    self.bias).topk(self.top_k).indices</code>, <code>scores = scores.gather(-1, chosen)</code>, and where the sizes
-#    are known, <code>if self.training: sizes = torch.tensor(self.sizes, device=x.device); dist.all_reduce(sizes);
-#    self.bias -= 0.01 * (sizes - sizes.sum() / len(places)).sign()</code>: without the sum over all ranks their biases
-#    would drift apart. Compare the busiest expert's share of the last 20 steps, and the test loss.</details>
+#    <details><summary>Answer</summary>In the cell <code>model</code>, after <code>import torch.distributed as
+#    dist</code> and <code>self.register_buffer("bias", torch.zeros(experts))</code>: <code>scores =
+#    self.router(tokens).softmax(-1)</code>, <code>chosen = (scores + self.bias).topk(self.top_k).indices</code>,
+#    <code>scores = scores.gather(-1, chosen)</code>, and where the sizes are known, <code>if self.training: sizes =
+#    torch.tensor(self.sizes, device=x.device); dist.all_reduce(sizes); self.bias -= 0.01 * (sizes - sizes.sum() /
+#    len(places)).sign()</code>: without the sum over all ranks their biases would drift apart. In the last 20 of 40
+#    steps the busiest expert has 18% of the tokens instead of 25%, and in the last 20 of 400 steps 15% instead of 23%.
+#    The test loss stays the same: 2.76 instead of 2.77, and 2.23.</details>
 #
 # ## Sources
 #
