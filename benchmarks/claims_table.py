@@ -55,7 +55,7 @@ def lines_of(file: Path) -> Iterable[str]:
     for written in kept["claims"]:
         claim = Claim(**{name: written[name] for name in names if name in written})  # options since November 2026
         row = claim.row() | {"article": claim.article, "agrees": AGREES[claim.article_holds]}
-        row["its figure"] = "" if claim.said is None else claim.shown(claim.said)
+        row["its figure"] = "" if claim.article_value is None else claim.shown(claim.article_value)
         if row["verdict"] != "holds":
             row["measured"] = f"**{row['measured']} {row['verdict']}**"
         yield "| " + " | ".join(row[name].replace("|", "\\|") for name in COLUMNS) + " |"

@@ -30,9 +30,9 @@ ARTICLES = (
 @dataclass(frozen=True)
 class Claim:
     """`within` is relative to the prediction: 0.02 is 2%, 0 is exact. `article` is what somebody else claims, and
-    `said` the number in it, if any; `because` names the reason for the difference. `timed` claims are measured with a
-    clock, so that a busy machine makes them wrong. `planned`: `measured` is what a second, independent calculation
-    gave, and nothing was run. `options`: texts that stand for numbers."""
+    `article_value` the number in it, if any; `because` names the reason for the difference. `timed` claims are measured
+    with a clock, so that a busy machine makes them wrong. `planned`: `measured` is what a second, independent
+    calculation gave, and nothing was run. `options`: texts that stand for numbers."""
 
     name: str
     predicted: float
@@ -40,7 +40,7 @@ class Claim:
     within: float = 0.0
     how: str = "equals"
     article: str = ""
-    said: float | None = None
+    article_value: float | None = None
     timed: bool = False
     at: float = 0.0  # seconds since the epoch
     measured: float | None = None
@@ -56,7 +56,7 @@ class Claim:
     @property
     def article_holds(self) -> bool | None:
         """Whether the article's number holds with the same tolerance."""
-        return None if self.measured is None or self.said is None else self._fits(self.said)
+        return None if self.measured is None or self.article_value is None else self._fits(self.article_value)
 
     def _fits(self, number: float) -> bool:
         assert self.measured is not None
@@ -169,8 +169,8 @@ class Claims:
 
         `articles`: by claim, what somebody else says, and their number, if any: it is compared with the measurement.
         """
-        for name, (article, said) in (articles or {}).items():
-            self._claims[name] = replace(self._claim(name), article=article, said=said)
+        for name, (article, value) in (articles or {}).items():
+            self._claims[name] = replace(self._claim(name), article=article, article_value=value)
         self._write()
         wrong = [c.row() for c in self._claims.values() if not c.holds and not (c.timed and c.measured is not None)]
         if wrong:

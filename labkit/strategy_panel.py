@@ -97,10 +97,10 @@ class Panel:
         if self._facts is None:
             return panel_page("impossible" if self._problem else "", self._problem or COUNTING, [], None, "", rows)
         on = self._device(device)
-        asked = {name: value for name, value in self._parameters.items() if name not in parameters}
-        asked |= needed(self.scripts[strategy], parameters)
+        values = {name: value for name, value in self._parameters.items() if name not in parameters}
+        values |= needed(self.scripts[strategy], parameters)
         shown = {name: s for name, s in self.scripts.items() if name == strategy or name not in OTHER_TRAINING}
-        self.candidates = outlook(shown, strategy, self._facts, on, ranks, asked, self._speed_model(on))
+        self.candidates = outlook(shown, strategy, self._facts, on, ranks, values, self._speed_model(on))
         drawn: list[Bar] = []
         for candidate in self.candidates:
             drawn.append(bar_of(candidate, chosen=candidate.strategy == strategy))
@@ -129,7 +129,7 @@ class Panel:
 
         names = [THIS_MACHINE, *(device.name for device in DEVICES)]
         self._controls = Controls(names, self._own_options(), self._begin, self._draw)
-        self._html, self._told = widgets.HTML(), widgets.HTML()
+        self._html, self._message = widgets.HTML(), widgets.HTML()
         self._go = widgets.Button(description="Run", icon="play", tooltip="Launch this setting on this machine")
         self._go.layout.width = "auto"  # its description changes
         self._halt = widgets.Button(description="Stop", icon="stop", tooltip="End the run on every rank", disabled=True)
@@ -140,7 +140,7 @@ class Panel:
         self._halt.on_click(lambda _: self._in_thread(self._stop, "stop"))
         self._speed = widgets.Button(description="Measure speed", icon="tachometer", tooltip=MEASURES)
         self._speed.on_click(lambda _: self._in_thread(self._measure_speed, "speed"))
-        buttons = widgets.HBox([self._go, self._halt, self._steps, self._speed, self._told])
+        buttons = widgets.HBox([self._go, self._halt, self._steps, self._speed, self._message])
         buttons.layout.flex_flow = "row wrap"
         self.box = widgets.VBox([self._controls.box, self._html, buttons])
 
@@ -171,9 +171,9 @@ class Panel:
             try:
                 work()
             except LabError as error:
-                self._told.value = escaped(plain(str(error)))
+                self._message.value = escaped(plain(str(error)))
             except Exception as error:
-                self._told.value = f"<pre>the panel failed: {escaped(repr(error))}</pre>"
+                self._message.value = f"<pre>the panel failed: {escaped(repr(error))}</pre>"
 
         threading.Thread(target=watched, name=f"labkit panel {name}", daemon=True).start()
 
@@ -197,13 +197,13 @@ class Panel:
         self._draw()
 
     def _measure_speed(self) -> None:
-        self._speed.disabled, self._told.value = True, "measuring computation and communication on this machine …"
+        self._speed.disabled, self._message.value = True, "measuring computation and communication on this machine …"
         ranks = self._controls.ranks.value
         try:
             measure_speed(self._script, ranks, self._parameters | self._controls.parameters)
-            self._told.value = f"measured on {ranks} ranks; stored for this machine"
+            self._message.value = f"measured on {ranks} ranks; stored for this machine"
         except LabError as error:
-            self._told.value = escaped(plain(str(error)))
+            self._message.value = escaped(plain(str(error)))
         self._begin["ranks"] = ranks
         self._speed_models.clear()
         self._speed.disabled = False
@@ -230,16 +230,16 @@ class Panel:
                 prediction=self._recorded(planned, here),
             )
         except LabError as error:
-            self._told.value = f"<span>{escaped(plain(str(error)))}</span>"
+            self._message.value = f"<span>{escaped(plain(str(error)))}</span>"
             self._go.disabled = False
             return
         self._halt.disabled = False
         reader = RunReader(run.folder)
         while not (state := run.status()).is_final and not self._closed.wait(PERIOD_SECONDS):
             reader.poll()
-            self._told.value = escaped(words.headline(reader, state))
+            self._message.value = escaped(words.headline(reader, state))
         cause = str((state.cause or {}).get("sentence") or "")
-        self._told.value = escaped(plain(f"{run.id}: {state.state}{f': {cause}' if cause else ''}"))
+        self._message.value = escaped(plain(f"{run.id}: {state.state}{f': {cause}' if cause else ''}"))
         if state.state == "succeeded":
             self.trials.append(Trial.read(planned, run.folder))
         self._run, self._halt.disabled = None, True

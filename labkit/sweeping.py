@@ -267,14 +267,16 @@ class Sweep:
 
     def _follow(self, timeout: float | None) -> None:
         deadline = None if timeout is None else time.monotonic() + timeout
-        told: set[int] = set()
+        announced: set[int] = set()
         redrawn = spoken = time.monotonic()
         while True:
             final = self.status().is_final  # read before the results, so that a final state comes with the last ones
             results, now = self.results(), time.monotonic()
             if self._dashboard is None and ui() != "display":
-                news = [result for result in results if result.point not in told and self._has_ended(result, final)]
-                told |= {result.point for result in news}
+                news = [
+                    result for result in results if result.point not in announced and self._has_ended(result, final)
+                ]
+                announced |= {result.point for result in news}
                 for result in news:
                     print(plain(self._line(result)), flush=True)
                 if now - spoken >= PROGRESS_SECONDS:

@@ -136,8 +136,8 @@ class Lesson(Claims):
         """Every question beside what was measured. Raises LabError when something was predicted but not measured."""
         missing = [name for name in self._guesses if name in self._claims and self._measured(name) is None]
         if missing:
-            raise LabError(f"asked, but never measured: {', '.join(map(repr, missing))}")
-        return Score([self._scored(guess) for guess in self._guesses.values()], asked=ui() == "svg")
+            raise LabError(f"predicted, but never measured: {', '.join(map(repr, missing))}")
+        return Score([self._scored(guess) for guess in self._guesses.values()], has_reader=ui() == "svg")
 
     def _measured(self, name: str) -> float | None:
         return self._claims[name].measured if name in self._claims else None
@@ -156,11 +156,11 @@ class Lesson(Claims):
 
 
 class Score:
-    """The reader's predictions beside the measurements. `asked`: a reader was there; otherwise the predictions are the
-    questions' defaults. It displays itself."""
+    """The reader's predictions beside the measurements. `has_reader`: otherwise the predictions are the questions'
+    defaults. It displays itself."""
 
-    def __init__(self, rows: list[dict[str, str]], *, asked: bool):
-        self.rows, self.asked = rows, asked
+    def __init__(self, rows: list[dict[str, str]], *, has_reader: bool):
+        self.rows, self.has_reader = rows, has_reader
 
     @property
     def right(self) -> int:
@@ -170,7 +170,7 @@ class Score:
         return f"{self._title()}\n{aligned(self.rows)}"
 
     def _title(self) -> str:
-        if not self.asked:
+        if not self.has_reader:
             return "No one was asked: these are the default predictions."
         return f"{self.right} of {len(self.rows)} predictions {'was' if self.right == 1 else 'were'} right."
 

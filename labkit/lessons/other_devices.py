@@ -56,13 +56,13 @@ def elsewhere(scripts: Mapping[str, Any], devices: Sequence[str], options: Mappi
     tuple (script, options of its own)."""
     rows, plans, pictures = [], {}, []
     for device in devices:
-        held: dict[str, Mapping[str, int]] = {}
+        memory: dict[str, Mapping[str, int]] = {}
         usable, known = 0, dict[str, Candidate]()  # by the script's text: a plan judges the other strategies as well
         for name, value in scripts.items():
             script, own = value if isinstance(value, tuple) else (value, {})
-            row = {"": name, "on": _named(device)}
-            found = None if own else known.get(str(script))
-            if found is None:
+            row = {"": name, "on": _with_size(device)}
+            candidate = None if own else known.get(str(script))
+            if candidate is None:
                 try:
                     planned = plan(script, device=device, **{**options, **own})
                 except LabError as error:
@@ -77,30 +77,32 @@ def elsewhere(scripts: Mapping[str, Any], devices: Sequence[str], options: Mappi
                 others = planned.advice.rows[1:] if planned.advice and not own else ()
                 known |= {str(each.script): each for each in others if each.peak and each.step and not each.changes}
             else:
-                peak, step, fits = found.peak, found.step, found.fits
+                peak, step, fits = candidate.peak, candidate.step, candidate.fits
             if peak:
-                held[name] = peak.categories
+                memory[name] = peak.categories
             rows.append(
                 row
                 | {
                     "peak": words.gib(peak.bytes if peak else None),
-                    "fits": f"{_answered(fits)}, of {words.gib(usable)}",
+                    "fits": f"{_yes_or_no(fits)}, of {words.gib(usable)}",
                     "step": band(step.seconds, step.low, step.high) if step and fits is not False else "n/a",
                     "waiting": f"{_waiting(step.parts):.0%}" if step and fits is not False else "n/a",
                 }
             )
-        if held:
-            longest = max(sum(categories.values()) for categories in held.values())
+        if memory:
+            longest = max(sum(categories.values()) for categories in memory.values())
             limit = usable if usable < 4 * longest else None
-            pictures.append(bars(predicted=held, unit="B", title=_named(device), limit=limit, limit_name="it has"))
+            pictures.append(
+                bars(predicted=memory, unit="B", title=_with_size(device), limit=limit, limit_name="it has")
+            )
     return Elsewhere(rows, plans, stacked(pictures) if pictures else None, title)
 
 
-def _answered(fits: bool | None) -> str:
+def _yes_or_no(fits: bool | None) -> str:
     return {True: "yes", False: "no", None: "n/a"}[fits]
 
 
-def _named(device: str) -> str:
+def _with_size(device: str) -> str:
     return re.sub(r" (\d+)$", r", \1 GB", re.sub(r"^(\d+)x", r"\1 × ", device))
 
 

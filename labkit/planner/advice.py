@@ -33,11 +33,11 @@ ASYNC = ", and async tensor parallelism (with sequence_parallel=True and torch.c
 
 @dataclass(frozen=True)
 class Advice:
-    """`asked` is the requested candidate; `rows` has it first, then the best of every other strategy. `largest` is the
-    largest micro-batch that fits, None if the formulas cannot tell."""
+    """`rows` has the requested candidate first, then the best of every other strategy. `largest` is the largest
+    micro-batch that fits, None if the formulas cannot tell."""
 
     device: Device
-    asked: Candidate
+    requested: Candidate
     rows: tuple[Candidate, ...]
     best: Candidate | None
     largest: int | None
@@ -62,16 +62,16 @@ def advise(
     scripts = variants(script, facts.divides)
     search = Search(scripts, facts, device, speed_model)
     name = strategy_of(script) or script.name
-    asked = search.look(name, ranks, parameters)
+    requested = search.look(name, ranks, parameters)
     if lacks(device, layout):
-        return _with_another_precision(asked, half_of(device) or "fp32", search)
-    if rehearsed and asked.layout:
-        asked = judged(asked, rehearsed, device, speed_model)
-    rows = [asked]
-    quickest = fastest([asked, *search.ways(name, ranks, parameters, layout)])
+        return _with_another_precision(requested, half_of(device) or "fp32", search)
+    if rehearsed and requested.layout:
+        requested = judged(requested, rehearsed, device, speed_model)
+    rows = [requested]
+    quickest = fastest([requested, *search.ways(name, ranks, parameters, layout)])
     if quickest is None:
-        rows += search.rescue(asked)
-    elif not quickest.is_like(asked):
+        rows += search.rescue(requested)
+    elif not quickest.is_like(requested):
         rows.append(quickest)
     for other in (other for other in scripts if other != name):
         options = own_parameters(scripts[other], parameters)
@@ -81,21 +81,23 @@ def advise(
         rows += [row] if row.fits else (search.rescue(row) or [_hopeless(row)])
     best = _choice([row for row in rows if row.ranks <= ranks], layout.precision)
     rows = [_beside(row, best) for row in rows]
-    largest = largest_micro_batch(facts, layout, device) if asked.peak and not rehearsed else None
+    largest = largest_micro_batch(facts, layout, device) if requested.peak and not rehearsed else None
     sentences = [*_sentences(rows, best, layout, device, largest), *_beyond(rows, best, search)]
     return Advice(device, rows[0], tuple(rows), best, largest, tuple(sentences))
 
 
-def _with_another_precision(asked: Candidate, precision: str, search: Search) -> Advice:
+def _with_another_precision(requested: Candidate, precision: str, search: Search) -> Advice:
     """The requested candidate, which is impossible, and the advice for a precision that the device supports."""
-    parameters = {**asked.parameters, "precision": precision}
-    advice = advise(asked.script, search.facts, search.device, asked.ranks, parameters, search.speed_model)
-    remark = f"{asked.remark}: use precision={precision!r}"
-    first = f"{asked.name} on {search.device.times(asked.ranks)} cannot run: {remark}. With {precision}:"
-    asked = replace(asked, remark=remark)
+    parameters = {**requested.parameters, "precision": precision}
+    advice = advise(requested.script, search.facts, search.device, requested.ranks, parameters, search.speed_model)
+    remark = f"{requested.remark}: use precision={precision!r}"
+    first = f"{requested.name} on {search.device.times(requested.ranks)} cannot run: {remark}. With {precision}:"
+    requested = replace(requested, remark=remark)
     rows = tuple(replace(row, changes=(precision, *row.changes)) for row in advice.rows)
     best = replace(advice.best, changes=(precision, *advice.best.changes)) if advice.best else None
-    return replace(advice, asked=asked, rows=(asked, *rows), best=best, sentences=(first, *advice.sentences))
+    return replace(
+        advice, requested=requested, rows=(requested, *rows), best=best, sentences=(first, *advice.sentences)
+    )
 
 
 def _choice(rows: list[Candidate], precision: str) -> Candidate | None:
@@ -141,14 +143,14 @@ def _compared(ratio: float) -> str:
     return "about as fast" if ratio <= ALIKE else f"a step takes {ratio:.3g} times as long"
 
 
-def _arguments(one: Candidate, asked: Candidate) -> str:
+def _arguments(one: Candidate, requested: Candidate) -> str:
     """`activation_checkpointing=True, cpu_offload=True`: the arguments in addition to the requested ones."""
     defaults = {name: option.default for name, option in options_of(one.script).items()}
-    ranks = {} if one.ranks == asked.ranks else {"nproc_per_node": one.ranks}
+    ranks = {} if one.ranks == requested.ranks else {"nproc_per_node": one.ranks}
     changed = {
         name: value
         for name, value in one.parameters.items()
-        if str(value) != str(asked.parameters.get(name, defaults.get(name)))
+        if str(value) != str(requested.parameters.get(name, defaults.get(name)))
     }
     return ", ".join(f"{name}={value!r}" for name, value in {**ranks, **changed}.items())
 
@@ -174,42 +176,42 @@ def _but(row: Candidate) -> str:
 def _sentences(
     rows: list[Candidate], best: Candidate | None, layout: Layout, device: Device, largest: int | None
 ) -> Iterator[str]:
-    asked, rescued = rows[0], [row for row in rows[1:] if row.strategy == rows[0].strategy]
-    where = f"{asked.name} on {device.times(asked.ranks)}"
+    requested, rescued = rows[0], [row for row in rows[1:] if row.strategy == rows[0].strategy]
+    where = f"{requested.name} on {device.times(requested.ranks)}"
     where += f" ({device.nodes} hosts with {device.box} each)" if device.nodes > 1 else ""
-    if asked.peak:
-        verdict = "fits" if asked.fits else "does not fit"
-        if asked.is_tight:
+    if requested.peak:
+        verdict = "fits" if requested.fits else "does not fit"
+        if requested.is_tight:
             verdict += f", but with less than {MARGIN:.0%} to spare for fragmentation (env={EXPANDABLE} reduces it)"
-        yield f"{where} {needs(asked.peak, device.usable_by(asked.ranks))}: {verdict}."
+        yield f"{where} {needs(requested.peak, device.usable_by(requested.ranks))}: {verdict}."
     else:
-        yield f"{where} cannot be planned: {asked.remark}."
-    if not asked.fits:
+        yield f"{where} cannot be planned: {requested.remark}."
+    if not requested.fits:
         for row in rescued[:1]:
             tight = f", but with less than {MARGIN:.0%} to spare" if row.is_tight else ""
-            yield f"It would fit with {_arguments(row, asked)}{tight}."
-    yield from between_hosts(asked.layout, device) if asked.peak and asked.layout else ()
-    told = [] if asked.fits else rescued[:1]
+            yield f"It would fit with {_arguments(row, requested)}{tight}."
+    yield from between_hosts(requested.layout, device) if requested.peak and requested.layout else ()
     choice = ""
     if best:
-        arguments = "" if any(best.is_like(row) for row in told) else _arguments(best, asked)
+        is_named = not requested.fits and any(best.is_like(row) for row in rescued[:1])
+        arguments = "" if is_named else _arguments(best, requested)
         choice = f"{best.strategy} ({arguments})" if arguments else best.name
     if best and best.step:
         assumed = " (assumed, see below)" if best.step.assumed else ""
         time = band(best.step.seconds, best.step.low, best.step.high)
-        others = _as_fast(rows, best) if asked.ranks > 1 else []
+        others = _as_fast(rows, best) if requested.ranks > 1 else []
         close = f"Within {100 * ALIKE - 100:.0f}% of it, but larger or less simple: {', '.join(others)}."
         yield f"Recommended: {choice}, {time} per step{assumed}.{f' {close}' if others else ''}"
     elif best:
         yield f"Of those that fit, {choice} needs the least memory; their speed is unknown."
     else:
-        yield f"Nothing fits on {device.times(asked.ranks)}."
-    if largest is not None and asked.layout:
+        yield f"Nothing fits on {device.times(requested.ranks)}."
+    if largest is not None and requested.layout:
         margin = "" if device.shared else f" with {MARGIN:.0%} to spare"
         most = "not even one sample per rank fits"
         if largest:
             most = f"micro-batches of up to {largest:,} samples fit (now {layout.micro_batch:,})"
-        sentence = f"Under {asked.strategy}, {most}{margin}"
+        sentence = f"Under {requested.strategy}, {most}{margin}"
         if device.shared or not layout.options.get("cpu_offload"):
             size = bytes_per_parameter(layout, device)
             most = _in_words(int(device.usable_by(layout.ranks) / size))
@@ -225,18 +227,18 @@ def _in_words(count: int) -> str:
 def _beyond(rows: list[Candidate], best: Candidate | None, search: Search) -> Iterator[str]:
     """What other numbers or methods would decide: 16 bits for a choice in fp32, and methods that labkit does not vary
     or have."""
-    asked, half = rows[0], half_of(search.device)
+    requested, half = rows[0], half_of(search.device)
     if best and best.step and best.layout and best.layout.precision == "fp32" and half:
         others = search.ways(best.strategy, best.ranks, {**best.parameters, "precision": half}, best.layout)
         quickest = fastest(others)
         if quickest and quickest.step and quickest.step.seconds * ALIKE < best.step.seconds:
             ratio = best.step.seconds / quickest.step.seconds
             tf32 = "; TF32 (torch.set_float32_matmul_precision('high')) is in between" if half == "bf16" else ""
-            arguments = _arguments(quickest, asked)
+            arguments = _arguments(quickest, requested)
             yield f"In {half}, {best.strategy} would be {ratio:.2g} times as fast ({arguments}){tf32}."
     yield from _fused(best, search)
-    yield from _in_backward(asked, best, search)
-    yield from _other_methods(asked, best, search)
+    yield from _in_backward(requested, best, search)
+    yield from _other_methods(requested, best, search)
 
 
 def _fused(best: Candidate | None, search: Search) -> Iterator[str]:
@@ -252,14 +254,14 @@ def _fused(best: Candidate | None, search: Search) -> Iterator[str]:
         )
 
 
-def _in_backward(asked: Candidate, best: Candidate | None, search: Search) -> Iterator[str]:
+def _in_backward(requested: Candidate, best: Candidate | None, search: Search) -> Iterator[str]:
     """Which strategy would fit if gradients never existed together: the requested one, or any if nothing else does."""
-    if asked.fits or not asked.peak:
+    if requested.fits or not requested.peak:
         return
-    usable, on_gpu = search.device.usable_by(asked.ranks), not search.device.shared
-    for name in (asked.strategy, *(search.scripts if _offloads(best) else ())):
-        ranks = 1 if name == "single" else asked.ranks
-        parameters = own_parameters(search.scripts[name], asked.parameters)
+    usable, on_gpu = search.device.usable_by(requested.ranks), not search.device.shared
+    for name in (requested.strategy, *(search.scripts if _offloads(best) else ())):
+        ranks = 1 if name == "single" else requested.ranks
+        parameters = own_parameters(search.scripts[name], requested.parameters)
         layout = search.look(name, ranks, parameters | {"optimizer_in_backward": True}).layout
         if layout is None or refusal(search.facts, layout):
             continue
@@ -285,15 +287,15 @@ def _waits(one: Candidate) -> bool:
     return one.step is not None and 4 * one.step.parts.get("communication", 0.0) > one.step.seconds
 
 
-def _diloco(asked: Candidate, best: Candidate | None, search: Search) -> Iterator[str]:
+def _diloco(requested: Candidate, best: Candidate | None, search: Search) -> Iterator[str]:
     """What DiLoCo would save of a step that waits for communication."""
-    alone = best and best.ranks < asked.ranks  # because several would wait
-    if not best or not best.step or asked.strategy == "diloco" or not (alone or _waits(best)):
+    alone = best and best.ranks < requested.ranks  # because several would wait
+    if not best or not best.step or requested.strategy == "diloco" or not (alone or _waits(best)):
         return
-    script = under(asked.script, "diloco", extras_of(asked.script))
-    parameters = own_parameters(script, asked.parameters)
+    script = under(requested.script, "diloco", extras_of(requested.script))
+    parameters = own_parameters(script, requested.parameters)
     other = evaluate(
-        Candidate("diloco", script, asked.ranks, parameters), search.facts, search.device, search.speed_model
+        Candidate("diloco", script, requested.ranks, parameters), search.facts, search.device, search.speed_model
     )
     if other.layout and other.fits and other.step and other.step.seconds * ALIKE < best.step.seconds:
         yield (
@@ -302,13 +304,13 @@ def _diloco(asked: Candidate, best: Candidate | None, search: Search) -> Iterato
         )
 
 
-def _other_methods(asked: Candidate, best: Candidate | None, search: Search) -> Iterator[str]:
+def _other_methods(requested: Candidate, best: Candidate | None, search: Search) -> Iterator[str]:
     """Methods that the comparison does not vary, or that labkit does not have, where they would decide."""
     facts, device = search.facts, search.device
-    if asked.peak and not asked.fits and _offloads(best):
-        held = asked.peak.categories
+    if requested.peak and not requested.fits and _offloads(best):
+        held = requested.peak.categories
         states = sum(held.get(name, 0) for name in ("parameters", "gradients", "optimizer"))
-        if 2 * states > asked.peak.bytes:
+        if 2 * states > requested.peak.bytes:
             yield (
                 "Most of it is the model's states: LoRA (lora_rank=8) trains a small part of a pretrained model, and "
                 "an 8-bit AdamW (optimizer='adamw8bit', with torchao) holds 2 instead of 8 bytes per parameter; plan "
@@ -319,16 +321,16 @@ def _other_methods(asked: Candidate, best: Candidate | None, search: Search) -> 
                 "Most of it is activations: offload_activations=True keeps those of blocks in host memory, at the "
                 "speed of the link to it."
             )
-    if best and best.layout and best.layout.activation_checkpointing and not asked.fits:
+    if best and best.layout and best.layout.activation_checkpointing and not requested.fits:
         yield "selective_checkpointing=True recomputes less and holds more: plan with it to see whether that fits, too."
     step = best.step if best else None
-    wanted = asked.ranks > 1 and (best is None or _waits(best))
+    wanted = requested.ranks > 1 and (best is None or _waits(best))
     if facts.experts and "expert_parallel" not in facts.divides and wanted:
         yield (
             "Expert parallelism would divide the experts among ranks and send tokens instead of parameters; labkit has "
             "it for modules named experts that take rows sorted by expert (expert_parallel, task mixture)."
         )
-    yield from _diloco(asked, best, search)
+    yield from _diloco(requested, best, search)
     if best and step and best.layout and best.layout.precision in HALF and device.has_fp8 and device.bandwidth:
         share = matrix_share(facts, device, best.layout.precision, best.layout.micro_batch)
         if share > 0.5:
@@ -336,12 +338,12 @@ def _other_methods(asked: Candidate, best: Candidate | None, search: Search) -> 
                 f"Matrix products are {share:.0%} of the GPU's work: fp8 (torchao.float8) would at best halve their "
                 "time; labkit's scripts do not use it."
             )
-    yield from _symmetric_memory(asked, best, device)
+    yield from _symmetric_memory(requested, best, device)
 
 
-def _symmetric_memory(asked: Candidate, best: Candidate | None, device: Device) -> Iterator[str]:
+def _symmetric_memory(requested: Candidate, best: Candidate | None, device: Device) -> Iterator[str]:
     """What would shorten the communication of tensor ranks within a box."""
-    for one in filter(None, (asked, best)):
+    for one in filter(None, (requested, best)):
         layout, step = one.layout, one.step
         if layout and step and 1 < layout.tensor <= device.box and device.has_symmetric_memory:
             overlap = ASYNC if layout.strategy == "tensor_parallel" else ""

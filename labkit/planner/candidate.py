@@ -70,32 +70,34 @@ class Candidate:
         }
 
 
-def evaluate(asked: Candidate, facts: ModelFacts, device: Device, speed_model: SpeedModel | None = None) -> Candidate:
+def evaluate(
+    candidate: Candidate, facts: ModelFacts, device: Device, speed_model: SpeedModel | None = None
+) -> Candidate:
     """The candidate with layout, peak and step time, and with the extras that its parameters need. Failures become its
     remark and are not raised."""
     try:
-        layout = layout_of(asked.script, asked.ranks, asked.parameters)
-        asked = replace(asked, script=able_to(asked.script, asked.parameters), layout=layout)
-        if reason := unsupported(asked.script) or refusal(facts, layout) or unfit(device, layout):
-            return replace(asked, remark=reason)
+        layout = layout_of(candidate.script, candidate.ranks, candidate.parameters)
+        candidate = replace(candidate, script=able_to(candidate.script, candidate.parameters), layout=layout)
+        if reason := unsupported(candidate.script) or refusal(facts, layout) or unfit(device, layout):
+            return replace(candidate, remark=reason)
         _, held = worst(facts, layout, on_gpu=not device.shared)
     except UnknownToFormulas as error:
-        return replace(asked, remark=f"not planned by formulas: {error}")
+        return replace(candidate, remark=f"not planned by formulas: {error}")
     except LabError as error:
-        return replace(asked, remark=str(error))
-    return judged(asked, held, device, speed_model)
+        return replace(candidate, remark=str(error))
+    return judged(candidate, held, device, speed_model)
 
 
-def judged(asked: Candidate, held: Peak, device: Device, speed_model: SpeedModel | None = None) -> Candidate:
+def judged(candidate: Candidate, held: Peak, device: Device, speed_model: SpeedModel | None = None) -> Candidate:
     """The candidate, which has a layout, with the peak `held`, its step time and whether it fits."""
-    usable = device.usable_by(asked.ranks)
+    usable = device.usable_by(candidate.ranks)
     fits = held.bytes <= usable
-    with_it = f" with {' and '.join(asked.changes)}" if asked.changes else ""
+    with_it = f" with {' and '.join(candidate.changes)}" if candidate.changes else ""
     is_tight = fits and not device.shared and held.bytes > (1 - MARGIN) * usable
     remark = f"fits{with_it}" if fits else f"{needs(held, usable)}{with_it}"
     remark += f", {1 - held.bytes / usable:.0%} to spare" if is_tight else ""
-    step = speed_model(asked.layout) if speed_model and asked.layout else None
-    return replace(asked, peak=held, step=step, fits=fits, remark=remark, is_tight=is_tight)
+    step = speed_model(candidate.layout) if speed_model and candidate.layout else None
+    return replace(candidate, peak=held, step=step, fits=fits, remark=remark, is_tight=is_tight)
 
 
 def fastest(candidates: Iterable[Candidate]) -> Candidate | None:

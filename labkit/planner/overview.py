@@ -43,8 +43,8 @@ def outlook(
             first = next(ways(name, ranks, accumulate, samples))[0] if name == "hybrid" else {}
             options = {key: parameters[key] for key in parameters if key in shared} | first
         at = 1 if name == "single" else ranks
-        asked = Candidate(name, scripts[name], at, options)
-        candidates.append(evaluate(asked, facts, device, speed_model))
+        candidate = Candidate(name, scripts[name], at, options)
+        candidates.append(evaluate(candidate, facts, device, speed_model))
     return candidates
 
 

@@ -89,13 +89,13 @@ class Plan:
     @property
     def step(self) -> StepTime | None:
         """Duration of an optimizer step; None if the device's speed is unknown."""
-        return self.advice.asked.step if self.advice else None
+        return self.advice.requested.step if self.advice else None
 
     def figures(self) -> dict[str, Figure]:
         """Plotly figures by name: "memory", "scaling" (tokens/s over ranks) and "break-even" (the speed-up from a
         second device). Figures without data are left out."""
         rows = [*(bar_of(row) for row in self.advice.rows)] if self.advice else []
-        name, shown = self.layout.strategy or self.script.name, self.advice.asked.peak if self.advice else None
+        name, shown = self.layout.strategy or self.script.name, self.advice.requested.peak if self.advice else None
         rows[1:1] = [Bar(name, peak.categories, source=how) for how, peak in self.peaks.items() if peak is not shown]
         if not rows:
             return {}
@@ -159,8 +159,8 @@ class Plan:
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
         verdict, rows, assumed = self._texts()
-        asked = self.advice.asked.strategy if self.advice else ""
-        drawn = [bar_of(row, chosen=row.strategy == asked) for row in (self.advice.rows if self.advice else ())]
+        requested = self.advice.requested.strategy if self.advice else ""
+        drawn = [bar_of(row, chosen=row.strategy == requested) for row in (self.advice.rows if self.advice else ())]
         limit = self.device.usable_by(self.ranks)
         html = plan_html(verdict, self.peaks, rows, assumed, drawn, limit, self.device.name)
         return {"text/plain": str(self), "text/html": as_image(html)}

@@ -42,61 +42,69 @@ class Search:
         combinations = ways(strategy, ranks, layout.accumulate, layout.global_batch, box)
         return [self.look(strategy, ranks, {**parameters, **more}, changes) for more, changes in combinations]
 
-    def rescue(self, asked: Candidate) -> list[Candidate]:
+    def rescue(self, requested: Candidate) -> list[Candidate]:
         """One change that makes it fit, or a minimal set of changes, or the fewest ranks, if necessary with changes."""
-        if asked.layout is None or asked.peak is None:
+        if requested.layout is None or requested.peak is None:
             return []
         parts = [
-            (name, (value, word)) for more, word in remedies(asked.layout, self.device) for name, value in more.items()
+            (name, (value, word))
+            for more, word in remedies(requested.layout, self.device)
+            for name, value in more.items()
         ]
-        if one := _quickest(asked, (self._with(asked, asked.ranks, {name: part}) for name, part in parts)):
+        if one := _quickest(requested, (self._with(requested, requested.ranks, {name: part}) for name, part in parts)):
             return [one]
         every = dict(parts)  # the last value of each option
         piles = [every]
         if "accumulate" in every:  # accumulated gradients may hold more than the smaller micro-batch saves
             piles.append({name: part for name, part in every.items() if name != "accumulate"})
-        if several := _quickest(asked, (self._pared(asked, asked.ranks, pile, parts) for pile in piles)):
+        if several := _quickest(requested, (self._pared(requested, requested.ranks, pile, parts) for pile in piles)):
             return [several]
         for pile in ({}, *piles):
-            for ranks in _more_ranks(asked):
-                if self._with(asked, ranks, pile).fits:
-                    candidate = self._pared(asked, ranks, pile, parts)
-                    more = ranks - asked.ranks
+            for ranks in _more_ranks(requested):
+                if self._with(requested, ranks, pile).fits:
+                    candidate = self._pared(requested, ranks, pile, parts)
+                    more = ranks - requested.ranks
                     needed = f"needs {more:,} more rank{'s' if more > 1 else ''}"
-                    return [replace(candidate, remark=", ".join((needed, *candidate.changes[len(asked.changes) :])))]
+                    return [
+                        replace(candidate, remark=", ".join((needed, *candidate.changes[len(requested.changes) :])))
+                    ]
         return []
 
-    def _with(self, asked: Candidate, ranks: int, chosen: Remedies) -> Candidate:
-        parameters = {**asked.parameters, **{name: value for name, (value, _) in chosen.items()}}
-        return self.look(asked.strategy, ranks, parameters, (*asked.changes, *(word for _, word in chosen.values())))
+    def _with(self, requested: Candidate, ranks: int, chosen: Remedies) -> Candidate:
+        parameters = {**requested.parameters, **{name: value for name, (value, _) in chosen.items()}}
+        return self.look(
+            requested.strategy, ranks, parameters, (*requested.changes, *(word for _, word in chosen.values()))
+        )
 
     def _pared(
-        self, asked: Candidate, ranks: int, chosen: Remedies, parts: list[tuple[str, tuple[Any, str]]]
+        self, requested: Candidate, ranks: int, chosen: Remedies, parts: list[tuple[str, tuple[Any, str]]]
     ) -> Candidate:
         """The candidate after dropping or weakening remedies one by one while it still fits; each time the change that
         leaves the fastest candidate."""
-        best = self._with(asked, ranks, chosen)
+        best = self._with(requested, ranks, chosen)
         while best.fits:
             fewer = [{name: part for name, part in chosen.items() if name != dropped} for dropped in chosen]
             fewer += [{**chosen, name: part} for name, part in parts if name in chosen and part[0] < chosen[name][0]]
-            tried = [self._with(asked, ranks, each) for each in fewer]
-            quickest = _quickest(asked, tried)
+            tried = [self._with(requested, ranks, each) for each in fewer]
+            quickest = _quickest(requested, tried)
             if quickest is None:
                 break
             best, chosen = quickest, next(each for each, one in zip(fewer, tried, strict=True) if one is quickest)
         return best
 
 
-def _quickest(asked: Candidate, candidates: Iterable[Candidate]) -> Candidate | None:
+def _quickest(requested: Candidate, candidates: Iterable[Candidate]) -> Candidate | None:
     """The fastest candidate that fits, preferably in the requested precision; the first one if the speed is unknown."""
     fitting = [one for one in candidates if one.fits]
-    alike = [one for one in fitting if one.layout and asked.layout and one.layout.precision == asked.layout.precision]
+    alike = [
+        one for one in fitting if one.layout and requested.layout and one.layout.precision == requested.layout.precision
+    ]
     among = alike or fitting
     return fastest(among) if all(one.step for one in among) else among[0]
 
 
-def _more_ranks(asked: Candidate) -> Iterator[int]:
+def _more_ranks(requested: Candidate) -> Iterator[int]:
     """Every number of ranks up to 64, then multiples of 8."""
     for ranks in (*range(2, 65), *range(72, MOST_RANKS + 1, 8)):
-        if ranks > asked.ranks:
+        if ranks > requested.ranks:
             yield ranks

@@ -77,7 +77,7 @@ class Sweeper:
         self.scores: dict[Job, float] = {}
         self.active: dict[Job, RunFolder] = {}
         self.not_launched: dict[str, list[str]] = {}
-        self.asked: set[Job] = set()  # to stop
+        self.stopping: set[Job] = set()
         self.adopted: set[Job] = set()  # started by an earlier process
         self.stopper = ThreadPoolExecutor(STOPPING_AT_ONCE)
         self.signalled = ""
@@ -141,8 +141,8 @@ class Sweeper:
             return "stopped on request"
         if not self.folder.path.is_dir():
             return "the sweep's folder was deleted"
-        for job in [job for job in self.active if job.point in points and job not in self.asked]:
-            self.asked.add(job)
+        for job in [job for job in self.active if job.point in points and job not in self.stopping]:
+            self.stopping.add(job)
             self.stopper.submit(stop, self.active[job])
         return ""
 

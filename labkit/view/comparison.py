@@ -206,7 +206,7 @@ class Comparison:
         return differing([s["parameters_given"] for s in self.summaries], self.sorted_by, MOST_PARAMETERS)
 
     def _rows(self) -> list[dict[str, str]]:
-        given = self._differing()
+        parameters = self._differing()
         columns = {"loss": self._marked("loss")}
         for name, title in metric_columns(self.glances, self.sorted_by, MOST_CURVES).items():
             if not is_tested(name):
@@ -216,7 +216,7 @@ class Comparison:
         return [
             {
                 "run": plain(s["name"]),
-                **{name: parameter_text(s["parameters_given"].get(name, "")) for name in given},
+                **{name: parameter_text(s["parameters_given"].get(name, "")) for name in parameters},
                 **{title: texts[i] for title, texts in columns.items()},
                 "ranks": words.ranks(s["ranks"], s["last_ranks"])
                 + (f" on {s['nodes']} nodes" if s["nodes"] > 1 else ""),
@@ -271,8 +271,8 @@ class Comparison:
         """The rows without what no run has and what is the same in all of them, and a sentence with the latter."""
         rows = self._rows()
         names = [name for name in dict.fromkeys(name for row in rows for name in row) if name != "run"]
-        given = self._differing()  # also where the texts, which are cut, are equal
-        same = [name for name in names if name not in given and len({row.get(name) for row in rows}) == 1]
+        parameters = self._differing()  # also where the texts, which are cut, are equal
+        same = [name for name in names if name not in parameters and len({row.get(name) for row in rows}) == 1]
         common = {name: rows[0].get(name, "") for name in same}
         if len(rows) < 2:
             common = {name: text for name, text in common.items() if text in ("", "n/a")}
@@ -344,8 +344,8 @@ def findings(summaries: Sequence[dict[str, Any]]) -> list[str]:
     base, *others = groups.values()
     evaluated = dict.fromkeys(name for summary in summaries for name in summary if is_evaluated(name))
     figures = FIGURES | {name: tested_name(name) for name in evaluated if name != "test_samples"}
-    given = [group[0].get("parameters_given", {}) for group in groups.values()]
-    varied = [name for name in differing(given) if name != "seed"]
+    parameters = [group[0].get("parameters_given", {}) for group in groups.values()]
+    varied = [name for name in differing(parameters) if name != "seed"]
     sentences = []
     for other in others:
         differences: dict[bool, list[str]] = {True: [], False: []}
@@ -391,8 +391,8 @@ def _values(figure: str, group: list[dict[str, Any]]) -> list[float]:
 def _name(group: list[dict[str, Any]], varied: Sequence[str]) -> str:
     """`ddp lr=0.1 on 2 ranks (3 runs)`"""
     first, runs = group[0], f"{len(group)} run{'s' * (len(group) > 1)}"
-    given = first.get("parameters_given", {})
-    parameters = "".join(f" {name}={parameter_text(given[name])}" for name in varied if name in given)
+    parameters = first.get("parameters_given", {})
+    settings = "".join(f" {name}={parameter_text(parameters[name])}" for name in varied if name in parameters)
     ranks = words.ranks(first["ranks"], first["last_ranks"])
     where = f"{ranks} rank{'s' * (ranks != '1')}" + (f" on {first['nodes']} nodes" if first["nodes"] > 1 else "")
-    return f"{first['script']}{parameters} on {where} ({runs})"
+    return f"{first['script']}{settings} on {where} ({runs})"

@@ -229,9 +229,9 @@ class Stop:
             return None
         now = time.monotonic()
         step_seconds = (now - self.looked) / (step - self.step)
-        asked = torch.tensor([self.signalled, now >= self.deadline, step_seconds], device=self.device)
-        dist.all_reduce(asked, dist.ReduceOp.MAX)
-        signalled, late, step_seconds = asked.tolist()
+        values = torch.tensor([self.signalled, now >= self.deadline, step_seconds], device=self.device)
+        dist.all_reduce(values, dist.ReduceOp.MAX)
+        signalled, late, step_seconds = values.tolist()
         # an interval in steps is the same on all ranks; at most doubled, because steps may slow down
         self.every = max(1, min(2 * self.every, int(1 / step_seconds)))
         self.looked, self.step = now, step
@@ -253,8 +253,8 @@ def size_of(folder):
 
 def committed(folder):
     """Committed checkpoints (with a COMMIT.json), newest first."""
-    found = {path.parent.name.removeprefix("step-"): path.parent for path in folder.glob("step-*/COMMIT.json")}
-    return [found[step] for step in sorted(filter(str.isdecimal, found), key=int, reverse=True)]
+    folders = {path.parent.name.removeprefix("step-"): path.parent for path in folder.glob("step-*/COMMIT.json")}
+    return [folders[step] for step in sorted(filter(str.isdecimal, folders), key=int, reverse=True)]
 
 
 def short_of(free, needed):

@@ -35,8 +35,8 @@ class LossScaler(torch.amp.GradScaler):
         grads = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
         grads = [grad.to_local() if isinstance(grad, DTensor) else grad for grad in grads]
         device = grads[0].device if grads else found_inf.device  # the CPU, if offloaded
-        found = found_inf.to(device)
-        torch._amp_foreach_non_finite_check_and_unscale_(grads, found, inv_scale.to(device))
-        found_inf.copy_(found)
+        is_inf = found_inf.to(device)
+        torch._amp_foreach_non_finite_check_and_unscale_(grads, is_inf, inv_scale.to(device))
+        found_inf.copy_(is_inf)
         dist.all_reduce(found_inf, dist.ReduceOp.MAX)
         return {found_inf.device: found_inf}

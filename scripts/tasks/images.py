@@ -191,11 +191,11 @@ def load_datasets(data_dir):
     args = parse_args()
     train, test = (Pictures(part, part == folder, *inputs_of(args)) for part in (folder, held_out))
     if train.classes != test.classes or len(train.classes) < 2:
-        found = (
+        folders = (
             f"{', '.join(part.classes[:5]) or 'none'} in {path}" for part, path in ((train, folder), (test, held_out))
         )
         raise SystemExit(
-            f"--data-dir must have the same two classes or more in train/ and val/, not {' and '.join(found)}"
+            f"--data-dir must have the same two classes or more in train/ and val/, not {' and '.join(folders)}"
         )
     if held_out == folder:
         train.files, test.files = [f for i, f in enumerate(train.files) if i % 10], test.files[::10]

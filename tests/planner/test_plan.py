@@ -330,7 +330,7 @@ def test_a_model_whose_layers_are_no_chain_is_one_unit_and_its_rehearsal_counts(
     assert [unit.name for unit in plan.facts.units] == ["model"]
     assert plan.formulas.categories["optimizer"] == plan.rehearsed.categories["optimizer"]
     assert plan.fits
-    assert plan.bytes == plan.rehearsed.bytes == plan.advice.asked.peak.bytes
+    assert plan.bytes == plan.rehearsed.bytes == plan.advice.requested.peak.bytes
     assert "memory" in plan.figures()
     by_name = {row.strategy: row for row in plan.advice.rows}
     assert by_name["ddp"].fits

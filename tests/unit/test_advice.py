@@ -156,9 +156,9 @@ def test_an_extra_with_its_defaults_changes_no_layout(strategy, extra):
 def test_what_fits_is_said_and_the_fastest_of_it_is_chosen(ddp):
     found = advice(decoder(), ddp)
 
-    assert found.asked.fits
-    assert found.asked.strategy == "ddp"
-    assert found.asked.remark.startswith("fits")
+    assert found.requested.fits
+    assert found.requested.strategy == "ddp"
+    assert found.requested.remark.startswith("fits")
     assert found.best.fits
     assert found.best.step.seconds <= ALIKE * min(r.step.seconds for r in found.rows if r.fits and r.ranks <= 2)
     assert "ddp on 2 x T4 needs" in found.sentences[0]
@@ -183,8 +183,8 @@ def test_a_rehearsal_that_holds_more_than_the_formulas_adds_no_second_row(ddp):
 def test_the_change_that_makes_it_fit_at_the_least_cost_in_time_is_named(ddp, saved, batch, change, options):
     found = advice(decoder(saved=saved), ddp, global_batch_size=batch)
 
-    assert not found.asked.fits
-    assert "of 14.24 GiB" in found.asked.remark
+    assert not found.requested.fits
+    assert "of 14.24 GiB" in found.requested.remark
     rescued = row(found, "ddp", 1)
     assert rescued.fits
     assert rescued.changes == (change,)
@@ -279,10 +279,10 @@ def test_a_precision_the_device_lacks_is_said_once_and_the_advice_is_with_one_th
     found = advice(decoder(), ddp, precision="bf16")
     with_fp16 = advice(decoder(), ddp, precision="fp16")
 
-    assert not found.asked.fits
-    assert found.asked.remark == "T4 does not support bf16; it supports fp32, fp16: use precision='fp16'"
-    assert found.sentences[0].startswith(f"ddp on 2 x T4 cannot run: {found.asked.remark}.")
-    assert [each.remark for each in found.rows if "bf16" in each.remark] == [found.asked.remark]
+    assert not found.requested.fits
+    assert found.requested.remark == "T4 does not support bf16; it supports fp32, fp16: use precision='fp16'"
+    assert found.sentences[0].startswith(f"ddp on 2 x T4 cannot run: {found.requested.remark}.")
+    assert [each.remark for each in found.rows if "bf16" in each.remark] == [found.requested.remark]
     assert found.sentences[1:] == with_fp16.sentences
     assert [each.remark for each in found.rows[1:]] == [each.remark for each in with_fp16.rows]
     assert found.best.parameters["precision"] == "fp16"
@@ -293,9 +293,9 @@ def test_what_is_superseded_is_not_the_choice_however_fast_it_is():
     facts = decoder(width=3000, layers=12, saved=1000)
     found = advice(facts, Script.load("fsdp1"))
 
-    assert found.asked.fits
+    assert found.requested.fits
     assert found.best.strategy != "fsdp1"
-    assert found.asked.remark.endswith(", but superseded by fsdp")
+    assert found.requested.remark.endswith(", but superseded by fsdp")
     assert " fsdp1" not in found.sentences[1]
 
 
@@ -425,7 +425,7 @@ def test_a_hybrid_uses_two_axes_at_least(ranks, axes):
 def test_a_hybrid_on_ranks_that_do_not_split_two_ways_is_the_same_wherever_it_is_shown(ddp, ranks, words):
     facts, batch = decoder(), {"global_batch_size": 12}
     beside = row(advice(facts, ddp, ranks, **batch), "hybrid")
-    asked = advice(facts, Script.load("hybrid"), ranks, **batch).asked
+    asked = advice(facts, Script.load("hybrid"), ranks, **batch).requested
     shown = next(s for s in outlook(variants(ddp), "ddp", facts, T4, ranks, batch) if s.strategy == "hybrid")
 
     assert beside.layout == asked.layout == shown.layout
@@ -501,8 +501,8 @@ def test_advice_leaves_room_on_a_gpu_and_says_when_there_is_none(ddp):
     saved = 10**8 * (1 + (T4.usable * (1 - MARGIN / 2) - few) / (more - few))
     found = advice(decoder(saved=int(saved)), ddp)
 
-    assert found.asked.is_tight
-    assert "% to spare" in found.asked.remark
+    assert found.requested.is_tight
+    assert "% to spare" in found.requested.remark
     assert "fits, but with less than 5% to spare for fragmentation (env=" in found.sentences[0]
     assert found.best.strategy != "ddp"
     assert not found.best.is_tight
@@ -524,9 +524,9 @@ def test_fused_adamw_is_named_where_the_update_is_part_of_the_step_and_needs_no_
 
     assert len(said) == 1
     assert "times as fast, in " in said[0]
-    assert fused.asked.step.parts["optimizer"] < plain.asked.step.parts["optimizer"] / 2
-    assert plain.asked.peak.categories["temporary"] == 4 * decoder().elements  # in the optimizer's step
-    assert fused.asked.peak.phase == "backward"
+    assert fused.requested.step.parts["optimizer"] < plain.requested.step.parts["optimizer"] / 2
+    assert plain.requested.peak.categories["temporary"] == 4 * decoder().elements  # in the optimizer's step
+    assert fused.requested.peak.phase == "backward"
     assert not any(each.startswith("With fused") for each in fused.sentences)
 
 

@@ -222,7 +222,7 @@ def test_the_score_holds_every_question_and_wants_all_measured(runs_dir, capsys)
     lab = Lesson("99 a lab")
     lab.ask("bytes", default=1, unit="MB", about="How many?")
     lab.predict("bytes", 2_000_000, "B")
-    with pytest.raises(LabError, match="asked, but never measured: 'bytes'"):
+    with pytest.raises(LabError, match="predicted, but never measured: 'bytes'"):
         lab.score()
     lab.measure("bytes", 2_000_000)
     score = lab.score()
@@ -236,7 +236,7 @@ def test_the_score_holds_every_question_and_wants_all_measured(runs_dir, capsys)
         }
     ]
     assert "No one was asked" in repr(score)
-    assert "0 of 1 predictions were right" in repr(Score(score.rows, asked=True))
+    assert "0 of 1 predictions were right" in repr(Score(score.rows, has_reader=True))
     lab.verify("sum", 4, 2 + 2)
     assert lab.check() is lab
 

@@ -120,7 +120,7 @@ def _names_by_string(tree: Tree) -> bool:
 def all_experts_on_a_rank(tree: Tree) -> Mistakes:
     if "on_this_rank" not in tree.functions:  # not a script of that strategy
         return
-    for made in (value for value in tree.given_to_self("self.experts") if isinstance(value, ast.Call)):
+    for made in (value for value in tree.assigned_to_self("self.experts") if isinstance(value, ast.Call)):
         if tree.dotted(made.func).rpartition(".")[2] in ("ModuleList", "ModuleDict"):
             yield made, f"{spelled(made.func)} is a list of modules, which expert_parallel cannot divide"
         for loop in _loops_of_forward(tree, spelled(made.func)):

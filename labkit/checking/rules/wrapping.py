@@ -32,7 +32,7 @@ def moved_before_sharding(tree: Tree) -> Mistakes:
         for call in tree.method_calls("to", "cuda"):
             if not name or not tree.surely_before(call, wrap.call) or not _moves(tree, call, name):
                 continue
-            if _made_anew(tree, name, call, wrap):
+            if _reassigned(tree, name, call, wrap):
                 continue
             if moves_to_device(tree, call) and not _first_wrapped(tree, wrap, call):
                 yield call, f"the whole model is moved to the GPU before {_named(wrap)} shards it ({location})"
@@ -50,7 +50,7 @@ def _moves(tree: Tree, call: MethodCall, name: str) -> bool:
     return spelled(owner) == name or (name in targets and isinstance(owner, ast.Call))
 
 
-def _made_anew(tree: Tree, name: str, since: ast.Call, wrap: Wrap) -> bool:
+def _reassigned(tree: Tree, name: str, since: ast.Call, wrap: Wrap) -> bool:
     """Whether the name refers to another model when it is wrapped."""
     for target, value, node in tree.assigns:
         between = position(since) < position(node) < position(wrap.call) and wrap.call is not value
@@ -77,7 +77,7 @@ def _first_wrapped(tree: Tree, wrap: Wrap, call: ast.Call) -> bool:
 def optimizer_before_wrapping(tree: Tree) -> Mistakes:
     for call, name in optimizers(tree):
         for wrap in _sharded(tree):
-            same = spelled(wrap.source) == name and not _made_anew(tree, name, call, wrap)
+            same = spelled(wrap.source) == name and not _reassigned(tree, name, call, wrap)
             if same and tree.surely_before(call, wrap.call):
                 location = tree.location(wrap.line)
                 built_again = any(position(c) > position(wrap.call) for c, _ in optimizers(tree))

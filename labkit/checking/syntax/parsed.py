@@ -231,7 +231,7 @@ class Parsed:
             values[target, self.function_of(node)].append(value)
         return values
 
-    def given_to_self(self, name: str) -> list[ast.expr]:
+    def assigned_to_self(self, name: str) -> list[ast.expr]:
         """The values that any method assigns to `self.name`."""
         return [value for target, value, _ in self.assigns if target == name] if name.startswith("self.") else []
 

@@ -45,7 +45,7 @@ def is_rank(tree: Tree, node: ast.AST, depth: int = 3) -> bool:
             return True
         if not depth:
             return False
-        values = tree.values_of(node.id, node) if isinstance(node, ast.Name) else tree.given_to_self(spelled(node))
+        values = tree.values_of(node.id, node) if isinstance(node, ast.Name) else tree.assigned_to_self(spelled(node))
         return any(is_rank(tree, value, depth - 1) for value in values if not isinstance(value, ast.Name))
     if isinstance(node, ast.NamedExpr):
         return is_rank(tree, node.value, depth)
@@ -86,11 +86,11 @@ def _tested(tree: Tree, test: ast.AST, seen: frozenset[str]) -> tuple[str, bool]
         inner = _test(tree, test.operand, seen)
         return (OTHER[inner[0]], True) if inner and inner[1] else None
     if isinstance(test, ast.BoolOp):
-        found = [_test(tree, value, seen) for value in test.values]
-        known = {ranks for ranks in found if ranks}
+        selected = [_test(tree, value, seen) for value in test.values]
+        known = {ranks for ranks in selected if ranks}
         if isinstance(test.op, ast.And):
             return (next(iter(known))[0], False) if len({ranks for ranks, _ in known}) == 1 else None
-        rest = [value for value, ranks in zip(test.values, found, strict=True) if not ranks]
+        rest = [value for value, ranks in zip(test.values, selected, strict=True) if not ranks]
         return next(iter(known)) if len(known) == 1 and all(ALONE.search(ast.unparse(v)) for v in rest) else None
     if isinstance(test, ast.Compare) and len(test.ops) == 1:
         return _comparison(tree, test.left, test.ops[0], test.comparators[0])

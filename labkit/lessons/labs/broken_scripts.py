@@ -25,10 +25,10 @@ ENV = {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
 
 def broken(script: Script, before: str, after: str) -> Script:
     """The script with one place of one cell changed. Raises LabError unless `before` is in it exactly once."""
-    found = Counter({title: cell.text.count(before) for title, cell in script.cells.items() if before in cell.text})
-    if found.total() != 1:
-        raise LabError(f"{before!r} must occur once in the script; it occurs {found.total()} times")
-    title = next(iter(found))
+    counts = Counter({title: cell.text.count(before) for title, cell in script.cells.items() if before in cell.text})
+    if counts.total() != 1:
+        raise LabError(f"{before!r} must occur once in the script; it occurs {counts.total()} times")
+    title = next(iter(counts))
     return script.with_cells(**{title: script.cells[title].text.replace(before, after)})
 
 
@@ -95,10 +95,10 @@ class Ended:
         bare = subprocess.run(
             command, env=os.environ | ENV, capture_output=True, text=True, timeout=180, check=False
         ).stderr
-        found = re.search(r"Root Cause.*?rank\s*: (\d+)", bare, re.DOTALL)
-        if found:
-            print(bare[found.start() :])
-        return _number(found)
+        cause = re.search(r"Root Cause.*?rank\s*: (\d+)", bare, re.DOTALL)
+        if cause:
+            print(bare[cause.start() :])
+        return _number(cause)
 
 
 NAMES = {
@@ -148,7 +148,7 @@ def attempt(
     return ended
 
 
-def _number(found: re.Match[str] | int | None) -> int:
-    if isinstance(found, re.Match):
-        return int(found[1])
-    return -1 if found is None else found
+def _number(rank: re.Match[str] | int | None) -> int:
+    if isinstance(rank, re.Match):
+        return int(rank[1])
+    return -1 if rank is None else rank

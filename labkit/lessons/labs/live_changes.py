@@ -25,10 +25,10 @@ def done_to(run: Run, **names: str) -> dict[float, str]:
     return marks
 
 
-def loss_lines(run: Run, asked: pd.DataFrame) -> dict[str, Iterable[tuple[float, float]]]:
+def loss_lines(run: Run, answers: pd.DataFrame) -> dict[str, Iterable[tuple[float, float]]]:
     """The loss of each rank by step, for `draw.curves`: what was recorded, and what a table of answers has."""
     columns = ["rank", "step", "loss"]
-    parts = [run.metrics().dropna(subset=["loss"])[columns], asked[columns]]
+    parts = [run.metrics().dropna(subset=["loss"])[columns], answers[columns]]
     lines: dict[str, dict[float, float]] = {}
     for part in parts:
         for rank, step, loss in part.itertuples(index=False):

@@ -53,8 +53,8 @@ def sleeping(strategy: str) -> Script:
 
 def pauses(layers: int, forward: float, backward: float, slow: float = 0.0, slow_rank: int = -1) -> dict[str, str]:
     """The environment of a launch of `sleeping`. As in `simulated`; by default no rank is slow. Sleep needs no GPU."""
-    told = {"layers": layers, "forward": forward, "backward": backward, "slow": slow, "slow_rank": slow_rank}
-    return {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", "PAUSES": json.dumps(told)}
+    settings = {"layers": layers, "forward": forward, "backward": backward, "slow": slow, "slow_rank": slow_rank}
+    return {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", "PAUSES": json.dumps(settings)}
 
 
 def straggler(run: Run) -> int:

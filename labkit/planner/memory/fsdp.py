@@ -93,10 +93,10 @@ class Sharded:
         self.free = last or not self.how.kept_between
         self.reduce_now = last or not self.how.reduced_once
 
-    def before_forward(self, unit: int, given: int) -> None:
+    def before_forward(self, unit: int, incoming: int) -> None:
         if unit == 0 and self.root:
-            self._unshard(self.root, "forward", given)
-        self._unshard(self.groups[unit], "forward", given)
+            self._unshard(self.root, "forward", incoming)
+        self._unshard(self.groups[unit], "forward", incoming)
 
     def after_forward(self, unit: int) -> None:
         if self.groups[unit] is not self.root and self.how.blocks_after_forward:
@@ -107,14 +107,14 @@ class Sharded:
         if self.root and self.how.root_after_forward:
             self._reshard(self.root)
 
-    def before_backward(self, unit: int, given: int) -> None:
+    def before_backward(self, unit: int, incoming: int) -> None:
         group = self.groups[unit]
         if unit == len(self.groups) - 1 and self.root:
-            self._unshard(self.root, "backward", given)
+            self._unshard(self.root, "backward", incoming)
             if group is self.root and unit:
                 self._prefetch(self.groups[unit - 1])
         if group is not self.root:
-            self._unshard(group, "backward", given)
+            self._unshard(group, "backward", incoming)
             if unit:
                 self._prefetch(self.groups[unit - 1])
         self.unit = unit
@@ -170,7 +170,7 @@ class Sharded:
         self.ledger.held["communication"] += size - self.reducing
         self.reducing = size
 
-    def _unshard(self, group: Group, phase: str, given: int) -> None:
+    def _unshard(self, group: Group, phase: str, incoming: int) -> None:
         if group in self.whole:
             return
         held, whole = self.ledger.held, self._whole(group)
@@ -180,12 +180,12 @@ class Sharded:
             copied = self.how.offloaded or self.how.compute != self.how.reduce  # to the device or another type
             cast = self.how.compute * group.shard if copied else 0
             more = self._gathered(group) + cast
-            self.ledger.note(phase, f"gathering {group.name}", communication=more, temporary=given)
+            self.ledger.note(phase, f"gathering {group.name}", communication=more, temporary=incoming)
             if phase == "backward":
                 self._prefetch(group)
         # in forward a buffer is held until the next group's
         beside = self._gathered(group) if phase == "forward" and self.gathering is not group else 0
-        self.ledger.note(phase, f"gathering {group.name}", communication=beside + whole, temporary=given)
+        self.ledger.note(phase, f"gathering {group.name}", communication=beside + whole, temporary=incoming)
         self._buffer(group if phase == "forward" else None)
         held["communication"] += whole
         self.whole.add(group)

@@ -39,15 +39,15 @@ class Keeper(Protocol):
     def begin(self, *, first: bool, last: bool) -> None:
         """Start a micro-batch, which may be the first or the last of its step."""
 
-    def before_forward(self, unit: int, given: int) -> None:
-        """`given`: bytes of the unit's input."""
+    def before_forward(self, unit: int, incoming: int) -> None:
+        """`incoming`: bytes of the unit's input."""
 
     def after_forward(self, unit: int) -> None: ...
 
     def end_of_forward(self) -> None: ...
 
-    def before_backward(self, unit: int, given: int) -> None:
-        """`given`: bytes of the gradient of the unit's output."""
+    def before_backward(self, unit: int, incoming: int) -> None:
+        """`incoming`: bytes of the gradient of the unit's output."""
 
     def more_gradients(self, settled: int) -> int:
         """Change in bytes of gradients when `settled` bytes of the current unit's gradients are complete."""

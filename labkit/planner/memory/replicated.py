@@ -27,7 +27,7 @@ class Whole:
         self.first = first
         self.into_buckets = self.buckets and self.views and last
 
-    def before_forward(self, unit: int, given: int) -> None:
+    def before_forward(self, unit: int, incoming: int) -> None:
         pass
 
     def after_forward(self, unit: int) -> None:
@@ -36,7 +36,7 @@ class Whole:
     def end_of_forward(self) -> None:
         pass
 
-    def before_backward(self, unit: int, given: int) -> None:
+    def before_backward(self, unit: int, incoming: int) -> None:
         pass
 
     def more_gradients(self, settled: int) -> int:

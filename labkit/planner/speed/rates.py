@@ -101,8 +101,8 @@ def remembered_rates(
     options = {name: value for name, value in parameters.items() if name in CARRIED_OVER}
     known = load("rates", _key(hardware(), script, ranks, options, samples))
     try:
-        given: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in known.items()} if known else {}
-        return Rates(**given) if given else None
+        values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in known.items()} if known else {}
+        return Rates(**values) if values else None
     except (TypeError, AttributeError):
         return None
 
@@ -153,9 +153,9 @@ def alone(script: Script) -> Script:
     return under(script, "single")
 
 
-def _key(machine: Hardware, script: Script, ranks: int, given: Mapping[str, Any], samples: tuple[int, int]) -> str:
-    options = " ".join(f"{name}={given[name]}" for name in sorted(given))
-    return f"{machine_key(machine, ranks, 'alone')}, {machine.cores} cores, {alone(script).sha256} {options} {samples}"
+def _key(machine: Hardware, script: Script, ranks: int, options: Mapping[str, Any], samples: tuple[int, int]) -> str:
+    settings = " ".join(f"{name}={options[name]}" for name in sorted(options))
+    return f"{machine_key(machine, ranks, 'alone')}, {machine.cores} cores, {alone(script).sha256} {settings} {samples}"
 
 
 def _rates(result: dict[str, Any], ranks: int, samples: tuple[int, int], cores: int | None) -> Rates:

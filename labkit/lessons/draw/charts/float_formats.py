@@ -37,8 +37,8 @@ def formats() -> Picture:
 
 def exponents(numbers: Any) -> dict[int, float]:
     """For each exponent of 2, the share of a tensor's numbers above zero that have it."""
-    found, counts = (numbers[numbers > 0].frexp().exponent - 1).unique(return_counts=True)
-    return dict(zip(found.tolist(), (counts / counts.sum()).tolist(), strict=True))
+    exponents, counts = (numbers[numbers > 0].frexp().exponent - 1).unique(return_counts=True)
+    return dict(zip(exponents.tolist(), (counts / counts.sum()).tolist(), strict=True))
 
 
 def gradients(shares: Mapping[int, float], scale: float = 1) -> Picture:

@@ -150,8 +150,8 @@ class CheckedFakeMode(FakeTensorMode):
 
     def _compared(self, func: Any, args: Any, kwargs: Any, leaves: list[Any]) -> list[Shape | None]:
         """For each result, its real size, strides and type if they take more memory or have other strides."""
-        given = [leaf for leaf in tree_flatten((args, kwargs))[0] if isinstance(leaf, torch.Tensor)]
-        if sum(tensor.untyped_storage().nbytes() for tensor in given) > MOST_BYTES:
+        inputs = [leaf for leaf in tree_flatten((args, kwargs))[0] if isinstance(leaf, torch.Tensor)]
+        if sum(tensor.untyped_storage().nbytes() for tensor in inputs) > MOST_BYTES:
             return [None] * len(leaves)
         try:
             real = tree_flatten(func(*tree_map(_zeros, args), **tree_map(_zeros, kwargs)))[0]
