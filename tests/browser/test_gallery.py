@@ -51,7 +51,7 @@ def test_figures_of_executed_notebooks_play_without_a_network(browser, tmp_path)
     context.close()
 
 
-def test_no_executed_notebooks_is_said(tmp_path):
+def test_without_executed_notebooks_it_names_the_command(tmp_path):
     done = subprocess.run([sys.executable, PAGES, tmp_path, tmp_path / "gallery"], capture_output=True, text=True)
     assert done.returncode == 1
     assert "run make notebooks first" in done.stderr

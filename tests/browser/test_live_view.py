@@ -147,7 +147,7 @@ def test_a_run_that_is_stuck_says_so_and_answers_where_every_rank_is(notebook):
     notebook.wait_for_text(0, "stopped on request", 30)
 
 
-def test_a_run_that_was_begun_again_shows_where(notebook):
+def test_a_restarted_run_shows_where(notebook):
     again = launch(12, fault="raise").replace("launch(", "launch(", 1).replace("steps=12", "steps=12, retries=1")
     notebook.open([again])
     notebook.run(0)

@@ -70,7 +70,7 @@ def test_a_run_goes_on_without_the_device_that_is_gone(strategy):
         ),
     ],
 )
-def test_what_cannot_be_is_refused(options, message):
+def test_an_impossible_min_ranks_raises(options, message):
     with pytest.raises(labkit.LaunchError, match=message):
         labkit.launch("ddp", **OPTIONS | options)
 

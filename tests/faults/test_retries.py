@@ -68,6 +68,6 @@ def test_ten_of_ten_recover() -> None:
 @pytest.mark.parametrize(
     ("retries", "watchdog"), [(-1, None), (True, None), ("2", None), (0, 0.5), (0, "60"), (0, True)]
 )
-def test_a_number_that_is_none_is_refused(retries: object, watchdog: object) -> None:
+def test_an_invalid_number_raises(retries: object, watchdog: object) -> None:
     with pytest.raises(labkit.LaunchError, match=r"(retries|watchdog) must be"):
         labkit.launch("ddp", retries=retries, watchdog=watchdog)  # type: ignore[arg-type]

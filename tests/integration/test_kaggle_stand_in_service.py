@@ -87,7 +87,7 @@ def put(service: StandIn, run: str, state: State) -> RunFolder:
     return folder
 
 
-def test_a_run_that_a_session_cut_off_is_told_as_lost_and_comes_without_checkpoints(service, runs_dir, capsys):
+def test_a_run_cut_off_by_its_session_is_lost_and_has_no_checkpoints(service, runs_dir, capsys):
     put(service, "20260101T000000Z-ddp-0001", State("running", 1000.0))
     service.status, service.message = "ERROR", "Your notebook tried to run longer than allowed"
 
@@ -114,7 +114,7 @@ def test_what_was_pulled_before_is_left_as_it_is(service, runs_dir, capsys):
     assert sum(name == "ListKernelSessionOutput" for name, _ in service.calls) > 1
 
 
-def test_a_failed_notebook_is_told_with_its_cause(service, notebook, capsys):
+def test_a_failed_notebook_is_reported_with_its_cause(service, notebook, capsys):
     service.late = ["COMPLETE"]  # the session before: the log may show all of this one before the status does
     assert main(["kaggle", "push", str(notebook("x = 1", "raise ValueError('of the notebook')"))]) == 1
 
@@ -124,7 +124,7 @@ def test_a_failed_notebook_is_told_with_its_cause(service, notebook, capsys):
     assert f"{KERNEL}: ERROR. the notebook failed" in out
 
 
-def test_a_push_that_never_begins_is_told(service, notebook, monkeypatch, capsys):
+def test_a_push_that_never_starts_is_reported(service, notebook, monkeypatch, capsys):
     monkeypatch.setattr(follow, "PATIENCE_SECONDS", 0.5)
     monkeypatch.setattr(StandIn, "_run", lambda self: None)
 
@@ -150,7 +150,7 @@ def test_an_interrupt_leaves_the_kernel_going_and_says_how_to_come_back(service,
     assert service.status == "RUNNING"
 
 
-def test_who_does_not_follow_is_told_how_to_come_back(service, notebook, monkeypatch, capsys):
+def test_without_following_it_prints_how_to_come_back(service, notebook, monkeypatch, capsys):
     monkeypatch.setattr(StandIn, "_run", lambda self: None)
 
     assert main(["kaggle", "push", "--no-follow", "--input", "me/labkit-small", str(notebook("x = 1"))]) == 0
@@ -179,7 +179,7 @@ def test_without_the_client_one_sentence_says_what_to_install(notebook, monkeypa
     assert capsys.readouterr().err == told
 
 
-def test_a_service_that_does_not_answer_is_told(tmp_path, notebook, monkeypatch, capsys):
+def test_a_service_that_does_not_answer_is_reported(tmp_path, notebook, monkeypatch, capsys):
     monkeypatch.setenv("KAGGLE_API_TOKEN", TOKEN)
     monkeypatch.setitem(kaggle_env._env_to_endpoint, kaggle_env.KaggleEnv.PROD, "http://127.0.0.1:1")
 

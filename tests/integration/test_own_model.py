@@ -57,7 +57,7 @@ def test_a_resnet_with_batch_norm_trains_on_folders_of_pictures(strategy, worker
     assert int(saved["bn1.num_batches_tracked"]) == validated.idxmax()
 
 
-def test_a_model_whose_output_the_task_cannot_read_is_told_so(pictures):
+def test_the_message_names_an_output_that_the_task_cannot_read(pictures):
     script = Script.load("single", task="images").with_cells(
         outputs_of="def outputs_of(model, batch):\n    return {'logits': model(batch[0])}\n"
     )

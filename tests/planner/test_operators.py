@@ -161,7 +161,7 @@ def test_ctc_holds_as_much_as_its_kernel(targets):
     assert fake.assumed == {"CTC's targets are assumed to be equally long"}
 
 
-def test_as_many_values_are_counted_as_bincount_is_told():
+def test_bincount_has_minlength_counts():
     with CheckedFakeMode() as fake:
         chosen = torch.zeros(6, 4).topk(2).indices.flatten()
         counts, weighed = chosen.bincount(minlength=4), chosen.bincount(torch.ones(12), minlength=4)

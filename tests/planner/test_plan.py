@@ -177,7 +177,7 @@ def test_a_strategy_of_the_users_own_is_rehearsed():
     ],
     ids=str,
 )
-def test_what_cannot_be_is_refused_with_what_to_do(script, options, message):
+def test_an_impossible_setting_raises_and_says_what_to_do(script, options, message):
     with pytest.raises(labkit.LabError, match=message):
         labkit.plan(script, **options)
 
@@ -195,7 +195,7 @@ PENALTY = MODEL + "\ndef slope(y, x):\n    return torch.autograd.grad(y, x, crea
     ("model", "message"),
     [(SCALAR, "give scale the shape"), (SPARSE, "omit sparse=True"), (PENALTY, "Use DDP or ZeRO-1")],
 )
-def test_what_fsdp_cannot_train_is_refused_before_it_fails(model, message):
+def test_a_plan_of_what_fsdp_cannot_train_raises(model, message):
     with pytest.raises(labkit.LaunchError, match=message):
         labkit.plan(Script.load("fsdp").with_cells(model=model), nproc_per_node=2)
 
@@ -277,7 +277,7 @@ def test_options_of_extras_are_planned_as_they_are_launched():
         labkit.plan("fsdp", nproc_per_node=2, precison="fp16")
 
 
-def test_what_an_older_labkit_wrote_is_to_be_composed_anew(tmp_path):
+def test_a_script_of_an_older_labkit_must_be_composed_again(tmp_path):
     old = tmp_path / "mine.py"
     old.write_text("# %% data\ndef load_datasets(data_dir): ...\n\n\n# %% loss\ndef losses_of(logits, y): ...\n")
 

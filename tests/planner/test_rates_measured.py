@@ -37,12 +37,12 @@ def test_the_doctor_measures_collectives_and_remembers_them(monkeypatch):
     assert bandwidth.remembered_link(hardware(), 4, "gloo") is None
 
 
-def test_a_link_of_one_rank_is_refused():
+def test_a_link_needs_two_ranks():
     with pytest.raises(LaunchError, match="2 or more"):
         labkit.doctor(bandwidth=1)
 
 
-def test_what_goes_wrong_between_the_ranks_is_said(monkeypatch, tmp_path):
+def test_a_failed_measurement_raises_with_the_ranks_error(monkeypatch, tmp_path):
     broken = tmp_path / "collectives.py"
     broken.write_text("raise RuntimeError('no link at all')\n")
     monkeypatch.setattr(bandwidth, "COLLECTIVES", broken)

@@ -28,7 +28,7 @@ def test_it_is_the_longest_of_the_first(dataset):
     assert (len(sample), among) == (9, LOOKED_AT)
 
 
-def test_of_samples_that_are_alike_nothing_is_said():
+def test_samples_of_one_length_need_no_note():
     assert looked_for([torch.zeros(4)] * 3)[1] == 0
 
 

@@ -120,7 +120,7 @@ NO_POSITIONS = "context parallelism must tell the model where its positions are:
         ),
     ],
 )
-def test_a_model_that_cannot_be_split_is_told_what_it_lacks(what, model, sentence):
+def test_the_message_names_what_a_model_lacks_to_be_split(what, model, sentence):
     refused(Script.load(what).with_cells(model=model, data=IMAGES), 2, {}, sentence)
 
 
@@ -168,7 +168,7 @@ def test_data_that_is_not_there_is_named(tmp_path):
     refused(script("ddp"), 2, {"data_dir": tmp_path}, f"{tmp_path} has 0 bytes of *.txt; at least 2560 are needed")
 
 
-def test_parts_that_another_stage_has_are_told():
+def test_the_message_names_parts_of_another_stage():
     early = MLP.replace("        self.blocks", "        self.last = nn.Linear(width, 10)\n        self.blocks", 1)
     early = early.replace("        self.last = nn.Linear(width, 10)\n\n", "\n")
     sentence = "'Model' object has no attribute 'last': the first stage has what precedes blocks, the last what follows"

@@ -90,7 +90,7 @@ def test_the_first_attempt_is_the_folder_itself_and_others_lie_within_it(folder)
 
 
 @pytest.mark.parametrize(("given", "elapsed", "left"), [("60", 20.0, "40"), ("60", 80.0, "1"), ("soon", 20.0, "soon")])
-def test_a_deadline_does_not_begin_anew(folder, given, elapsed, left):
+def test_a_deadline_does_not_start_again(folder, given, elapsed, left):
     (folder.path / "attempts" / "2").mkdir(parents=True)
     command = ["a", "--deadline-seconds", given, "b"]
 

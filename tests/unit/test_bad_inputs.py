@@ -78,11 +78,11 @@ def make_run(runs_dir):
 
 
 @pytest.mark.parametrize("value", [2.5, True, None, "2", "", "gpu", [2], {}, float("nan")], ids=repr)
-def test_a_number_of_ranks_that_is_none_is_refused(refusal, value):
+def test_an_invalid_number_of_ranks_raises(refusal, value):
     assert refusal(nproc_per_node=value) == f"nproc_per_node must be an integer or 'auto', got {value!r}"
 
 
-def test_fewer_than_no_ranks_are_refused(refusal):
+def test_a_negative_number_of_ranks_raises(refusal):
     assert refusal(nproc_per_node=-(10**30)) == f"nproc_per_node must be at least 1, got {-(10**30)}"
 
 
@@ -134,7 +134,7 @@ def test_a_folder_is_no_script(refusal, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["x" * 300 + ".py", "gone/train.py", "train.py/train.py", "a\0b.py", "loop.py"])
-def test_a_path_that_leads_to_no_file_is_refused(refusal, train, name):
+def test_a_path_without_a_file_raises(refusal, train, name):
     (train.parent / "loop.py").symlink_to("loop.py")
 
     said = refusal(str(train.parent / name))
@@ -356,7 +356,7 @@ def test_a_parameter_that_looks_like_a_secret_is_refused_without_its_value(refus
 
 
 @pytest.mark.parametrize("env", ["A=1", ["A=1"], 3], ids=repr)
-def test_an_environment_that_is_no_mapping_is_refused(env):
+def test_an_environment_that_is_not_a_mapping_raises(env):
     with pytest.raises(LaunchError, match="env must be"):
         labkit.launch("ddp", wait=False, env=env)
 

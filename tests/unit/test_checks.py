@@ -102,7 +102,7 @@ def test_ranks_that_fit_the_made_up_gpus_pass(ranks, backend, gpus):
 
 
 @pytest.mark.parametrize("value", ["2", 2.0, None, True, [2], "AUTO"])
-def test_a_number_of_ranks_that_is_none_is_refused(value):
+def test_an_invalid_number_of_ranks_raises(value):
     with pytest.raises(LaunchError, match="must be an integer or 'auto', got"):
         check_ranks(value, None, made_up(0))
 
@@ -226,7 +226,7 @@ def test_a_batch_that_does_not_split_is_refused_with_the_nearest_that_do(paramet
 
 
 @pytest.mark.parametrize("parameters", [{"accumulate": 0}, {"global_batch_size": 0}, {"global_batch_size": -64}])
-def test_a_batch_of_nothing_is_refused(parameters):
+def test_an_empty_batch_raises(parameters):
     with pytest.raises(LaunchError, match="must be at least 1"):
         check_batch(BATCH, parameters, 2)
 

@@ -110,7 +110,7 @@ def test_a_prediction_comes_before_its_run(claims, tmp_path):
         (1, "nearly", "how must be one of 'equals', 'at least', 'at most', got 'nearly'"),
     ],
 )
-def test_what_is_no_prediction_is_refused(claims, value, how, message):
+def test_an_invalid_prediction_raises(claims, value, how, message):
     with pytest.raises(LabError, match=message):
         claims.predict("x", value, how=how)
 
@@ -136,7 +136,7 @@ def test_what_was_chosen_among_options_is_shown_by_its_text(claims):
     ]
 
 
-def test_a_measured_nan_is_said_as_such(claims):
+def test_the_message_shows_a_measured_nan(claims):
     claims.predict("rank", 1)
     claims.measure("rank", math.nan)
     with pytest.raises(LabError, match=r"predicted 1, measured nan$"):

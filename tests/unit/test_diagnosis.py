@@ -227,14 +227,14 @@ def test_on_native_windows_there_is_nothing_else_to_say():
 # What the recorded machines do not have.
 
 
-def test_a_driver_that_cannot_be_asked_is_told():
+def test_a_driver_that_cannot_be_queried_is_reported():
     said = found(with_hardware("laptop-cpu", gpu_problem="an NVIDIA driver is here, but …"))["devices"]
 
     assert (said.value, said.level) == ("n/a", "warning")
 
 
 @pytest.mark.parametrize("visible", ["", "7"])
-def test_gpus_that_are_hidden_are_told(visible):
+def test_hidden_gpus_are_reported(visible):
     said = found(with_hardware("laptop-cpu", visible_devices=visible))["devices"]
 
     assert said.level == "note"
@@ -422,7 +422,7 @@ def test_what_is_left_of_kaggles_disk_is_the_less_of_two(free, used, left):
     assert found(dataclasses.replace(facts, kaggle=kaggle))["disk"].value.startswith(left)
 
 
-def test_a_session_of_unknown_age_is_told_so():
+def test_a_session_of_unknown_age_is_shown_as_not_available():
     facts = facts_of("kaggle-batch")
     kaggle = dataclasses.replace(facts.kaggle, session_seconds=None)
 
@@ -509,7 +509,7 @@ def test_a_session_is_as_long_as_its_variable_says(monkeypatch, on_made_up_kaggl
     assert "9 h 0 min per session" in found(gather())["session"].why
 
 
-def test_what_cannot_be_asked_is_none_and_told(monkeypatch):
+def test_a_failed_probe_is_none_and_reported(monkeypatch):
     def broken(here):
         raise RuntimeError("boom")
 

@@ -99,7 +99,7 @@ def test_parameters_that_papermill_set_before_are_replaced():
         ([code("epochs = 1")], "03_ddp.ipynb has no parameter 'epochs'; it has no cell tagged `parameters`"),
     ],
 )
-def test_a_parameter_that_the_notebook_has_not_is_refused(cells, told):
+def test_a_parameter_that_the_notebook_lacks_raises(cells, told):
     with pytest.raises(labkit.LabError, match=told):
         kernel(*cells, parameters={"epochs": 1})
 

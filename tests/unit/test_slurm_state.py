@@ -89,7 +89,7 @@ def test_a_run_goes_on_as_its_folder_says():
     assert "is suspended" in with_job(RUNNING, job("SUSPENDED")).notice
 
 
-def test_a_job_that_was_told_when_to_begin_is_not_begun_again():
+def test_a_start_time_is_not_taken_for_a_restart():
     first = with_job(STARTING, job("PENDING", reason="BeginTime"))
     again = with_job(SAVED, job("PENDING", reason="BeginTime", restarts=1))
 

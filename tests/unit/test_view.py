@@ -130,7 +130,7 @@ def whole_folder(folder, reader):
         (-math.inf, "-inf"),
     ],
 )
-def test_quantities_are_told_in_three_digits(value, text):
+def test_quantities_have_three_digits(value, text):
     assert words.quantity(value) == text
 
 
@@ -148,7 +148,7 @@ def test_quantities_are_told_in_three_digits(value, text):
         (80 * 2**30, "80.00 GiB"),
     ],
 )
-def test_bytes_are_told_in_the_unit_that_fits(value, text):
+def test_bytes_are_shown_in_a_fitting_unit(value, text):
     assert words.gib(value) == text
 
 
@@ -168,7 +168,7 @@ def test_bytes_are_told_in_the_unit_that_fits(value, text):
         (3720, "1 h 2 min"),
     ],
 )
-def test_times_are_told_in_the_unit_that_fits(value, text):
+def test_times_are_shown_in_a_fitting_unit(value, text):
     assert words.seconds(value) == text
 
 
@@ -177,12 +177,12 @@ def test_times_are_told_in_the_unit_that_fits(value, text):
     [(words.quantity, 999.6, "1,000"), (words.seconds, 0.9996, "1 s")],
     ids=["number", "time"],
 )
-def test_a_figure_just_below_a_thousand_is_told_without_an_exponent(show, value, text):
+def test_a_figure_just_below_a_thousand_has_no_exponent(show, value, text):
     assert show(value) == text
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
-def test_a_time_that_is_not_finite_is_told_as_such(value):
+def test_a_time_that_is_not_finite_is_shown_as_nan_or_inf(value):
     assert words.seconds(value) == str(value)
 
 
@@ -540,7 +540,7 @@ def test_every_state_has_a_page_and_a_text(folder, reader, name):
     assert f": {name} after 5 s" in run_text(folder, reader, state)
 
 
-def test_a_run_that_has_not_begun_has_a_page_and_a_text(folder):
+def test_a_run_that_has_not_started_has_a_page_and_a_text(folder):
     reader = RunReader(folder)
 
     assert_harmless(run_html(folder, reader, RUNNING))
