@@ -52,10 +52,10 @@ def check(
     if after is not None:
         before_source, after_source = read(script), read(after)
         before_trees, after_trees = _trees(before_source), _trees(after_source)
-        found_before, found_after = _found(before_source, before_trees), _found(after_source, after_trees)
-        return compared(before_trees, after_trees, found_before, found_after)
+        findings = _all_findings(before_source, before_trees), _all_findings(after_source, after_trees)
+        return compared(before_trees, after_trees, *findings)
     source = read(script)
-    return _found(source, _trees(source))
+    return _all_findings(source, _trees(source))
 
 
 def _trees(source: Source) -> list[tuple[Piece, Tree]]:
@@ -79,7 +79,7 @@ def _trees(source: Source) -> list[tuple[Piece, Tree]]:
     return trees
 
 
-def _found(source: Source, trees: list[tuple[Piece, Tree]]) -> Findings:
+def _all_findings(source: Source, trees: list[tuple[Piece, Tree]]) -> Findings:
     findings = [finding for piece, tree in trees for finding in _findings(source, piece, tree)]
     findings.sort(key=lambda finding: (finding.cell or 0, finding.line, finding.rule))
     note = source.note or ("it contains no Python" if not trees else "")

@@ -49,7 +49,7 @@ def with_job(state: State, job: Job | None, last_line: str = "") -> State:
     has_begun = state.attempt > job.restarts and state.state != "starting"  # Slurm's answer may be older
     if _goes_on(state) or not has_begun:
         return _between(state, job)
-    if state.state == "lost" or (state.state == "stopped" and not _was_asked(state.cause or {})):
+    if state.state == "lost" or (state.state == "stopped" and not _was_requested(state.cause or {})):
         # Slurm sends TERM to nodes that it ends, and will report the reason soon
         return replace(state, state="running", ended=None, cause=None, notice=f"Slurm is ending job {job.id}")
     if job.state == "SUSPENDED":
@@ -92,7 +92,7 @@ def _goes_on(state: State) -> bool:
 
 def _ended(state: State, job: Job, last_line: str) -> State:
     cause = state.cause or {}
-    if state.state == "succeeded" or _goes_on(state) or (state.state == "stopped" and _was_asked(cause)):
+    if state.state == "succeeded" or _goes_on(state) or (state.state == "stopped" and _was_requested(cause)):
         return state
     own_words = state.state == "failed" and cause.get("kind") not in COLLATERAL
     if job.state in ENDS:
@@ -117,7 +117,7 @@ def _ended(state: State, job: Job, last_line: str) -> State:
     return _final(state, "failed", "job", f"job {job.id} failed{code}{why}{output}")
 
 
-def _was_asked(cause: dict[str, Any]) -> bool:
+def _was_requested(cause: dict[str, Any]) -> bool:
     """Whether a user requested the stop, rather than a TERM."""
     return "received SIG" not in str(cause.get("sentence"))
 
