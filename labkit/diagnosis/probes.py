@@ -229,7 +229,7 @@ def preflight(here: Hardware) -> dict[str, Any] | None:
     if result is None:
         return None
     when = datetime.fromtimestamp(result.when).strftime("%Y-%m-%d %H:%M")
-    return {"result": str(result), "env": result.env, "when": when}
+    return {"said": str(result), "env": result.env, "when": when}
 
 
 def bandwidth(here: Hardware) -> dict[str, str]:

@@ -341,7 +341,7 @@ def test_a_missing_torch_is_told_with_the_command_that_installs_it():
 
 def test_settings_that_nccl_needs_are_no_trouble_but_slower():
     known = {
-        "result": "2 ranks communicate over nccl with NCCL_P2P_DISABLE=1",
+        "said": "2 ranks communicate over nccl with NCCL_P2P_DISABLE=1",
         "env": {"NCCL_P2P_DISABLE": "1"},
         "when": "now",
     }

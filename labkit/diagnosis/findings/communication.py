@@ -40,12 +40,12 @@ def preflight(facts: MachineFacts) -> Diagnosis:
             if facts.hardware.backend == "nccl"
             else "a launch would fail the same way"
         )
-        return Diagnosis("preflight", result["result"], f"{tested}; {then}", todo, "stop")
+        return Diagnosis("preflight", result["said"], f"{tested}; {then}", todo, "stop")
     if result["env"]:
         why = f"{tested}; without these variables ranks cannot communicate; with them communication is slower"
         todo = "nothing: launch sets these variables automatically"
-        return Diagnosis("preflight", result["result"], why, todo, "note")
-    return Diagnosis("preflight", result["result"], tested)
+        return Diagnosis("preflight", result["said"], why, todo, "note")
+    return Diagnosis("preflight", result["said"], tested)
 
 
 @detection
