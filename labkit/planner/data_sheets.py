@@ -367,8 +367,9 @@ def device_named(name: str | None) -> Device:
     if preset := _preset(name):
         return preset
     known = {_plain(name): name for name in (*(d.name for d in DEVICES), *(service.title() for service in LENT))}
-    matches = [d.name for d in DEVICES if d.name.lower().startswith(f"{_plain(name)} ")]
-    near = get_close_matches(re.sub(r"^\d+x", "", _plain(name)), known, n=1, cutoff=0.0)[0]
+    kind = re.sub(r"^\d+x", "", _plain(name))
+    matches = [d.name for d in DEVICES if d.name.lower().startswith(f"{kind} ")]
+    near = get_close_matches(kind, known, n=1, cutoff=0.0)[0]
     hint = f"use {' or '.join(matches)}" if matches else f"the closest name is {known[near]}"
     raise LaunchError(f"unknown device {name!r}; {hint}. Known devices: {', '.join([*known.values(), THIS_MACHINE])}")
 

@@ -62,9 +62,10 @@ def test_a_service_is_named_if_it_is_the_nearest():
         device_named("Kaggel")
 
 
-def test_a_name_of_two_devices_is_not_guessed():
+@pytest.mark.parametrize("name", ["A100", "8xA100"])
+def test_a_name_of_two_devices_is_not_guessed(name):
     with pytest.raises(LaunchError, match="use A100 40 or A100 80"):
-        device_named("A100")
+        devices_named(name)
 
 
 @pytest.mark.parametrize("name", ["T4", "P100", "V100 16", "V100 32"])
