@@ -21,8 +21,8 @@ def longest(
     """The longest of the first samples, and the number of samples compared; 0 if all have the same length."""
     if not hasattr(dataset, "__len__"):
         raise SystemExit(
-            f"load_datasets returned {type(dataset).__name__}, which has no length, as training data: add the extra "
-            "streaming and return Stream(dataset, epoch_samples)"
+            f"load_datasets returned training data without a length ({type(dataset).__name__}): with the extra "
+            "streaming, return Stream(dataset, epoch_samples)"
         )
     until, sizes, sample = time.monotonic() + SECONDS, [0], None
     for each in _first(dataset):
