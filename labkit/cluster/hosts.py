@@ -30,6 +30,7 @@ from labkit.write.launch_options import LaunchOptions
 
 __all__ = ["begin", "lines_to_paste"]
 
+HOSTS_AT_ONCE = 128  # a thread only waits for its ssh
 PORTS = range(20_000, 30_000)  # below those that systems hand out themselves
 T = TypeVar("T")
 _ties: list[subprocess.Popen[bytes]] = []
@@ -175,7 +176,7 @@ def _each(names: Sequence[str], do: Callable[[int, str], T]) -> list[T]:
     """Call a function for all hosts concurrently; raises the first host's exception."""
     if not names:
         return []
-    with ThreadPoolExecutor(min(16, len(names)), thread_name_prefix="labkit-host") as threads:
+    with ThreadPoolExecutor(HOSTS_AT_ONCE, thread_name_prefix="labkit-host") as threads:
         return [done.result() for done in [threads.submit(do, n, host) for n, host in enumerate(names)]]
 
 
