@@ -103,7 +103,7 @@ class NodeSupervisor(Supervisor):
     def __init__(self, folder: RunFolder, nodes: Nodes, node: int, attempt: int, command: Sequence[str]):
         self.nodes, self.command, self.attempt_folder = nodes, list(command), folder.attempt(attempt)
         home = self.attempt_folder.node(node)
-        _check_is_free(folder, self.attempt_folder, nodes, node)
+        _check_is_free(folder, self.attempt_folder, node)
         os.environ[HOST] = self.name = os.environ.get(HOST) or nodes.name(node) or host_name()
         home.path.mkdir(parents=attempt > 1, exist_ok=True)  # not a run folder that was removed meanwhile
         super().__init__(folder, home=home, node=node)
@@ -239,7 +239,7 @@ class NodeSupervisor(Supervisor):
         return {"kind": "others", "sentence": "another node of the run has ended"}, GRACE_SECONDS
 
     def look_at_peers(self) -> None:
-        """Whether another node has ended other than successfully."""
+        """Notice when another node has failed, was stopped or is gone, and tell the others."""
         self.polled = time.monotonic()
         if self.peer_ended is None and not self.peers_are_fine():
             self.peer_ended = self.polled
@@ -306,7 +306,7 @@ def _write_missing_state(final: State, peer: Peer) -> None:
             write_state(peer.home, replace(final, exit_code=None, killed=0))
 
 
-def _check_is_free(run: RunFolder, attempt: RunFolder, nodes: Nodes, node: int) -> None:
+def _check_is_free(run: RunFolder, attempt: RunFolder, node: int) -> None:
     """A node of an attempt starts once, and not after the others have ended: its command may have been pasted late, or
     its job requeued after the run was stopped. Raises LaunchError."""
     identity = supervisor_of(attempt.node(node))

@@ -82,7 +82,7 @@ class Supervisor:
         self.title = "the run's supervisor"
         self.decided: float | None = None  # when the decision to stop the run was made, in seconds since the epoch
         self.signals = _Signals()
-        self.look_seconds, self.looked = 0.0, 0.0  # how often to look for a stop request, and when it last did
+        self.look_seconds, self.looked = 0.0, 0.0  # between two looks for a stop request, and when the last one was
         self.manifest = folder.read_manifest()
         self.ranks = range(self.manifest["world_size"])  # that are started here
         self.watchdog: float | None = self.manifest.get("watchdog")
