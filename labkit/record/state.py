@@ -27,7 +27,7 @@ StateName = Literal["starting", "running", "succeeded", "failed", "stopped", "lo
 FINAL_STATES = ("succeeded", "failed", "stopped", "lost")
 WORST_FIRST = ("failed", "stopped", "lost", "succeeded")
 
-# How long a run may be without a supervisor before it counts as lost: a launch needs this long to start one.
+# How long a run may be without a supervisor before it counts as lost: launch writes down who it is once it has a pid.
 STARTING_SECONDS = 30.0
 
 
@@ -96,9 +96,11 @@ def read_state(folder: RunFolder) -> State:
 
 
 def _why_lost(folder: RunFolder) -> dict[str, str]:
-    """The sentence, and for a supervisor that failed before it wrote down who it is, the advice."""
+    """The sentence, and for a supervisor that failed before it wrote its own agent.json, the advice."""
+    agent = read_json(folder.agent)
+    started = isinstance(agent, dict) and "is_starting" not in agent
     try:
-        log = read_text(folder.supervisor_log).split("\n") if supervisor_of(folder) is None else []
+        log = [] if started else read_text(folder.supervisor_log).split("\n")
     except OSError:
         log = []
     if error := next((line.strip() for line in reversed(log) if "Error" in line), ""):

@@ -191,10 +191,9 @@ def test_a_run_that_never_got_a_supervisor_is_lost(folder):
         ({"PYTHONHOME": "{broken}"}, "ModuleNotFoundError: No module named 'encodings'"),
     ],
 )
-def test_a_supervisor_that_cannot_start_says_why(tmp_path, runs_dir, monkeypatch, variables, error):
+def test_a_supervisor_that_cannot_start_says_why(tmp_path, runs_dir, variables, error):
     (tmp_path / "labkit").mkdir()
     (tmp_path / "labkit" / "__init__.py").write_text("raise ImportError('no labkit here')\n")
-    monkeypatch.setattr(state_module, "STARTING_SECONDS", 1.0)
     env = {name: value.format(broken=tmp_path) for name, value in variables.items()}
 
     with pytest.raises(LabError, match=f"the run's supervisor could not start: {error}"):
@@ -203,6 +202,16 @@ def test_a_supervisor_that_cannot_start_says_why(tmp_path, runs_dir, monkeypatch
     lost = labkit.attach("latest").status()
     assert lost.state == "lost"
     assert "supervisor.log. It is a separate Python process" in lost.cause["advice"]
+
+
+def test_a_supervisor_that_takes_long_to_start_is_not_lost(tmp_path, runs_dir, monkeypatch):
+    (tmp_path / "sitecustomize.py").write_text("import time\ntime.sleep(2)\n")
+    monkeypatch.setattr(state_module, "STARTING_SECONDS", 0.0)
+
+    run = labkit.launch("ddp", nproc_per_node=1, env={"PYTHONPATH": str(tmp_path)}, detach=True)
+
+    assert run.status().state == "starting"
+    assert run.stop().cause["sentence"] == "stopped on request"
 
 
 @pytest.mark.parametrize(
