@@ -105,6 +105,13 @@ SEEDED: dict[str, list[tuple[str, str]]] = {
             within(f"{COUNT}def mine(o, b):\n    return F.mse_loss(o, b.y)  # HERE\n\n\nloss_of = mine"),
             within(f"{COUNT}def mine(o, b):\n    return F.mse_loss(o, b.y, reduction='sum')\n\n\nloss_of = mine"),
         ),
+        (
+            within(f"{COUNT}def loss_of(o, b):\n    return F.l1_loss(o, b.y)  # HERE"),
+            within(
+                f"{COUNT}def loss_of(o, b):\n    loss = 0\n    for o1, box in zip(o, b.boxes):\n"
+                "        loss = loss + F.l1_loss(o1, box)\n    return loss"
+            ),
+        ),
     ],
     "no-distributed-sampler": [
         (

@@ -59,7 +59,7 @@ LOSS = re.compile(r"(^|\.)(\w*_loss|\w*_entropy\w*|cosine_embedding_loss|kl_div)
     why="labkit's scripts divide the result of loss_of by count_of over all ranks. A mean is divided twice: gradients "
     "are too small by a factor of the number of predictions, without any error.",
     fix='Return the sum from loss_of: reduction="sum" in torch.nn.functional\'s losses, .sum() instead of .mean().',
-    misses="a mean computed in another function; modules such as nn.CrossEntropyLoss().",
+    misses="a mean computed in a loop or another function; modules such as nn.CrossEntropyLoss().",
 )
 def mean_in_loss_of(tree: Tree) -> Mistakes:
     functions = {node.name: node for node in tree.nodes[ast.FunctionDef]}
@@ -69,6 +69,8 @@ def mean_in_loss_of(tree: Tree) -> Mistakes:
     for function in [functions["loss_of"]] if {"loss_of", "count_of"} <= functions.keys() else []:
         returned = [node.value for node in ast.walk(function) if isinstance(node, ast.Return)]
         for call in (node for node in ast.walk(function) if isinstance(node, ast.Call)):
+            if tree.loops_of(call):  # over samples or boxes: a mean over one of them, such as its pixels
+                continue
             if _is_mean(call) or (call in returned and getattr(call.func, "attr", "") == "mean"):
                 yield call, "a mean, which the script divides by count_of again"
 
