@@ -133,6 +133,17 @@ def test_what_cannot_be_followed_through_a_step_is_said_and_its_states_are_plann
         assert "its activations need more, but that is unknown" in str(plan)
 
 
+def test_targets_may_be_a_list_with_one_tensor_per_sample():
+    collate = (
+        "\n\ndef collate(samples):\n    tokens, labels = zip(*samples)\n    return torch.stack(tokens), list(labels)\n"
+    )
+    task = DDP.cells["task"].text.replace("batch[1]", "torch.stack(tuple(batch[1]))")
+    plan = labkit.plan(DDP.with_cells(data=DATA + collate, task=task), nproc_per_node=2, global_batch_size=16)
+
+    assert not plan.problems
+    assert plan.rehearsed.bytes == pytest.approx(plan.formulas.bytes, rel=0.01)
+
+
 def test_a_parameter_without_a_gradient_is_said_before_ddp_stops_at_it():
     idle = MODEL.replace(
         "        self.norm, self.head", "        self.idle = nn.Parameter(torch.zeros(3))\n        self.norm, self.head"

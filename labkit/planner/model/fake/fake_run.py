@@ -190,21 +190,21 @@ class Batches:
         train, _ = script.load_datasets(fake_run.args.data_dir)
         sample, self.looked_at = longest(train, script.collate, script.map_tensors)
         self.samples = len(train)
-        self.real = script.collate([sample])
-        self._two, more = script.collate([sample] * 2), script.collate([sample] * 3)
-        # dimensions that depend on the number of samples, such as the first, are linear in it
-        self._shapes = list(zip(self._shapes_of(self._two), self._shapes_of(more), strict=True))
+        self._of: Callable[[int], Any] = lambda samples: script.collate([sample] * samples)
+        self.real, self._two, more = self._of(1), self._of(2), self._of(3)
+        self._shapes = [self._shapes_of(batch) for batch in (self._two, more)]
+        self._is_list = len(self._shapes[0]) < len(self._shapes[1])  # of tensors, such as the boxes of each image
 
     def make(self, samples: int, dtype: torch.dtype = torch.float32) -> Any:
         """A batch of `samples` samples. Floating-point tensors have the type `dtype`, as in main()."""
-        shapes = iter(self._shapes)
+        batch = self._of(samples) if self._is_list else self._two
+        shapes = iter(self._shapes_of(batch) if self._is_list else self._shapes_for(samples))
 
         def make(tensor: torch.Tensor) -> torch.Tensor:
-            shape = [two + (three - two) * (samples - 2) for two, three in zip(*next(shapes), strict=True)]
-            return torch.zeros(shape, dtype=dtype if tensor.is_floating_point() else tensor.dtype)
+            return torch.zeros(next(shapes), dtype=dtype if tensor.is_floating_point() else tensor.dtype)
 
         with self.fake:
-            return self.map_tensors(self._two, make)
+            return self.map_tensors(batch, make)
 
     def bytes(self, dtype: torch.dtype = torch.float32) -> int:
         """Bytes of a batch per sample."""
@@ -219,6 +219,11 @@ class Batches:
 
     def _shapes_of(self, batch: Any) -> list[tuple[int, ...]]:
         return [tuple(tensor.shape) for tensor in self.tensors(batch)]
+
+    def _shapes_for(self, samples: int) -> list[tuple[int, ...]]:
+        """Dimensions that depend on the number of samples, such as the first, are linear in it."""
+        pairs = [zip(two, three, strict=True) for two, three in zip(*self._shapes, strict=True)]
+        return [tuple(two + (three - two) * (samples - 2) for two, three in pair) for pair in pairs]
 
 
 def _patch_torch() -> None:
