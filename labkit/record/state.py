@@ -72,9 +72,17 @@ class State:
             return None
         return max(0.0, time.time() - self.stuck_since)
 
+    @property
+    def is_paused(self) -> bool:
+        """Whether all ranks of a running run wait for a resume; `notice` then says why."""
+        return self.state == "running" and (self.notice or "").startswith("paused")
+
     def __repr__(self) -> str:
+        after = f"after {self.seconds:.1f} s"
+        if self.is_paused:
+            return f"paused {after}{(self.notice or '').removeprefix('paused')}"
         sentence = f": {self.cause['sentence']}" if self.cause else f", but {self.notice}" if self.notice else ""
-        return f"{self.state} after {self.seconds:.1f} s{sentence}"
+        return f"{self.state} {after}{sentence}"
 
 
 def write_state(folder: RunFolder, state: State) -> None:

@@ -59,9 +59,11 @@ def seconds(value: float | None) -> str:
 
 
 def status(state: State) -> str:
-    """`running` · `stuck 12 s` · `failed: out of device memory`"""
+    """`running` · `paused` · `stuck 12 s` · `failed: out of device memory`"""
     if (stuck := state.stuck_seconds) is not None:
         return f"stuck {seconds(round(stuck))}"
+    if state.is_paused:
+        return "paused"
     memory = (state.cause or {}).get("out_of_memory")
     return f"{state.state}: out of {memory} memory" if memory in ("device", "host") else state.state
 

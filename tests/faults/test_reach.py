@@ -47,7 +47,7 @@ def test_ranks_answer_pause_and_change_at_the_same_step_and_the_training_is_othe
     run.watch("grad_norm(model)", every=7, name="norm")
     paused_at = run.pause()
     assert [*run.ask("step")["step"]] == [paused_at] * 2
-    wait_until(lambda: "paused" in str(run.status()), what=run.status)
+    wait_until(lambda: str(run.status()).startswith("paused after "), what=run.status)
     time.sleep(WATCHDOG_SECONDS + 4)
     assert run.status().state == "running"
     assert run.status().notice == "paused; run.resume() or `labkit resume` continues it"
@@ -152,6 +152,8 @@ def test_a_breakpoint_pauses_all_ranks_at_the_first_step_where_it_holds_on_one()
     assert "holds on rank 1; run.resume() or `labkit resume` continues it" in str(run.status().notice)
     time.sleep(WATCHDOG_SECONDS + 2)
     assert run.status().state == "running"
+    run.step(2)
+    wait_until(lambda: run.status().notice == "paused; run.resume() or `labkit resume` continues it", what=run.status)
 
     run.breakpoint("step % 7 == 0")
     run.breakpoint("loss != loss")  # in its place

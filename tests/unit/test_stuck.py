@@ -58,6 +58,18 @@ def test_a_rank_that_has_not_entered_the_collective_comes_first() -> None:
     )
 
 
+def test_a_rank_that_is_compiling_says_so() -> None:
+    dump = (
+        "Thread 0x00007f4de3e8fb80 (most recent call first):\n"
+        '  File "/v/torch/_inductor/codecache.py", line 9 in load\n'
+        '  File "/v/torch/_dynamo/convert_frame.py", line 3 in __call__\n'
+        f'  File "{PATH}", line 6 in <module>\n'
+    )
+    said = explain([replace(rank(0, main_thread(dump)), text=dump)], SCRIPT, PATH)
+
+    assert said == "rank 0 is at step 4, compiling in torch.compile (train.py line 6, cell `main`)"
+
+
 def test_ranks_that_called_different_things_disagree() -> None:
     said = explain([rank(0, REDUCES, call(5)), rank(1, REDUCES, call(5, "broadcast", sizes=9))], SCRIPT, PATH)
 

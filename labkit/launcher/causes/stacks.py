@@ -36,8 +36,9 @@ TGKILL = {"x86_64": 234, "aarch64": 131}  # the system call's number; C librarie
 RECORD_BYTES = 2000
 LAST_STEP = re.compile(r'"step": (\d+)')
 FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+) in (?P<function>.*)$')
-OURS = re.compile(r'File "(.*labkit/worker/[\w/]+\.py|<frozen runpy>)"')  # frames around the script
-HEARTBEAT = str(Path("labkit", "worker", "heartbeat.py"))
+OURS = re.compile(r'File "(.*labkit/(worker|launcher)/[\w/]+\.py|<frozen runpy>)"')  # frames around the script
+OUR_THREAD = re.compile(r'labkit/worker/.*", line \d+ in _(beat|listen)$', re.MULTILINE)
+COMPILING = ("torch/_dynamo/convert_frame.py", "torch/_inductor/compile_fx.py")  # not on the stack of compiled code
 THREAD = re.compile(r"^(Current thread|Thread) 0x[0-9a-f]+.*\(most recent call first\):$")
 
 
@@ -67,6 +68,11 @@ class RankStack:
     collectives: list[dict[str, Any]] = field(default_factory=list)
     text: str = ""
     outcome: str = ""
+
+    @property
+    def is_compiling(self) -> bool:
+        """Whether torch.compile is compiling in one of its threads; on a GPU, backward has its own."""
+        return any(frame.file.endswith(COMPILING) for frames in threads(self.text) for frame in frames)
 
 
 def ask(folder: RunFolder, run: RunFolder) -> list[RankStack]:
@@ -150,7 +156,7 @@ def _rank_stack(folder: RunFolder, rank: int, ours: dict[int, psutil.Process], o
 
 def _readable(text: str) -> str:
     """The text without labkit's own thread and frames."""
-    blocks = [block for block in text.split("\n\n") if HEARTBEAT not in block]
+    blocks = [block for block in text.split("\n\n") if not OUR_THREAD.search(block)]
     return "\n".join(line for line in "\n\n".join(blocks).splitlines() if not OURS.search(line))
 
 
@@ -175,7 +181,9 @@ def crash_frames(path: Path) -> list[Frame]:
     _, fatal, text = _since(path, 0).rpartition("Fatal Python error:")
     if not fatal:
         return []
-    blocks = [block for block in text.split("\n\n") if THREAD.match(block.split("\n")[0]) and HEARTBEAT not in block]
+    blocks = [
+        block for block in text.split("\n\n") if THREAD.match(block.split("\n")[0]) and not OUR_THREAD.search(block)
+    ]
     current = next((block for block in blocks if block.startswith("Current thread")), blocks[-1] if blocks else "")
     return main_thread(current)
 

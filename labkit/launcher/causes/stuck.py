@@ -127,6 +127,8 @@ def _place(rank: RankStack, script: Script, path: str) -> str:
     ours = next((f for f in rank.frames if f.file == path), None)
     holds = ", and holds the GIL" if rank.answered == "signal" else ""
     if ours is None:
+        if rank.is_compiling:
+            return f", compiling in torch.compile{holds}"
         inner = next((f for f in rank.frames if f.function not in WRAPPERS), None)
         return (f", in `{inner.function}` ({Path(inner.file).name} line {inner.line})" if inner else "") + holds
     cell = script.cell_at(ours.line)
@@ -137,6 +139,8 @@ def _place(rank: RankStack, script: Script, path: str) -> str:
         return f" in {where}: `{text}`{holds}"
     inner = rank.frames[0]
     called = next((f for f in reversed(rank.frames[: rank.frames.index(ours)]) if f.function not in WRAPPERS), inner)
+    if rank.is_compiling:
+        return f", compiling in torch.compile ({where}){holds}"
     verb = "waiting in" if _waits(rank) else "in"
     return f", {verb} `{called.function}` ({where}){holds}"
 

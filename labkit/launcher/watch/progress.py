@@ -42,6 +42,7 @@ class Progress:
         if now - self._polled < self._period:
             return False
         self._polled = now
+        hits = []
         ranks = self._folder.started_ranks()
         self._period = min(max(POLL_SECONDS, len(ranks) / RANKS_PER_SECOND), LEFT_SECONDS / 2)
         for rank, (beat, size) in zip(ranks, in_parallel(self._read, ranks), strict=True):
@@ -51,7 +52,7 @@ class Progress:
             alive = beat.get("t") if paused else None  # all that is expected of a rank that is paused
             sign = (beat.get("step"), beat.get("moved"), size, alive)
             self.paused = self.paused | {rank} if paused else self.paused - {rank}
-            self.hit = beat.get("hit") or (self.hit if self.paused else None)
+            hits.append(beat.get("hit"))
             if self._signs.get(rank) != sign:
                 self._signs[rank], self._changed[rank] = sign, now
             if self._beats.get(rank, (None, now))[0] != beat.get("t"):
@@ -62,6 +63,7 @@ class Progress:
         quiet = [r for r, at in self._changed.items() if r not in self._ended and now - at > LEFT_SECONDS]
         ends = in_parallel(lambda rank: end_record(self._folder.metrics(rank)), quiet)
         self._ended |= {rank for rank, end in zip(quiet, ends, strict=True) if end}
+        self.hit = next(filter(None, hits), None)
         return True
 
     def _read(self, rank: int) -> tuple[Any, int]:

@@ -158,7 +158,7 @@ class Dashboard:
             self._only.options = [(ALL_CHARTS, ""), *((name, name) for name in names)]
             self._only.value = kept
         reachable = state.state == "running" and self.reader.attempt.requests.is_dir()
-        self._reach.update(reachable=reachable, paused=(state.notice or "").startswith("paused"))
+        self._reach.update(reachable=reachable, paused=state.is_paused)
         look = Look(self._axis.value, self._scale.value, self._smoothing.value, self._only.value, self._size.value)
         chosen, search = self._rank.value, self._search.value
         log_rank = None if chosen == CULPRIT else chosen
