@@ -327,7 +327,7 @@ class Probe:
             "optimizer": self._stepped,
             "communication": self._communicated,
         } | self._memory()
-        in_backward = self._communication.in_backward()
+        in_backward = self._communication.in_backward(self._n)
         loss, what = self._loss_of_step()
         if what is not None:
             record |= {"loss_of": what} if loss is not None else {"loss": None, "loss_of": what}
@@ -367,7 +367,7 @@ class Probe:
 
     def _write(self, record: dict[str, Any], in_backward: float | None) -> None:
         if in_backward is not None and record["backward"] is not None:  # the phases exclude each other
-            communicated = min(in_backward * record["n"], record["backward"])
+            communicated = min(in_backward, record["backward"])
             record["backward"] -= communicated
             record["communication"] = (record["communication"] or 0.0) + communicated
         self.recorder.write(record)

@@ -104,6 +104,33 @@ def test_a_plain_ddp_loop_is_seen_without_a_line_of_ours():
     assert (metrics["rss"] > 0).all()
 
 
+LATE = """
+import time
+
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("gloo")
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(8, 8))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+for step in range(60):
+    loss = model(torch.randn(4, 8)).square().mean()
+    if dist.get_rank() == 1 and step % 10 == 5:
+        time.sleep(0.2)
+    loss.backward()
+    optimizer.step()
+dist.barrier()
+dist.destroy_process_group()
+"""
+
+
+def test_every_wait_for_a_late_rank_is_communication(tmp_path):
+    (tmp_path / "late.py").write_text(LATE)
+    first = labkit.launch(tmp_path / "late.py", nproc_per_node=2).metrics().query("rank == 0")
+
+    assert (first["communication"] * first["steps"]).sum() > 0.8 * 6 * 0.2
+
+
 @pytest.mark.parametrize(
     ("script", "steps", "says"),
     [

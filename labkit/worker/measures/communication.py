@@ -28,6 +28,7 @@ class Communication:
         self.waited = 0.0
         self._thread = threading.get_ident()  # an asynchronous checkpoint waits in another thread
         self._replicated: Callable[[], Any] = lambda: None  # weak reference to the newest DDP model
+        self._logged, self._counted = 0, (0.0, 0.0)  # by in_backward: calls, the sum of all passes and the newest one
 
     def hook(self, torch: Any) -> None:
         """Hook torch before the script runs; its process group may be created later, or never."""
@@ -40,6 +41,9 @@ class Communication:
         def __init__(model: Any, *args: Any, **kwargs: Any) -> None:
             init(model, *args, **kwargs)
             self._replicated = weakref.ref(model)
+            self._logged, self._counted = 0, (0.0, 0.0)
+            if model.device_type == "cpu":
+                model._set_ddp_runtime_logging_sample_rate(1)
 
         torch.nn.parallel.DistributedDataParallel.__init__ = __init__
 
@@ -61,16 +65,28 @@ class Communication:
 
         return timed
 
-    def in_backward(self) -> float | None:
-        """Seconds that DDP's newest sampled backward continued after its computation; None without DDP.
+    def in_backward(self, steps: int) -> float | None:
+        """Seconds that DDP's backward passes since the last call, those of `steps` steps, continued after their
+        computation; None without DDP.
 
-        torch samples the first ten backward passes and then every hundredth.
+        On a GPU all count like the newest sample: torch samples the first ten passes and then every hundredth, because
+        it waits for the GPU.
         """
         model = self._replicated()
         if model is None:
             return None
+        on_cpu = model.device_type == "cpu"
+        if on_cpu:
+            model.logger.set_runtime_stats_and_log()  # the next forward would, and will count this pass a second time
+            self._logged += 1
         log = model._get_ddp_logging_data()  # nanoseconds
         if "backward_comm_time" not in log:  # missing before the second forward, and for a model that spans GPUs
             return None
-        alone: float = log["backward_comm_time"] - log["backward_compute_comm_overlap_time"]
-        return max(0.0, alone / 1e9)
+        newest, mean = (
+            (log[f"{prefix}backward_comm_time"] - log[f"{prefix}backward_compute_comm_overlap_time"]) / 1e9
+            for prefix in ("", "avg_")
+        )
+        if not on_cpu:
+            return max(0.0, newest) * steps
+        (before, twice), self._counted = self._counted, ((log["iteration"] - 1 + self._logged) * mean, newest)
+        return max(0.0, self._counted[0] - before - twice)
