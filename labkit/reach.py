@@ -289,6 +289,8 @@ def _columns(expression: str) -> list[str]:
 
 
 def _value(result: dict[str, Any]) -> Any:
+    if "unseen" in result:
+        return "measured from the next step on"
     if "array" not in result:
         return result["error"] if "error" in result else result["value"]
     import numpy as np

@@ -309,7 +309,8 @@ class Run(Reachable):
         reported: list[str] = []
         was_active = False
         poll_every = POLL_NODES_SECONDS if self.folder.nodes.is_dir() else POLL_SECONDS
-        with Screen() if watch else StatusLine() as line:
+        for_programs = self._handle is None or is_session()
+        with Screen() if watch else StatusLine(for_programs=for_programs) as line:
             speak_every = REDRAW_SECONDS if line.is_live and ui() == "text" else PROGRESS_SECONDS
             while not (state := self.status()).is_final:
                 now, was_active = time.monotonic(), True

@@ -27,10 +27,12 @@ CURVES = {"loss": "loss", "throughput": "samples/s", "memory": "memory"}
 
 
 class StatusLine:
-    """One terminal line, rewritten in place. If stdout is not a terminal, lines that a program can also read."""
+    """One terminal line, rewritten in place. If stdout is not a terminal, lines, which a program can also read if they
+    are `for_programs`."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, for_programs: bool = True) -> None:
         self.is_live = sys.stdout.isatty()
+        self._for_programs = for_programs and not self.is_live
         self._width = 0
 
     def __enter__(self) -> StatusLine:
@@ -40,7 +42,7 @@ class StatusLine:
         self.clear()
 
     def show(self, reader: RunReader, state: State) -> None:
-        self.write(words.headline(reader, state) if self.is_live else progress_line(reader, state))
+        self.write((progress_line if self._for_programs else words.headline)(reader, state))
 
     def write(self, text: str) -> None:
         if not self.is_live:

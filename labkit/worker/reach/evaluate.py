@@ -93,6 +93,8 @@ def execute(cell: str, names: dict[str, Any], limit: float) -> list[dict[str, An
 
 def value_of(value: Any, *, together: bool) -> dict[str, Any]:
     """Scalars and arrays as values, everything else as text."""
+    if value is quantities.UNSEEN:
+        return {"value": value, "unseen": True}
     if together and hasattr(value, "full_tensor"):
         value = value.full_tensor()
     if hasattr(value, "detach") and not hasattr(value, "full_tensor"):

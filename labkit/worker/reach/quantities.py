@@ -2,7 +2,7 @@
 
 Norms are of the whole model, also where its parameters are sharded, so all ranks must call them together. The others
 are of this rank's batch and shards, and only hooks can see them: what modules put out, and what an optimizer's step
-changes. A hook is set when its quantity is first asked for, which is then nan until the next step.
+changes. A hook is set when its quantity is first asked for, which is then `UNSEEN`, a nan, until the next step.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ ACTIVATIONS = ("relu", "elu", "gelu", "silu", "mish", "hardswish")  # in the nam
 SAMPLED = 4096  # elements of a parameter
 GOLDEN = 0.6180339887498949  # its multiples are spread over 0 to 1 evenly, and out of step with any matrix's width
 CONVOLUTED = (4, 5)  # dimensions of an output whose units are its channels, the second dimension
+
+UNSEEN = float("nan")  # told from other nans by its identity
 
 _seen: dict[Hashable, Any] = {}  # the newest tensor or number of each hook
 _handles: list[Any] = []
@@ -62,7 +64,8 @@ def largest_output(model: Any, name: str = "") -> float:
     """The largest magnitude in the output of a submodule, or of the model: its logits, if it names them. Raises
     AttributeError if there is no such submodule, ValueError if it is compiled."""
     module = _inner(model).get_submodule(name)
-    return float(_observed(("output", id(module)), model, module, _largest))
+    seen = _observed(("output", id(module)), model, module, _largest)
+    return UNSEEN if seen is UNSEEN else float(seen)
 
 
 def dead_share(model: Any) -> float:
@@ -75,7 +78,7 @@ def dead_share(model: Any) -> float:
         raise ValueError(f"{type(model).__name__} has no modules such as nn.ReLU or nn.GELU")
     counts = [_observed(("dead", id(module)), model, module, _dead) for module in modules]
     dead, units = (sum(float(count[i]) for count in counts if not isinstance(count, float)) for i in (0, 1))
-    return dead / units if units else math.nan
+    return dead / units if units else UNSEEN
 
 
 def update_ratio(optimizer: Any) -> float:
@@ -94,7 +97,7 @@ def update_ratio(optimizer: Any) -> float:
         _handles.append(optimizer.register_step_pre_hook(before))
     places, before_step = _seen[key]
     if not before_step:
-        return math.nan
+        return UNSEEN
     changed = weights = torch.zeros(())
     for parameter, place, old in zip(parameters, places, before_step, strict=True):
         new, share = _flat(parameter)[place].float(), _flat(parameter).numel() / max(1, old.numel())
@@ -111,11 +114,11 @@ def remove_hooks() -> None:
 
 
 def _observed(key: Hashable, model: Any, module: Any, measure: Callable[[Any], Any]) -> Any:
-    """What the last forward pass of a module of a model gave; nan before."""
+    """What the last forward pass of a module of a model gave; UNSEEN before."""
     if key not in _seen:
         if any(_is_compiled(outer) and module in {*outer.modules()} for outer in model.modules()):
             raise ValueError(f"{type(module).__name__} is compiled, so hooks set later are not called")
-        _seen[key] = math.nan
+        _seen[key] = UNSEEN
 
         def after(module: Any, inputs: Any, output: Any) -> None:
             import torch
