@@ -277,7 +277,7 @@ class Supervisor:
             self.saving.update()
         self.stalls.update(folder, progress)
         why = f" because {progress.hit}" if progress.hit else ""
-        paused = f"paused{why}; run.resume() or `labkit resume` continues it" if progress.paused else None
+        paused = f"paused{why}; resume it with run.resume() or `labkit resume`" if progress.paused else None
         notice = "; ".join(filter(None, [paused, self.stalls.notice, self.saving.failure])) or None
         is_stuck = self.stalls.notice is not None and progress.is_stuck()
         stuck_since = (self.state.stuck_since or time.time() - progress.idle_seconds) if is_stuck else None

@@ -50,7 +50,7 @@ def test_ranks_answer_pause_and_change_at_the_same_step_and_the_training_is_othe
     wait_until(lambda: str(run.status()).startswith("paused after "), what=run.status)
     time.sleep(WATCHDOG_SECONDS + 4)
     assert run.status().state == "running"
-    assert run.status().notice == "paused; run.resume() or `labkit resume` continues it"
+    assert run.status().notice == "paused; resume it with run.resume() or `labkit resume`"
     assert {len(printed(run, rank)) for rank in (0, 1)} == {paused_at - 1}
     assert run.step(10) == paused_at + 10
     answers.append(run.ask(f"step, {PRINTED}"))
@@ -149,11 +149,11 @@ def test_a_breakpoint_pauses_all_ranks_at_the_first_step_where_it_holds_on_one()
     assert run.until(f"step == {wanted} and dist.get_rank() == 1") == wanted
     assert [*run.ask("step")["step_"]] == [wanted, wanted]
     wait_until(lambda: f"because step == {wanted}" in str(run.status().notice), what=run.status)
-    assert "holds on rank 1; run.resume() or `labkit resume` continues it" in str(run.status().notice)
+    assert "holds on rank 1; resume it with run.resume() or `labkit resume`" in str(run.status().notice)
     time.sleep(WATCHDOG_SECONDS + 2)
     assert run.status().state == "running"
     run.step(2)
-    wait_until(lambda: run.status().notice == "paused; run.resume() or `labkit resume` continues it", what=run.status)
+    wait_until(lambda: run.status().notice == "paused; resume it with run.resume() or `labkit resume`", what=run.status)
 
     run.breakpoint("step % 7 == 0")
     run.breakpoint("loss != loss")  # in its place
