@@ -65,7 +65,8 @@ def memory_rows(peaks: Mapping[str, Peak]) -> list[dict[str, str]]:
             size = peak.bytes if name == "total" else peak.categories.get(name, 0)
             reference = first.bytes if name == "total" else first.categories.get(name, 0)
             deviation = (size - reference) / first.bytes if first.bytes and peak is not first else 0.0
-            row[source] = gib(size) + (f" ({deviation:+.1%})" if abs(deviation) >= 0.0005 else "")
+            share = f"{deviation:+.1%}" + (" of total" if name != "total" else "")
+            row[source] = gib(size) + (f" ({share})" if abs(deviation) >= 0.0005 else "")
             if peak is first:
                 row["of total"] = f"{size / first.bytes:.0%}" if first.bytes else ""
         rows.append(row)

@@ -146,13 +146,14 @@ def test_break_even_is_where_two_devices_begin_to_be_faster_than_one():
 
 
 def test_the_memory_table_says_how_far_ways_are_apart_in_parts_of_the_whole():
-    peaks = {"formulas": Peak(8 * GIB, "loss", "", HELD), "measured": Peak(9 * GIB, "backward", "", HELD)}
+    more = HELD | {"parameters": 2 * GIB}
+    peaks = {"formulas": Peak(8 * GIB, "loss", "", HELD), "measured": Peak(9 * GIB, "backward", "", more)}
     rows = {row["category"]: row for row in memory_rows(peaks)}
 
     assert rows["total"] == {
         "category": "total", "formulas": "8.00 GiB", "of total": "100%", "measured": "9.00 GiB (+12.5%)"
     }  # fmt: skip
-    assert rows["parameters"]["measured"] == "1.00 GiB"
+    assert rows["parameters"]["measured"] == "2.00 GiB (+12.5% of total)"
     assert rows["at"]["measured"] == "backward"
 
 
