@@ -83,7 +83,7 @@ class Communication:
         if "backward_comm_time" not in log:  # missing before the second forward, and for a model that spans GPUs
             return None
         newest, mean = (
-            (log[f"{prefix}backward_comm_time"] - log[f"{prefix}backward_compute_comm_overlap_time"]) / 1e9
+            float(log[f"{prefix}backward_comm_time"] - log[f"{prefix}backward_compute_comm_overlap_time"]) / 1e9
             for prefix in ("", "avg_")
         )
         if not on_cpu:
