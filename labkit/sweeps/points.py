@@ -44,7 +44,8 @@ def expanded(
             raise LabError(f"{name}=({shown}) is a range, which needs samples=N; for a grid, pass a list: {name}=[…]")
     if not lists and not ranges:
         raise LabError(
-            "a sweep needs a parameter to vary: pass a list for at least one, lr=[1e-3, 3e-4], or points=[{…}, …]"
+            "a sweep needs a parameter to vary: pass a list for at least one, lr=[1e-3, 3e-4] (in a terminal --lr "
+            "1e-3,3e-4), or points=[{…}, …]"
         )
     if samples is not None:
         return drawn({**lists, **ranges}, fixed, samples, seed)
