@@ -36,7 +36,8 @@ TGKILL = {"x86_64": 234, "aarch64": 131}  # the system call's number; C librarie
 RECORD_BYTES = 2000
 LAST_STEP = re.compile(r'"step": (\d+)')
 FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+) in (?P<function>.*)$')
-OURS = re.compile(r'File "(.*labkit/(worker|launcher)/[\w/]+\.py|<frozen runpy>)"|, line \?\?\? in ')  # frames around the script; Python 3.13's own
+# Frames around the script, and those of Python 3.13 that have no line.
+OURS = re.compile(r'File "(.*labkit/(worker|launcher)/[\w/]+\.py|<frozen runpy>)"|, line \?\?\? in ')
 OUR_THREAD = re.compile(r'labkit/worker/.*", line \d+ in _(beat|listen)$', re.MULTILINE)
 COMPILING = ("torch/_dynamo/convert_frame.py", "torch/_inductor/compile_fx.py")  # not on the stack of compiled code
 THREAD = re.compile(r"^(Current thread|Thread) 0x[0-9a-f]+.*\(most recent call first\):$")
