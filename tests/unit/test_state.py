@@ -13,6 +13,7 @@ from labkit import LabError
 from labkit.record import FINAL_STATES, Identity, State, read_state, write_state
 from labkit.record import state as state_module
 from labkit.record.files import write_json
+from labkit.view import words
 
 FINAL = ("succeeded", "failed", "stopped", "lost")
 
@@ -202,6 +203,14 @@ def test_a_supervisor_that_cannot_start_says_why(tmp_path, runs_dir, variables, 
     lost = labkit.attach("latest").status()
     assert lost.state == "lost"
     assert "supervisor.log. It is a separate Python process" in lost.cause["advice"]
+
+
+def test_a_paused_run_is_shown_as_paused():
+    paused = State("running", 0.0, ended=9.0, notice="paused because loss > 1 holds on rank 0; resume it")
+
+    assert words.status(paused) == "paused"
+    assert repr(paused) == "paused after 9.0 s because loss > 1 holds on rank 0; resume it"
+    assert words.status(replace(paused, state="stopped")) == "stopped"
 
 
 def test_a_supervisor_that_takes_long_to_start_is_not_lost(tmp_path, runs_dir, monkeypatch):
