@@ -106,6 +106,10 @@ SEEDED: dict[str, list[tuple[str, str]]] = {
             within(f"{COUNT}def mine(o, b):\n    return F.mse_loss(o, b.y, reduction='sum')\n\n\nloss_of = mine"),
         ),
         (
+            within(f"{COUNT}def loss_of(o, b):\n    return 2 * (F.mse_loss(o, b.y) + o.abs().sum())  # HERE"),
+            within(f"{COUNT}def loss_of(o, b):\n    return 2 * (F.mse_loss(o, b.y) + o.abs().mean()) * len(o)"),
+        ),
+        (
             within(f"{COUNT}def loss_of(o, b):\n    return F.l1_loss(o, b.y)  # HERE"),
             within(
                 f"{COUNT}def loss_of(o, b):\n    loss = 0\n    for o1, box in zip(o, b.boxes):\n"

@@ -59,7 +59,8 @@ LOSS = re.compile(r"(^|\.)(\w*_loss|\w*_entropy\w*|cosine_embedding_loss|kl_div)
     why="labkit's scripts divide the result of loss_of by count_of over all ranks. A mean is divided twice: gradients "
     "are too small by a factor of the number of predictions, without any error.",
     fix='Return the sum from loss_of: reduction="sum" in torch.nn.functional\'s losses, .sum() instead of .mean().',
-    misses="a mean computed in a loop or another function; modules such as nn.CrossEntropyLoss().",
+    misses="a mean computed in a loop or another function, or returned times a variable; modules such as "
+    "nn.CrossEntropyLoss().",
 )
 def mean_in_loss_of(tree: Tree) -> Mistakes:
     functions = {node.name: node for node in tree.nodes[ast.FunctionDef]}
@@ -67,12 +68,21 @@ def mean_in_loss_of(tree: Tree) -> Mistakes:
         if [spelled(target) for target in assignment.targets] == ["loss_of"] and spelled(assignment.value) in functions:
             functions["loss_of"] = functions[spelled(assignment.value)]
     for function in [functions["loss_of"]] if {"loss_of", "count_of"} <= functions.keys() else []:
-        returned = [node.value for node in ast.walk(function) if isinstance(node, ast.Return)]
+        returned = [node.value for node in ast.walk(function) if isinstance(node, ast.Return) and node.value]
+        if any(len(_variables(value)) > 1 for value in returned):  # probably by the number of samples
+            continue
         for call in (node for node in ast.walk(function) if isinstance(node, ast.Call)):
             if tree.loops_of(call):  # over samples or boxes: a mean over one of them, such as its pixels
                 continue
             if _is_mean(call) or (call in returned and getattr(call.func, "attr", "") == "mean"):
                 yield call, "a mean, which the script divides by count_of again"
+
+
+def _variables(product: ast.expr) -> list[ast.expr]:
+    """The factors of a product that are not constants."""
+    if isinstance(product, ast.BinOp) and isinstance(product.op, ast.Mult):
+        return [*_variables(product.left), *_variables(product.right)]
+    return [] if isinstance(product, ast.Constant) else [product]
 
 
 def _is_mean(call: ast.Call) -> bool:
