@@ -30,7 +30,7 @@ from labkit.write.launch_options import LaunchOptions
 
 __all__ = ["begin", "lines_to_paste"]
 
-HOSTS_AT_ONCE = 128  # a thread only waits for its ssh
+HOSTS_AT_ONCE = 64  # each is a thread that waits for an ssh
 PORTS = range(20_000, 30_000)  # below those that systems hand out themselves
 T = TypeVar("T")
 _ties: list[subprocess.Popen[bytes]] = []

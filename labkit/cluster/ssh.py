@@ -10,6 +10,7 @@ import shlex
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,8 @@ NAME = re.compile(r"(?:[A-Za-z0-9_][A-Za-z0-9_.-]*@)?[A-Za-z0-9_:][A-Za-z0-9_.:-
 CONNECT_SECONDS = 10
 ANSWER_SECONDS = 120.0  # it imports torch and queries GPUs there
 NOT_FOUND = 127
+# An sshd with too many logins at once, such as that of a jump host, closes some of them (MaxStartups).
+BUSY, BUSY_SECONDS = re.compile("kex_exchange_identification|Connection reset"), (1.0, 3.0)
 SSH_FAILED = 255
 
 
@@ -71,9 +74,13 @@ def ask(host: str, question: str, **request: Any) -> dict[str, Any]:
         return here
     command = ["ssh", "-o", "BatchMode=yes", "-o", f"ConnectTimeout={CONNECT_SECONDS}", "--", host, _there(question)]
     try:
-        done = subprocess.run(
-            command, input=json.dumps(request), capture_output=True, text=True, timeout=ANSWER_SECONDS
-        )
+        for pause in (*BUSY_SECONDS, None):
+            done = subprocess.run(
+                command, input=json.dumps(request), capture_output=True, text=True, timeout=ANSWER_SECONDS
+            )
+            if pause is None or done.returncode != SSH_FAILED or not BUSY.search(done.stderr):
+                break
+            time.sleep(pause)
     except FileNotFoundError:
         raise LaunchError(f"ssh was not found, so {host} cannot be reached. {PASTE}") from None
     except subprocess.TimeoutExpired:

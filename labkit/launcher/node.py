@@ -118,6 +118,8 @@ class NodeSupervisor(Supervisor):
             self.address = own_address_towards(resolved(self.head))
         self.look_seconds = min(nodes.count / NODES_PER_SECOND, LONGEST_POLL_SECONDS)
         self.polled = 0.0  # when the peers' files were last read
+        self.unwritten: dict[str, Any] | None = None  # the outcome, until it is written
+        self.may_fail = False  # whether there are ranks, which may fail on their own
         self.have_all_started = False
         self.peer_ended: float | None = None  # when a peer was seen to have ended
         self.news = threading.Event()  # for the next heartbeat
@@ -183,6 +185,7 @@ class NodeSupervisor(Supervisor):
         return None
 
     def all_have_started(self) -> bool:
+        refresh(self.attempt_folder.nodes)
         if self.node:
             return self.peers[0].reports(STARTED)
         if all(in_parallel(Peer.has_started, list(self.peers.values()))):
@@ -233,8 +236,8 @@ class NodeSupervisor(Supervisor):
             self.look_at_peers()
         if reason is not None or self.peer_ended is None:
             return reason
-        may_fail = bool(self.attempt_folder.started_ranks())
-        if may_fail and time.monotonic() - self.peer_ended < OWN_FAILURE_SECONDS:
+        self.may_fail = self.may_fail or bool(self.attempt_folder.started_ranks())
+        if self.may_fail and time.monotonic() - self.peer_ended < OWN_FAILURE_SECONDS:
             return None
         return {"kind": "others", "sentence": "another node of the run has ended"}, GRACE_SECONDS
 
@@ -246,8 +249,12 @@ class NodeSupervisor(Supervisor):
             self.news.set()
 
     def peers_are_fine(self) -> bool:
-        if self.node:
-            return self.peers[0].is_fine() and not self.peers[0].reports(ENDED)
+        """As far as the first live node knows, which looks at all of them."""
+        for node in range(self.node):
+            if not self.peers[node].is_fine():
+                return False
+            if self.peers[node].is_alive():
+                return not self.peers[node].reports(ENDED)
         return all(in_parallel(Peer.is_fine, list(self.peers.values())))
 
     def watch(self, folder: RunFolder, progress: Progress) -> tuple[dict[str, Any], float] | None:
@@ -261,10 +268,11 @@ class NodeSupervisor(Supervisor):
     def agree(self, outcome: Mapping[str, Any]) -> State:
         """Write this node's outcome, wait for the others', and write the final state that follows from all."""
         ended = {"decided": self.decided or time.time(), "ended": time.time()}
-        record = {**outcome, **ended, "oom_kills": oom_kills(), "notice": self.state.notice}
-        with suppress(OSError):
-            write_json(self.home.outcome, record, reserve=self.home.reserve)
+        self.unwritten = {**outcome, **ended, "oom_kills": oom_kills(), "notice": self.state.notice}
         went_well = outcome["exit_code"] == 0 and outcome["why"] is None  # then wait for the others without a limit
+        if not went_well and self.peer_ended is None:
+            self.peer_ended = time.monotonic()
+            self.news.set()  # a heartbeat can be written on a full disk
         settled = self.wait_for_others(math.inf if went_well else time.monotonic() + AGREE_SECONDS)
         refresh(self.attempt_folder.ranks)
         counts = {"exit_code": outcome["exit_code"], "killed": outcome["killed"]}
@@ -279,27 +287,36 @@ class NodeSupervisor(Supervisor):
             in_parallel(partial(_write_missing_state, final), list(self.peers.values()))
         return final
 
+    def write_outcome(self) -> None:
+        """Write it once; on a full disk it is tried again, because the others wait for it."""
+        if self.unwritten is not None:
+            with suppress(OSError):
+                write_json(self.home.outcome, self.unwritten, reserve=self.home.reserve)
+                self.unwritten = None
+
     def wait_for_others(self, deadline: float) -> State | None:
-        """The final state that a node before this one has written; None if none of them is alive, once all nodes after
-        this one have ended."""
+        """The final state that another node has written, usually the first; None if this is the first live node and all
+        others have ended."""
         earlier = [self.peers[node] for node in range(min(self.node, 1))]
         while time.monotonic() < deadline:
+            self.write_outcome()
             if settled := next(filter(None, in_parallel(Peer.conclusion, earlier)), None):
                 return settled
             if not any(in_parallel(Peer.is_alive_at_the_end, earlier)):
                 if len(earlier) == self.node:
                     break
                 earlier = [self.peers[node] for node in range(self.node)]  # the first node is gone
-            time.sleep(max(POLL_SECONDS, self.look_seconds / 2))
+            time.sleep(min(max(POLL_SECONDS, self.look_seconds / 2, len(earlier) / 32), LONGEST_POLL_SECONDS))
         others = list(self.peers.values())
         while not all(in_parallel(Peer.has_ended, others)) and time.monotonic() < deadline:
-            self.look_at_peers()  # those that are still running wait for the news
-            time.sleep(POLL_SECONDS)
+            self.write_outcome()
+            self.look_at_peers()  # those that are still training learn of a failure from this node's heartbeat
+            time.sleep(max(POLL_SECONDS, self.look_seconds / 2))
         return next(filter(None, in_parallel(Peer.conclusion, others)), None)
 
 
 def _write_missing_state(final: State, peer: Peer) -> None:
-    """Of a node that is gone."""
+    """Write the final state of a node that is gone, unless it has one."""
     if not peer.is_alive_at_the_end() and peer.conclusion() is None:
         with suppress(OSError):  # a full disk; or the run was deleted
             peer.home.path.mkdir(exist_ok=True)

@@ -61,8 +61,7 @@ def stop(folder: RunFolder, *, grace: float = GRACE_SECONDS) -> State:
     started = time.monotonic()
     saving_until = started + (SAVING_SECONDS if grace > 0 else 0.0)
     margin, period = (AGREEING_SECONDS, POLL_NODES_SECONDS) if folder.nodes.is_dir() else (5.0, POLL_SECONDS)
-    margin += patience(folder, grace)
-    while not (state := read_state(folder)).is_final and time.monotonic() < started + margin:
+    while not (state := read_state(folder)).is_final and time.monotonic() < started + patience(folder, grace) + margin:
         if time.monotonic() < saving_until and folder.checkpoint_being_saved():
             started = time.monotonic()
         time.sleep(period)
@@ -109,9 +108,13 @@ def terminate(agent: Identity, folder: RunFolder, grace: float, node: int | None
         time.sleep(POLL_SECONDS)
     if agent.is_alive():
         os.kill(agent.pid, signal.SIGTERM)  # never a second one: torchrun then abandons its ranks
+
+    @cache
+    def allowed(grace: float, _second: int) -> float:
+        return patience(folder, grace, node)
+
     started = time.monotonic()
-    allowed = cache(lambda grace: patience(folder, grace, node))
-    while processes_of(folder, node) and time.monotonic() < started + allowed(current_grace()):
+    while processes_of(folder, node) and time.monotonic() < started + allowed(current_grace(), int(time.monotonic())):
         if saving():
             started = time.monotonic()
         time.sleep(0.1)

@@ -43,7 +43,7 @@ from labkit.launcher.watch.progress import Closing, Progress, Saving
 from labkit.launcher.watch.stalls import Stalls
 from labkit.record import Identity, RunFolder, State, Tail, read_state, write_state
 from labkit.record.files import is_deleted, read_json, write_json
-from labkit.record.state import FINAL_STATES, StateName
+from labkit.record.state import FINAL_STATES, StateName, written_state
 
 Torchrun = subprocess.Popen[bytes] | ForkedTorchrun
 LIBC = ctypes.CDLL(None)  # loaded here because nothing may be loaded between fork and exec
@@ -92,7 +92,7 @@ class Supervisor:
         own = Identity.of(os.getpid())
         self.identities: dict[str, Any] = {"supervisor": own.as_dict() if own else None, "oom_kills": oom_kills()}
         write_json(self.home.agent, self.identities)
-        started = read_state(folder).started or time.time()
+        started = written_state(folder).started or time.time()
         self.state = State("starting", started)
         self.clock = time.monotonic() - (time.time() - started)  # the wall clock may be changed while we run
 
@@ -305,7 +305,9 @@ class Supervisor:
 
     def ended(self, name: StateName, **fields: Any) -> State:
         ended = self.state.started + time.monotonic() - self.clock
-        return replace(self.state, state=name, ended=ended, notice=self.saving.update(), **fields)
+        return replace(
+            self.state, state=name, ended=ended, notice=None if self.node else self.saving.update(), **fields
+        )
 
     def has_ended(self) -> bool:
         """Whether another process, which gave up waiting for this one, has written a final state."""

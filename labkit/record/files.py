@@ -9,7 +9,7 @@ import secrets
 import stat
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
@@ -34,16 +34,18 @@ def opened(path: Path) -> BinaryIO:
 def in_parallel(read: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:
     """`read` of each item, many at the same time once one of them shows that the file server is slow."""
     results: list[Result] = []
-    with ThreadPoolExecutor(READERS) as pool:
-        first = [pool.submit(read, item) for item in items[:1]]
-        is_slow = bool(wait(first, SLOW_SECONDS).not_done)
-        for item in () if is_slow else items[1:]:
-            started = time.perf_counter()
-            results.append(read(item))
-            if time.perf_counter() - started > SLOW_SECONDS:
-                break
-        rest = pool.map(read, items[1 + len(results) :])
-        return [*(each.result() for each in first), *results, *rest]
+    for item in items:
+        started = time.perf_counter()
+        results.append(read(item))
+        if time.perf_counter() - started > SLOW_SECONDS:
+            break
+    if not (rest := items[len(results) :]):
+        return results
+    try:
+        with ThreadPoolExecutor(READERS) as pool:
+            return [*results, *pool.map(read, rest)]
+    except RuntimeError:  # no more threads, because of a process limit
+        return [*results, *map(read, rest)]
 
 
 def refresh(folder: Path) -> None:

@@ -374,6 +374,18 @@ def test_this_machine_is_known_by_its_names():
     assert not ssh.is_this_host("no.such.host.invalid")
 
 
+def test_an_ssh_that_a_busy_jump_host_closed_is_tried_again(tmp_path, monkeypatch):
+    fake = tmp_path / "ssh"
+    fake.write_text(
+        f'#!/bin/sh\n[ -e {tmp_path}/again ] && exec echo \'{{"from": "10.0.0.2"}}\'\ntouch {tmp_path}/again\n'
+        "echo kex_exchange_identification: Connection closed by remote host >&2; exit 255\n"
+    )
+    fake.chmod(0o700)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+
+    assert ssh.ask("no.such.host.invalid", "reach", address="10.0.0.1") == {"from": "10.0.0.2"}
+
+
 @pytest.mark.parametrize(
     ("code", "errors", "says"),
     [

@@ -2,8 +2,8 @@ import math
 
 import pytest
 
-from labkit.record import RunReader
-from labkit.record.measured.rank_history import KEPT_NAMES, KEPT_REPORTS
+from labkit.record import RunReader, Tail
+from labkit.record.measured.rank_history import KEPT_NAMES, KEPT_REPORTS, RankHistory
 from labkit.record.measured.reader import rows
 
 META = {"k": "meta", "t": 100.0, "rank": 0, "device": "cpu"}
@@ -37,6 +37,20 @@ def test_totals_are_sums_over_all_steps(history):
 
     assert read.totals == {"steps": 3, "samples": 96, "seconds": 6, **{name: 2 * s for name, s in phases.items()}}
     assert read.step == 3
+
+
+@pytest.mark.parametrize("reports", [0, 400])
+def test_the_ends_of_the_records_tell_the_step_and_how_it_ended(folder, write_metrics, reports):
+    steps = [step(101 + n, n + 1, loss=1.0) for n in range(2000)]
+    after = [report(2200 + n, val_loss=n / 7) for n in range(reports)]
+    write_metrics(0, META, report(100, start_step=300), *steps, *after, {"k": "end", "t": 3000, "outcome": "raised"})
+
+    history = RankHistory(0, Tail(folder.metrics(0)))
+    history.read_ends()
+
+    assert history.step == 2300
+    assert history.end["outcome"] == "raised"
+    assert (history.totals["steps"] < 2000) == (reports == 0)
 
 
 def test_series_are_over_seconds_since_the_ranks_first_record(history):

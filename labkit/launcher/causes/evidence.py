@@ -30,7 +30,7 @@ FIELDS = {"rank": int, "kind": str, "exception": str, "message": str}
 class Evidence:
     """`folder` is the attempt's, `run` the run's. `failures` are the ranks' own records, oldest first; `exits` are the
     exit codes that torchrun reported, its root cause last; `path` is the script's name in tracebacks; `ranks` are those
-    that had started.
+    that have started.
 
     `logs` are torchrun's, one per node; `outcomes` are those of the nodes that wrote one. A run on one machine has one
     log, no `nodes` and no outcomes."""

@@ -1,6 +1,7 @@
 """Failures between hosts: a node that never started, one that is gone, two that no longer reach each other.
 
-Each function reads the evidence of all nodes, so that every host comes to the same answer; on one machine it is None.
+Each function reads the evidence of all nodes, so that every host would come to the same answer; on one machine it is
+None.
 """
 
 from __future__ import annotations

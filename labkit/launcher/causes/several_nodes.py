@@ -1,7 +1,7 @@
-"""How a run on several nodes ended, from the records of all nodes: every host comes to the same answer.
+"""How a run on several nodes ended, from the records of all nodes: every host would come to the same answer.
 
-Every node first writes its own outcome (`outcome.json`), then reads all outcomes. A rank's own failure counts before
-the silence of others, and an earlier decision to stop before its consequences.
+Every node writes its own outcome (`outcome.json`); the first live node reads them all. A rank's own failure counts
+before the silence of others, and an earlier decision to stop before its consequences.
 """
 
 from __future__ import annotations

@@ -98,8 +98,9 @@ def ask(folder: RunFolder, run: RunFolder) -> list[RankStack]:
 def _elsewhere(folder: RunFolder, run: RunFolder, ranks: list[int]) -> set[int]:
     """The ranks whose processes run on another machine."""
     if nodes := Nodes.read(run.manifest_content):
-        here = in_parallel(lambda node: is_on_this_host(folder.node(node)), range(nodes.count))
-        return {rank for rank in ranks if not here[nodes.of_rank(rank)]}
+        each = in_parallel(lambda node: is_on_this_host(folder.node(node)), range(nodes.count))
+        here = {node for node, is_here in enumerate(each) if is_here}
+        return {rank for rank in ranks if nodes.of_rank(rank) not in here}
     return set(ranks) if supervisor_is_elsewhere(run) else set()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from typing import Any
 
 from labkit.launcher.network_interface import is_loopback
@@ -73,8 +74,10 @@ class Peer:
 
     def conclusion(self) -> State | None:
         """Its final state; None if it has not written one."""
-        state = written_state(self.home)
-        return state if state.state in CONCLUSIONS else None
+        with suppress(OSError):  # a stale handle, a timeout: asked again
+            state = written_state(self.home)
+            return state if state.state in CONCLUSIONS else None
+        return None
 
     def _end(self) -> dict[str, Any] | None:
         if self._outcome is None and isinstance(end := read_json(self.home.outcome), dict):
@@ -86,8 +89,7 @@ class Peer:
             return
         self._polled = time.monotonic()
         if self._beat is None:
-            refresh(self.home.path.parent)
             refresh(self.home.path)
         newest = last_beat(self.home)
-        if newest != self._beat:
+        if newest is not None and newest != self._beat:
             self._beat, self._beat_time = newest, self._polled

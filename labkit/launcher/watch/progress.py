@@ -13,7 +13,7 @@ from labkit.record.measured.metrics_file import Tail, end_record
 __all__ = ["Closing", "Progress", "Saving"]
 
 POLL_SECONDS = 1.0
-RANKS_PER_SECOND = 512  # whose files are read: one process reads those of a whole run
+RANKS_PER_SECOND = 512  # whose files are read, up to 768 ranks: one process reads those of a whole run
 # Slow is not stuck: a rank is reported after this long plus twice its own step time.
 PATIENCE_SECONDS = 5.0
 LEFT_SECONDS = 3.0  # a rank whose script has ended has exited after this long without a heartbeat

@@ -33,7 +33,7 @@ DESCRIBING = {
     "training_seconds",
 }
 LONGEST_TEXT = 1000  # of a reported value
-END_BYTES = 1 << 13
+END_BYTES = 1 << 14
 RECENT_RECORDS = 50
 RECENT = ("steps", "seconds", *PHASES)
 FIRST_STEPS = 2
@@ -163,10 +163,13 @@ class RankHistory:
         return self._take_all(self.tail.poll())
 
     def read_ends(self) -> None:
-        """Read only the first and the last 8 KiB: its step and how it ended, whatever the run's length. Sums, series
-        and peaks have gaps."""
+        """Read only the first and the last 16 KiB, or all if the last step is not among them: they tell its step
+        and how it ended. Sums, series and peaks have gaps."""
         self._take_all(self.tail.poll(END_BYTES))
-        self.tail.skip(END_BYTES)
+        last = Tail(self.tail.path)
+        last.skip(END_BYTES)
+        if any(record.get("k") == "step" for record in last.read_all()):
+            self.tail.skip(END_BYTES)
         self.read_all()
 
     def read_all(self) -> None:
