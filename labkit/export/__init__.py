@@ -41,8 +41,8 @@ def export(folder: RunFolder, to: str, path: str | os.PathLike[str] | None, proj
 def check_format(to: str) -> None:
     """Raise LabError for a name that is not one of FORMATS."""
     if to not in FORMATS:
-        hints = [f"; did you mean {near!r}?" for near in get_close_matches(str(to).lower(), FORMATS, n=1)]
-        raise LabError("".join([f"{to!r} is not an export format, expected {', '.join(FORMATS)}", *hints]))
+        near = get_close_matches(str(to).lower(), FORMATS, n=1, cutoff=0.0)[0]
+        raise LabError(f"{to!r} is not an export format, expected {', '.join(FORMATS)}; did you mean {near!r}?")
 
 
 def check_live(formats: str | Sequence[str] | None) -> list[str]:

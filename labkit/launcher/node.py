@@ -125,11 +125,13 @@ class NodeSupervisor(Supervisor):
         self.news = threading.Event()  # for the next heartbeat
 
     def run_node(self) -> int:
-        self.write(self.state)
         if self.node == 0:
             prepare(self.folder, self.attempt_folder)
         self.home.keep_reserve()
         self.home.outcome.write_text("null\n")  # exists before a peer looks for it, see `refresh`
+        with suppress(OSError):
+            beat(self.home, self.name, self.address)
+        self.write(self.state)  # after the heartbeat, because a node with a state and without one counts as lost
         threading.Thread(target=self.beat, name="labkit-node", daemon=True).start()
         if are_folded(self.nodes.world_size, self.nodes.count):
             threading.Thread(target=self.fold, name="labkit-fold", daemon=True).start()

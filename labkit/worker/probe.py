@@ -189,6 +189,7 @@ class Probe:
         now = clock()
         self._backward += now - self._fetched - self._waiting_since_mark()
         self._fetched = now  # another micro-batch may follow without a DataLoader
+        self._communication.after_backward()
         if self._timed is not None:
             self._timed.end("backward")
         if not whole:

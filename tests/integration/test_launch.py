@@ -114,6 +114,7 @@ dist.init_process_group("gloo")
 model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(8, 8))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 for step in range(60):
+    model(torch.randn(4, 8))
     loss = model(torch.randn(4, 8)).square().mean()
     if dist.get_rank() == 1 and step % 10 == 5:
         time.sleep(0.2)
@@ -128,7 +129,7 @@ def test_every_wait_for_a_late_rank_is_communication(tmp_path):
     (tmp_path / "late.py").write_text(LATE)
     first = labkit.launch(tmp_path / "late.py", nproc_per_node=2).metrics().query("rank == 0")
 
-    assert (first["communication"] * first["steps"]).sum() > 0.8 * 6 * 0.2
+    assert 0.8 * 6 * 0.2 < (first["communication"] * first["steps"]).sum() < 1.3 * 6 * 0.2
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,11 @@ class Communication:
         self.waited = 0.0
         self._thread = threading.get_ident()  # an asynchronous checkpoint waits in another thread
         self._replicated: Callable[[], Any] = lambda: None  # weak reference to the newest DDP model
-        self._logged, self._counted = 0, (0.0, 0.0)  # by in_backward: calls, the sum of all passes and the newest one
+        self._on_cpu = False
+        self._added, self._newest = (
+            0.0,
+            None,
+        )  # on a CPU: seconds since the last record, and when the newest pass started
 
     def hook(self, torch: Any) -> None:
         """Hook torch before the script runs; its process group may be created later, or never."""
@@ -40,9 +44,8 @@ class Communication:
         @functools.wraps(init)
         def __init__(model: Any, *args: Any, **kwargs: Any) -> None:
             init(model, *args, **kwargs)
-            self._replicated = weakref.ref(model)
-            self._logged, self._counted = 0, (0.0, 0.0)
-            if model.device_type == "cpu":
+            self._replicated, self._on_cpu = weakref.ref(model), model.device_type == "cpu"
+            if self._on_cpu:
                 model._set_ddp_runtime_logging_sample_rate(1)
 
         torch.nn.parallel.DistributedDataParallel.__init__ = __init__
@@ -65,6 +68,16 @@ class Communication:
 
         return timed
 
+    def after_backward(self) -> None:
+        """Add up what DDP's backward passes on a CPU wait for."""
+        if not self._on_cpu or (model := self._replicated()) is None:
+            return
+        model.logger.set_runtime_stats_and_log()  # otherwise the next forward does it
+        log = model._get_ddp_logging_data()
+        if (started := log.get("backward_comm_time_start")) != self._newest:
+            self._newest = started  # another pass may have been without DDP, or without its all-reduce
+            self._added += _alone(log)
+
     def in_backward(self, steps: int) -> float | None:
         """Seconds that DDP's backward passes since the last call, those of `steps` steps, continued after their
         computation; None without DDP.
@@ -72,21 +85,16 @@ class Communication:
         On a GPU all count like the newest sample: torch samples the first ten passes and then every hundredth, because
         it waits for the GPU.
         """
-        model = self._replicated()
-        if model is None:
+        if (model := self._replicated()) is None:
             return None
-        on_cpu = model.device_type == "cpu"
-        if on_cpu:
-            model.logger.set_runtime_stats_and_log()  # the next forward would, and will count this pass a second time
-            self._logged += 1
-        log = model._get_ddp_logging_data()  # nanoseconds
-        if "backward_comm_time" not in log:  # missing before the second forward, and for a model that spans GPUs
-            return None
-        newest, mean = (
-            float(log[f"{prefix}backward_comm_time"] - log[f"{prefix}backward_compute_comm_overlap_time"]) / 1e9
-            for prefix in ("", "avg_")
-        )
-        if not on_cpu:
-            return max(0.0, newest) * steps
-        (before, twice), self._counted = self._counted, ((log["iteration"] - 1 + self._logged) * mean, newest)
-        return max(0.0, self._counted[0] - before - twice)
+        if self._on_cpu:
+            added, self._added = self._added, 0.0
+            return added
+        log = model._get_ddp_logging_data()
+        # missing before the second forward, and for a model that spans GPUs
+        return _alone(log) * steps if "backward_comm_time" in log else None
+
+
+def _alone(log: dict[str, int]) -> float:
+    """`log` is DDP's, in nanoseconds."""
+    return max(0.0, (log["backward_comm_time"] - log["backward_compute_comm_overlap_time"]) / 1e9)
