@@ -85,9 +85,10 @@ class Cluster:
         self.wait(lambda: len([*self.events.glob("started-*")]) == self.nodes.count, 300)
         return max(float(path.read_text()) for path in self.events.glob("started-*"))
 
-    def fail(self, rank: int) -> None:
-        (self.events / ".fail").write_text(str(rank))
-        (self.events / ".fail").rename(self.events / "fail")
+    def tell(self, event: str, rank: int) -> None:
+        """A rank is to "fail", or the ranks of the node whose first rank it is, to "finish"."""
+        (self.events / f".{event}").write_text(str(rank))
+        (self.events / f".{event}").rename(self.events / event)
 
     def lose(self, node: int) -> None:
         """All processes of a node disappear at once."""
@@ -158,7 +159,7 @@ def measure(cluster: Cluster, event: str) -> None:
         with capture_output(), SlowFiles(cluster.folder.path, cluster.answer_seconds):
             run.stop()
     elif event == "fail":
-        cluster.fail(middle * cluster.nodes.nproc_per_node)
+        cluster.tell("fail", middle * cluster.nodes.nproc_per_node)
     else:
         cluster.lose(middle)
     cluster.wait_final()

@@ -3,7 +3,7 @@
 python -I -S simulated_torchrun.py ATTEMPT_FOLDER FIRST_RANK RANKS EVENTS
 
 Writes what a rank's worker writes: a record of each step, a heartbeat a second. When `EVENTS/fail` names one of its
-ranks, that rank fails.
+ranks, that rank fails; when `EVENTS/finish` names its first rank, all have finished.
 """
 # ruff: noqa: PTH103, PTH123  (pathlib takes longer to import than this takes to start)
 
@@ -26,6 +26,8 @@ def main():
     step = 0
     while True:
         step, failing = step + 1, read(f"{events}/fail")
+        if read(f"{events}/finish") == str(first):
+            sys.exit(0)
         for rank, folder in folders.items():
             now = time.monotonic()
             record = {"k": "step", "t": step * STEP_SECONDS, "step": step, "n": 1, "seconds": [STEP_SECONDS] * 3}
