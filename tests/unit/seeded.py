@@ -90,31 +90,82 @@ def within(body: str, model: str = DDP_MODEL) -> str:
     return HEAD + model + textwrap.dedent(body) + TAIL
 
 
+def loss_of(body: str) -> str:
+    """A script with its own loss."""
+    return within(f"{COUNT}def loss_of(o, b):\n" + textwrap.indent(body, "    "))
+
+
 # rule: pairs of (a script with the mistake, the same without it)
 SEEDED: dict[str, list[tuple[str, str]]] = {
     "mean-in-loss-of": [
         (
-            within(f"{COUNT}def loss_of(o, b):\n    return F.cross_entropy(o, b.y)  # HERE"),
-            within(f"{COUNT}def loss_of(o, b):\n    return F.cross_entropy(o, b.y, reduction='sum')"),
-        ),
-        (
-            within(f"{COUNT}def loss_of(o, b):\n    return (o - b.y).square().mean()  # HERE"),
-            within(f"{COUNT}def loss_of(o, b):\n    return (o - b.y).square().sum()"),
-        ),
-        (
             within(f"{COUNT}def mine(o, b):\n    return F.mse_loss(o, b.y)  # HERE\n\n\nloss_of = mine"),
             within(f"{COUNT}def mine(o, b):\n    return F.mse_loss(o, b.y, reduction='sum')\n\n\nloss_of = mine"),
         ),
-        (
-            within(f"{COUNT}def loss_of(o, b):\n    return 2 * (F.mse_loss(o, b.y) + o.abs().sum())  # HERE"),
-            within(f"{COUNT}def loss_of(o, b):\n    return 2 * (F.mse_loss(o, b.y) + o.abs().mean()) * len(o)"),
-        ),
-        (
-            within(f"{COUNT}def loss_of(o, b):\n    return F.l1_loss(o, b.y)  # HERE"),
-            within(
-                f"{COUNT}def loss_of(o, b):\n    loss = 0\n    for o1, box in zip(o, b.boxes):\n"
-                "        loss = loss + F.l1_loss(o1, box)\n    return loss"
-            ),
+        *(
+            (loss_of(mistaken), loss_of(corrected))
+            for mistaken, corrected in [
+                (
+                    "return F.cross_entropy(o, b.y)  # HERE",
+                    "return F.cross_entropy(o, b.y, reduction='sum')",
+                ),
+                (
+                    "return (o - b.y).square().mean()  # HERE",
+                    "return (o - b.y).square().sum()",
+                ),
+                (
+                    "return 2 * (F.mse_loss(o, b.y) + o.abs().sum())  # HERE",
+                    "return 2 * (F.mse_loss(o, b.y) + o.abs().mean()) * len(o)",
+                ),
+                (
+                    "return BETA * F.cross_entropy(o, b.y)  # HERE",
+                    "return BETA * F.cross_entropy(o, b.y) * count_of(b)",
+                ),
+                (
+                    "return BETA * (o - b.y).square().mean()  # HERE",
+                    "return BETA * o.numel() * (o - b.y).square().mean()",
+                ),
+                (
+                    "return F.mse_loss(o, b.y) / len(o)  # HERE",
+                    "return F.mse_loss(o, b.y) * len(o) / 2",
+                ),
+                (
+                    "loss = F.mse_loss(o, b.y)  # HERE\nloss *= BETA\nreturn loss",
+                    "loss = F.mse_loss(o, b.y)\nloss *= len(o)\nreturn loss",
+                ),
+                (
+                    "n = o.size(0)\nloss = F.mse_loss(o, b.y)  # HERE\nreturn loss + n * b.z.sum()",
+                    "n = o.size(0)\nloss = F.mse_loss(o, b.y) * n\nreturn loss",
+                ),
+                (
+                    "mse = (o - b.y).square().mean()  # HERE\nloss = BETA * mse\nreturn loss + o.abs().sum()",
+                    "mean = o.mean()\nloss = (o - mean).square()\nreturn loss.sum()",
+                ),
+                (
+                    "n = 1\nmse = F.mse_loss(o, b.y)  # HERE\nloss = BETA * mse\nreturn loss * n",
+                    "n = o.shape[0]\nmse = F.mse_loss(o, b.y)\nloss = BETA * mse\nreturn loss * n",
+                ),
+                (
+                    "def scaled(x):\n    return x * b.n\nreturn F.l1_loss(o, scaled(b.y))  # HERE",
+                    "def of_one(x, y):\n    return F.l1_loss(x, y)\nreturn sum(map(of_one, o, b.boxes))",
+                ),
+                (
+                    "loss = 0\nfor head in o:\n    loss = loss + F.cross_entropy(head, b.y)  # HERE\nreturn loss",
+                    "loss = 0\nfor x, box in zip(o, b.boxes):\n    loss = loss + F.l1_loss(x, box)\nreturn loss",
+                ),
+                (
+                    "return sum(w * F.cross_entropy(head, b.y) for w, head in zip(WEIGHTS, o))  # HERE",
+                    "return sum(F.l1_loss(x, box) for x, box in zip(o, b.boxes))",
+                ),
+                (
+                    "return sum([F.cross_entropy(head, target=b.y) for head in o])  # HERE",
+                    "return sum([F.l1_loss(x, target=box) for x, box in zip(o, b.boxes)])",
+                ),
+                (
+                    "return BETA / 2 * b.w.mean()  # HERE",
+                    "return (b.w * F.l1_loss(o, b.y, reduction='none')).sum() / b.w.mean()",
+                ),
+            ]
         ),
     ],
     "no-distributed-sampler": [

@@ -50,7 +50,9 @@ def _computes_in_fp16(tree: Tree, call: ast.Call) -> bool:
     return on_cuda if dtype is None else tree.dotted(dtype) in ("torch.float16", "torch.half")
 
 
-LOSS = re.compile(r"(^|\.)(\w*_loss|\w*_entropy\w*|cosine_embedding_loss|kl_div)$")  # torch.nn.functional's
+LOSS = re.compile(r"torch\.nn\.functional\.(\w+_loss|\w+_entropy\w*|kl_div)$")
+LOOP = ast.For | ast.AsyncFor | ast.While | ast.comprehension
+ASSIGNMENT = ast.Assign | ast.AnnAssign | ast.AugAssign
 
 
 @rule(
@@ -59,8 +61,8 @@ LOSS = re.compile(r"(^|\.)(\w*_loss|\w*_entropy\w*|cosine_embedding_loss|kl_div)
     why="labkit's scripts divide the result of loss_of by count_of over all ranks. A mean is divided twice: gradients "
     "are too small by a factor of the number of predictions, without any error.",
     fix='Return the sum from loss_of: reduction="sum" in torch.nn.functional\'s losses, .sum() instead of .mean().',
-    misses="a mean computed in a loop or another function, or returned times a variable; modules such as "
-    "nn.CrossEntropyLoss().",
+    misses="a mean multiplied by a count, or by anything else computed from the batch, before it is returned; a mean "
+    "over a single item in a loop; a mean in another function; modules such as nn.CrossEntropyLoss().",
 )
 def mean_in_loss_of(tree: Tree) -> Mistakes:
     functions = {node.name: node for node in tree.nodes[ast.FunctionDef]}
@@ -68,28 +70,74 @@ def mean_in_loss_of(tree: Tree) -> Mistakes:
         if [spelled(target) for target in assignment.targets] == ["loss_of"] and spelled(assignment.value) in functions:
             functions["loss_of"] = functions[spelled(assignment.value)]
     for function in [functions["loss_of"]] if {"loss_of", "count_of"} <= functions.keys() else []:
-        returned = [node.value for node in ast.walk(function) if isinstance(node, ast.Return) and node.value]
-        if any(len(_variables(value)) > 1 for value in returned):  # probably by the number of samples
-            continue
-        for call in (node for node in ast.walk(function) if isinstance(node, ast.Call)):
-            if tree.loops_of(call):  # over samples or boxes: a mean over one of them, such as its pixels
-                continue
-            if _is_mean(call) or (call in returned and getattr(call.func, "attr", "") == "mean"):
+        for call in (call for call in tree.calls if tree.function_of(call) is function):
+            if _is_mean(tree, call) and not _is_of_one_item(tree, call) and not _is_rescaled(tree, call, function):
                 yield call, "a mean, which the script divides by count_of again"
 
 
-def _variables(product: ast.expr) -> list[ast.expr]:
-    """The factors of a product that are not constants."""
-    if isinstance(product, ast.BinOp) and isinstance(product.op, ast.Mult):
-        return [*_variables(product.left), *_variables(product.right)]
-    return [] if isinstance(product, ast.Constant) else [product]
-
-
-def _is_mean(call: ast.Call) -> bool:
+def _is_mean(tree: Tree, call: ast.Call) -> bool:
+    if getattr(call.func, "attr", "") == "mean":
+        return _is_returned(tree, call)
     reduction = keyword(call, "reduction")
-    if reduction is not None:
-        return isinstance(reduction, ast.Constant) and reduction.value == "mean"
-    return bool(LOSS.search(spelled(call.func) or "")) and not has_stars(call)
+    if not LOSS.match(tree.names_of_calls[call]) or has_stars(call):
+        return False
+    return reduction is None or (isinstance(reduction, ast.Constant) and reduction.value == "mean")
+
+
+def _is_returned(tree: Tree, mean: ast.Call) -> bool:
+    """Whether the mean is returned or a term of what is returned, perhaps by way of variables."""
+    reads = [name for name in tree.nodes[ast.Name] if isinstance(name.ctx, ast.Load)]
+    means = set[str]()
+    for node in sorted((mean, *reads), key=position):
+        if node is mean or (spelled(node) in means and tree.function_of(node) is tree.function_of(mean)):
+            term = ast.BinOp | ast.UnaryOp | ast.IfExp
+            around = next(parent for parent in tree.ancestors(node) if not isinstance(parent, term))
+            if isinstance(around, ast.Return):
+                return True
+            means |= _assigned(around) if isinstance(around, ASSIGNMENT) else set()
+    return False
+
+
+def _is_of_one_item(tree: Tree, call: ast.Call) -> bool:
+    """Whether the target comes from a loop: a mean over one image or box, such as its pixels."""
+    around = [part for node in tree.ancestors(call) for part in (node, *getattr(node, "generators", ()))]
+    target = keyword(call, "target") or (call.args[1] if len(call.args) > 1 else call)
+    return bool(_names(target) & _assigned(*(node for node in around if isinstance(node, LOOP))))
+
+
+def _is_rescaled(tree: Tree, call: ast.Call, function: ast.FunctionDef) -> bool:
+    """Whether the mean, or a variable with it, is a divisor or is multiplied by a number computed from the batch."""
+    local = _assigned(function) | {node.arg for node in ast.walk(function) if isinstance(node, ast.arg)}
+    means, computed = set[str](), set[str]()
+
+    def is_mean(part: ast.AST) -> bool:
+        return tree.is_in(call, part) or bool(_names(part) & means)
+
+    def is_computed(part: ast.AST) -> bool:
+        uses = (node for node in ast.walk(part) if isinstance(node, ast.Call | ast.Attribute | ast.Subscript))
+        read = _names(*(node.value if isinstance(node, ast.Subscript) else node for node in uses))  # not an index
+        return bool(read & local or _names(part) & computed)
+
+    nodes = [node for node in ast.walk(function) if isinstance(node, ast.BinOp | ASSIGNMENT)]
+    for node in sorted(nodes, key=position):
+        if isinstance(node, ASSIGNMENT):
+            means |= _assigned(node) if is_mean(node) else set()
+            computed |= _assigned(node) if is_computed(node) else set()
+        if isinstance(node, ast.BinOp | ast.AugAssign):
+            left, right = (node.left, node.right) if isinstance(node, ast.BinOp) else (node.target, node.value)
+            is_scaled = (is_mean(left) and is_computed(right)) or (is_mean(right) and is_computed(left))
+            if (isinstance(node.op, ast.Mult) and is_scaled) or (isinstance(node.op, ast.Div) and is_mean(right)):
+                return True
+    return False
+
+
+def _names(*nodes: ast.AST) -> set[str]:
+    return {node.id for root in nodes for node in ast.walk(root) if isinstance(node, ast.Name)}
+
+
+def _assigned(*nodes: ast.AST) -> set[str]:
+    names = (node for root in nodes for node in ast.walk(root) if isinstance(node, ast.Name))
+    return {node.id for node in names if isinstance(node.ctx, ast.Store)}
 
 
 @rule(
