@@ -12,6 +12,7 @@ import sys
 import types
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from itertools import cycle, islice
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -190,21 +191,33 @@ class Batches:
         train, _ = script.load_datasets(fake_run.args.data_dir)
         sample, self.looked_at = longest(train, script.collate, script.map_tensors)
         self.samples = len(train)
-        self._of: Callable[[int], Any] = lambda samples: script.collate([sample] * samples)
-        self.real, self._two, more = self._of(1), self._of(2), self._of(3)
-        self._shapes = [self._shapes_of(batch) for batch in (self._two, more)]
-        self._is_list = len(self._shapes[0]) < len(self._shapes[1])  # of tensors, such as the boxes of each image
+        self.real, self._two, self._three = (
+            script.map_tensors(script.collate([sample] * samples), lambda tensor: tensor) for samples in (1, 2, 3)
+        )
 
     def make(self, samples: int, dtype: torch.dtype = torch.float32) -> Any:
         """A batch of `samples` samples. Floating-point tensors have the type `dtype`, as in main()."""
-        batch = self._of(samples) if self._is_list else self._two
-        shapes = iter(self._shapes_of(batch) if self._is_list else self._shapes_for(samples))
+        with self.fake:
+            return self._extended(self._two, self._three, samples, dtype)
+
+    def _extended(self, two: Any, three: Any, samples: int, dtype: torch.dtype) -> Any:
+        """A part of a batch of `samples`, from those of two and three: a list may have an entry per sample, and
+        dimensions that depend on the number of samples, such as the first, are linear in it."""
+
+        def size(of_two: int, of_three: int) -> int:
+            return of_two + (of_three - of_two) * (samples - 2)
 
         def make(tensor: torch.Tensor) -> torch.Tensor:
-            return torch.zeros(next(shapes), dtype=dtype if tensor.is_floating_point() else tensor.dtype)
+            shape = [*map(size, tensor.shape, next(others).shape)]
+            return torch.zeros(shape, dtype=dtype if tensor.is_floating_point() else tensor.dtype)
 
-        with self.fake:
-            return self.map_tensors(batch, make)
+        if isinstance(two, dict):
+            return {name: self._extended(part, three[name], samples, dtype) for name, part in two.items()}
+        if isinstance(two, tuple):
+            pairs = islice(cycle(zip(two, three, strict=False)), size(len(two), len(three)))
+            return tuple(self._extended(*pair, samples, dtype) for pair in pairs)
+        others = iter(self.tensors(three))
+        return self.map_tensors(two, make)
 
     def bytes(self, dtype: torch.dtype = torch.float32) -> int:
         """Bytes of a batch per sample."""
@@ -216,14 +229,6 @@ class Batches:
         tensors: list[torch.Tensor] = []
         self.map_tensors(batch, tensors.append)
         return tensors
-
-    def _shapes_of(self, batch: Any) -> list[tuple[int, ...]]:
-        return [tuple(tensor.shape) for tensor in self.tensors(batch)]
-
-    def _shapes_for(self, samples: int) -> list[tuple[int, ...]]:
-        """Dimensions that depend on the number of samples, such as the first, are linear in it."""
-        pairs = [zip(two, three, strict=True) for two, three in zip(*self._shapes, strict=True)]
-        return [tuple(two + (three - two) * (samples - 2) for two, three in pair) for pair in pairs]
 
 
 def _patch_torch() -> None:
