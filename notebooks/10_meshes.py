@@ -110,7 +110,7 @@ lab.score()
 # of it. All three meshes train what one device trains.
 #
 # One step of the last mesh. Stages compute in turn, and within a stage the tensor ranks wait for each other. (The
-# bubble in the title counts these waits as well; that of the pipeline alone is (p - 1)/(m + p - 1), lab 08.)
+# bubble in the title does not count these waits; ideally it is (p - 1)/(m + p - 1), lab 08.)
 
 # %%
 runs[third].timeline()

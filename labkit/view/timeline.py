@@ -6,13 +6,12 @@ import json
 import math
 from collections import defaultdict
 from functools import cached_property
-from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from labkit.errors import LabError
 from labkit.record import RunFolder
 from labkit.record.measured.intervals import intersection, total, union
-from labkit.record.measured.spans import COMMUNICATION, COMPUTE, WAITING, Span, elapsed, read_spans
+from labkit.record.measured.spans import COMMUNICATION, COMPUTE, WAITING, Span, bubble, read_spans
 from labkit.record.text import plain
 from labkit.view.charts.images import as_image
 from labkit.view.charts.timeline_figures import animated, still
@@ -79,19 +78,7 @@ class Timeline:
         """The fraction of time in which a pipeline's ranks are between chunks, from the first chunk of a step to the
         last; None without a pipeline. Waits within a chunk, as for tensor-parallel ranks, do not count. Like
         Megatron-LM's (2104.04473, section 2.2.1), but relative to the total time: ideally (p-1)/(m+p-1)."""
-        return self._bubble(self.steps)
-
-    def _bubble(self, steps: list[int]) -> float | None:
-        busy = whole = 0.0
-        for step in steps:
-            chunks: dict[tuple[Any, ...], list[Span]] = defaultdict(list)
-            for span in self.spans:
-                if span.step == step and span.chunk is not None:
-                    chunks[span.rank, span.kind, span.stage, span.chunk].append(span)
-            if chunks:  # otherwise the rank ended in this step
-                whole += elapsed([*chain(*chunks.values())]) * len(self.ranks)
-                busy += sum(map(elapsed, chunks.values()))
-        return 1 - busy / whole if whole else None
+        return bubble(self.spans)
 
     def of_step(self, step: int | None = None) -> list[Span]:
         """The spans of a step, in seconds since the first rank started it. Raises LabError if it was not recorded."""
@@ -115,9 +102,9 @@ class Timeline:
         mean = self.table.mean()
         computing = sum(mean[kind] for kind in COMPUTE) / mean["step_seconds"]
         parts = [f"{computing:.0%} of a step is compute", f"{mean['waiting'] / mean['step_seconds']:.0%} waiting"]
-        bubble = self._bubble([self.step if step is None else step])
-        if bubble is not None:
-            parts = [f"bubble {bubble:.0%}"]
+        idle = bubble(self.of_step(step))
+        if idle is not None:
+            parts = [f"bubble {idle:.0%}"]
         elif not math.isnan(mean["hidden"]):
             parts.append(f"{mean['hidden']:.0%} of communication is hidden")
         return f"{plain(self.name)} on {len(self.ranks)} rank{'s' if len(self.ranks) > 1 else ''}: " + ", ".join(parts)

@@ -182,6 +182,17 @@ def test_a_pipelines_bubble_is_the_share_of_time_that_no_chunk_fills(run):
     assert "bubble 40%" in repr(timeline)
 
 
+def test_a_step_of_several_passes_through_a_pipeline_has_no_negative_bubble(run):
+    run.profile(0).parent.mkdir()
+    kinds = ["forward", "backward"] * 4
+    for rank in range(2):
+        chunks = [("user_annotation", f"labkit:{kind} {rank} 0", 50 * n, 50) for n, kind in enumerate(kinds)]
+        trace(run.profile(rank), STEP, *chunks, ("cpu_op", "_c10d_functional::wait_tensor", 60, 20))
+    assert Timeline(run).bubble == pytest.approx(0)
+    trace(run.profile(1), STEP, *chunks[:4])
+    assert Timeline(run).bubble == pytest.approx(1 / 4)
+
+
 def test_a_rank_that_recorded_nothing_is_left_out_and_a_step_that_is_not_there_is_named(run):
     run.profile(0).parent.mkdir()
     trace(run.profile(0), STEP, ("user_annotation", "labkit:forward 0 0", 0, 60))

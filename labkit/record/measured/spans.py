@@ -12,7 +12,7 @@ import re
 import zlib
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
-from itertools import pairwise
+from itertools import groupby, pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -71,10 +71,16 @@ def elapsed(spans: Sequence[Span]) -> float:
     return max(span.end for span in spans) - min(span.start for span in spans)
 
 
-def bubble(spans: Sequence[Span]) -> float:
-    """The share of all ranks' time in which they do nothing."""
-    ranks = len({span.rank for span in spans})
-    return 1 - sum(span.seconds for span in spans) / (ranks * elapsed(spans))
+def bubble(spans: Iterable[Span]) -> float | None:
+    """The fraction of time in which a pipeline's ranks are between chunks, from the first chunk of a step to the last;
+    None without chunks. Waits within a chunk do not count. A step may repeat its chunks, one pass of the schedule after
+    another, so the parts of a chunk are those that follow each other on its rank."""
+    chunks = sorted((s for s in spans if s.chunk is not None), key=lambda s: (s.step, s.rank, s.start))
+    steps = groupby(chunks, key=lambda s: s.step)
+    whole = sum(elapsed(list(step)) for _, step in steps) * len({s.rank for s in chunks})
+    parts = groupby(chunks, key=lambda s: (s.step, s.rank, s.kind, s.stage, s.chunk))
+    busy = sum(elapsed(list(chunk)) for _, chunk in parts)
+    return 1 - busy / whole if whole else None
 
 
 def read_spans(traces: dict[int, Path]) -> list[Span]:
