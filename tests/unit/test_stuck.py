@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from labkit.launcher.causes import stacks
-from labkit.launcher.causes.stacks import Frame, RankStack, crash_frames, main_thread
+from labkit.launcher.causes.stacks import Frame, RankStack, _readable, crash_frames, main_thread
 from labkit.launcher.causes.stuck import Stacks, explain
 from labkit.record.files import write_json
 from labkit.write import Script
@@ -58,16 +58,25 @@ def test_a_rank_that_has_not_entered_the_collective_comes_first() -> None:
     )
 
 
-def test_a_rank_that_is_compiling_says_so() -> None:
-    dump = (
-        "Thread 0x00007f4de3e8fb80 (most recent call first):\n"
-        '  File "/v/torch/_inductor/codecache.py", line 9 in load\n'
-        '  File "/v/torch/_dynamo/convert_frame.py", line 3 in __call__\n'
-        f'  File "{PATH}", line 6 in <module>\n'
-    )
-    said = explain([replace(rank(0, main_thread(dump)), text=dump)], SCRIPT, PATH)
+def test_a_rank_that_is_compiling_says_so_and_one_that_executes_a_cuda_graph_does_not() -> None:
+    def explained(*inner: str) -> str:
+        frames = (
+            *inner,
+            '"/v/torch/_dynamo/eval_frame.py", line 5 in compile_wrapper',
+            f'"{PATH}", line 6 in <module>',
+        )
+        dump = "Thread 0x00007f4de3e8fb80 (most recent call first):\n" + "".join(f"  File {f}\n" for f in frames)
+        return explain([replace(rank(0, main_thread(dump)), text=dump)], SCRIPT, PATH)
 
-    assert said == "rank 0 is at step 4, compiling in torch.compile (train.py line 6, cell `main`)"
+    compiling = explained(
+        '"/v/torch/_inductor/codecache.py", line 9 in load', '"/v/torch/_dynamo/convert_frame.py", line 3 in __call__'
+    )
+    executing = explained(
+        '"/v/torch/_inductor/cudagraph_trees.py", line 9 in run', '"/v/torch/_inductor/compile_fx.py", line 3 in run'
+    )
+
+    assert compiling == "rank 0 is at step 4, compiling in torch.compile (train.py line 6, cell `main`)"
+    assert executing == "rank 0 is at step 4, in `compile_wrapper` (train.py line 6, cell `main`)"
 
 
 def test_ranks_that_called_different_things_disagree() -> None:
@@ -203,6 +212,28 @@ Current thread 0x00007fd014e22b80 [MainThread] (most recent call first):
 def test_the_main_thread_is_the_last_one_listed() -> None:
     assert main_thread(DUMP) == [Frame("/x/a b.py", 74, "reduce"), Frame("/x/a b.py", 100, "main")]
     assert main_thread("garbage \x00\n  File") == []
+
+
+def test_stacks_are_shown_without_labkits_threads_and_frames_and_without_shim_frames() -> None:
+    main = """Thread 0x00007fd014e22b80 [MainThread] (most recent call first):
+  File "/x/train.py", line 74 in reduce
+  File "/x/train.py", line ??? in <genexpr>"""
+    dump = f"""Thread 0x00007fd0136ff6c0 [labkit-reach] (most recent call first):
+  File "/p/socket.py", line 295 in accept
+  File "/p/labkit/worker/reach/requests.py", line 83 in _listen
+  File "/p/threading.py", line 1012 in run
+
+Thread 0x00007fd0126ff6c0 [labkit-heartbeat] (most recent call first):
+  File "/p/labkit/worker/heartbeat.py", line 66 in _beat
+
+{main}
+  File "/p/labkit/worker/__main__.py", line 40 in main
+  File "__init__", line ??? in __init__
+  File "<shim>", line ??? in <interpreter trampoline>
+  File "/p/labkit/launcher/warm/ranks.py", line 180 in _become_rank
+  File "<frozen runpy>", line 88 in _run_code
+"""
+    assert _readable(dump) == main
 
 
 def test_the_frames_of_a_crash_are_those_of_the_thread_it_hit(tmp_path) -> None:

@@ -14,6 +14,7 @@ import re
 import signal
 import time
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -36,10 +37,11 @@ TGKILL = {"x86_64": 234, "aarch64": 131}  # the system call's number; C librarie
 RECORD_BYTES = 2000
 LAST_STEP = re.compile(r'"step": (\d+)')
 FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+) in (?P<function>.*)$')
-# Frames around the script, and those of Python 3.13 that have no line.
-OURS = re.compile(r'File "(.*labkit/(worker|launcher)/[\w/]+\.py|<frozen runpy>)"|, line \?\?\? in ')
+# Frames around the script, and two that Python 3.13 inserts.
+OURS = re.compile(r'File "(.*labkit/(worker|launcher)/[\w/]+\.py|<frozen runpy>|<shim>|__init__)"')
 OUR_THREAD = re.compile(r'labkit/worker/.*", line \d+ in _(beat|listen)$', re.MULTILINE)
-COMPILING = ("torch/_dynamo/convert_frame.py", "torch/_inductor/compile_fx.py")  # not on the stack of compiled code
+COMPILING = ("torch/_dynamo/convert_frame.py", "torch/_inductor/compile_fx.py")
+COMPILED = ("run", "wrapper")  # functions in those files that execute compiled code, such as a CUDA graph
 THREAD = re.compile(r"^(Current thread|Thread) 0x[0-9a-f]+.*\(most recent call first\):$")
 
 
@@ -73,7 +75,8 @@ class RankStack:
     @property
     def is_compiling(self) -> bool:
         """Whether torch.compile is compiling in one of its threads; on a GPU, backward has its own."""
-        return any(frame.file.endswith(COMPILING) for frames in threads(self.text) for frame in frames)
+        frames = chain.from_iterable(threads(self.text))
+        return any(frame.file.endswith(COMPILING) and frame.function not in COMPILED for frame in frames)
 
 
 def ask(folder: RunFolder, run: RunFolder) -> list[RankStack]:
