@@ -53,7 +53,8 @@ def lines_of(file: Path) -> Iterable[str]:
     yield f"| {' | '.join(COLUMNS)} |"
     yield "|" + "---|" * len(COLUMNS)
     for written in kept["claims"]:
-        claim = Claim(**{name: written[name] for name in names if name in written})  # options since November 2026
+        values = {name: written[name] for name in names if name in written}  # options since November 2026
+        claim = Claim(**values, article_value=written["said"])
         row = claim.row() | {"article": claim.article, "agrees": AGREES[claim.article_holds]}
         row["its figure"] = "" if claim.article_value is None else claim.shown(claim.article_value)
         if row["verdict"] != "holds":

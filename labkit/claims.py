@@ -64,6 +64,12 @@ class Claim:
         above, below = self.measured >= number - room, self.measured <= number + room
         return {"equals": above and below, "at least": above, "at most": below}[self.how]
 
+    def as_dict(self) -> dict[str, Any]:
+        """The claim as it is stored: there `article_value` is called "said"."""
+        values = asdict(self)
+        article_value = values.pop("article_value")
+        return values | {"said": article_value, "holds": self.holds}
+
     def row(self) -> dict[str, str]:
         """The claim as formatted text."""
         bound = "" if self.how == "equals" else f"{self.how} "
@@ -190,7 +196,7 @@ class Claims:
 
     def _write(self) -> None:
         self._file.parent.mkdir(parents=True, exist_ok=True)
-        claims = [asdict(claim) | {"holds": claim.holds} for claim in self._claims.values()]
+        claims = [claim.as_dict() for claim in self._claims.values()]
         write_json(self._file, {"format": 1, "lab": self.lab, "claims": claims})
 
     def _rows(self) -> list[dict[str, str]]:

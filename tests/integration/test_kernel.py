@@ -75,12 +75,15 @@ def papermill(cells: list[str], tmp_path: Path, **env: str) -> tuple[int, str, n
 
 
 def test_papermill_waits_and_keeps_static_figures_only(tmp_path):
-    quick = LAUNCH.replace("10_000", "20")
+    quick = "import labkit.run\nlabkit.run.PROGRESS_SECONDS = 1.0\n" + LAUNCH.replace("10_000", "20")
     figures = ["labkit.compare([run]).figure()", "import plotly.express as px\npx.line(y=[1, 2], title='mine')"]
     code, errors, book = papermill([quick, "print(run.status().state)", "run", *figures], tmp_path)
     assert code == 0, errors
     assert book.cells[1].outputs[0].text.strip() == "succeeded"
-    (bundle,) = [output.data for output in book.cells[0].outputs if "data" in output]  # and lines of progress
+    (bundle,) = [output.data for output in book.cells[0].outputs if "data" in output]
+    progress = "".join(output.text for output in book.cells[0].outputs if "text" in output)
+    assert "starting" in progress
+    assert "{" not in progress  # only Kaggle's logs are read by programs
     assert "data:image/svg+xml" in bundle["text/html"]
     assert "step 20" in bundle["text/plain"]
     assert "image/png" in bundle
