@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -39,7 +38,7 @@ from labkit.launcher.warm import client as warm
 from labkit.launcher.warm.proc import with_room
 from labkit.record import RunFolder, State, runs_root, write_state
 from labkit.record.files import write_json
-from labkit.record.identity import Identity
+from labkit.record.nodes import record_starting_supervisor
 from labkit.record.session import current_folder
 from labkit.write import Script, command_line
 from labkit.write.launch_options import LaunchOptions
@@ -217,10 +216,7 @@ def _start_supervisor(
             start_new_session=True,  # a notebook's interrupt reaches the kernel's whole process group
             pass_fds=descriptors,
         )
-    if identity := Identity.of(process.pid):
-        # Python may take a minute to start on a busy machine. The supervisor replaces this file with its own.
-        with suppress(OSError), folder.agent.open("x", encoding="ascii") as file:
-            json.dump({"supervisor": identity.as_dict(), "is_starting": True}, file)
+    record_starting_supervisor(folder, process.pid)
     return process
 
 

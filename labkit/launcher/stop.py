@@ -22,7 +22,7 @@ from labkit.record import Identity, Nodes, RunFolder, State, read_state, write_s
 from labkit.record.files import in_parallel, read_json, write_json
 from labkit.record.folder import MARKER, NODE_MARKER
 from labkit.record.measured.metrics_file import finite
-from labkit.record.nodes import heard_nodes, supervisor_of
+from labkit.record.nodes import heard_nodes, supervisor_is_starting, supervisor_of
 from labkit.record.state import supervisor_is_elsewhere
 
 __all__ = ["GRACE_SECONDS", "descendants", "processes_of", "stop", "supervised", "sweep"]
@@ -78,7 +78,9 @@ def stop(folder: RunFolder, *, grace: float = GRACE_SECONDS) -> State:
             "supervisor.log in its nodes' folders"
         )
     if not state.is_final or (state.state == "lost" and not before.is_final):
-        sentence = "stopped on request, after its supervisor had exited"
+        starting = supervisor_is_starting(folder)
+        when = "before its supervisor had started" if starting else "after its supervisor had exited"
+        sentence = f"stopped on request, {when}"
         state = replace(state, state="stopped", ended=time.time(), cause={"kind": "stopped", "sentence": sentence})
     elif not killed:
         return state

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, TypeGuard
 
@@ -16,7 +17,17 @@ from labkit.record.folder import MOST_RANKS, RunFolder
 from labkit.record.identity import Identity, boot_id
 from labkit.record.measured.metrics_file import finite
 
-__all__ = ["Nodes", "beat", "heard_nodes", "is_on_this_host", "is_heard", "last_beat", "supervisor_of"]
+__all__ = [
+    "Nodes",
+    "beat",
+    "heard_nodes",
+    "is_heard",
+    "is_on_this_host",
+    "last_beat",
+    "record_starting_supervisor",
+    "supervisor_is_starting",
+    "supervisor_of",
+]
 
 # Generous, because a reader on another machine compares clocks, and a shared file system shows changes late.
 LOST_SECONDS = 60.0
@@ -104,6 +115,20 @@ def supervisor_of(node: RunFolder) -> Identity | None:
     """The supervisor of a node, or of a run on one machine, by `agent.json`."""
     agent = read_json(node.agent)
     return Identity.read(agent.get("supervisor")) if isinstance(agent, dict) else None
+
+
+def record_starting_supervisor(folder: RunFolder, pid: int) -> None:
+    """Record the identity of a run's new supervisor, which may take a minute to start on a busy machine. The supervisor
+    replaces this file with its own."""
+    if identity := Identity.of(pid):
+        with suppress(OSError), folder.agent.open("x", encoding="ascii") as file:
+            json.dump({"supervisor": identity.as_dict(), "is_starting": True}, file)
+
+
+def supervisor_is_starting(folder: RunFolder) -> bool:
+    """Whether a run's supervisor has a process but has not written its own `agent.json`."""
+    agent = read_json(folder.agent)
+    return isinstance(agent, dict) and "is_starting" in agent
 
 
 def is_on_this_host(node: RunFolder) -> bool:

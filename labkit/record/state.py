@@ -10,7 +10,7 @@ from typing import Any, Literal, get_args
 from labkit.record.files import in_parallel, read_json, read_text, write_json
 from labkit.record.folder import RunFolder
 from labkit.record.measured.metrics_file import finite
-from labkit.record.nodes import Nodes, is_heard, supervisor_of
+from labkit.record.nodes import Nodes, is_heard, supervisor_is_starting, supervisor_of
 
 __all__ = [
     "FINAL_STATES",
@@ -27,7 +27,7 @@ StateName = Literal["starting", "running", "succeeded", "failed", "stopped", "lo
 FINAL_STATES = ("succeeded", "failed", "stopped", "lost")
 WORST_FIRST = ("failed", "stopped", "lost", "succeeded")
 
-# How long a run may be without a supervisor before it counts as lost: launch writes down who it is once it has a pid.
+# How long a run may be without a supervisor before it counts as lost. Launch records its identity when it has a pid.
 STARTING_SECONDS = 30.0
 
 
@@ -74,7 +74,7 @@ class State:
 
     @property
     def is_paused(self) -> bool:
-        """Whether all ranks of a running run wait for a resume; `notice` then says why."""
+        """Whether at least one rank of a running run waits for a resume; `notice` then says why."""
         return self.state == "running" and (self.notice or "").startswith("paused")
 
     def __repr__(self) -> str:
@@ -105,8 +105,7 @@ def read_state(folder: RunFolder) -> State:
 
 def _why_lost(folder: RunFolder) -> dict[str, str]:
     """The sentence, and for a supervisor that failed before it wrote its own agent.json, the advice."""
-    agent = read_json(folder.agent)
-    started = isinstance(agent, dict) and "is_starting" not in agent
+    started = supervisor_of(folder) is not None and not supervisor_is_starting(folder)
     try:
         log = [] if started else read_text(folder.supervisor_log).split("\n")
     except OSError:

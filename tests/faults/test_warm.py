@@ -121,6 +121,7 @@ def test_torchrun_is_a_fork_that_looks_and_ends_like_any_other(
     warm: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = launch("--fault", "raise", "--rank", 0, "--at", 3)
+    assert run.folder.agent.exists()
     wait_for_step(run, 1)
     agent = psutil.Process(read(run.folder.agent)["agent"]["pid"])
     supervisor = agent.parent()

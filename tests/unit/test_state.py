@@ -10,9 +10,11 @@ import pytest
 
 import labkit
 from labkit import LabError
+from labkit.launcher import stop as stopping
 from labkit.record import FINAL_STATES, Identity, State, read_state, write_state
 from labkit.record import state as state_module
 from labkit.record.files import write_json
+from labkit.record.nodes import record_starting_supervisor
 from labkit.view import words
 
 FINAL = ("succeeded", "failed", "stopped", "lost")
@@ -221,6 +223,16 @@ def test_a_supervisor_that_takes_long_to_start_is_not_lost(tmp_path, runs_dir, m
 
     assert run.status().state == "starting"
     assert run.stop().cause["sentence"] == "stopped on request"
+
+
+def test_a_stop_that_a_starting_supervisor_did_not_carry_out_says_so(folder, monkeypatch):
+    monkeypatch.setattr(stopping, "patience", lambda *_: -5.0)  # no time at all
+    write_state(folder, State("starting", time.time()))
+    with subprocess.Popen(["sleep", "60"]) as supervisor:
+        record_starting_supervisor(folder, supervisor.pid)
+        state = stopping.stop(folder)
+        supervisor.kill()
+    assert state.cause["sentence"] == "stopped on request, before its supervisor had started"
 
 
 @pytest.mark.parametrize(

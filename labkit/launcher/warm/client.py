@@ -27,7 +27,7 @@ READ_AT_IMPORT = (
     "PYTHON", "PYTORCH", "SYMPY_", "TEMP", "TMP", "TORCH", "TQDM_", "TRITON_", "TZ", "USER",
 )  # fmt: skip
 READ_BY_RANKS = ("TORCH_FR_", "TORCH_NCCL_")
-REPLY_SECONDS = 30.0  # torch may be imported in them
+REPLY_SECONDS = 20.0  # torch may be imported in them; a run without a supervisor counts as lost after 30
 
 
 class _Warm(NamedTuple):

@@ -21,6 +21,7 @@ from typing import Any
 from labkit.launcher.warm.messages import receive
 from labkit.launcher.warm.proc import can_show, show_command
 from labkit.record import RunFolder, read_state
+from labkit.record.nodes import record_starting_supervisor
 
 POLL_SECONDS = 0.5
 
@@ -99,6 +100,7 @@ def _supervise(request: dict[str, Any], control: socket.socket, descriptors: lis
         os.setsid()
         os.fchdir(here)
         os.close(here)
+        record_starting_supervisor(RunFolder(request["folder"]), os.getpid())
         os.environ.clear()
         os.environ.update(request["environment"])
         sys.argv = ["labkit.launcher.supervisor", request["folder"], str(request["owner"])]
