@@ -258,7 +258,7 @@ def committed(folder):
 
 
 def short_of(free, needed):
-    return f"{free / 2**20:,.0f} MiB free, about {needed / 2**20:,.0f} MiB needed"
+    return f"{free / 2**20:,.1f} MiB free, about {needed / 2**20:,.1f} MiB needed"
 
 
 def make_room(beside, estimate, copies):

@@ -65,7 +65,7 @@ def test_a_checkpoint_that_does_not_fit_is_not_started(small_disk: Path) -> None
     state = run.wait()
     assert (state.state, state.checkpoint) == ("succeeded", None)
     assert re.fullmatch(
-        r"succeeded after [\d.]+ s, but step 3 not saved: [\d,]+ MiB free, about [\d,]+ MiB needed", repr(state)
+        r"succeeded after [\d.]+ s, but step 3 not saved: [\d,.]+ MiB free, about [\d,.]+ MiB needed", repr(state)
     )
     for shown in (repr(run), str(labkit.compare([run])), str(labkit.runs(runs_dir=small_disk / "runs"))):
         assert "step 3 not saved: " in shown
