@@ -32,7 +32,7 @@ LABELS = {
     "tensor": "tensor ranks",
     "virtual_stages": "stages per rank",
     "wrap": "units",
-    "wrap_size": "smallest unit",
+    "wrap_size": "smallest unit (parameters)",
 }
 
 TINTS = {"fits": "#2da44e", "does not fit": "#e5534b", "impossible": "#b08d1c", "": "#8b949e"}
