@@ -82,7 +82,7 @@ MUTANTS = [
         "",
         ("../strategies/test_talk_less.py", "overflow"),
     ),
-    Mutant("host memory", WORKER + "failure.py", "HOST_MEMORY.search(_text(error))", "False", matrix("I4")),
+    Mutant("host memory", WORKER + "failure.py", "HOST_MEMORY.search(text)", "False", matrix("I4")),
     Mutant("the other failure", CAUSES + "explain.py", "others[:NAMED_FAILURES]", "others[:0]", matrix("I2")),
     Mutant(
         "ranks that see no TERM",
@@ -129,7 +129,7 @@ MUTANTS = [
     Mutant(
         "what descended from a dead supervisor",
         LAUNCHER + "stop.py",
-        "candidates += _recorded(home)",
+        "candidates += recorded",
         "pass",
         ("test_orphans.py", "supervisor_was_killed"),
     ),
@@ -145,7 +145,7 @@ MUTANTS = [
         LAUNCHER + "supervisor.py",
         "        if self.has_ended():\n            return\n",
         "",
-        ("test_stop.py", "wakes_up"),
+        ("../unit/test_state.py", "takes_long_to_start"),
     ),
     Mutant(
         "a stopped process",

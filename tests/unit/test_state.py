@@ -11,10 +11,10 @@ import pytest
 import labkit
 from labkit import LabError
 from labkit.launcher import stop as stopping
+from labkit.launcher.start import _supervisors
 from labkit.record import FINAL_STATES, Identity, State, read_state, write_state
 from labkit.record import state as state_module
 from labkit.record.files import write_json
-from labkit.record.nodes import record_starting_supervisor
 from labkit.view import words
 
 FINAL = ("succeeded", "failed", "stopped", "lost")
@@ -215,24 +215,20 @@ def test_a_paused_run_is_shown_as_paused():
     assert words.status(replace(paused, state="stopped")) == "stopped"
 
 
-def test_a_supervisor_that_takes_long_to_start_is_not_lost(tmp_path, runs_dir, monkeypatch):
+def test_a_supervisor_that_takes_long_to_start_is_not_lost_and_obeys_a_stop(tmp_path, runs_dir, monkeypatch):
     (tmp_path / "sitecustomize.py").write_text("import time\ntime.sleep(2)\n")
     monkeypatch.setattr(state_module, "STARTING_SECONDS", 0.0)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
 
-    run = labkit.launch("ddp", nproc_per_node=1, env={"PYTHONPATH": str(tmp_path)}, detach=True)
+    run = labkit.launch("ddp", nproc_per_node=1, detach=True)
 
     assert run.status().state == "starting"
-    assert run.stop().cause["sentence"] == "stopped on request"
-
-
-def test_a_stop_that_a_starting_supervisor_did_not_carry_out_says_so(folder, monkeypatch):
-    monkeypatch.setattr(stopping, "patience", lambda *_: -5.0)  # no time at all
-    write_state(folder, State("starting", time.time()))
-    with subprocess.Popen(["sleep", "60"]) as supervisor:
-        record_starting_supervisor(folder, supervisor.pid)
-        state = stopping.stop(folder)
-        supervisor.kill()
-    assert state.cause["sentence"] == "stopped on request, before its supervisor had started"
+    monkeypatch.setattr(stopping, "patience", lambda *_: -5.0)  # the stop does not wait
+    stopped = run.stop()
+    assert stopped.cause["sentence"] == "stopped on request, before its supervisor had started"
+    assert _supervisors[-1].wait(60) == 0
+    assert read_state(run.folder) == stopped  # a final state never changes
+    assert not run.folder.started_ranks()
 
 
 @pytest.mark.parametrize(
