@@ -57,6 +57,7 @@ AGREE_SECONDS = SAVING_SECONDS + 30.0
 # How often to read the peers' files during training. With many nodes it is less often: all share one file server.
 PEER_POLL_SECONDS = 0.5
 NODES_PER_SECOND = 128.0
+PEERS_PER_SECOND = 32.0  # once the first node is gone, when all look at each other
 LONGEST_POLL_SECONDS = ENDING_TIMEOUT_SECONDS / 2
 # What node 0 tells the others in its heartbeat.
 STARTED, ENDED = "all_started", "one_ended"
@@ -121,7 +122,7 @@ class NodeSupervisor(Supervisor):
         self.unwritten: dict[str, Any] | None = None  # the outcome, until it is written
         self.may_fail = False  # whether there are ranks, which may fail on their own
         self.have_all_started = False
-        self.peer_ended: float | None = None  # when a peer was seen to have ended
+        self.peer_ended: float | None = None  # when a node, perhaps this one, was seen to have ended badly
         self.news = threading.Event()  # for the next heartbeat
 
     def run_node(self) -> int:
@@ -308,7 +309,8 @@ class NodeSupervisor(Supervisor):
                 if len(earlier) == self.node:
                     break
                 earlier = [self.peers[node] for node in range(self.node)]  # the first node is gone
-            time.sleep(min(max(POLL_SECONDS, self.look_seconds / 2, len(earlier) / 32), LONGEST_POLL_SECONDS))
+            pause = max(POLL_SECONDS, self.look_seconds / 2, len(earlier) / PEERS_PER_SECOND)
+            time.sleep(min(pause, LONGEST_POLL_SECONDS))
         others = list(self.peers.values())
         while not all(in_parallel(Peer.has_ended, others)) and time.monotonic() < deadline:
             self.write_outcome()

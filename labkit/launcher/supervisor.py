@@ -305,9 +305,8 @@ class Supervisor:
 
     def ended(self, name: StateName, **fields: Any) -> State:
         ended = self.state.started + time.monotonic() - self.clock
-        return replace(
-            self.state, state=name, ended=ended, notice=None if self.node else self.saving.update(), **fields
-        )
+        notice = None if self.node else self.saving.update()
+        return replace(self.state, state=name, ended=ended, notice=notice, **fields)
 
     def has_ended(self) -> bool:
         """Whether another process, which gave up waiting for this one, has written a final state."""

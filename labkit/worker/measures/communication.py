@@ -29,10 +29,8 @@ class Communication:
         self._thread = threading.get_ident()  # an asynchronous checkpoint waits in another thread
         self._replicated: Callable[[], Any] = lambda: None  # weak reference to the newest DDP model
         self._on_cpu = False
-        self._added, self._newest = (
-            0.0,
-            None,
-        )  # on a CPU: seconds since the last record, and when the newest pass started
+        self._added = 0.0  # seconds that DDP has waited on a CPU since the last record
+        self._newest: int | None = None  # when its newest all-reduce started
 
     def hook(self, torch: Any) -> None:
         """Hook torch before the script runs; its process group may be created later, or never."""
