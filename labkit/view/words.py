@@ -31,6 +31,7 @@ SHOWN_RANKS = 8
 LONGEST_TEXT = 80
 LONGEST_NAME = 40
 EVEN = 0.05  # of a step
+MOSTLY = 0.5
 
 
 def quantity(value: float | None, digits: int = 3) -> str:
@@ -82,10 +83,14 @@ def throughput(reader: RunReader, state: State) -> float | None:
 
 
 def mean_throughput(reader: RunReader) -> float | None:
-    """Samples per second over all ranks and all steps; None if there are no steps or no samples."""
-    longest = max((history.totals["seconds"] for history in reader.ranks.values()), default=0.0)
+    """Samples per second over all ranks and all steps whose samples are known; None if these took less than half of the
+    time."""
+    counted, whole = (
+        max((history.totals[name] for history in reader.ranks.values()), default=0.0)
+        for name in ("counted_seconds", "seconds")
+    )
     samples = together(reader, reader.samples())
-    return samples / longest if longest and samples else None
+    return samples / counted if samples and counted and counted >= MOSTLY * whole else None
 
 
 def together(reader: RunReader, samples: list[float]) -> float | None:

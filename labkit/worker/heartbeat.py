@@ -44,7 +44,7 @@ STARTING_MODULES = {
 
 
 class Heartbeat:
-    """Writes a rank's `heartbeat.json`, its pending reports and, on request, `stacks.txt` and `collectives.json`."""
+    """Writes a rank's `heartbeat.json`, pending steps and reports and, on request, `stacks.txt`, `collectives.json`."""
 
     def __init__(self, folder: RunFolder, rank: int, probe: Probe, reports: Reports):
         self._folder, self._rank, self._probe, self._reports = folder, rank, probe, reports
@@ -61,7 +61,7 @@ class Heartbeat:
 
     def _beat(self) -> None:
         while True:
-            for task in (self._answer, self._write, self._reports.flush):
+            for task in (self._probe.tick, self._answer, self._write, self._reports.flush):
                 with suppress(Exception):  # a full disk, a deleted folder, another torch version
                     task()
             self._begun.set()

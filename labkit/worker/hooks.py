@@ -1,5 +1,6 @@
-"""What torch calls while a script trains: DataLoader's `__next__`, `autograd.backward` and `grad`, `GradScaler.scale`
-and `step`, and torch's global hooks before and after `Optimizer.step`.
+"""What torch calls while a script trains: the `__next__` and `_next_index` of a DataLoader's iterator,
+`autograd.backward` and `grad`, `GradScaler.scale` and `step`, and torch's global hooks before and after
+`Optimizer.step`.
 
 An error in a hook is counted, never raised: observing must not change the training.
 """
@@ -11,6 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
+from labkit.worker.measures.samples import take_index
 from labkit.worker.recorder import Recorder
 
 __all__ = ["Observer", "hook"]
@@ -22,9 +24,10 @@ class Observer(Protocol):
     recorder: Recorder
     stepping: float
 
-    def after_fetch(self, started: float, loader: Any, batch: Any) -> None: ...
+    def after_fetch(self, started: float, iterator: Any, batch: Any) -> None: ...
+    def after_last_fetch(self, iterator: Any) -> None: ...
     def after_evaluation_fetch(self) -> None: ...
-    def before_backward(self, loss: Any) -> None: ...
+    def before_backward(self, loss: Any, gradient: Any) -> None: ...
     def after_backward(self, whole: bool) -> None: ...
     def before_step(self, optimizer: Any) -> None: ...
     def after_step(self, optimizer: Any) -> None: ...
@@ -42,12 +45,19 @@ def _hook_data_loader(torch: Any, probe: Observer, before_fetches: Sequence[Call
     from torch.utils.data.dataloader import _BaseDataLoaderIter
 
     fetch, is_training, drop = _BaseDataLoaderIter.__next__, torch.is_grad_enabled, probe.recorder.drop
+    draw: Callable[[Any], Any] = _BaseDataLoaderIter._next_index
     after_fetch, after_evaluation_fetch = probe.after_fetch, probe.after_evaluation_fetch
 
+    @functools.wraps(draw)
+    def _next_index(iterator: Any) -> Any:
+        index = draw(iterator)
+        take_index(iterator, index)
+        return index
+
     @functools.wraps(fetch)
-    def __next__(loader: Any) -> Any:
+    def __next__(iterator: Any) -> Any:
         if not is_training():
-            batch = fetch(loader)
+            batch = fetch(iterator)
             try:
                 after_evaluation_fetch()
             except Exception as error:
@@ -59,13 +69,18 @@ def _hook_data_loader(torch: Any, probe: Observer, before_fetches: Sequence[Call
             except Exception as error:
                 drop(error)
         started = time.perf_counter()
-        batch = fetch(loader)
         try:
-            after_fetch(started, loader, batch)
+            batch = fetch(iterator)
+        except StopIteration:
+            probe.after_last_fetch(iterator)
+            raise
+        try:
+            after_fetch(started, iterator, batch)
         except Exception as error:
             drop(error)
         return batch
 
+    _BaseDataLoaderIter._next_index = _next_index  # type: ignore[method-assign]
     _BaseDataLoaderIter.__next__ = __next__  # type: ignore[method-assign, assignment]
 
 
@@ -76,7 +91,11 @@ def _hook_autograd(torch: Any, probe: Observer) -> None:
         @functools.wraps(differentiate)
         def call(*args: Any, **kwargs: Any) -> Any:
             try:
-                before_backward((args[0] if args else kwargs["tensors"]) if whole else None)
+                if whole:
+                    gradient = args[1] if len(args) > 1 else kwargs.get("grad_tensors")
+                    before_backward(args[0] if args else kwargs["tensors"], gradient)
+                else:
+                    before_backward(None, None)
             except Exception as error:
                 drop(error)
             gradients = differentiate(*args, **kwargs)

@@ -10,7 +10,7 @@ import gc
 import math
 import os
 import time
-from collections import deque
+from _thread import allocate_lock, get_ident
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,10 +18,11 @@ from typing import Any
 from labkit.record.identity import host_name
 from labkit.worker.hooks import hook
 from labkit.worker.measures.communication import Communication
-from labkit.worker.measures.device_clock import DeviceClock
+from labkit.worker.measures.device_clock import DeviceClock, Unfinished
 from labkit.worker.measures.losses import SEVERAL_OPTIMIZERS, StepLoss
 from labkit.worker.measures.memory import allocator, held_by, host_memory, optimizers, resident_set
 from labkit.worker.measures.profile import StepProfile
+from labkit.worker.measures.samples import Batches
 from labkit.worker.measures.trace import VARIABLE as TRACE_MEMORY
 from labkit.worker.measures.trace import StepTrace
 from labkit.worker.optimizers import Optimizers
@@ -34,9 +35,10 @@ __all__ = ["Probe"]
 clock = time.perf_counter
 
 RECORD_SECONDS = 0.1
-UNCONSUMED_BATCHES = 4096  # batch sizes; scripts may fetch all micro-batches of a step at once
-UNREAD_RECORDS = 64
+TELL_SECONDS = 0.5  # after a step, at the next `tick`, it is written that the device has not finished it
 LAST_RECORDS_SECONDS, POLL_SECONDS = 0.5, 0.001  # for the device to finish the steps of the last records
+DEVICE_PHASES = ("forward", "backward", "optimizer", "communication")
+SUMMED = ("n", "samples", "input", *DEVICE_PHASES, "in_backward")
 FIRST_STEPS = 100  # their losses are always kept, because the training may be short
 
 
@@ -54,7 +56,7 @@ class Probe:
         self.passes = 0  # backward passes since any optimizer's last step
         self._most = 0  # most passes in a step so far
         self._whole = 0  # complete passes since the last step
-        self._batches: deque[int] = deque(maxlen=UNCONSUMED_BATCHES)
+        self._batches = Batches()
         self._losses: StepLoss | None = None  # of the passes since the last step, if they are kept
         self._loss: StepLoss | None = None  # of the newest step
         self._latest = math.inf  # seconds of the newest step
@@ -66,7 +68,10 @@ class Probe:
         self._device_clock: Callable[[], DeviceClock] | None = None  # once the script trains on CUDA
         self._timed: DeviceClock | None = None  # while a step on CUDA is timed
         self._measured: DeviceClock | None = None  # of the newest timed step of this record
-        self._waiting: deque[tuple[dict[str, Any], DeviceClock, float | None]] = deque(maxlen=UNREAD_RECORDS)
+        self._unfinished = Unfinished(self._write)
+        self._writing = allocate_lock()  # held while a record is written; the training never waits for it
+        self._is_adding = False  # a step to the sums of the next record
+        self._thread: int | None = None  # the training's, from its first step on
         self._trace = StepTrace(self.recorder) if os.environ.get(TRACE_MEMORY) == "1" else None
         self._profile = StepProfile(profile) if profile is not None else None
         self.settings = Settings()
@@ -75,10 +80,13 @@ class Probe:
 
     def _open_window(self) -> None:
         """Start to sum up the steps of the next record."""
-        self._n = self._samples = 0
+        self._told: dict[str, Any] | None = None  # the sums that `tick` has written since
+        self._n = 0
+        self._samples = 0.0  # nan if unknown
         self._seconds = self._slowest = 0.0
         self._fastest = math.inf
         self._input = self._forward = self._backward = self._stepped = self._communicated = 0.0
+        self._communication.added = 0.0
         self._due = clock() + RECORD_SECONDS
 
     def start(self) -> None:
@@ -123,13 +131,18 @@ class Probe:
             for watching in (self._trace, self._profile):
                 if watching is not None:
                     watching.stop()
-            if self._n:
-                self._record()
             deadline = clock() + LAST_RECORDS_SECONDS
-            while self._flush() and clock() < deadline:
-                time.sleep(POLL_SECONDS)
-            if self._waiting:
-                raise TimeoutError(f"the device had not finished the steps of {len(self._waiting)} record(s)")
+            if self._writing.acquire(timeout=LAST_RECORDS_SECONDS):
+                try:
+                    if self._n:
+                        self._record_sums()
+                    while self._unfinished.flush() and clock() < deadline:
+                        time.sleep(POLL_SECONDS)
+                    self._unfinished.tell()
+                finally:
+                    self._writing.release()
+            if self._unfinished:
+                raise TimeoutError(f"the device had not finished the steps of {len(self._unfinished)} record(s)")
         except Exception as error:
             self.recorder.drop(error)
         end = {"k": "end", "step": self.step, "outcome": outcome, "dropped": self.recorder.dropped}
@@ -137,22 +150,22 @@ class Probe:
 
     # Called by the hooks. They are on the step path: read the clock, add, return.
 
-    def after_fetch(self, started: float, loader: Any, batch: Any) -> None:
+    def after_fetch(self, started: float, iterator: Any, batch: Any) -> None:
+        if self._thread != get_ident() and self._thread is not None:
+            self._batches.fetched(iterator, batch, elsewhere=True)  # the training does not wait for it
+            return
         if not self.step and not self._fetched:  # building model and data is not part of the first step
             self._begin_step(started)
-        # Stored on the iterator, so that an evaluation's batches never mix with the training's.
-        batches = loader.__dict__.get("_labkit_batches")
-        if batches is None:
-            batches = loader.__dict__["_labkit_batches"] = deque(maxlen=UNCONSUMED_BATCHES)
-            loader.__dict__["_labkit_most"] = _most_samples(loader)
-        batches.append(min(_length(batch), loader.__dict__["_labkit_most"]))
-        self._batches = batches
+        self._batches.fetched(iterator, batch)
         self._fetched = now = clock()
         self._evaluates = False
         self._input += now - started
         self._waited = self._communication.waited
         if self._timed is not None:
             self._timed.begin()
+
+    def after_last_fetch(self, iterator: Any) -> None:
+        self._batches.ended(iterator)
 
     def after_evaluation_fetch(self) -> None:
         if not self._evaluates:
@@ -165,8 +178,9 @@ class Probe:
         if self._timed is not None:
             self._timed.begin()
 
-    def before_backward(self, loss: Any) -> None:
-        """`loss` is None for a partial pass: zero-bubble pipelines differentiate by inputs, later by weights."""
+    def before_backward(self, loss: Any, gradient: Any = None) -> None:
+        """`gradient` is what backward() was given, if anything. `loss` is None for a partial pass: zero-bubble
+        pipelines differentiate by inputs, later by weights."""
         if self._timed is not None:
             self._timed.end("forward")
         if self._profile is not None:
@@ -180,7 +194,8 @@ class Probe:
             self._losses = StepLoss(alone=self._most == 1) if is_needed else None
         self.passes += 1
         if self._losses is not None and loss is not None:
-            self._losses.add(loss, self._batches[0] if self._batches else None, self._optimizer is not None)
+            batch = self._batches.of_pass(self._whole)
+            self._losses.add(loss, batch, self._optimizer is not None, gradient is not None)
         self._fetched = now
 
     def after_backward(self, whole: bool) -> None:
@@ -192,11 +207,8 @@ class Probe:
         self._communication.after_backward()
         if self._timed is not None:
             self._timed.end("backward")
-        if not whole:
-            return
-        self._whole += 1
-        if self._batches:
-            self._samples += self._batches.popleft()
+        if whole:
+            self._whole += 1
 
     def before_step(self, optimizer: Any) -> None:
         # A wrapping optimizer (ZeRO, accelerate) steps another one inside; the outermost counts.
@@ -235,6 +247,7 @@ class Probe:
             self._begin_training(passes)
         if not steps:
             return
+        self._is_adding = True
         self._stepped += now - self.stepping - self._waiting_since_mark()
         self._communicated += self._waited - self._waited_before
         if self._timed is not None:
@@ -255,16 +268,16 @@ class Probe:
         self._step_ended = now
         self._fetched = 0.0
         self._loss = self._losses
-        if passes and not self._whole:  # it is unknown which part belongs to which batch, so this step gets all of them
-            self._samples += sum(self._batches)
-            self._batches.clear()
+        self._samples += self._batches.of_step(self._whole)
         self._whole = 0
+        self._is_adding = False
         if self.step == steps:
             self._find_device(optimizer)
             self._record_model()
         elif self._optimizers.several > several:  # now each has its state
             self._record_model()
         if now >= self._due:
+            self._thread = get_ident()
             self._record()
         if self._trace is not None:
             self._trace.after_counted_step(self.step, optimizer)
@@ -301,6 +314,7 @@ class Probe:
         device = next(p for group in optimizer.param_groups for p in group["params"]).device  # a group may be empty
         if device.type == "cpu" and torch.cuda.is_initialized():  # offloaded: the step is computed on the GPU
             device = torch.device("cuda", torch.cuda.current_device())
+        self._thread = get_ident()
         self._place = {"device": str(device), "limit": host_memory()}
         if device.type == "cuda":
             self._memory = allocator(torch, device)
@@ -313,9 +327,64 @@ class Probe:
         """Write what this rank holds and where."""
         self.recorder.write({"k": "model"} | self._place | held_by(optimizers()))
 
+    def tick(self) -> None:
+        """Write the newest steps if no further step has come to do so. Another thread than the training's calls this
+        about once a second; neither waits for the other. It leaves the device to the training's thread."""
+        if clock() < self._due or not self._writing.acquire(blocking=False):
+            return
+        try:
+            step, sums, losses = self.step, self._sums(), self._loss
+            if self._is_adding or self.step != step:
+                return  # a step has just ended
+            self._unfinished.tell(TELL_SECONDS)
+            new = _without(sums, self._told)
+            if new["n"] and self._device_clock is not None:
+                self._unfinished.tell_of(new)
+            elif new["n"]:
+                is_known = losses is not None and losses.is_on_host
+                self._write(new | self._memory() | self._described(losses if is_known else None))
+            self._told = sums if new["n"] else self._told
+        finally:
+            self._writing.release()
+
     def _record(self) -> None:
-        self._flush()
-        record = {
+        """Write the steps since the last record. If `tick` is writing at this moment, the next step does so."""
+        if self._writing.acquire(blocking=False):
+            try:
+                self._unfinished.flush()
+                self._record_sums()
+            finally:
+                self._writing.release()
+
+    def _record_sums(self) -> None:
+        told, new = self._told, _without(self._sums(), self._told)
+        if self._device_clock is not None:
+            self._await_device(told, new, self._device_clock)
+        elif new["n"]:
+            new |= self._memory()
+            new |= self._described(self._loss)
+            self._write(new)
+        self._open_window()
+
+    def _await_device(
+        self, told: dict[str, Any] | None, new: dict[str, Any], start_clock: Callable[[], DeviceClock]
+    ) -> None:
+        """Have the records of steps written when the device has finished them: of those that `tick` has told of, and of
+        those since then."""
+        described, timed = self._described(self._loss), self._measured or start_clock()
+        self._measured = None
+        if hasattr(described.get("loss"), "is_cuda"):
+            timed.keep(described.pop("loss"))
+        records = [record for record in (told, new) if record is not None and record["n"]]
+        records[-1] |= self._memory() | described
+        for record in records:
+            record |= dict.fromkeys(DEVICE_PHASES)  # the host measured only the queueing
+            record["in_backward"] = self._communication.in_backward_on_device(record["n"])
+            self._unfinished.add(record, timed, is_newest=record is records[-1], is_told=record is told)
+
+    def _sums(self) -> dict[str, Any]:
+        """Of the steps since the last record."""
+        return {
             "k": "step",
             "t": time.monotonic() - (clock() - self._step_ended),  # of the step, even if it is written later
             "step": self.step,
@@ -327,66 +396,42 @@ class Probe:
             "backward": self._backward,
             "optimizer": self._stepped,
             "communication": self._communicated,
-        } | self._memory()
-        in_backward = self._communication.in_backward(self._n)
-        loss, what = self._loss_of_step()
-        if what is not None:
-            record |= {"loss_of": what} if loss is not None else {"loss": None, "loss_of": what}
-            if what is SEVERAL_OPTIMIZERS:
-                record["void_after"] = self._optimizers.start
-        if self._optimizers.trainings > 1:
-            record["training"] = self._optimizers.trainings
-        if self._device_clock is not None:
-            # the host measured only the queueing
-            record |= dict.fromkeys(("forward", "backward", "optimizer", "communication"))
-            timed, self._measured = self._measured or self._device_clock(), None
-            if loss is not None:
-                timed.keep(loss)
-            self._waiting.append((record, timed, in_backward))
-        else:
-            self._write(record if loss is None else record | {"loss": float(loss)}, in_backward)
-        self._open_window()
+            "in_backward": self._communication.added,
+        }
 
-    def _loss_of_step(self) -> tuple[Any, str | None]:
-        """The newest step's loss and its description, both None if it was not kept."""
-        losses, self._loss = self._loss, None
+    def _described(self, losses: StepLoss | None) -> dict[str, Any]:
+        """The loss of the newest step, and what it is; nothing if it was not kept."""
+        described: dict[str, Any] = {"training": self._optimizers.trainings} if self._optimizers.trainings > 1 else {}
         if self._optimizers.mixed:
-            return None, SEVERAL_OPTIMIZERS
+            return described | {"loss": None, "loss_of": SEVERAL_OPTIMIZERS, "void_after": self._optimizers.start}
         try:
-            return losses.total(self._most, self._optimizers.several) if losses is not None else (None, None)
+            loss, what = losses.total(self._most, self._optimizers.several) if losses is not None else (None, None)
         except RuntimeError as error:  # tensors on several devices
             self.recorder.drop(error)
-            return None, None
+            return described
+        if what is SEVERAL_OPTIMIZERS:
+            described["void_after"] = self._optimizers.start
+        if what is not None:
+            described |= {"loss": None, "loss_of": what}
+        return described if loss is None else described | {"loss": loss}
 
-    def _flush(self) -> int:
-        """Write the records whose step the device has finished; a device that hangs keeps them forever. Returns how
-        many remain."""
-        while self._waiting and self._waiting[0][1].is_done:
-            record, timed, in_backward = self._waiting.popleft()
-            self._write(record | timed.read(record["n"]), in_backward)
-        return len(self._waiting)
-
-    def _write(self, record: dict[str, Any], in_backward: float | None) -> None:
-        if in_backward is not None and record["backward"] is not None:  # the phases exclude each other
-            communicated = min(in_backward, record["backward"])
-            record["backward"] -= communicated
-            record["communication"] = (record["communication"] or 0.0) + communicated
+    def _write(self, record: dict[str, Any]) -> None:
+        waited = record.pop("in_backward", None)
+        if waited is not None and record.get("backward") is not None:  # the phases exclude each other
+            waited = min(waited, record["backward"])
+            record["backward"] -= waited
+            record["communication"] = (record["communication"] or 0.0) + waited
+        if record.get("loss") is not None:
+            record["loss"] = float(record["loss"])
+        if "samples" in record:
+            record["samples"] = None if math.isnan(record["samples"]) else int(record["samples"])
         self.recorder.write(record)
 
 
-def _most_samples(loader: Any) -> float:
-    """How many samples the iterator of a DataLoader collates at most; infinity if it does not say. A batch of graphs,
-    in which all nodes follow each other, is longer."""
-    sampler = getattr(loader, "_index_sampler", None)  # of indices, in lists
-    if isinstance(sampler, list) and sampler and isinstance(sampler[0], list | tuple | range):
-        return max(map(len, sampler))
-    size = getattr(sampler, "batch_size", None)
-    return size if isinstance(size, int) else math.inf
-
-
-def _length(batch: Any) -> int:
-    """How many samples a batch has: the first dimension of its first tensor."""
-    while isinstance(batch, list | tuple | dict) and batch:
-        batch = next(iter(batch.values() if isinstance(batch, dict) else batch))
-    shape = getattr(batch, "shape", None)
-    return int(shape[0]) if shape else 0
+def _without(sums: dict[str, Any], told: dict[str, Any] | None) -> dict[str, Any]:
+    """The sums of the steps that have not been told of."""
+    if told is None:
+        return sums
+    rest = sums | {name: sums[name] - told[name] for name in SUMMED}
+    seconds, steps = sums["seconds"][0] - told["seconds"][0], max(1, rest["n"])
+    return rest | {"seconds": [seconds, seconds / steps, seconds / steps]}

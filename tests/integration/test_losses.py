@@ -9,6 +9,7 @@ import json
 import re
 
 import pytest
+from loops_alone import train_alone
 
 import labkit
 from labkit.record import RunReader
@@ -232,6 +233,148 @@ for step in range(10):
     losses.append(loss.item())
 """
 
+CHANGED_IN_PLACE = """
+for a, b in batches():
+    loss = cross_entropy(model(a), b)
+    loss.backward()
+    losses.append(loss.item())
+    with torch.no_grad():
+        loss.zero_()  # or reduced over ranks
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+MICRO_BATCHES_CHANGED_IN_PLACE = """
+for _ in range(6):
+    mean = 0.0
+    for a, b in batches(40):
+        loss = cross_entropy(model(a), b) / 4
+        loss.backward()
+        mean += loss.item()
+        with torch.no_grad():
+            loss.add_(5)
+    losses.append(mean)
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+SCALED_AND_CHANGED_IN_PLACE = """
+scaler = torch.amp.GradScaler("cpu")
+for a, b in batches():
+    loss = cross_entropy(model(a), b)
+    scaler.scale(loss).backward()
+    losses.append(loss.item())
+    with torch.no_grad():
+        loss.mul_(17)
+    scaler.step(optimizer)
+    scaler.update()
+    optimizer.zero_grad()
+"""
+A_WINDOW_OF_ONE = LAST_WINDOW_IS_SHORT.replace("batches(16)", "batches(18)[:9]").replace("i == 9", "i == 8")
+HALF_OF_EACH = """
+for _ in range(6):
+    mean = 0.0
+    for a, b in batches(40):
+        loss = 0.5 * cross_entropy(model(a), b)
+        loss.backward()
+        mean += loss.item() / 4
+    losses.append(mean)
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+ADDENDS_WITH_WEIGHTS = HALF_OF_EACH.replace(
+    "0.5 * cross_entropy(model(a), b)", "0.25 * cross_entropy(model(a), b) + 0.75 * model(a).square().mean()"
+)
+DIVIDED_BY_A_CONSTANT = "ten = torch.tensor(10.0)\n" + HALF_OF_EACH.replace(
+    "0.5 * cross_entropy(model(a), b)", "cross_entropy(model(a), b) / ten"
+)
+DIVIDED_BY_THEIR_OWN_COUNT_IN_ONE_TENSOR = "count = torch.tensor(40.0)\n" + HALF_OF_EACH.replace(
+    "0.5 * cross_entropy(model(a), b)", 'cross_entropy(model(a), b, reduction="sum") / count'
+)
+MASKED_SUMS_DIVIDED_BY_THEIR_OWN_COUNTS = HALF_OF_EACH.replace(
+    "loss = 0.5 * cross_entropy(model(a), b)",
+    """mask = (torch.rand(40) > 0.4).float()
+        loss = (cross_entropy(model(a), b, reduction="none") * mask).sum() / mask.sum()""",
+)
+UNEVEN = """
+for _ in range(6):
+    sizes = torch.randint(3, 30, (4,)).tolist()
+    micro_batches = [*zip(x.split([*sizes, 160 - sum(sizes)]), y.split([*sizes, 160 - sum(sizes)]))][:4]
+    n_all, total = sum(sizes), 0.0
+    for a, b in micro_batches:
+        n = len(a)
+        loss = cross_entropy(model(a), b) * (n / n_all)
+        loss.backward()
+        total += loss.item()
+    losses.append(total)
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+WEIGHT = "cross_entropy(model(a), b) * (n / n_all)"
+UNEVEN_BY_TENSORS = UNEVEN.replace(WEIGHT, "torch.tensor(n) / torch.tensor(n_all) * cross_entropy(model(a), b)")
+UNEVEN_IN_TWO_STEPS = UNEVEN.replace(WEIGHT, "-(-cross_entropy(model(a), b) * n / n_all)")
+UNEVEN_DIVIDED = UNEVEN.replace(WEIGHT, "cross_entropy(model(a), b) / (n_all / n)")
+UNEVEN_WITH_A_CONSTANT = UNEVEN.replace(WEIGHT, "0.1 * cross_entropy(model(a), b) * (n / n_all)")
+UNEVEN_ADDENDS = UNEVEN.replace(
+    WEIGHT, "cross_entropy(out := model(a), b) * (n / n_all) + 0.01 * out.square().mean() * (n / n_all)"
+)
+UNEVEN_ADDENDS_IN_PART = UNEVEN_ADDENDS.replace(".mean() * (n / n_all)", ".mean()").replace("(total)", "(None)")
+UNEVEN_ON_TWO_LINES = UNEVEN.replace(
+    "        loss.backward()",
+    """        if n == len(micro_batches[-1][0]):
+            loss.backward()
+        else:
+            loss.backward()""",
+)
+UNEVEN_BY_THE_GRADIENT = UNEVEN.replace(WEIGHT, "cross_entropy(model(a), b)").replace(
+    "loss.backward()", "loss.backward(torch.tensor(n / n_all))"
+)
+UNEVEN_BY_THE_GRADIENT = UNEVEN_BY_THE_GRADIENT.replace("(total)", "(None)")
+MASKS = UNEVEN.replace(
+    "n_all, total = sum(sizes), 0.0",
+    """own = [(torch.rand(len(b)) > 0.6).float() for _, b in micro_batches]
+    n_all, total = sum(mask.sum().item() for mask in own), 0.0""",
+)
+WEIGHTS_OF_TOKENS = MASKS.replace(WEIGHT, '(cross_entropy(model(a), b, reduction="none") * (own.pop(0) / n_all)).sum()')
+MASKED_SUMS_DIVIDED_BY_THE_COUNT_OF_ALL = MASKS.replace(
+    WEIGHT, '(cross_entropy(model(a), b, reduction="none") * own.pop(0)).sum() / n_all'
+)
+IGNORED_LABELS = MASKS.replace(
+    WEIGHT, 'cross_entropy(model(a), b.masked_fill(own.pop(0) == 0, -100), reduction="sum") / n_all'
+)
+SMOOTHED_LABELS = IGNORED_LABELS.replace('"sum")', '"sum", label_smoothing=0.1)')
+AS_ACCELERATE_SAYS = """
+for step in range(6):
+    micro_batches, total = batches(40)[: 4 if step % 2 else 2], 0.0
+    n_all = sum(len(b) for _, b in micro_batches)
+    for a, b in micro_batches:
+        loss = cross_entropy(model(a), b, reduction="sum") * 4 * 1 / n_all  # micro-batches, ranks
+        loss = loss / 4  # accelerate's own
+        loss.backward()
+        total += loss.item()
+    losses.append(total)
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+WEIGHTS_THAT_ARE_NOT_SHARES = """
+for _ in range(6):
+    for weight in (1.0, 0.5, 0.25):
+        (weight * cross_entropy(model(x), y)).backward()
+    losses.append(None)
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+WEIGHTS_OF_TOKENS_OF_ALL_RANKS = WEIGHTS_OF_TOKENS.replace("/ n_all)", "/ 1000)").replace("(total)", "(None)")
+TWO_WINDOWS_IN_A_STEP = """
+for _ in range(6):
+    for window in (batches(40)[:2], batches(20)[:6]):  # the step of the first was left out
+        n_all = torch.tensor(sum(len(b) for _, b in window))
+        for a, b in window:
+            (cross_entropy(model(a), b, reduction="sum") / n_all).backward()
+    losses.append(None)
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+OF_SHARES = "sum of 4 micro-batches"
+
 SHOWN = {
     "divided": (DIVIDED, "mean of 4 micro-batches"),
     "divided on two lines": (DIVIDED_ON_TWO_LINES, "mean of 4 micro-batches"),
@@ -251,6 +394,27 @@ SHOWN = {
     "LBFGS": (LBFGS, "first of 5 evaluations"),
     "a scaler skips steps": (GRADIENT_SCALER_SKIPS, "as passed to backward()"),
     "a second training": (SECOND_TRAINING, "as passed to backward()"),
+    "changed in place": (CHANGED_IN_PLACE, "as passed to backward()"),
+    "micro-batches changed in place": (MICRO_BATCHES_CHANGED_IN_PLACE, "mean of 4 micro-batches"),
+    "scaled and changed in place": (SCALED_AND_CHANGED_IN_PLACE, "as passed to backward()"),
+    "a window of one": (A_WINDOW_OF_ONE, "mean of 1 micro-batch"),
+    "half of each": (HALF_OF_EACH, "mean of 4 backward passes"),
+    "addends with weights": (ADDENDS_WITH_WEIGHTS, "mean of 4 backward passes"),
+    "divided by a constant": (DIVIDED_BY_A_CONSTANT, "mean of 4 backward passes"),
+    "divided by their own count in one tensor": (DIVIDED_BY_THEIR_OWN_COUNT_IN_ONE_TENSOR, "mean of 4 backward passes"),
+    "masked sums divided by their own counts": (MASKED_SUMS_DIVIDED_BY_THEIR_OWN_COUNTS, "mean of 4 backward passes"),
+    "uneven": (UNEVEN, OF_SHARES),
+    "uneven, by tensors": (UNEVEN_BY_TENSORS, OF_SHARES),
+    "uneven, in two steps": (UNEVEN_IN_TWO_STEPS, OF_SHARES),
+    "uneven, divided": (UNEVEN_DIVIDED, OF_SHARES),
+    "uneven, with a constant": (UNEVEN_WITH_A_CONSTANT, OF_SHARES),
+    "uneven addends": (UNEVEN_ADDENDS, OF_SHARES),
+    "uneven, on two lines": (UNEVEN_ON_TWO_LINES, OF_SHARES),
+    "weights of tokens": (WEIGHTS_OF_TOKENS, OF_SHARES),
+    "masked sums divided by the count of all": (MASKED_SUMS_DIVIDED_BY_THE_COUNT_OF_ALL, OF_SHARES),
+    "ignored labels": (IGNORED_LABELS, OF_SHARES),
+    "smoothed labels": (SMOOTHED_LABELS, OF_SHARES),
+    "as accelerate says": (AS_ACCELERATE_SAYS, OF_SHARES),
 }
 
 GAN = """
@@ -313,6 +477,7 @@ for step in range(24):
     stepping.zero_grad()
     losses.append(None)
 """
+NOT_SHARES = "n/a: backward passes with weights that do not sum to 1"
 OF_SEVERAL = "n/a: several optimizers, each with its own loss"
 NOT_KNOWN = {
     "GAN": (GAN, OF_SEVERAL),
@@ -332,6 +497,11 @@ NOT_KNOWN = {
         "n/a: saved-tensor hooks hide the divisor of the micro-batch losses",
     ),
     "gradients by hand": (GRADIENTS_BY_HAND, "n/a: no backward pass started from a scalar"),
+    "weights that are not shares": (WEIGHTS_THAT_ARE_NOT_SHARES, NOT_SHARES),
+    "weights of tokens of all ranks": (WEIGHTS_OF_TOKENS_OF_ALL_RANKS, NOT_SHARES),
+    "uneven addends in part": (UNEVEN_ADDENDS_IN_PART, NOT_SHARES),
+    "uneven, by the gradient": (UNEVEN_BY_THE_GRADIENT, NOT_SHARES),
+    "two windows in a step": (TWO_WINDOWS_IN_A_STEP, NOT_SHARES),
 }
 
 
@@ -363,23 +533,10 @@ def program(loop):
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    """By shape: its metrics, its history and the losses that it printed. Each trains alone, as a rank of one run."""
     loops = {name: loop for name, (loop, _) in (SHOWN | NOT_KNOWN).items()} | {"unknown": SECOND_TRAINING_UNKNOWN}
-    folder = tmp_path_factory.mktemp("losses")
-    for rank, loop in enumerate(loops.values()):
-        (folder / f"{rank}.py").write_text(program(loop))
-    (folder / "any.py").write_text("import os, runpy\n\nrunpy.run_path(f\"{os.environ['RANK']}.py\")\n")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
-        # one step of each is under a dispatch mode
-        run = labkit.launch("any.py", nproc_per_node=len(loops), runs_dir=folder / "runs", wait=True, trace_memory=True)
-    assert "labkit:" not in run.logs(stream="stderr")  # a measurement that failed
-    histories, metrics = RunReader(run.folder).read_all().ranks, run.metrics()
-    assert not any(int(history.end["dropped"]) for history in histories.values())
-    return {
-        name: (metrics[metrics["rank"] == rank], histories[rank], json.loads(run.logs(rank=rank).splitlines()[-1]))
-        for rank, name in enumerate(loops)
-    }
+    # one step of each is under a dispatch mode
+    programs = {name: program(loop) for name, loop in loops.items()}
+    return train_alone(tmp_path_factory.mktemp("losses"), programs, trace_memory=True)
 
 
 @pytest.mark.timeout(600)

@@ -7,12 +7,15 @@ the header pairs one of them with the wall clock):
      "pid": …, "torch": "2.13.0", "resident": bytes}      (resident: Python and torch, before there is a model)
     {"k": "step", "t": …, "step": 40, "n": 4, "seconds": [sum, min, max], "samples": 512, "input": s,
      "forward": s, "backward": s, "optimizer": s, "communication": s, "loss": 0.31, "rss": bytes}
-     (n is how many steps the line sums up; on CUDA "allocated", "reserved", "peak" in bytes and "retries" instead
-      of "rss", and the phases are those of one step, timed by events, times n. The phases exclude each other:
-      "communication" is the wait for collectives that no computation hides, null if it is unknown.
+     (n is how many steps the line sums up; "samples" is null if they are unknown; on CUDA "allocated", "reserved",
+      "peak" in bytes and "retries" instead of "rss", and the phases are those of one step, timed by events, times n.
+      The phases exclude each other: "communication" is the wait for collectives that no computation hides, null if it
+      is unknown.
       Most lines have "loss", null if there is known to be none. "loss_of" says what the loss is, unless it is what
       backward() was called on, or why it is null; "void_after": 0 means that the losses of the steps after that one
-      do not belong to the training. "training": 2 is present from a script's second training on)
+      do not belong to the training. "training": 2 is present from a script's second training on.
+      A line with "of" instead of "n" is the second part of an earlier one for the same step, which was written before
+      the device had finished its "of" steps and so lacks their phases, memory and loss)
     {"k": "model", "t": …, "device": "cpu", "limit": bytes, "parameters": bytes, "gradients": bytes, "optimizer": bytes}
      (the bytes that this rank holds after its first step, and the memory of its device, or of the host; on CUDA also
       the GPU's "uuid")

@@ -63,7 +63,8 @@ class RankHistory:
     `reserved` (bytes that CUDA's allocator took from the device), `own_seconds` (a step's seconds in the phases OWN, in
     which a rank works alone: backward waits for the slowest rank, so whole steps take equally long on all ranks).
     `scalars` are series of what the script reported under other names, on the first ranks.
-    `totals` are sums over all steps: `steps`, `samples`, `seconds`, and each phase in seconds.
+    `totals` are sums over all steps: `steps`, `samples`, `seconds`, and each phase in seconds. `samples` leaves out the
+    steps whose samples are unknown; the others are `counted_steps` and take `counted_seconds`.
     """
 
     def __init__(self, rank: int, tail: Tail, origin: float | None = None):
@@ -75,7 +76,7 @@ class RankHistory:
         self.step = 0
         self.seen = 0.0  # when the newest record was written, in the same seconds
         self._shift: float | None = None  # from the host's monotonic clock to those seconds
-        self.totals = dict.fromkeys(("steps", "samples", "seconds", *PHASES), 0.0)
+        self.totals = dict.fromkeys(("steps", "samples", "counted_steps", "counted_seconds", "seconds", *PHASES), 0.0)
         self.latest: dict[str, float] = {}
         self.memory_peak = 0.0
         self.held: dict[str, Any] = {}  # device; bytes of parameters, gradients and optimizer state on this rank
@@ -235,30 +236,30 @@ class RankHistory:
             self.end = record
 
     def _take_step(self, t: float, record: dict[str, Any]) -> None:
+        is_second_part = "of" in record  # of a line with the same step
+        steps = number(record.get("of" if is_second_part else "n")) or 1.0
         seconds, _fastest, slowest = record.get("seconds", (0, 0, 0))
         seconds, slowest = finite(seconds) or 0.0, finite(slowest) or 0.0
-        steps, samples = number(record.get("n")) or 1.0, number(record.get("samples")) or 0.0
-        self.step = self._steps_before + int(number(record.get("step")) or 0)
-        self._measured["step"].add(t, self.step)
-        totals = self.totals
-        totals["steps"] += steps
-        totals["samples"] += samples
-        totals["seconds"] += seconds
         phases = {phase: finite(record.get(phase)) or 0.0 for phase in PHASES}
+        totals = self.totals
         for phase, spent in phases.items():
             totals[phase] += spent
-        self.communicates = finite(record.get("communication")) is not None
+        if not is_second_part:
+            self.step = self._steps_before + int(number(record.get("step")) or 0)
+            self._measured["step"].add(t, self.step)
+            totals["steps"] += steps
+            totals["seconds"] += seconds
+            self.latest["step_seconds"] = seconds / steps
+            self._measured["step_seconds"].add(t, slowest)
+            self._take_samples(t, finite(record.get("samples")) or 0.0, steps, seconds)
+        if "communication" in record:
+            self.communicates = finite(record["communication"]) is not None
         if self.step > FIRST_STEPS:  # the first steps compile, allocate and warm caches
-            self._recent.append((steps, seconds, *phases.values()))
+            self._recent.append((0.0 if is_second_part else steps, seconds, *phases.values()))
             self._recent_sums = None
         self.allocation_retries = max(self.allocation_retries, number(record.get("retries")) or 0.0)
-        self.latest["step_seconds"] = seconds / steps
-        self._measured["step_seconds"].add(t, slowest)
         if own := sum(phases[phase] for phase in OWN):
             self._measured["own_seconds"].add(t, own / steps)
-        if samples and seconds:
-            self.latest["throughput"] = samples / seconds
-            self._measured["throughput"].add(t, samples / seconds)
         if not self._script_reports_loss:
             self._take_probed_loss(t, record)
         if (reserved := number(record.get("reserved"))) is not None:
@@ -269,6 +270,16 @@ class RankHistory:
             self.latest["memory"] = memory
             self._measured["memory"].add(t, memory)
             self.memory_peak = max(self.memory_peak, number(record.get("peak")) or memory)
+
+    def _take_samples(self, t: float, samples: float, steps: float, seconds: float) -> None:
+        """Samples are 0 if they are unknown."""
+        self.latest.pop("throughput", None)
+        if samples and seconds:
+            self.totals["samples"] += samples
+            self.totals["counted_steps"] += steps
+            self.totals["counted_seconds"] += seconds
+            self.latest["throughput"] = samples / seconds
+            self._measured["throughput"].add(t, samples / seconds)
 
     def _take_report(self, t: float, record: dict[str, Any]) -> None:
         values = {}

@@ -220,13 +220,14 @@ def _rows_of_rank(records: list[dict[str, Any]], since: float) -> Iterator[dict[
 
 
 def _flat(record: dict[str, Any]) -> dict[str, Any]:
-    own = ("k", "t", "step", "n", "seconds") if record["k"] == "step" else ("k", "t", "step", "time")
+    own = ("k", "t", "step", "n", "of", "seconds") if record["k"] == "step" else ("k", "t", "step", "time")
     row = {k: v for k, v in record.items() if k not in own}
     row = {k: v if (n := number(v)) is None else n for k, v in row.items()}
     if record["k"] == "step":
-        seconds, fastest, slowest = record.get("seconds", (0.0, 0.0, 0.0))
-        steps = record.get("n") or 1
+        steps = record.get("of") or record.get("n") or 1
         row |= {phase: row[phase] / steps for phase in PHASES if row.get(phase)}
+    if record["k"] == "step" and "of" not in record:
+        seconds, fastest, slowest = record.get("seconds", (0.0, 0.0, 0.0))
         row |= {"steps": steps, "step_seconds": seconds / steps}
         row |= {"step_seconds_min": fastest, "step_seconds_max": slowest}
         row["throughput"] = row["samples"] / seconds if row.get("samples") and seconds else None

@@ -220,7 +220,7 @@ def _place(reader: RunReader, history: RankHistory, axis: str) -> Callable[[floa
     steps = history.series["step"].points()
     times, numbers = [x for x, *_ in steps], [float(last) for *_, last in steps]
     samples = words.together(reader, reader.samples())
-    per_step = (samples or 0.0) / (history.totals["steps"] or 1.0) if axis == "samples" else 1.0
+    per_step = (samples or 0.0) / (history.totals["counted_steps"] or 1.0) if axis == "samples" else 1.0
 
     def place(x: float) -> float:
         # A report's bin may begin a little before that of its step; a validation belongs to the step before it.

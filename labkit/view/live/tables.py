@@ -118,7 +118,7 @@ def rank_rows(reader: RunReader) -> list[dict[str, str]]:
 
 def _rate(history: RankHistory) -> float | None:
     """Samples per second, over the steps of the step time."""
-    samples, steps = (history.totals[name] for name in ("samples", "steps"))
+    samples, steps = (history.totals[name] for name in ("samples", "counted_steps"))
     if samples and steps and history.recent_step_seconds:
         return samples / steps / history.recent_step_seconds
     return history.latest.get("throughput")

@@ -29,7 +29,7 @@ class Communication:
         self._thread = threading.get_ident()  # an asynchronous checkpoint waits in another thread
         self._replicated: Callable[[], Any] = lambda: None  # weak reference to the newest DDP model
         self._on_cpu = False
-        self._added = 0.0  # seconds that DDP has waited on a CPU since the last record
+        self.added = 0.0  # seconds that DDP has waited in backward passes on a CPU since the last record
         self._newest: int | None = None  # when its newest all-reduce started
 
     def hook(self, torch: Any) -> None:
@@ -74,20 +74,17 @@ class Communication:
         log = model._get_ddp_logging_data()
         if (started := log.get("backward_comm_time_start")) != self._newest:
             self._newest = started  # another pass may have been without DDP, or without its all-reduce
-            self._added += _alone(log)
+            self.added += _alone(log)
 
-    def in_backward(self, steps: int) -> float | None:
-        """Seconds that DDP's backward passes since the last call, those of `steps` steps, continued after their
-        computation; None without DDP.
+    def in_backward_on_device(self, steps: int) -> float | None:
+        """Seconds that DDP's backward passes of the newest `steps` steps on a GPU continued after their computation;
+        None without DDP.
 
-        On a GPU all count like the newest sample: torch samples the first ten passes and then every hundredth, because
-        it waits for the GPU.
+        All count like the newest sample: torch samples the first ten passes and then every hundredth, because it waits
+        for the GPU.
         """
         if (model := self._replicated()) is None:
             return None
-        if self._on_cpu:
-            added, self._added = self._added, 0.0
-            return added
         log = model._get_ddp_logging_data()
         # missing before the second forward, and for a model that spans GPUs
         return _alone(log) * steps if "backward_comm_time" in log else None

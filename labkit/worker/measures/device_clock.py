@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["DeviceClock"]
+__all__ = ["DeviceClock", "Unfinished"]
+
+UNREAD_RECORDS = 64
+# What the host knows of a step that the device may not have finished.
+ON_HOST = ("k", "t", "step", "n", "seconds", "samples")
 
 
 class DeviceClock:
@@ -64,3 +72,52 @@ class DeviceClock:
         event.record(self._torch.cuda.current_stream(self._device))
         self._last = event
         return event
+
+
+class Unfinished:
+    """Records of steps that the device has not finished, oldest first.
+
+    `write` is called with a record when the device has finished; with one that must be read earlier it is called twice:
+    with what the host knows, and later, for the same step, with what the device has measured."""
+
+    def __init__(self, write: Callable[[dict[str, Any]], None]):
+        self._write = write
+        self._records: deque[_Unfinished] = deque(maxlen=UNREAD_RECORDS)
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    def add(self, record: dict[str, Any], timed: DeviceClock, *, is_newest: bool, is_told: bool) -> None:
+        """`timed` has the loss of the newest step; `is_told`: what the host knows has been written."""
+        self._records.append(_Unfinished(record, timed, is_newest, is_told))
+
+    def flush(self) -> int:
+        """Write those that the device has finished; a device that hangs keeps them forever. Returns how many remain."""
+        while self._records and self._records[0].timed.is_done:
+            one = self._records.popleft()
+            record = one.record | one.timed.read(steps := one.record["n"])
+            if not one.is_newest:
+                record.pop("loss", None)
+            if one.is_told:  # this is the second part
+                record = {"of": steps, **{k: v for k, v in record.items() if k not in ("n", "seconds", "samples")}}
+            self._write(record)
+        return len(self._records)
+
+    def tell(self, seconds: float = 0.0) -> None:
+        """Write what the host knows of those that have waited for so long. It makes no call to the device."""
+        for one in self._records:
+            if not one.is_told and time.monotonic() - one.record["t"] >= seconds:
+                self.tell_of(one.record)
+                one.is_told = True
+
+    def tell_of(self, record: dict[str, Any]) -> None:
+        """Write what the host knows of a step."""
+        self._write({name: record[name] for name in ON_HOST})
+
+
+@dataclass(slots=True)
+class _Unfinished:
+    record: dict[str, Any]
+    timed: DeviceClock
+    is_newest: bool
+    is_told: bool

@@ -15,7 +15,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from labkit.record.measured.peak import CATEGORIES, Peak
-from labkit.worker.measures.losses import unpacked
+from labkit.worker.measures.weights import unpacked
 
 __all__ = ["Tracker"]
 
