@@ -263,6 +263,17 @@ for _ in range(2):
         for c, _ in loader(batch_size=50):
             model(c)
 """
+ALL_BUT_THE_SHORT_ONE = """
+training = loader()
+for _ in range(2):
+    for a, b in training:
+        if len(a) < 8:
+            continue
+        train(a, b)
+    for a, _ in training:
+        with torch.no_grad():
+            model(a)
+"""
 EPOCHS_OF_ONE_BATCH = """
 training, evaluation = loader(batch_size=83), loader(batch_size=83)
 for _ in range(12):
@@ -352,6 +363,7 @@ COUNTED = {
     "optimizers in backward": (OPTIMIZERS_IN_BACKWARD, 0),
     "in a thread": (IN_A_THREAD, 0),
     "evaluations": (EVALUATIONS, 0),
+    "all but the short one": (ALL_BUT_THE_SHORT_ONE, 0),
     "epochs of one batch": (EPOCHS_OF_ONE_BATCH, 0),
     "new iterators": (NEW_ITERATORS, 0),
     "two loaders": (TWO_LOADERS, 1),

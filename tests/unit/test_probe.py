@@ -7,14 +7,18 @@ import math
 import os
 import subprocess
 import sys
+import threading
 import time
+from itertools import pairwise
 from types import SimpleNamespace
 
 import pytest
 import torch
-from torch.utils.data import DataLoader
 
+from labkit.record.measured.metrics_file import Tail
+from labkit.record.measured.rank_history import RankHistory
 from labkit.worker.measures.device_clock import DeviceClock
+from labkit.worker.measures.samples import take_index
 from labkit.worker.probe import Probe
 
 
@@ -66,11 +70,19 @@ def records(tmp_path):
 
 
 class Loader:
-    pass
+    """The iterator of a DataLoader."""
+
+    def __init__(self):
+        self._auto_collation, self._dataset_kind = True, 0
+
+
+def fetch(probe, loader, samples):
+    take_index(loader, range(samples))
+    probe.after_fetch(0.0, loader, [torch.zeros(samples, 2)])
 
 
 def step(probe, loader, optimizer, loss, samples=4):
-    probe.after_fetch(0.0, loader, [torch.zeros(samples, 2)])
+    fetch(probe, loader, samples)
     probe.before_backward(loss)
     probe.after_backward(True)
     probe.before_step(optimizer)
@@ -183,39 +195,24 @@ def test_a_step_that_raised_does_not_end_the_counting(probe):
     assert probe.step == 2
 
 
-def test_a_batch_that_is_longer_than_its_samples_counts_those(probe, tmp_path):
-    """The nodes of its graphs follow each other, or frames of its clips."""
-    (optimizer,), loss = made()
-
-    def collate(samples):
-        return torch.zeros(50 * len(samples), 2)
-
-    for own in ({"batch_size": 4}, {"batch_sampler": [[0, 1, 2, 3], [4, 5, 6, 7]]}):
-        loader = iter(DataLoader(range(8), collate_fn=collate, **own))
-        for batch in loader:
-            probe.after_fetch(0.0, loader, batch)
-            probe.before_backward(loss)
-            probe.after_backward(True)
-            probe.before_step(optimizer)
-            probe.after_step(optimizer)
-    probe.finish("finished")
-    assert sum(r["samples"] for r in records(tmp_path) if r["k"] == "step") == 16
-
-
 def test_a_prefetched_batch_is_counted_with_the_backward_that_used_it(probe, tmp_path):
     (optimizer,), loss = made()
     loader = Loader()
-    sizes = [4, 4, 2]
-    probe.after_fetch(0.0, loader, [torch.zeros(sizes[0], 2)])
+    probe._due = 0.0
+    sizes = [4, 4, 4, 2]
+    fetch(probe, loader, sizes[0])
     for following in [*sizes[1:], None]:
         if following:
-            probe.after_fetch(0.0, loader, [torch.zeros(following, 2)])
+            fetch(probe, loader, following)
+        else:
+            probe.after_last_fetch(loader)
         probe.before_backward(loss)
         probe.after_backward(True)
+        probe._due = 0.0
         probe.before_step(optimizer)
         probe.after_step(optimizer)
-    probe.finish("finished")
-    assert sum(r["samples"] for r in records(tmp_path) if r["k"] == "step") == sum(sizes)
+    counted = [r["samples"] for r in records(tmp_path) if r["k"] == "step"]
+    assert counted == [None, 4, 4, 2]  # after the first step both batches might have been used
 
 
 def test_a_loss_that_is_not_a_number_is_written_as_text(probe, tmp_path):
@@ -223,6 +220,101 @@ def test_a_loss_that_is_not_a_number_is_written_as_text(probe, tmp_path):
     probe._due = 0.0
     step(probe, Loader(), optimizer, torch.tensor(float("nan")))
     assert records(tmp_path)[-1]["loss"] == "nan"
+
+
+def test_a_loss_is_recorded_as_it_was_at_backward(probe, tmp_path):
+    (optimizer,), _ = made()
+    loss = torch.tensor(2.5)
+    fetch(probe, Loader(), 4)
+    probe.before_backward(loss)
+    probe.after_backward(True)
+    loss.zero_()
+    probe._due = 0.0
+    probe.before_step(optimizer)
+    probe.after_step(optimizer)
+    assert records(tmp_path)[-1]["loss"] == 2.5
+
+
+def test_steps_are_written_when_no_further_step_comes(probe, tmp_path):
+    (optimizer,), loss = made()
+    loader = Loader()
+    probe._due = math.inf
+    for _ in range(3):
+        step(probe, loader, optimizer, loss)
+    probe.tick()  # a step may still come to write them
+    assert [r["k"] for r in records(tmp_path)] == ["model"]
+    probe._due = 0.0
+    probe.tick()
+    probe.tick()
+    line = records(tmp_path)[-1]
+    assert [r["k"] for r in records(tmp_path)] == ["model", "step"]
+    assert (line["step"], line["n"], line["samples"], line["loss"]) == (3, 3, 12, 2.5)
+
+    time.sleep(0.01)
+    step(probe, loader, optimizer, loss)
+    last = records(tmp_path)[-1]
+    assert (last["step"], last["n"], last["samples"], last["loss"]) == (4, 1, 4, 2.5)
+    assert last["seconds"] == [pytest.approx(0.01, abs=0.02)] * 3
+    probe._due = 0.0
+    probe.tick()
+    probe.finish("finished")
+    assert [r["k"] for r in records(tmp_path)] == ["model", "step", "step", "end"]
+
+
+def test_a_step_that_is_half_added_up_is_not_written(probe, tmp_path, monkeypatch):
+    (optimizer,), loss = made()
+    begin = probe._begin_step
+
+    def begin_while_another_thread_writes(now):
+        if probe._is_adding:
+            probe._due = 0.0
+            probe.tick()
+            probe._due = math.inf
+        begin(now)
+
+    monkeypatch.setattr(probe, "_begin_step", begin_while_another_thread_writes)
+    for _ in range(3):
+        step(probe, Loader(), optimizer, loss)
+    probe.finish("finished")
+    (line,) = [r for r in records(tmp_path) if r["k"] == "step"]
+    assert (line["step"], line["n"], line["samples"]) == (3, 3, 12)
+
+
+def test_no_step_is_lost_or_doubled_when_two_threads_write(probe, tmp_path, monkeypatch):
+    monkeypatch.setattr("labkit.worker.probe.RECORD_SECONDS", -1.0)  # every record is due
+    (optimizer,), loss = made()
+    seconds = []
+    loader, ended, record = Loader(), threading.Event(), probe._record
+
+    def tick():
+        while not ended.is_set():
+            probe.tick()
+
+    thread = threading.Thread(target=tick)
+    switching = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        thread.start()
+        for number in range(4000):
+            probe._record = (lambda: None) if number % 10 else record  # a step that is not written
+            step(probe, loader, optimizer, loss, samples=1 + number % 3)
+            seconds.append(probe.latest_step_seconds)
+            if number % 20 == 5:
+                time.sleep(1e-4)
+    finally:
+        ended.set()
+        thread.join()
+        sys.setswitchinterval(switching)
+    probe.finish("finished")
+    lines = [r for r in records(tmp_path) if r["k"] == "step"]
+    steps = [line["step"] for line in lines]
+    assert steps == sorted({*steps})
+    assert [line["n"] for line in lines] == [b - a for a, b in pairwise([0, *steps])]
+    assert [line["samples"] for line in lines] == [
+        sum(1 + number % 3 for number in range(a, b)) for a, b in pairwise([0, *steps])
+    ]
+    assert sum(line["seconds"][0] for line in lines) == pytest.approx(sum(seconds))
+    assert sum(step % 10 != 1 for step in steps) > 10  # the other thread wrote these
 
 
 def test_a_full_disk_costs_records_and_nothing_else(probe, monkeypatch, capsys):
@@ -260,10 +352,10 @@ def test_on_made_up_cuda_a_record_waits_for_the_device_and_speaks_of_all_its_ste
     probe._timed = probe._device_clock()
     step(probe, loader, optimizer, loss)
     monkeypatch.setattr(MadeUpEvent, "done", False)
-    probe._flush()
+    probe._unfinished.flush()
     assert [r["k"] for r in records(tmp_path)] == ["model"]
     monkeypatch.setattr(MadeUpEvent, "done", True)
-    probe._flush()
+    probe._unfinished.flush()
     line = records(tmp_path)[-1]
     assert (line["step"], line["n"], line["loss"]) == (2, 2, 2.5)
     assert line["forward"] == line["backward"] == line["optimizer"] == pytest.approx(0.02)
@@ -286,6 +378,53 @@ def test_on_made_up_cuda_the_last_record_waits_for_the_device(probe, tmp_path, m
     assert records(tmp_path)[-1]["dropped"] == 1
 
 
+def test_on_made_up_cuda_steps_are_told_of_before_the_device_has_finished_them(probe, tmp_path, monkeypatch):
+    monkeypatch.setattr("labkit.worker.probe.TELL_SECONDS", 0.0)
+    probe._device_clock = lambda: DeviceClock(MadeUpTorch, "cuda:0")
+    probe._memory = lambda: {"allocated": 7}
+    (optimizer,), loss = made()
+    loader = Loader()
+    monkeypatch.setattr(MadeUpEvent, "done", False)
+    probe._due = 0.0
+    step(probe, loader, optimizer, loss)  # waits for the device
+    probe._timed = probe._device_clock()
+    probe._due = math.inf
+    step(probe, loader, optimizer, loss)  # waits for another step
+    monkeypatch.setattr(MadeUpEvent, "query", lambda event: pytest.fail("another thread than the training's asked"))
+    for _ in range(2):
+        probe._due = 0.0
+        probe.tick()
+    told = [r for r in records(tmp_path) if r["k"] == "step"]
+    assert [(r["step"], r["n"], r["samples"]) for r in told] == [(1, 1, 4), (2, 1, 4)]
+    assert not any(name in r for r in told for name in ("forward", "loss", "allocated"))
+
+    monkeypatch.setattr(MadeUpEvent, "query", lambda event: True)
+    probe._due = 0.0
+    step(probe, loader, optimizer, loss)
+    probe.finish("finished")
+    first, second, third = [r for r in records(tmp_path) if r["k"] == "step"][2:]
+    assert (first["step"], first["of"], first["loss"], first["allocated"]) == (1, 1, 2.5, 7)
+    assert (second["step"], second["of"], second["forward"]) == (2, 1, pytest.approx(0.01))
+    assert (third["step"], third["n"], third["samples"], third["loss"]) == (3, 1, 4, 2.5)
+    assert "n" not in first and "loss" not in second
+
+    history = RankHistory(0, Tail(tmp_path / "metrics.jsonl"))
+    history.read_all()
+    assert (history.step, history.totals["steps"], history.totals["samples"]) == (3, 3, 12)
+    assert history.totals["forward"] == pytest.approx(0.02)  # the first step had no events
+
+
+def test_on_made_up_cuda_what_the_device_never_finishes_is_told_of_at_the_end(probe, tmp_path, monkeypatch):
+    probe._device_clock = lambda: DeviceClock(MadeUpTorch, "cuda:0")
+    monkeypatch.setattr(MadeUpEvent, "done", False)
+    (optimizer,), loss = made()
+    step(probe, Loader(), optimizer, loss)
+    probe.finish("finished")
+    line, end = records(tmp_path)[-2:]
+    assert (line["k"], line["step"], line["n"]) == ("step", 1, 1)
+    assert (end["step"], end["dropped"]) == (1, 1)
+
+
 def test_on_made_up_cuda_a_record_that_ends_early_has_the_phases_of_its_first_step(probe, tmp_path):
     probe._device_clock = lambda: DeviceClock(MadeUpTorch, "cuda:0")
     (optimizer,), loss = made()
@@ -295,7 +434,7 @@ def test_on_made_up_cuda_a_record_that_ends_early_has_the_phases_of_its_first_st
         probe._due = math.inf
         step(probe, Loader(), optimizer, loss)
     probe.after_evaluation_fetch()
-    probe._flush()
+    probe._unfinished.flush()
     line = records(tmp_path)[-1]
     assert (line["step"], line["n"]) == (4, 3)
     assert line["forward"] == line["backward"] == line["optimizer"] == pytest.approx(0.03)

@@ -154,6 +154,8 @@ class Batches:
         else:
             stream = Stream(weakref.ref(sampler) if hasattr(type(sampler), "__weakref__") else _nothing)
         stream.has_ended = stream.is_continued = False
+        if stream.ahead == 0:
+            stream.sizes.clear()  # the last epoch skipped them, or an evaluation used them
         return stream
 
     def of_pass(self, number: int) -> float | None:
