@@ -232,10 +232,10 @@ class Run(Reachable):
     def metrics(self) -> pd.DataFrame:
         """One row per rank and recorded step: `loss`, `throughput` (samples/s of the rank), memory in bytes, and every
         scalar that the script logged to the logger "metrics". A row covers `steps` steps with `samples` samples in
-        total; `step_seconds` and its parts `input`, `forward`, `backward`, `optimizer` and `communication` are means
-        over these steps. Values logged without a step are in the row of the last step before them, or else of the
-        first. If the script reports no `loss`, it is the tensor on which backward() was called, unless `loss_of` says
-        otherwise."""
+        total, unless these are unknown; `step_seconds` and its parts `input`, `forward`, `backward`, `optimizer` and
+        `communication` are means over these steps. Values logged without a step are in the row of the last step before
+        them, or else of the first. If the script reports no `loss`, it is the value on which backward() was called,
+        unless `loss_of` says otherwise."""
         import pandas as pd
 
         frame = pd.DataFrame(list(rows(self.folder)))

@@ -61,7 +61,7 @@ class Heartbeat:
 
     def _beat(self) -> None:
         while True:
-            for task in (self._probe.tick, self._answer, self._write, self._reports.flush):
+            for task in (self._answer, self._write, self._reports.flush, self._probe.tick):
                 with suppress(Exception):  # a full disk, a deleted folder, another torch version
                     task()
             self._begun.set()

@@ -38,7 +38,7 @@ RECORD_SECONDS = 0.1
 TELL_SECONDS = 0.5  # after a step, at the next `tick`, it is written that the device has not finished it
 LAST_RECORDS_SECONDS, POLL_SECONDS = 0.5, 0.001  # for the device to finish the steps of the last records
 DEVICE_PHASES = ("forward", "backward", "optimizer", "communication")
-SUMMED = ("n", "samples", "input", *DEVICE_PHASES, "in_backward")
+SUMMED = ("n", "samples", "uncounted", "input", *DEVICE_PHASES, "in_backward")
 FIRST_STEPS = 100  # their losses are always kept, because the training may be short
 
 
@@ -81,8 +81,8 @@ class Probe:
     def _open_window(self) -> None:
         """Start to sum up the steps of the next record."""
         self._told: dict[str, Any] | None = None  # the sums that `tick` has written since
-        self._n = 0
-        self._samples = 0.0  # nan if unknown
+        self._n = self._uncounted = 0  # the steps, and those whose samples are unknown
+        self._samples: float = 0
         self._seconds = self._slowest = 0.0
         self._fastest = math.inf
         self._input = self._forward = self._backward = self._stepped = self._communicated = 0.0
@@ -268,7 +268,11 @@ class Probe:
         self._step_ended = now
         self._fetched = 0.0
         self._loss = self._losses
-        self._samples += self._batches.of_step(self._whole)
+        samples = self._batches.of_step(self._whole)
+        if samples == samples:
+            self._samples += samples
+        else:
+            self._uncounted += 1
         self._whole = 0
         self._is_adding = False
         if self.step == steps:
@@ -391,6 +395,7 @@ class Probe:
             "n": self._n,
             "seconds": [self._seconds, self._fastest, self._slowest],
             "samples": self._samples,
+            "uncounted": self._uncounted,
             "input": self._input,
             "forward": self._forward,
             "backward": self._backward,
@@ -423,8 +428,8 @@ class Probe:
             record["communication"] = (record["communication"] or 0.0) + waited
         if record.get("loss") is not None:
             record["loss"] = float(record["loss"])
-        if "samples" in record:
-            record["samples"] = None if math.isnan(record["samples"]) else int(record["samples"])
+        if record.pop("uncounted", 0):
+            record["samples"] = None
         self.recorder.write(record)
 
 

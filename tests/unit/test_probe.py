@@ -261,6 +261,23 @@ def test_steps_are_written_when_no_further_step_comes(probe, tmp_path):
     assert [r["k"] for r in records(tmp_path)] == ["model", "step", "step", "end"]
 
 
+def test_a_step_of_unknown_samples_that_is_written_does_not_hide_those_of_the_next(probe, tmp_path):
+    (optimizer,), loss = made()
+    probe._due = math.inf
+    for samples in (None, 4):
+        if samples:
+            fetch(probe, Loader(), samples)
+        probe.before_backward(loss)
+        probe.after_backward(True)
+        probe.before_step(optimizer)
+        probe.after_step(optimizer)
+        probe._due = 0.0
+        probe.tick()
+        probe._due = math.inf
+    probe.finish("finished")
+    assert [r["samples"] for r in records(tmp_path) if r["k"] == "step"] == [None, 4]
+
+
 def test_a_step_that_is_half_added_up_is_not_written(probe, tmp_path, monkeypatch):
     (optimizer,), loss = made()
     begin = probe._begin_step

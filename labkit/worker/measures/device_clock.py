@@ -11,8 +11,9 @@ from typing import Any
 __all__ = ["DeviceClock", "Unfinished"]
 
 UNREAD_RECORDS = 64
-# What the host knows of a step that the device may not have finished.
-ON_HOST = ("k", "t", "step", "n", "seconds", "samples")
+# What the host knows of steps that the device may not have finished.
+COUNTED = ("n", "seconds", "samples", "uncounted")
+ON_HOST = ("k", "t", "step", *COUNTED)
 
 
 class DeviceClock:
@@ -99,7 +100,7 @@ class Unfinished:
             if not one.is_newest:
                 record.pop("loss", None)
             if one.is_told:  # this is the second part
-                record = {"of": steps, **{k: v for k, v in record.items() if k not in ("n", "seconds", "samples")}}
+                record = {"of": steps, **{k: v for k, v in record.items() if k not in COUNTED}}
             self._write(record)
         return len(self._records)
 

@@ -93,8 +93,10 @@ def _copied(loss: Any) -> tuple[Any, str | None]:
             return loss.item(), None
         with torch._C._DisableTorchDispatch():  # it is not an operation of the script
             return loss.item(), None
-    if not all(placement.is_replicate() for placement in getattr(loss, "placements", ())):
-        return None, SPREAD
+    if hasattr(loss, "placements"):
+        if not all(placement.is_replicate() for placement in loss.placements):
+            return None, SPREAD
+        loss = loss.detach().to_local()
     if loss.is_cuda and torch.cuda.is_current_stream_capturing():
         return None, None
     return loss.detach().to(torch.promote_types(loss.dtype, torch.float32), copy=True), None

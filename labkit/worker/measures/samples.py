@@ -14,11 +14,16 @@ import sys
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from types import FrameType
 
 __all__ = ["Batches", "take_index"]
 
 MOST_UNUSED = 4096  # batches
+AHEAD = {"accelerate.data_loader": 1}  # how many batches a library's module fetches ahead
+OURS = __name__.rpartition(".measures")[0]
 # What is stored on the iterator of a DataLoader: the size of its newest batch, by number the sizes of those that its
 # workers make, whether its batches lie along the first dimension of their tensors, and its stream.
 SIZE, SIZES, IS_BATCH_FIRST, STREAM = "_labkit_size", "_labkit_sizes", "_labkit_batch_first", "_labkit_stream"
@@ -103,20 +108,21 @@ class Stream:
         """The samples of a step's batches. More batches than `passes` may have been skipped, joined, or fetched ahead:
         unknown; and after the second time in turn all later steps are, too."""
         self.is_used = True
-        sizes, unused, ahead = self.sizes, max(0, len(self.sizes) - passes) if passes else 0, self.ahead
+        sizes, ahead = self.sizes, self.ahead
         if self.in_excess > 1:
             sizes.clear()
             return math.nan
-        is_more = unused > (ahead or 0)
-        if is_more and ahead is not None:
-            self.in_excess += 1
-            unused = int(ahead)
-        else:
+        unused = max(0, len(sizes) - passes) if passes else 0
+        is_known = unused <= (ahead or 0)
+        if is_known or ahead is None:
             self.in_excess = 0
             if not self.has_ended and ahead != math.inf:
                 self.ahead = unused
+        else:
+            self.in_excess += 1
+            unused = int(ahead)
         samples = sum([sizes.popleft() for _ in range(len(sizes) - unused)])
-        return math.nan if is_more else samples
+        return samples if is_known else math.nan
 
 
 class Batches:
@@ -153,6 +159,7 @@ class Batches:
                 break
         else:
             stream = Stream(weakref.ref(sampler) if hasattr(type(sampler), "__weakref__") else _nothing)
+            stream.ahead = AHEAD.get(_fetching_module())
         stream.has_ended = stream.is_continued = False
         if stream.ahead == 0:
             stream.sizes.clear()  # the last epoch skipped them, or an evaluation used them
@@ -192,6 +199,14 @@ class Batches:
             stream.sizes.clear()
         self._streams = [*new, *used]
         return math.nan if new or not used else samples
+
+
+def _fetching_module() -> str:
+    """The name of the module that fetches a batch."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and (name := str(frame.f_globals.get("__name__"))).startswith(OURS):
+        frame = frame.f_back
+    return "" if frame is None else name
 
 
 def _nothing() -> None:

@@ -244,9 +244,11 @@ def _values(node: Any, name: str) -> tuple[Any, bool]:
             return size, False
         weights = 1 / found[0] if inner.name() in DIVISIONS else found[0]
         return weights.sum() * (size / weights.numel()), True
-    if getattr(node, "_saved_reduction", None) == SUM:
-        return (_saved(node, "total_weight") if name.startswith("NllLoss") else _saved(node, "target").numel()), False
-    return 0, False
+    if getattr(node, "_saved_reduction", None) != SUM:
+        return 0, False
+    if name.startswith("NllLoss"):  # without the labels that it ignores
+        return _saved(node, "total_weight"), False
+    return (_saved(node, "target").numel() if hasattr(node, "_raw_saved_target") else 0), False
 
 
 def _number(value: Any, on_device: bool) -> Any:
