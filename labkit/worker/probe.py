@@ -195,7 +195,7 @@ class Probe:
         self.passes += 1
         if self._losses is not None and loss is not None:
             batch = self._batches.of_pass(self._whole)
-            self._losses.add(loss, batch, self._optimizer is not None, gradient is not None)
+            self._losses.add(loss, batch, self._optimizer is not None, gradient)
         self._fetched = now
 
     def after_backward(self, whole: bool) -> None:

@@ -373,6 +373,7 @@ for _ in range(6):
     optimizer.step()
     optimizer.zero_grad()
 """
+A_GRADIENT_OF_ONE = NOT_DIVIDED.replace("loss.backward()", "loss.backward(torch.ones_like(loss))")
 OF_SHARES = "sum of 4 micro-batches"
 
 SHOWN = {
@@ -403,6 +404,7 @@ SHOWN = {
     "divided by a constant": (DIVIDED_BY_A_CONSTANT, "mean of 4 backward passes"),
     "divided by their own count in one tensor": (DIVIDED_BY_THEIR_OWN_COUNT_IN_ONE_TENSOR, "mean of 4 backward passes"),
     "masked sums divided by their own counts": (MASKED_SUMS_DIVIDED_BY_THEIR_OWN_COUNTS, "mean of 4 backward passes"),
+    "a gradient of one": (A_GRADIENT_OF_ONE, "mean of 4 backward passes"),
     "uneven": (UNEVEN, OF_SHARES),
     "uneven, by tensors": (UNEVEN_BY_TENSORS, OF_SHARES),
     "uneven, in two steps": (UNEVEN_IN_TWO_STEPS, OF_SHARES),

@@ -17,7 +17,9 @@ import torch
 
 from labkit.record.measured.metrics_file import Tail
 from labkit.record.measured.rank_history import RankHistory
+from labkit.worker.measures import weights
 from labkit.worker.measures.device_clock import DeviceClock
+from labkit.worker.measures.losses import StepLoss
 from labkit.worker.measures.samples import take_index
 from labkit.worker.probe import Probe
 
@@ -455,6 +457,39 @@ def test_on_made_up_cuda_a_record_that_ends_early_has_the_phases_of_its_first_st
     line = records(tmp_path)[-1]
     assert (line["step"], line["n"]) == (4, 3)
     assert line["forward"] == line["backward"] == line["optimizer"] == pytest.approx(0.03)
+
+
+def test_on_made_up_cuda_weights_are_read_once_for_each_line(monkeypatch):
+    """Every tensor is on a GPU."""
+    reads = []
+
+    def number(value, on_device):
+        if not isinstance(value, torch.Tensor):
+            return value
+        return value.clone() if on_device else None
+
+    def read(value):
+        if not isinstance(value, torch.Tensor):
+            return value
+        reads.append(value)
+        return float(value)
+
+    monkeypatch.setattr(weights, "_number", number)
+    monkeypatch.setattr(weights, "_float", read)
+    x = torch.randn(24, 4, requires_grad=True)
+    losses = []
+    for sizes in ((3, 9, 12), (8, 8, 8), (1, 11, 12)):
+        step = StepLoss(alone=False)
+        truth = 0.0
+        for part in x.split(sizes):
+            loss = part.square().mean() * (torch.tensor(len(part)) / 24)
+            step.add(loss, None, in_step=False, gradient=None)
+            truth += loss.item()
+        losses.append((step.total(3, several_optimizers=False), (pytest.approx(truth), "sum of 3 micro-batches")))
+        assert reads
+        monkeypatch.setattr(weights, "_float", lambda value: pytest.fail("waited for the GPU again"))
+    for recorded, expected in losses:
+        assert recorded == expected
 
 
 def test_on_made_up_cuda_nothing_is_recorded_while_a_graph_is_captured(monkeypatch):

@@ -34,7 +34,7 @@ class StepLoss:
         self._evaluations = 0  # passes in the closure of the optimizer's step, of which only the first counts
         self._why: str | None = NO_SCALAR  # there is no loss
 
-    def add(self, loss: Any, samples: float | None, in_step: bool, is_weighted: bool) -> None:
+    def add(self, loss: Any, samples: float | None, in_step: bool, gradient: Any) -> None:
         """Call this before the pass, which frees the graph of the loss."""
         if getattr(loss, "shape", None) not in SCALAR:
             return
@@ -48,7 +48,7 @@ class StepLoss:
             return
         self._losses.append(copy)
         if not self._alone:
-            self._passes.append(inspected(loss, samples, is_weighted))
+            self._passes.append(inspected(loss, samples, gradient))
 
     @property
     def is_on_host(self) -> bool:

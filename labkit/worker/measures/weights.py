@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Iterator, Sequence
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
@@ -58,14 +59,15 @@ class Pass(NamedTuple):
     terms: list[Term]
     outer: int  # how many of their first factors the terms have in common
     divisors: list[Any]  # tensors without gradient by which the last operations divided it
-    is_weighted: bool  # by the gradient that backward() was given
+    gradient: Any  # that backward() was given; a number like those of a term
     is_hidden: bool  # by saved-tensor hooks, which would have to recompute or copy a factor
 
 
 def is_share(one: Pass, parts: int) -> bool:
     """Whether a pass was multiplied by 1 / `parts`, and not by `parts`, too, as accelerate has scripts do."""
-    outer = one.terms[0].factors[: one.outer] if one.terms and not one.is_weighted else ()
-    factors = [factor for factor in outer if not _is_tensor(factor)]
+    is_plain = not one.is_hidden and not _is_tensor(one.gradient) and one.gradient == 1
+    outer = one.terms[0].factors[: one.outer] if is_plain else ()
+    factors = [factor for factor in outer if isinstance(factor, int | float)]
     return any(abs(factor * parts - 1) < EXACT for factor in factors) and parts not in factors
 
 
@@ -77,14 +79,12 @@ def weighting(passes: list[Pass]) -> str:
     waits for the GPU, so that is done once for each line of the script."""
     if any(one.is_hidden for one in passes):
         return HIDDEN
-    if any(one.is_weighted for one in passes):
-        return WEIGHTED
     for one in passes:
         if one.callers in _decided:
             return _decided[one.callers]
     pointers = [{divisor.data_ptr() for divisor in one.divisors} for one in passes]
     is_shared = bool(set.intersection(*pointers)) and not all(term.is_mean for one in passes for term in one.terms)
-    on_device = any(map(_is_tensor, (number for one in passes for term in one.terms for number in _numbers(term))))
+    on_device = any(_is_tensor(number) for one in passes for number in _numbers(one))
     what = SHARES if on_device and is_shared else _compared(passes, is_shared)
     if on_device:
         _decided.update(dict.fromkeys((one.callers for one in passes), what))
@@ -93,6 +93,8 @@ def weighting(passes: list[Pass]) -> str:
 
 def _compared(passes: list[Pass], is_shared: bool) -> str:
     """The same. `is_shared`: one tensor divided all passes, which are not means."""
+    if any(_float(one.gradient) != 1 for one in passes):
+        return WEIGHTED
     addends = [[_read(term) for term in terms] for terms in zip(*(one.terms for one in passes), strict=False)]
     relative = [_relative([term.factors for term in terms]) for terms in addends]
     if all(map(_sum_to_one, addends)) or (
@@ -135,7 +137,7 @@ def _sum_to_one(terms: Sequence[Term], outer: int | None = None) -> bool:
     the numbers of values, and any of the first `outer` factors that do not differ."""
     rows = [*zip(*(term.factors for term in terms), strict=False)]
     constant = [_are_close([factor / row[0] - 1 for factor in row]) if row[0] else False for row in rows]
-    differing = [math.prod(f for f, same in zip(term.factors, constant, strict=False) if not same) for term in terms]
+    differing = [math.prod(f for f, same in zip_longest(term.factors, constant) if not same) for term in terms]
     products = {1.0}
     for row, same in [*zip(rows, constant, strict=True)][:outer]:
         if same and row[0] != 1:
@@ -182,8 +184,8 @@ class _HiddenError(Exception):
     """Saved-tensor hooks would have to recompute or copy an operand."""
 
 
-def inspected(loss: Any, samples: float | None, is_weighted: bool) -> Pass:
-    """A pass that is about to start from this loss."""
+def inspected(loss: Any, samples: float | None, gradient: Any) -> Pass:
+    """A pass that is about to start from this loss, with the gradient that backward() was given, if any."""
     callers = _callers()
     on_device = callers not in _decided
     terms: list[Term] = []
@@ -215,10 +217,11 @@ def inspected(loss: Any, samples: float | None, is_weighted: bool) -> Pass:
                     is_mean = name in MEAN_OPERATIONS or getattr(node, "_saved_reduction", None) == MEAN
                     terms.append(Term(factors, count, _number(values, on_device), has_weights, is_mean))
         except _HiddenError:
-            return Pass(samples, callers, (), [], 0, [], is_weighted, is_hidden=True)
+            return Pass(samples, callers, (), [], 0, [], None, is_hidden=True)
     terms += [Term(factors, count, 0, has_weights=False, is_mean=False) for _, _, factors, count in waiting]
     outer = len(terms[0].factors) if outer is None else outer
-    return Pass(samples, callers, _kind(loss), terms, outer, divisors, is_weighted, is_hidden=False)
+    gradient = 1 if gradient is None else _number(gradient, on_device) if _is_number(gradient) else math.nan
+    return Pass(samples, callers, _kind(loss), terms, outer, divisors, gradient, is_hidden=False)
 
 
 def _operand(node: Any, name: str) -> tuple[Any, Any] | None:
@@ -269,8 +272,10 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) or (type(value) is sys.modules["torch"].Tensor and value.numel() == 1)
 
 
-def _numbers(term: Term) -> Iterator[Any]:
-    yield from (*term.factors, term.count, term.values)
+def _numbers(one: Pass) -> Iterator[Any]:
+    yield one.gradient
+    for term in one.terms:
+        yield from (*term.factors, term.count, term.values)
 
 
 def _read(term: Term) -> Term:
