@@ -5,6 +5,7 @@ import pytest
 from labkit.record import RunReader, Tail
 from labkit.record.measured.rank_history import KEPT_NAMES, KEPT_REPORTS, RankHistory
 from labkit.record.measured.reader import rows
+from labkit.view import words
 
 META = {"k": "meta", "t": 100.0, "rank": 0, "device": "cpu"}
 
@@ -339,6 +340,31 @@ def test_throughput_is_none_where_no_samples_were_seen(folder, write_metrics):
     write_metrics(0, META, step(101, samples=0))
 
     assert [row["throughput"] for row in rows(folder)] == [None]
+
+
+def test_the_mean_throughput_is_that_of_the_steps_whose_samples_are_known(folder, write_metrics):
+    known, unknown = (step(102, 2, seconds=(2.0, 2.0, 2.0), samples=samples) for samples in (64, None))
+    write_metrics(0, META, known, unknown | {"step": 3})
+    reader = RunReader(folder).read_all()
+    assert words.mean_throughput(reader) == 32
+    assert reader.throughputs() == []
+
+    write_metrics(0, META, known, unknown | {"step": 3}, unknown | {"step": 4})
+    assert words.mean_throughput(RunReader(folder).read_all()) is None
+
+
+def test_the_second_part_of_a_record_completes_the_first(folder, write_metrics):
+    first = step(101, 3, n=3, seconds=(6.0, 2.0, 2.0), samples=24)
+    second = {"k": "step", "t": 101, "step": 3, "of": 3, "forward": 1.5, "communication": None, "loss": 0.5}
+    write_metrics(0, META, first, second)
+
+    (row,) = rows(folder)
+    assert (row["steps"], row["samples"], row["throughput"], row["step_seconds"]) == (3, 24, 4, 2)
+    assert (row["forward"], row["loss"]) == (0.5, 0.5)
+    history = RunReader(folder).read_all().ranks[0]
+    assert (history.step, history.totals["steps"], history.totals["samples"]) == (3, 3, 24)
+    assert (history.totals["forward"], history.recent_seconds("forward")) == (1.5, 0.5)
+    assert history.latest["loss"] == 0.5
 
 
 def test_ranks_are_in_order_whichever_started_first(folder, write_metrics):
