@@ -16,6 +16,7 @@ from labkit.launcher.exporter import start_exporter
 from labkit.launcher.link import preflight
 from labkit.launcher.start import start
 from labkit.planner.plan import Plan
+from labkit.record.rank_files import PROFILE, TRACE_MEMORY
 from labkit.run import Run
 from labkit.view.frontend import check_kernel, is_headless, notebook_shell, ui
 from labkit.write import Script
@@ -23,8 +24,6 @@ from labkit.write.launch_options import LaunchOptions
 
 __all__ = ["launch", "settings_for", "start_run"]
 
-TRACE_MEMORY = "LABKIT_TRACE_MEMORY"  # read by worker/measures/trace.py
-PROFILE = "LABKIT_PROFILE"  # read by worker/measures/profile.py
 REACHABLE = "LABKIT_REACHABLE"  # read by launcher/supervisor.py
 
 

@@ -14,7 +14,13 @@ from labkit.launcher.hardware import Hardware, platform_name
 from labkit.launcher.locks.gpus import gpus_of
 from labkit.launcher.request import check, checkpoint_arguments, with_options
 from labkit.launcher.start import removed_on_failure, write_folder
-from labkit.launcher.torchrun import assignments, node_torchrun_command, recorded_environment, worker_arguments
+from labkit.launcher.torchrun import (
+    TORCHRUN,
+    assignments,
+    guest_arguments,
+    node_torchrun_command,
+    recorded_environment,
+)
 from labkit.record import Nodes, RunFolder, runs_root
 from labkit.record.files import write_json
 from labkit.write import Script
@@ -97,5 +103,6 @@ def plain_command(nodes: Nodes, node: int | str, address: str, port: int | str, 
 def _torchrun(
     folder: RunFolder, nodes: Nodes, node: int | str, address: str, port: int | str, file: str, args: Sequence[str]
 ) -> list[str]:
-    torchrun = [sys.executable, "-m", "torch.distributed.run"]
-    return node_torchrun_command(torchrun, nodes, node, address, port, *worker_arguments(folder.node(node), file, args))
+    torchrun = [sys.executable, "-P", "-m", TORCHRUN]
+    rest = guest_arguments(folder, folder.node(node).torchrun_logs, [file], args)
+    return node_torchrun_command(torchrun, nodes, node, address, port, *rest)

@@ -16,6 +16,7 @@ from typing import Any
 
 from labkit.errors import RunFolderError
 from labkit.launcher import checks
+from labkit.launcher.guest_file import write_guest
 from labkit.launcher.hardware import Hardware, hardware, platform_name
 from labkit.launcher.locks.checkpoints import lock_checkpoints
 from labkit.launcher.locks.gpus import check_gpus_are_free, gpus_of, one_launch_at_a_time
@@ -31,7 +32,6 @@ from labkit.launcher.torchrun import (
     rank_environment,
     recorded_environment,
     reproducing_command,
-    script_folder,
     torchrun_command,
 )
 from labkit.launcher.warm import client as warm
@@ -39,6 +39,7 @@ from labkit.launcher.warm.proc import with_room
 from labkit.record import RunFolder, State, runs_root, write_state
 from labkit.record.files import write_json
 from labkit.record.nodes import record_starting_supervisor
+from labkit.record.rank_files import MODULES
 from labkit.record.session import current_folder
 from labkit.write import Script, command_line
 from labkit.write.launch_options import LaunchOptions
@@ -86,21 +87,15 @@ def start(
     deadline = session_deadline(request) if request.path is None and ends_with_session else {}
     request = with_options(request, deadline)
     args = [*request.argv, *command_line(request.script, deadline), *checkpoint_arguments(request, deadline, folder)]
-    environment, dropped = rank_environment(
-        os.environ,
-        folder,
-        nproc_per_node=ranks,
-        cores=machine.cores,
-        script_dir=script_folder(request.path),
-        extra=env,
-    )
+    modules = {} if request.path else {MODULES: str(current_folder())}
+    environment, dropped = rank_environment(os.environ, modules | env)
     if ranks > CROWDED * machine.cores and not machine.gpus:
         print(f"{ranks} ranks on {machine.cores} cores: they start one at a time, and timings will not be meaningful")
 
     gpus = gpus_of(machine, ranks)
     with removed_on_failure(folder):
         manifest = {
-            "torchrun": torchrun_command(folder, ranks, request.file(folder), args),
+            "torchrun": torchrun_command(folder, ranks, [request.file(folder)], args),
             **_devices_of(machine, ranks),
             "env": recorded_environment(environment),
             "env_dropped": dropped,
@@ -134,8 +129,8 @@ def _devices_of(machine: Hardware, ranks: int) -> dict[str, Any]:
 
 def _line_without_labkit(request: LaunchRequest, folder: RunFolder, ranks: int, environment: Mapping[str, str]) -> str:
     """The command that runs the same training without labkit, with the variables that the launch adds."""
-    added = {k: v for k, v in environment.items() if k == "OMP_NUM_THREADS" or os.environ.get(k) != v}
-    return reproducing_command(request.file(folder), ranks, request.argv, added)
+    added = {k: v for k, v in environment.items() if os.environ.get(k) != v}
+    return reproducing_command([request.file(folder)], ranks, request.argv, added)
 
 
 @contextmanager
@@ -156,6 +151,7 @@ def write_folder(
     """Write the request to the run folder before anything starts. `lines` run the same training without labkit;
     `manifest` holds the fields that depend on the kind of launch."""
     folder.script.write_text(str(request.script), encoding="utf-8")
+    write_guest(folder)
     folder.ranks.mkdir()
     folder.command.write_text("".join(line + "\n" for line in lines), encoding="utf-8")
     write_json(

@@ -29,7 +29,6 @@ from labkit.launcher.hardware import may_have_gpus
 from labkit.launcher.stop import (
     GRACE_SECONDS,
     SAMPLER,
-    SAVING_SECONDS,
     processes_of,
     request_in_words,
     requested_grace,
@@ -50,8 +49,6 @@ LIBC = ctypes.CDLL(None)  # loaded here because nothing may be loaded between fo
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 POLL_SECONDS, POLL_SECONDS_OF_IMPORT = 0.1, 0.5
-# The stop request sets how long ranks may save, so torchrun's timeout (30 s, fixed before torch 2.13) must be longer.
-OWN_GRACE = {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(round(2 * SAVING_SECONDS))}
 
 
 def main() -> None:
@@ -229,7 +226,7 @@ class Supervisor:
         def die_with_parent() -> None:
             _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
-        environment = marked(environment, self.folder, folder, self.state.attempt) | OWN_GRACE
+        environment = marked(environment, self.folder, folder)
         with log_file.open("ab") as log:
             if ForkedTorchrun.can_run(command):
                 return ForkedTorchrun(command, environment, log.fileno(), die_with_parent)

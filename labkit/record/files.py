@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import json
 import os
-import secrets
 import stat
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -100,7 +99,7 @@ def write_json(path: Path, value: Mapping[str, Any], *, reserve: Path | None = N
 
 
 def _replace(path: Path, value: Mapping[str, Any]) -> None:
-    new = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(2)}")
+    new = path.with_name(f".{path.name}.{os.getpid()}.{os.urandom(2).hex()}")
     # ASCII only: a file name that is not UTF-8 contains surrogates, which cannot be encoded
     text = json.dumps(value, indent=1) + "\n"
     try:
