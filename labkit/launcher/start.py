@@ -16,8 +16,8 @@ from typing import Any
 
 from labkit.errors import RunFolderError
 from labkit.launcher import checks
-from labkit.launcher.guest_file import write_guest
 from labkit.launcher.hardware import Hardware, hardware, platform_name
+from labkit.launcher.invisible import write_starting_files
 from labkit.launcher.locks.checkpoints import lock_checkpoints
 from labkit.launcher.locks.gpus import check_gpus_are_free, gpus_of, one_launch_at_a_time
 from labkit.launcher.request import (
@@ -151,7 +151,7 @@ def write_folder(
     """Write the request to the run folder before anything starts. `lines` run the same training without labkit;
     `manifest` holds the fields that depend on the kind of launch."""
     folder.script.write_text(str(request.script), encoding="utf-8")
-    write_guest(folder)
+    write_starting_files(folder)
     folder.ranks.mkdir()
     folder.command.write_text("".join(line + "\n" for line in lines), encoding="utf-8")
     write_json(
@@ -198,7 +198,7 @@ def _start_supervisor(
     folder: RunFolder, environment: Mapping[str, str], descriptors: Sequence[int], *, owner: int
 ) -> subprocess.Popen[bytes]:
     # The environment may hold secrets: it is inherited and never written to disk.
-    command = [sys.executable, "-m", "labkit.launcher.supervisor", str(folder.path), str(owner)]
+    command = [sys.executable, "-u", str(folder.outermost), "labkit.launcher.supervisor", str(folder.path), str(owner)]
     variables = dict(environment)
     if warm.may_fork(environment):
         command, variables = with_room(command, variables)

@@ -35,8 +35,8 @@ from labkit.launcher.stop import (
     sweep,
     terminate,
 )
-from labkit.launcher.torchrun import attempt_command, marked
-from labkit.launcher.warm.fork import TORCHRUN, ForkedTorchrun, import_torchrun
+from labkit.launcher.torchrun import TORCHRUN, attempt_command, marked
+from labkit.launcher.warm.fork import ForkedTorchrun, import_torchrun
 from labkit.launcher.warm.proc import ROOM, can_show, show_command
 from labkit.launcher.watch.progress import Closing, Progress, Saving
 from labkit.launcher.watch.stalls import Stalls
@@ -147,7 +147,7 @@ class Supervisor:
     def import_torchrun(self) -> None:
         """Import torch here, once, so that torchrun and its ranks can be forks. Raises _StopImporting if the run must
         stop before it is done."""
-        if not can_show() or TORCHRUN in sys.modules:
+        if self.manifest.get("new_processes") or not can_show() or TORCHRUN in sys.modules:
             return
         stop: _StopImporting | None = None
 
@@ -229,7 +229,8 @@ class Supervisor:
         environment = marked(environment, self.folder, folder)
         with log_file.open("ab") as log:
             if ForkedTorchrun.can_run(command):
-                return ForkedTorchrun(command, environment, log.fileno(), die_with_parent)
+                forks = self.manifest.get("new_processes") is None
+                return ForkedTorchrun(command, environment, log.fileno(), die_with_parent, forks_ranks=forks)
             return subprocess.Popen(
                 command,
                 env=environment,

@@ -42,6 +42,7 @@ class RunFolder:
 
     manifest = _In("run.json")
     guest = _In("guest.pyc")  # what torchrun starts on each rank, see worker/guest.py
+    outermost = _In("outermost.pyc")  # what starts the supervisor, see launcher/warm/outermost.py
     script = _In(rank_files.SCRIPT)
     command = _In("command.txt")
     agent = _In("agent.json")

@@ -117,7 +117,10 @@ class Guest:
         del sys.modules["atexit"], sys.modules["faulthandler"]  # built in: a script that imports them gets the same
         os.register_at_fork(after_in_child=self.leave)
         self.finder = TorchFinder(self.observe)
-        sys.meta_path.insert(0, self.finder)
+        if "torch" in sys.modules:  # this is a fork of a process that has imported it
+            self.observe(sys.modules["torch"])
+        else:
+            sys.meta_path.insert(0, self.finder)
         os.execv, os.execve = self._surviving(os.execv), self._surviving(os.execve)  # type: ignore[assignment]
         self.beat()
         self.has_ended.acquire()
