@@ -41,10 +41,10 @@ from labkit.launcher.watch.peers import CONCLUSIONS, ENDING_TIMEOUT_SECONDS, POL
 from labkit.launcher.watch.progress import Progress
 from labkit.record import Nodes, RunFolder, State, write_state
 from labkit.record.files import in_parallel, read_json, refresh, write_json
-from labkit.record.rank_files import MODULES, NODE_MARKER
 from labkit.record.identity import HOST, host_name
 from labkit.record.measured.fold import NodeFold, are_folded
 from labkit.record.nodes import beat, is_on_this_host, supervisor_of
+from labkit.record.rank_files import MODULES, NODE_MARKER
 
 __all__ = ["main"]
 

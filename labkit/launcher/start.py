@@ -35,6 +35,7 @@ from labkit.launcher.torchrun import (
     torchrun_command,
 )
 from labkit.launcher.warm import client as warm
+from labkit.launcher.warm.eligibility import why_new_processes
 from labkit.launcher.warm.proc import with_room
 from labkit.record import RunFolder, State, runs_root, write_state
 from labkit.record.files import write_json
@@ -99,6 +100,7 @@ def start(
             **_devices_of(machine, ranks),
             "env": recorded_environment(environment),
             "env_dropped": dropped,
+            "new_processes": _why_new_processes(request, environment),
             "retries": options.retries,
             "fewer_ranks": fewer,
             "watchdog": options.watchdog,
@@ -115,6 +117,14 @@ def start(
             _supervise(folder, request, environment, owner=os.getpid() if tied else 0)
     warm.prepare(folder, environment)
     return folder
+
+
+def _why_new_processes(request: LaunchRequest, environment: Mapping[str, str]) -> str | None:
+    """Why the ranks are new processes, not forks of one that has imported torch; None if they may be forks."""
+    if not warm.may_fork(environment):
+        return f"{warm.VARIABLE} is 0, or this system does not support it"
+    text, folder = str(request.script), request.path.parent if request.path else current_folder()
+    return why_new_processes([str(request.path or "")], text, folder, environment)
 
 
 def _devices_of(machine: Hardware, ranks: int) -> dict[str, Any]:

@@ -28,7 +28,7 @@ HIGHEST_DESCRIPTOR = 1023  # that select() takes
 
 
 class RankFile:
-    """A file that a rank writes or reads, open at a descriptor out of its script's way: scripts count theirs from 3 upwards.
+    """A file that a rank writes or reads, at a descriptor out of its script's way: scripts count theirs from 3 upwards.
 
     It is opened again when the script has closed all descriptors, as a daemon does: another file may have its number.
     """

@@ -9,7 +9,7 @@ The frames of this file are invisible. So the script's module is the outermost f
 as they are, and the interpreter itself reports them, ends threads, calls atexit's handlers, closes files and exits.
 """
 
-import _signal
+import _signal  # type: ignore[import-not-found]
 import _thread
 import os
 import sys
@@ -105,9 +105,7 @@ class Guest:
             file = os.open(f"{self.home}/{stream}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
             os.dup2(file, descriptor)
             os.close(file)
-        self.heartbeat: RankFile = self.files.RankFile(
-            f"{self.home}/{self.files.HEARTBEAT}", os.O_WRONLY | os.O_CREAT
-        )
+        self.heartbeat: RankFile = self.files.RankFile(f"{self.home}/{self.files.HEARTBEAT}", os.O_WRONLY | os.O_CREAT)
         self.stacks: RankFile = self.files.RankFile(f"{self.home}/{self.files.STACKS}")
         faulthandler.enable(self.stacks.descriptor)
         if sys.platform == "linux":
@@ -184,7 +182,9 @@ class Guest:
         of the name labkit."""
         if "labkit" not in sys.modules:
             search = [self.labkit]
-            spec = loaders.spec_from_file_location("labkit", f"{self.labkit}/__init__.py", submodule_search_locations=search)
+            spec = loaders.spec_from_file_location(
+                "labkit", f"{self.labkit}/__init__.py", submodule_search_locations=search
+            )
             importing._load(spec)
             sys.modules[self.files.__name__] = self.files
         if sys.modules["labkit"].__path__ != [self.labkit]:
@@ -325,7 +325,7 @@ class TorchFinder:
         if name != "torch":
             return None
         specs = (finder.find_spec(name, path, target) for finder in sys.meta_path if finder is not self)
-        spec = next(filter(None, specs), None)
+        spec: Any = next(filter(None, specs), None)
         if spec is not None and hasattr(spec.loader, "exec_module"):
             loader, load = spec.loader, spec.loader.exec_module
 

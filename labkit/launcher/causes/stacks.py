@@ -1,8 +1,8 @@
 """Ask every rank of a run where it is: its step, its stack, its newest collective, the state of its process.
 
 A rank answers from its guest's thread. If that thread does not respond (the script holds the GIL), it is sent a
-real-time signal that Python's faulthandler handles in C. Only that thread gets it: a signal to the process would reach the
-main thread and interrupt a system call of the script (EINTR). A rank that is suspended can only be inspected from
+real-time signal that Python's faulthandler handles in C. Only that thread gets it: a signal to the process would reach
+the main thread and interrupt a system call of the script (EINTR). A rank that is suspended can only be inspected from
 outside. None of this needs root.
 """
 

@@ -6,8 +6,9 @@ import gc
 import os
 import signal
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import NoReturn
@@ -31,13 +32,11 @@ def import_torchrun() -> None:
     os.environ |= SINGLE_THREADED
     gc.disable()  # the import allocates much and frees little
     try:
-        with suppress(Exception):  # torchrun itself shows what is wrong with torch
-            import torch.distributed.run
-        with suppress(Exception):
+        with suppress(Exception), _printing() as printed:  # torchrun itself shows what is wrong with torch
             import threadpoolctl  # noqa: F401
             import torch._dynamo  # noqa: F401  # every optimizer imports it when it is created
 
-            ranks.import_guest()
+            ranks.import_guest(printed)
     finally:
         gc.enable()
         gc.freeze()  # forks share what is never collected
@@ -46,9 +45,26 @@ def import_torchrun() -> None:
             os.environ |= {} if value is None else {name: value}
 
 
+@contextmanager
+def _printing() -> Iterator[Callable[[], bool]]:
+    """Tells whether anything has been printed: each rank would have to print it. It goes to stderr afterwards."""
+    kept = [os.dup(1), os.dup(2)]
+    with tempfile.TemporaryFile() as file:
+        for descriptor in (1, 2):
+            os.dup2(file.fileno(), descriptor)
+        try:
+            yield lambda: os.fstat(file.fileno()).st_size > 0
+        finally:
+            for descriptor, before in zip((1, 2), kept, strict=True):
+                os.dup2(before, descriptor)
+                os.close(before)
+            file.seek(0)
+            os.write(2, file.read())
+
+
 class ForkedTorchrun(ranks.Child):
-    """`python -m torch.distributed.run …`; its ranks are forks, too, if `forks_ranks`. `in_child` is called in it before
-    it starts, and Become is raised."""
+    """`python -m torch.distributed.run …`; its ranks are forks, too, if `forks_ranks`. In it `in_child` is called and
+    Become raised."""
 
     def __init__(
         self,

@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -35,10 +35,13 @@ START_SECONDS = 10.0
 _guest: dict[str, Any] = {"__name__": "labkit.worker.guest"}
 
 
-def import_guest() -> None:
-    """Import what ranks need, once, so that forks of this process need not."""
-    exec(guest_code(), _guest)
+def import_guest(printed: Callable[[], bool]) -> None:
+    """Import what ranks need, once, so that forks of this process need not. `printed`: whether importing torch has
+    printed anything, which each rank must do itself."""
     import labkit.worker.recording  # noqa: F401
+
+    if not printed():
+        exec(guest_code(), _guest)
 
 
 def close_others() -> None:
@@ -100,8 +103,8 @@ def prepare(command: Sequence[str]) -> None:
     """Let torchrun's agent, which this process is about to become, start its ranks without a new interpreter. If this
     process cannot be forked into a rank, torchrun starts the ranks itself. In a rank, it raises Become."""
     imported: Any = sys.modules
-    if not sys.modules.keys() >= {*NEEDED} or imported["torch"].cuda._is_in_bad_fork():
-        return  # an import has failed; an initialized CUDA does not survive a fork
+    if "main" not in _guest or not sys.modules.keys() >= {*NEEDED} or imported["torch"].cuda._is_in_bad_fork():
+        return  # an import has printed something, or failed; an initialized CUDA does not survive a fork
     handler: Any = getattr(imported[HANDLER], "SubprocessHandler", object)
     if not hasattr(handler, "_popen"):
         return  # another version of torch

@@ -1,7 +1,7 @@
 """The warm process of a session: imports torch when the session's first run has ended, then forks a supervisor for each
 request of client.py. torchrun is a fork of that supervisor, unmodified, with the arguments it always has.
 
-    python -u RUN/outermost.pyc labkit.launcher.warm.server FOLDER      (stdin: the socket of requests; FOLDER: the first run's)
+    python -u RUN/outermost.pyc labkit.launcher.warm.server RUN      (stdin: the socket of requests; RUN: the first one)
 
 It sends one byte when it has imported torch and after each request, and answers a request with another: y when a
 supervisor has started, n when there is none. It exits with the process that started it.
