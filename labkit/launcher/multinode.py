@@ -57,7 +57,7 @@ def create(
     with removed_on_failure(folder):
         folder.nodes.mkdir()
         arguments = [*request.argv, *checkpoint_arguments(request, {"save_every": "1"} if saves else {}, folder)]
-        file = request.file(folder)
+        file = request.file or str(folder.script)
         plain = [plain_command(nodes, node, address, port, file, request.argv) for node in range(nodes.count)]
         lines = [" ".join([*assignments(env), line]) for line in plain]
         manifest = {

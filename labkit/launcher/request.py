@@ -12,7 +12,7 @@ from labkit.errors import LaunchError, ScriptError
 from labkit.launcher import checks
 from labkit.launcher.torchrun import script_folder
 from labkit.record import RunFolder
-from labkit.record.session import seconds_to_train
+from labkit.record.session import current_folder, seconds_to_train
 from labkit.write import Script, check_flags, command_line, completed, options_of, read_back, script_names
 from labkit.write.launch_options import LaunchOptions
 
@@ -30,16 +30,25 @@ __all__ = [
 
 @dataclass(frozen=True)
 class LaunchRequest:
-    """A script that passed the checks. `path` is the file of a user's own script, which runs from there (`__file__` is
-    correct); `argv` are its arguments, `options` the options among them."""
+    """A script that passed the checks. `path` is the file of a user's own script, `program` how the user names it to
+    Python: as a file, or with `-m` and a module. `argv` are its arguments, `options` the options among them."""
 
     script: Script
     path: Path | None
+    program: list[str]
     argv: list[str]
     options: dict[str, str]
 
-    def file(self, folder: RunFolder) -> str:
-        return str(self.path or folder.script)
+    def words(self, folder: RunFolder) -> list[str]:
+        """What Python is to start: the user's own script, or the one in the run's folder."""
+        return self.program or [str(folder.script)]
+
+    @property
+    def file(self) -> str | None:
+        """What Python calls the user's own file, in tracebacks for example."""
+        if self.path is None:
+            return None
+        return str(self.path) if self.program[0] == "-m" else os.path.join(current_folder(), self.program[0])
 
 
 def script_and_file(script: Script | str | os.PathLike[str]) -> tuple[Script, Path | None]:
@@ -69,6 +78,7 @@ def check(
     need. `python_path` is the ranks' PYTHONPATH, `source` the user's own file from which a Script was read. Raises
     LaunchError or ScriptError when it could not train.
     """
+    given = script
     script, path = script_and_file(script)
     path = path or source
     script.check()
@@ -76,11 +86,17 @@ def check(
         names = [name for name, value in parameters.items() if value is not None]
         script = _completed(script, names, checks.check_arguments(args))
     checks.check_imports(script, [script_folder(path), *filter(None, python_path.split(os.pathsep))])
-    return check_values(script, path, args, parameters, ranks)
+    program = [] if path is None else [str(source or given)]
+    return check_values(script, path, program, args, parameters, ranks)
 
 
 def check_values(
-    script: Script, path: Path | None, args: Sequence[Any], parameters: Mapping[str, Any], ranks: int
+    script: Script,
+    path: Path | None,
+    program: list[str],
+    args: Sequence[Any],
+    parameters: Mapping[str, Any],
+    ranks: int,
 ) -> LaunchRequest:
     """Check arguments for a script that has been checked itself. Raises LaunchError or ScriptError."""
     argv = checks.check_arguments([*command_line(script, parameters), *checks.check_arguments(args)])
@@ -90,7 +106,7 @@ def check_values(
     if path is None:
         checks.check_numbers(script, options)
     checks.check_batch(script, options, ranks)
-    return LaunchRequest(script, path, argv, options)
+    return LaunchRequest(script, path, program, argv, options)
 
 
 def _completed(script: Script, names: Sequence[str], args: Sequence[str] = ()) -> Script:

@@ -96,7 +96,7 @@ def start(
     gpus = gpus_of(machine, ranks)
     with removed_on_failure(folder):
         manifest = {
-            "torchrun": torchrun_command(folder, ranks, [request.file(folder)], args),
+            "torchrun": torchrun_command(folder, ranks, request.words(folder), args),
             **_devices_of(machine, ranks),
             "env": recorded_environment(environment),
             "env_dropped": dropped,
@@ -124,7 +124,7 @@ def _why_new_processes(request: LaunchRequest, environment: Mapping[str, str]) -
     if not warm.may_fork(environment):
         return f"{warm.VARIABLE} is 0, or this system does not support it"
     text, folder = str(request.script), request.path.parent if request.path else current_folder()
-    return why_new_processes([str(request.path or "")], text, folder, environment)
+    return why_new_processes(request.program or ["script.py"], text, folder, environment)
 
 
 def _devices_of(machine: Hardware, ranks: int) -> dict[str, Any]:
@@ -140,7 +140,7 @@ def _devices_of(machine: Hardware, ranks: int) -> dict[str, Any]:
 def _line_without_labkit(request: LaunchRequest, folder: RunFolder, ranks: int, environment: Mapping[str, str]) -> str:
     """The command that runs the same training without labkit, with the variables that the launch adds."""
     added = {k: v for k, v in environment.items() if os.environ.get(k) != v}
-    return reproducing_command([request.file(folder)], ranks, request.argv, added)
+    return reproducing_command(request.words(folder), ranks, request.argv, added)
 
 
 @contextmanager
@@ -171,7 +171,7 @@ def write_folder(
             "id": folder.id,
             "name": request.script.name,
             "created": datetime.now(UTC).isoformat(timespec="milliseconds"),
-            "script": {"sha256": request.script.sha256, "path": str(request.path) if request.path else None},
+            "script": {"sha256": request.script.sha256, "path": request.file},
             "cells": {c.title: {"origin": c.origin} for c in request.script.parts if c.origin},
             "parameters": dict(request.options),
             "args": args,
