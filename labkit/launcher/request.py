@@ -48,7 +48,7 @@ class LaunchRequest:
         """What Python calls the user's own file, in tracebacks for example."""
         if self.path is None:
             return None
-        return str(self.path) if self.program[0] == "-m" else os.path.join(current_folder(), self.program[0])
+        return str(self.path) if self.program[0] == "-m" else os.path.join(current_folder(), self.program[0])  # noqa: PTH118  # with "./" as given
 
 
 def script_and_file(script: Script | str | os.PathLike[str]) -> tuple[Script, Path | None]:

@@ -35,19 +35,19 @@ class RankFile:
 
     def __init__(self, path: str, flags: int = os.O_WRONLY | os.O_CREAT | os.O_APPEND):
         self.path, self._flags = path, flags
+        self._open()
+
+    def _open(self) -> None:
         limit = os.sysconf("SC_OPEN_MAX")
         self.descriptor = min(HIGHEST_DESCRIPTOR, limit - 1) if limit > 0 else HIGHEST_DESCRIPTOR
         while self._status() is not None:
             self.descriptor -= 1
-        self._identity = self._open()
-
-    def _open(self) -> "tuple[int, int] | None":
         file = os.open(self.path, self._flags | os.O_CLOEXEC, 0o600)
         try:
             os.dup2(file, self.descriptor, inheritable=False)
         finally:
             os.close(file)
-        return self._status()
+        self._identity = self._status()
 
     def _status(self) -> "tuple[int, int] | None":
         """Which file has the descriptor now, if any."""
@@ -57,26 +57,30 @@ class RankFile:
             return None
         return status.st_dev, status.st_ino
 
-    def _keep_open(self) -> None:
-        if self._status() != self._identity:
-            self._identity = self._open()
+    def keep_open(self) -> bool:
+        """Whether it had to be opened again, at another descriptor. Raises OSError."""
+        if was_lost := self._status() != self._identity:
+            self._open()
+        return was_lost
 
     def write(self, data: bytes) -> None:
         """Append whole lines. Raises OSError."""
-        self._keep_open()
+        self.keep_open()
         os.write(self.descriptor, data)
 
     def overwrite(self, data: bytes) -> None:
         """Write from the start of the file. Raises OSError."""
-        self._keep_open()
+        self.keep_open()
         os.pwrite(self.descriptor, data, 0)
 
     def read(self, size: int) -> bytes:
         """The first bytes. Raises OSError."""
-        self._keep_open()
+        self.keep_open()
         return os.pread(self.descriptor, size, 0)
 
     def let_go(self) -> None:
         """In a forked child: what is written from now on goes nowhere, also what faulthandler writes."""
+        if self._status() == self._identity:
+            os.close(self.descriptor)
         self.path = os.devnull
-        self._identity = self._open()
+        self._open()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import time
 import traceback
@@ -10,16 +11,13 @@ from contextlib import suppress
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from labkit.record.files import write_json
 from labkit.record.folder import RunFolder
 from labkit.record.text import first_line, shortened
 from labkit.worker.flight_recorder import record_collectives
 from labkit.worker.measures.memory import resident_set
-
-if TYPE_CHECKING:
-    from labkit.worker.guest import Guest
 
 __all__ = ["write"]
 
@@ -44,14 +42,16 @@ HOST_MEMORY = re.compile(
 )
 
 
-def write(guest: Guest, error: BaseException) -> None:
-    """Record the failure of a rank, even if inspecting the exception raises. Raises OSError if it cannot be written."""
-    folder, rank, script = RunFolder(guest.folder), guest.places["rank"], guest.script
+def write(error: BaseException, attempt: str, rank: int, script: str, step: int) -> None:
+    """Record the failure of a rank, even if inspecting the exception raises. `attempt` is the attempt's folder.
+
+    Raises OSError if it cannot be written."""
+    folder = RunFolder(attempt)
     record: dict[str, Any] = {
         "time_ns": time.time_ns(),
         "rank": rank,
-        "pid": guest.pid,
-        "step": guest.recording.probe.step if guest.recording is not None else 0,
+        "pid": os.getpid(),
+        "step": step,
         "kind": "exit" if isinstance(error, SystemExit) else "exception",
         "exception": type(error).__name__,
         "message": shortened(_text(error)),

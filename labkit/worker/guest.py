@@ -29,7 +29,9 @@ loaders: "Any" = sys.modules["_frozen_importlib_external"]
 
 BEAT_SECONDS = 1.0
 LISTEN_SECONDS = 0.1  # between two looks for requests of the run's owner
-LINE_BYTES = 512  # of a heartbeat: a fixed size, written in place, so that the file never grows and is never incomplete
+LINE_BYTES = (
+    1024  # of a heartbeat: a fixed size, written in place, so that the file never grows and is never incomplete
+)
 LONGEST_DOING = 80
 # The newest collective's thread needs the GIL to free it. If it still waits for the GIL when the interpreter is
 # finalized, it aborts the process: in torch 2.10 to 2.13 up to half of all gloo ranks, after they have succeeded.
@@ -107,10 +109,8 @@ class Guest:
             os.close(file)
         self.heartbeat: RankFile = self.files.RankFile(f"{self.home}/{self.files.HEARTBEAT}", os.O_WRONLY | os.O_CREAT)
         self.stacks: RankFile = self.files.RankFile(f"{self.home}/{self.files.STACKS}")
-        faulthandler.enable(self.stacks.descriptor)
-        if sys.platform == "linux":
-            faulthandler.register(self.files.DUMP_SIGNAL, self.stacks.descriptor, all_threads=True)
-        self.dump_stacks = faulthandler.dump_traceback
+        self.faulthandler = faulthandler
+        self._dump_into_stacks()
         atexit.register(self.end)  # the first to be registered is the last to be called
         del sys.modules["atexit"], sys.modules["faulthandler"]  # built in: a script that imports them gets the same
         os.register_at_fork(after_in_child=self.leave)
@@ -123,6 +123,12 @@ class Guest:
         self.beat()
         self.has_ended.acquire()
         _thread.start_new_thread(self.live, ())
+
+    def _dump_into_stacks(self) -> None:
+        """Have all threads' stacks dumped on a crash, and on a signal, also while C code holds the GIL."""
+        self.faulthandler.enable(self.stacks.descriptor)
+        if sys.platform == "linux":
+            self.faulthandler.register(self.files.DUMP_SIGNAL, self.stacks.descriptor, all_threads=True)
 
     # The script
 
@@ -173,7 +179,10 @@ class Guest:
     def observe(self, torch: "Any") -> None:
         """Called when torch has been imported."""
         try:
-            self.recording = self._import("labkit.worker.recording").Recording(self, torch)
+            host = self.settings.get(self.files.HOST) or os.uname().nodename
+            header = {"time": time.time(), "host": host, "pid": self.pid} | self.places
+            module = self._import("labkit.worker.recording")
+            self.recording = module.Recording(self.folder, self.settings, header, torch)
         except Exception as error:  # it must not fail the training
             self.problem = f"{type(error).__name__}: {error}"
 
@@ -191,11 +200,6 @@ class Guest:
             raise ImportError("the script's own module labkit hides labkit")
         return __import__(name, fromlist=["*"])
 
-    def header(self) -> "dict[str, Any]":
-        """What the first record of a rank says of it."""
-        host = self.settings.get(self.files.HOST) or os.uname().nodename
-        return {"time": time.time(), "host": host, "pid": self.pid} | self.places
-
     def failed(self, error: BaseException) -> None:
         """Record how the script failed, before the interpreter reports it."""
         if os.getpid() != self.pid:  # a child that the script has forked
@@ -206,7 +210,8 @@ class Guest:
             return
         paths, sys.path = sys.path, self.paths  # nothing next to the script may take the place of what this imports
         try:
-            self._import("labkit.worker.failure").write(self, error)
+            write = self._import("labkit.worker.failure").write
+            write(error, self.folder, self.places["rank"], self.script, self.step)
         except Exception:
             self._write_failure(error)
         finally:
@@ -258,6 +263,10 @@ class Guest:
         if self.recording is not None:
             self.recording.leave()
 
+    @property
+    def step(self) -> int:
+        return 0 if self.recording is None else self.recording.probe.step
+
     # The thread
 
     def live(self) -> None:
@@ -296,6 +305,8 @@ class Guest:
             beat |= self.recording.beat()
         if not beat["step"]:
             beat["starting"] = doing_now(self.main_thread, self.script)
+        if self.stacks.keep_open():
+            self._dump_into_stacks()
         self.heartbeat.overwrite(as_json(beat).rstrip().ljust(LINE_BYTES - 1) + b"\n")
 
     def answer(self) -> None:
@@ -307,9 +318,8 @@ class Guest:
             return
         if number == self.answered:
             return
-        step = 0 if self.recording is None else self.recording.probe.step
-        self.stacks.write(f"\n# {time.strftime('%H:%M:%S')}, step {step}\n".encode())
-        self.dump_stacks(self.stacks.descriptor, all_threads=True)
+        self.stacks.write(f"\n# {time.strftime('%H:%M:%S')}, step {self.step}\n".encode())
+        self.faulthandler.dump_traceback(self.stacks.descriptor, all_threads=True)
         if self.recording is not None:
             self.recording.write_collectives()
         self.answered = number  # reported by the next beat, when everything is written

@@ -8,7 +8,8 @@ from __future__ import annotations
 import ctypes
 import signal
 import sys
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any
 
 from labkit.record.folder import RunFolder
 from labkit.record.rank_files import PROFILE, TRACE_MEMORY
@@ -17,26 +18,23 @@ from labkit.worker.metrics_logger import listen
 from labkit.worker.probe import Probe
 from labkit.worker.reach.settings import Settings
 
-if TYPE_CHECKING:
-    from labkit.worker.guest import Guest
-
 __all__ = ["Recording"]
 
 PR_SET_PDEATHSIG = 1
 
 
 class Recording:
-    """One rank's. Its guest calls it."""
+    """One rank's, called by its guest. `folder` is the attempt's, `settings` are the variables that the guest has taken
+    out of the environment, `header` begins the records, with the rank's `rank` and `world_size`."""
 
-    def __init__(self, guest: Guest, torch: Any) -> None:
-        self._folder, self._places = RunFolder(guest.folder), guest.places
-        rank = guest.places["rank"]
-        profile = self._folder.profile(rank) if guest.settings.get(PROFILE) == "1" else None
-        self.probe = Probe(self._folder.metrics(rank), profile, traces=guest.settings.get(TRACE_MEMORY) == "1")
+    def __init__(self, folder: str, settings: Mapping[str, str], header: Mapping[str, Any], torch: Any) -> None:
+        self._folder, self._rank, self._world_size = RunFolder(folder), header["rank"], header["world_size"]
+        profile = self._folder.profile(self._rank) if settings.get(PROFILE) == "1" else None
+        self.probe = Probe(self._folder.metrics(self._rank), profile, traces=settings.get(TRACE_MEMORY) == "1")
         self._reports = listen(self.probe.recorder)
-        self.probe.settings = Settings(None if rank else self._folder)
+        self.probe.settings = Settings(None if self._rank else self._folder)
         self._is_reachable = self._folder.requests.is_dir()
-        self.probe.start(torch, guest.header())
+        self.probe.start(torch, header)
         if sys.platform == "linux":  # a killed torchrun takes its ranks with it, also one that holds the GIL
             ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
@@ -45,8 +43,8 @@ class Recording:
         if self.probe.reach is None and self._is_reachable and (self._folder.requests / "1").exists():
             from labkit.worker.reach.requests import Reach
 
-            ranks = self._places["rank"], self._places["world_size"]
             probe = self.probe
+            ranks = self._rank, self._world_size
             probe.reach = Reach(self._folder, *ranks, probe.recorder, probe.settings, lambda: probe.step)
         if self.probe.reach is not None:
             self.probe.reach.listen()
@@ -68,7 +66,7 @@ class Recording:
         }
 
     def write_collectives(self) -> None:
-        record_collectives(self._folder, self._places["rank"])
+        record_collectives(self._folder, self._rank)
 
     def leave(self) -> None:
         """In a forked child, which is not the rank: what it does is not recorded, and nobody can reach it."""

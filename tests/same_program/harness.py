@@ -31,7 +31,7 @@ from labkit.record import RunFolder
 PROGRAMS = Path(__file__).parent / "programs"
 EXIT_CODE = re.compile(r"^\s*rank\s*: (\d+) \(local_rank.*\n\s*exitcode\s*: (-?\d+)", re.MULTILINE)
 SECONDS = 90
-LEFT_SECONDS = 2.5  # what a program leaves running is looked at this long after its end
+LEFT_SECONDS = 2.5  # what a program that says `# leaves` leaves running is looked at this long after its end
 ABORT = "terminate called without an active exception"
 
 
@@ -40,6 +40,7 @@ class Program:
     name: str
     text: str
     files: dict[str, str] = field(default_factory=dict)
+    source: str = ""
 
     def _given(self, key: str) -> str:
         found = re.search(rf"^# {key} (.*)$", self.text.split("\nimport", 1)[0], re.MULTILINE)
@@ -90,7 +91,7 @@ def programs() -> list[Program]:
         texts = dict(zip(cells[::2], (text.strip("\n") + "\n" for text in cells[1::2]), strict=True))
         for name in (title for title in texts if ": " not in title):
             files = {title.split(": ")[1]: text for title, text in texts.items() if title.startswith(f"{name}: ")}
-            found.append(Program(name, texts[name], files))
+            found.append(Program(name, texts[name], files, path.stem))
     return found
 
 
@@ -144,7 +145,7 @@ def _run(program: Program, start) -> Seen:
             if name not in program.env:
                 environment.pop(name, None)
         succeeded, log, streams = start(program, folder, outside, environment)
-        time.sleep(LEFT_SECONDS)
+        time.sleep(LEFT_SECONDS * ("# leaves" in program.text))
         running = sorted(_plain_command(p) for p in psutil.process_iter() if _is_marked(p, mark))
         for process in psutil.process_iter():
             if _is_marked(process, mark):
@@ -164,7 +165,9 @@ def _torchrun(program: Program, folder: Path, outside: Path, environment: dict[s
     command += ["--nproc-per-node", str(program.ranks), "--log-dir", str(logs), *(["-m"] if module else []), "--"]
     command += [*(words[1:] if module else words), *program.args]
     with (outside / "torchrun.log").open("wb") as log:
-        done = subprocess.run(command, cwd=folder, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log, timeout=SECONDS)
+        done = subprocess.run(
+            command, cwd=folder, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log, timeout=SECONDS
+        )
     streams = {f"rank {path.parent.name} {path.stem}": path for path in logs.rglob("std*.log")}
     return done.returncode == 0, (outside / "torchrun.log").read_text(), streams
 
@@ -190,7 +193,14 @@ def _labkit(program: Program, folder: Path, outside: Path, environment: dict[str
     os.environ.update(environment)
     try:
         with open(os.devnull, "w") as nowhere, _silenced(nowhere):
-            run = labkit.launch(*([] if what else words), nproc_per_node=program.ranks, args=program.args, runs_dir=outside, wait=False, **what)
+            run = labkit.launch(
+                *([] if what else words),
+                nproc_per_node=program.ranks,
+                args=program.args,
+                runs_dir=outside,
+                wait=False,
+                **what,
+            )
             try:
                 state = run.wait(SECONDS)
             except labkit.RankFailedError:
@@ -264,6 +274,11 @@ def _plain_command(process: psutil.Process) -> str:
 
 def _is_marked(process: psutil.Process, mark: str) -> bool:
     try:
-        return process.pid != os.getpid() and process.environ().get("SAME_PROGRAM") == mark and process.status() != "zombie" and "labkit.launcher" not in " ".join(process.cmdline())
+        return (
+            process.pid != os.getpid()
+            and process.environ().get("SAME_PROGRAM") == mark
+            and process.status() != "zombie"
+            and "labkit.launcher" not in " ".join(process.cmdline())
+        )
     except psutil.Error:
         return False

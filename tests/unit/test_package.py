@@ -17,7 +17,7 @@ MAY_IMPORT = {
     "write": {"errors", "record", "write"},
     "worker": {"record", "worker"},
     "checking": {"errors", "record", "write", "checking"},
-    "launcher": {"errors", "record", "write", "launcher"},
+    "launcher": {"errors", "record", "worker", "write", "launcher"},
     "view": {"errors", "record", "write", "view"},
     "cluster": {"errors", "record", "write", "launcher", "cluster"},
     "kaggle": {"errors", "record", "write", "view", "kaggle"},

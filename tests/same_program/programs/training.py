@@ -181,6 +181,7 @@ if __name__ == "__main__":
     mp.spawn(train, (port,), nprocs=2)
 
 # %% forked_child_trains
+# leaves something running
 import os, torch, torch.multiprocessing as mp
 def train(m, n):
     o = torch.optim.SGD(m.parameters(), lr=.01)
@@ -192,6 +193,7 @@ if __name__ == "__main__":
     [p.start() for p in ps]; [p.join() for p in ps]; print([p.exitcode for p in ps])
 
 # %% file_system_sharing
+# leaves something running
 import torch, torch.multiprocessing as mp
 from torch.utils.data import DataLoader, Dataset
 mp.set_sharing_strategy("file_system")
