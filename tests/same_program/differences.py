@@ -1,6 +1,6 @@
 """What may differ between a program under bare torchrun and under labkit, and why: the entries of docs/same_program.md.
 
-    cd tests && python -m same_program.differences > ../docs/same_program.md
+cd tests && python -m same_program.differences > ../docs/same_program.md
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ ENTRIES: list[tuple[str, str, re.Pattern[str] | None]] = [
         "ranks wait in. `GLOO_SOCKET_IFNAME` and `MASTER_ADDR` (on hosts also `NCCL_SOCKET_IFNAME`) keep the ranks of one "
         "machine on its loopback, since its name may not resolve. Variables that an earlier torchrun or a job has left "
         "(`RANK`, `PET_…`) are removed. `profile=True` adds `KINETO_LOG_LEVEL`. What you set yourself always counts.",
-        re.compile(r"\(?'?\b(LABKIT_RUN|GLOO_SOCKET_IFNAME|TORCH_FR_\w+|TORCH_NCCL_\w+|MASTER_ADDR)\b.*?(\n|'\)?, ?|$)"),
+        re.compile(
+            r"\(?'?\b(LABKIT_RUN|GLOO_SOCKET_IFNAME|TORCH_FR_\w+|TORCH_NCCL_\w+|MASTER_ADDR)\b.*?(\n|'\)?, ?|$)"
+        ),
     ),
     (
         "Output goes into files, and there is no input",

@@ -381,7 +381,7 @@ if __name__ == "__main__":
 
 # %% spawned_children_see
 import multiprocessing as mp, os, sys, threading
-def look(q): q.put((sys.argv, [*sys.path], __name__, len(threading.enumerate()), sorted(n for n in os.environ if "LABKIT" in n)))
+def look(q): q.put((sys.argv, [*sys.path], __name__, len(threading.enumerate()), sorted(n for n in os.environ if "GUEST" in n)))
 if __name__ == "__main__":
     c = mp.get_context("spawn"); q = c.Queue(); p = c.Process(target=look, args=(q,)); p.start(); print(q.get()); p.join()
 

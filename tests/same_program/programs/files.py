@@ -147,15 +147,6 @@ if True:
 	print("tab")
 print("after a form feed")
 
-# %% syntax_error
-print("never")
-def f(:
-    pass
-
-# %% indentation_error
-if True:
-print("x")
-
 # %% syntax_error_in_module
 import broken_module
 
