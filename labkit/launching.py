@@ -16,15 +16,13 @@ from labkit.launcher.exporter import start_exporter
 from labkit.launcher.link import preflight
 from labkit.launcher.start import start
 from labkit.planner.plan import Plan
-from labkit.record.rank_files import PROFILE, TRACE_MEMORY
+from labkit.record.rank_files import PROFILE, REACHABLE, TRACE_MEMORY
 from labkit.run import Run
 from labkit.view.frontend import check_kernel, is_headless, notebook_shell, ui
 from labkit.write import Script
 from labkit.write.launch_options import LaunchOptions
 
 __all__ = ["launch", "settings_for", "start_run"]
-
-REACHABLE = "LABKIT_REACHABLE"  # read by launcher/supervisor.py
 
 
 def launch(script: Script | Plan | str | os.PathLike[str], **parameters: Any) -> Run:

@@ -42,6 +42,7 @@ from labkit.launcher.watch.progress import Closing, Progress, Saving
 from labkit.launcher.watch.stalls import Stalls
 from labkit.record import Identity, RunFolder, State, Tail, read_state, write_state
 from labkit.record.files import is_deleted, read_json, write_json
+from labkit.record.rank_files import REACHABLE
 from labkit.record.state import FINAL_STATES, StateName, written_state
 
 Torchrun = subprocess.Popen[bytes] | ForkedTorchrun
@@ -333,7 +334,7 @@ def prepare(run: RunFolder, attempt: RunFolder) -> None:
         attempt.ranks.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(run.script, attempt.script)
     attempt.keep_reserve()
-    if os.environ.get("LABKIT_REACHABLE") != "0":
+    if os.environ.get(REACHABLE, os.environ.get("LABKIT_REACHABLE")) != "0":
         attempt.requests.mkdir(mode=0o700, exist_ok=True)
 
 

@@ -246,6 +246,7 @@ def _content(path: Path, temporary: str) -> bytes | str:
 # What differs between any two runs of one program.
 PLAIN = (
     (re.compile(r"0x[0-9a-f]{6,}"), "0xADDRESS"),
+    (re.compile(r"started \d{9,}"), "started N"),
     (re.compile(r"same-\w{8}"), "FOLDER"),
     (re.compile(r"(outside/)(logs|\d{8}T\d{6}Z-[\w.-]+/torchrun)/[\w-]+"), r"\1LOGS"),
     (re.compile(r"\b(pid|ppid|PID)(\W{1,3})\d+"), r"\1\2N"),

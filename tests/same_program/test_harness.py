@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from same_program.differences import differences
-from same_program.harness import programs, under_labkit, under_torchrun
 
 from labkit.launcher import invisible
+from same_program.differences import differences
+from same_program.harness import programs, under_labkit, under_torchrun
 
 pytestmark = pytest.mark.timeout(400)
 PROGRAMS = {program.name: program for program in programs()}

@@ -12,6 +12,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+
 from same_program.composed import composed
 from same_program.differences import ENTRIES, differences, page
 from same_program.harness import PROGRAMS, programs, under_labkit, under_torchrun

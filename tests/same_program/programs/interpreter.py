@@ -117,10 +117,15 @@ print(len({random.Random().random(), random.Random().random()}), tempfile.gettem
 
 # %% random_differs
 # ranks 2
-import os, random, numpy, torch
-for source in (random.random(), numpy.random.rand(), torch.rand(1).item()):
-    open(f"draw-{os.environ['RANK']}", "a").write(f"{source}\n")
-print(torch.initial_seed() != 67280421310721, random.getstate()[1][0] != 0)
+import os, random, time, numpy, torch
+rank, files = os.environ["RANK"], ["drawn-0", "drawn-1"]
+with open(f"new-{rank}", "w") as file: print(random.random(), numpy.random.rand(), torch.rand(1).item(), file=file)
+os.rename(f"new-{rank}", f"drawn-{rank}")
+while not all(map(os.path.exists, files)): time.sleep(.01)
+print(len({value for name in files for value in open(name).read().split()}), torch.initial_seed() != 67280421310721)
+open(f"seen-{rank}", "w").close()
+while not all(map(os.path.exists, ["seen-0", "seen-1"])): time.sleep(.01)
+open(f"drawn-{rank}", "w").close()
 
 # %% start_methods
 import multiprocessing, torch.multiprocessing, sys
