@@ -94,9 +94,7 @@ def start(
         print(f"{ranks} ranks on {machine.cores} cores: they start one at a time, and timings will not be meaningful")
     threads = machine.cores // ranks
     if ranks > 1 and threads > 1 and not machine.gpus and "OMP_NUM_THREADS" not in environment:
-        print(
-            f"torchrun gives each rank one thread; env={{'OMP_NUM_THREADS': '{threads}'}} uses all {machine.cores} cores"
-        )
+        print(f"torchrun gives each rank one thread; to use all cores, pass env={{'OMP_NUM_THREADS': '{threads}'}}")
 
     gpus = gpus_of(machine, ranks)
     with removed_on_failure(folder):

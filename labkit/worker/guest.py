@@ -114,8 +114,8 @@ class Guest:
         atexit.register(self.end)  # the first to be registered is the last to be called
         del sys.modules["atexit"], sys.modules["faulthandler"]  # built in: a script that imports them gets the same
         os.register_at_fork(after_in_child=self.leave)
-        self.finder = TorchFinder(self.observe)
-        if "torch" in sys.modules:  # this is a fork of a process that has imported it
+        self.finder, self.is_fork = TorchFinder(self.observe), "torch" in sys.modules
+        if self.is_fork:  # of a process that has imported it
             self.observe(sys.modules["torch"])
         else:
             sys.meta_path.insert(0, self.finder)
@@ -180,7 +180,7 @@ class Guest:
         """Called when torch has been imported."""
         try:
             host = self.settings.get(self.files.HOST) or os.uname().nodename
-            header = {"time": time.time(), "host": host, "pid": self.pid} | self.places
+            header = {"time": time.time(), "host": host, "pid": self.pid, "forked": self.is_fork} | self.places
             module = self._import("labkit.worker.recording")
             self.recording = module.Recording(self.folder, self.settings, header, torch)
         except Exception as error:  # it must not fail the training

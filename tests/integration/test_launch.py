@@ -164,12 +164,14 @@ def test_the_command_reproduces_the_run_without_labkit(tmp_path):
     assert "labkit" not in Path(run.folder.script).read_text().lower()
 
 
-def test_a_module_beside_the_script_is_found_and_one_named_like_pythons_own_does_no_harm(tmp_path):
+def test_a_module_beside_the_script_is_found_and_one_named_like_pythons_own_counts_as_under_torchrun(tmp_path):
     (tmp_path / "helper.py").write_text("WORD = 'found'\n")
-    (tmp_path / "random.py").write_text("raise RuntimeError('hid the real one')\n")
     (tmp_path / "train.py").write_text("import helper, torch\nprint(helper.WORD, __name__, __file__)\n")
     run = labkit.launch(tmp_path / "train.py", nproc_per_node=1)
     assert run.logs(rank=0).strip() == f"found __main__ {tmp_path / 'train.py'}"
+    (tmp_path / "random.py").write_text("raise RuntimeError('hid the real one')\n")
+    with pytest.raises(labkit.RankFailedError, match="hid the real one"):
+        labkit.launch(tmp_path / "train.py", nproc_per_node=1)
 
 
 def test_a_script_in_a_folder_with_spaces_and_quotes_runs(tmp_path):

@@ -26,7 +26,7 @@ import psutil
 
 import labkit
 from labkit.launcher.warm import client
-from labkit.record import RunFolder
+from labkit.record import RunFolder, Tail
 
 PROGRAMS = Path(__file__).parent / "programs"
 EXIT_CODE = re.compile(r"^\s*rank\s*: (\d+) \(local_rank.*\n\s*exitcode\s*: (-?\d+)", re.MULTILINE)
@@ -210,6 +210,9 @@ def _labkit(program: Program, folder: Path, outside: Path, environment: dict[str
         os.environ.update(before)
         os.chdir(here)
     folder = RunFolder(run.path)
+    if client.FORKS and folder.read_manifest()["new_processes"] is None:
+        header = Tail(folder.metrics(0)).poll()[0]
+        assert header.get("forked"), f"{program.name} should have run as a fork"
     names = ("stdout", "stderr")
     streams = {f"rank {rank} {name}": folder.log(rank, name) for rank in range(program.ranks) for name in names}
     return state.state == "succeeded", folder.torchrun_log.read_text(), streams

@@ -46,7 +46,16 @@ WITH_TORCH = {"torch", "accelerate", "lightning", "pytorch_lightning", "timm", "
 TELLING: dict[str, set[str]] = {
     "gc": {"collect", "disable", "enable", "isenabled"},
     "importlib": {"metadata", "resources"},
-    **dict.fromkeys(("modulefinder", "pkgutil", "psutil", "resource", "runpy", "tracemalloc"), set()),
+    "resource": {
+        "RLIMIT_AS",
+        "RLIMIT_MEMLOCK",
+        "RLIMIT_NOFILE",
+        "RLIMIT_STACK",
+        "RLIM_INFINITY",
+        "getrlimit",
+        "setrlimit",
+    },
+    **dict.fromkeys(("modulefinder", "pkgutil", "psutil", "runpy", "tracemalloc"), set()),
 }
 TELLING_NAMES = {
     "sys": {"getallocatedblocks", "meta_path", "modules", "orig_argv", "path_hooks", "path_importer_cache"},
@@ -194,9 +203,9 @@ def _found(node: ast.AST, understood: set[ast.AST]) -> str | None:
     if isinstance(node, ast.Import | ast.ImportFrom):
         return _found_import(node)
     if isinstance(node, ast.Attribute):
-        if isinstance(node.value, ast.Name):
+        if isinstance(node.value, ast.Name) and (module := node.value.id) in {**TELLING, **TELLING_NAMES}:
             understood.add(node.value)
-            module, name = node.value.id, node.attr
+            name = node.attr
             if name in TELLING_NAMES.get(module, ()) or name not in TELLING.get(module, {name}):
                 return f"uses {module}.{name}"
         if _is_environment(node.value) and node.attr in READS:

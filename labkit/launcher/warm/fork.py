@@ -35,6 +35,7 @@ def import_torchrun() -> None:
         with suppress(Exception), _printing() as printed:  # torchrun itself shows what is wrong with torch
             import threadpoolctl  # noqa: F401
             import torch._dynamo  # noqa: F401  # every optimizer imports it when it is created
+            import torch.distributed.run  # noqa: F401
 
             ranks.import_guest(printed)
     finally:

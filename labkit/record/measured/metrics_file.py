@@ -4,7 +4,8 @@ The records of a rank's `metrics.jsonl`, by `k` (times `t` are `time.monotonic()
 the header pairs one of them with the wall clock):
 
     {"k": "meta", "v": 1, "t": …, "time": …, "rank": 0, "local_rank": 0, "world_size": 2, "host": …,
-     "pid": …, "torch": "2.13.0", "resident": bytes}      (resident: Python and torch, before there is a model)
+     "pid": …, "forked": true, "torch": "2.13.0", "resident": bytes}
+     (forked: of a process that had imported torch; resident: Python and torch, before there is a model)
     {"k": "step", "t": …, "step": 40, "n": 4, "seconds": [sum, min, max], "samples": 512, "input": s,
      "forward": s, "backward": s, "optimizer": s, "communication": s, "loss": 0.31, "rss": bytes}
      (n is how many steps the line sums up; on CUDA "allocated", "reserved", "peak" in bytes and "retries" instead
