@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import difflib
 import re
+import signal
 
 from same_program.harness import Seen
 
@@ -81,9 +82,14 @@ ENTRIES: list[tuple[str, str, re.Pattern[str] | None]] = [
 def differences(bare: Seen, ours: Seen) -> list[str]:
     """What differs beyond the entries."""
     found = []
-    for name in ("codes", "succeeded", "running", "shared_memory"):
+    for name in ("succeeded", "running", "shared_memory"):
         if getattr(bare, name) != getattr(ours, name):
             found.append(f"{name}: {getattr(bare, name)} / {getattr(ours, name)}")
+    # torchrun ends the other ranks with TERM as soon as one has failed: which of them end by themselves is chance
+    ended = {rank for codes in (bare.codes, ours.codes) for rank, code in codes.items() if code == -signal.SIGTERM}
+    a, b = ({rank: code for rank, code in seen.codes.items() if rank not in ended} for seen in (bare, ours))
+    if a != b or bool(bare.codes) != bool(ours.codes):
+        found.append(f"exit codes: {bare.codes} / {ours.codes}")
     for what, theirs, mine in (("output", bare.printed, ours.printed), ("file", bare.files, ours.files)):
         for name in sorted(theirs.keys() | mine.keys()):
             a, b = _but_for_entries(theirs.get(name, "(missing)")), _but_for_entries(mine.get(name, "(missing)"))

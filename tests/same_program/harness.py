@@ -259,7 +259,7 @@ PLAIN = (
     (re.compile(r"tmp-?\w{8}\b"), "TMP"),
     (re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d[.,]\d+"), "TIME"),
     (re.compile(r"\[rank\d+\]:\[.*?\]"), "[TORCH]"),
-    (re.compile(r"\b[0-9]+\.[0-9]+ seconds\b"), "N seconds"),
+    (re.compile(r"('train_\w*(runtime|per_second)': )'[\d.]+'"), r"\1N"),
 )
 
 

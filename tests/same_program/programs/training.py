@@ -202,7 +202,7 @@ class D(Dataset):
     def __getitem__(self, i): return torch.full((5000,), float(i))
 keep = [b.sum().item() for b in DataLoader(D(), batch_size=8, num_workers=2)]; mine = torch.zeros(3000).share_memory_(); print(keep)
 
-# %% tensorboard
+# %% uses_tensorboard
 import torch
 from torch.utils.tensorboard import SummaryWriter
 w = SummaryWriter("tb"); [w.add_scalar("loss", 1 / (i + 1), i) for i in range(5)]; print("not closed")
@@ -239,7 +239,7 @@ with Count():
     m(torch.ones(1, 2)).sum().backward(); o.step()
 print(Count.names)
 
-# %% accelerate
+# %% uses_accelerate
 # ranks 2
 import torch
 from accelerate import Accelerator
@@ -251,7 +251,7 @@ for (b,) in data:
     print(l.item(), a.sync_gradients, a.num_processes)
 a.end_training()
 
-# %% lightning
+# %% uses_lightning
 # ranks 2
 import torch, lightning as L, logging, warnings
 warnings.simplefilter("ignore"); logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
@@ -263,7 +263,7 @@ L.seed_everything(1, verbose=False)
 t = L.Trainer(accelerator="cpu", devices=2, strategy="ddp", max_epochs=1, logger=False, enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False)
 m = M(); t.fit(m, torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.ones(8, 4)), batch_size=2)); print(t.global_step, m.l.weight.sum().item())
 
-# %% trainer
+# %% uses_trainer
 # ranks 2
 import torch, transformers, logging
 transformers.logging.set_verbosity_error(); transformers.set_seed(0)
