@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import os
 import time
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
@@ -12,6 +11,7 @@ from labkit.cluster import slurm_runs
 from labkit.errors import LabError
 from labkit.record import RunFolder
 from labkit.record.measured.metrics_file import Tail
+from labkit.record.place import check_own
 from labkit.record.requests import Meeting, RequestFolder, post
 from labkit.record.state import current_ranks
 from labkit.record.text import plain
@@ -202,8 +202,7 @@ class Reachable:
 
     def _reachable_attempt(self, timeout: float) -> RunFolder:
         run, deadline = self.folder, time.monotonic() + timeout
-        if run.path.stat().st_uid != os.geteuid():
-            raise LabError(plain(f"{run.id} belongs to another user; only its owner can send it requests"))
+        check_own(run.path, run.id, "send it requests")
         while (state := slurm_runs.state_of(run)).state == "starting" and time.monotonic() < deadline:
             time.sleep(POLL_SECONDS)
         if state.state != "running":

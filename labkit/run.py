@@ -21,6 +21,7 @@ from labkit.reach import Reachable
 from labkit.record import RunFolder, RunReader, State, find_run, list_runs
 from labkit.record.files import opened, read_json, read_text, write_json
 from labkit.record.measured.reader import COLUMNS, rows
+from labkit.record.place import check_original, check_own
 from labkit.record.session import is_session
 from labkit.record.state import StateName, current_ranks
 from labkit.record.stored_runs import unfinished_launches
@@ -208,8 +209,10 @@ class Run(Reachable):
 
         This takes up to 5 seconds, needs neither root nor a debugger, and does not disturb the ranks.
         """
+        check_original(self.path, self.folder.manifest_content)
         if self.status().is_final:
             raise LabError(f"{self.id} has ended, so no rank is running; see run.status() and run.logs()")
+        check_own(self.path, self.id, "read the stacks of its ranks")
         try:
             return look_at(self.folder.latest, self.folder)
         except OSError as error:
@@ -267,7 +270,10 @@ class Run(Reachable):
 
     def report(self) -> Path:
         """Write `report.html` into the run folder and return its path, which a notebook shows as a link."""
-        return ReportPath(write_report(self.folder))
+        try:
+            return ReportPath(write_report(self.folder))
+        except OSError as error:
+            raise RunFolderError(plain(f"{self.folder.report} cannot be written: {error.strerror}")) from None
 
     def export(self, to: str, path: str | os.PathLike[str] | None = None, *, project: str = "labkit") -> Path:
         """Write the run's records for another tool and return their location. Exporting again replaces them, except in

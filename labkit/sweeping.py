@@ -18,6 +18,7 @@ from labkit.launcher.start import removed_on_failure
 from labkit.launcher.stop import stop
 from labkit.launching import settings_for
 from labkit.record import RunFolder, RunReader
+from labkit.record.place import check_original, check_own
 from labkit.record.text import plain
 from labkit.run import Interrupted, Run
 from labkit.sweeps import array
@@ -250,6 +251,8 @@ class Sweep:
 
     def _stop(self, point: int | None = None) -> None:
         """Stop without output: the live view calls it in a thread."""
+        check_own(self.path, self.id, "stop it")
+        check_original(self.path, self._results.manifest, self.folder.manifest.name)
         if self.folder.array():
             array.stop_points([result for result in self.results() if point in (None, result.point)])
             return

@@ -163,6 +163,7 @@ def write_folder(
         {
             "format": 1,
             "id": folder.id,
+            "folder": str(folder.path),
             "name": request.script.name,
             "created": datetime.now(UTC).isoformat(timespec="milliseconds"),
             "script": {"sha256": request.script.sha256, "path": str(request.path) if request.path else None},

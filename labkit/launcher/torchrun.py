@@ -140,7 +140,7 @@ def marked(environment: Mapping[str, str], run: RunFolder, attempt: RunFolder, n
     """The environment with the marker of the run's processes, and the folder that this attempt's ranks write to."""
     dumps = dict.fromkeys(NCCL_DUMPS, str(attempt.ranks / "fr_")) | {"TORCH_NCCL_DUMP_ON_TIMEOUT": "1"}
     dumps["TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC"] = DUMP_MILLISECONDS
-    ours = {MARKER: run.id, "LABKIT_RUN_DIR": str(attempt.path), "LABKIT_ATTEMPT": str(number)}
+    ours = {MARKER: run.marker, "LABKIT_RUN_DIR": str(attempt.path), "LABKIT_ATTEMPT": str(number)}
     return {**dumps, **environment, **ours}
 
 

@@ -98,7 +98,7 @@ def create(
     folder = SweepFolder(made.path)
     with removed_on_failure(made):
         folder.script.write_text(str(text), encoding="utf-8")
-        write_json(folder.manifest, manifest | {"id": folder.id})
+        write_json(folder.manifest, manifest | {"id": folder.id, "folder": str(folder.path)})
     return folder
 
 
