@@ -39,6 +39,7 @@ from labkit.launcher.stop import (
 from labkit.launcher.torchrun import attempt_command, marked
 from labkit.launcher.warm.fork import TORCHRUN, ForkedTorchrun, import_torchrun
 from labkit.launcher.warm.proc import ROOM, can_show, show_command
+from labkit.launcher.watch.host_names import HostNames
 from labkit.launcher.watch.progress import Closing, Progress, Saving
 from labkit.launcher.watch.stalls import Stalls
 from labkit.record import Identity, RunFolder, State, Tail, read_state, write_state
@@ -91,6 +92,7 @@ class Supervisor:
         self.watchdog: float | None = self.manifest.get("watchdog")
         self.stalls = Stalls(folder)
         self.saving = Saving(folder)
+        self.names = HostNames(folder)
         self.devices: list[str] = []  # that CUDA shows to the ranks, once one of them is left out
         own = Identity.of(os.getpid())
         self.identities: dict[str, Any] = {"supervisor": own.as_dict() if own else None, "oom_kills": oom_kills()}
@@ -185,6 +187,7 @@ class Supervisor:
         sampler = self.start_sampler()
         why, killed = None, 0
         progress = Progress(folder)
+        self.names = HostNames(folder)
         closing = Closing(folder, self.home if self.node is not None else folder, self.ranks)
         while agent.poll() is None:
             why, grace = self.reason_to_stop() or self.watch(folder, progress) or (None, 0.0)
@@ -298,10 +301,14 @@ class Supervisor:
         """Report in state.json what hinders the run; stop it when its watchdog expires."""
         if progress.update():
             self.saving.update()
+            self.names.update()
         self.stalls.update(folder, progress)
         why = f" because {progress.hit}" if progress.hit else ""
         paused = f"paused{why}; resume it with run.resume() or `labkit resume`" if progress.paused else None
-        notice = "; ".join(filter(None, [paused, self.stalls.notice, self.saving.failure, self.moved])) or None
+        notice = (
+            "; ".join(filter(None, [paused, self.names.notice, self.stalls.notice, self.saving.failure, self.moved]))
+            or None
+        )
         is_stuck = self.stalls.notice is not None and progress.is_stuck()
         stuck_since = (self.state.stuck_since or time.time() - progress.idle_seconds) if is_stuck else None
         if (notice, stuck_since) != (self.state.notice, self.state.stuck_since):

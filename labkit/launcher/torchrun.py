@@ -44,8 +44,11 @@ SECRET_WORDS = ("TOKEN", "SECRET", "PASSWORD", "PASSWD", "PWD", "KEY", "CREDENTI
 
 
 def torchrun_command(folder: RunFolder, nproc_per_node: int, script: str, args: Sequence[str]) -> list[str]:
-    """Unmodified torchrun with labkit's worker around each rank. No restarts: torch 2.13's own are unreliable."""
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    """Unmodified torchrun with labkit's worker around each rank. No restarts: torch 2.13's own are unreliable.
+
+    `--local-addr`: by default the ranks connect to this host's own name, which may not resolve, or to another address.
+    """
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr", "localhost"]
     ranks = ["--nproc-per-node", str(nproc_per_node), "--max-restarts", "0"]
     return [*launcher, *ranks, *worker_arguments(folder, script, args)]
 

@@ -69,6 +69,8 @@ def test_the_command_is_this_interpreters_torchrun_round_the_worker(folder):
         "-m",
         "torch.distributed.run",
         "--standalone",
+        "--local-addr",
+        "localhost",
         "--nproc-per-node",
         "4",
         "--max-restarts",
