@@ -19,7 +19,7 @@ from labkit.launcher.locks.checkpoints import run_that_saves_to
 from labkit.planner.measured import Memory
 from labkit.reach import Reachable
 from labkit.record import RunFolder, RunReader, State, find_run, list_runs
-from labkit.record.files import opened, read_json, read_text, write_json
+from labkit.record.files import opened, read_bytes, read_json, read_text, write_json
 from labkit.record.measured.reader import COLUMNS, rows
 from labkit.record.place import check_original, check_own
 from labkit.record.session import is_session
@@ -128,7 +128,11 @@ class Run(Reachable):
     @property
     def script(self) -> Script:
         """The script exactly as it ran."""
-        return Script.parse(_text(self.folder.script), name=self.folder.read_manifest()["name"])
+        name = self.folder.read_manifest()["name"]
+        try:
+            return Script.read(read_bytes(self.folder.script), self.folder.script, name=name)
+        except OSError as error:
+            raise RunFolderError(plain(f"{self.folder.script} cannot be read: {error.strerror}")) from None
 
     @property
     def tags(self) -> list[str]:

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import ast
-import io
 import json
 import os
 import re
 import textwrap
-import tokenize
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +14,7 @@ from typing import Any
 
 from labkit.errors import ScriptError
 from labkit.write import Script, script_names
+from labkit.write.files import read_file, text_of
 
 __all__ = ["Piece", "Source", "files_in", "read"]
 
@@ -85,19 +84,13 @@ def read(script: Script | str | os.PathLike[str]) -> Source:
 
 
 def _text(path: Path) -> str:
+    content = read_file(path, "a script, a notebook or a Markdown page")
+    if path.suffix not in (".ipynb", *MARKDOWN):
+        return text_of(content, path)
     try:
-        raw = path.read_bytes()
-    except IsADirectoryError:
-        raise ScriptError(f"{path} is a folder; expected a script, a notebook or a Markdown page") from None
-    except (OSError, ValueError) as error:  # ValueError: a NUL in the name
-        why = getattr(error, "strerror", None) or error
-        raise ScriptError(f"{str(path).replace(chr(0), '')} cannot be read: {why}") from None
-    try:
-        encoding = tokenize.detect_encoding(io.BytesIO(raw).readline)[0] if path.suffix == ".py" else "utf-8-sig"
-        text = raw.decode(encoding)
-    except (SyntaxError, LookupError, UnicodeDecodeError) as error:
-        raise ScriptError(f"{path} cannot be decoded in its declared encoding: {error}") from None
-    return text.replace("\r\n", "\n").replace("\r", "\n")
+        return content.decode("utf-8-sig").replace("\r\n", "\n").replace("\r", "\n")
+    except UnicodeDecodeError as error:
+        raise ScriptError(f"{path} is not UTF-8 text: {error}") from None
 
 
 def _blocks(page: str) -> Iterator[Piece]:

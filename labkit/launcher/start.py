@@ -155,7 +155,7 @@ def write_folder(
 ) -> None:
     """Write the request to the run folder before anything starts. `lines` run the same training without labkit;
     `manifest` holds the fields that depend on the kind of launch."""
-    folder.script.write_text(str(request.script), encoding="utf-8")
+    folder.script.write_bytes(request.script.encoded())
     folder.ranks.mkdir()
     folder.command.write_text("".join(line + "\n" for line in lines), encoding="utf-8")
     write_json(

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 from labkit.errors import RunFolderError
 from labkit.record import FINAL_STATES, Identity, RunFolder, runs_root
-from labkit.record.files import read_json, read_text, write_json
+from labkit.record.files import read_bytes, read_json, write_json
 from labkit.record.folder import RUN_ID
 from labkit.record.place import original_of
 from labkit.record.stored_runs import path_of, the_one
@@ -94,7 +94,7 @@ class SweepFolder:
         """The script of every run, with the notebook cells that its parts came from."""
         origins = manifest["script"]["origins"]
         try:
-            script = Script.parse(read_text(self.script), name=manifest["script"]["name"])
+            script = Script.read(read_bytes(self.script), self.script, name=manifest["script"]["name"])
         except OSError as error:
             raise RunFolderError(plain(f"{self.script} cannot be read: {error.strerror}")) from None
         return replace(script, parts=tuple(replace(c, origin=origins.get(c.title, "")) for c in script.parts))

@@ -97,7 +97,7 @@ def create(
     made = RunFolder.create(root / "sweeps", str(manifest["name"]))
     folder = SweepFolder(made.path)
     with removed_on_failure(made):
-        folder.script.write_text(str(text), encoding="utf-8")
+        folder.script.write_bytes(text.encoded())
         write_json(folder.manifest, manifest | {"id": folder.id, "folder": str(folder.path)})
     return folder
 

@@ -15,6 +15,7 @@ import types
 from contextlib import suppress
 
 from labkit.record.folder import RunFolder
+from labkit.record.python_source import decoded, lines_of
 from labkit.worker import failure, metrics_logger, process_setup
 from labkit.worker.heartbeat import Heartbeat
 from labkit.worker.measures.profile import VARIABLE
@@ -49,7 +50,7 @@ def main() -> None:
         # Only now: torch and its imports are loaded, so a `random.py` next to the script cannot shadow theirs.
         sys.path.insert(0, os.environ["LABKIT_SCRIPT_DIR"])
         os.environ.pop("PYTHONSAFEPATH", None)
-        run(sys.argv[0], folder.script.read_text(encoding="utf-8"))
+        run(sys.argv[0], folder.script.read_bytes())
     except SystemExit as error:
         code, outcome, failed = failure.exit_code(error), "exited", error
     except BaseException as error:
@@ -65,13 +66,13 @@ def main() -> None:
         leave(code)
 
 
-def run(path: str, text: str) -> None:
-    """Execute the recorded text as the program at `path`; the file may have been edited since the launch."""
+def run(path: str, source: bytes) -> None:
+    """Execute the recorded source as the program at `path`; the file may have been edited since the launch."""
     module = types.ModuleType("__main__")
     module.__file__ = path
     sys.modules["__main__"] = module
-    linecache.cache[path] = (len(text), None, text.splitlines(keepends=True), path)
-    exec(compile(text, path, "exec", dont_inherit=True), module.__dict__)
+    linecache.cache[path] = (len(source), None, lines_of(decoded(source)), path)
+    exec(compile(source, path, "exec", dont_inherit=True), module.__dict__)
 
 
 def leave(code: int) -> None:

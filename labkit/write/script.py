@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from labkit.write.cells import Cell, split_cells
 from labkit.write.compose import BYTES, compose, library, nearest, script_names
 from labkit.write.contract import aliased, as_cell, check_names, check_replacement, with_definition
 from labkit.write.display import Diff, Names, script_html
+from labkit.write.files import read_file, text_of
 from labkit.write.script_text import ScriptText
 
 __all__ = ["Script"]
@@ -47,7 +49,7 @@ class Script(ScriptText):
                 f"extras and tasks work only with labkit's own scripts, but {path} is your own file; load one of "
                 f"{', '.join(script_names())}"
             )
-        return cls.parse(_read_python(path), name=path.stem)
+        return cls.read(read_file(path), path)
 
     @staticmethod
     def names() -> Names:
@@ -58,6 +60,19 @@ class Script(ScriptText):
     def parse(cls, text: str, *, name: str = "script") -> Script:
         """Split a script's text at its `# %% title` lines. Text without any becomes a script without cells."""
         return cls(*split_cells(text), name)
+
+    @classmethod
+    def read(cls, source: bytes, path: Path, *, name: str = "") -> Script:
+        """The script in the content of a file. Raises ScriptError if Python could not read it, or if it is empty."""
+        if path.suffix == ".ipynb":
+            raise ScriptError(
+                f"{path} is a notebook; expected a Python script. Make one of its cells: jupyter nbconvert --to script "
+                f"{shlex.quote(str(path))}, or Script.of(…)"
+            )
+        text = text_of(source, path)
+        if not text.strip():
+            raise ScriptError(f"{path} is empty; expected a Python script")
+        return cls(*split_cells(text), name or path.stem, source)
 
     @classmethod
     def of(cls, name: str, **cells: Any) -> Script:
@@ -136,9 +151,10 @@ class Script(ScriptText):
         for cell in self.parts:
             cell.check_syntax()
         try:
+            self.encoded()
             compile(str(self), f"{self.name}.py", "exec", dont_inherit=True)
         except (SyntaxError, ValueError) as error:
-            where = f"line {error.lineno}: " if isinstance(error, SyntaxError) else ""
+            where = f"line {error.lineno}: " if isinstance(error, SyntaxError) and error.lineno else ""
             raise ScriptError(f"{self.name}.py cannot be compiled: {where}{error}") from None
         if DYNAMIC.search(str(self)):
             return
@@ -161,9 +177,9 @@ class Script(ScriptText):
         """Write the script to a file. Raises ScriptError if the file exists with different content."""
         path = Path(path)
         try:
-            if path.exists() and path.read_bytes() != str(self).encode():
+            if path.exists() and path.read_bytes() != self.encoded():
                 raise ScriptError(f"{path} exists and differs; delete it first, or write to another file")
-            path.write_text(str(self), encoding="utf-8")
+            path.write_bytes(self.encoded())
         except OSError as error:
             raise ScriptError(f"the script cannot be written to {path}: {error.strerror}") from None
         return path
@@ -173,20 +189,3 @@ class Script(ScriptText):
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
         return {"text/plain": repr(self), "text/html": script_html(self)}
-
-
-def _read_python(path: Path) -> str:
-    try:
-        raw = path.read_bytes()
-    except IsADirectoryError:
-        raise ScriptError(f"{path} is a folder; expected a Python script") from None
-    except (OSError, ValueError) as error:  # ValueError: a NUL in the name
-        why = getattr(error, "strerror", None) or error
-        raise ScriptError(f"script not found: {str(path).replace(chr(0), '')} ({why})") from None
-    try:
-        text = raw.decode("utf-8-sig").replace("\r\n", "\n")
-    except UnicodeDecodeError as error:
-        raise ScriptError(f"{path} is not UTF-8 text: {error}") from None
-    if not text.strip():
-        raise ScriptError(f"{path} is empty; expected a Python script")
-    return text

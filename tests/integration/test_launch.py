@@ -17,7 +17,7 @@ import torch
 from conftest import SCRIPTS
 
 import labkit
-from labkit import LabError, LaunchError, Script, ScriptError
+from labkit import LabError, LaunchError, RankFailedError, Script, ScriptError
 from labkit.record import RunReader
 from labkit.view import words
 
@@ -170,6 +170,29 @@ def test_a_module_beside_the_script_is_found_and_one_named_like_pythons_own_does
     (tmp_path / "train.py").write_text("import helper, torch\nprint(helper.WORD, __name__, __file__)\n")
     run = labkit.launch(tmp_path / "train.py", nproc_per_node=1)
     assert run.logs(rank=0).strip() == f"found __main__ {tmp_path / 'train.py'}"
+
+
+def test_a_script_in_another_encoding_runs_as_under_python_and_its_lines_are_its_own(tmp_path):
+    """Latin-1 with Windows' line ends, a form feed and a line separator before the line that fails."""
+    source = (
+        "#!/usr/bin/env python\r\n# -*- coding: latin-1 -*-\r\n\x0c\r\nimport torch\r\n"
+        "print('caf\xe9', len('\xe9'), 'a\x1cb'.split())\r\n\x0c\r\nraise ValueError('na\xefve')  # \xe9\r\n"
+    ).encode("latin-1")
+    script = tmp_path / "train.py"
+    script.write_bytes(source)
+    plain = subprocess.run([sys.executable, "-X", "utf8", script], capture_output=True, check=False)
+
+    with pytest.raises(RankFailedError) as failed:
+        labkit.launch(script, nproc_per_node=1, wait=True)
+
+    run = labkit.attach()
+    assert run.logs(rank=0) == plain.stdout.decode()
+    assert run.folder.script.read_bytes() == source
+    assert run.script.encoded() == source
+    assert "rank 0 failed: ValueError: naïve (train.py line 7)" in str(failed.value)
+    assert "raise ValueError('naïve')  # é" in str(failed.value)
+    assert failed.value.line == 7
+    assert "naïve" in run.report().read_text(encoding="utf-8")
 
 
 def test_a_script_in_a_folder_with_spaces_and_quotes_runs(tmp_path):
