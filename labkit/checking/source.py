@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import json
 import os
 import re
@@ -14,6 +13,7 @@ from typing import Any
 
 from labkit.errors import ScriptError
 from labkit.write import Script, script_names
+from labkit.write.cells import is_python
 from labkit.write.files import read_file, text_of
 
 __all__ = ["Piece", "Source", "files_in", "read"]
@@ -147,15 +147,7 @@ def _python(lines: list[str]) -> list[str] | None:
     if lines[0].startswith("%%"):
         return []
     plain = [ASSIGNED.sub(r"\g<target>None", MAGIC.sub(r"\g<indent>pass", line)) for line in lines]
-    return next((each for each in (lines, plain) if _is_python("\n".join(each))), None)
-
-
-def _is_python(text: str) -> bool:
-    try:
-        ast.parse(text)
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return False
-    return True
+    return next((each for each in (lines, plain) if is_python("\n".join(each))), None)
 
 
 def explain(error: Any, source: Source, piece: Piece) -> str:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from labkit.launcher import checks
 from labkit.launcher.torchrun import script_folder
 from labkit.record import RunFolder
 from labkit.record.session import seconds_to_train
+from labkit.record.text import plain
 from labkit.write import Script, check_flags, command_line, completed, options_of, read_back, script_names
 from labkit.write.launch_options import LaunchOptions
 
@@ -67,16 +69,30 @@ def check(
 ) -> LaunchRequest:
     """Check a script with its arguments for this number of ranks; one of labkit's own gets the extras that its options
     need. `python_path` is the ranks' PYTHONPATH, `source` the user's own file from which a Script was read. Raises
-    LaunchError or ScriptError when it could not train.
+    LaunchError or ScriptError when it could not train; of the user's own file, only Python itself knows what it
+    imports and which names it has, so what seems to be missing is printed to stderr.
     """
     script, path = script_and_file(script)
     path = path or source
-    script.check()
     if path is None:
+        script.check()
         names = [name for name, value in parameters.items() if value is not None]
         script = _completed(script, names, checks.check_arguments(args))
-    checks.check_imports(script, [script_folder(path), *filter(None, python_path.split(os.pathsep))])
-    return check_values(script, path, args, parameters, ranks)
+        checks.check_imports(script, [script_folder(None), *filter(None, python_path.split(os.pathsep))])
+    else:
+        script.check_syntax()
+    request = check_values(script, path, args, parameters, ranks)
+    for doubt in _doubts(script, path, python_path) if path else ():
+        print(plain(doubt), file=sys.stderr, flush=True)
+    return request
+
+
+def _doubts(script: Script, path: Path, python_path: str) -> Iterator[str]:
+    try:
+        script.check()
+    except ScriptError as error:
+        yield str(error)
+    yield from checks.imports_in_doubt(script, script_folder(path), python_path)
 
 
 def check_values(

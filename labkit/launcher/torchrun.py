@@ -157,5 +157,5 @@ def recorded_environment(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def script_folder(path: str | os.PathLike[str] | None) -> str:
-    """Where modules next to the script are searched: its own folder, or the notebook's."""
-    return str(Path(path).absolute().parent if path else current_folder())
+    """Where modules next to the script are searched: its own folder, to which links lead, or the notebook's."""
+    return str(Path(path).resolve().parent if path else current_folder())

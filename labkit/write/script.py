@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from labkit.errors import ScriptError
-from labkit.write.cells import Cell, split_cells
+from labkit.write.cells import Cell, is_python, split_cells
 from labkit.write.compose import BYTES, compose, library, nearest, script_names
 from labkit.write.contract import aliased, as_cell, check_names, check_replacement, with_definition
 from labkit.write.display import Diff, Names, script_html
@@ -72,7 +72,10 @@ class Script(ScriptText):
         text = text_of(source, path)
         if not text.strip():
             raise ScriptError(f"{path} is empty; expected a Python script")
-        return cls(*split_cells(text), name or path.stem, source)
+        head, parts = split_cells(text)
+        if parts and not all(map(is_python, (head, *(cell.text for cell in parts)))) and is_python(text):
+            head, parts = text, ()  # a `# %%` inside a function or a text is not the title of a cell
+        return cls(head, parts, name or path.stem, source)
 
     @classmethod
     def of(cls, name: str, **cells: Any) -> Script:
@@ -148,18 +151,23 @@ class Script(ScriptText):
     def check(self) -> None:
         """Raise ScriptError when the script cannot run: a syntax error (with its cell and line), or a cell that uses a
         name that no cell defines. Code above the first cell is only compiled."""
+        self.check_syntax()
+        if DYNAMIC.search(str(self)):
+            return
+        for cell in self.parts:
+            self._check_names(cell)
+
+    def check_syntax(self) -> None:
+        """Raise ScriptError when Python cannot compile the script, with the cell and line."""
         for cell in self.parts:
             cell.check_syntax()
         try:
             self.encoded()
             compile(str(self), f"{self.name}.py", "exec", dont_inherit=True)
-        except (SyntaxError, ValueError) as error:
+        except (SyntaxError, ValueError, RecursionError, MemoryError) as error:  # the last two: nested too deeply
             where = f"line {error.lineno}: " if isinstance(error, SyntaxError) and error.lineno else ""
-            raise ScriptError(f"{self.name}.py cannot be compiled: {where}{error}") from None
-        if DYNAMIC.search(str(self)):
-            return
-        for cell in self.parts:
-            self._check_names(cell)
+            why = str(error) or type(error).__name__
+            raise ScriptError(f"{self.name}.py cannot be compiled: {where}{why}") from None
 
     def _check_names(self, cell: Cell, defined_later: frozenset[str] = frozenset()) -> None:
         head = self.head + "".join(f"\n{name} = None" for name in sorted(defined_later))

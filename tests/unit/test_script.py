@@ -242,6 +242,24 @@ def test_lines_are_counted_as_python_counts_them():
     assert "x = 1" in str(script.with_cells(y="y = 5\n"))
 
 
+def test_a_title_inside_a_function_or_a_text_is_a_comment(tmp_path):
+    path = tmp_path / "train.py"
+    path.write_text("def f():\n# %% not a cell\n    return '''\n# %% neither\n'''\n")
+    script = Script.load(path)
+
+    assert script.parts == ()
+    script.check()
+    assert script.encoded() == path.read_bytes()
+
+
+def test_a_script_that_python_cannot_parse_for_its_depth_is_refused(tmp_path):
+    path = tmp_path / "train.py"
+    path.write_text("x = " + "(" * 5000 + ")" * 5000 + "\n")
+
+    with pytest.raises(ScriptError, match=r"train.py cannot be compiled"):
+        Script.load(path).check()
+
+
 def test_a_notebook_is_no_script_and_says_how_to_make_one(tmp_path):
     path = tmp_path / "my lab.ipynb"
     path.write_text('{"cells": [], "metadata": {}, "nbformat": 4, "nbformat_minor": 5}')
