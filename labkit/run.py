@@ -8,8 +8,9 @@ import time
 from functools import cached_property
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
+from labkit.arguments import Expected, Seconds, checked
 from labkit.cluster import slurm_runs
 from labkit.errors import LabError, RankFailedError, RunFolderError, rank_failed
 from labkit.export import export
@@ -47,6 +48,9 @@ POLL_NODES_SECONDS = 1.0  # reads the files of every node from a shared file ser
 PROGRESS_SECONDS = 30.0
 REDRAW_SECONDS = 1.0
 LOG_BYTES = 1 << 20
+Grace = Annotated[
+    float, Expected("a number of seconds from 0 to 86,400", lambda value: 0 <= value < stopping.LONGEST_GRACE)
+]
 
 
 def attach(which: str | os.PathLike[str] = "latest", *, runs_dir: str | os.PathLike[str] | None = None) -> Run:
@@ -67,6 +71,7 @@ class Interrupted(KeyboardInterrupt):
         return [f"KeyboardInterrupt: {self}"]
 
 
+@checked()
 def runs(
     *,
     script: str | None = None,
@@ -144,7 +149,8 @@ class Run(Reachable):
     def note(self) -> str:
         return str(_labels(self.folder).get("note") or "")
 
-    def tag(self, *tags: str, note: str | None = None) -> None:
+    @checked()
+    def tag(self, *tags: Any, note: str | None = None) -> None:
         """Add tags and set the note; `labkit.runs()` shows both and filters by a tag. Raises RunFolderError."""
         labels = {
             "tags": list(dict.fromkeys([*self.tags, *map(str, tags)])),
@@ -171,7 +177,8 @@ class Run(Reachable):
         """The state of the run: `.state`, `.cause`, `.exit_code`, times in seconds since the epoch."""
         return slurm_runs.state_of(self.folder)
 
-    def wait(self, timeout: float | None = None, *, stop_on_interrupt: bool = True, watch: bool = False) -> State:
+    @checked()
+    def wait(self, timeout: Seconds | None = None, *, stop_on_interrupt: bool = True, watch: bool = False) -> State:
         """Block until the run has ended, for at most `timeout` seconds; returns its state.
 
         The first interrupt stops the run gracefully, a second one immediately. With `stop_on_interrupt=False` the run
@@ -191,7 +198,8 @@ class Run(Reachable):
             raise self._failure(state)
         return state
 
-    def stop(self, *, grace: float = stopping.GRACE_SECONDS) -> State:
+    @checked()
+    def stop(self, *, grace: Grace = stopping.GRACE_SECONDS) -> State:
         """Stop the run on every rank: SIGTERM, then, after `grace` seconds, SIGKILL for every process that carries the
         run's marker or descends from its supervisor. The state of a lost run stays "lost".
 
@@ -222,13 +230,12 @@ class Run(Reachable):
         except OSError as error:
             raise RunFolderError(plain(f"the ranks of {self.id} cannot be inspected: {error}")) from None
 
-    def logs(self, *, rank: int | None = None, stream: str = "stdout") -> str:
+    @checked()
+    def logs(self, *, rank: int | None = None, stream: Literal["stdout", "stderr"] = "stdout") -> str:
         """What a rank printed, as text without terminal codes; all ranks one after another if `rank` is None.
 
         A log of more than 1 MiB is truncated to its end; the first line then gives the path of the full log.
         """
-        if stream not in ("stdout", "stderr"):
-            raise LabError(f"stream must be 'stdout' or 'stderr', got {stream!r}")
         folder, ranks = self.folder.latest, current_ranks(self.folder)
         if rank is not None and rank not in ranks:
             raise LabError(f"{self.id} has no rank {rank!r}; its ranks are {', '.join(map(str, ranks))}")
@@ -279,6 +286,7 @@ class Run(Reachable):
         except OSError as error:
             raise RunFolderError(plain(f"{self.folder.report} cannot be written: {error.strerror}")) from None
 
+    @checked()
     def export(self, to: str, path: str | os.PathLike[str] | None = None, *, project: str = "labkit") -> Path:
         """Write the run's records for another tool and return their location. Exporting again replaces them, except in
         wandb, which keeps one folder per export, with the same run id.

@@ -10,6 +10,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from labkit.arguments import Seconds, checked
 from labkit.checking.before_launch import warn
 from labkit.cluster.job_options import JobOptions
 from labkit.errors import LabError, LaunchError, RankFailedError
@@ -129,7 +130,8 @@ class Sweep:
             return state
         return array.settled(self.folder, state, self.results())
 
-    def wait(self, timeout: float | None = None, *, stop_on_interrupt: bool = True) -> SweepState:
+    @checked()
+    def wait(self, timeout: Seconds | None = None, *, stop_on_interrupt: bool = True) -> SweepState:
         """Block until the sweep has ended, for at most `timeout` seconds; returns its state, which says how many points
         failed.
 
@@ -150,6 +152,7 @@ class Sweep:
             self._raise_failure(results)
         return self.status()
 
+    @checked()
     def stop(self, point: int | None = None) -> SweepState:
         """Stop all runs and the queue, or only one point, running or waiting. `resume()` runs what was stopped.
 
@@ -163,6 +166,7 @@ class Sweep:
         print(f"{plain(self.id)}: {headline(self.results(), self._results)}", flush=True)
         return self.status()
 
+    @checked()
     def resume(
         self,
         *,

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from labkit.errors import ScriptError
+from labkit.record.files import is_a
 from labkit.write import Script, script_names
 from labkit.write.cells import is_python
 from labkit.write.files import read_file, text_of
@@ -74,7 +75,7 @@ def read(script: Script | str | os.PathLike[str]) -> Source:
     if isinstance(script, str) and "\n" in script:
         raise ScriptError("check takes a Script, a script's name or a path; for text, use check(Script.parse(text))")
     path = Path(script)
-    if path.suffix not in (".py", ".ipynb", *MARKDOWN) and not path.exists():
+    if path.suffix not in (".py", ".ipynb", *MARKDOWN) and not is_a(Path.exists, path):
         Script.load(script)  # its error lists the known names
     if path.suffix == ".ipynb":
         return _notebook(path)

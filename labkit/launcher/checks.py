@@ -27,7 +27,6 @@ __all__ = [
     "TORCH_FLOOR",
     "check_arguments",
     "check_batch",
-    "check_retries_and_watchdog",
     "check_environment",
     "check_imports",
     "check_interface",
@@ -303,16 +302,6 @@ def check_interface(names: str) -> None:
                 f"GLOO_SOCKET_IFNAME={names!r}, but there is no interface {name}; this host has: {', '.join(here)}. "
                 "On a single machine, unset it"
             )
-
-
-def check_retries_and_watchdog(retries: Any, watchdog: Any) -> None:
-    """`retries` and `watchdog` (in seconds) are valid numbers."""
-    if isinstance(retries, bool) or not isinstance(retries, int) or retries < 0:
-        raise LaunchError(f"retries must be an integer, 0 or more, got {retries!r}")
-    if watchdog is None:
-        return
-    if isinstance(watchdog, bool) or not isinstance(watchdog, int | float) or not 1 <= watchdog < math.inf:
-        raise LaunchError(f"watchdog must be a number of seconds, at least 1, got {watchdog!r}")
 
 
 def _check_word(what: str, text: str) -> None:

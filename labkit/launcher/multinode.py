@@ -42,7 +42,6 @@ def create(
     """
     checks.check_torch(platform_name())
     env = checks.check_environment(options.env or {})
-    checks.check_retries_and_watchdog(0, options.watchdog)
     request = check(script, options.args, parameters, nodes.world_size, env.get("PYTHONPATH", ""))
     if machine and not request.path:
         checks.check_precision(request.options.get("precision"), machine, nodes.nproc_per_node)

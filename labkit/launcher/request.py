@@ -48,7 +48,7 @@ def script_and_file(script: Script | str | os.PathLike[str]) -> tuple[Script, Pa
     """The script, and its file if it is the user's own."""
     if isinstance(script, Script):
         return script, None
-    if not isinstance(script, str | os.PathLike):
+    if not isinstance(script, str | os.PathLike) or not str(script).strip():
         raise ScriptError(f"launch takes a Script, the name of one, or a path; got {script!r}")
     if isinstance(script, str) and script in script_names():
         return Script.load(script), None
@@ -153,7 +153,7 @@ def fewer_ranks(request: LaunchRequest, ranks: int, options: LaunchOptions) -> l
     least = options.min_ranks
     if least is None:
         return []
-    if isinstance(least, bool) or not isinstance(least, int) or not 1 <= least < ranks:
+    if least >= ranks:
         raise LaunchError(f"min_ranks must be an integer, at least 1 and less than {ranks}, got {least!r}")
     if options.retries < 2:
         raise LaunchError("min_ranks needs retries=2 or more: the first retry uses all ranks, the second one fewer")

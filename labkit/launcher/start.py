@@ -79,7 +79,6 @@ def start(
     request = check(script, options.args, parameters, ranks, env.get("PYTHONPATH", ""), source=source)
     checks.check_precision(None if request.path else request.options.get("precision"), machine, ranks)
     checks.check_interface({**os.environ, **env}.get("GLOO_SOCKET_IFNAME", ""))
-    checks.check_retries_and_watchdog(options.retries, options.watchdog)
     fewer = fewer_ranks(request, ranks, options)
 
     folder = RunFolder.create(runs_root(options.runs_dir), str(options.name or request.script.name))

@@ -14,7 +14,17 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
-__all__ = ["in_parallel", "is_deleted", "opened", "read_bytes", "read_json", "read_text", "refresh", "write_json"]
+__all__ = [
+    "in_parallel",
+    "is_a",
+    "is_deleted",
+    "opened",
+    "read_bytes",
+    "read_json",
+    "read_text",
+    "refresh",
+    "write_json",
+]
 
 SLOW_SECONDS, READERS = 0.005, 128
 Item = TypeVar("Item")
@@ -56,6 +66,14 @@ def refresh(folder: Path) -> None:
     """
     with suppress(OSError):
         os.utime(folder)
+
+
+def is_a(test: Callable[[Path], bool], path: Path) -> bool:
+    """`test(path)`; False for a path that is invalid, such as one that is too long or contains a NUL."""
+    try:
+        return test(path)
+    except (OSError, ValueError):
+        return False
 
 
 def is_deleted(path: Path) -> bool:

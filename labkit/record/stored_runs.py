@@ -9,8 +9,9 @@ from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
 
+from labkit.arguments import checked
 from labkit.errors import RunFolderError
-from labkit.record.files import in_parallel
+from labkit.record.files import in_parallel, is_a
 from labkit.record.folder import RUN_ID, RunFolder
 from labkit.record.session import working_folder
 from labkit.record.text import plain
@@ -21,8 +22,11 @@ SHORTEST_PART = 3  # characters of an id
 LAUNCHING_SECONDS = 60.0  # a launch writes run.json within this time
 
 
+@checked(RunFolderError)
 def runs_root(runs_dir: str | os.PathLike[str] | None = None) -> Path:
     """Where runs are stored: the argument, `LABKIT_RUNS`, or `runs` in the current folder (on Kaggle in its output)."""
+    if runs_dir is not None and not str(runs_dir).strip():
+        raise RunFolderError(f"runs_dir must be the path of a folder, got {runs_dir!r}")
     return Path(runs_dir or os.environ.get("LABKIT_RUNS") or working_folder() / "runs").absolute()
 
 
@@ -52,14 +56,6 @@ def _folders_in(root: Path) -> list[str]:
             return [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
     except (OSError, ValueError):
         return []
-
-
-def is_a(test: Callable[[Path], bool], path: Path) -> bool:
-    """`test(path)`; False for a path that is invalid, such as one that is too long or contains a NUL."""
-    try:
-        return test(path)
-    except (OSError, ValueError):
-        return False
 
 
 def _holds_a_run(path: Path) -> bool:

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 from labkit.errors import RunFolderError
 from labkit.record import FINAL_STATES, Identity, RunFolder, runs_root
-from labkit.record.files import read_bytes, read_json, write_json
+from labkit.record.files import is_a, read_bytes, read_json, write_json
 from labkit.record.folder import RUN_ID
 from labkit.record.place import original_of
 from labkit.record.stored_runs import path_of, the_one
@@ -202,7 +202,8 @@ def find_sweep(which: str | os.PathLike[str], runs_dir: str | os.PathLike[str] |
     if path is not None:
         return _sound(SweepFolder(path))
     root = sweeps_root(runs_dir)
-    paths = sorted(root.glob("*/sweep.json"), key=lambda p: (p.parent.name.partition("-")[0], p.stat().st_mtime_ns))
+    found = root.glob("*/sweep.json") if is_a(Path.is_dir, root) else ()
+    paths = sorted(found, key=lambda p: (p.parent.name.partition("-")[0], p.stat().st_mtime_ns))
     ids = [path.parent.name for path in paths]
     if not ids:
         raise RunFolderError(plain(f"no sweep in {root} yet. Start one with labkit.sweep(…)"))

@@ -53,7 +53,6 @@ def create(
     options.check()
     points = expanded(parameters, points=options.points, samples=options.samples, seed=options.sample_seed)
     checks.check_torch(platform_name())
-    checks.check_retries_and_watchdog(options.retries, options.watchdog)
     args = checks.check_arguments(options.args)
     text, source = script_and_file(script)
     if job is None:

@@ -7,9 +7,11 @@ import re
 import shlex
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+from labkit.arguments import Expected, checked
 from labkit.errors import ScriptError
+from labkit.record.files import is_a
 from labkit.write.cells import Cell, is_python, split_cells
 from labkit.write.compose import BYTES, compose, library, nearest, script_names
 from labkit.write.contract import aliased, as_cell, check_names, check_replacement, with_definition
@@ -19,6 +21,7 @@ from labkit.write.script_text import ScriptText
 
 __all__ = ["Script"]
 
+PartName = Annotated[str, Expected("a name that Script.names() lists; your own cells go to with_cells(…)")]
 RUN = 'if __name__ == "__main__":\n    main()\n'
 # With these, names may come from anywhere, so they cannot be checked. Reading globals() defines none.
 DYNAMIC = re.compile(
@@ -34,7 +37,8 @@ class Script(ScriptText):
     """
 
     @classmethod
-    def load(cls, name: str | os.PathLike[str], *extras: str, task: str = BYTES) -> Script:
+    @checked(ScriptError)
+    def load(cls, name: str | os.PathLike[str], *extras: PartName, task: PartName = BYTES) -> Script:
         """One of labkit's own scripts, composed of a strategy, any extras and a task (`Script.names()` lists them), for
         example `Script.load("fsdp", "checkpoints", "precision", task="digits")`; or any script, by the path of its
         file.
@@ -42,7 +46,7 @@ class Script(ScriptText):
         Raises ScriptError if a name is unknown, with the list of known names, or if two parts are incompatible.
         """
         path = Path(name)
-        if isinstance(name, str) and (name in script_names() or not (path.suffix == ".py" or path.exists())):
+        if isinstance(name, str) and (name in script_names() or not (path.suffix == ".py" or is_a(Path.exists, path))):
             return cls(*compose(name, extras, task), name)
         if extras or task != BYTES:
             raise ScriptError(
@@ -57,6 +61,7 @@ class Script(ScriptText):
         return Names(library())
 
     @classmethod
+    @checked(ScriptError)
     def parse(cls, text: str, *, name: str = "script") -> Script:
         """Split a script's text at its `# %% title` lines. Text without any becomes a script without cells."""
         return cls(*split_cells(text), name)
@@ -78,6 +83,7 @@ class Script(ScriptText):
         return cls(head, parts, name or path.stem, source)
 
     @classmethod
+    @checked(ScriptError)
     def of(cls, name: str, **cells: Any) -> Script:
         """A script of your own cells, in this order: live functions or classes, or text, as for `with_cells`. One of
         them must define `main`, which is called when the script runs.
@@ -173,6 +179,7 @@ class Script(ScriptText):
         head = self.head + "".join(f"\n{name} = None" for name in sorted(defined_later))
         check_names(cell, Cell("head", head), self.parts)
 
+    @checked(ScriptError)
     def diff(self, other: Script | str) -> Diff:
         """The changes from `other` (a Script, or an argument of `load`) to this script, colored in a notebook."""
         other = other if isinstance(other, Script) else Script.load(other)
@@ -181,6 +188,7 @@ class Script(ScriptText):
             names = [f"{names[0]} (before)", f"{names[1]} (after)"]
         return Diff(str(other), str(self), *names)
 
+    @checked(ScriptError)
     def write(self, path: str | os.PathLike[str]) -> Path:
         """Write the script to a file. Raises ScriptError if the file exists with different content."""
         path = Path(path)
@@ -188,8 +196,9 @@ class Script(ScriptText):
             if path.exists() and path.read_bytes() != self.encoded():
                 raise ScriptError(f"{path} exists and differs; delete it first, or write to another file")
             path.write_bytes(self.encoded())
-        except OSError as error:
-            raise ScriptError(f"the script cannot be written to {path}: {error.strerror}") from None
+        except (OSError, ValueError) as error:  # ValueError: a name that no file can have
+            why = getattr(error, "strerror", None) or error
+            raise ScriptError(f"the script cannot be written to {str(path)!r}: {why}") from None
         return path
 
     def __repr__(self) -> str:
