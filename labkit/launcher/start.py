@@ -21,6 +21,7 @@ from labkit.launcher.invisible import write_starting_files
 from labkit.launcher.locks.checkpoints import lock_checkpoints
 from labkit.launcher.locks.gpus import check_gpus_are_free, gpus_of, one_launch_at_a_time
 from labkit.launcher.request import (
+    Launchable,
     LaunchRequest,
     check,
     checkpoint_arguments,
@@ -42,7 +43,7 @@ from labkit.record.files import write_json
 from labkit.record.nodes import record_starting_supervisor
 from labkit.record.rank_files import MODULES
 from labkit.record.session import current_folder
-from labkit.write import Script, command_line
+from labkit.write import command_line
 from labkit.write.launch_options import LaunchOptions
 
 __all__ = [
@@ -57,7 +58,7 @@ _supervisors: list[subprocess.Popen[bytes]] = []
 
 
 def start(
-    script: Script | str | os.PathLike[str],
+    script: Launchable,
     options: LaunchOptions,
     parameters: Mapping[str, Any],
     *,
@@ -81,7 +82,6 @@ def start(
     request = check(script, options.args, parameters, ranks, env.get("PYTHONPATH", ""), source=source)
     checks.check_precision(None if request.path else request.options.get("precision"), machine, ranks)
     checks.check_interface({**os.environ, **env}.get("GLOO_SOCKET_IFNAME", ""))
-    checks.check_retries_and_watchdog(options.retries, options.watchdog)
     fewer = fewer_ranks(request, ranks, options)
 
     folder = RunFolder.create(runs_root(options.runs_dir), str(options.name or request.script.name))
@@ -163,7 +163,7 @@ def write_folder(
 ) -> None:
     """Write the request to the run folder before anything starts. `lines` run the same training without labkit;
     `manifest` holds the fields that depend on the kind of launch."""
-    folder.script.write_text(str(request.script), encoding="utf-8")
+    folder.script.write_bytes(request.script.encoded())
     write_starting_files(folder)
     folder.ranks.mkdir()
     folder.command.write_text("".join(line + "\n" for line in lines), encoding="utf-8")
@@ -172,9 +172,11 @@ def write_folder(
         {
             "format": 1,
             "id": folder.id,
+            "folder": str(folder.path),
             "name": request.script.name,
             "created": datetime.now(UTC).isoformat(timespec="milliseconds"),
             "script": {"sha256": request.script.sha256, "path": request.file},
+            "program": request.words(folder),
             "cells": {c.title: {"origin": c.origin} for c in request.script.parts if c.origin},
             "parameters": dict(request.options),
             "args": args,

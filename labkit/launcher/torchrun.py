@@ -22,6 +22,7 @@ __all__ = [
     "marked",
     "guest_arguments",
     "node_torchrun_command",
+    "plain_arguments",
     "rank_environment",
     "recorded_environment",
     "reproducing_command",
@@ -52,8 +53,9 @@ def torchrun_command(folder: RunFolder, nproc_per_node: int, program: Sequence[s
     """Unmodified torchrun with labkit's guest on each rank. No restarts: torch 2.13's own are unreliable.
 
     `-P`: a `random.py` in the working folder must not break torchrun's own imports, nor does it under `torchrun`.
+    `--local-addr`: by default the ranks connect to this host's own name, which may not resolve, or to another address.
     """
-    launcher = [sys.executable, "-P", "-m", TORCHRUN, "--standalone"]
+    launcher = [sys.executable, "-P", "-m", TORCHRUN, "--standalone", "--local-addr", "localhost"]
     ranks = ["--nproc-per-node", str(nproc_per_node), "--max-restarts", "0"]
     return [*launcher, *ranks, *guest_arguments(folder, folder.torchrun_logs, program, args)]
 
@@ -82,9 +84,14 @@ def reproducing_command(
     program: Sequence[str], nproc_per_node: int, args: Sequence[str], env: Mapping[str, str]
 ) -> str:
     """The command that runs the same training without labkit; `env` holds the variables added for its ranks."""
-    words = [*(["-m", "--", program[1]] if program[0] == "-m" else ["--", *program]), *args]
-    torchrun = shlex.join(["torchrun", "--standalone", f"--nproc-per-node={nproc_per_node}", *words])
+    words = ["torchrun", "--standalone", f"--nproc-per-node={nproc_per_node}", *plain_arguments(program, args)]
+    torchrun = shlex.join(words)
     return " ".join([*assignments(env), torchrun])
+
+
+def plain_arguments(program: Sequence[str], args: Sequence[str]) -> list[str]:
+    """The arguments after torchrun's own options, without labkit."""
+    return [*(["-m", "--", program[1]] if program[0] == "-m" else ["--", *program]), *args]
 
 
 def assignments(env: Mapping[str, str]) -> list[str]:
@@ -138,7 +145,7 @@ def marked(environment: Mapping[str, str], run: RunFolder, attempt: RunFolder) -
     dumps["TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC"] = DUMP_MILLISECONDS
     hidden = [HOST, *(name for name in OWN_GRACE if name not in environment)]
     guest = {FOLDER: str(attempt.path), HIDDEN: ",".join(hidden)}
-    return {**dumps, **OWN_GRACE, **environment, **guest, MARKER: run.id}
+    return {**dumps, **OWN_GRACE, **environment, **guest, MARKER: run.marker}
 
 
 def recorded_environment(environment: Mapping[str, str]) -> dict[str, str]:
@@ -151,5 +158,5 @@ def recorded_environment(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def script_folder(path: str | os.PathLike[str] | None) -> str:
-    """Where modules next to the script are searched: its own folder, or the notebook's."""
-    return str(Path(path).absolute().parent if path else current_folder())
+    """Where modules next to the script are searched: its own folder, to which links lead, or the notebook's."""
+    return str(Path(path).resolve().parent if path else current_folder())

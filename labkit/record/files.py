@@ -13,7 +13,17 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
-__all__ = ["in_parallel", "is_deleted", "opened", "read_json", "read_text", "refresh", "write_json"]
+__all__ = [
+    "in_parallel",
+    "is_a",
+    "is_deleted",
+    "opened",
+    "read_bytes",
+    "read_json",
+    "read_text",
+    "refresh",
+    "write_json",
+]
 
 SLOW_SECONDS, READERS = 0.005, 128
 Item = TypeVar("Item")
@@ -57,6 +67,14 @@ def refresh(folder: Path) -> None:
         os.utime(folder)
 
 
+def is_a(test: Callable[[Path], bool], path: Path) -> bool:
+    """`test(path)`; False for a path that is invalid, such as one that is too long or contains a NUL."""
+    try:
+        return test(path)
+    except (OSError, ValueError):
+        return False
+
+
 def is_deleted(path: Path) -> bool:
     """Whether the file system reports that it does not exist; any other error means that it is unknown."""
     try:
@@ -68,12 +86,17 @@ def is_deleted(path: Path) -> bool:
     return False
 
 
-def read_text(path: Path) -> str:
-    """The text of such a file, with invalid UTF-8 replaced. Raises OSError, also if it is larger than LARGEST_BYTES."""
+def read_bytes(path: Path) -> bytes:
+    """The content of such a file. Raises OSError, also if it is larger than LARGEST_BYTES."""
     with opened(path) as file:
         if os.fstat(file.fileno()).st_size > LARGEST_BYTES:
             raise OSError(errno.EFBIG, "too large", str(path))
-        return file.read().decode("utf-8", "replace")
+        return file.read()
+
+
+def read_text(path: Path) -> str:
+    """The text of such a file, with invalid UTF-8 replaced. Raises OSError, also if it is larger than LARGEST_BYTES."""
+    return read_bytes(path).decode("utf-8", "replace")
 
 
 def read_json(path: Path) -> Any:

@@ -115,6 +115,13 @@ class RunFolder:
         return RunFolder(self.nodes / str(node))
 
     @property
+    def marker(self) -> str:
+        """The value of MARKER in the environment of the run's processes: the name of its folder at the launch."""
+        manifest = self.manifest_content
+        recorded = manifest.get("id") if isinstance(manifest, dict) else None
+        return recorded if isinstance(recorded, str) else self.id
+
+    @property
     def latest(self) -> RunFolder:
         """The folder of the newest attempt."""
         return self.attempts()[-1]

@@ -53,7 +53,6 @@ def create(
     options.check()
     points = expanded(parameters, points=options.points, samples=options.samples, seed=options.sample_seed)
     checks.check_torch(platform_name())
-    checks.check_retries_and_watchdog(options.retries, options.watchdog)
     args = checks.check_arguments(options.args)
     text, source = script_and_file(script)
     if job is None:
@@ -97,8 +96,8 @@ def create(
     made = RunFolder.create(root / "sweeps", str(manifest["name"]))
     folder = SweepFolder(made.path)
     with removed_on_failure(made):
-        folder.script.write_text(str(text), encoding="utf-8")
-        write_json(folder.manifest, manifest | {"id": folder.id})
+        folder.script.write_bytes(text.encoded())
+        write_json(folder.manifest, manifest | {"id": folder.id, "folder": str(folder.path)})
     return folder
 
 

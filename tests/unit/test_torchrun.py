@@ -59,6 +59,8 @@ def test_the_command_is_this_interpreters_torchrun_with_the_guest(folder):
         "-m",
         "torch.distributed.run",
         "--standalone",
+        "--local-addr",
+        "localhost",
         "--nproc-per-node",
         "4",
         "--max-restarts",

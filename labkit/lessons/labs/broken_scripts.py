@@ -130,7 +130,7 @@ def attempt(
     """
     for field, value in expected.items():
         lab.predict(f"{name}: {NAMES[field]}", value)
-    options = {"nproc_per_node": lab.ranks, "args": ["[]"], "env": ENV, "wait": False}
+    options: dict[str, Any] = {"nproc_per_node": lab.ranks, "args": ["[]"], "env": ENV, "wait": False}
     run, error = launch(script, name=name.replace(" ", "-"), watchdog=watchdog, **options), None
     while until and not run.status().is_final and until not in (run.status().notice or ""):
         time.sleep(0.2)
