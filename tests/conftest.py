@@ -76,4 +76,4 @@ def marked_processes(root: Path) -> list[psutil.Process]:
 
 def prints_below(root: Path, pid: int) -> bool:
     """Whether a process's output, or its standard errors, go into a file there: a fork's environment shows little."""
-    return any(os.readlink(f"/proc/{pid}/fd/{number}").startswith(f"{root}/") for number in (1, 2))
+    return any(Path(f"/proc/{pid}/fd/{number}").readlink().is_relative_to(root) for number in (1, 2))

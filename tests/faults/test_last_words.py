@@ -80,7 +80,7 @@ def test_a_child_that_the_script_forked_does_not_speak_for_the_rank(tmp_path):
 
 
 TOGETHER = """def main():
-    here = Path(os.environ["LABKIT_RUNS"], os.environ["LABKIT_RUN"])  # torchrun ends the others as soon as one has failed
+    here = Path(os.environ["LABKIT_RUNS"])  # torchrun ends the others as soon as one has failed
     (here / f"here-{os.environ['RANK']}").touch()
     while len(list(here.glob("here-*"))) < 2:
         time.sleep(0.001)
@@ -131,16 +131,15 @@ RAISED = {
         "^rank 1 failed: ValueError: Timed out waiting for the licence",
     ),
 }
+OWN_RECORD = "Path(os.environ['LABKIT_RUNS'], os.environ['LABKIT_RUN'], 'ranks/1/error.json')"
 # Or how else it ends.
 ENDED = {
     "an unreadable record": (
-        "atexit.register(Path(os.environ['LABKIT_RUNS'], os.environ['LABKIT_RUN'], 'ranks/1/error.json').write_text, '{')\n"
-        "    raise ValueError('boom')",
+        f"atexit.register({OWN_RECORD}.write_text, '{{')\n    raise ValueError('boom')",
         "^rank 1 failed.*: ValueError: boom",
     ),
     "a record that is too large": (
-        "atexit.register(Path(os.environ['LABKIT_RUNS'], os.environ['LABKIT_RUN'], 'ranks/1/error.json').write_text, 'x' * (9 << 20))\n"
-        "    raise ValueError('boom')",
+        f"atexit.register({OWN_RECORD}.write_text, 'x' * (9 << 20))\n    raise ValueError('boom')",
         "^rank 1 failed.*: ValueError: boom",
     ),
     "_exit": ("print('the licence has expired', file=sys.stderr)\n    os._exit(3)", "^rank 1 exited with 3.*licence"),

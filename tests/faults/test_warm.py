@@ -46,7 +46,8 @@ print(json.dumps({
     "process": multiprocessing.current_process().name, "start": multiprocessing.process.ORIGINAL_DIR,
     "buffered": sys.stdout.write_through, "main": sys.modules["__main__"].__file__,
     "descriptors": sorted(map(opened, os.listdir("/proc/self/fd"))),
-    "time": time.strftime("%H", time.gmtime(0)) + time.strftime("%H", time.localtime(0)), "command": [*map(os.path.basename, sys.orig_argv)],
+    "time": time.strftime("%H", time.gmtime(0)) + time.strftime("%H", time.localtime(0)), 
+    "command": [*map(os.path.basename, sys.orig_argv)],
     "forked": "labkit.launcher.warm.ranks" in sys.modules,
     "random": [random.random(), numpy.random.random(), torch.rand(()).item()],
 }))
@@ -191,7 +192,7 @@ def test_a_script_that_could_tell_is_run_by_new_processes_of_a_torchrun_that_is_
 
     assert not seen(script)[0]["forked"]
 
-    assert labkit.attach().folder.read_manifest()["new_processes"] == "line 23 uses sys.modules"
+    assert labkit.attach().folder.read_manifest()["new_processes"] == "line 24 uses sys.modules"
     assert client._warm[0].process.pid == warm
 
 

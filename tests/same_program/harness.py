@@ -19,6 +19,7 @@ import tempfile
 import time
 import uuid
 import zipfile
+from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -72,7 +73,7 @@ class Program:
             file.parent.mkdir(parents=True, exist_ok=True)
             if inner:
                 with zipfile.ZipFile(file, "a") as packed:
-                    packed.writestr(inner, text)
+                    packed.writestr(zipfile.ZipInfo(inner), text)  # whose time is always the same
             else:
                 file.write_text(text)
         (folder / "sub").mkdir(exist_ok=True)
@@ -134,13 +135,13 @@ def warm_up() -> None:
 
 def _run(program: Program, start) -> Seen:
     mark = uuid.uuid4().hex
-    before = set(os.listdir("/dev/shm"))
+    before = set(Path("/dev/shm").iterdir())
     with tempfile.TemporaryDirectory(prefix="same-") as temporary:
         folder, outside = Path(temporary, "work"), Path(temporary, "outside")
         folder.mkdir()
         outside.mkdir()
         program.write(folder)
-        environment = {**os.environ, **program.env, "SAME_PROGRAM": mark, "TMPDIR": str(outside)}
+        environment = {**os.environ, **program.env, "SAME_PROGRAM": mark}
         for name in ("LABKIT_UI", "PYTEST_CURRENT_TEST", "PYTHONPATH"):
             if name not in program.env:
                 environment.pop(name, None)
@@ -153,7 +154,7 @@ def _run(program: Program, start) -> Seen:
         text = {name: _plain(path.read_bytes().decode("utf-8", "replace"), temporary) for name, path in streams.items()}
         files = {str(p.relative_to(folder)): _content(p, temporary) for p in sorted(folder.rglob("*")) if _counts(p)}
         codes = {int(rank): int(code) for rank, code in EXIT_CODE.findall(log)}
-        shared = sorted(set(os.listdir("/dev/shm")) - before)
+        shared = sorted(path.name for path in set(Path("/dev/shm").iterdir()) - before)
         return Seen(codes, succeeded, text, files, running, [re.sub(r"\d+|[0-9a-f]{6,}", "N", name) for name in shared])
 
 
@@ -192,7 +193,7 @@ def _labkit(program: Program, folder: Path, outside: Path, environment: dict[str
     os.environ.clear()
     os.environ.update(environment)
     try:
-        with open(os.devnull, "w") as nowhere, _silenced(nowhere):
+        with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
             run = labkit.launch(
                 *([] if what else words),
                 nproc_per_node=program.ranks,
@@ -216,18 +217,6 @@ def _labkit(program: Program, folder: Path, outside: Path, environment: dict[str
     names = ("stdout", "stderr")
     streams = {f"rank {rank} {name}": folder.log(rank, name) for rank in range(program.ranks) for name in names}
     return state.state == "succeeded", folder.torchrun_log.read_text(), streams
-
-
-class _silenced:
-    def __init__(self, nowhere: io.TextIOBase) -> None:
-        self._nowhere = nowhere
-
-    def __enter__(self) -> None:
-        self._kept = sys.stdout, sys.stderr
-        sys.stdout = sys.stderr = self._nowhere
-
-    def __exit__(self, *raised: object) -> None:
-        sys.stdout, sys.stderr = self._kept
 
 
 def _counts(path: Path) -> bool:

@@ -10,6 +10,7 @@ import sys
 import time
 from collections import Counter
 from functools import cached_property
+from typing import Any
 
 from labkit.errors import LabError, RankFailedError
 from labkit.launching import launch
