@@ -46,7 +46,7 @@ print(json.dumps({
     "process": multiprocessing.current_process().name, "start": multiprocessing.process.ORIGINAL_DIR,
     "buffered": sys.stdout.write_through, "main": sys.modules["__main__"].__file__,
     "descriptors": sorted(map(opened, os.listdir("/proc/self/fd"))),
-    "time": time.strftime("%H", time.gmtime(0)) + time.strftime("%H", time.localtime(0)), 
+    "time": time.strftime("%H", time.gmtime(0)) + time.strftime("%H", time.localtime(0)),
     "command": [*map(os.path.basename, sys.orig_argv)],
     "forked": "labkit.launcher.warm.ranks" in sys.modules,
     "random": [random.random(), numpy.random.random(), torch.rand(()).item()],
