@@ -196,7 +196,7 @@ class Guest:
             )
             importing._load(spec)
             sys.modules[self.files.__name__] = self.files
-        if sys.modules["labkit"].__path__ != [self.labkit]:
+        if getattr(sys.modules["labkit"], "__path__", None) != [self.labkit]:
             raise ImportError("the script's own module labkit hides labkit")
         return __import__(name, fromlist=["*"])
 
