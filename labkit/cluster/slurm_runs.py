@@ -94,8 +94,9 @@ def _is_settled(folder: RunFolder) -> bool:
 def stop(folder: RunFolder, *, grace: float = stopping.GRACE_SECONDS) -> State:
     """End a run: request a stop of its nodes, cancel its job, and wait until Slurm reports its end.
 
-    Raises LabError if it does not end.
+    Raises LabError if it does not end, or if it may not be stopped from here.
     """
+    stopping.check_may_stop(folder)
     job_id = job_of(folder)
     job = slurm.ask(job_id, output=_output(folder), refresh=True) if job_id else None
     if job is None:

@@ -29,20 +29,22 @@ from labkit.launcher.hardware import may_have_gpus
 from labkit.launcher.stop import (
     GRACE_SECONDS,
     SAMPLER,
-    SAVING_SECONDS,
     processes_of,
     request_in_words,
     requested_grace,
     sweep,
     terminate,
 )
-from labkit.launcher.torchrun import attempt_command, marked
-from labkit.launcher.warm.fork import TORCHRUN, ForkedTorchrun, import_torchrun
+from labkit.launcher.torchrun import TORCHRUN, attempt_command, marked
+from labkit.launcher.warm.fork import ForkedTorchrun, import_torchrun
 from labkit.launcher.warm.proc import ROOM, can_show, show_command
+from labkit.launcher.watch.host_names import HostNames
 from labkit.launcher.watch.progress import Closing, Progress, Saving
 from labkit.launcher.watch.stalls import Stalls
 from labkit.record import Identity, RunFolder, State, Tail, read_state, write_state
 from labkit.record.files import is_deleted, read_json, write_json
+from labkit.record.place import OpenFolder
+from labkit.record.rank_files import REACHABLE
 from labkit.record.state import FINAL_STATES, StateName, written_state
 
 Torchrun = subprocess.Popen[bytes] | ForkedTorchrun
@@ -50,8 +52,6 @@ LIBC = ctypes.CDLL(None)  # loaded here because nothing may be loaded between fo
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 POLL_SECONDS, POLL_SECONDS_OF_IMPORT = 0.1, 0.5
-# The stop request sets how long ranks may save, so torchrun's timeout (30 s, fixed before torch 2.13) must be longer.
-OWN_GRACE = {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(round(2 * SAVING_SECONDS))}
 
 
 def main() -> None:
@@ -78,6 +78,8 @@ class Supervisor:
     def __init__(self, folder: RunFolder, *, owner: int = 0, home: RunFolder | None = None, node: int | None = None):
         _prctl(PR_SET_CHILD_SUBREAPER, 1)  # ranks of a killed agent become our children, not init's
         self.folder, self.home, self.node = folder, home or folder, node
+        self.opened = OpenFolder(folder.path)
+        self.moved: str | None = None  # a notice, if the run's folder was moved
         self.is_tied, self.owner = bool(owner), Identity.of(owner)
         self.title = "the run's supervisor"
         self.decided: float | None = None  # when the decision to stop the run was made, in seconds since the epoch
@@ -88,6 +90,7 @@ class Supervisor:
         self.watchdog: float | None = self.manifest.get("watchdog")
         self.stalls = Stalls(folder)
         self.saving = Saving(folder)
+        self.names = HostNames(folder)
         self.devices: list[str] = []  # that CUDA shows to the ranks, once one of them is left out
         own = Identity.of(os.getpid())
         self.identities: dict[str, Any] = {"supervisor": own.as_dict() if own else None, "oom_kills": oom_kills()}
@@ -150,7 +153,7 @@ class Supervisor:
     def import_torchrun(self) -> None:
         """Import torch here, once, so that torchrun and its ranks can be forks. Raises _StopImporting if the run must
         stop before it is done."""
-        if not can_show() or TORCHRUN in sys.modules:
+        if self.manifest.get("new_processes") or not can_show() or TORCHRUN in sys.modules:
             return
         stop: _StopImporting | None = None
 
@@ -182,6 +185,7 @@ class Supervisor:
         sampler = self.start_sampler()
         why, killed = None, 0
         progress = Progress(folder)
+        self.names = HostNames(folder)
         closing = Closing(folder, self.home if self.node is not None else folder, self.ranks)
         while agent.poll() is None:
             why, grace = self.reason_to_stop() or self.watch(folder, progress) or (None, 0.0)
@@ -229,10 +233,11 @@ class Supervisor:
         def die_with_parent() -> None:
             _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
-        environment = marked(environment, self.folder, folder, self.state.attempt) | OWN_GRACE
+        environment = marked(environment, self.folder, folder)
         with log_file.open("ab") as log:
             if ForkedTorchrun.can_run(command):
-                return ForkedTorchrun(command, environment, log.fileno(), die_with_parent)
+                forks = self.manifest.get("new_processes") is None
+                return ForkedTorchrun(command, environment, log.fileno(), die_with_parent, forks_ranks=forks)
             return subprocess.Popen(
                 command,
                 env=environment,
@@ -266,19 +271,43 @@ class Supervisor:
         if time.monotonic() < self.looked + self.look_seconds:
             return None
         self.looked = time.monotonic()
-        if is_deleted(self.folder.state):
-            return _stopped("the run's folder was deleted"), GRACE_SECONDS
+        if reason := self.find_folder():
+            return _stopped(reason), GRACE_SECONDS
         grace = requested_grace(self.folder)
         return None if grace is None else (request_in_words(self.folder), grace)
+
+    def find_folder(self) -> str | None:
+        """If the run's folder was moved, leave a link to it in its old place, where the ranks write. Returns why the
+        run must stop: the folder was deleted, or no link can be made."""
+        if not is_deleted(self.folder.state):
+            return None
+        old, new = self.folder.path, self.opened.path()
+        if new is None or new == old or self.node is not None:
+            return "the run's folder was deleted" if self.node is None else "the run's folder was moved or deleted"
+        link = old.with_name(f".{old.name}.{os.getpid()}")
+        try:
+            old.parent.mkdir(parents=True, exist_ok=True)
+            link.symlink_to(new)
+            link.replace(old)  # also the link of an earlier move
+        except OSError as error:
+            link.unlink(missing_ok=True)
+            self.folder.path = new  # where the final state is written
+            return f"the run's folder was moved from {old} to {new}, and {old} cannot be made a link to it: {error}"
+        self.moved = f"its folder was moved to {new}; a link to it is at {old}, where the ranks write"
+        return None
 
     def watch(self, folder: RunFolder, progress: Progress) -> tuple[dict[str, Any], float] | None:
         """Report in state.json what hinders the run; stop it when its watchdog expires."""
         if progress.update():
             self.saving.update()
+            self.names.update()
         self.stalls.update(folder, progress)
         why = f" because {progress.hit}" if progress.hit else ""
         paused = f"paused{why}; resume it with run.resume() or `labkit resume`" if progress.paused else None
-        notice = "; ".join(filter(None, [paused, self.stalls.notice, self.saving.failure])) or None
+        notice = (
+            "; ".join(filter(None, [paused, self.names.notice, self.stalls.notice, self.saving.failure, self.moved]))
+            or None
+        )
         is_stuck = self.stalls.notice is not None and progress.is_stuck()
         stuck_since = (self.state.stuck_since or time.time() - progress.idle_seconds) if is_stuck else None
         if (notice, stuck_since) != (self.state.notice, self.state.stuck_since):
@@ -315,6 +344,7 @@ class Supervisor:
 
     def write(self, state: State) -> None:
         self.state = state
+        self.find_folder()
         if self.has_ended():
             return
         try:
@@ -335,7 +365,7 @@ def prepare(run: RunFolder, attempt: RunFolder) -> None:
         attempt.ranks.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(run.script, attempt.script)
     attempt.keep_reserve()
-    if os.environ.get("LABKIT_REACHABLE") != "0":
+    if os.environ.get(REACHABLE, os.environ.get("LABKIT_REACHABLE")) != "0":
         attempt.requests.mkdir(mode=0o700, exist_ok=True)
 
 

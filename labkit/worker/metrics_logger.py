@@ -8,8 +8,8 @@
 
 The script does not need labkit for it: anywhere else the standard library prints, filters or ignores such a record as
 the script has configured it. In a rank that labkit launched, each record of level INFO or above whose only argument, or
-whose message, is a mapping is also written to the rank's `metrics.jsonl`. This does not depend on the script's
-handlers, levels, filters and `logging.config`, and does not change them.
+whose message, is a mapping is also written to the rank's `metrics.jsonl`, once the script has imported torch. This does
+not depend on the script's handlers, levels, filters and `logging.config`, and does not change them.
 
     {"k": "report", "t": …, "step": 40, "f1": 0.73}
 

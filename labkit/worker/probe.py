@@ -6,16 +6,13 @@ second it writes one line to the rank's `metrics.jsonl`.
 
 from __future__ import annotations
 
-import gc
 import math
-import os
 import time
 from _thread import allocate_lock, get_ident
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from labkit.record.identity import host_name
 from labkit.worker.hooks import hook
 from labkit.worker.measures.communication import Communication
 from labkit.worker.measures.device_clock import DeviceClock, Unfinished
@@ -23,7 +20,6 @@ from labkit.worker.measures.losses import SEVERAL_OPTIMIZERS, StepLoss
 from labkit.worker.measures.memory import allocator, held_by, host_memory, optimizers, resident_set
 from labkit.worker.measures.profile import StepProfile
 from labkit.worker.measures.samples import Batches
-from labkit.worker.measures.trace import VARIABLE as TRACE_MEMORY
 from labkit.worker.measures.trace import StepTrace
 from labkit.worker.optimizers import Optimizers
 from labkit.worker.reach.requests import Reach
@@ -44,13 +40,14 @@ FIRST_STEPS = 100  # their losses are always kept, because the training may be s
 
 class Probe:
     """One rank's observer. `step` counts the steps of the training (see optimizers.py). If `profile` is set, a few
-    steps are recorded there with torch's profiler.
+    steps are recorded there with torch's profiler; if `traces`, one step's allocations are traced.
     """
 
-    def __init__(self, path: Path, profile: Path | None = None):
+    def __init__(self, path: Path, profile: Path | None = None, *, traces: bool = False):
         self.step = 0
         self.recorder = Recorder(path)
-        self._memory: Callable[[], dict[str, float]] = resident_set()
+        self.resident = resident_set()
+        self._memory: Callable[[], dict[str, float]] = self.resident
         self._optimizer: Any = None  # the outermost optimizer whose step() is running
         self._optimizers = Optimizers()
         self.passes = 0  # backward passes since any optimizer's last step
@@ -72,7 +69,7 @@ class Probe:
         self._writing = allocate_lock()  # held while a record is written; the training never waits for it
         self._is_adding = False  # a step to the sums of the next record
         self._thread: int | None = None  # the training's, from its first step on
-        self._trace = StepTrace(self.recorder) if os.environ.get(TRACE_MEMORY) == "1" else None
+        self._trace = StepTrace(self.recorder) if traces else None
         self._profile = StepProfile(profile) if profile is not None else None
         self.settings = Settings()
         self.reach: Reach | None = None  # if the run's owner may ask
@@ -89,19 +86,13 @@ class Probe:
         self._communication.added = 0.0
         self._due = clock() + RECORD_SECONDS
 
-    def start(self) -> None:
-        """Write the header and hook torch. It imports torch, which the script is about to do anyway.
+    def start(self, torch: Any, header: Mapping[str, Any]) -> None:
+        """Write the header and hook torch.
 
         It does not touch CUDA: even checking for CUDA would fix which devices this process sees.
         """
-        gc.disable()  # the import allocates much and frees little: a seventh of its time
-        import torch
-
-        gc.enable()
-        header = {"k": "meta", "v": 1, "time": time.time(), "host": host_name(), "pid": os.getpid()}
-        header |= {"resident": self._memory()["rss"]}  # Python and torch, before there is a model
-        places = {name: int(os.environ[name.upper()]) for name in ("rank", "local_rank", "world_size")}
-        self.recorder.write(header | places | {"torch": torch.__version__})
+        resident = self.resident()["rss"]  # Python and torch, before there is a model
+        self.recorder.write({"k": "meta", "v": 1, **header, "resident": resident, "torch": torch.__version__})
         try:
             hook(torch, self, [watching.before_fetch for watching in (self._trace, self._profile) if watching])
             self._communication.hook(torch)
@@ -146,7 +137,13 @@ class Probe:
         except Exception as error:
             self.recorder.drop(error)
         end = {"k": "end", "step": self.step, "outcome": outcome, "dropped": self.recorder.dropped}
+        end |= {"problem": self.recorder.problem} if self.recorder.dropped else {}
         self.recorder.write(end if self.step else end | {"passes": self.passes})
+
+    def leave(self) -> None:
+        """In a forked child: record and answer nothing."""
+        self.recorder.file.let_go()
+        self.reach = self._trace = self._profile = None
 
     # Called by the hooks. They are on the step path: read the clock, add, return.
 
@@ -332,24 +329,30 @@ class Probe:
         self.recorder.write({"k": "model"} | self._place | held_by(optimizers()))
 
     def tick(self) -> None:
-        """Write the newest steps if no further step has come to do so. Another thread than the training's calls this
-        about once a second; neither waits for the other. It leaves the device to the training's thread."""
+        """Write the newest steps if no further step has come to do so. Never raises. Another thread than the training's
+        calls this about once a second; neither waits for the other. It leaves the device to the training's thread."""
         if clock() < self._due or not self._writing.acquire(blocking=False):
             return
         try:
-            step, sums, losses = self.step, self._sums(), self._loss
-            if self._is_adding or self.step != step:
-                return  # a step has just ended
             self._unfinished.tell(TELL_SECONDS)
-            new = _without(sums, self._told)
-            if new["n"] and self._device_clock is not None:
-                self._unfinished.tell_of(new)
-            elif new["n"]:
-                is_known = losses is not None and losses.is_on_host
-                self._write(new | self._memory() | self._described(losses if is_known else None))
-            self._told = sums if new["n"] else self._told
+            step, sums, losses = self.step, self._sums(), self._loss
+            if not self._is_adding and self.step == step:  # otherwise a step has just ended
+                self._record_early(sums, losses)
+        except Exception as error:
+            self.recorder.drop(error)
         finally:
             self._writing.release()
+
+    def _record_early(self, sums: dict[str, Any], losses: StepLoss | None) -> None:
+        new = _without(sums, self._told)
+        if not new["n"]:
+            return
+        if self._device_clock is None:
+            is_known = losses is not None and losses.is_on_host
+            self._write(new | self._memory() | self._described(losses if is_known else None))
+        else:
+            self._unfinished.tell_of(new)
+        self._told = sums
 
     def _record(self) -> None:
         """Write the steps since the last record. If `tick` is writing at this moment, the next step does so."""
