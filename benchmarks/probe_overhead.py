@@ -32,7 +32,6 @@ def main() -> None:
     folder.requests.mkdir()
     probe = Probe(folder.path / "metrics.jsonl")
     probe.reach = Reach(folder, 0, 1, probe.recorder, probe.settings, lambda: probe.step)
-    probe.reach.start()
     parameter = torch.nn.Parameter(torch.zeros(4))
     optimizer = torch.optim.SGD([parameter], lr=0.1)
     loss, batch = (parameter * 1.0).sum(), [torch.zeros(8, 3)]

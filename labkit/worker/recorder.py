@@ -12,7 +12,8 @@ from labkit.record.rank_files import RankFile
 
 __all__ = ["Recorder"]
 
-encode = json.JSONEncoder(allow_nan=False).encode  # json.dumps would create an encoder for each record
+# json.dumps would create an encoder for each record.
+encode = json.JSONEncoder(allow_nan=False, check_circular=False).encode
 
 
 class Recorder:
@@ -25,8 +26,13 @@ class Recorder:
     def write(self, record: dict[str, Any]) -> None:
         """Write one line, with the time unless it has one. On a full disk records are lost; the training continues."""
         try:
-            line = encode({"t": time.monotonic(), **_finite(record)}) + "\n"
-            self.file.write(line.encode())
+            if "t" not in record:
+                record = {"t": time.monotonic(), **record}
+            try:
+                line = encode(record)
+            except ValueError:
+                line = encode(_finite(record))
+            self.file.write(f"{line}\n".encode())
         except (OSError, ValueError, TypeError) as error:
             self.drop(error)
 
