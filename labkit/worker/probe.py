@@ -272,11 +272,8 @@ class Probe:
             self._uncounted += 1
         self._whole = 0
         self._is_adding = False
-        if self.step == steps:
-            self._find_device(optimizer)
-            self._record_model()
-        elif self._optimizers.several > several:  # now each has its state
-            self._record_model()
+        if self.step == steps or self._optimizers.several > several:  # now each has its state
+            self._record_model(optimizer if self.step == steps else None)
         if now >= self._due:
             self._thread = get_ident()
             self._record()
@@ -308,10 +305,17 @@ class Probe:
 
     # Off the step path: called at most ten times a second.
 
-    def _find_device(self, optimizer: Any) -> None:
-        """After the first step the script has chosen its device."""
+    def _record_model(self, first: Any) -> None:
+        """Write what this rank holds and where, after the step of its `first` optimizer or of another one."""
         import torch
 
+        with torch._C.DisableTorchFunction():  # the script's modes do not see it
+            if first is not None:
+                self._find_device(torch, first)
+            self.recorder.write({"k": "model"} | self._place | held_by(optimizers()))
+
+    def _find_device(self, torch: Any, optimizer: Any) -> None:
+        """After the first step the script has chosen its device."""
         device = next(p for group in optimizer.param_groups for p in group["params"]).device  # a group may be empty
         if device.type == "cpu" and torch.cuda.is_initialized():  # offloaded: the step is computed on the GPU
             device = torch.device("cuda", torch.cuda.current_device())
@@ -323,10 +327,6 @@ class Probe:
             properties = torch.cuda.get_device_properties(device)
             self._place |= {"limit": properties.total_memory, "uuid": str(getattr(properties, "uuid", ""))}
         self._communication.hook_functional()
-
-    def _record_model(self) -> None:
-        """Write what this rank holds and where."""
-        self.recorder.write({"k": "model"} | self._place | held_by(optimizers()))
 
     def tick(self) -> None:
         """Write the newest steps if no further step has come to do so. Never raises. Another thread than the training's

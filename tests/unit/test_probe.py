@@ -128,6 +128,45 @@ print(sum(loss() is not None for loss in alive))
     assert done.stdout.strip() == "1", done.stderr
 
 
+def test_the_modes_of_a_script_see_only_what_the_script_does():
+    """In a process of its own: the hooks are on torch itself."""
+    program = """
+import tempfile, torch
+from pathlib import Path
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from labkit.worker.probe import Probe
+
+class Functions(TorchFunctionMode):
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        seen.append(str(function))
+        return function(*args, **(kwargs or {}))
+
+class Operations(TorchDispatchMode):
+    def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
+        seen.append(str(operation))
+        return operation(*args, **(kwargs or {}))
+
+def train():
+    model = torch.nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(3):
+        with Functions(), Operations():
+            for _ in range(2):
+                (model(torch.ones(1, 2)).sum() * 0.5).backward()
+            optimizer.step()
+
+seen = alone = []
+train()
+Probe(Path(tempfile.mkdtemp()) / "m").start(torch, {"rank": 0})
+seen = []
+train()
+assert seen == alone, (alone, seen)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+
+
 def test_one_step_that_no_backward_came_before_is_not_counted(probe):
     (optimizer,), loss = made()
     probe.before_step(optimizer)

@@ -35,7 +35,15 @@ class StepLoss:
         self._why: str | None = NO_SCALAR  # there is no loss
 
     def add(self, loss: Any, samples: float | None, in_step: bool, gradient: Any) -> None:
-        """Call this before the pass, which frees the graph of the loss."""
+        """Call this before the pass, which frees the graph of the loss. The script's modes do not see it."""
+        torch = sys.modules["torch"]
+        if torch._C._len_torch_function_stack():
+            with torch._C.DisableTorchFunction():
+                self._add(loss, samples, in_step, gradient)
+        else:
+            self._add(loss, samples, in_step, gradient)
+
+    def _add(self, loss: Any, samples: float | None, in_step: bool, gradient: Any) -> None:
         if getattr(loss, "shape", None) not in SCALAR:
             return
         if in_step:
@@ -88,15 +96,19 @@ def _copied(loss: Any) -> tuple[Any, str | None]:
     """A loss as a number, or as a copy on its device, for which the host does not wait; None, and why, if there is
     neither."""
     torch = sys.modules["torch"]
-    if loss.is_cpu and type(loss) is torch.Tensor:
-        if not torch._C._len_torch_dispatch_stack():
-            return loss.item(), None
-        with torch._C._DisableTorchDispatch():  # it is not an operation of the script
-            return loss.item(), None
+    if type(loss) is torch.Tensor and torch._C._len_torch_dispatch_stack():
+        with torch._C._DisableTorchDispatch():
+            return _copied_here(torch, loss)
+    return _copied_here(torch, loss)
+
+
+def _copied_here(torch: Any, loss: Any) -> tuple[Any, str | None]:
     if hasattr(loss, "placements"):
         if not all(placement.is_replicate() for placement in loss.placements):
             return None, SPREAD
         loss = loss.detach().to_local()
+    if loss.is_cpu and type(loss) is torch.Tensor:
+        return loss.item(), None
     if loss.is_cuda and torch.cuda.is_current_stream_capturing():
         return None, None
     return loss.detach().to(torch.promote_types(loss.dtype, torch.float32), copy=True), None
