@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
+from labkit.worker.frames import invisible
 from labkit.worker.measures.samples import take_index
 from labkit.worker.recorder import Recorder
 
@@ -49,12 +50,14 @@ def _hook_data_loader(torch: Any, probe: Observer, before_fetches: Sequence[Call
     after_fetch, after_evaluation_fetch = probe.after_fetch, probe.after_evaluation_fetch
 
     @functools.wraps(draw)
+    @invisible
     def _next_index(iterator: Any) -> Any:
         index = draw(iterator)
         take_index(iterator, index)
         return index
 
     @functools.wraps(fetch)
+    @invisible
     def __next__(iterator: Any) -> Any:
         if not is_training():
             batch = fetch(iterator)
@@ -89,6 +92,7 @@ def _hook_autograd(torch: Any, probe: Observer) -> None:
 
     def observed(differentiate: Callable[..., Any], *, whole: bool) -> Callable[..., Any]:
         @functools.wraps(differentiate)
+        @invisible
         def call(*args: Any, **kwargs: Any) -> Any:
             try:
                 if whole:
@@ -115,6 +119,7 @@ def _hook_grad_scaler(torch: Any, probe: Observer) -> None:
     scale, step = torch.amp.GradScaler.scale, torch.amp.GradScaler.step
 
     @functools.wraps(scale)
+    @invisible
     def observed_scale(scaler: Any, outputs: Any) -> Any:
         scaled = scale(scaler, outputs)
         # A disabled scaler returns the loss itself, which must not reference itself.
@@ -123,6 +128,7 @@ def _hook_grad_scaler(torch: Any, probe: Observer) -> None:
         return scaled
 
     @functools.wraps(step)
+    @invisible
     def observed_step(scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
         newest = probe.stepping
         result = step(scaler, optimizer, *args, **kwargs)

@@ -11,6 +11,7 @@ import signal
 
 from same_program.harness import Seen
 
+VARIABLES = r"LABKIT_RUN|GLOO_SOCKET_IFNAME|TORCH_FR_\w+|TORCH_NCCL_\w+|MASTER_ADDR"
 # What differs, why, and how it looks in what a program prints or writes (None: in nothing that the programs do).
 ENTRIES: list[tuple[str, str, re.Pattern[str] | None]] = [
     (
@@ -20,9 +21,7 @@ ENTRIES: list[tuple[str, str, re.Pattern[str] | None]] = [
         "ranks wait in. `GLOO_SOCKET_IFNAME` and `MASTER_ADDR` (on hosts also `NCCL_SOCKET_IFNAME`) keep the ranks of one "
         "machine on its loopback, since its name may not resolve. Variables that an earlier torchrun or a job has left "
         "(`RANK`, `PET_…`) are removed. `profile=True` adds `KINETO_LOG_LEVEL`. What you set yourself always counts.",
-        re.compile(
-            r"\(?'?\b(LABKIT_RUN|GLOO_SOCKET_IFNAME|TORCH_FR_\w+|TORCH_NCCL_\w+|MASTER_ADDR)\b.*?(\n|'\)?, ?|$)"
-        ),
+        re.compile(rf"\('({VARIABLES})', '[^']*'\)(, )?|^({VARIABLES})[ =].*\n", re.MULTILINE),
     ),
     (
         "Output goes into files, and there is no input",
@@ -52,7 +51,7 @@ ENTRIES: list[tuple[str, str, re.Pattern[str] | None]] = [
         "Importing torch also loads labkit's modules, which wrap the functions that tell of steps, such as "
         "`torch.autograd.backward`, `DataLoader`'s `__next__`, `GradScaler.step` and `destroy_process_group`, and the logger "
         "`metrics`. Until then a finder for torch is the first in `sys.meta_path`. `os.execv` and `os.execve` are wrapped, "
-        "too: a script that starts itself again is still recorded.",
+        "too: a script that starts itself again is still recorded. A profiler of your own also shows the copy of a loss.",
         None,
     ),
     (

@@ -248,6 +248,7 @@ PLAIN = (
     (re.compile(r"tmp-?\w{8}\b"), "TMP"),
     (re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d[.,]\d+"), "TIME"),
     (re.compile(r"\[rank\d+\]:\[.*?\]"), "[TORCH]"),
+    (re.compile(r"\b[VIWE]\d{4} [\d:.]+ \d+ |USDT:[\d: -]+"), "LOGGED "),  # by torch
     (re.compile(r"('train_\w*(runtime|per_second)': )'[\d.]+'"), r"\1N"),
 )
 

@@ -70,6 +70,7 @@ HARMLESS_VARIABLES = (
     *("TRANSFORMERS_", "WANDB_"),
 )
 MOST_MODULES = 200
+LABKITS = Path(__file__).parents[3]  # the folder that has labkit
 
 
 def why_new_processes(program: Sequence[str], text: str, folder: Path, environment: Mapping[str, str]) -> str | None:
@@ -94,7 +95,7 @@ def why_new_processes(program: Sequence[str], text: str, folder: Path, environme
 
 def hidden_module(folder: Path) -> str | None:
     """A module next to the script that another one of the same name would have been."""
-    elsewhere = [*site.getsitepackages(), site.getusersitepackages()]
+    elsewhere = [*site.getsitepackages(), site.getusersitepackages(), str(LABKITS)]
     try:
         beside = {path.name.partition(".")[0] for path in folder.iterdir()}
     except OSError:

@@ -16,6 +16,8 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
+from labkit.worker.frames import invisible
+
 __all__ = ["Communication"]
 
 clock = time.perf_counter
@@ -43,6 +45,7 @@ class Communication:
         init = torch.nn.parallel.DistributedDataParallel.__init__
 
         @functools.wraps(init)
+        @invisible
         def __init__(model: Any, *args: Any, **kwargs: Any) -> None:
             init(model, *args, **kwargs)
             self._replicated, self._on_cpu = weakref.ref(model), model.device_type == "cpu"
@@ -59,6 +62,7 @@ class Communication:
 
     def _timed(self, wait: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(wait)
+        @invisible
         def timed(*args: Any, **kwargs: Any) -> Any:
             started = clock()
             try:
@@ -100,6 +104,7 @@ def _release_before_destroying(distributed: Any) -> None:
     destroy = distributed.destroy_process_group
 
     @functools.wraps(destroy)
+    @invisible
     def destroy_process_group(*args: Any, **kwargs: Any) -> None:
         time.sleep(RELEASE_SECONDS)
         destroy(*args, **kwargs)
