@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import base64
 import io
 import zipfile
 from collections.abc import Iterator
-from hashlib import sha256
 from importlib.metadata import distribution
 from pathlib import Path
 
@@ -23,8 +21,8 @@ def wheel() -> tuple[str, bytes]:
     stem = f"labkit-{distribution('labkit').version}"
     files = dict(_package()) | dict(_metadata(f"{stem}.dist-info"))
     record = f"{stem}.dist-info/RECORD"
-    files[record] = "".join(f"{name},{_digest(data)},{len(data)}\n" for name, data in files.items()).encode()
-    files[record] += f"{record},,\n".encode()
+    # Without digests, which would be 4 % of a notebook: what is embedded has a checksum as a whole.
+    files[record] = "".join(f"{name},,\n" for name in (*files, record)).encode()
     out = io.BytesIO()
     with zipfile.ZipFile(out, "w", zipfile.ZIP_STORED) as archive:
         for name, data in files.items():
@@ -53,7 +51,3 @@ def _metadata(folder: str) -> Iterator[tuple[str, bytes]]:
     for file in sorted(own.files or ()):
         if file.name in ("entry_points.txt", "LICENSE") and file.parts[0].endswith(".dist-info"):
             yield "/".join([folder, *file.parts[1:]]), Path(str(file.locate())).read_bytes()
-
-
-def _digest(data: bytes) -> str:
-    return "sha256=" + base64.urlsafe_b64encode(sha256(data).digest()).rstrip(b"=").decode()

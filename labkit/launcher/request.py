@@ -16,6 +16,7 @@ from labkit.errors import LaunchError, ScriptError
 from labkit.launcher import checks
 from labkit.launcher.torchrun import script_folder
 from labkit.record import RunFolder
+from labkit.record.files import is_a
 from labkit.record.session import current_folder, seconds_to_train
 from labkit.record.text import plain
 from labkit.write import Script, check_flags, command_line, completed, options_of, read_back, script_names
@@ -79,7 +80,9 @@ def script_and_file(script: Launchable) -> tuple[Script, Path | None]:
         return script, None
     if isinstance(script, Module):
         path = _file_of(script.name)
-        return Script.read(read_file(path), path) if path.is_file() else Script.parse("", name=path.stem), path
+        return Script.read(read_file(path), path) if is_a(Path.is_file, path) else Script.parse(
+            "", name=path.stem
+        ), path
     if not isinstance(script, str | os.PathLike) or not str(script).strip():
         raise ScriptError(f"launch takes a Script, the name of one, or a path; got {script!r}")
     if isinstance(script, str) and script in script_names():
@@ -87,12 +90,16 @@ def script_and_file(script: Launchable) -> tuple[Script, Path | None]:
     path = Path(script).absolute()
     if str(path) != str(path).encode("utf-8", "replace").decode():
         raise ScriptError(f"the path {ascii(str(path))} is not UTF-8 and cannot be recorded; rename the script")
-    if (path / MAIN).is_file():
+    if is_a(Path.is_file, path / MAIN):
         return Script.read(read_file(path / MAIN), path / MAIN, name=path.name), path / MAIN
-    if path.is_file() and is_zipfile(path):
+    if is_a(Path.is_file, path) and is_zipfile(path):
         with suppress(KeyError), ZipFile(path) as archive:
             return Script.read(archive.read(MAIN), path / MAIN, name=path.stem), path / MAIN
     return Script.load(script), path
+
+
+def _name(file: str) -> str:
+    return f"./{file}" if file.startswith("-") else file  # torchrun would take it for an option
 
 
 def _file_of(module: str) -> Path:
@@ -131,7 +138,7 @@ def check(
         checks.check_imports(script, [script_folder(None), *filter(None, python_path.split(os.pathsep))])
     else:
         script.check_syntax()
-    program = ["-m", given.name] if isinstance(given, Module) else [] if path is None else [str(source or given)]
+    program = ["-m", given.name] if isinstance(given, Module) else [] if path is None else [_name(str(source or given))]
     request = check_values(script, path, program, args, parameters, ranks)
     for doubt in _doubts(script, path, python_path) if path else ():
         print(plain(doubt), file=sys.stderr, flush=True)

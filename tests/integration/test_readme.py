@@ -53,7 +53,7 @@ def test_make_targets_exist_and_ci_calls_them(target):
     # `demo` is `notebooks` with one notebook; `lab` waits for a person and is what the browser tests open; `kaggle`
     # makes an environment of its own, which takes minutes: the workflow has a job for it;
     # `kaggle-table` needs an account.
-    suites = re.findall(r"^for name in ([\w ]+);|^suite (\w+)", (ROOT / ".ci" / "run").read_text(), re.M)
+    suites = re.findall(r"^for name in ([\w -]+);|^suite (\w+)", (ROOT / ".ci" / "run").read_text(), re.M)
     assert (
         target in ("demo", "lab", "bench", "kaggle", "kaggle-table", "quick")
         or target in " ".join(map(" ".join, suites)).split()

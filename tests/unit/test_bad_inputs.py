@@ -184,7 +184,11 @@ def test_a_path_without_a_file_raises(refusal, train, name):
     assert name.replace("\0", "") in said.replace("\0", "").replace("\\x00", "")
 
 
-@pytest.mark.parametrize("script", [None, b"train.py", 3.0, ["train.py"]], ids=repr)
+def test_a_launch_of_nothing_is_refused(refusal):
+    assert refusal(None) == "launch takes either a script or module=…, got script=None and module=None"
+
+
+@pytest.mark.parametrize("script", [b"train.py", 3.0, ["train.py"]], ids=repr)
 def test_what_is_neither_a_script_nor_a_path_is_refused(refusal, script):
     assert refusal(script) == f"launch takes a Script, the name of one, or a path; got {script!r}"
 
@@ -203,14 +207,16 @@ def test_windows_line_ends_and_a_byte_order_mark_are_accepted(launched, train, c
     ids=ascii,
 )
 @pytest.mark.parametrize("form", ["absolute", "relative"])
-def test_a_script_of_any_name_is_started_by_its_whole_path(launched, tmp_path, monkeypatch, name, form):
+def test_a_script_of_any_name_is_started_by_the_name_that_was_given(launched, tmp_path, monkeypatch, name, form):
     monkeypatch.chdir(tmp_path)
     Path(name).write_text(OPTIONS)
+    given = str(tmp_path / name) if form == "absolute" else name
 
-    run = launched(tmp_path / name if form == "absolute" else name, nproc_per_node=1, args=["--text", "a b"])
+    run = launched(given, nproc_per_node=1, args=["--text", "a b"])
 
-    assert shlex.split(run.command)[-3:] == [str(tmp_path / name), "--text", "a b"]
-    assert run.folder.read_manifest()["torchrun"][-3:] == [str(tmp_path / name), "--text", "a b"]
+    expected = [f"./{given}" if given.startswith("-") else given, "--text", "a b"]  # torchrun takes -x for an option
+    assert shlex.split(run.command)[-3:] == expected
+    assert run.folder.read_manifest()["torchrun"][-3:] == expected
     assert ID.fullmatch(run.id)
 
 

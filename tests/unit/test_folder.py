@@ -85,8 +85,8 @@ def test_a_new_folder_is_empty_and_its_owners_alone(tmp_path):
 
 
 def test_two_runs_that_draw_the_same_digits_get_different_folders(tmp_path, monkeypatch):
-    digits = iter(["aaaa", "aaaa", "bbbb", "cccc"])
-    monkeypatch.setattr("labkit.record.folder.secrets.token_hex", lambda _: next(digits))
+    digits = iter([b"aa", b"aa", b"bb", b"cc"])
+    monkeypatch.setattr("os.urandom", lambda _: next(digits))
 
     first, second = RunFolder.create(tmp_path, "ddp"), RunFolder.create(tmp_path, "ddp")
 

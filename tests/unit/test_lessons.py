@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import json
 import math
 import sys
 import xml.etree.ElementTree as ElementTree
@@ -23,6 +24,7 @@ from labkit.lessons.labs.traffic import noting_bytes, sent_in_a_step
 from labkit.lessons.lesson import Score, _script
 from labkit.lessons.on_ranks import cells_text
 from labkit.lessons.other_devices import elsewhere
+from labkit.record import RunFolder
 
 SVG = "{http://www.w3.org/2000/svg}"
 SPANS = simulated("InterleavedZeroBubble", 2, 4, 1, 2, 2)
@@ -128,9 +130,12 @@ def test_a_script_that_notes_its_bytes_is_composed_and_read_back(tmp_path):
     script = noting_bytes(Script.load("ddp"))
     assert "register_optimizer_step_post_hook(note_bytes)" in str(script)
     ast.parse(str(script))
-    for rank, lines in enumerate(("10 20 30", "1 11 12 22 23 33")):  # the second has two optimizers
-        (tmp_path / f"sent-{rank}.txt").write_text(lines.replace(" ", "\n") + "\n")
-    run = SimpleNamespace(path=tmp_path)
+    folder = RunFolder(tmp_path)
+    for rank, counts in enumerate(([10, 20, 30], [1, 11, 12, 22, 23, 33])):  # the second has two optimizers
+        folder.rank(rank).mkdir(parents=True)
+        records = [json.dumps({"k": "report", "step": 1, "sent": count}) for count in counts]
+        folder.metrics(rank).write_text("\n".join(records) + "\n")
+    run = SimpleNamespace(folder=folder)
     assert sent_in_a_step(run, ranks=2, steps=3) == (30 - 10) / 2 + (33 - 11) / 2
     assert sent_in_a_step(run, ranks=2, steps=3, after=2) == (30 - 20) + (33 - 22)
 

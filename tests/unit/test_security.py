@@ -443,7 +443,7 @@ NEVER = {
     r"\bos\.(system|popen)\b": "os.system(line)",
     r"\bgetoutput\(|getstatusoutput\(": "subprocess.getoutput(line)",
     r"\b(c?[Pp]ickle|dill|marshal|shelve)\.(loads?|open|Unpickler)\b": "x = pickle.loads(data)",
-    r"\bimport (pickle|cloudpickle|dill|marshal|shelve)\b": "import pickle",
+    r"\bimport (pickle|cloudpickle|dill|shelve)\b|from marshal import": "import pickle",  # marshal.dumps() is harmless
     r"allow_pickle\s*=\s*True": "np.load(path, allow_pickle=True)",
     r"weights_only\s*=\s*False": "torch.load(path, weights_only=False)",
     r"\byaml\.(unsafe_)?load\(": "yaml.load(text)",
