@@ -7,6 +7,7 @@ import time
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from labkit.cluster import slurm
 from labkit.cluster.slurm_state import with_job
@@ -14,7 +15,7 @@ from labkit.errors import LabError, RunFolderError
 from labkit.launcher import stop as stopping
 from labkit.launcher.causes.evidence import tail_text
 from labkit.record import FINAL_STATES, RunFolder, State, read_state, write_state
-from labkit.record.files import read_json, refresh, write_json
+from labkit.record.files import read_json, refresh
 
 __all__ = ["job_in_words", "job_of", "state_of", "stop"]
 
@@ -91,18 +92,18 @@ def _is_settled(folder: RunFolder) -> bool:
     return isinstance(state, dict) and state.get("state") in FINAL_STATES
 
 
-def stop(folder: RunFolder, *, grace: float = stopping.GRACE_SECONDS) -> State:
+def stop(folder: RunFolder, **how: Any) -> State:
     """End a run: request a stop of its nodes, cancel its job, and wait until Slurm reports its end.
 
-    Raises LabError if it does not end.
+    `how` are the keywords of `launcher.stop.stop`. Raises LabError if it does not end.
     """
     job_id = job_of(folder)
     job = slurm.ask(job_id, output=_output(folder), refresh=True) if job_id else None
     if job is None:
-        return stopping.stop(folder, grace=grace)
+        return stopping.stop(folder, **how)
     if job.is_over:
         return state_of(folder)
-    refused = _end_nodes(folder, job, grace)
+    refused = _end_nodes(folder, job, how)
     slurm.cancel(job.id)
     _await_end(folder, job, refused)
     state = read_state(folder)
@@ -119,13 +120,13 @@ def stop(folder: RunFolder, *, grace: float = stopping.GRACE_SECONDS) -> State:
     return state
 
 
-def _end_nodes(folder: RunFolder, job: slurm.Job, grace: float) -> str:
+def _end_nodes(folder: RunFolder, job: slurm.Job, how: dict[str, Any]) -> str:
     """Request a stop from the supervisors of its nodes; returns their error if they did not stop."""
     if job.is_waiting:  # if it starts right now, it finds the request
-        write_json(folder.stop_request, {"time": time.time(), "grace": grace}, reserve=folder.reserve)
+        stopping.request_stop(folder, how.get("grace"))
         return ""
     try:
-        stopping.stop(folder, grace=grace)
+        stopping.stop(folder, **how)
     except RunFolderError as error:
         return f": {error}"
     return ""

@@ -33,9 +33,10 @@ from labkit.launcher.causes.node_loss import MEETING_SECONDS
 from labkit.launcher.causes.several_nodes import conclusion
 from labkit.launcher.causes.signals import oom_kills
 from labkit.launcher.hardware import usable_cores
+from labkit.launcher.leftovers import LEFT_SECONDS, Leftovers
 from labkit.launcher.locks.checkpoints import lock_checkpoints
 from labkit.launcher.network_interface import interface_of, is_loopback, own_address_towards, resolved
-from labkit.launcher.stop import GRACE_SECONDS, SAVING_SECONDS
+from labkit.launcher.stop import SAVING_SECONDS, StopRequest
 from labkit.launcher.supervisor import Supervisor, prepare
 from labkit.launcher.torchrun import rank_environment, script_folder
 from labkit.launcher.watch.peers import CONCLUSIONS, ENDING_TIMEOUT_SECONDS, POLL_SECONDS, Peer
@@ -151,6 +152,7 @@ class NodeSupervisor(Supervisor):
         final = self.agree(outcome)
         for folder in (self.home, *([self.attempt_folder] if self.node == 0 else [])):
             folder.reserve.unlink(missing_ok=True)
+        self.wait_for_leftovers()
         if final.state == "stopped":
             return STOPPED
         code = final.exit_code or 0
@@ -233,7 +235,7 @@ class NodeSupervisor(Supervisor):
         addresses = (peer.address for peer in self.peers.values())
         return interface_of(own_address_towards(next(filter(None, addresses), self.address)))
 
-    def reason_to_stop(self, *, wait: bool = True) -> tuple[dict[str, Any], float] | None:
+    def reason_to_stop(self, *, wait: bool = True) -> tuple[dict[str, Any], StopRequest] | None:
         reason = super().reason_to_stop(wait=wait)
         if reason is None and time.monotonic() - self.polled > max(PEER_POLL_SECONDS, self.look_seconds):
             self.look_at_peers()
@@ -242,7 +244,7 @@ class NodeSupervisor(Supervisor):
         self.may_fail = self.may_fail or bool(self.attempt_folder.started_ranks())
         if self.may_fail and time.monotonic() - self.peer_ended < OWN_FAILURE_SECONDS:
             return None
-        return {"kind": "others", "sentence": "another node of the run has ended"}, GRACE_SECONDS
+        return {"kind": "others", "sentence": "another node of the run has ended"}, StopRequest()
 
     def look_at_peers(self) -> None:
         """Notice when another node has failed, was stopped or is gone, and tell the others."""
@@ -260,7 +262,7 @@ class NodeSupervisor(Supervisor):
                 return not self.peers[node].reports(ENDED)
         return all(in_parallel(Peer.is_fine, list(self.peers.values())))
 
-    def watch(self, folder: RunFolder, progress: Progress) -> tuple[dict[str, Any], float] | None:
+    def watch(self, folder: RunFolder, progress: Progress) -> tuple[dict[str, Any], StopRequest] | None:
         """Node 0 watches the progress of all ranks, until a node has ended: ranks that exit are not stalled."""
         try:
             return super().watch(folder, progress) if self.node == 0 and self.peer_ended is None else None
@@ -284,6 +286,11 @@ class NodeSupervisor(Supervisor):
         except Exception as error:  # a correct "failed" matters more than its explanation
             sentence = f"torchrun exited with code {outcome['exit_code']}; finding the cause failed: {error!r}"
             name, cause = "failed", {"kind": "unknown", "sentence": sentence}
+        if name == "succeeded":  # Slurm would have to hold the nodes of a job for them
+            seconds = 0.0 if self.folder.job.exists() else LEFT_SECONDS
+            self.leftovers = Leftovers(self.folder, self.home, self.node, seconds)
+        elif went_well:
+            counts["killed"] += self.sweep()
         final = self.ended(name, cause=cause, checkpoint=self.folder.newest_checkpoint(), **counts)
         self.write(final)
         if settled is None:

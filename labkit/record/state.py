@@ -37,9 +37,10 @@ class State:
 
     `cause` is None for a run that succeeded or is active, otherwise a dictionary with at least `sentence`. `notice` is
     a warning of the supervisor: that no rank makes progress, or that the newest checkpoint was not saved. `stuck_since`
-    is when a rank last made progress, in seconds since the epoch, if none does now. `attempt` counts from 1; `earlier`
-    holds `exit_code`, `ended`, `cause` and `checkpoint` of the previous attempts, and `restarted_ranks` if the next one
-    had fewer ranks. `ranks` is the number of ranks of this attempt, if fewer than were launched.
+    is when a rank last made progress, in seconds since the epoch, if none does now. `stops_by` is when the wait of a
+    run that is being stopped ends, which `notice` explains. `attempt` counts from 1; `earlier` holds `exit_code`,
+    `ended`, `cause` and `checkpoint` of the previous attempts, and `restarted_ranks` if the next one had fewer ranks.
+    `ranks` is the number of ranks of this attempt, if fewer than were launched.
     """
 
     state: StateName
@@ -51,6 +52,7 @@ class State:
     checkpoint: str | None = None
     notice: str | None = None
     stuck_since: float | None = None
+    stops_by: float | None = None
     attempt: int = 1
     earlier: list[dict[str, Any]] = field(default_factory=list)
     ranks: int | None = None
@@ -170,7 +172,16 @@ def merged(root: State, states: Sequence[State | None], heard: Sequence[bool]) -
         notice = next((s.notice for s in active if s.notice), None)
         stuck = [s.stuck_since for s in active if s.stuck_since is not None]
         stuck_since = max(stuck) if len(stuck) == len(active) else None
-        return replace(active[0], state=name, notice=notice, stuck_since=stuck_since, started=launched, killed=killed)
+        stops_by = max((s.stops_by for s in active if s.stops_by is not None), default=None)
+        return replace(
+            active[0],
+            state=name,
+            notice=notice,
+            stuck_since=stuck_since,
+            stops_by=stops_by,
+            started=launched,
+            killed=killed,
+        )
     if not ended or (ended[0].state == "succeeded" and len(ended) < len(states)):
         sentence = "the supervisors of this run's nodes are gone and left no result"
         cause = {"kind": "lost", "sentence": sentence}
@@ -189,7 +200,7 @@ def written_state(folder: RunFolder) -> State:
         now = time.time()
         return State("lost", now, ended=now, cause={"kind": "lost", "sentence": gone})
     known = {f.name for f in fields(State)}
-    sound: dict[str, Any] = {k: finite(value.get(k)) for k in ("started", "ended", "stuck_since")}
+    sound: dict[str, Any] = {k: finite(value.get(k)) for k in ("started", "ended", "stuck_since", "stops_by")}
     sound["cause"] = _sound_cause(value.get("cause"))
     return State(**{k: v for k, v in value.items() if k in known} | sound)
 

@@ -10,14 +10,14 @@ from labkit.record import RunFolder
 from labkit.record.files import in_parallel, read_json
 from labkit.record.measured.metrics_file import Tail, end_record
 
-__all__ = ["Closing", "Progress", "Saving"]
+__all__ = ["SURVIVOR_SECONDS", "Closing", "Progress", "Saving"]
 
 POLL_SECONDS = 1.0
 RANKS_PER_SECOND = 512  # whose files are read, up to 768 ranks: one process reads those of a whole run
 # Slow is not stuck: a rank is reported after this long plus twice its own step time.
 PATIENCE_SECONDS = 5.0
 LEFT_SECONDS = 3.0  # a rank whose script has ended has exited after this long without a heartbeat
-SURVIVOR_SECONDS = 2.5  # torchrun itself waits 30 s or longer for ranks that it has told to exit
+SURVIVOR_SECONDS = 2.5  # of a rank on a GPU that torchrun has told to exit; torchrun itself waits 30 s or longer
 FIRST_STEP_SECONDS = 30.0  # until the first step: imports, data, compilation
 
 
@@ -107,16 +107,16 @@ class Closing:
         self._signalled: dict[int, float] = {}  # when torchrun's message about each pid was first read
         self.ended: set[int] = set()  # pids that need no more attention
 
-    def overdue(self) -> set[int]:
-        """The pids of those that were told SURVIVOR_SECONDS ago. It reads the log at most once a second, and only after
-        a failure."""
+    def overdue(self, seconds: float) -> set[int]:
+        """The pids of those that were told so long ago. It reads the log at most once a second, and only after a
+        failure."""
         now = time.monotonic()
         if now - self._polled >= POLL_SECONDS:
             self._polled = now
             if any(self._attempt.error(rank).exists() for rank in self._ranks):
                 for pid in CLOSED_BY_TORCHRUN.findall(tail_text(self._log)):
                     self._signalled.setdefault(int(pid), now)
-        return {pid for pid, signalled in self._signalled.items() if now - signalled >= SURVIVOR_SECONDS} - self.ended
+        return {pid for pid, signalled in self._signalled.items() if now - signalled >= seconds} - self.ended
 
 
 class Saving:
