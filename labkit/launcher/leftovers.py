@@ -1,5 +1,5 @@
-"""What the ranks of a run that has succeeded left running, such as an upload. Bare torchrun leaves it alone; labkit gives
-it a minute. The run has its final state meanwhile, and nobody waits for it."""
+"""What the ranks of a run that has succeeded left running, such as an upload. Bare torchrun leaves it alone; labkit
+gives it a minute. The run has its final state meanwhile, and nobody waits for it."""
 
 from __future__ import annotations
 

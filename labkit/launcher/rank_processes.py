@@ -66,19 +66,23 @@ class Work:
 
     def __init__(self, process: psutil.Process):
         self._process = process
-        self._looked = self._changed = time.monotonic()
+        self._looked = self._worked = time.monotonic()
         self._used = self._look()
 
     def seconds_idle(self) -> float:
-        """For how long it has not worked. Looks at most twice a second."""
+        """For how long it has not worked."""
+        return time.monotonic() - self.last()
+
+    def last(self) -> float:
+        """When it last worked, by the monotonic clock. Looks at most twice a second."""
         now = time.monotonic()
         if now - self._looked >= LOOK_SECONDS:
             self._looked, used = now, self._look()
             # less, too: what was counted for a process goes when it exits
             changes = [abs(new - old) for new, old in zip(used, self._used, strict=True)]
             if any(change > limit for change, limit in zip(changes, (PROCESSOR_SECONDS, BYTES, 0), strict=True)):
-                self._used, self._changed = used, now
-        return now - self._changed
+                self._used, self._worked = used, now
+        return self._worked
 
     def _look(self) -> tuple[float, int, int]:
         """Seconds of the processor, bytes, and the time of the look if one of them waits for a disk."""

@@ -23,6 +23,7 @@ from typing import Any
 
 import psutil
 
+from labkit.launcher.causes.background_errors import background_errors
 from labkit.launcher.causes.explain import find_cause
 from labkit.launcher.causes.signals import oom_kills
 from labkit.launcher.hardware import may_have_gpus
@@ -41,6 +42,7 @@ from labkit.launcher.stop import (
 from labkit.launcher.torchrun import attempt_command, marked
 from labkit.launcher.warm.fork import TORCHRUN, ForkedTorchrun, import_torchrun
 from labkit.launcher.warm.proc import ROOM, can_show, show_command
+from labkit.launcher.watch.programs import Programs
 from labkit.launcher.watch.progress import SURVIVOR_SECONDS, Closing, Progress, Saving
 from labkit.launcher.watch.stalls import Stalls
 from labkit.record import Identity, RunFolder, State, Tail, read_state, write_state
@@ -197,8 +199,11 @@ class Supervisor:
         sampler = self.start_sampler()
         why, killed = None, 0
         progress = Progress(folder)
+        programs = Programs(folder, identity) if identity else None
         closing = Closing(folder, self.home if self.node is not None else folder, self.ranks)
         while agent.poll() is None:
+            if programs is not None:
+                programs.update()
             why, request = self.reason_to_stop() or self.watch(folder, progress) or (None, StopRequest())
             killed += self.end_survivors(closing)
             if why:
@@ -332,8 +337,12 @@ class Supervisor:
 
     def ended(self, name: StateName, **fields: Any) -> State:
         ended = self.state.started + time.monotonic() - self.clock
-        left = self.leftovers.notice if self.leftovers else None
-        notice = "; ".join(filter(None, [None if self.node else self.saving.update(), left])) or None
+        notices = [None if self.node else self.saving.update()]
+        if name == "succeeded":
+            with suppress(Exception):  # a correct state matters more
+                notices.append(background_errors(self.folder, self.folder.attempt(self.state.attempt), self.ranks))
+            notices.append(self.leftovers.notice if self.leftovers else None)
+        notice = "; ".join(filter(None, notices)) or None
         return replace(self.state, state=name, ended=ended, notice=notice, stops_by=None, **fields)
 
     def has_ended(self) -> bool:

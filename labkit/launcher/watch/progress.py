@@ -32,6 +32,7 @@ class Progress:
         self._changed: dict[int, float] = {}
         self._beats: dict[int, tuple[Any, float]] = {}  # the newest beat's own time, and when it was first read
         self._ended: set[int] = set()  # ranks whose script has ended
+        self._programs: set[int] = set()  # ranks that have become another program, see programs.py
         self.paused: set[int] = set()
         self.hit: str | None = None  # the condition of the breakpoint that they are paused at
         self._step_seconds = 0.0  # of the slowest rank, 0 before the first step
@@ -52,6 +53,7 @@ class Progress:
             alive = beat.get("t") if paused else None  # all that is expected of a rank that is paused
             sign = (beat.get("step"), beat.get("moved"), size, alive)
             self.paused = self.paused | {rank} if paused else self.paused - {rank}
+            self._programs = self._programs | {rank} if beat.get("program") else self._programs - {rank}
             hits.append(beat.get("hit"))
             if self._signs.get(rank) != sign:
                 self._signs[rank], self._changed[rank] = sign, now
@@ -80,8 +82,9 @@ class Progress:
         return time.monotonic() - max([self._started, *self._changed.values()])
 
     def stalled(self) -> dict[int, float]:
-        """Seconds since each overdue rank made progress. A rank whose script has ended is expected to exit."""
-        idle = self._idle()
+        """Seconds since each overdue rank made progress. A rank whose script has ended is expected to exit; of one that
+        has become another program nobody knows what to expect."""
+        idle = {rank: seconds for rank, seconds in self._idle().items() if rank not in self._programs}
         working = PATIENCE_SECONDS + 2 * self._step_seconds if self._step_seconds else FIRST_STEP_SECONDS
         patience = {rank: PATIENCE_SECONDS if rank in self._ended else working for rank in idle}
         return {rank: seconds for rank, seconds in idle.items() if seconds > patience[rank]}
