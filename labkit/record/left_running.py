@@ -70,4 +70,7 @@ def _listed(names: tuple[str, ...]) -> str:
 
 
 def _clock(seconds: float) -> str:
-    return time.strftime("%H:%M:%S", time.localtime(seconds))
+    try:
+        return time.strftime("%H:%M:%S", time.localtime(seconds))
+    except (OverflowError, ValueError, OSError):  # a number that is no time
+        return "an unknown time"

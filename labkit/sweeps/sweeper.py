@@ -26,6 +26,7 @@ from labkit.launcher.locks.gpus import GpusInUseError
 from labkit.launcher.start import start
 from labkit.launcher.stop import stop
 from labkit.record import RunFolder, RunReader, read_state
+from labkit.record.state import supervisor_is_alive
 from labkit.sweeps.devices import room_for
 from labkit.sweeps.folder import Job, RunIndex, SweepFolder, SweepState
 from labkit.sweeps.points import parameters_of
@@ -109,10 +110,10 @@ class Sweeper:
                 self._settle(job, run, state.state)
 
     def look(self) -> None:
-        """Note which runs have ended."""
+        """Note which runs have ended, with all of their processes, except what the ranks of one that succeeded left."""
         for job, run in [*self.active.items()]:
             state = read_state(run)
-            if not state.is_final:
+            if not state.is_final or (state.state != "succeeded" and supervisor_is_alive(run, state)):
                 continue
             del self.active[job]
             if job in self.adopted and state.state in ("stopped", "lost") and not run.stop_request.exists():
