@@ -58,6 +58,7 @@ def background_errors(run: RunFolder, attempt: RunFolder, ranks: Iterable[int]) 
     own = [report for report in found if not COLLATERAL.search(report.error)] or [*found]
     if not own:
         return None
+    own.sort(key=lambda report: [what for what, _, _ in REPORTS].index(report.what))
     evidence = Evidence.gather(run, attempt)
     sentences = [
         f"{_whose(report.what, found[report])} raised {report.error}{_place(report, evidence)}" for report in own
