@@ -39,9 +39,9 @@ from labkit.launcher.network_interface import interface_of, is_loopback, own_add
 from labkit.launcher.stop import SAVING_SECONDS, StopRequest
 from labkit.launcher.supervisor import Supervisor, prepare
 from labkit.launcher.torchrun import rank_environment, script_folder
-from labkit.launcher.watch.peers import CONCLUSIONS, ENDING_TIMEOUT_SECONDS, POLL_SECONDS, Peer
+from labkit.launcher.watch.peers import CONCLUSIONS, ENDING_TIMEOUT_SECONDS, POLL_SECONDS, WORKS, Peer
 from labkit.launcher.watch.progress import Progress
-from labkit.record import Nodes, RunFolder, State, write_state
+from labkit.record import Identity, Nodes, RunFolder, State, write_state
 from labkit.record.files import in_parallel, read_json, refresh, write_json
 from labkit.record.folder import NODE_MARKER
 from labkit.record.identity import HOST, host_name
@@ -61,7 +61,7 @@ NODES_PER_SECOND = 128.0
 PEERS_PER_SECOND = 32.0  # once the first node is gone, when all look at each other
 LONGEST_POLL_SECONDS = ENDING_TIMEOUT_SECONDS / 2
 # What node 0 tells the others in its heartbeat.
-STARTED, ENDED = "all_started", "one_ended"
+STARTED, ENDED, ONE_WORKS = "all_started", "one_ended", "one_works"
 STOPPED = 128 + signal.SIGTERM
 
 
@@ -124,6 +124,7 @@ class NodeSupervisor(Supervisor):
         self.may_fail = False  # whether there are ranks, which may fail on their own
         self.have_all_started = False
         self.peer_ended: float | None = None  # when a node, perhaps this one, was seen to have ended badly
+        self.works: bool | None = None  # whether ranks here work, after an interrupt
         self.news = threading.Event()  # for the next heartbeat
 
     def run_node(self) -> int:
@@ -162,6 +163,9 @@ class NodeSupervisor(Supervisor):
         while True:
             self.news.clear()
             news = {STARTED: self.have_all_started, ENDED: self.peer_ended is not None}
+            if self.works is not None:
+                others = self.node == 0 and any(in_parallel(Peer.works, list(self.peers.values())))
+                news |= {WORKS: self.works, ONE_WORKS: self.works or others}
             with suppress(OSError):  # a full disk, a deleted folder; the peers will notice
                 beat(self.home, self.name, self.address, **news)
             refresh(self.folder.path)  # for stop.json
@@ -245,6 +249,20 @@ class NodeSupervisor(Supervisor):
         if self.may_fail and time.monotonic() - self.peer_ended < OWN_FAILURE_SECONDS:
             return None
         return {"kind": "others", "sentence": "another node of the run has ended"}, StopRequest()
+
+    def shut_down(self, agent: Identity, request: StopRequest) -> int:
+        killed = super().shut_down(agent, request)
+        self.works = None if self.works is None else False
+        return killed
+
+    def others_work(self, works: bool) -> bool:
+        """As far as the first node knows, which reads the files of all."""
+        if works != self.works:
+            self.works = works
+            self.news.set()
+        if self.node:
+            return self.peers[0].reports(ONE_WORKS)
+        return any(in_parallel(Peer.works, list(self.peers.values())))
 
     def look_at_peers(self) -> None:
         """Notice when another node has failed, was stopped or is gone, and tell the others."""

@@ -9,10 +9,11 @@ checkpoint that is being saved has 60 s.
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import cache
 
@@ -30,7 +31,9 @@ TORCHRUN_TIMEOUT = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
 IDLE_SECONDS = 5.0  # a rank that has done nothing for so long after SIGINT has not seen it, or waits for one
 QUIET_SECONDS = 1.0  # what ends within them is not worth a word
 POLL_SECONDS = 0.1
+RECENT_SECONDS = 1.0
 NAMED_RANKS = 4
+Ranks = dict[int, psutil.Process]
 
 
 def torchrun_seconds() -> float:
@@ -41,9 +44,29 @@ def torchrun_seconds() -> float:
         return 30.0
 
 
+class Activity:
+    """Whether the ranks of a run still do anything after an interrupt. One of them may wait for another, also on
+    another node, and only then hear of the interrupt itself: what counts is the last thing that any of them did."""
+
+    def __init__(self, ranks: Ranks, others_work: Callable[[bool], bool]):
+        self._ranks, self._others_work = ranks, others_work
+        self._work = {rank: Work(process) for rank, process in ranks.items()}
+        self._changed = time.monotonic()  # when one of them ended, or worked on another node
+
+    def seconds_idle(self) -> float:
+        """For how long none of them has worked or ended; infinite if all that are left here ignore SIGINT."""
+        now, left = time.monotonic(), _alive(self._ranks)
+        hearing = [rank for rank, process in left.items() if disposition(process.pid, signal.SIGINT) != "ignored"]
+        worked = max((self._work[rank].last() for rank in hearing), default=0.0)
+        if self._others_work(now - worked < RECENT_SECONDS) or left.keys() != self._ranks.keys():
+            self._ranks, self._changed = left, now
+        return now - max(worked, self._changed) if hearing else math.inf
+
+
 class Shutdown:
     """Of a run, or of one `node` of it. `agent` is its torchrun; `tell` is called with what is waited for and until
-    when, in seconds since the epoch."""
+    when, in seconds since the epoch. `others_work` is told whether ranks here work after an interrupt, and returns
+    whether those of other nodes do."""
 
     def __init__(
         self,
@@ -52,8 +75,10 @@ class Shutdown:
         request: StopRequest,
         tell: Callable[[str, float], object],
         node: int | None = None,
+        others_work: Callable[[bool], bool] = lambda works: False,
     ):
         self._agent, self._folder, self._request, self._tell, self._node = agent, folder, request, tell, node
+        self._others_work = others_work
         self._began = time.monotonic()
         self._reported = ""
 
@@ -63,34 +88,35 @@ class Shutdown:
         while self._agent.is_alive() and self._is_saving() and self._folder.newest_checkpoint() == newest:
             time.sleep(POLL_SECONDS)  # an interrupt in the middle would leave half a checkpoint
         ranks = ranks_of(self._agent)
-        if self._agent.is_alive():
-            work = {rank: Work(process) for rank, process in ranks.items()} if self._request.interrupts else {}
-            if self._request.interrupts:
-                self._interrupt(ranks, work)
-            self._terminate(ranks, work)
+        if self._agent.is_alive() and self._request.interrupts:
+            activity = Activity(ranks, self._others_work)
+            self._interrupt(ranks, activity)
+            self._terminate(ranks, activity)
+        elif self._agent.is_alive():
+            self._terminate(ranks)
         return sweep(self._folder, self._node)
 
-    def _interrupt(self, ranks: dict[int, psutil.Process], work: Mapping[int, Work]) -> None:
+    def _interrupt(self, ranks: Ranks, activity: Activity) -> None:
         """SIGINT, and time for the ranks to save and leave, until another request or until none of them works."""
         os.kill(self._agent.pid, signal.SIGINT)
         began, seconds = time.monotonic(), torchrun_seconds()
         while self._current().interrupts and (left := _alive(ranks)) and time.monotonic() < began + seconds:
             if self._is_saving():
                 began = time.monotonic()
-            if _are_idle([rank for rank in left if disposition(left[rank].pid, signal.SIGINT) != "ignored"], work):
+            if activity.seconds_idle() > IDLE_SECONDS:
                 return
             self._report(f"{_names(left)}, which may save after the interrupt", began, seconds)
             time.sleep(POLL_SECONDS)
 
-    def _terminate(self, ranks: dict[int, psutil.Process], work: Mapping[int, Work]) -> None:
-        """TERM, and time for those that handle it; after an interrupt, as long as one of the ranks works."""
+    def _terminate(self, ranks: Ranks, activity: Activity | None = None) -> None:
+        """TERM, and time for those that handle it, after an interrupt as long as a rank works."""
         left = _alive(ranks)
         # a handler may begin by putting itself away, so what counts is what a rank did before
         handling, ignoring = (
             {rank for rank, process in left.items() if disposition(process.pid, signal.SIGTERM) == what}
             for what in ("handled", "ignored")
         )
-        if self._request.interrupts:  # torchrun has had its signal
+        if activity:  # torchrun has had its signal
             _signal_groups(left.values())
         else:
             os.kill(self._agent.pid, signal.SIGTERM)
@@ -101,18 +127,18 @@ class Shutdown:
 
         began = time.monotonic()
         while processes := processes_of(self._folder, self._node):
-            if self._is_saving():
-                began = time.monotonic()
-            left, grace = _alive(ranks), self._current().grace
-            if work and time.monotonic() > began + IDLE_SECONDS and _are_idle(left, work):
-                handling = set()
+            now, left, grace = time.monotonic(), _alive(ranks), self._current().grace
+            if self._is_saving() or (handling and not handling & left.keys()):
+                began = now  # torchrun itself, for one, has its time when its ranks have ended
+            handling &= left.keys()
+            is_idle = activity is not None and min(now - began, activity.seconds_idle()) > IDLE_SECONDS
             if grace is None:
-                grace = torchrun_seconds() if handling & left.keys() else GRACE_SECONDS
-            seconds = allowed(grace, int(time.monotonic()))
-            if time.monotonic() > began + seconds:
+                grace = torchrun_seconds() if handling and not is_idle else GRACE_SECONDS
+            seconds = allowed(grace, int(now))
+            if now > began + seconds:
                 return
             whom = f"{len(processes)} of its processes"
-            for some, verb in ((ignoring & left.keys(), "ignore"), (handling & left.keys(), "handle")):
+            for some, verb in ((ignoring & left.keys(), "ignore"), (handling, "handle")):
                 whom = f"{_names(some)}, which {verb}{'s' * (len(some) == 1)} SIGTERM" if some else whom
             self._report(whom, began, seconds)
             time.sleep(POLL_SECONDS)
@@ -157,11 +183,7 @@ def patience(folder: RunFolder, grace: float, node: int | None = None) -> float:
     return max(grace, min(SAVING_SECONDS, 2 * max(steps) + 1.0)) if any(steps) else grace
 
 
-def _are_idle(ranks: Iterable[int], work: Mapping[int, Work]) -> bool:
-    return all(work[rank].seconds_idle() > IDLE_SECONDS for rank in ranks)
-
-
-def _alive(ranks: dict[int, psutil.Process]) -> dict[int, psutil.Process]:
+def _alive(ranks: Ranks) -> Ranks:
     return {rank: process for rank, process in ranks.items() if is_alive(process)}
 
 

@@ -222,10 +222,20 @@ class Supervisor:
         return code, why, killed
 
     def shut_down(self, agent: Identity, request: StopRequest) -> int:
-        def tell(notice: str, until: float) -> None:
-            self.write(replace(self.state, notice=notice, stuck_since=None, stops_by=until))
+        """End torchrun and its ranks; returns how many processes had to be killed."""
+        before = self.state
 
-        return Shutdown(agent, self.folder, request, tell, self.node).run()
+        def tell(notice: str, until: float) -> None:
+            self.write(replace(before, notice=notice, stuck_since=None, stops_by=until))
+
+        killed = Shutdown(agent, self.folder, request, tell, self.node, self.others_work).run()
+        self.state = before  # its notice may explain why
+        return killed
+
+    def others_work(self, works: bool) -> bool:
+        """Whether ranks of other nodes work, of which a run on one machine has none. `works` says whether those here
+        do."""
+        return False
 
     def end_survivors(self, closing: Closing) -> int:
         """KILL ranks that torchrun has told to exit because another one failed, at the time limit that torchrun has by
