@@ -66,7 +66,7 @@ class Activity:
 class Shutdown:
     """Of a run, or of one `node` of it. `agent` is its torchrun; `tell` is called with what is waited for and until
     when, in seconds since the epoch. `others_work` is told whether ranks here work after an interrupt, and returns
-    whether those of other nodes do."""
+    whether those of other nodes do. `again` tells whether a second interrupt has come, which ends all waiting."""
 
     def __init__(
         self,
@@ -76,9 +76,10 @@ class Shutdown:
         tell: Callable[[str, float], object],
         node: int | None = None,
         others_work: Callable[[bool], bool] = lambda works: False,
+        again: Callable[[], bool] = lambda: False,
     ):
         self._agent, self._folder, self._request, self._tell, self._node = agent, folder, request, tell, node
-        self._others_work = others_work
+        self._others_work, self._again = others_work, again
         self._began = time.monotonic()
         self._reported = ""
 
@@ -145,6 +146,8 @@ class Shutdown:
 
     def _current(self) -> StopRequest:
         """What was asked first, made stricter by later requests."""
+        if self._request.interrupts and self._again():
+            self._request = StopRequest(grace=0.0)
         later = requested(self._folder)
         if later is None:
             return self._request

@@ -228,7 +228,8 @@ class Supervisor:
         def tell(notice: str, until: float) -> None:
             self.write(replace(before, notice=notice, stuck_since=None, stops_by=until))
 
-        killed = Shutdown(agent, self.folder, request, tell, self.node, self.others_work).run()
+        again = self.signals.has_interrupt
+        killed = Shutdown(agent, self.folder, request, tell, self.node, self.others_work, again).run()
         self.state = before  # its notice may explain why
         return killed
 
@@ -407,6 +408,10 @@ class _Signals:
 
     def read(self) -> str:
         return signal.Signals(os.read(self.descriptor, 1)[0]).name
+
+    def has_interrupt(self) -> bool:
+        """Whether a SIGINT has come, which this reads."""
+        return bool(select.select([self.descriptor], [], [], 0.0)[0]) and self.read() == "SIGINT"
 
 
 def _prctl(option: int, value: int) -> None:

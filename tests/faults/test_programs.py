@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +14,8 @@ import pytest
 from faults.scene import assert_clean, wait_until
 
 import labkit
+from labkit.launcher.watch import programs
+from labkit.record import Identity, RunFolder
 from labkit.record.files import read_json
 
 SCRIPT = """
@@ -29,12 +35,41 @@ time.sleep({seconds})
 WORK = (
     "import time\nuntil = time.time() + {}\nwhile time.time() < until:\n    sum(range(100_000))\n    time.sleep(0.05)"
 )
-EXITS = """
-import atexit, time, torch
-atexit.register(time.sleep, 8)
-time.sleep(4)
+WORKER = """
+import os, sys, threading
+ends = threading.Event()
+worker = threading.Thread(target=ends.wait)
+worker.start()
+print(worker.native_id, flush=True)
+sys.stdin.readline()
+ends.set()
+worker.join()
+print("done", flush=True)
+sys.stdin.readline()
+os.execvp("bash", ["bash", "-c", "echo done; sleep 600; true"])
+"""
+WAITS = """
+import os, time
+import torch
+import torch.distributed as dist
+dist.init_process_group("gloo")
+weight = torch.nn.Parameter(torch.zeros(8))
+optimizer = torch.optim.SGD([weight], lr=0.1)
+for step in range(100):
+    weight.square().sum().backward()
+    dist.all_reduce(weight.grad)
+    optimizer.step()
+    time.sleep(0.05)
+    if dist.get_rank() == 1 and step == 5:
+        time.sleep(1.5)
+        os.execvp("sleep", ["sleep", "5"])
 """
 WATCHDOG = 6
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> RunFolder:
+    return RunFolder(tmp_path / "20260101T000000Z-train-0000")
 
 
 def launch(tmp_path: Path, command: list[str], seconds: float, *, steps=10, pause=2.0, ranks=2) -> labkit.Run:
@@ -79,14 +114,35 @@ def test_one_that_does_nothing_is_ended_by_the_watchdog_which_says_what_it_was(t
     assert "rank 1 has become `sleep ...` (pid " in cause["sentence"]
 
 
-def test_a_rank_that_keeps_its_program_is_never_called_another(tmp_path) -> None:
-    """Also while it does nothing, and while it exits."""
-    (script := tmp_path / "train.py").write_text(EXITS)
-    run = labkit.launch(script, nproc_per_node=1, wait=False)
-    beats: list[dict[str, Any]] = []
+def test_a_rank_that_waited_for_one_is_explained_by_what_it_had_become(tmp_path) -> None:
+    """Its sockets stay open in the program, until that ends."""
+    (script := tmp_path / "train.py").write_text(WAITS)
 
-    wait_until(lambda: beats.append(beat_of(run, 0)) or run.status().is_final)
+    sentence = (
+        r"rank 1 had become `sleep ...`, which ended without an error, last seen at step \d; rank 0 waited for it"
+    )
+    with pytest.raises(labkit.RankFailedError, match=sentence):
+        labkit.launch(script, nproc_per_node=2, wait=True)
 
-    assert run.status().state == "succeeded"
-    assert len(beats) > 50
-    assert not [beat for beat in beats if beat.get("program")]
+
+def test_a_rank_whose_worker_has_ended_is_not_another_program_before_it_execs(folder, monkeypatch) -> None:
+    """Its process may take long to exit."""
+    monkeypatch.setattr(programs, "POLL_SECONDS", 0.0)
+    folder.rank(0).mkdir(parents=True)
+    command = [sys.executable, "-c", WORKER]
+    streams = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen(command, env=os.environ | {"RANK": "0"}, text=True, **streams) as rank:
+        thread = int(rank.stdout.readline())
+        folder.heartbeat(0).write_text(json.dumps({"pid": rank.pid, "thread": thread, "step": 3}))
+        looking = programs.Programs(folder, Identity.of(os.getpid()))
+        looking.update()
+        for _ in ("the worker ends", "exec"):
+            assert "program" not in json.loads(folder.heartbeat(0).read_text())
+            print(file=rank.stdin, flush=True)
+            assert rank.stdout.readline() == "done\n"
+            time.sleep(0.2)
+            looking.update()
+        beat = json.loads(folder.heartbeat(0).read_text())
+        rank.kill()
+
+    assert (beat["program"], beat["step"], beat["pid"]) == ("bash -c ...", 3, rank.pid)
