@@ -347,6 +347,13 @@ MUTANTS = [
         ("test_signals.py", "cut_it_off"),
     ),
     Mutant(
+        "ranks that hear of it later",
+        LAUNCHER + "shutdown.py",
+        " or left.keys() != self._ranks.keys():",
+        ":",
+        ("test_signals.py", "may_save_too"),
+    ),
+    Mutant(
         "ranks that never see an interrupt",
         LAUNCHER + "shutdown.py",
         "            if activity.seconds_idle() > IDLE_SECONDS:\n                return\n",

@@ -31,7 +31,7 @@ TORCHRUN_TIMEOUT = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
 IDLE_SECONDS = 5.0  # a rank that has done nothing for so long after SIGINT has not seen it, or waits for one
 QUIET_SECONDS = 1.0  # what ends within them is not worth a word
 POLL_SECONDS = 0.1
-RECENT_SECONDS = 1.0
+RECENT_SECONDS = 3.0  # what other nodes are told; less than IDLE_SECONDS, because they hear of it late
 NAMED_RANKS = 4
 Ranks = dict[int, psutil.Process]
 
@@ -138,7 +138,7 @@ class Shutdown:
             seconds = allowed(grace, int(now))
             if now > began + seconds:
                 return
-            whom = f"{len(processes)} of its processes"
+            whom = f"{len(processes)} of its processes" if {p.pid for p in processes} != {self._agent.pid} else ""
             for some, verb in ((ignoring & left.keys(), "ignore"), (handling, "handle")):
                 whom = f"{_names(some)}, which {verb}{'s' * (len(some) == 1)} SIGTERM" if some else whom
             self._report(whom, began, seconds)
@@ -166,7 +166,7 @@ class Shutdown:
     def _report(self, whom: str, began: float, seconds: float) -> None:
         """Tell whom it waits for, if that takes longer than a moment."""
         now = time.monotonic()
-        if whom != self._reported and now > began + QUIET_SECONDS:
+        if whom and whom != self._reported and now > began + QUIET_SECONDS:
             self._reported = whom
             self._tell(f"stopping: waiting for {whom}, up to {seconds:.0f} s", time.time() + began + seconds - now)
 

@@ -190,9 +190,11 @@ def test_a_stop_from_outside_ends_all_nodes():
 
 @pytest.mark.parametrize("interrupts", [True, False])
 def test_every_node_gives_its_ranks_time_to_save(interrupts, tmp_path, capfd):
-    role = "saves" if interrupts else "handles"
-    with pair(script=SCRIPTS / "signalled.py", args=[tmp_path, role, role, "--seconds", 6]) as two:
+    """Also ranks that hear of an interrupt only when the other node's have saved."""
+    roles = ["pauses", "saves"] if interrupts else ["handles", "handles"]
+    with pair(script=SCRIPTS / "signalled.py", args=[tmp_path, *roles, "--seconds", 8]) as two:
         wait_until(lambda: len([*tmp_path.glob("trains-*")]) == 2, 120, two.said)
+        time.sleep(1)
         state = stop(two.folder, interrupts=interrupts, say=print)
         assert (state.state, state.killed) == ("stopped", 0)
         two.ends(8)

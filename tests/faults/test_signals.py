@@ -98,6 +98,15 @@ def test_a_rank_that_waits_for_one_that_saves_does_not_cut_it_off(moments) -> No
     assert "which may save after the interrupt" in said
 
 
+def test_a_rank_that_hears_of_the_interrupt_when_another_has_saved_may_save_too(moments) -> None:
+    with in_a_terminal(moments, "pauses", "saves") as process:
+        interrupted(process)
+
+    heard = [float((moments / f"interrupted-{rank}").read_text()) for rank in (0, 1)]
+    assert heard[1] - heard[0] > SECONDS - 1
+    assert (moments / "saved-1").exists()
+
+
 def test_ranks_that_wait_in_c_code_are_terminated_after_5_s_and_not_30(moments) -> None:
     with in_a_terminal(moments, "stuck", "train") as process:
         _, seconds = interrupted(process)

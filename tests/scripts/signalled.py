@@ -44,13 +44,15 @@ def train():
             mark("trains")
         if step == 10 and role == "stuck":
             dist.recv(torch.zeros(1), src=1 - rank)  # which waits for this rank: both are in C code
+        if step == 10 and role == "pauses":
+            time.sleep(600)  # the other rank waits in C code for this one, which does not
 
 
 def save():
     until = time.monotonic() + args.seconds
     while time.monotonic() < until:
-        torch.randn(100, 100) @ torch.randn(100, 100)
-        time.sleep(0.01)
+        torch.save(torch.zeros(10_000), args.folder / f"model-{rank}")
+        time.sleep(0.2)
 
 
 def upload():
@@ -69,7 +71,7 @@ try:
     train()
 except KeyboardInterrupt:
     mark("interrupted")
-    if role in ("saves", "uploads"):
-        save() if role == "saves" else upload()
+    if role in ("saves", "pauses", "uploads"):
+        upload() if role == "uploads" else save()
         mark("saved")
     raise
