@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from labkit.cluster import slurm
 from labkit.cluster.slurm_state import with_job
@@ -92,18 +92,26 @@ def _is_settled(folder: RunFolder) -> bool:
     return isinstance(state, dict) and state.get("state") in FINAL_STATES
 
 
-def stop(folder: RunFolder, **how: Any) -> State:
-    """End a run: request a stop of its nodes, cancel its job, and wait until Slurm reports its end.
-
-    `how` are the keywords of `launcher.stop.stop`. Raises LabError if it does not end.
+def stop(
+    folder: RunFolder, *, grace: float | None = None, interrupts: bool = False, say: Callable[[str], object] = str
+) -> State:
+    """End a run: request a stop of its nodes, cancel its job, and wait until Slurm reports its end; see
+    `launcher.stop.stop`. Raises LabError if it does not end.
     """
     job_id = job_of(folder)
     job = slurm.ask(job_id, output=_output(folder), refresh=True) if job_id else None
     if job is None:
-        return stopping.stop(folder, **how)
+        return stopping.stop(folder, grace=grace, interrupts=interrupts, say=say)
     if job.is_over:
         return state_of(folder)
-    refused = _end_nodes(folder, job, how)
+    refused = ""
+    if job.is_waiting:  # if it starts right now, it finds the request
+        stopping.request_stop(folder, grace)
+    else:
+        try:
+            stopping.stop(folder, grace=grace, interrupts=interrupts, say=say)
+        except RunFolderError as error:  # its nodes did not stop
+            refused = f": {error}"
     slurm.cancel(job.id)
     _await_end(folder, job, refused)
     state = read_state(folder)
@@ -118,18 +126,6 @@ def stop(folder: RunFolder, **how: Any) -> State:
     )
     write_state(folder, state)
     return state
-
-
-def _end_nodes(folder: RunFolder, job: slurm.Job, how: dict[str, Any]) -> str:
-    """Request a stop from the supervisors of its nodes; returns their error if they did not stop."""
-    if job.is_waiting:  # if it starts right now, it finds the request
-        stopping.request_stop(folder, how.get("grace"))
-        return ""
-    try:
-        stopping.stop(folder, **how)
-    except RunFolderError as error:
-        return f": {error}"
-    return ""
 
 
 def _await_end(folder: RunFolder, job: slurm.Job, refused: str) -> None:

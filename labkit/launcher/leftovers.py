@@ -23,16 +23,23 @@ POLL_SECONDS = 0.05
 
 
 class Leftovers:
-    """Of a run, or of one `node` of it, when its ranks have ended. `home` is the folder of their supervisor. Without
-    `seconds` they are ended now."""
+    """Of a run, or of one `node` of it on `host`, when its ranks have ended. `home` is the folder of their supervisor.
+    Without `seconds` they are ended now."""
 
-    def __init__(self, folder: RunFolder, home: RunFolder, node: int | None = None, seconds: float = LEFT_SECONDS):
-        self._folder, self._home, self._node = folder, home, node
+    def __init__(
+        self,
+        folder: RunFolder,
+        home: RunFolder,
+        node: int | None = None,
+        host: str = "",
+        seconds: float = LEFT_SECONDS,
+    ):
+        self._folder, self._home, self._node, self._host = folder, home, node, host
         settled = time.monotonic() + SETTLING_SECONDS
         while (left := processes_of(folder, node)) and time.monotonic() < settled:
             time.sleep(POLL_SECONDS)
         self._processes, self._until = left, time.monotonic() + seconds
-        named = tuple(_name(process) for process in left if not cleans_up(process))
+        named = tuple(self._name(process) for process in left if not cleans_up(process))
         self._record = LeftRunning(named, time.time() + seconds if seconds else None)
         if not seconds:
             self._end(0.0)
@@ -53,7 +60,7 @@ class Leftovers:
     def _end(self, grace: float) -> None:
         """TERM, `grace` seconds, KILL, for those that are left."""
         left = processes_of(self._folder, self._node)
-        killed = tuple(map(_name, left))
+        killed = tuple(map(self._name, left))
         for process in left:
             with suppress(psutil.Error):  # it has just exited, or belongs to another user
                 process.terminate()
@@ -69,6 +76,6 @@ class Leftovers:
             with suppress(OSError):  # a full disk, a deleted folder
                 write_left_running(self._home, self._record)
 
-
-def _name(process: psutil.Process) -> str:
-    return f"`{command_in_words(process)}` (pid {process.pid})"
+    def _name(self, process: psutil.Process) -> str:
+        where = f" on {self._host}" if self._host else ""
+        return f"`{command_in_words(process)}` (pid {process.pid}{where})"

@@ -306,7 +306,7 @@ class NodeSupervisor(Supervisor):
             name, cause = "failed", {"kind": "unknown", "sentence": sentence}
         if name == "succeeded":  # Slurm would have to hold the nodes of a job for them
             seconds = 0.0 if self.folder.job.exists() else LEFT_SECONDS
-            self.leftovers = Leftovers(self.folder, self.home, self.node, seconds)
+            self.leftovers = Leftovers(self.folder, self.home, self.node, self.name, seconds)
         elif went_well:
             counts["killed"] += self.sweep()
         final = self.ended(name, cause=cause, checkpoint=self.folder.newest_checkpoint(), **counts)

@@ -18,9 +18,7 @@ __all__ = ["Disposition", "Work", "cleans_up", "command_in_words", "disposition"
 
 Disposition = Literal["handled", "ignored", "default"]
 
-# What is less than this in WINDOW_SECONDS is no work. labkit's own thread in a rank uses about 0.02 s of the processor
-# in them and reads and writes 10 kB.
-WINDOW_SECONDS = 5.0
+# Less is no work. In 5 s labkit's own thread in a rank uses 0.02 s of the processor and transfers 10 kB.
 PROCESSOR_SECONDS, BYTES = 0.1, 100_000
 LOOK_SECONDS = 0.5
 LONGEST_WORD = 60

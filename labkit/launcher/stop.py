@@ -69,7 +69,7 @@ def stop(
     *,
     grace: float | None = None,
     interrupts: bool = False,
-    say: Callable[[str], object] = lambda notice: None,
+    say: Callable[[str], object] = str,
 ) -> State:
     """Stop a run, whatever state its processes are in, and return its final state. Calling it again is harmless.
 
@@ -230,7 +230,8 @@ def _end_leftovers(folder: RunFolder, final: State, grace: float | None) -> Stat
     homes = {home.path for home in still_running(folder)}
     if homes:
         request_stop(folder, grace)
-        until = time.monotonic() + (GRACE_SECONDS if grace is None else grace) + KILL_SECONDS
+        margin = AGREEING_SECONDS if folder.nodes.is_dir() else KILL_SECONDS
+        until = time.monotonic() + (GRACE_SECONDS if grace is None else grace) + margin
         while still_running(folder) and time.monotonic() < until:
             time.sleep(POLL_SECONDS)
     killed = sum(len(left.killed) for home, left in left_running(folder).items() if home.path in homes)

@@ -27,6 +27,7 @@ StateName = Literal["starting", "running", "succeeded", "failed", "stopped", "lo
 FINAL_STATES = ("succeeded", "failed", "stopped", "lost")
 WORST_FIRST = ("failed", "stopped", "lost", "succeeded")
 
+NAMED_NOTICES = 3
 # How long a run may be without a supervisor before it counts as lost. Launch records its identity when it has a pid.
 STARTING_SECONDS = 30.0
 
@@ -187,7 +188,9 @@ def merged(root: State, states: Sequence[State | None], heard: Sequence[bool]) -
         cause = {"kind": "lost", "sentence": sentence}
         return replace(started[0], state="lost", cause=cause, started=launched, killed=killed)
     code = next((s.exit_code for s in ended if s.exit_code), ended[0].exit_code)
-    notice = next((s.notice for s in ended if s.notice), None)
+    notices = [*dict.fromkeys(s.notice for s in ended if s.notice)]  # each node's are about its own ranks
+    more = [f"and {len(notices) - NAMED_NOTICES} more"] if len(notices) > NAMED_NOTICES else []
+    notice = "; ".join([*notices[:NAMED_NOTICES], *more]) or None
     latest = max(s.ended or 0.0 for s in ended)
     return replace(ended[0], ended=latest, exit_code=code, notice=notice, started=launched, killed=killed)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -211,7 +212,7 @@ def test_what_a_rank_leaves_running_on_one_node_holds_up_nobody(tmp_path):
     with pair(script=train) as two:
         run = labkit.Run(two.folder)
         assert run.wait(60 * SHARED_MACHINE).state == "succeeded"
-        assert "`python -c …` (pid " in run.status().notice
+        assert re.match(r"`python -c …` \(pid \d+ on localhost-1\) was still running", run.status().notice)
         final = [read(two.node(node).state) for node in (0, 1)]
         assert two.processes[0].wait(5) == 0
         assert two.processes[1].poll() is None

@@ -51,20 +51,18 @@ class Report:
 def background_errors(run: RunFolder, attempt: RunFolder, ranks: Iterable[int]) -> str | None:
     """What these ranks' threads, atexit handlers and child processes raised, in one sentence; None if nothing."""
     numbers = list(ranks)
-    found: dict[Report, list[int]] = {}
+    raised: dict[Report, list[int]] = {}  # by which ranks
     for rank, reports in zip(numbers, in_parallel(lambda rank: _read(attempt, rank), numbers), strict=True):
         for report in dict.fromkeys(reports):
-            found.setdefault(report, []).append(rank)
-    own = [report for report in found if not COLLATERAL.search(report.error)] or [*found]
-    if not own:
+            raised.setdefault(report, []).append(rank)
+    causes = [report for report in raised if not COLLATERAL.search(report.error)] or [*raised]
+    if not causes:
         return None
-    own.sort(key=lambda report: [what for what, _, _ in REPORTS].index(report.what))
+    causes.sort(key=lambda report: [what for what, _, _ in REPORTS].index(report.what))
     evidence = Evidence.gather(run, attempt)
-    sentences = [
-        f"{_whose(report.what, found[report])} raised {report.error}{_place(report, evidence)}" for report in own
-    ]
-    more = len(sentences) - NAMED_ERRORS
-    return "; ".join(sentences[:NAMED_ERRORS]) + (f"; and {more} more" if more > 0 else "")
+    sentences = [f"{_whose(r.what, raised[r])} raised {r.error}{_place(r, evidence)}" for r in causes[:NAMED_ERRORS]]
+    more = len(causes) - len(sentences)
+    return "; ".join(sentences) + (f"; and {more} more" if more else "")
 
 
 def _read(attempt: RunFolder, rank: int) -> list[Report]:
