@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import time
@@ -41,8 +42,9 @@ torch.multiprocessing.set_sharing_strategy("file_system")
 shared = torch.zeros(100_000).share_memory_()
 batches = iter(DataLoader(torch.zeros(64, 1000), batch_size=8, num_workers=2))
 kept = [next(batches) for _ in range(3)]
+own = tuple(f"torch_{pid}_" for pid in (os.getpid(), *(worker.pid for worker in batches._workers)))
 (names := open(os.path.join(sys.argv[1], os.environ["RANK"]), "w")).write(
-    " ".join(name for name in os.listdir("/dev/shm") if name.startswith("torch_"))
+    " ".join(name for name in os.listdir("/dev/shm") if name.startswith(own))
 )
 names.close()
 while len(os.listdir(sys.argv[1])) < 2:
@@ -75,15 +77,16 @@ def launch(tmp_path: Path, uploaded: Path, seconds: float, first: str = "", **op
 
 
 def test_an_upload_goes_on_after_the_run_has_succeeded_and_is_named(tmp_path, uploaded) -> None:
-    run = launch(tmp_path, uploaded, seconds=4)
+    run = launch(tmp_path, uploaded, seconds=8)
 
     state = run.wait()
 
     assert not uploaded.exists()
     assert (state.state, state.killed) == ("succeeded", 0)
-    upload = next(p for p in psutil.process_iter(["cmdline"]) if (p.info["cmdline"] or [""])[-1].endswith("upload.py"))
-    said = f"`python upload.py` (pid {upload.pid}) was still running when its ranks had ended, and had until "
-    assert state.notice.startswith(said)
+    named = re.match(
+        r"`python upload.py` \(pid (\d+)\) was still running when its ranks had ended, and had until", state.notice
+    )
+    assert psutil.Process(int(named[1])).cmdline()[-1].endswith("upload.py")
     final = run.folder.state.read_bytes()
     with pytest.raises(labkit.LabError, match="wait for that, or end it"):
         run.rm()
@@ -93,7 +96,7 @@ def test_an_upload_goes_on_after_the_run_has_succeeded_and_is_named(tmp_path, up
     assert read(run.folder.left_running)["killed"] == []
     assert assert_clean(run, state="succeeded")
     assert run.folder.state.read_bytes() == final
-    assert said in repr(run)
+    assert named[0] in repr(run)
     run.rm()
 
 
