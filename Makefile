@@ -9,6 +9,7 @@
 #   make notebooks   every notebook with papermill, executed copies in build/notebooks; and one broken on purpose
 #   make strategies  every strategy trains the same model, resumes from every other, and reports what it must
 #   make planner     plans against the memory, messages and step times of real ranks
+#   make same-program  small programs under bare torchrun and under labkit: nothing may differ
 #   make faults      every way a run can end: killed, stuck, stopped, out of disk, out of memory
 #   make cluster     a real two-node Slurm and two hosts over ssh, created and removed by the tests; needs root
 #   make cluster-demo  from one machine to a cluster and back, in one go
@@ -34,7 +35,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # Suites run several tests at a time, and threads that spin while they wait keep the others from the cores.
 export OMP_WAIT_POLICY := PASSIVE
 
-.PHONY: demo lab quick test integration check format notebooks strategies planner faults cluster cluster-demo browser gpu kaggle kaggle-table soak bench gallery docs constraints clean
+.PHONY: demo lab quick test integration check format notebooks strategies planner same-program faults cluster cluster-demo browser gpu kaggle kaggle-table soak bench gallery docs constraints clean
 
 demo: .venv/notebooks
 	$(BIN)/python notebooks/run.py --into build/demo notebooks/01_quickstart.ipynb
@@ -78,6 +79,9 @@ strategies: .venv/dev
 planner: .venv/dev
 	$(PYTEST) tests/planner
 
+same-program: .venv/dev
+	$(PYTEST) tests/same_program
+
 faults: .venv/dev
 	$(PYTEST) -n 3 tests/faults
 
@@ -101,7 +105,7 @@ kaggle-table: .venv/dev
 	$(BIN)/python benchmarks/kaggle_table.py docs/kaggle_runs.md
 
 soak: .venv/dev
-	PYTHONPATH=$(CURDIR)/build/vision $(BIN)/python -m pytest -m soak -s tests/integration tests/strategies tests/planner tests/faults tests/labs tests/cluster
+	PYTHONPATH=$(CURDIR)/build/vision $(BIN)/python -m pytest -m soak -s tests/integration tests/strategies tests/planner tests/same_program tests/faults tests/labs tests/cluster
 	$(BIN)/python -m pytest -m soak -s tests/browser
 
 bench: .venv/dev

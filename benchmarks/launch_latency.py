@@ -1,8 +1,9 @@
-"""From a launch to the end of the first step: bare torchrun, labkit's first launch of a session, and its later ones.
+"""From a launch to the end of the first step: bare torchrun, labkit's first launch of a session, its later ones, and a
+launch whose ranks are new processes.
 
     python benchmarks/launch_latency.py            (about three minutes on two quiet cores)
 
-The three alternate, since a shared machine's speed changes; the figures are medians of the ratios to bare torchrun.
+They alternate, since a shared machine's speed changes; the figures are medians of the ratios to bare torchrun.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ import select, sys, time
 import labkit
 from labkit.launcher.warm import client
 
-for launch in range(2):
+for launch in range(3):
+    client.FORKS = launch < 2
     began = time.time()
     run = labkit.launch(sys.argv[1], nproc_per_node=int(sys.argv[2]), args=sys.argv[3:], wait=True)
     print("seconds", float(run.logs(rank=0).split("first ")[1].split()[0]) - began, flush=True)
@@ -41,7 +43,7 @@ def seconds_of_torchrun(script: Path, options: list[str]) -> float:
 
 
 def seconds_of_labkit(script: Path, options: list[str]) -> list[float]:
-    """Of the first and of the second launch in a new process."""
+    """Of the first and of the second launch in a new process, and of one that forks nothing."""
     command = [sys.executable, "-c", LAUNCHES, str(script), str(RANKS), *options]
     printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     return [float(line.split()[1]) for line in printed.splitlines() if line.startswith("seconds ")]
@@ -62,8 +64,9 @@ def main() -> None:
             else:
                 bare, launches = seconds_of_torchrun(script, options), seconds_of_labkit(script, options)
             ratios.append([seconds / bare for seconds in launches])
-            print(f"torchrun {bare:.2f} s, labkit {launches[0]:.2f} s, then {launches[1]:.2f} s", flush=True)
-    for name, values in zip(("first launch", "second launch"), zip(*ratios, strict=True), strict=True):
+            first, second, cold = launches
+            print(f"torchrun {bare:.2f} s, labkit {first:.2f} s, then {second:.2f} s, cold {cold:.2f} s", flush=True)
+    for name, values in zip(("first launch", "second launch", "cold launch"), zip(*ratios, strict=True), strict=True):
         print(f"{name}: {statistics.median(values):.2f} of torchrun's time ({min(values):.2f} to {max(values):.2f})")
 
 

@@ -122,7 +122,7 @@ MUTANTS = [
     Mutant(
         "what a supervisor has inherited",
         LAUNCHER + "stop.py",
-        "for p in descendants(supervisor, folder.id)}",
+        "for p in descendants(supervisor, folder.marker)}",
         "for p in ()}",
         ("test_orphans.py", "stopped_supervisor"),
     ),
@@ -262,9 +262,44 @@ MUTANTS = [
     Mutant(
         "a deleted folder",
         LAUNCHER + "supervisor.py",
-        "if is_deleted(self.folder.state):",
-        "if False:",
+        "if not is_deleted(self.folder.state):",
+        "if True:",
         ("test_disk.py", "deleted"),
+    ),
+    Mutant(
+        "a folder that was moved",
+        LAUNCHER + "supervisor.py",
+        "            link.replace(old)  # also the link of an earlier move\n",
+        "",
+        ("test_identity.py", "is_renamed"),
+    ),
+    Mutant(
+        "a copy of a folder",
+        LAUNCHER + "stop.py",
+        "    if not written_state(folder).is_final:  # else there is nothing to stop",
+        "    if False:",
+        ("test_identity.py", "a_copy_reaches"),
+    ),
+    Mutant(
+        "the run of another user",
+        LAUNCHER + "stop.py",
+        'check_own(folder.path, folder.id, "stop it")',
+        "pass",
+        ("test_identity.py", "another_user"),
+    ),
+    Mutant(
+        "a name server that does not answer",
+        LAUNCHER + "watch/host_names.py",
+        "SLOW_SECONDS = 2.0",
+        "SLOW_SECONDS = 2000.0",
+        ("test_host_names.py", "does_not_answer"),
+    ),
+    Mutant(
+        "the host's own name",
+        LAUNCHER + "torchrun.py",
+        ', "--local-addr", "localhost"]',
+        "]",
+        ("test_host_names.py", "own_name"),
     ),
     Mutant(
         "the sweep",
@@ -447,8 +482,8 @@ MUTANTS = [
     Mutant(
         "a rank that is still itself",
         LAUNCHER + "watch/programs.py",
-        "return not is_same and is_alive(process)",
-        "return is_alive(process)",
+        " and _has_open(process.pid, self._attempt.heartbeat(rank)) is False",
+        "",
         ("test_programs.py", "before_it_execs"),
     ),
 ]

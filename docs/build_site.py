@@ -35,7 +35,7 @@ DOWNLOAD = "{{download}}`Download this notebook <../downloads/{name}>`"  # witho
 CONTENTS = {
     "Guide": ["scripts", "models", "launch", "view", "reach", "sweep", "export", "plan", "check", "beyond"]
     + ["cluster", "kaggle"],
-    "Reference": ["api", "faults", "memory", "model_memory", "speed", "published_speed", "parity"]
+    "Reference": ["api", "same_program", "faults", "memory", "model_memory", "speed", "published_speed", "parity"]
     + ["peers", "script_speed", "platforms", "security", "log"],
     "The source articles": ["articles/claims", "articles/decisions"],
 }

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import sys
 from importlib import import_module
-from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 from labkit.errors import LabError, LaunchError, RankFailedError, RunFolderError, ScriptError
@@ -44,7 +43,6 @@ _LAZY = {
     "sweep": "labkit.sweeping",
 }
 
-__version__ = version("labkit")
 __all__ = [
     "LabError",
     "LaunchError",
@@ -70,6 +68,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        return import_module("importlib.metadata").version("labkit")
     if name not in _LAZY:
         raise AttributeError(f"module 'labkit' has no attribute {name!r}; it has {', '.join(__all__)}")
     return getattr(import_module(_LAZY[name]), name)

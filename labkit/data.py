@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 
+from labkit.arguments import checked
 from labkit.errors import LabError
 
 __all__ = ["SOURCES", "complete", "fetch"]
@@ -20,6 +21,7 @@ SOURCES = {"mnist": ("https://ossci-datasets.s3.amazonaws.com/mnist/", MNIST)}
 FOLDERS = ("data", "/kaggle/input")
 
 
+@checked()
 def fetch(name: str) -> Path:
     """The folder with a dataset's files: `data/` or Kaggle's input if they are there, otherwise a cache into which they
     are downloaded and verified.

@@ -14,8 +14,10 @@ from labkit.errors import LaunchError
 from labkit.export import check_live
 from labkit.launcher.exporter import start_exporter
 from labkit.launcher.link import preflight
+from labkit.launcher.request import Launchable, Module
 from labkit.launcher.start import start
 from labkit.planner.plan import Plan
+from labkit.record.rank_files import PROFILE, REACHABLE, TRACE_MEMORY
 from labkit.run import Run
 from labkit.view.frontend import check_kernel, is_headless, notebook_shell, ui
 from labkit.write import Script
@@ -23,15 +25,14 @@ from labkit.write.launch_options import LaunchOptions
 
 __all__ = ["launch", "settings_for", "start_run"]
 
-TRACE_MEMORY = "LABKIT_TRACE_MEMORY"  # read by worker/measures/trace.py
-PROFILE = "LABKIT_PROFILE"  # read by worker/measures/profile.py
-REACHABLE = "LABKIT_REACHABLE"  # read by launcher/supervisor.py
 
-
-def launch(script: Script | Plan | str | os.PathLike[str], **parameters: Any) -> Run:
+def launch(
+    script: Script | Plan | str | os.PathLike[str] | None = None, *, module: str | None = None, **parameters: Any
+) -> Run:
     """Start a script on every rank with torchrun and return immediately; a notebook shows the live view.
 
-    `script` is a Script, the name of one of labkit's own ("ddp"), or a path to any torchrun script. The fields of
+    `script` is a Script, the name of one of labkit's own ("ddp"), or a path to any torchrun script, also a folder or
+    archive with a `__main__.py`; `module="package.train"` starts a module instead, as `torchrun -m` does. The fields of
     LaunchOptions are keywords of this function. All other `parameters` become options of the script (`steps=200` is
     `--steps 200`), and `args` are passed to it unchanged. `nproc_per_node="auto"` is one rank per GPU, or two on the
     CPU. `env` is added to the ranks' environment. `backend="gloo"` allows more ranks than GPUs, which then share them;
@@ -72,8 +73,10 @@ def launch(script: Script | Plan | str | os.PathLike[str], **parameters: Any) ->
         parameters = script.launched_with(options.nproc_per_node, parameters)
         options = replace(options, nproc_per_node=script.ranks, trace_memory=True)
         prediction, script = script.record(), script.path or script.script
-    warn(script)
-    run = start_run(script, options, parameters, tied=tied, prediction=prediction)
+    launched = _launchable(script, module)
+    if not isinstance(launched, Module):
+        warn(launched)
+    run = start_run(launched, options, parameters, tied=tied, prediction=prediction)
     if ui() in ("svg", "display", "static"):
         run.show()
     else:
@@ -84,11 +87,21 @@ def launch(script: Script | Plan | str | os.PathLike[str], **parameters: Any) ->
     return run
 
 
+def _launchable(script: Script | str | os.PathLike[str] | None, module: str | None) -> Launchable:
+    if (script is None) == (module is None):
+        raise LaunchError(f"launch takes either a script or module=…, got script={script!r} and module={module!r}")
+    if module is None:
+        return script or ""
+    if not isinstance(module, str) or not all(map(str.isidentifier, module.split("."))):
+        raise LaunchError(f"module must be the name of a module such as 'package.train', got {module!r}")
+    return Module(module)
+
+
 launch.__signature__ = LaunchOptions.signature_of(launch)  # type: ignore[attr-defined]
 
 
 def start_run(
-    script: Script | str | os.PathLike[str],
+    script: Launchable,
     options: LaunchOptions,
     parameters: Mapping[str, Any],
     *,

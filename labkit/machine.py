@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from typing import Any
 
+from labkit.arguments import checked
 from labkit.diagnosis import Diagnosis, MachineFacts, diagnose, gather
 from labkit.diagnosis.display import as_html, as_text
 from labkit.launcher.hardware import Hardware, hardware
@@ -17,6 +18,7 @@ from labkit.launcher.link import preflight as _preflight
 __all__ = ["Machine", "doctor"]
 
 
+@checked()
 def doctor(*, preflight: bool = False, bandwidth: bool | int = False) -> Machine:
     """Inspect this machine. The result is displayed as a table and says which settings to use here.
 

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import ast
-import os
 import time
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+from labkit.arguments import AtLeastOne, Seconds, checked
 from labkit.cluster import slurm_runs
 from labkit.errors import LabError
 from labkit.record import RunFolder
 from labkit.record.measured.metrics_file import Tail
+from labkit.record.place import check_own
 from labkit.record.requests import Meeting, RequestFolder, post
 from labkit.record.state import current_ranks
 from labkit.record.text import plain
@@ -34,7 +35,8 @@ class Reachable:
 
     folder: RunFolder
 
-    def ask(self, expression: str, *, ranks: Sequence[int] | None = None, timeout: float = TIMEOUT) -> pd.DataFrame:
+    @checked()
+    def ask(self, expression: str, *, ranks: Sequence[int] | None = None, timeout: Seconds = TIMEOUT) -> pd.DataFrame:
         """Evaluate an expression on every rank at the end of the same step. Returns one row per rank, with columns
         `rank`, `step`, and one for the expression, or for each element of a tuple (`"loss.item(), x.shape"`). The
         script's own `rank` and `step` are in the columns `rank_` and `step_`.
@@ -55,7 +57,8 @@ class Reachable:
         ]
         return pd.DataFrame(rows)
 
-    def exec(self, cell: str, *, ranks: Sequence[int] | None = None, timeout: float = TIMEOUT) -> None:
+    @checked()
+    def exec(self, cell: str, *, ranks: Sequence[int] | None = None, timeout: Seconds = TIMEOUT) -> None:
         """Execute statements on every rank at the end of the same step, and print each rank's output.
 
         They can modify the training's objects, but assigning a name does not change the script's variable.
@@ -66,13 +69,12 @@ class Reachable:
             text = "\n".join(filter(None, (result["printed"].rstrip(), result.get("error"))))
             print(plain(f"== rank {rank}, step {answer['step']} ==\n{text}").rstrip())
 
-    def watch(self, expression: str, *, every: int = 10, name: str | None = None) -> None:
+    @checked()
+    def watch(self, expression: str, *, every: AtLeastOne = 10, name: str | None = None) -> None:
         """Record an expression on every rank every `every` steps, as a metric called `name` (default: the expression),
         on the ranks where it is a number. Built in are `grad_norm(model)`, `weight_norm(model)`,
         `update_ratio(optimizer)`, `dead_share(model)` and `largest_output(model, "blocks.0")`. `unwatch` stops it."""
         _parse(expression, "eval")
-        if every < 1:
-            raise LabError(f"every must be at least 1 step, got {every}")
         name = name or expression
         if name in RECORD_FIELDS:
             raise LabError(f"{name!r} is a reserved field name; choose another name=")
@@ -81,6 +83,7 @@ class Reachable:
         if all("error" in result for result in results):
             raise LabError(plain(f"{expression} cannot be watched: {results[0]['error']}"))
 
+    @checked()
     def unwatch(self, name: str) -> None:
         """Stop recording an expression."""
         self._request("unwatch", name=name)
@@ -103,17 +106,20 @@ class Reachable:
             print(plain(f"set in {others[0]}, the optimizer whose steps are counted; {how}"))
         return 1 + _step_of(answers)
 
-    def pause(self, *, timeout: float = TIMEOUT) -> int:
+    @checked()
+    def pause(self, *, timeout: Seconds = TIMEOUT) -> int:
         """Pause all ranks at the end of the same step, and return that step. A paused run counts as alive: its watchdog
         and the timeouts of collectives do not expire, and you can still query it."""
         return _step_of(self._request("pause", timeout=timeout))
 
+    @checked()
     def breakpoint(self, condition: str | None) -> None:
         """Pause all ranks at the end of the first step where a condition holds on any rank, such as `"loss > 10 or loss
         != loss"`; `status()` then names the rank. The breakpoint is removed when its condition holds; a new one
         replaces it, and None removes it. While it is set, the ranks synchronize after every step."""
         self._set_breakpoint(condition, resume=False)
 
+    @checked()
     def until(self, condition: str) -> int:
         """Resume, if the run is paused, until the end of the first step where a condition holds on any rank. Returns
         that step, with all ranks paused at its end. An interrupt leaves the breakpoint set. Raises LabError if the run
@@ -139,7 +145,8 @@ class Reachable:
             self._request("breakpoint", condition=None, resume=False)
             raise LabError(plain(f"{condition} cannot be a condition: {results[0]['error']}"))
 
-    def save(self, *, timeout: float = TIMEOUT) -> str:
+    @checked()
+    def save(self, *, timeout: Seconds = TIMEOUT) -> str:
         """Make one of labkit's scripts save a checkpoint at the end of this step, and return its name, such as
         `step-412`.
 
@@ -168,10 +175,9 @@ class Reachable:
                 raise LabError(plain(f"{self.folder.id} ended before {awaited}: {state}"))
             time.sleep(RECORD_POLL_SECONDS)
 
-    def step(self, steps: int = 1, *, timeout: float = TIMEOUT) -> int:
+    @checked()
+    def step(self, steps: AtLeastOne = 1, *, timeout: Seconds = TIMEOUT) -> int:
         """Resume a paused run for `steps` steps and pause it again; returns the step after which it is paused."""
-        if steps < 1:
-            raise LabError(f"steps must be at least 1, got {steps}")
         return _step_of(self._request("resume", timeout=timeout, steps=steps))
 
     def resume(self) -> None:
@@ -179,7 +185,7 @@ class Reachable:
         self._request("resume", steps=None)
 
     def _request(
-        self, kind: str, ranks: Sequence[int] | None = None, timeout: float = TIMEOUT, **content: Any
+        self, kind: str, ranks: Sequence[int] | None = None, timeout: Seconds = TIMEOUT, **content: Any
     ) -> dict[int, dict[str, Any]]:
         """The answers by rank."""
         attempt = self._reachable_attempt(timeout)
@@ -202,8 +208,7 @@ class Reachable:
 
     def _reachable_attempt(self, timeout: float) -> RunFolder:
         run, deadline = self.folder, time.monotonic() + timeout
-        if run.path.stat().st_uid != os.geteuid():
-            raise LabError(plain(f"{run.id} belongs to another user; only its owner can send it requests"))
+        check_own(run.path, run.id, "send it requests")
         while (state := slurm_runs.state_of(run)).state == "starting" and time.monotonic() < deadline:
             time.sleep(POLL_SECONDS)
         if state.state != "running":

@@ -8,8 +8,9 @@ import time
 from functools import cached_property
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
+from labkit.arguments import Expected, Seconds, checked
 from labkit.cluster import slurm_runs
 from labkit.errors import LabError, RankFailedError, RunFolderError, rank_failed
 from labkit.export import export
@@ -19,8 +20,9 @@ from labkit.launcher.locks.checkpoints import run_that_saves_to
 from labkit.planner.measured import Memory
 from labkit.reach import Reachable
 from labkit.record import RunFolder, RunReader, State, find_run, list_runs
-from labkit.record.files import opened, read_json, read_text, write_json
+from labkit.record.files import opened, read_bytes, read_json, read_text, write_json
 from labkit.record.measured.reader import COLUMNS, rows
+from labkit.record.place import check_original, check_own
 from labkit.record.session import is_session
 from labkit.record.state import StateName, current_ranks
 from labkit.record.stored_runs import unfinished_launches
@@ -46,6 +48,9 @@ POLL_NODES_SECONDS = 1.0  # reads the files of every node from a shared file ser
 PROGRESS_SECONDS = 30.0
 REDRAW_SECONDS = 1.0
 LOG_BYTES = 1 << 20
+Grace = Annotated[
+    float, Expected("a number of seconds from 0 to 86,400", lambda value: 0 <= value < stopping.LONGEST_GRACE)
+]
 
 
 def attach(which: str | os.PathLike[str] = "latest", *, runs_dir: str | os.PathLike[str] | None = None) -> Run:
@@ -66,6 +71,7 @@ class Interrupted(KeyboardInterrupt):
         return [f"KeyboardInterrupt: {self}"]
 
 
+@checked()
 def runs(
     *,
     script: str | None = None,
@@ -127,7 +133,11 @@ class Run(Reachable):
     @property
     def script(self) -> Script:
         """The script exactly as it ran."""
-        return Script.parse(_text(self.folder.script), name=self.folder.read_manifest()["name"])
+        name = self.folder.read_manifest()["name"]
+        try:
+            return Script.read(read_bytes(self.folder.script), self.folder.script, name=name)
+        except OSError as error:
+            raise RunFolderError(plain(f"{self.folder.script} cannot be read: {error.strerror}")) from None
 
     @property
     def tags(self) -> list[str]:
@@ -139,7 +149,8 @@ class Run(Reachable):
     def note(self) -> str:
         return str(_labels(self.folder).get("note") or "")
 
-    def tag(self, *tags: str, note: str | None = None) -> None:
+    @checked()
+    def tag(self, *tags: Any, note: str | None = None) -> None:
         """Add tags and set the note; `labkit.runs()` shows both and filters by a tag. Raises RunFolderError."""
         labels = {
             "tags": list(dict.fromkeys([*self.tags, *map(str, tags)])),
@@ -173,7 +184,8 @@ class Run(Reachable):
         """Whether the run has ended, and everything that its ranks had left running with it."""
         return self.status().is_final and not stopping.still_running(self.folder)
 
-    def wait(self, timeout: float | None = None, *, stop_on_interrupt: bool = True, watch: bool = False) -> State:
+    @checked()
+    def wait(self, timeout: Seconds | None = None, *, stop_on_interrupt: bool = True, watch: bool = False) -> State:
         """Block until the run has ended, for at most `timeout` seconds; returns its state.
 
         The first interrupt reaches the ranks as a KeyboardInterrupt (SIGINT), like Ctrl-C under torchrun, and stops the
@@ -194,7 +206,8 @@ class Run(Reachable):
             raise self._failure(state)
         return state
 
-    def stop(self, *, grace: float | None = None) -> State:
+    @checked()
+    def stop(self, *, grace: Grace | None = None) -> State:
         """Stop the run on every rank: SIGTERM, then, after `grace` seconds, SIGKILL for every process that carries the
         run's marker or descends from its supervisor. By default that is after 5 s, or after torchrun's 30 s while a
         rank is alive that handles SIGTERM. A checkpoint that is being saved may be finished, within 60 s, unless
@@ -218,20 +231,21 @@ class Run(Reachable):
 
         This takes up to 5 seconds, needs neither root nor a debugger, and does not disturb the ranks.
         """
+        check_original(self.path, self.folder.manifest_content)
         if self.status().is_final:
             raise LabError(f"{self.id} has ended, so no rank is running; see run.status() and run.logs()")
+        check_own(self.path, self.id, "read the stacks of its ranks")
         try:
             return look_at(self.folder.latest, self.folder)
         except OSError as error:
             raise RunFolderError(plain(f"the ranks of {self.id} cannot be inspected: {error}")) from None
 
-    def logs(self, *, rank: int | None = None, stream: str = "stdout") -> str:
+    @checked()
+    def logs(self, *, rank: int | None = None, stream: Literal["stdout", "stderr"] = "stdout") -> str:
         """What a rank printed, as text without terminal codes; all ranks one after another if `rank` is None.
 
         A log of more than 1 MiB is truncated to its end; the first line then gives the path of the full log.
         """
-        if stream not in ("stdout", "stderr"):
-            raise LabError(f"stream must be 'stdout' or 'stderr', got {stream!r}")
         folder, ranks = self.folder.latest, current_ranks(self.folder)
         if rank is not None and rank not in ranks:
             raise LabError(f"{self.id} has no rank {rank!r}; its ranks are {', '.join(map(str, ranks))}")
@@ -277,8 +291,12 @@ class Run(Reachable):
 
     def report(self) -> Path:
         """Write `report.html` into the run folder and return its path, which a notebook shows as a link."""
-        return ReportPath(write_report(self.folder))
+        try:
+            return ReportPath(write_report(self.folder))
+        except OSError as error:
+            raise RunFolderError(plain(f"{self.folder.report} cannot be written: {error.strerror}")) from None
 
+    @checked()
     def export(self, to: str, path: str | os.PathLike[str] | None = None, *, project: str = "labkit") -> Path:
         """Write the run's records for another tool and return their location. Exporting again replaces them, except in
         wandb, which keeps one folder per export, with the same run id.

@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterable, Mapping
 from importlib.metadata import version
 from typing import Any
 
+from labkit.arguments import checked
 from labkit.errors import LabError
 from labkit.launching import start_run
 from labkit.planner.candidate import Candidate, evaluate
@@ -39,6 +40,7 @@ MEASURES = "Measure computation and collectives on this machine for 20 seconds, 
 COUNTING = "calculating the model's memory without allocating it (a few seconds) …"
 
 
+@checked()
 def panel(
     script: Script | str = "fsdp", *, device: str | None = None, ranks: int | None = None, **parameters: Any
 ) -> Panel:

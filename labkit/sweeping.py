@@ -10,6 +10,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from labkit.arguments import Seconds, checked
 from labkit.checking.before_launch import warn
 from labkit.cluster.job_options import JobOptions
 from labkit.errors import LabError, LaunchError, RankFailedError
@@ -18,6 +19,7 @@ from labkit.launcher.start import removed_on_failure
 from labkit.launcher.stop import stop
 from labkit.launching import settings_for
 from labkit.record import RunFolder, RunReader
+from labkit.record.place import check_original, check_own
 from labkit.record.text import plain
 from labkit.run import Interrupted, Run
 from labkit.sweeps import array
@@ -128,7 +130,8 @@ class Sweep:
             return state
         return array.settled(self.folder, state, self.results())
 
-    def wait(self, timeout: float | None = None, *, stop_on_interrupt: bool = True) -> SweepState:
+    @checked()
+    def wait(self, timeout: Seconds | None = None, *, stop_on_interrupt: bool = True) -> SweepState:
         """Block until the sweep has ended, for at most `timeout` seconds; returns its state, which says how many points
         failed.
 
@@ -149,6 +152,7 @@ class Sweep:
             self._raise_failure(results)
         return self.status()
 
+    @checked()
     def stop(self, point: int | None = None) -> SweepState:
         """Stop all runs and the queue, or only one point, running or waiting. `resume()` runs what was stopped.
 
@@ -162,6 +166,7 @@ class Sweep:
         print(f"{plain(self.id)}: {headline(self.results(), self._results)}", flush=True)
         return self.status()
 
+    @checked()
     def resume(
         self,
         *,
@@ -250,6 +255,8 @@ class Sweep:
 
     def _stop(self, point: int | None = None) -> None:
         """Stop without output: the live view calls it in a thread."""
+        check_own(self.path, self.id, "stop it")
+        check_original(self.path, self._results.manifest, self.folder.manifest.name)
         if self.folder.array():
             array.stop_points([result for result in self.results() if point in (None, result.point)])
             return

@@ -65,10 +65,15 @@ def marked_processes(root: Path) -> list[psutil.Process]:
     found = []
     for process in psutil.process_iter():
         try:
-            run = process.environ().get("LABKIT_RUN")
-            where = Path(process.environ().get("LABKIT_RUN_DIR", "/"))
-            if run and where.is_relative_to(root) and process.status() != psutil.STATUS_ZOMBIE:
+            environment = process.environ()
+            is_here = environment.get("LABKIT_RUNS") == str(root) or prints_below(root, process.pid)
+            if "LABKIT_RUN" in environment and is_here and process.status() != psutil.STATUS_ZOMBIE:
                 found.append(process)
         except (psutil.Error, OSError):
             continue
     return found
+
+
+def prints_below(root: Path, pid: int) -> bool:
+    """Whether a process's output, or its standard errors, go into a file there: a fork's environment shows little."""
+    return any(Path(f"/proc/{pid}/fd/{number}").readlink().is_relative_to(root) for number in (1, 2))

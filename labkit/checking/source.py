@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import ast
-import io
 import json
 import os
 import re
 import textwrap
-import tokenize
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from labkit.errors import ScriptError
+from labkit.record.files import is_a
 from labkit.write import Script, script_names
+from labkit.write.cells import is_python
+from labkit.write.files import read_file, text_of
 
 __all__ = ["Piece", "Source", "files_in", "read"]
 
@@ -75,7 +75,7 @@ def read(script: Script | str | os.PathLike[str]) -> Source:
     if isinstance(script, str) and "\n" in script:
         raise ScriptError("check takes a Script, a script's name or a path; for text, use check(Script.parse(text))")
     path = Path(script)
-    if path.suffix not in (".py", ".ipynb", *MARKDOWN) and not path.exists():
+    if path.suffix not in (".py", ".ipynb", *MARKDOWN) and not is_a(Path.exists, path):
         Script.load(script)  # its error lists the known names
     if path.suffix == ".ipynb":
         return _notebook(path)
@@ -85,19 +85,13 @@ def read(script: Script | str | os.PathLike[str]) -> Source:
 
 
 def _text(path: Path) -> str:
+    content = read_file(path, "a script, a notebook or a Markdown page")
+    if path.suffix not in (".ipynb", *MARKDOWN):
+        return text_of(content, path)
     try:
-        raw = path.read_bytes()
-    except IsADirectoryError:
-        raise ScriptError(f"{path} is a folder; expected a script, a notebook or a Markdown page") from None
-    except (OSError, ValueError) as error:  # ValueError: a NUL in the name
-        why = getattr(error, "strerror", None) or error
-        raise ScriptError(f"{str(path).replace(chr(0), '')} cannot be read: {why}") from None
-    try:
-        encoding = tokenize.detect_encoding(io.BytesIO(raw).readline)[0] if path.suffix == ".py" else "utf-8-sig"
-        text = raw.decode(encoding)
-    except (SyntaxError, LookupError, UnicodeDecodeError) as error:
-        raise ScriptError(f"{path} cannot be decoded in its declared encoding: {error}") from None
-    return text.replace("\r\n", "\n").replace("\r", "\n")
+        return content.decode("utf-8-sig").replace("\r\n", "\n").replace("\r", "\n")
+    except UnicodeDecodeError as error:
+        raise ScriptError(f"{path} is not UTF-8 text: {error}") from None
 
 
 def _blocks(page: str) -> Iterator[Piece]:
@@ -154,15 +148,7 @@ def _python(lines: list[str]) -> list[str] | None:
     if lines[0].startswith("%%"):
         return []
     plain = [ASSIGNED.sub(r"\g<target>None", MAGIC.sub(r"\g<indent>pass", line)) for line in lines]
-    return next((each for each in (lines, plain) if _is_python("\n".join(each))), None)
-
-
-def _is_python(text: str) -> bool:
-    try:
-        ast.parse(text)
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return False
-    return True
+    return next((each for each in (lines, plain) if is_python("\n".join(each))), None)
 
 
 def explain(error: Any, source: Source, piece: Piece) -> str:

@@ -24,6 +24,7 @@ from labkit.launcher import checks
 from labkit.launcher.hardware import Gpu, Hardware, hardware
 from labkit.launcher.multinode import create, node_command
 from labkit.launcher.network_interface import is_loopback, own_address_towards, resolved
+from labkit.launcher.request import Launchable
 from labkit.record import Nodes, RunFolder, runs_root
 from labkit.write import Script
 from labkit.write.launch_options import LaunchOptions
@@ -37,7 +38,7 @@ _ties: list[subprocess.Popen[bytes]] = []
 
 
 def begin(
-    script: Script | str | os.PathLike[str],
+    script: Launchable,
     options: LaunchOptions,
     parameters: Mapping[str, Any],
     *,

@@ -96,8 +96,9 @@ def stop(
     folder: RunFolder, *, grace: float | None = None, interrupts: bool = False, say: Callable[[str], object] = str
 ) -> State:
     """End a run: request a stop of its nodes, cancel its job, and wait until Slurm reports its end; see
-    `launcher.stop.stop`. Raises LabError if it does not end.
+    `launcher.stop.stop`. Raises LabError if it does not end, or if it may not be stopped from here.
     """
+    stopping.check_may_stop(folder)
     job_id = job_of(folder)
     job = slurm.ask(job_id, output=_output(folder), refresh=True) if job_id else None
     if job is None:

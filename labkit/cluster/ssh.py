@@ -11,7 +11,6 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -99,8 +98,9 @@ PASTE = "`labkit launch --hosts … --print` prints the lines to paste into a te
 def _there(question: str) -> str:
     """The command for the other host's shell: same interpreter, modules and folder."""
     path = os.environ.get("PYTHONPATH")
-    settings: Mapping[str, str] = {"PYTHONSAFEPATH": "1"} | ({"PYTHONPATH": path} if path else {})
-    words = ["env", *(f"{k}={v}" for k, v in settings.items()), sys.executable, "-m", "labkit.cluster.remote", question]
+    settings = ["env", f"PYTHONPATH={path}"] if path else []
+    # -P: a `random.py` in the folder must not be imported instead of the standard library's
+    words = [*settings, sys.executable, "-P", "-m", "labkit.cluster.remote", question]
     return f"cd {shlex.quote(str(Path.cwd()))} && exec {shlex.join(words)}"
 
 

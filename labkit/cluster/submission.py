@@ -14,7 +14,7 @@ from labkit.cluster import slurm
 from labkit.cluster.job_options import JobOptions
 from labkit.cluster.sbatch import HEAD, NODE, PORT, LaunchFile, array_text, sbatch_text
 from labkit.errors import LaunchError
-from labkit.launcher import multinode
+from labkit.launcher import checks, multinode
 from labkit.launcher.request import check
 from labkit.launcher.start import removed_on_failure
 from labkit.launcher.torchrun import without_leftovers
@@ -141,16 +141,14 @@ def resolved(job: JobOptions) -> JobOptions:
             where = f"partition {partition}" if partition else "this cluster"
             why = "cannot be queried here" if ranks is None else f"reports no GPUs in {where}"
             raise LaunchError(f"Slurm {why}: set the number of ranks per node with nproc_per_node=…")
-    for what, count in (("nodes", job.nodes), ("nproc_per_node", ranks)):
-        if isinstance(count, bool) or not isinstance(count, int) or count < 1:
-            raise LaunchError(f"{what} must be an integer, at least 1; got {count!r}")
-    if isinstance(job.options, str):
-        raise LaunchError(f"options must be a list such as ['--qos=high', '--mem=64G'], got {job.options!r}")
+    if not isinstance(ranks, int) or ranks < 1:
+        raise LaunchError(f"nproc_per_node must be an integer, at least 1; got {ranks!r}")
     for option in job.options:
         if not str(option).startswith("-"):
             raise LaunchError(f"{option!r} is not an sbatch option: expected one such as '--qos=high'")
         if OWN.fullmatch(str(option)):
             raise LaunchError(f"{option!r} conflicts with an option of the launch file; omit it, or edit the file")
+    checks.check_arguments([*job.options, *filter(None, (account, partition))])
     gpus = job.gpus_per_node
     if gpus is None:
         gpus = ranks if (slurm.gpus_per_node(partition) or 0) >= ranks else 0

@@ -15,7 +15,7 @@ DAYS = re.compile(r"(\d+)-(\d+)(?::(\d+))?(?::(\d+))?")
 SHORT = re.compile(r"(?:(?:(\d+):)?(\d+):(\d+)|(\d+))")
 
 
-def seconds_of(time: str) -> int | None:
+def seconds_of(time: str | int) -> int | None:
     """A time limit in seconds; None for UNLIMITED. Raises LaunchError for what sbatch would refuse."""
     text = str(time)
     if text.upper() in ("UNLIMITED", "INFINITE"):

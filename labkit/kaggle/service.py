@@ -88,7 +88,7 @@ def _logged_in() -> Any:
             api = KaggleApi()
             api.authenticate()
     except ImportError:
-        raise LabError("Kaggle's client is missing; install it: pip install 'labkit[kaggle]'") from None
+        raise LabError("Kaggle's client is missing; install it: pip install kaggle") from None
     except SystemExit:
         raise LoginError(
             "you are not logged in to Kaggle: run `kaggle auth login`, or put a token from "

@@ -5,11 +5,14 @@ from __future__ import annotations
 import ast
 import importlib.util
 import math
+import os
 import re
+import shlex
+import subprocess
 import sys
 from collections.abc import Iterable, Mapping
 from importlib.machinery import PathFinder
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import PackageNotFoundError, requires, version
 from typing import Any
 
 import psutil
@@ -24,7 +27,6 @@ __all__ = [
     "TORCH_FLOOR",
     "check_arguments",
     "check_batch",
-    "check_retries_and_watchdog",
     "check_environment",
     "check_imports",
     "check_interface",
@@ -32,6 +34,7 @@ __all__ = [
     "check_precision",
     "check_ranks",
     "check_torch",
+    "imports_in_doubt",
     "imported",
     "release_of",
 ]
@@ -45,9 +48,13 @@ SECRET_FLAG = re.compile(
     r"|(secret|password|passwd|passphrase|credentials?)([-_][\w-]*)?))(=|$)",
     re.IGNORECASE,
 )
-MODELS = {"transformers", "datasets", "peft", "safetensors", "pyarrow"}  # packages of labkit's group of this name
 SPLITS_REPLICAS = re.compile(r'mesh_dim_names=\([^)]*"(tensor|pipeline|context)"')
 PROVIDED_BY = {"PIL": "pillow", "cv2": "opencv-python", "skimage": "scikit-image", "sklearn": "scikit-learn"}
+RUNS_CODE = (ast.Call, ast.If, ast.For, ast.While, ast.With, ast.Try, ast.Match, ast.Delete, ast.Attribute)
+FIND = "import sys; sys.path.insert(0, sys.argv[1]); from importlib.util import find_spec; " + (
+    "print(*(name for name in sys.argv[2:] if find_spec(name) is None))"
+)
+FIND_SECONDS = 10.0
 LONGEST_NAME = 100
 LONGEST_WORD = 100_000  # the limit on Linux is 131,072 bytes
 
@@ -179,20 +186,72 @@ def check_imports(script: Script, folders: list[str]) -> None:
     """The modules that the script imports unconditionally are found by this interpreter or in `folders`."""
     missing = sorted(name for name in imported(script) if not _can_be_found(name, folders))
     if missing:
-        packages = ["'labkit[models]'"] if {*missing} <= MODELS else [PROVIDED_BY.get(name, name) for name in missing]
         raise LaunchError(
             f"{script.name}.py imports {', '.join(missing)}, which {sys.executable} cannot find. Install it: "
-            f"{sys.executable} -m pip install {' '.join(packages)}; or start "
-            "labkit from an environment that has it. Your own modules must be in the script's folder"
+            f"{_installation(missing)}; or start labkit from an environment that has it. Your own modules must be in "
+            "the current folder"
         )
+
+
+def imports_in_doubt(script: Script, folder: str, python_path: str) -> list[str]:
+    """One sentence for each module that the user's own script imports first and that a new interpreter does not find.
+
+    From the first statement that runs code on, nothing is known: it may change where modules are found, as may a module
+    of the user's own. So may a package that was installed after this process started; hence the new interpreter.
+    """
+    names: dict[str, int] = {}
+    for statement in ast.parse(str(script)).body:
+        if isinstance(statement, ast.Import | ast.ImportFrom):
+            imports = _packages(statement)
+            if any(PathFinder.find_spec(name, [folder]) for name in imports):
+                break
+            for name in imports:
+                names.setdefault(name, statement.lineno)
+        elif any(isinstance(node, RUNS_CODE) for node in ast.walk(statement)):
+            break
+    missing = [name for name in names if not _can_be_found(name, [])]
+    return [
+        f"{script.name}.py:{names[name]}: imports {name}, which {sys.executable} does not find; to install it: "
+        f"{_installation([name])}"
+        for name in (_not_found_in_new_interpreter(missing, folder, python_path) if missing else [])
+    ]
+
+
+def _not_found_in_new_interpreter(names: list[str], folder: str, python_path: str) -> list[str]:
+    environment = os.environ | ({"PYTHONPATH": python_path} if python_path else {})
+    try:
+        done = subprocess.run(
+            [sys.executable, "-P", "-c", FIND, folder, *names],
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=FIND_SECONDS,
+            check=True,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return []
+    return done.stdout.split()
+
+
+def _installation(names: list[str]) -> str:
+    """The command that installs the packages of these modules, in the versions that labkit works with."""
+    ours = [requirement.partition(";")[0].strip() for requirement in requires("labkit") or ()]
+    versions = {re.split(r"[^\w.-]", each)[0]: each for each in ours}
+    packages = [PROVIDED_BY.get(name, name) for name in names]
+    return shlex.join([sys.executable, "-m", "pip", "install", *(versions.get(each, each) for each in packages)])
 
 
 def imported(script: Script) -> set[str]:
     """The top-level packages that the script imports unconditionally."""
     statements = [s for s in ast.parse(str(script)).body if isinstance(s, ast.Import | ast.ImportFrom)]
-    names = {a.name for s in statements if isinstance(s, ast.Import) for a in s.names}
-    names |= {s.module for s in statements if isinstance(s, ast.ImportFrom) and s.module and not s.level}
-    return {name.split(".")[0] for name in names}
+    return {name for statement in statements for name in _packages(statement)}
+
+
+def _packages(statement: ast.Import | ast.ImportFrom) -> list[str]:
+    """The top-level packages of an import, of a relative one none."""
+    if isinstance(statement, ast.Import):
+        return [alias.name.split(".")[0] for alias in statement.names]
+    return [statement.module.split(".")[0]] if statement.module and not statement.level else []
 
 
 def _can_be_found(package: str, folders: list[str]) -> bool:
@@ -243,16 +302,6 @@ def check_interface(names: str) -> None:
                 f"GLOO_SOCKET_IFNAME={names!r}, but there is no interface {name}; this host has: {', '.join(here)}. "
                 "On a single machine, unset it"
             )
-
-
-def check_retries_and_watchdog(retries: Any, watchdog: Any) -> None:
-    """`retries` and `watchdog` (in seconds) are valid numbers."""
-    if isinstance(retries, bool) or not isinstance(retries, int) or retries < 0:
-        raise LaunchError(f"retries must be an integer, 0 or more, got {retries!r}")
-    if watchdog is None:
-        return
-    if isinstance(watchdog, bool) or not isinstance(watchdog, int | float) or not 1 <= watchdog < math.inf:
-        raise LaunchError(f"watchdog must be a number of seconds, at least 1, got {watchdog!r}")
 
 
 def _check_word(what: str, text: str) -> None:

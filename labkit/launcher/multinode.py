@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
@@ -12,19 +11,25 @@ from labkit.errors import RunFolderError
 from labkit.launcher import checks
 from labkit.launcher.hardware import Hardware, platform_name
 from labkit.launcher.locks.gpus import gpus_of
-from labkit.launcher.request import check, checkpoint_arguments, with_options
+from labkit.launcher.request import Launchable, check, checkpoint_arguments, with_options
 from labkit.launcher.start import removed_on_failure, write_folder
-from labkit.launcher.torchrun import assignments, node_torchrun_command, recorded_environment, worker_arguments
+from labkit.launcher.torchrun import (
+    TORCHRUN,
+    assignments,
+    guest_arguments,
+    node_torchrun_command,
+    plain_arguments,
+    recorded_environment,
+)
 from labkit.record import Nodes, RunFolder, runs_root
 from labkit.record.files import write_json
-from labkit.write import Script
 from labkit.write.launch_options import LaunchOptions
 
 __all__ = ["create", "node_command", "plain_command", "torchrun_of_node"]
 
 
 def create(
-    script: Script | str | os.PathLike[str],
+    script: Launchable,
     nodes: Nodes,
     options: LaunchOptions,
     parameters: Mapping[str, Any],
@@ -42,7 +47,6 @@ def create(
     """
     checks.check_torch(platform_name())
     env = checks.check_environment(options.env or {})
-    checks.check_retries_and_watchdog(0, options.watchdog)
     request = check(script, options.args, parameters, nodes.world_size, env.get("PYTHONPATH", ""))
     if machine and not request.path:
         checks.check_precision(request.options.get("precision"), machine, nodes.nproc_per_node)
@@ -51,11 +55,11 @@ def create(
     with removed_on_failure(folder):
         folder.nodes.mkdir()
         arguments = [*request.argv, *checkpoint_arguments(request, {"save_every": "1"} if saves else {}, folder)]
-        file = request.file(folder)
-        plain = [plain_command(nodes, node, address, port, file, request.argv) for node in range(nodes.count)]
+        program = request.words(folder)
+        plain = [plain_command(nodes, node, address, port, program, request.argv) for node in range(nodes.count)]
         lines = [" ".join([*assignments(env), line]) for line in plain]
         manifest = {
-            "torchrun": _torchrun(folder, nodes, 0, address, port, file, arguments),
+            "torchrun": _torchrun(folder, nodes, 0, address, port, program, arguments),
             "world_size": nodes.world_size,
             "nodes": nodes.as_dict(),
             "backend": None if machine is None else machine.backend,
@@ -79,8 +83,7 @@ def torchrun_of_node(folder: RunFolder, node: int | str, address: str, port: int
     nodes = Nodes.read(manifest)
     if nodes is None:
         raise RunFolderError(f"{folder.id} is a single-node run; expected a multi-node run")
-    file = str(manifest["script"]["path"] or folder.script)
-    return _torchrun(folder, nodes, node, address, port, file, manifest["args"])
+    return _torchrun(folder, nodes, node, address, port, manifest["program"], manifest["args"])
 
 
 def node_command(folder: RunFolder, node: int, address: str, port: int) -> list[str]:
@@ -89,13 +92,23 @@ def node_command(folder: RunFolder, node: int, address: str, port: int) -> list[
     return [*supervisor, *torchrun_of_node(folder, node, address, port)]
 
 
-def plain_command(nodes: Nodes, node: int | str, address: str, port: int | str, file: str, args: Sequence[str]) -> str:
+def plain_command(
+    nodes: Nodes, node: int | str, address: str, port: int | str, program: Sequence[str], args: Sequence[str]
+) -> str:
     """The command that runs one node's part of the same training without labkit."""
-    return shlex.join(node_torchrun_command(["torchrun"], nodes, node, address, port, "--", file, *args))
+    rest = plain_arguments(program, args)
+    return shlex.join(node_torchrun_command(["torchrun"], nodes, node, address, port, *rest))
 
 
 def _torchrun(
-    folder: RunFolder, nodes: Nodes, node: int | str, address: str, port: int | str, file: str, args: Sequence[str]
+    folder: RunFolder,
+    nodes: Nodes,
+    node: int | str,
+    address: str,
+    port: int | str,
+    program: Sequence[str],
+    args: Sequence[str],
 ) -> list[str]:
-    torchrun = [sys.executable, "-m", "torch.distributed.run"]
-    return node_torchrun_command(torchrun, nodes, node, address, port, *worker_arguments(folder.node(node), file, args))
+    torchrun = [sys.executable, "-P", "-m", TORCHRUN]
+    rest = guest_arguments(folder, folder.node(node).torchrun_logs, program, args)
+    return node_torchrun_command(torchrun, nodes, node, address, port, *rest)

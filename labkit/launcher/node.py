@@ -32,21 +32,20 @@ from labkit.launcher import checks
 from labkit.launcher.causes.node_loss import MEETING_SECONDS
 from labkit.launcher.causes.several_nodes import conclusion
 from labkit.launcher.causes.signals import oom_kills
-from labkit.launcher.hardware import usable_cores
 from labkit.launcher.leftovers import LEFT_SECONDS, Leftovers
 from labkit.launcher.locks.checkpoints import lock_checkpoints
 from labkit.launcher.network_interface import interface_of, is_loopback, own_address_towards, resolved
 from labkit.launcher.stop import SAVING_SECONDS, StopRequest
 from labkit.launcher.supervisor import Supervisor, prepare
-from labkit.launcher.torchrun import rank_environment, script_folder
+from labkit.launcher.torchrun import rank_environment
 from labkit.launcher.watch.peers import CONCLUSIONS, ENDING_TIMEOUT_SECONDS, POLL_SECONDS, WORKS, Peer
 from labkit.launcher.watch.progress import Progress
 from labkit.record import Identity, Nodes, RunFolder, State, write_state
 from labkit.record.files import in_parallel, read_json, refresh, write_json
-from labkit.record.folder import NODE_MARKER
 from labkit.record.identity import HOST, host_name
 from labkit.record.measured.fold import NodeFold, are_folded
 from labkit.record.nodes import beat, is_on_this_host, supervisor_of
+from labkit.record.rank_files import MODULES, NODE_MARKER
 
 __all__ = ["main"]
 
@@ -211,15 +210,8 @@ class NodeSupervisor(Supervisor):
 
     def environment(self) -> dict[str, str]:
         """The environment of this node's ranks, with the settings of this host. Raises LaunchError."""
-        path = self.manifest["script"]["path"]
-        environment, _ = rank_environment(
-            os.environ,
-            self.attempt_folder,
-            nproc_per_node=self.nodes.nproc_per_node,
-            cores=usable_cores() // self.nodes.sharing(self.node),
-            script_dir=script_folder(path) if path else str(self.manifest["cwd"]),
-            interface=self.interface(),
-        )
+        modules = {} if self.manifest["script"]["path"] else {MODULES: str(self.manifest["cwd"])}
+        environment, _ = rank_environment(os.environ, modules, self.interface())
         checks.check_interface(environment["GLOO_SOCKET_IFNAME"])
         return environment | {NODE_MARKER: str(self.node)}
 

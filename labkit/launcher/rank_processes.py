@@ -11,7 +11,7 @@ from typing import Literal
 
 import psutil
 
-from labkit.record import Identity
+from labkit.record import Identity, RunFolder
 from labkit.record.text import plain
 
 __all__ = ["Disposition", "Work", "cleans_up", "command_in_words", "disposition", "is_alive", "ranks_of"]
@@ -23,6 +23,7 @@ PROCESSOR_SECONDS, BYTES = 0.1, 100_000
 LOOK_SECONDS = 0.5
 LONGEST_WORD = 60
 MASKS = {"handled": "SigCgt", "ignored": "SigIgn"}  # lines of /proc/<pid>/status
+GUEST = RunFolder("").guest.name  # which is between the interpreter and the script of a rank
 CLEANERS = ("torch_shm_manager", "multiprocessing.resource_tracker")
 INTERPRETERS = re.compile(r"(python[\d.]*|pypy[\d.]*|(ba|da|z|k|c|tc|fi)?sh|perl|node|ruby)$")
 
@@ -120,6 +121,6 @@ def _what_runs(arguments: list[str], process: psutil.Process) -> list[str]:
     for word, following in zip(arguments, [*arguments[1:], ""], strict=True):
         if word in ("-m", "-c"):
             return [word, following] if word == "-m" else [word]
-        if not word.startswith("-") and (file := Path(process.cwd(), word)).is_file():
+        if not word.startswith("-") and (file := Path(process.cwd(), word)).is_file() and file.name != GUEST:
             return [file.name]
     return []

@@ -51,7 +51,7 @@ def main() -> None:
     supervisor, processes = psutil.Process(parent), set[psutil.Process]()
     while os.getppid() == parent:
         time.sleep(PERIOD_SECONDS)
-        before, processes = processes, set(descendants(supervisor, folder.id))
+        before, processes = processes, set(descendants(supervisor, folder.marker))
         if processes != before and os.getppid() == parent:  # otherwise another process has adopted them
             _record(home, processes)
         readings = [device() for device in devices]

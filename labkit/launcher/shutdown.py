@@ -25,7 +25,7 @@ from labkit.record import Identity, Nodes, RunFolder
 from labkit.record.files import in_parallel, read_json
 from labkit.record.measured.metrics_file import finite
 
-__all__ = ["TORCHRUN_TIMEOUT", "Shutdown", "torchrun_seconds"]
+__all__ = ["Shutdown", "torchrun_seconds"]
 
 TORCHRUN_TIMEOUT = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
 IDLE_SECONDS = 5.0  # a rank that has done nothing for so long after SIGINT has not seen it, or waits for one

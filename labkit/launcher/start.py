@@ -17,9 +17,11 @@ from typing import Any
 from labkit.errors import RunFolderError
 from labkit.launcher import checks
 from labkit.launcher.hardware import Hardware, hardware, platform_name
+from labkit.launcher.invisible import write_starting_files
 from labkit.launcher.locks.checkpoints import lock_checkpoints
 from labkit.launcher.locks.gpus import check_gpus_are_free, gpus_of, one_launch_at_a_time
 from labkit.launcher.request import (
+    Launchable,
     LaunchRequest,
     check,
     checkpoint_arguments,
@@ -31,16 +33,17 @@ from labkit.launcher.torchrun import (
     rank_environment,
     recorded_environment,
     reproducing_command,
-    script_folder,
     torchrun_command,
 )
 from labkit.launcher.warm import client as warm
+from labkit.launcher.warm.eligibility import why_new_processes
 from labkit.launcher.warm.proc import with_room
 from labkit.record import RunFolder, State, runs_root, write_state
 from labkit.record.files import write_json
 from labkit.record.nodes import record_starting_supervisor
+from labkit.record.rank_files import MODULES
 from labkit.record.session import current_folder
-from labkit.write import Script, command_line
+from labkit.write import command_line
 from labkit.write.launch_options import LaunchOptions
 
 __all__ = [
@@ -55,7 +58,7 @@ _supervisors: list[subprocess.Popen[bytes]] = []
 
 
 def start(
-    script: Script | str | os.PathLike[str],
+    script: Launchable,
     options: LaunchOptions,
     parameters: Mapping[str, Any],
     *,
@@ -79,31 +82,28 @@ def start(
     request = check(script, options.args, parameters, ranks, env.get("PYTHONPATH", ""), source=source)
     checks.check_precision(None if request.path else request.options.get("precision"), machine, ranks)
     checks.check_interface({**os.environ, **env}.get("GLOO_SOCKET_IFNAME", ""))
-    checks.check_retries_and_watchdog(options.retries, options.watchdog)
     fewer = fewer_ranks(request, ranks, options)
 
     folder = RunFolder.create(runs_root(options.runs_dir), str(options.name or request.script.name))
     deadline = session_deadline(request) if request.path is None and ends_with_session else {}
     request = with_options(request, deadline)
     args = [*request.argv, *command_line(request.script, deadline), *checkpoint_arguments(request, deadline, folder)]
-    environment, dropped = rank_environment(
-        os.environ,
-        folder,
-        nproc_per_node=ranks,
-        cores=machine.cores,
-        script_dir=script_folder(request.path),
-        extra=env,
-    )
+    modules = {} if request.path else {MODULES: str(current_folder())}
+    environment, dropped = rank_environment(os.environ, modules | env)
     if ranks > CROWDED * machine.cores and not machine.gpus:
         print(f"{ranks} ranks on {machine.cores} cores: they start one at a time, and timings will not be meaningful")
+    threads = machine.cores // ranks
+    if ranks > 1 and threads > 1 and not machine.gpus and "OMP_NUM_THREADS" not in environment:
+        print(f"torchrun gives each rank one thread; to use all cores, pass env={{'OMP_NUM_THREADS': '{threads}'}}")
 
     gpus = gpus_of(machine, ranks)
     with removed_on_failure(folder):
         manifest = {
-            "torchrun": torchrun_command(folder, ranks, request.file(folder), args),
+            "torchrun": torchrun_command(folder, ranks, request.words(folder), args),
             **_devices_of(machine, ranks),
             "env": recorded_environment(environment),
             "env_dropped": dropped,
+            "new_processes": _why_new_processes(request, environment),
             "retries": options.retries,
             "fewer_ranks": fewer,
             "watchdog": options.watchdog,
@@ -122,6 +122,14 @@ def start(
     return folder
 
 
+def _why_new_processes(request: LaunchRequest, environment: Mapping[str, str]) -> str | None:
+    """Why the ranks are new processes, not forks of one that has imported torch; None if they may be forks."""
+    if not warm.may_fork(environment):
+        return f"{warm.VARIABLE} is 0, or this system does not support it"
+    text, folder = str(request.script), request.path.parent if request.path else current_folder()
+    return why_new_processes(request.program or ["script.py"], text, folder, environment)
+
+
 def _devices_of(machine: Hardware, ranks: int) -> dict[str, Any]:
     """The fields of the manifest about what the ranks run on."""
     return {
@@ -134,8 +142,8 @@ def _devices_of(machine: Hardware, ranks: int) -> dict[str, Any]:
 
 def _line_without_labkit(request: LaunchRequest, folder: RunFolder, ranks: int, environment: Mapping[str, str]) -> str:
     """The command that runs the same training without labkit, with the variables that the launch adds."""
-    added = {k: v for k, v in environment.items() if k == "OMP_NUM_THREADS" or os.environ.get(k) != v}
-    return reproducing_command(request.file(folder), ranks, request.argv, added)
+    added = {k: v for k, v in environment.items() if os.environ.get(k) != v}
+    return reproducing_command(request.words(folder), ranks, request.argv, added)
 
 
 @contextmanager
@@ -155,7 +163,8 @@ def write_folder(
 ) -> None:
     """Write the request to the run folder before anything starts. `lines` run the same training without labkit;
     `manifest` holds the fields that depend on the kind of launch."""
-    folder.script.write_text(str(request.script), encoding="utf-8")
+    folder.script.write_bytes(request.script.encoded())
+    write_starting_files(folder)
     folder.ranks.mkdir()
     folder.command.write_text("".join(line + "\n" for line in lines), encoding="utf-8")
     write_json(
@@ -163,9 +172,11 @@ def write_folder(
         {
             "format": 1,
             "id": folder.id,
+            "folder": str(folder.path),
             "name": request.script.name,
             "created": datetime.now(UTC).isoformat(timespec="milliseconds"),
-            "script": {"sha256": request.script.sha256, "path": str(request.path) if request.path else None},
+            "script": {"sha256": request.script.sha256, "path": request.file},
+            "program": request.words(folder),
             "cells": {c.title: {"origin": c.origin} for c in request.script.parts if c.origin},
             "parameters": dict(request.options),
             "args": args,
@@ -202,7 +213,7 @@ def _start_supervisor(
     folder: RunFolder, environment: Mapping[str, str], descriptors: Sequence[int], *, owner: int
 ) -> subprocess.Popen[bytes]:
     # The environment may hold secrets: it is inherited and never written to disk.
-    command = [sys.executable, "-m", "labkit.launcher.supervisor", str(folder.path), str(owner)]
+    command = [sys.executable, "-u", str(folder.outermost), "labkit.launcher.supervisor", str(folder.path), str(owner)]
     variables = dict(environment)
     if warm.may_fork(environment):
         command, variables = with_room(command, variables)

@@ -23,12 +23,15 @@ from labkit.record.folder import MARKER, NODE_MARKER
 from labkit.record.left_running import LeftRunning, left_running
 from labkit.record.measured.metrics_file import finite
 from labkit.record.nodes import heard_nodes, supervisor_is_starting, supervisor_of
-from labkit.record.state import supervisor_is_elsewhere
+from labkit.record.place import check_original, check_own, original_of
+from labkit.record.state import supervisor_is_elsewhere, written_state
 
 __all__ = [
     "GRACE_SECONDS",
+    "LONGEST_GRACE",
     "SAVING_SECONDS",
     "StopRequest",
+    "check_may_stop",
     "descendants",
     "processes_of",
     "request_stop",
@@ -75,13 +78,17 @@ def stop(
 
     The run's supervisor does the work, and `say` is called with what it waits for. If it is gone or does not finish,
     this process does the work, and kills a supervisor that is suspended by a signal. The state of a run that was lost
-    stays "lost".
+    stays "lost". Raises RunFolderError for a run of another user or of another machine, and for a copy of a run's
+    folder.
     """
+    check_may_stop(folder)
     if supervisor_is_elsewhere(folder):
         raise RunFolderError(
             f"{folder.id} runs on another machine, or started before this one was rebooted; stop it there"
         )
     before = read_state(folder)
+    if before.is_final and original_of(folder.path, folder.manifest_content):
+        return before
     if before.is_final and before.state != "lost":
         return _end_leftovers(folder, before, grace)
     if not before.is_final:
@@ -113,6 +120,13 @@ def stop(
     return state
 
 
+def check_may_stop(folder: RunFolder) -> None:
+    """The run belongs to this user, and this is its folder and not a copy of it. Raises RunFolderError."""
+    check_own(folder.path, folder.id, "stop it")
+    if not written_state(folder).is_final:  # else there is nothing to stop
+        check_original(folder.path, folder.manifest_content)
+
+
 def sweep(folder: RunFolder, node: int | None = None) -> int:
     """KILL every process of the run until none is left. Returns how many were killed.
 
@@ -136,14 +150,14 @@ def sweep(folder: RunFolder, node: int | None = None) -> int:
 def processes_of(folder: RunFolder, node: int | None = None) -> list[psutil.Process]:
     """Every live process of the run, or of one node of it: this user's processes with the run's marker in their
     environment, and the descendants of its supervisor, including those that the sampler recorded last."""
-    markers = {MARKER: folder.id} | ({} if node is None else {NODE_MARKER: str(node)})
+    markers = {MARKER: folder.marker} | ({} if node is None else {NODE_MARKER: str(node)})
     candidates = [process for process in psutil.process_iter() if _is_marked(process, markers)]
     for recorded in in_parallel(_recorded, _homes(folder, node)):
         candidates += recorded
-    ours = {p.pid: p for supervisor in _supervisors(folder, node) for p in descendants(supervisor, folder.id)}
+    ours = {p.pid: p for supervisor in _supervisors(folder, node) for p in descendants(supervisor, folder.marker)}
     for process in candidates:
-        if process.pid not in ours and not _is_another_runs(process, folder.id):
-            ours |= {p.pid: p for p in (process, *descendants(process, folder.id))}
+        if process.pid not in ours and not _is_another_runs(process, folder.marker):
+            ours |= {p.pid: p for p in (process, *descendants(process, folder.marker))}
     return [process for process in ours.values() if _is_alive(process)]
 
 
@@ -174,7 +188,7 @@ def _supervisors(folder: RunFolder, node: int | None = None) -> list[psutil.Proc
         with suppress(psutil.Error):
             process = psutil.Process(pid)
             run = supervised(process)
-            if run is not None and run.id == folder.id and process.uids().real == os.getuid():
+            if run is not None and run.id == folder.marker and process.uids().real == os.getuid():
                 supervisors.append(process)
     return supervisors
 

@@ -29,24 +29,26 @@ from labkit.launcher.causes.signals import oom_kills
 from labkit.launcher.hardware import may_have_gpus
 from labkit.launcher.leftovers import Leftovers
 from labkit.launcher.locks.checkpoints import unlock_checkpoints
-from labkit.launcher.shutdown import TORCHRUN_TIMEOUT, Shutdown, torchrun_seconds
+from labkit.launcher.shutdown import Shutdown, torchrun_seconds
 from labkit.launcher.stop import (
     SAMPLER,
-    SAVING_SECONDS,
     StopRequest,
     processes_of,
     request_in_words,
     requested,
     sweep,
 )
-from labkit.launcher.torchrun import attempt_command, marked
-from labkit.launcher.warm.fork import TORCHRUN, ForkedTorchrun, import_torchrun
+from labkit.launcher.torchrun import TORCHRUN, attempt_command, marked
+from labkit.launcher.warm.fork import ForkedTorchrun, import_torchrun
 from labkit.launcher.warm.proc import ROOM, can_show, show_command
+from labkit.launcher.watch.host_names import HostNames
 from labkit.launcher.watch.programs import Programs
 from labkit.launcher.watch.progress import SURVIVOR_SECONDS, Closing, Progress, Saving
 from labkit.launcher.watch.stalls import Stalls
 from labkit.record import Identity, RunFolder, State, Tail, read_state, write_state
 from labkit.record.files import is_deleted, read_json, write_json
+from labkit.record.place import OpenFolder
+from labkit.record.rank_files import REACHABLE
 from labkit.record.state import FINAL_STATES, StateName, written_state
 
 Torchrun = subprocess.Popen[bytes] | ForkedTorchrun
@@ -80,6 +82,8 @@ class Supervisor:
     def __init__(self, folder: RunFolder, *, owner: int = 0, home: RunFolder | None = None, node: int | None = None):
         _prctl(PR_SET_CHILD_SUBREAPER, 1)  # ranks of a killed agent become our children, not init's
         self.folder, self.home, self.node = folder, home or folder, node
+        self.opened = OpenFolder(folder.path)
+        self.moved: str | None = None  # a notice, if the run's folder was moved
         self.is_tied, self.owner = bool(owner), Identity.of(owner)
         self.title = "the run's supervisor"
         self.decided: float | None = None  # when the decision to stop the run was made, in seconds since the epoch
@@ -91,6 +95,7 @@ class Supervisor:
         self.stalls = Stalls(folder)
         self.saving = Saving(folder)
         self.leftovers: Leftovers | None = None  # of a run that has succeeded
+        self.names = HostNames(folder)
         self.devices: list[str] = []  # that CUDA shows to the ranks, once one of them is left out
         own = Identity.of(os.getpid())
         self.identities: dict[str, Any] = {"supervisor": own.as_dict() if own else None, "oom_kills": oom_kills()}
@@ -131,8 +136,10 @@ class Supervisor:
 
     def request_to_end(self) -> StopRequest | None:
         """Wait a moment; returns how what is left of the run must be ended now, None if it need not. The owner of a
-        tied run may have exited: the run is over."""
+        tied run may have exited, and its folder may be moved: the run is over."""
         ready, _, _ = select.select([self.signals.descriptor], [], [], POLL_SECONDS_OF_LEFTOVERS)
+        if is_deleted(self.folder.state) and (place := self.opened.path()):
+            self.folder.path = place
         return StopRequest() if ready or is_deleted(self.folder.state) else requested(self.folder)
 
     def leave_out(self, rank: int) -> None:
@@ -167,7 +174,7 @@ class Supervisor:
     def import_torchrun(self) -> None:
         """Import torch here, once, so that torchrun and its ranks can be forks. Raises _StopImporting if the run must
         stop before it is done."""
-        if not can_show() or TORCHRUN in sys.modules:
+        if self.manifest.get("new_processes") or not can_show() or TORCHRUN in sys.modules:
             return
         stop: _StopImporting | None = None
 
@@ -200,6 +207,7 @@ class Supervisor:
         why, killed = None, 0
         progress = Progress(folder)
         programs = Programs(folder, identity) if identity else None
+        self.names = HostNames(folder)
         closing = Closing(folder, self.home if self.node is not None else folder, self.ranks)
         while agent.poll() is None:
             if programs is not None:
@@ -269,12 +277,11 @@ class Supervisor:
         def die_with_parent() -> None:
             _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
-        # shutdown.py decides how long ranks may save, so torchrun's own limit (fixed before torch 2.13) must be longer
-        limit = {TORCHRUN_TIMEOUT: str(round(2 * (SAVING_SECONDS + torchrun_seconds())))}
-        environment = marked(environment, self.folder, folder, self.state.attempt) | limit
+        environment = marked(environment, self.folder, folder)
         with log_file.open("ab") as log:
             if ForkedTorchrun.can_run(command):
-                return ForkedTorchrun(command, environment, log.fileno(), die_with_parent)
+                forks = self.manifest.get("new_processes") is None
+                return ForkedTorchrun(command, environment, log.fileno(), die_with_parent, forks_ranks=forks)
             return subprocess.Popen(
                 command,
                 env=environment,
@@ -308,19 +315,43 @@ class Supervisor:
         if time.monotonic() < self.looked + self.look_seconds:
             return None
         self.looked = time.monotonic()
-        if is_deleted(self.folder.state):
-            return _stopped("the run's folder was deleted"), StopRequest()
+        if reason := self.find_folder():
+            return _stopped(reason), StopRequest()
         request = requested(self.folder)
         return None if request is None else (request_in_words(self.folder), request)
+
+    def find_folder(self) -> str | None:
+        """If the run's folder was moved, leave a link to it in its old place, where the ranks write. Returns why the
+        run must stop: the folder was deleted, or no link can be made."""
+        if not is_deleted(self.folder.state):
+            return None
+        old, new = self.folder.path, self.opened.path()
+        if new is None or new == old or self.node is not None:
+            return "the run's folder was deleted" if self.node is None else "the run's folder was moved or deleted"
+        link = old.with_name(f".{old.name}.{os.getpid()}")
+        try:
+            old.parent.mkdir(parents=True, exist_ok=True)
+            link.symlink_to(new)
+            link.replace(old)  # also the link of an earlier move
+        except OSError as error:
+            link.unlink(missing_ok=True)
+            self.folder.path = new  # where the final state is written
+            return f"the run's folder was moved from {old} to {new}, and {old} cannot be made a link to it: {error}"
+        self.moved = f"its folder was moved to {new}; a link to it is at {old}, where the ranks write"
+        return None
 
     def watch(self, folder: RunFolder, progress: Progress) -> tuple[dict[str, Any], StopRequest] | None:
         """Report in state.json what hinders the run; stop it when its watchdog expires."""
         if progress.update():
             self.saving.update()
+            self.names.update()
         self.stalls.update(folder, progress)
         why = f" because {progress.hit}" if progress.hit else ""
         paused = f"paused{why}; resume it with run.resume() or `labkit resume`" if progress.paused else None
-        notice = "; ".join(filter(None, [paused, self.stalls.notice, self.saving.failure])) or None
+        notice = (
+            "; ".join(filter(None, [paused, self.names.notice, self.stalls.notice, self.saving.failure, self.moved]))
+            or None
+        )
         is_stuck = self.stalls.notice is not None and progress.is_stuck()
         stuck_since = (self.state.stuck_since or time.time() - progress.idle_seconds) if is_stuck else None
         if (notice, stuck_since) != (self.state.notice, self.state.stuck_since):
@@ -363,6 +394,7 @@ class Supervisor:
 
     def write(self, state: State) -> None:
         self.state = state
+        self.find_folder()
         if self.has_ended():
             return
         try:
@@ -383,7 +415,7 @@ def prepare(run: RunFolder, attempt: RunFolder) -> None:
         attempt.ranks.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(run.script, attempt.script)
     attempt.keep_reserve()
-    if os.environ.get("LABKIT_REACHABLE") != "0":
+    if os.environ.get(REACHABLE, os.environ.get("LABKIT_REACHABLE")) != "0":
         attempt.requests.mkdir(mode=0o700, exist_ok=True)
 
 

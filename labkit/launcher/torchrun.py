@@ -10,23 +10,27 @@ from contextlib import suppress
 from pathlib import Path
 
 from labkit.record import Nodes
-from labkit.record.folder import MARKER, NODE_MARKER, RunFolder
+from labkit.record.folder import RunFolder
+from labkit.record.rank_files import FOLDER, HIDDEN, HOST, MARKER, NODE_MARKER
 from labkit.record.session import current_folder
 
 __all__ = [
     "NCCL_DUMPS",
+    "TORCHRUN",
     "assignments",
     "attempt_command",
     "marked",
+    "guest_arguments",
     "node_torchrun_command",
+    "plain_arguments",
     "rank_environment",
     "recorded_environment",
     "reproducing_command",
     "torchrun_command",
     "without_leftovers",
-    "worker_arguments",
 ]
 
+TORCHRUN = "torch.distributed.run"
 LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
 # Left over from an earlier torchrun, a Slurm job or a container image; they would change world size or rendezvous.
 LEFTOVERS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT")
@@ -38,16 +42,22 @@ RECORDED = ("KAGGLE_KERNEL_RUN_TYPE", "PYTHONPATH", "PYTHONSAFEPATH", "LD_PRELOA
 NCCL_DUMPS = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
 # The watchdog sleeps four times as long after a time limit before it ends the rank: 60 s by torch's default.
 DUMP_MILLISECONDS = "2500"
+# shutdown.py decides how long ranks may save, so torchrun's limit (30 s, fixed before torch 2.13) must be longer.
+OWN_GRACE = {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "180"}
 # Set for labkit; a command without it does not need them.
-OURS = ("LABKIT_", "KINETO_", "TORCH_FR_", "PYTHONUNBUFFERED", "PYTHONFAULTHANDLER", "PYTHONSAFEPATH")
+OURS = ("LABKIT_", "KINETO_", "TORCH_FR_")
 SECRET_WORDS = ("TOKEN", "SECRET", "PASSWORD", "PASSWD", "PWD", "KEY", "CREDENTIAL", "AUTH")
 
 
-def torchrun_command(folder: RunFolder, nproc_per_node: int, script: str, args: Sequence[str]) -> list[str]:
-    """Unmodified torchrun with labkit's worker around each rank. No restarts: torch 2.13's own are unreliable."""
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+def torchrun_command(folder: RunFolder, nproc_per_node: int, program: Sequence[str], args: Sequence[str]) -> list[str]:
+    """Unmodified torchrun with labkit's guest on each rank. No restarts: torch 2.13's own are unreliable.
+
+    `-P`: a `random.py` in the working folder must not break torchrun's own imports, nor does it under `torchrun`.
+    `--local-addr`: by default the ranks connect to this host's own name, which may not resolve, or to another address.
+    """
+    launcher = [sys.executable, "-P", "-m", TORCHRUN, "--standalone", "--local-addr", "localhost"]
     ranks = ["--nproc-per-node", str(nproc_per_node), "--max-restarts", "0"]
-    return [*launcher, *ranks, *worker_arguments(folder, script, args)]
+    return [*launcher, *ranks, *guest_arguments(folder, folder.torchrun_logs, program, args)]
 
 
 def node_torchrun_command(
@@ -62,18 +72,26 @@ def node_torchrun_command(
     return [*torchrun, *sizes, *where, "--max-restarts", "0", *rest]
 
 
-def worker_arguments(folder: RunFolder, script: str, args: Sequence[str]) -> list[str]:
-    """The arguments after torchrun's own options, with labkit's worker around each rank. `folder` receives the logs.
+def guest_arguments(run: RunFolder, logs: Path, program: Sequence[str], args: Sequence[str]) -> list[str]:
+    """The arguments after torchrun's own options: the guest of `program`, a script or `-m` and a module.
 
     `--`: without it torchrun refuses a script's option that abbreviates several of its own, such as `--log`.
     """
-    return ["--redirects", "3", "--log-dir", str(folder.torchrun_logs), "-m", "--", "labkit.worker", script, *args]
+    return ["--redirects", "3", "--log-dir", str(logs), "--", str(run.guest), *program, *args]
 
 
-def reproducing_command(script: str, nproc_per_node: int, args: Sequence[str], env: Mapping[str, str]) -> str:
+def reproducing_command(
+    program: Sequence[str], nproc_per_node: int, args: Sequence[str], env: Mapping[str, str]
+) -> str:
     """The command that runs the same training without labkit; `env` holds the variables added for its ranks."""
-    torchrun = shlex.join(["torchrun", "--standalone", f"--nproc-per-node={nproc_per_node}", "--", script, *args])
+    words = ["torchrun", "--standalone", f"--nproc-per-node={nproc_per_node}", *plain_arguments(program, args)]
+    torchrun = shlex.join(words)
     return " ".join([*assignments(env), torchrun])
+
+
+def plain_arguments(program: Sequence[str], args: Sequence[str]) -> list[str]:
+    """The arguments after torchrun's own options, without labkit."""
+    return [*(["-m", "--", program[1]] if program[0] == "-m" else ["--", *program]), *args]
 
 
 def assignments(env: Mapping[str, str]) -> list[str]:
@@ -84,35 +102,19 @@ def assignments(env: Mapping[str, str]) -> list[str]:
 
 
 def rank_environment(
-    base: Mapping[str, str],
-    folder: RunFolder,
-    *,
-    nproc_per_node: int,
-    cores: int,
-    script_dir: str,
-    extra: Mapping[str, str] | None = None,
-    interface: str = LOOPBACK,
+    base: Mapping[str, str], extra: Mapping[str, str] | None = None, interface: str = LOOPBACK
 ) -> tuple[dict[str, str], list[str]]:
-    """`(environment, dropped)`: the ranks' environment, and the names of the leftovers that were removed.
+    """`(environment, dropped)`: torchrun's environment, and the names of the leftovers that were removed.
 
     `interface` is the network interface to the other ranks: on one machine the loopback.
     """
     inherited = without_leftovers(base)
     dropped = sorted(base.keys() - inherited.keys() - {MARKER, NODE_MARKER})
     defaults = {
-        "OMP_NUM_THREADS": str(max(1, cores // nproc_per_node)),
         "GLOO_SOCKET_IFNAME": interface,
         "TORCH_FR_BUFFER_SIZE": "2000",  # entries of the flight recorder: which collectives each rank has called
     } | ({"NCCL_SOCKET_IFNAME": interface} if interface != LOOPBACK else {})
-    ours = {
-        "LABKIT_RUN_DIR": str(folder.path),
-        "LABKIT_SCRIPT_DIR": script_dir,
-        "PYTHONUNBUFFERED": "1",
-        "PYTHONFAULTHANDLER": "1",
-        # A `random.py` or `types.py` in the working folder must not break `import torch`.
-        "PYTHONSAFEPATH": "1",
-    }
-    return {**defaults, **inherited, **(extra or {}), **ours}, dropped
+    return {**defaults, **inherited, **(extra or {})}, dropped
 
 
 def without_leftovers(environment: Mapping[str, str]) -> dict[str, str]:
@@ -136,12 +138,14 @@ def attempt_command(
     return words
 
 
-def marked(environment: Mapping[str, str], run: RunFolder, attempt: RunFolder, number: int) -> dict[str, str]:
-    """The environment with the marker of the run's processes, and the folder that this attempt's ranks write to."""
+def marked(environment: Mapping[str, str], run: RunFolder, attempt: RunFolder) -> dict[str, str]:
+    """The environment with the marker of the run's processes, and with what torchrun and the guest need, which the
+    script does not see."""
     dumps = dict.fromkeys(NCCL_DUMPS, str(attempt.ranks / "fr_")) | {"TORCH_NCCL_DUMP_ON_TIMEOUT": "1"}
     dumps["TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC"] = DUMP_MILLISECONDS
-    ours = {MARKER: run.id, "LABKIT_RUN_DIR": str(attempt.path), "LABKIT_ATTEMPT": str(number)}
-    return {**dumps, **environment, **ours}
+    hidden = [HOST, *(name for name in OWN_GRACE if name not in environment)]
+    guest = {FOLDER: str(attempt.path), HIDDEN: ",".join(hidden)}
+    return {**dumps, **OWN_GRACE, **environment, **guest, MARKER: run.marker}
 
 
 def recorded_environment(environment: Mapping[str, str]) -> dict[str, str]:
@@ -154,5 +158,5 @@ def recorded_environment(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def script_folder(path: str | os.PathLike[str] | None) -> str:
-    """Where modules next to the script are searched: its own folder, or the notebook's."""
-    return str(Path(path).absolute().parent if path else current_folder())
+    """Where modules next to the script are searched: its own folder, to which links lead, or the notebook's."""
+    return str(Path(path).resolve().parent if path else current_folder())

@@ -91,7 +91,7 @@ class Lesson(Claims):
     ) -> Run:
         """`labkit.launch` on the lesson's ranks, or another number of them, and wait for the end. `shown`: with its
         view, which adds some 30 kB to the notebook."""
-        count = {} if not isinstance(script, Script) else {"nproc_per_node": ranks or self.ranks}
+        count: dict[str, Any] = {"nproc_per_node": ranks or self.ranks} if isinstance(script, Script) else {}
         with nullcontext() if shown else capture_output():
             run = launch(script, env={**self.env, **(env or {})}, **count, **options)
             run.wait()

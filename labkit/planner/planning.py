@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from labkit.arguments import checked
 from labkit.errors import LaunchError
 from labkit.launcher.hardware import hardware
 from labkit.planner.advice import advise
@@ -36,8 +37,9 @@ TOLERANCE = 0.1  # of the rehearsed peak; larger known deviations of a strategy'
 TENSOR_RANKS = 8  # they communicate in every layer, so more than one box has are not considered
 
 
+@checked(LaunchError)
 def plan(
-    script: Script | str | Path,
+    script: Script | str | os.PathLike[str],
     *,
     nproc_per_node: int | str = "auto",
     nodes: int = 1,

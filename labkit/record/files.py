@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import json
 import os
-import secrets
 import stat
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -14,7 +13,17 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
-__all__ = ["in_parallel", "is_deleted", "opened", "read_json", "read_text", "refresh", "write_json"]
+__all__ = [
+    "in_parallel",
+    "is_a",
+    "is_deleted",
+    "opened",
+    "read_bytes",
+    "read_json",
+    "read_text",
+    "refresh",
+    "write_json",
+]
 
 SLOW_SECONDS, READERS = 0.005, 128
 Item = TypeVar("Item")
@@ -58,6 +67,14 @@ def refresh(folder: Path) -> None:
         os.utime(folder)
 
 
+def is_a(test: Callable[[Path], bool], path: Path) -> bool:
+    """`test(path)`; False for a path that is invalid, such as one that is too long or contains a NUL."""
+    try:
+        return test(path)
+    except (OSError, ValueError):
+        return False
+
+
 def is_deleted(path: Path) -> bool:
     """Whether the file system reports that it does not exist; any other error means that it is unknown."""
     try:
@@ -69,12 +86,17 @@ def is_deleted(path: Path) -> bool:
     return False
 
 
-def read_text(path: Path) -> str:
-    """The text of such a file, with invalid UTF-8 replaced. Raises OSError, also if it is larger than LARGEST_BYTES."""
+def read_bytes(path: Path) -> bytes:
+    """The content of such a file. Raises OSError, also if it is larger than LARGEST_BYTES."""
     with opened(path) as file:
         if os.fstat(file.fileno()).st_size > LARGEST_BYTES:
             raise OSError(errno.EFBIG, "too large", str(path))
-        return file.read().decode("utf-8", "replace")
+        return file.read()
+
+
+def read_text(path: Path) -> str:
+    """The text of such a file, with invalid UTF-8 replaced. Raises OSError, also if it is larger than LARGEST_BYTES."""
+    return read_bytes(path).decode("utf-8", "replace")
 
 
 def read_json(path: Path) -> Any:
@@ -100,7 +122,7 @@ def write_json(path: Path, value: Mapping[str, Any], *, reserve: Path | None = N
 
 
 def _replace(path: Path, value: Mapping[str, Any]) -> None:
-    new = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(2)}")
+    new = path.with_name(f".{path.name}.{os.getpid()}.{os.urandom(2).hex()}")
     # ASCII only: a file name that is not UTF-8 contains surrogates, which cannot be encoded
     text = json.dumps(value, indent=1) + "\n"
     try:

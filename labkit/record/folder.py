@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import os
 import re
-import secrets
 import time
 from datetime import UTC, datetime
 from functools import lru_cache
@@ -13,14 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from labkit.errors import RunFolderError
+from labkit.record import rank_files
 from labkit.record.files import read_json
+from labkit.record.rank_files import MARKER, NODE_MARKER
 from labkit.record.text import plain
 
 __all__ = ["MARKER", "NODE_MARKER", "RUN_ID", "RunFolder", "check_root"]
 
-# Set in the environment of every process of a run, so that all of them can be found.
-MARKER = "LABKIT_RUN"
-NODE_MARKER = "LABKIT_NODE"  # the process's node, in a run on several nodes
 MOST_RANKS = 1_000_000
 # Disk space that is released for the final records when the disk is full.
 RESERVE_BYTES = 256 << 10
@@ -43,22 +41,24 @@ class RunFolder:
     """The names of the files in one run folder. Every read goes to the disk, except of run.json, which is final."""
 
     manifest = _In("run.json")
-    script = _In("script.py")
+    guest = _In("guest.pyc")  # what torchrun starts on each rank, see worker/guest.py
+    outermost = _In("outermost.pyc")  # what starts the supervisor, see launcher/warm/outermost.py
+    script = _In(rank_files.SCRIPT)
     command = _In("command.txt")
     agent = _In("agent.json")
     processes = _In("processes.json")  # the descendants of the supervisor that wrote agent.json
     state = _In("state.json")
     left_running = _In("left-running.json")  # see left_running.py
     stop_request = _In("stop.json")
-    inquiry = _In("inquiry.json")
-    requests = _In("requests")  # to the ranks of an attempt, see requests.py; missing if not reachable
-    events = _In("events.jsonl")  # what was asked of them
-    reserve = _In("reserve")
+    inquiry = _In(rank_files.INQUIRY)
+    requests = _In(rank_files.REQUESTS)  # to the ranks of an attempt, see requests.py; missing if not reachable
+    events = _In(rank_files.EVENTS)  # what was asked of them
+    reserve = _In(rank_files.RESERVE)
     torchrun_log = _In("torchrun.log")
     torchrun_logs = _In("torchrun")
     supervisor_log = _In("supervisor.log")
     checkpoints = _In("checkpoints")
-    ranks = _In("ranks")
+    ranks = _In(rank_files.RANKS)
     hosts = _In("hosts")
     nodes = _In("nodes")  # in a run on several nodes
     node_heartbeat = _In("heartbeat.json")  # of a node, see `node`
@@ -83,22 +83,22 @@ class RunFolder:
         return self.ranks / str(rank)
 
     def metrics(self, rank: int) -> Path:
-        return self.ranks.joinpath(str(rank), "metrics.jsonl")
+        return self.ranks.joinpath(str(rank), rank_files.METRICS)
 
     def log(self, rank: int, stream: str = "stdout") -> Path:
         return self.rank(rank) / f"{stream}.log"
 
     def error(self, rank: int) -> Path:
-        return self.rank(rank) / "error.json"
+        return self.rank(rank) / rank_files.ERROR
 
     def stacks(self, rank: int) -> Path:
-        return self.rank(rank) / "stacks.txt"
+        return self.rank(rank) / rank_files.STACKS
 
     def heartbeat(self, rank: int) -> Path:
-        return self.rank(rank) / "heartbeat.json"
+        return self.rank(rank) / rank_files.HEARTBEAT
 
     def collectives(self, rank: int) -> Path:
-        return self.rank(rank) / "collectives.json"
+        return self.rank(rank) / rank_files.COLLECTIVES
 
     def profile(self, rank: int) -> Path:
         """The trace of torch's profiler; trace viewers open the folder with all ranks' traces."""
@@ -114,6 +114,13 @@ class RunFolder:
     def node(self, node: int | str) -> RunFolder:
         """The folder that one node of an attempt writes: agent.json, state.json, heartbeat.json, outcome.json, logs."""
         return RunFolder(self.nodes / str(node))
+
+    @property
+    def marker(self) -> str:
+        """The value of MARKER in the environment of the run's processes: the name of its folder at the launch."""
+        manifest = self.manifest_content
+        recorded = manifest.get("id") if isinstance(manifest, dict) else None
+        return recorded if isinstance(recorded, str) else self.id
 
     @property
     def latest(self) -> RunFolder:
@@ -194,7 +201,7 @@ class RunFolder:
     def create(cls, root: Path, name: str) -> RunFolder:
         """A new, empty folder `<UTC time>-<name>-<4 hex>` under `root`, readable by its owner only."""
         stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
-        path = root / f"{stamp}-{slug(name)}-{secrets.token_hex(2)}"
+        path = root / f"{stamp}-{slug(name)}-{os.urandom(2).hex()}"
         try:
             root.mkdir(parents=True, exist_ok=True)
             path.mkdir(mode=0o700)

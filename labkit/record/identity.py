@@ -11,9 +11,9 @@ from typing import Any
 
 import psutil
 
-__all__ = ["HOST", "Identity", "boot_id", "host_name"]
+from labkit.record.rank_files import HOST
 
-HOST = "LABKIT_HOST"  # set for a node's processes: hosts may share a name, and nodes a host
+__all__ = ["HOST", "Identity", "boot_id", "host_name"]
 
 
 @dataclass(frozen=True)

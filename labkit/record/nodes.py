@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import time
 from contextlib import suppress
 from dataclasses import dataclass
@@ -120,9 +121,10 @@ def supervisor_of(node: RunFolder) -> Identity | None:
 def record_starting_supervisor(folder: RunFolder, pid: int) -> None:
     """Record the identity of a run's new supervisor, which may take a minute to start on a busy machine. The supervisor
     replaces this file with its own."""
-    if identity := Identity.of(pid):
-        with suppress(OSError), folder.agent.open("x", encoding="ascii") as file:
-            json.dump({"supervisor": identity.as_dict(), "is_starting": True}, file)
+    exited = Identity(pid, 0.0, boot_id(), socket.gethostname())
+    identity = Identity.of(pid) or exited
+    with suppress(OSError), folder.agent.open("x", encoding="ascii") as file:
+        json.dump({"supervisor": identity.as_dict(), "is_starting": True}, file)
 
 
 def supervisor_is_starting(folder: RunFolder) -> bool:

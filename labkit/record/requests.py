@@ -15,7 +15,6 @@ every rank has been seen.
 from __future__ import annotations
 
 import os
-import secrets
 import stat
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -81,7 +80,7 @@ class RequestFolder:
 
 def post(requests: Path, request: Mapping[str, Any]) -> RequestFolder:
     """Append a request. Raises OSError, FileNotFoundError if the ranks accept none."""
-    new = requests / f".{os.getpid()}-{secrets.token_hex(4)}"
+    new = requests / f".{os.getpid()}-{os.urandom(4).hex()}"
     new.mkdir(0o700)
     write_json(new / "request.json", request)
     (new / "request.json").chmod(0o600)

@@ -11,6 +11,7 @@ from labkit.record.files import in_parallel, read_json, read_text, write_json
 from labkit.record.folder import RunFolder
 from labkit.record.measured.metrics_file import finite
 from labkit.record.nodes import Nodes, is_heard, supervisor_is_starting, supervisor_of
+from labkit.record.place import moved_from, original_of
 
 __all__ = [
     "FINAL_STATES",
@@ -93,11 +94,18 @@ def write_state(folder: RunFolder, state: State) -> None:
 
 
 def read_state(folder: RunFolder) -> State:
-    """The state of a run. A run whose supervisor is gone without having written a final state is "lost"."""
+    """The state of a run. A run whose supervisor is gone without having written a final state is "lost", and so is a
+    copy of the folder of an active run, whose end is written to the original."""
     state = written_state(folder)
-    if not state.is_final and folder.nodes.is_dir():
+    if state.is_final:
+        return state
+    if original := original_of(folder.path, folder.manifest_content):
+        sentence = f"this folder is a copy of {original}, made while the run was active, and does not follow it"
+        cause = {"kind": "copy", "sentence": sentence, "advice": f"The run itself: labkit attach {original}"}
+        return replace(state, state="lost", ended=_last_heartbeat(folder, state), cause=cause)
+    if folder.nodes.is_dir():
         return _of_nodes(folder, state)
-    if state.is_final or supervisor_is_alive(folder, state):
+    if supervisor_is_alive(folder, state):
         return state
     state = written_state(folder)  # the supervisor may have written the final state just before it exited
     if state.is_final:
@@ -119,7 +127,10 @@ def _why_lost(folder: RunFolder) -> dict[str, str]:
             "advice": f"Its output is in {folder.supervisor_log}. It is a separate Python process: labkit and torch "
             "must be installed, or on PYTHONPATH; a notebook's sys.path does not reach it.",
         }
-    return {"sentence": "the run's supervisor is gone (killed, or the machine was rebooted) and left no result"}
+    why = "killed, or the machine was rebooted"
+    if place := moved_from(folder.path, folder.manifest_content):
+        why += f", or this folder was moved or copied from {place} to another file system while the run was active"
+    return {"sentence": f"the run's supervisor is gone ({why}) and left no result"}
 
 
 def _last_heartbeat(folder: RunFolder, state: State) -> float:

@@ -5,22 +5,28 @@ from __future__ import annotations
 import os
 import stat
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
+from typing import Any
 
+from labkit.arguments import checked
 from labkit.errors import RunFolderError
-from labkit.record.files import in_parallel
+from labkit.record.files import in_parallel, is_a
 from labkit.record.folder import RUN_ID, RunFolder
 from labkit.record.session import working_folder
 from labkit.record.text import plain
 
-__all__ = ["find_run", "list_runs", "runs_root", "unfinished_launches"]
+__all__ = ["find_run", "list_runs", "path_of", "runs_root", "the_one", "unfinished_launches"]
 
+SHORTEST_PART = 3  # characters of an id
 LAUNCHING_SECONDS = 60.0  # a launch writes run.json within this time
 
 
+@checked(RunFolderError)
 def runs_root(runs_dir: str | os.PathLike[str] | None = None) -> Path:
     """Where runs are stored: the argument, `LABKIT_RUNS`, or `runs` in the current folder (on Kaggle in its output)."""
+    if runs_dir is not None and not str(runs_dir).strip():
+        raise RunFolderError(f"runs_dir must be the path of a folder, got {runs_dir!r}")
     return Path(runs_dir or os.environ.get("LABKIT_RUNS") or working_folder() / "runs").absolute()
 
 
@@ -52,14 +58,6 @@ def _folders_in(root: Path) -> list[str]:
         return []
 
 
-def is_a(test: Callable[[Path], bool], path: Path) -> bool:
-    """`test(path)`; False for a path that is invalid, such as one that is too long or contains a NUL."""
-    try:
-        return test(path)
-    except (OSError, ValueError):
-        return False
-
-
 def _holds_a_run(path: Path) -> bool:
     return is_a(lambda manifest: stat.S_ISREG(manifest.lstat().st_mode), path / "run.json")
 
@@ -75,19 +73,36 @@ def _launch_order(root: Path, name: str) -> tuple[str, int] | None:
 
 def find_run(which: str | os.PathLike[str], runs_dir: str | os.PathLike[str] | None = None) -> RunFolder:
     """The run that `which` identifies: a path, "latest", a run's id, or a part of only one run's id."""
-    if not isinstance(which, str | os.PathLike):
-        raise RunFolderError(f"a run is identified by its id, a part of it, a path, or 'latest'; got {which!r}")
-    if isinstance(which, os.PathLike) or _holds_a_run(Path(which)):
-        return RunFolder(which)
-    folders = list_runs(runs_dir)
+    path = path_of(which, "run", _holds_a_run)
+    if path is not None:
+        return RunFolder(path)
+    root, folders = runs_root(runs_dir), list_runs(runs_dir)
     if not folders:
-        raise RunFolderError(plain(f"no run in {runs_root(runs_dir)} yet. Start one with labkit.launch(…)"))
+        raise RunFolderError(plain(f"no run in {root} yet. Start one with labkit.launch(…)"))
+    return RunFolder(root / the_one(str(which), [folder.id for folder in folders], "run", root))
+
+
+def path_of(which: Any, kind: str, holds_one: Callable[[Path], bool]) -> Path | None:
+    """The path that `which` is: an object of a path's class, or the text of the path of a run or sweep; None for any
+    other text. Raises RunFolderError for anything else, and for a blank text."""
+    is_path = isinstance(which, os.PathLike) and isinstance(os.fspath(which), str)
+    if not is_path and not (isinstance(which, str) and which.strip()):
+        raise RunFolderError(f"a {kind} is identified by its id, a part of it, a path, or 'latest'; got {which!r}")
+    path = Path(which)
+    if not is_path and not holds_one(path):
+        return None
+    return path.resolve() if ".." in path.parts else path
+
+
+def the_one(which: str, ids: Sequence[str], kind: str, root: Path) -> str:
+    """The id that `which` is, or is a part of; "latest" is the last one. A part of fewer than SHORTEST_PART characters
+    identifies nothing, even if there is only one id. Raises RunFolderError unless exactly one id matches."""
     if which == "latest":
-        return folders[-1]
-    matching = [f for f in folders if which in f.id]
-    exact = [f for f in matching if f.id == which]
-    if len(exact or matching) == 1:
-        return (exact or matching)[0]
-    newest = ", ".join(f.id for f in (matching or folders)[-5:])
-    problem = f"{len(matching)} runs match {which!r}" if matching else f"no run matches {which!r}"
-    raise RunFolderError(plain(f"{problem} in {runs_root(runs_dir)}; the newest are: {newest}"))
+        return ids[-1]
+    matching = [which] if which in ids else [id for id in ids if which in id]
+    if len(matching) == 1 and (which in ids or len(which) >= SHORTEST_PART):
+        return matching[0]
+    problem = f"{len(matching)} {kind}s match {which!r}" if matching else f"no {kind} matches {which!r}"
+    if len(matching) == 1:
+        problem = f"{which!r} is too short to identify a {kind} (fewer than {SHORTEST_PART} characters)"
+    raise RunFolderError(plain(f"{problem} in {root}; the newest are: {', '.join((matching or ids)[-5:])}"))

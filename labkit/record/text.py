@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 import re
 
 __all__ = ["escaped", "first_line", "in_lines", "last_line", "plain", "shortened"]
@@ -24,6 +23,8 @@ def plain(text: str) -> str:
 
 def escaped(text: str) -> str:
     """`plain(text)` as HTML, for an element's content or an attribute's value."""
+    import html  # ranks use this module: a script may have a module of that name
+
     return html.escape(plain(text), quote=True)
 
 

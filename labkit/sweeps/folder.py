@@ -22,8 +22,10 @@ from typing import Any, NamedTuple
 
 from labkit.errors import RunFolderError
 from labkit.record import FINAL_STATES, Identity, RunFolder, runs_root
-from labkit.record.files import read_json, read_text, write_json
+from labkit.record.files import is_a, read_bytes, read_json, write_json
 from labkit.record.folder import RUN_ID
+from labkit.record.place import original_of
+from labkit.record.stored_runs import path_of, the_one
 from labkit.record.text import plain
 from labkit.write import Script
 
@@ -92,7 +94,7 @@ class SweepFolder:
         """The script of every run, with the notebook cells that its parts came from."""
         origins = manifest["script"]["origins"]
         try:
-            script = Script.parse(read_text(self.script), name=manifest["script"]["name"])
+            script = Script.read(read_bytes(self.script), self.script, name=manifest["script"]["name"])
         except OSError as error:
             raise RunFolderError(plain(f"{self.script} cannot be read: {error.strerror}")) from None
         return replace(script, parts=tuple(replace(c, origin=origins.get(c.title, "")) for c in script.parts))
@@ -111,6 +113,8 @@ class SweepFolder:
             "the sweep's process is gone (killed, or the machine was rebooted; its log is sweeper.log in its "
             "folder); resume() runs the remaining points"
         )
+        if original := self.original():
+            sentence = f"this folder is a copy of {original}, made while the sweep was active, and does not follow it"
         written = self.state.stat().st_mtime if self.state.exists() else state.started
         return replace(state, state="lost", ended=max(state.started, written), sentence=sentence)
 
@@ -119,12 +123,18 @@ class SweepFolder:
 
     def is_alive(self) -> bool:
         """Whether the process that owns the queue is running, on this machine or, as far as can be known, another;
-        Slurm always is."""
+        Slurm always is. That of a copied sweep owns the queue of the original."""
+        if self.original():
+            return False
         if self.array():
             return True
         agent = read_json(self.agent)
         owner = Identity.read(agent.get("sweeper")) if isinstance(agent, dict) else None
         return owner is not None and (owner.is_elsewhere or owner.is_alive())
+
+    def original(self) -> Path | None:
+        """The folder that this one is a copy of; None if it is the original."""
+        return original_of(self.path, read_json(self.manifest), self.manifest.name)
 
     def array(self) -> str | None:
         """The id of the job array whose tasks are the points; None for a sweep on this machine."""
@@ -188,20 +198,16 @@ def sweeps_root(runs_dir: str | os.PathLike[str] | None = None) -> Path:
 
 def find_sweep(which: str | os.PathLike[str], runs_dir: str | os.PathLike[str] | None = None) -> SweepFolder:
     """The sweep that `which` identifies: a path, "latest", an id, or a part of only one id. Raises RunFolderError."""
-    if not isinstance(which, str | os.PathLike):
-        raise RunFolderError(f"a sweep is identified by its id, a part of it, a path, or 'latest'; got {which!r}")
-    if isinstance(which, os.PathLike) or os.sep in which:
-        return _sound(SweepFolder(which))
+    path = path_of(which, "sweep", lambda path: os.sep in str(which))
+    if path is not None:
+        return _sound(SweepFolder(path))
     root = sweeps_root(runs_dir)
-    paths = sorted(root.glob("*/sweep.json"), key=lambda p: (p.parent.name.partition("-")[0], p.stat().st_mtime_ns))
+    found = root.glob("*/sweep.json") if is_a(Path.is_dir, root) else ()
+    paths = sorted(found, key=lambda p: (p.parent.name.partition("-")[0], p.stat().st_mtime_ns))
     ids = [path.parent.name for path in paths]
     if not ids:
         raise RunFolderError(plain(f"no sweep in {root} yet. Start one with labkit.sweep(…)"))
-    matching = ids[-1:] if which == "latest" else [id for id in ids if id == which] or [id for id in ids if which in id]
-    if len(matching) != 1:
-        problem = f"{len(matching)} sweeps match {which!r}" if matching else f"no sweep matches {which!r}"
-        raise RunFolderError(plain(f"{problem} in {root}; the newest are: {', '.join((matching or ids)[-5:])}"))
-    return _sound(SweepFolder(root / matching[0]))
+    return _sound(SweepFolder(root / the_one(str(which), ids, "sweep", root)))
 
 
 def _sound(folder: SweepFolder) -> SweepFolder:

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any, Literal
 
+from labkit.arguments import AtLeastOne, Expected
 from labkit.errors import LaunchError
 from labkit.record.measured.metric_names import is_lower_better
-from labkit.write.call_options import flag, whole_number
+from labkit.write.call_options import expected, flag, whole_number
 from labkit.write.launch_options import LaunchOptions
 
 __all__ = ["SweepOptions"]
 
 MODES = ("min", "max")
+AtLeastTwo = Annotated[int, Expected("an integer, at least 2", lambda value: value >= 2)]
+NameOfMetric = Annotated[str, Expected("the name of a reported value such as 'test_loss'", bool)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,30 +32,37 @@ class SweepOptions(LaunchOptions):
     """
 
     nproc_per_node: int | str = field(
-        default=1, metadata=flag("ranks of each run (default: 1)", type=whole_number, metavar="N")
+        default=1,
+        metadata=flag(
+            "ranks of each run (default: 1)", type=whole_number, metavar="N", expected="an integer or 'auto'"
+        ),
     )
-    at_once: int | None = field(
+    at_once: AtLeastOne | None = field(
         default=None, metadata=flag("runs at a time (default: what fits the GPUs or cores)", type=int, metavar="N")
     )
-    points: Sequence[Mapping[str, Any]] | None = None
+    points: Sequence[Mapping[str, Any]] | None = field(
+        default=None, metadata=expected("a list of dicts such as [{'lr': 1e-3}, {'lr': 3e-4}]")
+    )
     profile: bool = False  # this one and `hosts` are refused, so they are no flags here
     hosts: Sequence[str] | None = None
-    samples: int | None = field(
+    samples: AtLeastOne | None = field(
         default=None, metadata=flag("draw N random points instead of the grid", type=int, metavar="N")
     )
     sample_seed: int = field(default=0, metadata=flag("seed of the random points", type=int, metavar="SEED"))
-    metric: str = field(default="loss", metadata=flag("the reported value that decides which point is best"))
-    mode: str | None = field(
-        default=None, metadata=flag("default: min for losses and errors, else max", choices=list(MODES))
+    metric: NameOfMetric = field(default="loss", metadata=flag("the reported value that decides which point is best"))
+    mode: Literal["min", "max"] | None = field(
+        default=None,
+        metadata=flag("default: min for losses and errors, else max", choices=list(MODES), expected="'min' or 'max'"),
     )
-    halving: int | None = field(
+    halving: AtLeastTwo | None = field(
         default=None, metadata=flag("successive halving: keep the best 1/N at each rung", type=int, metavar="N")
     )
-
-    to: str | None = field(
+    to: Literal["slurm"] | None = field(
         default=None,
         metadata=flag(
-            "run the points as a job array; then also --time and the options of `labkit slurm`", choices=["slurm"]
+            "run the points as a job array; then also --time and the options of `labkit slurm`",
+            choices=["slurm"],
+            expected="'slurm' or None",
         ),
     )
 
@@ -74,11 +84,3 @@ class SweepOptions(LaunchOptions):
             raise LaunchError("a sweep does not change the number of ranks of a run; leave min_ranks out")
         if self.trace_memory or self.profile:
             raise LaunchError("trace_memory and profile do not work in a sweep; launch one of its points with them")
-        if self.mode not in (None, *MODES):
-            raise LaunchError(f"mode must be 'min' or 'max', got {self.mode!r}")
-        if not isinstance(self.metric, str) or not self.metric:
-            raise LaunchError(f"metric must be the name of a reported value such as 'test_loss', got {self.metric!r}")
-        for name, least in (("at_once", 1), ("samples", 1), ("halving", 2)):
-            value = getattr(self, name)
-            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < least):
-                raise LaunchError(f"{name} must be an integer, at least {least}, got {value!r}")

@@ -47,6 +47,8 @@ def expanded(
             "a sweep needs a parameter to vary: pass a list for at least one, lr=[1e-3, 3e-4] (in a terminal --lr "
             "1e-3,3e-4), or points=[{…}, …]"
         )
+    if samples is not None and samples > MOST_POINTS:
+        raise LabError(f"samples={samples} is too many; the maximum is {MOST_POINTS:,} points")
     if samples is not None:
         return drawn({**lists, **ranges}, fixed, samples, seed)
     count = math.prod(map(len, lists.values()))

@@ -53,7 +53,6 @@ def create(
     options.check()
     points = expanded(parameters, points=options.points, samples=options.samples, seed=options.sample_seed)
     checks.check_torch(platform_name())
-    checks.check_retries_and_watchdog(options.retries, options.watchdog)
     args = checks.check_arguments(options.args)
     text, source = script_and_file(script)
     if job is None:
@@ -97,8 +96,8 @@ def create(
     made = RunFolder.create(root / "sweeps", str(manifest["name"]))
     folder = SweepFolder(made.path)
     with removed_on_failure(made):
-        folder.script.write_text(str(text), encoding="utf-8")
-        write_json(folder.manifest, manifest | {"id": folder.id})
+        folder.script.write_bytes(text.encoded())
+        write_json(folder.manifest, manifest | {"id": folder.id, "folder": str(folder.path)})
     return folder
 
 
@@ -117,13 +116,13 @@ def start_process(folder: SweepFolder, env: Mapping[str, str], *, tied: bool, fa
             time.sleep(0.02)
         folder.stop_request.unlink(missing_ok=True)
         reader, writer = os.pipe()
+        owner = str(os.getpid() if tied else 0)
         try:
             folder.write_state(SweepState("running", time.time()))
             with folder.log.open("ab") as log:
                 process = subprocess.Popen(
-                    [sys.executable, "-m", "labkit.sweeps.sweeper", str(folder.path), str(os.getpid() if tied else 0)],
-                    # a `random.py` in the working folder must not be imported instead of the standard library's
-                    env=os.environ | {"PYTHONSAFEPATH": "1"},
+                    # -P: a `random.py` in the working folder must not be imported instead of the standard library's
+                    [sys.executable, "-P", "-m", "labkit.sweeps.sweeper", str(folder.path), owner],
                     cwd=manifest["cwd"],
                     stdin=reader,
                     stdout=log,
@@ -173,7 +172,8 @@ def _checked(
         names = frozenset(name for name, value in parameters.items() if value is not None).union(words[len(args) :])
         try:
             if names in checked:
-                request = check_values(checked[names].script, source, words, parameters, ranks)
+                known = checked[names]
+                request = check_values(known.script, source, known.program, words, parameters, ranks)
             else:
                 request = checked[names] = check(script, words, parameters, ranks, python_path, source=source)
         except ScriptError as error:

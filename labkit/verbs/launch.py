@@ -23,11 +23,12 @@ def add_launch_verb(verb: AddVerb) -> None:
         "launch",
         _launch,
         "start a script on every rank; the remaining arguments are passed to the script",
-        usage="labkit launch SCRIPT [options] [--] [the script's own options]",
+        usage="labkit launch SCRIPT | -m MODULE [options] [--] [the script's own options]",
         add_help=False,
     )
     start.add_argument("-h", "--help", action="store_true", help="show this help, and the options of SCRIPT")
     start.add_argument("script", nargs="?", help="one of labkit's own (ddp) or the path of any torchrun script")
+    start.add_argument("-m", dest="module", metavar="MODULE", help="start a module, as torchrun -m does")
     LaunchOptions.add_arguments(start)
     start.add_argument("--watch", action="store_true", help="show the live view in the terminal")
     lines = "with --hosts: start nothing; print the command to paste on each host"
@@ -35,12 +36,15 @@ def add_launch_verb(verb: AddVerb) -> None:
 
 
 def _launch(arguments: argparse.Namespace, rest: list[str]) -> int:
-    if arguments.help or not arguments.script or "--help" in rest:
+    if arguments.module and arguments.script:  # it is the module's first argument
+        rest.insert(0, arguments.script)
+        arguments.script = None
+    if arguments.help or not (arguments.script or arguments.module) or "--help" in rest:
         return _launch_help(arguments)
     options = LaunchOptions.parsed(arguments, args=rest, runs_dir=arguments.runs_dir, wait=False)
     if arguments.only_print:
         return _print_lines(arguments.script, options)
-    run = labkit.launch(arguments.script, **options.as_keywords())
+    run = labkit.launch(arguments.script, module=arguments.module, **options.as_keywords())
     if not options.detach:
         run.wait(watch=arguments.watch)
         print(run)

@@ -5,17 +5,20 @@ from __future__ import annotations
 import argparse
 import shutil
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
 import labkit
 from labkit.errors import LabError
 from labkit.export import FORMATS
+from labkit.record.place import belongs_to_another_user
 from labkit.record.state import StateName
 from labkit.record.text import plain
 from labkit.verbs import AddVerb
 from labkit.verbs.slurm import follow
 
 if TYPE_CHECKING:
+    from labkit.run import Run
     from labkit.view.run_list import RunList
 
 __all__ = ["add_run_verbs"]
@@ -41,7 +44,7 @@ def add_run_verbs(verb: AddVerb) -> None:
         sub.add_argument("--tag", help="only runs with this tag")
         sub.add_argument("--sort", metavar="NAME", help=SORT)
     remove = verb("rm", _rm, "delete the folders of these runs, with logs and checkpoints")
-    remove.add_argument("which", nargs="+", help="ids, parts of them, or paths")
+    remove.add_argument("which", nargs="+", help="ids, their ends, or paths")
     for name, run, help, default in (
         ("attach", _attach, "follow a run until it ends; Ctrl-C leaves it running", "latest"),
         ("stop", _stop, "stop a run on every rank; without an id, the newest active one", None),
@@ -96,9 +99,19 @@ def _prune(arguments: argparse.Namespace, rest: list[str]) -> None:
 
 
 def _rm(arguments: argparse.Namespace, rest: list[str]) -> None:
-    for run in [labkit.attach(which, runs_dir=arguments.runs_dir) for which in arguments.which]:
+    for run in [_named_exactly(which, arguments.runs_dir) for which in arguments.which]:
         run.rm()
         print(f"deleted {plain(run.id)}")
+
+
+def _named_exactly(which: str, runs_dir: str | None) -> Run:
+    """The run of this path or id, or with this end of its id: any other part would be deleted by chance."""
+    run = labkit.attach(which, runs_dir=runs_dir)
+    is_path = Path(which).exists() and run.path.samefile(which)
+    if not (is_path or run.id.endswith(which)):
+        end = run.id.partition("-")[2]
+        raise LabError(f"rm takes an id, its end, such as {end}, or a path, because it cannot be undone; got {which!r}")
+    return run
 
 
 def _runs(arguments: argparse.Namespace, rest: list[str]) -> None:
@@ -119,10 +132,11 @@ def _attach(arguments: argparse.Namespace, rest: list[str]) -> None:
 
 
 def _stop(arguments: argparse.Namespace, rest: list[str]) -> None:
-    if arguments.which:
+    if arguments.which is not None:
         labkit.attach(arguments.which, runs_dir=arguments.runs_dir).stop()
         return
     active = [run for run in labkit.runs(runs_dir=arguments.runs_dir) if not run.status().is_final]
+    active = [run for run in active if not belongs_to_another_user(run.path)]
     if not active:
         print("no run is active")
     for run in active[:1]:

@@ -48,10 +48,11 @@ def add_sweep_verb(verb: AddVerb) -> None:
 def _sweep(arguments: argparse.Namespace, rest: list[str]) -> int:
     from labkit.sweeping import Sweep, sweep
 
-    which = arguments.show or arguments.stop or arguments.resume
-    if bool(which) == bool(arguments.script):
+    named = (arguments.show, arguments.stop, arguments.resume)
+    which = next((each for each in named if each is not None), None)
+    if (which is None) == (arguments.script is None):
         raise LabError("pass a SCRIPT to sweep, or one of --show, --stop and --resume")
-    if which:
+    if which is not None:
         if rest:
             raise LabError(f"the points of a sweep are fixed when it starts; unrecognized: {' '.join(rest)}")
         handle = Sweep.attach(which, runs_dir=arguments.runs_dir)

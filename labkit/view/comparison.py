@@ -10,6 +10,7 @@ from math import sqrt
 from statistics import mean, variance
 from typing import TYPE_CHECKING, Any
 
+from labkit.arguments import checked
 from labkit.errors import LabError
 from labkit.record import Nodes, RankHistory, RunFolder, RunReader, State, find_run, read_state
 from labkit.record.folder import slug
@@ -41,7 +42,8 @@ LONGEST_NAME = 40
 MOST_CURVES, MOST_PARAMETERS = 6, 12
 
 
-def compare(runs: Sequence[Any], *, sort: str | None = None) -> Comparison:
+@checked()
+def compare(runs: Any, *, sort: str | None = None) -> Comparison:
     """Compare runs, or their ids or folders, in one table; speed-ups are relative to the first.
 
     `sort` is as for `labkit.runs`: a metric, best run first; a parameter; "duration", … `.table` is a DataFrame. Raises

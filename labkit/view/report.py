@@ -7,6 +7,7 @@ import base64
 import io
 import json
 import os
+from collections.abc import Callable
 from hashlib import sha256
 from pathlib import Path
 from statistics import median
@@ -14,6 +15,7 @@ from typing import Any
 
 from labkit.record import RunFolder, RunReader, State, read_state
 from labkit.record.files import read_text
+from labkit.record.python_source import read_source
 from labkit.record.text import escaped
 from labkit.view import words
 from labkit.view.charts.bands import columns
@@ -78,7 +80,7 @@ def write_report(folder: RunFolder) -> Path:
         "Facts": f"<table>{rows}</table>",
         "Command": f"<pre>{escaped(_text(folder.command))}</pre>",
         "Record": _folded("run.json", json.dumps(manifest, indent=1)),
-        "Script": _folded("script.py", _text(folder.script)),
+        "Script": _folded("script.py", _text(folder.script, read_source)),
         "Logs": _logs(reader, logs),
     }
     body = "".join(f"<h2>{title}</h2>{text}" for title, text in sections.items() if text)
@@ -117,9 +119,9 @@ def _logs(reader: RunReader, logs: dict[int, str]) -> str:
     return page + "".join(folded.values())
 
 
-def _text(path: Path) -> str:
+def _text(path: Path, read: Callable[[Path], str] = read_text) -> str:
     try:
-        return read_text(path)
+        return read(path)
     except OSError as error:
         return f"cannot be read: {error.strerror}"
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from textwrap import shorten
 from typing import Any, SupportsIndex, TypeVar, overload
 
+from labkit.arguments import ZeroOrMore, checked
 from labkit.errors import LabError
 from labkit.record import State
 from labkit.record.measured.glance import Glance, glance
@@ -90,7 +91,8 @@ class RunList(list[Any]):
         chosen = super().__getitem__(which)
         return RunList(chosen, by=self.by) if isinstance(which, slice) else chosen
 
-    def rm(self, *, keep: int = 0) -> list[str]:
+    @checked()
+    def rm(self, *, keep: ZeroOrMore = 0) -> list[str]:
         """Delete the folders of these runs, with logs and checkpoints. Active runs are kept, and so are the first
         `keep` of the others: the newest, or the best of a sorted list. Returns the ids of the deleted runs."""
         ended = [run for run in self if run.is_over][keep:]
@@ -98,6 +100,7 @@ class RunList(list[Any]):
             run.rm()
         return [run.id for run in ended]
 
+    @checked()
     def sorted(self, name: str) -> RunList:
         """The runs sorted by `name` (see `labkit.runs`). Raises LabError if no run has it."""
         manifests = [run.folder.glimpsed_manifest() for run in self]

@@ -1,17 +1,16 @@
-"""`error.json`: the error report of a rank, written by the failing rank itself."""
+"""`error.json`: the error report of a rank, written by the failing rank itself before the interpreter reports it."""
 
 from __future__ import annotations
 
 import os
 import re
-import sys
 import time
 import traceback
 from collections.abc import Iterator
 from contextlib import suppress
+from functools import partial
 from itertools import islice
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from labkit.record.files import write_json
@@ -20,9 +19,9 @@ from labkit.record.text import first_line, shortened
 from labkit.worker.flight_recorder import record_collectives
 from labkit.worker.measures.memory import resident_set
 
-__all__ = ["exit_code", "show", "write"]
+__all__ = ["write"]
 
-# labkit's own frames between the interpreter and the script are left out of tracebacks.
+# The frames of labkit's hooks in torch are left out of tracebacks.
 OURS = str(Path(__file__).parent)
 # A DataLoader worker's exception is re-raised with the worker's whole traceback as its message.
 FROM_WORKER = "Original Traceback (most recent call last):"
@@ -43,17 +42,11 @@ HOST_MEMORY = re.compile(
 )
 
 
-def exit_code(error: SystemExit) -> int:
-    """The interpreter's exit code: 0 for None, the number itself, 1 for a message, which is printed."""
-    if error.code is None or isinstance(error.code, int):
-        return (error.code or 0) & 0xFF
-    with suppress(Exception):
-        print(_text(error.code), file=sys.stderr, flush=True)
-    return 1
+def write(error: BaseException, attempt: str, rank: int, script: str, step: int) -> None:
+    """Record the failure of a rank, even if inspecting the exception raises. `attempt` is the attempt's folder.
 
-
-def write(folder: RunFolder, rank: int, error: BaseException, step: int) -> None:
-    """Record the failure, even if inspecting the exception raises; labkit's own frames are left out."""
+    Raises OSError if it cannot be written."""
+    folder = RunFolder(attempt)
     record: dict[str, Any] = {
         "time_ns": time.time_ns(),
         "rank": rank,
@@ -63,28 +56,13 @@ def write(folder: RunFolder, rank: int, error: BaseException, step: int) -> None
         "exception": type(error).__name__,
         "message": shortened(_text(error)),
     }
-    error.__traceback__ = _strip(error.__traceback__)
-    for field in (_name, _message, _unused_parameters, _causes, _line_in_script, _traceback, _memory):
+    inspections = (_name, _message, _unused_parameters, _causes, partial(_line_in_script, script), _traceback, _memory)
+    for inspect in inspections:
         with suppress(Exception):
-            record |= field(error)
-    try:
-        write_json(folder.error(rank), record, reserve=folder.reserve)
-    except OSError as problem:
-        with suppress(Exception):  # stderr may be on the same full disk
-            print(f"labkit: the failure of rank {rank} could not be recorded: {problem!r}", file=sys.stderr)
+            record |= inspect(error)
+    write_json(folder.error(rank), record, reserve=folder.reserve)
     with suppress(Exception):  # evidence, if this torch version provides it
         record_collectives(folder, rank)
-
-
-def show(error: BaseException) -> None:
-    """Report an uncaught exception as Python would: with the script's `sys.excepthook`, or else the traceback."""
-    with suppress(BaseException):
-        if sys.excepthook is not sys.__excepthook__:
-            sys.excepthook(type(error), error, error.__traceback__)
-            return
-    with suppress(BaseException):
-        traceback.print_exception(error)
-        sys.stderr.flush()
 
 
 def _memory(error: BaseException) -> dict[str, Any]:
@@ -195,20 +173,14 @@ def _traceback(error: BaseException) -> dict[str, Any]:
     return {"traceback": shortened(lines, LONGEST_TRACEBACK).splitlines(keepends=True)}
 
 
-def _line_in_script(error: BaseException) -> dict[str, Any]:
+def _line_in_script(script: str, error: BaseException) -> dict[str, Any]:
     """The innermost line of the script in the traceback."""
     text = _text(error)
-    in_worker = re.findall(rf'File "{re.escape(sys.argv[0])}", line (\d+)', text) if FROM_WORKER in text else []
+    in_worker = re.findall(rf'File "{re.escape(script)}", line (\d+)', text) if FROM_WORKER in text else []
     if in_worker:
         return {"script_line": int(in_worker[-1])}
     frames = traceback.extract_tb(error.__traceback__)
-    lines = [frame.lineno for frame in frames if frame.filename == sys.argv[0]]
-    if isinstance(error, SyntaxError) and error.filename == sys.argv[0]:
+    lines = [frame.lineno for frame in frames if frame.filename == script]
+    if isinstance(error, SyntaxError) and error.filename == script:
         lines.append(error.lineno)
     return {"script_line": lines[-1]} if lines else {}
-
-
-def _strip(trace: TracebackType | None) -> TracebackType | None:
-    while trace is not None and trace.tb_frame.f_code.co_filename.startswith(OURS):
-        trace = trace.tb_next
-    return trace

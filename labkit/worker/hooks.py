@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
+from labkit.worker.frames import invisible
 from labkit.worker.recorder import Recorder
 
 __all__ = ["Observer", "hook"]
@@ -45,6 +46,7 @@ def _hook_data_loader(torch: Any, probe: Observer, before_fetches: Sequence[Call
     after_fetch, after_evaluation_fetch = probe.after_fetch, probe.after_evaluation_fetch
 
     @functools.wraps(fetch)
+    @invisible
     def __next__(loader: Any) -> Any:
         if not is_training():
             batch = fetch(loader)
@@ -74,6 +76,7 @@ def _hook_autograd(torch: Any, probe: Observer) -> None:
 
     def observed(differentiate: Callable[..., Any], *, whole: bool) -> Callable[..., Any]:
         @functools.wraps(differentiate)
+        @invisible
         def call(*args: Any, **kwargs: Any) -> Any:
             try:
                 before_backward((args[0] if args else kwargs["tensors"]) if whole else None)
@@ -96,6 +99,7 @@ def _hook_grad_scaler(torch: Any, probe: Observer) -> None:
     scale, step = torch.amp.GradScaler.scale, torch.amp.GradScaler.step
 
     @functools.wraps(scale)
+    @invisible
     def observed_scale(scaler: Any, outputs: Any) -> Any:
         scaled = scale(scaler, outputs)
         # A disabled scaler returns the loss itself, which must not reference itself.
@@ -104,6 +108,7 @@ def _hook_grad_scaler(torch: Any, probe: Observer) -> None:
         return scaled
 
     @functools.wraps(step)
+    @invisible
     def observed_step(scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
         newest = probe.stepping
         result = step(scaler, optimizer, *args, **kwargs)

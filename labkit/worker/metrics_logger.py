@@ -8,8 +8,8 @@
 
 The script does not need labkit for it: anywhere else the standard library prints, filters or ignores such a record as
 the script has configured it. In a rank that labkit launched, each record of level INFO or above whose only argument, or
-whose message, is a mapping is also written to the rank's `metrics.jsonl`. This does not depend on the script's
-handlers, levels, filters and `logging.config`, and does not change them.
+whose message, is a mapping is also written to the rank's `metrics.jsonl`, once the script has imported torch. This does
+not depend on the script's handlers, levels, filters and `logging.config`, and does not change them.
 
     {"k": "report", "t": …, "step": 40, "f1": 0.73}
 
@@ -42,6 +42,7 @@ from itertools import islice
 from numbers import Integral, Real
 from typing import Any
 
+from labkit.worker.frames import invisible
 from labkit.worker.recorder import Recorder
 
 __all__ = ["Reports", "listen"]
@@ -66,10 +67,11 @@ def listen(recorder: Recorder) -> Reports:
     def is_recorded(level: int) -> bool:
         return level >= logging.INFO or is_enabled(level)
 
-    def record(level: int, msg: object, args: Any, *others: Any, stacklevel: int = 1, **more: Any) -> None:
+    @invisible  # so that the record names the caller's line
+    def record(level: int, msg: object, args: Any, *others: Any, **more: Any) -> None:
         reports.take(msg, args)
         if is_enabled(level):
-            log(level, msg, args, *others, stacklevel=stacklevel + 1, **more)  # skip this frame
+            log(level, msg, args, *others, **more)
 
     logger.isEnabledFor, logger._log = is_recorded, record  # type: ignore[method-assign]
     return reports

@@ -6,23 +6,19 @@ second it writes one line to the rank's `metrics.jsonl`.
 
 from __future__ import annotations
 
-import gc
 import math
-import os
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from labkit.record.identity import host_name
 from labkit.worker.hooks import hook
 from labkit.worker.measures.communication import Communication
 from labkit.worker.measures.device_clock import DeviceClock
 from labkit.worker.measures.losses import SEVERAL_OPTIMIZERS, StepLoss
 from labkit.worker.measures.memory import allocator, held_by, host_memory, optimizers, resident_set
 from labkit.worker.measures.profile import StepProfile
-from labkit.worker.measures.trace import VARIABLE as TRACE_MEMORY
 from labkit.worker.measures.trace import StepTrace
 from labkit.worker.optimizers import Optimizers
 from labkit.worker.reach.requests import Reach
@@ -42,13 +38,14 @@ FIRST_STEPS = 100  # their losses are always kept, because the training may be s
 
 class Probe:
     """One rank's observer. `step` counts the steps of the training (see optimizers.py). If `profile` is set, a few
-    steps are recorded there with torch's profiler.
+    steps are recorded there with torch's profiler; if `traces`, one step's allocations are traced.
     """
 
-    def __init__(self, path: Path, profile: Path | None = None):
+    def __init__(self, path: Path, profile: Path | None = None, *, traces: bool = False):
         self.step = 0
         self.recorder = Recorder(path)
-        self._memory: Callable[[], dict[str, float]] = resident_set()
+        self.resident = resident_set()
+        self._memory: Callable[[], dict[str, float]] = self.resident
         self._optimizer: Any = None  # the outermost optimizer whose step() is running
         self._optimizers = Optimizers()
         self.passes = 0  # backward passes since any optimizer's last step
@@ -67,7 +64,7 @@ class Probe:
         self._timed: DeviceClock | None = None  # while a step on CUDA is timed
         self._measured: DeviceClock | None = None  # of the newest timed step of this record
         self._waiting: deque[tuple[dict[str, Any], DeviceClock, float | None]] = deque(maxlen=UNREAD_RECORDS)
-        self._trace = StepTrace(self.recorder) if os.environ.get(TRACE_MEMORY) == "1" else None
+        self._trace = StepTrace(self.recorder) if traces else None
         self._profile = StepProfile(profile) if profile is not None else None
         self.settings = Settings()
         self.reach: Reach | None = None  # if the run's owner may ask
@@ -81,19 +78,13 @@ class Probe:
         self._input = self._forward = self._backward = self._stepped = self._communicated = 0.0
         self._due = clock() + RECORD_SECONDS
 
-    def start(self) -> None:
-        """Write the header and hook torch. It imports torch, which the script is about to do anyway.
+    def start(self, torch: Any, header: Mapping[str, Any]) -> None:
+        """Write the header and hook torch.
 
         It does not touch CUDA: even checking for CUDA would fix which devices this process sees.
         """
-        gc.disable()  # the import allocates much and frees little: a seventh of its time
-        import torch
-
-        gc.enable()
-        header = {"k": "meta", "v": 1, "time": time.time(), "host": host_name(), "pid": os.getpid()}
-        header |= {"resident": self._memory()["rss"]}  # Python and torch, before there is a model
-        places = {name: int(os.environ[name.upper()]) for name in ("rank", "local_rank", "world_size")}
-        self.recorder.write(header | places | {"torch": torch.__version__})
+        resident = self.resident()["rss"]  # Python and torch, before there is a model
+        self.recorder.write({"k": "meta", "v": 1, **header, "resident": resident, "torch": torch.__version__})
         try:
             hook(torch, self, [watching.before_fetch for watching in (self._trace, self._profile) if watching])
             self._communication.hook(torch)
@@ -133,7 +124,13 @@ class Probe:
         except Exception as error:
             self.recorder.drop(error)
         end = {"k": "end", "step": self.step, "outcome": outcome, "dropped": self.recorder.dropped}
+        end |= {"problem": self.recorder.problem} if self.recorder.dropped else {}
         self.recorder.write(end if self.step else end | {"passes": self.passes})
+
+    def leave(self) -> None:
+        """In a forked child: record and answer nothing."""
+        self.recorder.file.let_go()
+        self.reach = self._trace = self._profile = None
 
     # Called by the hooks. They are on the step path: read the clock, add, return.
 

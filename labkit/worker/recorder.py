@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 import math
-import os
-import sys
 import time
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
+
+from labkit.record.rank_files import RankFile
 
 __all__ = ["Recorder"]
 
@@ -17,25 +16,23 @@ encode = json.JSONEncoder(allow_nan=False).encode  # json.dumps would create an 
 
 
 class Recorder:
-    """Appends records. `dropped` counts what could not be measured or written; only the first is reported."""
+    """Appends records. `dropped` counts what could not be measured or written, `problem` is the first of these."""
 
     def __init__(self, path: Path):
-        self.dropped = 0
-        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        self.dropped, self.problem = 0, ""
+        self.file = RankFile(str(path))
 
     def write(self, record: dict[str, Any]) -> None:
         """Write one line, with the time unless it has one. On a full disk records are lost; the training continues."""
         try:
             line = encode({"t": time.monotonic(), **_finite(record)}) + "\n"
-            os.write(self._file, line.encode())
+            self.file.write(line.encode())
         except (OSError, ValueError, TypeError) as error:
             self.drop(error)
 
     def drop(self, error: BaseException) -> None:
         self.dropped += 1
-        if self.dropped == 1:
-            with suppress(Exception):  # stderr may be on the same full disk, or closed
-                print(f"labkit: a measurement failed and was skipped: {error!r}", file=sys.stderr, flush=True)
+        self.problem = self.problem or f"a measurement failed and was skipped: {error!r}"
 
 
 def _finite(record: dict[str, Any]) -> dict[str, Any]:

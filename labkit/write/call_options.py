@@ -6,19 +6,34 @@ import argparse
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, fields
-from typing import Any, Self
+from typing import Any, Self, get_type_hints
 
-__all__ = ["CallOptions", "flag", "whole_number"]
+from labkit.arguments import check_argument
+from labkit.errors import LaunchError
+
+__all__ = ["CallOptions", "expected", "flag", "whole_number"]
 
 
-def flag(help: str | None = None, **argparse_options: Any) -> dict[str, Any]:
+def expected(words: str) -> dict[str, Any]:
+    """Metadata of a field whose type says too little: what its value must be."""
+    return {"expected": words}
+
+
+def flag(help: str | None = None, *, expected: str | None = None, **argparse_options: Any) -> dict[str, Any]:
     """Metadata of a field that is also a flag; `flag` is its name if it is not the field's."""
-    return {"argparse": {"help": help, **argparse_options}}
+    return {"argparse": {"help": help, **argparse_options}, "expected": expected}
 
 
 @dataclass(frozen=True, kw_only=True)
 class CallOptions:
-    """The base of LaunchOptions and JobOptions."""
+    """The base of LaunchOptions and JobOptions. Raises LaunchError for a value that has not the type of its field."""
+
+    def __post_init__(self) -> None:
+        types = get_type_hints(type(self), include_extras=True)
+        for each in fields(self):
+            check_argument(
+                each.name, getattr(self, each.name), types[each.name], each.metadata.get("expected"), LaunchError
+            )
 
     @classmethod
     def names(cls) -> list[str]:

@@ -12,7 +12,7 @@ from functools import cached_property
 
 from labkit.errors import ScriptError
 
-__all__ = ["Cell", "has_main_guard", "split_cells"]
+__all__ = ["Cell", "has_main_guard", "is_python", "split_cells"]
 
 # jupytext's percent format: `# %% title`. Untitled cells and `# %% [markdown]` are kept as they are.
 TITLE_LINE = re.compile(r"^# %%[ \t]*(?P<title>[^\n]*?)[ \t]*(?:\n|\Z)", re.MULTILINE)
@@ -120,6 +120,15 @@ class Import:
 
     statement: str
     target: str
+
+
+def is_python(text: str) -> bool:
+    """Whether Python can parse a text."""
+    try:
+        ast.parse(text)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return False
+    return True
 
 
 def split_cells(text: str) -> tuple[str, tuple[Cell, ...]]:

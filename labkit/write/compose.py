@@ -151,11 +151,6 @@ def _composed(folder: Path, strategy: str, extras: tuple[str, ...], task: str) -
 
 def _named(parts: Library, kind: str, name: str) -> Part:
     kinds = {"strategy": parts.strategies, "extra": parts.extras, "task": parts.tasks}
-    if not isinstance(name, str):
-        raise ScriptError(
-            f"{_article(kind)} is selected by its name, such as {next(iter(kinds[kind]))!r}; got {name!r}. "
-            "Pass your own cells to with_cells(…)"
-        )
     if part := kinds[kind].get(name):
         return part
     for other, parts_of_kind in kinds.items():

@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from labkit.errors import ScriptError
+from labkit.record.python_source import lines_of
 from labkit.write.cells import Cell, has_main_guard
 from labkit.write.compose import library
 from labkit.write.source import cell_of, import_of
@@ -52,7 +53,7 @@ def with_definition(old: Cell, name: str, value: Any) -> Cell:
     new = aliased(Cell("", f"{name} = None"), as_cell(old.title, value), frozenset({name}), value)
     if name not in new.defines:
         raise ScriptError(f"{name}=… must define {_signature(old, name)}; {_yours(new)}")
-    lines, places = old.text.splitlines(keepends=True), []
+    lines, places = lines_of(old.text), []
     for statement in {old.definitions[each] for each in new.defines & old.definitions.keys()}:
         first = min([statement.lineno, *(d.lineno for d in getattr(statement, "decorator_list", ()))])
         last = statement.end_lineno or first

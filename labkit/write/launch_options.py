@@ -3,14 +3,18 @@ and its suggestions for mistyped names, the command line, and launches on hosts 
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
 
-from labkit.write.call_options import CallOptions, flag, whole_number
+from labkit.arguments import AtLeastOne, Expected, ZeroOrMore
+from labkit.write.call_options import CallOptions, expected, flag, whole_number
 
 __all__ = ["LaunchOptions"]
+
+OneSecondOrMore = Annotated[float, Expected("a number of seconds, at least 1", lambda value: 1 <= value < math.inf)]
 
 
 def _names(text: str) -> list[str] | None:
@@ -35,21 +39,25 @@ class LaunchOptions(CallOptions):
     """
 
     nproc_per_node: int | str = field(
-        default="auto", metadata=flag("ranks (default: one per GPU, or two)", type=whole_number, metavar="N")
+        default="auto",
+        metadata=flag(
+            "ranks (default: one per GPU, or two)", type=whole_number, metavar="N", expected="an integer or 'auto'"
+        ),
     )
     backend: str | None = field(
-        default=None, metadata=flag("gloo lets several ranks share a GPU", choices=["nccl", "gloo"])
+        default=None,
+        metadata=flag("gloo lets several ranks share a GPU", choices=["nccl", "gloo"], expected="'nccl' or 'gloo'"),
     )
-    args: Sequence[Any] = ()
+    args: Sequence[Any] = field(default=(), metadata=expected("a list such as ['50', '--lr', '1e-3']"))
     name: str | None = field(default=None, metadata=flag("part of the run folder's name"))
     runs_dir: str | os.PathLike[str] | None = None
-    env: Mapping[str, str] | None = None
-    retries: int = field(default=0, metadata=flag("restart a failed run up to N times", type=int, metavar="N"))
-    min_ranks: int | None = field(
+    env: Mapping[str, str] | None = field(default=None, metadata=expected("a mapping such as {'NCCL_DEBUG': 'INFO'}"))
+    retries: ZeroOrMore = field(default=0, metadata=flag("restart a failed run up to N times", type=int, metavar="N"))
+    min_ranks: AtLeastOne | None = field(
         default=None,
         metadata=flag("if a restart fails at startup, continue with fewer ranks", type=int, metavar="N"),
     )
-    watchdog: float | None = field(
+    watchdog: OneSecondOrMore | None = field(
         default=None, metadata=flag("stop a run that makes no progress for SECONDS", type=float, metavar="SECONDS")
     )
     wait: bool | None = None
@@ -61,9 +69,20 @@ class LaunchOptions(CallOptions):
     profile: bool = field(default=False, metadata=flag("record three steps for `labkit timeline`", action="store_true"))
     reachable: bool | None = None
     hosts: Sequence[str] | None = field(
-        default=None, metadata=flag("run on these machines, over ssh (docs/cluster.md)", type=_names, metavar="A,B")
+        default=None,
+        metadata=flag(
+            "run on these machines, over ssh (docs/cluster.md)",
+            type=_names,
+            metavar="A,B",
+            expected="a list of host names such as ['hA', 'hB']",
+        ),
     )
     export: str | Sequence[str] | None = field(
         default=None,
-        metadata=flag("write tensorboard, csv, … while it runs (docs/export.md)", type=_names, metavar="A,B"),
+        metadata=flag(
+            "write tensorboard, csv, … while it runs (docs/export.md)",
+            type=_names,
+            metavar="A,B",
+            expected="one or a list of 'csv', 'parquet', 'tensorboard', 'trackio' and 'wandb'",
+        ),
     )

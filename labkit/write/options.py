@@ -6,9 +6,11 @@ import ast
 import difflib
 import itertools
 import math
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from numbers import Number
 from typing import TYPE_CHECKING, Any
 
 from labkit.errors import ScriptError
@@ -46,6 +48,7 @@ class Option:
     help: str = field(default="", compare=False)
 
 
+PLAIN = (str, os.PathLike, Number, list, tuple, dict)  # whose text a script can read
 NUMBER_OF_RANKS = ("ranks", "gpus", "num_gpus", "devices", "world_size", "num_processes")
 
 
@@ -196,6 +199,8 @@ def _arguments(script: ScriptText, option: Option, name: str, value: Any) -> lis
         raise ScriptError(f"{name} of {script.name}.py must be one of {choices}; got {value!r}")
     if option.kind in ("int", "float"):
         _check_number(script, option, name, value)
+    if not isinstance(value, PLAIN):
+        raise ScriptError(f"{name} of {script.name}.py must be text, a number or a path; got {value!r}")
     text = str(value)
     return [f"{option.name}={text}"] if text.startswith("-") else [option.name, text]
 

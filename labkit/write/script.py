@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+from labkit.arguments import Expected, checked
 from labkit.errors import ScriptError
-from labkit.write.cells import Cell, split_cells
+from labkit.record.files import is_a
+from labkit.write.cells import Cell, is_python, split_cells
 from labkit.write.compose import BYTES, compose, library, nearest, script_names
 from labkit.write.contract import aliased, as_cell, check_names, check_replacement, with_definition
 from labkit.write.display import Diff, Names, script_html
+from labkit.write.files import read_file, text_of
 from labkit.write.script_text import ScriptText
 
 __all__ = ["Script"]
 
+PartName = Annotated[str, Expected("a name that Script.names() lists; your own cells go to with_cells(…)")]
 RUN = 'if __name__ == "__main__":\n    main()\n'
 # With these, names may come from anywhere, so they cannot be checked. Reading globals() defines none.
 DYNAMIC = re.compile(
@@ -32,7 +37,8 @@ class Script(ScriptText):
     """
 
     @classmethod
-    def load(cls, name: str | os.PathLike[str], *extras: str, task: str = BYTES) -> Script:
+    @checked(ScriptError)
+    def load(cls, name: str | os.PathLike[str], *extras: PartName, task: PartName = BYTES) -> Script:
         """One of labkit's own scripts, composed of a strategy, any extras and a task (`Script.names()` lists them), for
         example `Script.load("fsdp", "checkpoints", "precision", task="digits")`; or any script, by the path of its
         file.
@@ -40,14 +46,14 @@ class Script(ScriptText):
         Raises ScriptError if a name is unknown, with the list of known names, or if two parts are incompatible.
         """
         path = Path(name)
-        if isinstance(name, str) and (name in script_names() or not (path.suffix == ".py" or path.exists())):
+        if isinstance(name, str) and (name in script_names() or not (path.suffix == ".py" or is_a(Path.exists, path))):
             return cls(*compose(name, extras, task), name)
         if extras or task != BYTES:
             raise ScriptError(
                 f"extras and tasks work only with labkit's own scripts, but {path} is your own file; load one of "
                 f"{', '.join(script_names())}"
             )
-        return cls.parse(_read_python(path), name=path.stem)
+        return cls.read(read_file(path), path)
 
     @staticmethod
     def names() -> Names:
@@ -55,11 +61,29 @@ class Script(ScriptText):
         return Names(library())
 
     @classmethod
+    @checked(ScriptError)
     def parse(cls, text: str, *, name: str = "script") -> Script:
         """Split a script's text at its `# %% title` lines. Text without any becomes a script without cells."""
         return cls(*split_cells(text), name)
 
     @classmethod
+    def read(cls, source: bytes, path: Path, *, name: str = "") -> Script:
+        """The script in the content of a file. Raises ScriptError if Python could not read it, or if it is empty."""
+        if path.suffix == ".ipynb":
+            raise ScriptError(
+                f"{path} is a notebook; expected a Python script. Make one of its cells: jupyter nbconvert --to script "
+                f"{shlex.quote(str(path))}, or Script.of(…)"
+            )
+        text = text_of(source, path)
+        if not text.strip():
+            raise ScriptError(f"{path} is empty; expected a Python script")
+        head, parts = split_cells(text)
+        if parts and not all(map(is_python, (head, *(cell.text for cell in parts)))) and is_python(text):
+            head, parts = text, ()  # a `# %%` inside a function or a text is not the title of a cell
+        return cls(head, parts, name or path.stem, source)
+
+    @classmethod
+    @checked(ScriptError)
     def of(cls, name: str, **cells: Any) -> Script:
         """A script of your own cells, in this order: live functions or classes, or text, as for `with_cells`. One of
         them must define `main`, which is called when the script runs.
@@ -133,22 +157,29 @@ class Script(ScriptText):
     def check(self) -> None:
         """Raise ScriptError when the script cannot run: a syntax error (with its cell and line), or a cell that uses a
         name that no cell defines. Code above the first cell is only compiled."""
-        for cell in self.parts:
-            cell.check_syntax()
-        try:
-            compile(str(self), f"{self.name}.py", "exec", dont_inherit=True)
-        except (SyntaxError, ValueError) as error:
-            where = f"line {error.lineno}: " if isinstance(error, SyntaxError) else ""
-            raise ScriptError(f"{self.name}.py cannot be compiled: {where}{error}") from None
+        self.check_syntax()
         if DYNAMIC.search(str(self)):
             return
         for cell in self.parts:
             self._check_names(cell)
 
+    def check_syntax(self) -> None:
+        """Raise ScriptError when Python cannot compile the script, with the cell and line."""
+        for cell in self.parts:
+            cell.check_syntax()
+        try:
+            self.encoded()
+            compile(str(self), f"{self.name}.py", "exec", dont_inherit=True)
+        except (SyntaxError, ValueError, RecursionError, MemoryError) as error:  # the last two: nested too deeply
+            where = f"line {error.lineno}: " if isinstance(error, SyntaxError) and error.lineno else ""
+            why = str(error) or type(error).__name__
+            raise ScriptError(f"{self.name}.py cannot be compiled: {where}{why}") from None
+
     def _check_names(self, cell: Cell, defined_later: frozenset[str] = frozenset()) -> None:
         head = self.head + "".join(f"\n{name} = None" for name in sorted(defined_later))
         check_names(cell, Cell("head", head), self.parts)
 
+    @checked(ScriptError)
     def diff(self, other: Script | str) -> Diff:
         """The changes from `other` (a Script, or an argument of `load`) to this script, colored in a notebook."""
         other = other if isinstance(other, Script) else Script.load(other)
@@ -157,15 +188,17 @@ class Script(ScriptText):
             names = [f"{names[0]} (before)", f"{names[1]} (after)"]
         return Diff(str(other), str(self), *names)
 
+    @checked(ScriptError)
     def write(self, path: str | os.PathLike[str]) -> Path:
         """Write the script to a file. Raises ScriptError if the file exists with different content."""
         path = Path(path)
         try:
-            if path.exists() and path.read_bytes() != str(self).encode():
+            if path.exists() and path.read_bytes() != self.encoded():
                 raise ScriptError(f"{path} exists and differs; delete it first, or write to another file")
-            path.write_text(str(self), encoding="utf-8")
-        except OSError as error:
-            raise ScriptError(f"the script cannot be written to {path}: {error.strerror}") from None
+            path.write_bytes(self.encoded())
+        except (OSError, ValueError) as error:  # ValueError: a name that no file can have
+            why = getattr(error, "strerror", None) or error
+            raise ScriptError(f"the script cannot be written to {str(path)!r}: {why}") from None
         return path
 
     def __repr__(self) -> str:
@@ -173,20 +206,3 @@ class Script(ScriptText):
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
         return {"text/plain": repr(self), "text/html": script_html(self)}
-
-
-def _read_python(path: Path) -> str:
-    try:
-        raw = path.read_bytes()
-    except IsADirectoryError:
-        raise ScriptError(f"{path} is a folder; expected a Python script") from None
-    except (OSError, ValueError) as error:  # ValueError: a NUL in the name
-        why = getattr(error, "strerror", None) or error
-        raise ScriptError(f"script not found: {str(path).replace(chr(0), '')} ({why})") from None
-    try:
-        text = raw.decode("utf-8-sig").replace("\r\n", "\n")
-    except UnicodeDecodeError as error:
-        raise ScriptError(f"{path} is not UTF-8 text: {error}") from None
-    if not text.strip():
-        raise ScriptError(f"{path} is empty; expected a Python script")
-    return text

@@ -27,6 +27,9 @@ SHARED_MACHINE = 2
 APART_SECONDS = 0.5
 ENDLESS = 100_000  # steps
 STEPPED = "            step += 1\n"  # in main
+# The number of the attempt, as a rank can find it out.
+ATTEMPTS = 'os.path.join(os.environ["LABKIT_RUNS"], os.environ["LABKIT_RUN"], "attempts")'
+ATTEMPT = f'(1 + len(next(os.walk({ATTEMPTS}), ("", []))[1]))'
 
 Written = dict[Path, bytes]
 
@@ -35,7 +38,7 @@ def falling(script: labkit.Script, step: int) -> labkit.Script:
     """Of which every rank is killed after this step of the first attempt, before it tells of the step."""
     text = str(script)
     assert text.count(STEPPED) == 1
-    kill = f"{STEPPED}            if step == {step} and os.environ.get('LABKIT_ATTEMPT') != '2':\n"
+    kill = f"{STEPPED}            if step == {step} and {ATTEMPT} == 1:\n"
     return labkit.Script.parse(
         text.replace(STEPPED, f"{kill}                os.kill(os.getpid(), 9)\n"), name=f"falling-{script.name}"
     )

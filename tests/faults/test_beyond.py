@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import pytest
-from faults.scene import ENDLESS, STEPPED, assert_clean, assert_over, last_step, wait_until
+from faults.scene import ATTEMPT, ENDLESS, STEPPED, assert_clean, assert_over, last_step, wait_until
 
 import labkit
 from labkit import Script
 
-FAULTS = f"""{STEPPED}            if step == 3 and dist.get_rank() == 1 and os.environ["LABKIT_ATTEMPT"] == "1":
+FAULTS = f"""{STEPPED}            if step == 3 and dist.get_rank() == 1 and {ATTEMPT} == 1:
                 raise ValueError("boom")
-            if step == 3 and dist.get_rank() == 1 and os.environ["LABKIT_ATTEMPT"] == "2":
+            if step == 3 and dist.get_rank() == 1 and {ATTEMPT} == 2:
                 time.sleep(600)
 """
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from faults.scene import STEPPED, assert_over
+from faults.scene import ATTEMPT, STEPPED, assert_over
 from strategies.matrix import script
 
 import labkit
@@ -15,7 +15,7 @@ OPTIONS = {"nproc_per_node": 4, "steps": 6, "global_batch_size": 12, "precision"
 IS_GONE = '("0123", os.environ.get("CUDA_VISIBLE_DEVICES", "").replace(",", ""))'
 DEVICE = f'next(filter(None, reversed({IS_GONE})))[int(os.environ["LOCAL_RANK"])]'
 AT_START = f"""{MAIN}    device_number = {DEVICE}
-    if device_number == "1" and os.environ["LABKIT_ATTEMPT"] != "1":
+    if device_number == "1" and {ATTEMPT} != 1:
         raise RuntimeError("CUDA error: device 1 is unavailable")
 """
 AT_STEP = f"""{STEPPED}            if step == 5 and device_number == "1":

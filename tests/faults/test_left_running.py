@@ -177,7 +177,7 @@ def test_shared_memory_is_free_again_however_a_run_ends(end, tmp_path) -> None:
 
 def with_helper(run: RunFolder, seconds: float) -> subprocess.Popen:
     command = [sys.executable, "-c", f"import time; time.sleep({seconds})"]
-    return subprocess.Popen(command, env=os.environ | {"LABKIT_RUN": run.id, "LABKIT_RUN_DIR": str(run.path)})
+    return subprocess.Popen(command, env=os.environ | {"LABKIT_RUN": run.marker})
 
 
 def test_when_the_time_is_up_it_is_ended(runs_dir, monkeypatch) -> None:

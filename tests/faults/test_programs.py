@@ -35,15 +35,16 @@ time.sleep({seconds})
 WORK = (
     "import time\nuntil = time.time() + {}\nwhile time.time() < until:\n    sum(range(100_000))\n    time.sleep(0.05)"
 )
-WORKER = """
+GUEST = """
 import os, sys, threading
+heartbeat = open(sys.argv[1])
 ends = threading.Event()
-worker = threading.Thread(target=ends.wait)
-worker.start()
-print(worker.native_id, flush=True)
+guest = threading.Thread(target=ends.wait)
+guest.start()
+print(guest.native_id, flush=True)
 sys.stdin.readline()
 ends.set()
-worker.join()
+guest.join()
 print("done", flush=True)
 sys.stdin.readline()
 os.execvp("bash", ["bash", "-c", "echo done; sleep 600; true"])
@@ -125,18 +126,19 @@ def test_a_rank_that_waited_for_one_is_explained_by_what_it_had_become(tmp_path)
         labkit.launch(script, nproc_per_node=2, wait=True)
 
 
-def test_a_rank_whose_worker_has_ended_is_not_another_program_before_it_execs(folder, monkeypatch) -> None:
+def test_a_rank_whose_guest_has_ended_is_not_another_program_before_it_execs(folder, monkeypatch) -> None:
     """Its process may take long to exit."""
     monkeypatch.setattr(programs, "POLL_SECONDS", 0.0)
     folder.rank(0).mkdir(parents=True)
-    command = [sys.executable, "-c", WORKER]
+    folder.heartbeat(0).touch()
+    command = [sys.executable, "-c", GUEST, folder.heartbeat(0)]
     streams = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     with subprocess.Popen(command, env=os.environ | {"RANK": "0"}, text=True, **streams) as rank:
         thread = int(rank.stdout.readline())
         folder.heartbeat(0).write_text(json.dumps({"pid": rank.pid, "thread": thread, "step": 3}))
         looking = programs.Programs(folder, Identity.of(os.getpid()))
         looking.update()
-        for _ in ("the worker ends", "exec"):
+        for _ in ("the guest ends", "exec"):
             assert "program" not in json.loads(folder.heartbeat(0).read_text())
             print(file=rank.stdin, flush=True)
             assert rank.stdout.readline() == "done\n"

@@ -251,8 +251,10 @@ def ended(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def over(ended: Path, runs_dir: Path) -> RunFolder:
-    """A copy of it."""
-    return RunFolder(shutil.copytree(ended, runs_dir / ended.name))
+    """The same, as if it had been launched in the test's own folder."""
+    over = RunFolder(shutil.copytree(ended, runs_dir / ended.name))
+    over.manifest.write_text(json.dumps(read(over.manifest) | {"folder": str(over.path)}))
+    return over
 
 
 def test_stop_after_the_end_changes_no_file(over, capfd) -> None:

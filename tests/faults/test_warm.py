@@ -20,6 +20,7 @@ import torch  # noqa: F401  # the process that is asked has imported it
 from faults.scene import ENDLESS, FAULTY, assert_clean, last_step, read, wait_for_step, wait_until
 
 import labkit
+from labkit.launcher import start
 from labkit.launcher.warm import client, fork
 from labkit.launcher.warm.messages import receive
 
@@ -45,10 +46,23 @@ print(json.dumps({
     "process": multiprocessing.current_process().name, "start": multiprocessing.process.ORIGINAL_DIR,
     "buffered": sys.stdout.write_through, "main": sys.modules["__main__"].__file__,
     "descriptors": sorted(map(opened, os.listdir("/proc/self/fd"))),
-    "time": time.strftime("%H", time.gmtime(0)) + time.strftime("%H", time.localtime(0)), "command": sys.orig_argv,
+    "time": time.strftime("%H", time.gmtime(0)) + time.strftime("%H", time.localtime(0)),
+    "command": [*map(os.path.basename, sys.orig_argv)],
     "forked": "labkit.launcher.warm.ranks" in sys.modules,
     "random": [random.random(), numpy.random.random(), torch.rand(()).item()],
 }))
+"""
+NOISY = """
+import sys
+
+
+class Noisy:
+    def find_spec(self, name, path=None, target=None):
+        if name == "torch":
+            print("torch is imported", file=sys.stderr, flush=True)
+
+
+sys.meta_path.insert(0, Noisy())
 """
 TWICE = f"""
 import labkit
@@ -98,7 +112,7 @@ def test_the_first_run_s_ranks_are_forks_of_its_supervisor(kernel: subprocess.Po
     assert len(ranks) == 2
 
     for rank in ranks:
-        assert [word for word in rank.cmdline() if word][1:4] == ["-u", "-m", "labkit.worker"]
+        assert [word for word in rank.cmdline() if word][1:3] == ["-u", str(run.folder.guest)]
         assert rank.environ()["LABKIT_RUN"] == run.id
         assert rank.memory_full_info().uss < 150 << 20  # torch's libraries and modules are shared
 
@@ -150,6 +164,8 @@ def seen(script: Path | labkit.Script, ranks: int = 1, **options: Any) -> list[d
 def test_a_rank_is_a_fork_that_sees_what_a_new_process_sees(
     warm: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Although its script looks, which is otherwise a reason for new processes."""
+    monkeypatch.setattr(start, "why_new_processes", lambda *_: None)
     script = tmp_path / "prints.py"
     script.write_text(PRINTS)
     (here := tmp_path / "here").mkdir()
@@ -168,18 +184,27 @@ def test_a_rank_is_a_fork_that_sees_what_a_new_process_sees(
     assert client._warm[0].process.pid == warm
 
 
-def test_what_a_forked_rank_would_see_otherwise_is_run_by_a_new_process(
-    warm: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_script_that_could_tell_is_run_by_new_processes_of_a_torchrun_that_is_a_fork(
+    warm: int, tmp_path: Path
 ) -> None:
     script = tmp_path / "prints.py"
     script.write_text(PRINTS)
-    assert not seen(script, env={"OPENBLAS_NUM_THREADS": "1"})[0]["forked"]
-    assert seen(script, env={"KMP_INIT_AT_FORK": "FALSE"})[0]["forked"]
-    monkeypatch.chdir(Path(labkit.__file__).parents[1])  # the script would get the labkit that is already imported
-    assert seen(labkit.Script.parse(PRINTS))[0]["forked"]
-    (tmp_path / "mpmath.py").touch()  # torch's imports have loaded another module of this name
+
     assert not seen(script)[0]["forked"]
+
+    assert labkit.attach().folder.read_manifest()["new_processes"] == "line 24 uses sys.modules"
     assert client._warm[0].process.pid == warm
+
+
+def test_ranks_are_new_processes_where_importing_torch_prints_something(tmp_path: Path) -> None:
+    """Otherwise only the first process would print it."""
+    (tmp_path / "sitecustomize.py").write_text(NOISY)
+    (tmp_path / "train.py").write_text("import torch\n")
+    code = "import labkit; labkit.launch('train.py', nproc_per_node=1, wait=True)"
+    for _ in range(2):
+        environment = os.environ | {"PYTHONPATH": f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"}
+        subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=environment, check=True, capture_output=True)
+        assert "torch is imported" in labkit.attach().logs(rank=0, stream="stderr")
 
 
 def test_a_fork_whose_agent_ended_before_it_read_is_not_asked_anything() -> None:

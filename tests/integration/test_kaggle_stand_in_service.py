@@ -175,7 +175,7 @@ def test_without_the_client_one_sentence_says_what_to_install(notebook, monkeypa
 
     assert main(["kaggle", "push", str(notebook("x = 1"))]) == 2
 
-    told = "labkit: Kaggle's client is missing; install it: pip install 'labkit[kaggle]'\n"
+    told = "labkit: Kaggle's client is missing; install it: pip install kaggle\n"
     assert capsys.readouterr().err == told
 
 

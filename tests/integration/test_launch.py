@@ -17,7 +17,7 @@ import torch
 from conftest import SCRIPTS
 
 import labkit
-from labkit import LabError, LaunchError, Script, ScriptError
+from labkit import LabError, LaunchError, RankFailedError, Script, ScriptError
 from labkit.record import RunReader
 from labkit.view import words
 
@@ -164,12 +164,37 @@ def test_the_command_reproduces_the_run_without_labkit(tmp_path):
     assert "labkit" not in Path(run.folder.script).read_text().lower()
 
 
-def test_a_module_beside_the_script_is_found_and_one_named_like_pythons_own_does_no_harm(tmp_path):
+def test_a_module_beside_the_script_is_found_and_one_named_like_pythons_own_counts_as_under_torchrun(tmp_path):
     (tmp_path / "helper.py").write_text("WORD = 'found'\n")
-    (tmp_path / "random.py").write_text("raise RuntimeError('hid the real one')\n")
     (tmp_path / "train.py").write_text("import helper, torch\nprint(helper.WORD, __name__, __file__)\n")
     run = labkit.launch(tmp_path / "train.py", nproc_per_node=1)
     assert run.logs(rank=0).strip() == f"found __main__ {tmp_path / 'train.py'}"
+    (tmp_path / "random.py").write_text("raise RuntimeError('hid the real one')\n")
+    with pytest.raises(labkit.RankFailedError, match="hid the real one"):
+        labkit.launch(tmp_path / "train.py", nproc_per_node=1)
+
+
+def test_a_script_in_another_encoding_runs_as_under_python_and_its_lines_are_its_own(tmp_path):
+    """Latin-1 with Windows' line ends, a form feed and a line separator before the line that fails."""
+    source = (
+        "#!/usr/bin/env python\r\n# -*- coding: latin-1 -*-\r\n\x0c\r\nimport torch\r\n"
+        "print('caf\xe9', len('\xe9'), 'a\x1cb'.split())\r\n\x0c\r\nraise ValueError('na\xefve')  # \xe9\r\n"
+    ).encode("latin-1")
+    script = tmp_path / "train.py"
+    script.write_bytes(source)
+    plain = subprocess.run([sys.executable, "-X", "utf8", script], capture_output=True, check=False)
+
+    with pytest.raises(RankFailedError) as failed:
+        labkit.launch(script, nproc_per_node=1, wait=True)
+
+    run = labkit.attach()
+    assert run.logs(rank=0) == plain.stdout.decode()
+    assert run.folder.script.read_bytes() == source
+    assert run.script.encoded() == source
+    assert "rank 0 failed: ValueError: naïve (train.py line 7)" in str(failed.value)
+    assert "raise ValueError('naïve')  # é" in str(failed.value)
+    assert failed.value.line == 7
+    assert "naïve" in run.report().read_text(encoding="utf-8")
 
 
 def test_a_script_in_a_folder_with_spaces_and_quotes_runs(tmp_path):
@@ -260,11 +285,30 @@ def test_a_syntax_error_in_a_script_is_refused_before_anything_exists(tmp_path, 
     assert not runs_dir.exists()
 
 
-def test_a_missing_package_is_named_before_anything_exists(tmp_path, runs_dir):
-    (tmp_path / "train.py").write_text("import torch\nimport no_such_package\n")
+def test_a_missing_package_of_our_own_scripts_is_named_before_anything_exists(runs_dir):
     with pytest.raises(LaunchError, match="imports no_such_package"):
-        labkit.launch(tmp_path / "train.py")
+        labkit.launch(tiny("ddp").with_cells(model=f"import no_such_package\n{TINY}"))
     assert not runs_dir.exists()
+
+
+def test_a_users_own_script_is_never_refused_for_what_it_imports(tmp_path, capsys):
+    """What it changes before an import, only Python knows; a package that is surely missing is said at the launch."""
+    (tmp_path / "lib" / "inner").mkdir(parents=True)
+    (tmp_path / "lib" / "mylib.py").write_text("X = 2\n")
+    (tmp_path / "lib" / "strain.py").write_text("import mylib\nprint('ok', mylib.X)\n")
+    (tmp_path / "link.py").symlink_to("lib/strain.py")
+    (tmp_path / "appends.py").write_text(
+        "import os, sys\nsys.path.append(os.path.join(os.path.dirname(__file__), 'lib'))\n"
+        "import mylib\nprint('ok', mylib.X)\n"
+    )
+    (tmp_path / "lacks.py").write_text("import sys\nimport no_such_package\n")
+
+    for name in ("link.py", "appends.py"):
+        assert labkit.launch(tmp_path / name, nproc_per_node=1, wait=True).logs(rank=0) == "ok 2\n"
+        assert capsys.readouterr().err == ""
+    with pytest.raises(RankFailedError, match="ModuleNotFoundError: No module named 'no_such_package'"):
+        labkit.launch(tmp_path / "lacks.py", nproc_per_node=1, wait=True)
+    assert f"lacks.py:2: imports no_such_package, which {sys.executable} does not find" in capsys.readouterr().err
 
 
 def test_leftovers_of_another_launcher_do_not_change_the_world_size(monkeypatch):
@@ -305,17 +349,17 @@ def test_what_a_loop_does_is_recorded_though_it_reports_nothing(monkeypatch):
     assert words.progress(RunReader(run.folder).read_all(), state) == "step 4"
 
 
-def test_modules_that_only_the_ranks_will_see_are_found_before_the_launch(tmp_path: Path):
+def test_modules_that_only_the_ranks_will_see_are_not_said_to_be_missing(tmp_path: Path, capsys):
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "elsewhere" / "only_for_ranks.py").write_text("VALUE = 7\n")
     script = tmp_path / "mine.py"
     script.write_text("import only_for_ranks\n\nprint('value', only_for_ranks.VALUE)\n")
 
-    with pytest.raises(LaunchError, match="imports only_for_ranks, which"):
-        labkit.launch(script)
-    run = labkit.launch(script, env={"PYTHONPATH": str(tmp_path / "elsewhere")}, wait=True)
+    path = os.pathsep.join(filter(None, [str(tmp_path / "elsewhere"), os.environ.get("PYTHONPATH")]))
+    run = labkit.launch(script, env={"PYTHONPATH": path}, wait=True)
 
     assert "value 7" in run.logs(rank=0)
+    assert capsys.readouterr().err == ""
 
 
 def test_in_a_deleted_folder_nothing_is_launched_or_listed(tmp_path: Path, monkeypatch):

@@ -26,6 +26,22 @@ def test_the_readme_is_short():
     assert len(README.splitlines()) <= 120
 
 
+def test_the_first_screen_names_the_commands_that_set_everything_up():
+    first = README.split("## ")[0]
+
+    assert "make demo " in first
+    assert "make test " in first
+
+
+def test_labkit_is_installed_only_from_where_it_is():
+    """It is on no index."""
+    pages = [ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *(ROOT / "labkit").rglob("*.py")]
+    lines = [line for page in pages for line in page.read_text(encoding="utf-8").splitlines() if "pip install" in line]
+
+    assert len(lines) > 10
+    assert [line for line in lines if re.search(r"install [^`]*labkit(?! @)", line)] == []
+
+
 def test_there_are_commands():
     assert len(COMMANDS) >= 10
 

@@ -27,7 +27,8 @@ def keep_collectives(step, began):
     if step == 3:
         entries = json.loads(torch._C._distributed_c10d._dump_fr_trace_json())["entries"]
         recent = [entry for entry in entries if entry["time_created_ns"] >= began]
-        with open(os.path.join(os.environ["LABKIT_RUN_DIR"], f"collectives-{dist.get_rank()}.json"), "w") as file:
+        run = os.path.join(os.environ["LABKIT_RUNS"], os.environ["LABKIT_RUN"])
+        with open(os.path.join(run, f"collectives-{dist.get_rank()}.json"), "w") as file:
             json.dump(recent, file)
 
 

@@ -54,7 +54,9 @@ def misbehave():
         time.sleep(3 * args.sleep)
     if args.fault == "memory":
         resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY,) * 2)
-        held = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+        # by another process: a script that looks into its own /proc does not run as a fork
+        pages = subprocess.check_output(["sh", "-c", "cat /proc/$PPID/statm"]).split()[0]
+        held = int(pages) * os.sysconf("SC_PAGESIZE")
         resource.setrlimit(resource.RLIMIT_AS, (held + (256 << 20), resource.RLIM_INFINITY))
         torch.ones(1 << 30)
     if args.fault == "oom":

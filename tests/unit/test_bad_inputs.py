@@ -112,11 +112,18 @@ def test_what_hides_the_gpus_is_named_where_nccl_is_asked_for(refusal, monkeypat
     [
         (b"", "is empty; expected a Python script"),
         (b"\xef\xbb\xbf \r\n", "is empty; expected a Python script"),
-        ("name = 'Müller'\n".encode("latin-1"), "is not UTF-8 text"),
-        ("x = 1\n".encode("utf-16"), "is not UTF-8 text"),
+        (
+            "name = 'Müller'\n".encode("latin-1"),
+            "cannot be decoded: invalid or missing encoding declaration. Save it as",
+        ),
+        ("x = 1\n".encode("utf-16"), "cannot be decoded: invalid or missing encoding declaration. Save it as UTF-8"),
+        (b"# coding: klingon\nx = 1\n", "cannot be decoded: unknown encoding: klingon. Save it as UTF-8"),
+        (b"# coding: rot13\nx = 1\n", "cannot be decoded: 'rot13' is not a text encoding"),
+        (b"x = 1\n" * 4 + b"# \xff\n", "cannot be decoded: 'utf-8' codec can't decode byte 0xff"),
+        (b"#" + b" " * (9 << 20), "has 9,437,185 bytes; expected a Python script of at most 8,388,608 bytes"),
         (b"x = 1\0\n", "cannot be compiled"),
     ],
-    ids=["empty", "byte order mark alone", "latin-1", "utf-16", "NUL"],
+    ids=["empty", "byte order mark alone", "latin-1", "utf-16", "unknown", "rot13", "later line", "huge", "NUL"],
 )
 def test_a_file_that_is_no_script_is_refused(refusal, train, content, says):
     train.write_bytes(content)
@@ -125,6 +132,40 @@ def test_a_file_that_is_no_script_is_refused(refusal, train, content, says):
 
     assert says in said
     assert "train.py" in said
+
+
+@pytest.mark.parametrize(
+    ("name", "make", "says"),
+    [
+        ("pipe", os.mkfifo, "is a named pipe; expected a Python script"),
+        ("null", lambda path: path.symlink_to("/dev/null"), "is a device; expected a Python script"),
+        ("zero.py", lambda path: path.symlink_to("/dev/zero"), "is a device; expected a Python script"),
+        (
+            "lab.ipynb",
+            lambda path: path.write_text('{"cells": []}'),
+            "is a notebook; expected a Python script. Make one",
+        ),
+        ("gone.py", lambda path: path.symlink_to("nowhere.py"), "(a link to nowhere.py, which does not exist)"),
+    ],
+)
+@pytest.mark.parametrize(
+    "take",
+    [
+        labkit.Script.load,
+        labkit.plan,
+        lambda path: labkit.launch(path, nproc_per_node=1),
+        lambda path: labkit.sweep(path, lr=[1, 2]),
+        lambda path: labkit.submit(path, time="10", nproc_per_node=1),
+    ],
+    ids=["load", "plan", "launch", "sweep", "submit"],
+)
+def test_whatever_takes_a_script_refuses_what_is_not_one_without_waiting(tmp_path, runs_dir, name, make, says, take):
+    make(tmp_path / name)
+
+    with pytest.raises(LabError, match=re.escape(says)):
+        take(tmp_path / name)
+
+    assert not runs_dir.exists()
 
 
 def test_a_folder_is_no_script(refusal, tmp_path):

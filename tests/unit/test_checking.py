@@ -298,8 +298,8 @@ def test_a_kaggle_notebook_says_that_it_runs_on_t4s(tmp_path):
     [
         ("broken.py", b"def f(:\n", r"broken.py is not Python: line 1: "),
         ("nul.py", b"x = 1\0\n", r"nul.py is not Python"),
-        ("latin.py", b"# \xe9\n", r"latin.py cannot be decoded in its declared encoding"),
-        ("claims.py", b"# coding: klingon\n", r"claims.py cannot be decoded .*: unknown encoding"),
+        ("latin.py", b"# \xe9\n", r"latin.py cannot be decoded: .*Save it as UTF-8"),
+        ("claims.py", b"# coding: klingon\n", r"claims.py cannot be decoded: unknown encoding: klingon"),
         ("deep.py", b"x = " + b"(" * 5000 + b")" * 5000, r"deep.py is not Python"),
         ("lab.ipynb", b"{}", r"lab.ipynb is not a notebook"),
         ("list.ipynb", b"[" * 100_000, r"list.ipynb is not a notebook"),

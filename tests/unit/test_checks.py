@@ -1,4 +1,5 @@
 import importlib.metadata
+import os
 import re
 import sys
 from dataclasses import replace
@@ -16,6 +17,7 @@ from labkit.launcher.checks import (
     check_precision,
     check_ranks,
     check_torch,
+    imports_in_doubt,
 )
 from labkit.launcher.hardware import Gpu, Hardware
 from labkit.write import Script
@@ -284,6 +286,62 @@ def test_imports_that_cannot_be_found_are_refused_with_the_interpreter_that_lack
 
     assert "train.py imports not_there_a, not_there_b, which" in str(caught.value)
     assert f"{sys.executable} -m pip install" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "import os, torch\nfrom pathlib import Path\n",
+        "import beside\nimport nowhere\n",  # beside may change sys.path
+        "import sys\nsys.path.append('lib')\nimport nowhere\n",
+        "import sys\nsys.path += ['lib']\nimport nowhere\n",
+        "import os\nos.chdir('lib')\nimport nowhere\n",
+        "try:\n    import nowhere\nexcept ImportError:\n    nowhere = None\n",
+        "try:\n    import torch\nexcept ImportError:\n    pass\nimport nowhere\n",
+        "if True:\n    import nowhere\n",
+        "def f():\n    import nowhere\n",
+        "from . import nowhere\nfrom .nowhere import x\n",
+        "import space.inner\n",  # a package without an __init__.py
+        "with open('x'):\n    import nowhere\n",
+        "import from_python_path\n",
+        "from __future__ import annotations\n",
+    ],
+)
+def test_an_import_of_a_users_own_script_that_may_work_raises_no_doubt(tmp_path, text):
+    (tmp_path / "beside.py").write_text("")
+    (tmp_path / "space" / "inner").mkdir(parents=True)
+    (tmp_path / "modules").mkdir()
+    (tmp_path / "modules" / "from_python_path.py").write_text("")
+    path = os.pathsep.join([str(tmp_path / "modules"), os.environ.get("PYTHONPATH", "")])
+
+    assert imports_in_doubt(Script.parse(text), str(tmp_path), path) == []
+
+
+def test_a_package_that_was_installed_after_this_process_started_raises_no_doubt(tmp_path, monkeypatch):
+    """Only a new interpreter reads new `.pth` files."""
+    monkeypatch.setattr(checks, "FIND", f"import site; site.addsitedir({str(tmp_path)!r}); {checks.FIND}")
+    (tmp_path / "editable").mkdir()
+    (tmp_path / "editable" / "just_installed.py").write_text("")
+    (tmp_path / "new.pth").write_text(f"{tmp_path / 'editable'}\n")
+
+    assert imports_in_doubt(Script.parse("import just_installed\n"), str(tmp_path), "") == []
+
+
+def test_an_import_that_fails_for_sure_is_named_with_its_line_and_its_package(tmp_path):
+    script = Script.parse('"""Doc."""\n\nX = 3\nimport not_there.sub, os\nfrom not_there_b import x\n', name="train")
+
+    assert imports_in_doubt(script, str(tmp_path), "") == [
+        f"train.py:4: imports not_there, which {sys.executable} does not find; to install it: "
+        f"{sys.executable} -m pip install not_there",
+        f"train.py:5: imports not_there_b, which {sys.executable} does not find; to install it: "
+        f"{sys.executable} -m pip install not_there_b",
+    ]
+
+
+def test_what_is_advised_to_install_can_be_installed_from_an_index():
+    advised = checks._installation(["transformers", "PIL", "numpy_financial"])
+
+    assert re.fullmatch(r".* -m pip install 'transformers>=[\d.]+' pillow numpy_financial", advised)
 
 
 def test_looking_for_imports_imports_nothing(tmp_path):

@@ -5,6 +5,7 @@ import stat
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -149,6 +150,39 @@ def test_a_run_is_found_by_latest_its_id_a_part_or_its_path(make_run, tmp_path):
     assert find_run("0002", root).id == new.id
     assert find_run(str(old.path), root).path == old.path
     assert find_run(old.path, tmp_path / "other").path == old.path
+
+
+@pytest.mark.parametrize("which", ["", " ", "\t\n", None, 3, b"ddp", []], ids=repr)
+def test_what_is_neither_a_text_nor_a_path_identifies_no_run(make_run, tmp_path, which):
+    make_run("20250101T000000Z-ddp-0001")
+
+    with pytest.raises(RunFolderError, match="a run is identified by its id, a part of it, a path, or 'latest'; got"):
+        find_run(which, tmp_path / "runs")
+
+
+@pytest.mark.parametrize("which", ["2", "-", "dd", "01"])
+def test_a_part_that_is_too_short_identifies_no_run_even_if_there_is_only_one(make_run, tmp_path, which):
+    make_run("20250101T000000Z-ddp-0001")
+
+    with pytest.raises(RunFolderError, match=f"'{which}' is too short to identify a run"):
+        find_run(which, tmp_path / "runs")
+
+
+@pytest.mark.parametrize("which", [".", "/", "runs"])
+def test_a_folder_without_a_run_is_not_taken_for_a_part_of_an_id(make_run, tmp_path, which):
+    make_run("20250101T000000Z-ddp-0001")
+
+    with pytest.raises(RunFolderError, match=f"no run matches '{which}'"):
+        find_run(which, tmp_path / "runs")
+
+
+def test_a_path_with_two_dots_is_the_run_that_it_leads_to(make_run, tmp_path, monkeypatch):
+    run = make_run("20250101T000000Z-ddp-0001")
+    run.ranks.mkdir()
+    monkeypatch.chdir(run.ranks)
+
+    assert find_run("..").id == run.id
+    assert find_run(Path("..")).path == run.path
 
 
 def test_an_exact_id_wins_over_those_that_contain_it(make_run, tmp_path):

@@ -321,13 +321,12 @@ def test_the_interface_of_this_machine_is_the_loopback():
         resolved("no.such.host.invalid")
 
 
-def test_ranks_on_several_nodes_get_the_interface(folder):
-    given = {"nproc_per_node": 2, "cores": 4, "script_dir": "/"}
-    environment, _ = rank_environment({}, folder, **given, interface="eth1")
+def test_ranks_on_several_nodes_get_the_interface():
+    environment, _ = rank_environment({}, interface="eth1")
     assert (environment["GLOO_SOCKET_IFNAME"], environment["NCCL_SOCKET_IFNAME"]) == ("eth1", "eth1")
-    chosen, _ = rank_environment({"GLOO_SOCKET_IFNAME": "ib0"}, folder, **given, interface="eth1")
+    chosen, _ = rank_environment({"GLOO_SOCKET_IFNAME": "ib0"}, interface="eth1")
     assert chosen["GLOO_SOCKET_IFNAME"] == "ib0"
-    alone, _ = rank_environment({}, folder, **given)
+    alone, _ = rank_environment({})
     assert "NCCL_SOCKET_IFNAME" not in alone
 
 

@@ -13,17 +13,17 @@ from labkit import errors
 
 PACKAGE = Path(labkit.__file__).parent
 MAY_IMPORT = {
-    "record": {"errors", "record"},
-    "write": {"errors", "record", "write"},
+    "record": {"arguments", "errors", "record"},
+    "write": {"arguments", "errors", "record", "write"},
     "worker": {"record", "worker"},
     "checking": {"errors", "record", "write", "checking"},
-    "launcher": {"errors", "record", "write", "launcher"},
-    "view": {"errors", "record", "write", "view"},
-    "cluster": {"errors", "record", "write", "launcher", "cluster"},
+    "launcher": {"errors", "record", "worker", "write", "launcher"},
+    "view": {"arguments", "errors", "record", "write", "view"},
+    "cluster": {"arguments", "errors", "record", "write", "launcher", "cluster"},
     "kaggle": {"errors", "record", "write", "view", "kaggle"},
-    "sweeps": {"errors", "record", "write", "launcher", "cluster", "view", "sweeps"},
+    "sweeps": {"arguments", "errors", "record", "write", "launcher", "cluster", "view", "sweeps"},
     "export": {"errors", "record", "view", "export"},
-    "planner": {"errors", "record", "write", "checking", "worker", "launcher", "view", "planner"},
+    "planner": {"arguments", "errors", "record", "write", "checking", "worker", "launcher", "view", "planner"},
     "lessons": {"claims", "errors", "launching", "record", "run", "write", "launcher", "view", "planner", "lessons"},
     "diagnosis": {"data", "errors", "record", "launcher", "view", "planner", "diagnosis"},
 }

@@ -162,6 +162,27 @@ def test_only_runs_that_have_ended_are_deleted(root, capsys):
     assert [path.name for path in root.iterdir()] == [active.id]
 
 
+@pytest.mark.parametrize("which", ["", " ", "ddp", "2026", "latest", ".", "/", "runs"])
+def test_rm_deletes_nothing_that_is_not_named_exactly(root, which, capsys):
+    run = ended(root, 1)
+
+    assert cli.main(["rm", which]) == 2
+
+    assert run.manifest.exists()
+    message = capsys.readouterr().err
+    assert message.startswith("labkit: ")
+    assert "rm takes an id, its end, such as " in message or "run is identified" in message or "no run" in message
+
+
+@pytest.mark.parametrize("which", [lambda run: run.id, lambda run: run.id[-8:], lambda run: str(run.path)])
+def test_rm_deletes_the_run_of_an_id_its_end_or_a_path(root, which):
+    run, other = ended(root, 1), ended(root, 2)
+
+    assert cli.main(["rm", which(run)]) == 0
+
+    assert [path.name for path in root.iterdir()] == [other.id]
+
+
 def test_a_folder_into_which_another_run_saves_is_not_deleted(root):
     old, other = ended(root, 1), ended(root, 2)
     lock = lock_checkpoints(old.checkpoints, other)

@@ -154,7 +154,7 @@ def test_torchruns_own_parser_reads_the_command_of_a_job_as_meant(form, tmp_path
     command = started_by(text, sys.executable, tmp_path)
     read = parse_args(command[command.index("torch.distributed.run") + 1 :])
 
-    assert read.training_script == ("labkit.worker" if run else str(script))
+    assert read.training_script == str(run.guest if run else script)
     assert read.training_script_args[-4:] == launch.args
 
 
@@ -163,7 +163,7 @@ def test_torchruns_own_parser_reads_the_command_of_a_job_as_meant(form, tmp_path
 def test_what_would_be_two_lines_is_refused(bad, field):
     value = [bad] if field in ("program", "options") else bad
     change = replace if hasattr(UNDER_LABKIT, field) else with_options
-    with pytest.raises(LaunchError, match="cannot be used in a launch file"):
+    with pytest.raises(LaunchError, match="cannot be used in a launch file|must be text|must be a list"):
         sbatch_text(change(UNDER_LABKIT, **{field: value}))
 
 

@@ -1,6 +1,12 @@
+import ast
+import contextlib
 import importlib.util
+import io
+import os
+import socket
 import subprocess
 import sys
+import tokenize
 
 import pytest
 from hypothesis import given
@@ -27,6 +33,12 @@ def main():
 if __name__ == "__main__":
     main()
 '''
+
+
+def bind(path):
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(path))
+
 
 NEW_MODEL = "def area(radius):\n    return 3 * radius**2\n"
 
@@ -170,8 +182,115 @@ def test_a_script_that_is_not_utf8_is_refused(tmp_path):
     path = tmp_path / "train.py"
     path.write_bytes("name = 'Müller'\n".encode("latin-1"))
 
-    with pytest.raises(ScriptError, match=r"train\.py is not UTF-8 text"):
+    with pytest.raises(ScriptError, match=r"train\.py cannot be decoded: invalid or missing encoding declaration"):
         Script.load(path)
+
+
+SOURCES = {
+    "latin-1": "# -*- coding: latin-1 -*-\nprint('café')\n".encode("latin-1"),
+    "second line": "#!/usr/bin/env python\n# vim: set fileencoding=cp1252 :\nprint('“€”')\n".encode("cp1252"),
+    "second line, but the first is code": b"x = 1\n# coding: latin-1\nprint(x, 'a')\n",
+    "byte order mark": "\ufeffprint('é')\n".encode(),
+    "windows": "# coding: utf-8\r\nprint('é')\r\n".encode(),
+    "old mac": b"x = 3\rprint(x)\r",
+    "form feed": b"\x0c\nprint(1)\n\x0c\nprint('\x0b\x1c', 2)\n",
+    "line separator": "print('a\u2028b\x85c')\n".encode(),
+    "shift-jis": "# coding: shift_jis\nprint('日本')\n".encode("shift_jis"),
+    "no end of line": b"print(1)",
+}
+
+
+@pytest.mark.parametrize("source", SOURCES.values(), ids=SOURCES)
+def test_what_python_reads_in_any_encoding_is_a_script_and_stays_the_same_file(source, tmp_path):
+    path = tmp_path / "train.py"
+    path.write_bytes(source)
+    script = Script.load(path)
+    script.check()
+
+    assert script.encoded() == source
+    with tokenize.open(path) as file:
+        assert str(script) == file.read()
+    assert script.write(tmp_path / "copy.py").read_bytes() == source
+    outputs = []
+    for code in (source, str(script)):
+        out = io.StringIO()
+        with contextlib.redirect_stdout(out):
+            exec(compile(code, "train.py", "exec"), {})
+        outputs.append(out.getvalue())
+    assert outputs[0] == outputs[1] != ""
+
+
+def test_a_changed_script_is_written_in_the_encoding_that_it_declares(tmp_path):
+    path = tmp_path / "train.py"
+    path.write_bytes("# coding: latin-1\n# %% model\nNAME = 'é'\n".encode("latin-1"))
+    script = Script.load(path)
+
+    changed = script.with_cells(model="NAME = 'à'\n")
+    assert changed.encoded() == str(changed).encode("latin-1")
+    assert b"'\xe0'" in changed.encoded()
+    with pytest.raises(ScriptError, match=r"train.py cannot be compiled: 'latin-1' codec can't encode"):
+        script.with_cells(model="NAME = '→'\n").check()
+
+
+def test_lines_are_counted_as_python_counts_them():
+    text = "\x0c\nA = 'a\x0bb\u2028c'\n# %% model\nx = 1\n\x0c\ny = 2\n# %% main\nboom\n"
+    script = Script.parse(text)
+    line = next(node.lineno for node in ast.walk(ast.parse(text)) if getattr(node, "id", "") == "boom")
+
+    assert script.cell_at(line) == (script.cells["main"], 1)
+    assert "z = 3" in str(script.with_cells(y="y = 5\nz = 3\n"))
+    assert "x = 1" in str(script.with_cells(y="y = 5\n"))
+
+
+def test_a_title_inside_a_function_or_a_text_is_a_comment(tmp_path):
+    path = tmp_path / "train.py"
+    path.write_text("def f():\n# %% not a cell\n    return '''\n# %% neither\n'''\n")
+    script = Script.load(path)
+
+    assert script.parts == ()
+    script.check()
+    assert script.encoded() == path.read_bytes()
+
+
+def test_a_script_that_python_cannot_parse_for_its_depth_is_refused(tmp_path):
+    path = tmp_path / "train.py"
+    path.write_text("x = " + "(" * 5000 + ")" * 5000 + "\n")
+
+    with pytest.raises(ScriptError, match=r"train.py cannot be compiled"):
+        Script.load(path).check()
+
+
+def test_a_notebook_is_no_script_and_says_how_to_make_one(tmp_path):
+    path = tmp_path / "my lab.ipynb"
+    path.write_text('{"cells": [], "metadata": {}, "nbformat": 4, "nbformat_minor": 5}')
+
+    with pytest.raises(
+        ScriptError, match=r"is a notebook; expected a Python script\. .*nbconvert --to script '.*my lab"
+    ):
+        Script.load(path)
+
+
+@pytest.mark.parametrize(("kind", "make"), [("a named pipe", os.mkfifo), ("a socket", bind), ("a folder", os.mkdir)])
+def test_what_is_not_a_file_is_refused_and_not_waited_for(kind, make, tmp_path):
+    make(tmp_path / "train.py")
+    (tmp_path / "link.py").symlink_to("train.py")
+
+    for name in ("train.py", "link.py"):
+        with pytest.raises(ScriptError, match=f"{name} is {kind}; expected a Python script"):
+            Script.load(tmp_path / name)
+
+
+@pytest.mark.parametrize("device", ["/dev/null", "/dev/zero", "/dev/stdin"])
+def test_a_device_is_refused(device):
+    with pytest.raises(ScriptError, match=f"{device} is a .*; expected a Python script"):
+        Script.load(device)
+
+
+def test_a_link_to_nothing_says_what_it_links_to(tmp_path):
+    (tmp_path / "train.py").symlink_to("gone.py")
+
+    with pytest.raises(ScriptError, match=r"script not found: .*train.py \(a link to gone.py, which does not exist\)"):
+        Script.load(tmp_path / "train.py")
 
 
 def test_a_byte_order_mark_and_windows_line_ends_are_accepted(tmp_path):

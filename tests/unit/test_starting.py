@@ -9,14 +9,15 @@ import pytest
 
 SCRIPT = """
 import sys, threading, time, types
-from labkit.worker.heartbeat import doing_now
+from labkit.worker.guest import doing_now
 
 seen = []
 stop = threading.Event()
+main = threading.get_ident()
 
 def watch():
     while not stop.is_set():
-        if (now := doing_now()) not in seen:
+        if (now := doing_now(main, "theirs.py")) not in seen:
             seen.append(now)
         time.sleep(0.005)
 

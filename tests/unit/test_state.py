@@ -12,9 +12,10 @@ import labkit
 from labkit import LabError
 from labkit.launcher import stop as stopping
 from labkit.launcher.start import _supervisors
-from labkit.record import FINAL_STATES, Identity, State, read_state, write_state
+from labkit.record import FINAL_STATES, Identity, RunFolder, State, read_state, write_state
 from labkit.record import state as state_module
 from labkit.record.files import write_json
+from labkit.record.nodes import record_starting_supervisor
 from labkit.view import words
 
 FINAL = ("succeeded", "failed", "stopped", "lost")
@@ -281,3 +282,17 @@ def test_what_is_no_identity_reads_as_none(value):
 
 def test_a_pid_that_no_process_has_is_none():
     assert Identity.of(2**31 - 1) is None
+
+
+def test_a_supervisor_that_exits_before_its_identity_is_recorded_makes_the_run_lost_at_once(tmp_path):
+    folder = RunFolder.create(tmp_path, "ddp")
+    write_state(folder, State("starting", time.time()))
+    folder.supervisor_log.write_text("ModuleNotFoundError: No module named 'torch'\n")
+    process = subprocess.Popen(["true"])
+    process.wait()
+
+    record_starting_supervisor(folder, process.pid)
+
+    state = read_state(folder)
+    assert state.state == "lost"
+    assert "the run's supervisor could not start: ModuleNotFoundError" in state.cause["sentence"]

@@ -218,19 +218,15 @@ def test_stacks_are_shown_without_labkits_threads_and_frames_and_without_shim_fr
     main = """Thread 0x00007fd014e22b80 [MainThread] (most recent call first):
   File "/x/train.py", line 74 in reduce
   File "/x/train.py", line ??? in <genexpr>"""
-    dump = f"""Thread 0x00007fd0136ff6c0 [labkit-reach] (most recent call first):
-  File "/p/socket.py", line 295 in accept
-  File "/p/labkit/worker/reach/requests.py", line 83 in _listen
-  File "/p/threading.py", line 1012 in run
-
-Thread 0x00007fd0126ff6c0 [labkit-heartbeat] (most recent call first):
-  File "/p/labkit/worker/heartbeat.py", line 66 in _beat
+    dump = f"""Thread 0x00007fd0126ff6c0 [python] (most recent call first):
+  File "/p/labkit/worker/guest.py", line 66 in answer
+  File "/p/labkit/worker/guest.py", line 54 in live
 
 {main}
-  File "/p/labkit/worker/__main__.py", line 40 in main
+  File "/p/labkit/worker/guest.py", line 40 in main
   File "__init__", line ??? in __init__
   File "<shim>", line ??? in <interpreter trampoline>
-  File "/p/labkit/launcher/warm/ranks.py", line 180 in _become_rank
+  File "/p/labkit/launcher/warm/outermost.py", line 28 in <module>
   File "<frozen runpy>", line 88 in _run_code
 """
     assert _readable(dump) == main

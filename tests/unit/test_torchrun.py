@@ -12,11 +12,10 @@ from labkit.launcher.torchrun import (
     rank_environment,
     recorded_environment,
     reproducing_command,
-    script_folder,
     torchrun_command,
 )
 from labkit.record import Nodes
-from labkit.record.folder import MARKER
+from labkit.record.rank_files import FOLDER, GUEST, HIDDEN, MARKER
 from labkit.write.launch_options import LaunchOptions
 
 LEFTOVERS = {
@@ -53,22 +52,15 @@ SECRETS = [
 texts = st.text(st.characters(exclude_characters="\0"), max_size=20)
 
 
-@pytest.fixture
-def environment_of(folder):
-    def make(base=None, *, nproc_per_node=2, cores=8, extra=None):
-        return rank_environment(
-            base or {}, folder, nproc_per_node=nproc_per_node, cores=cores, script_dir="/scripts", extra=extra
-        )
-
-    return make
-
-
-def test_the_command_is_this_interpreters_torchrun_round_the_worker(folder):
-    assert torchrun_command(folder, 4, "/my scripts/train.py", ["50", "--name", "a b"]) == [
+def test_the_command_is_this_interpreters_torchrun_with_the_guest(folder):
+    assert torchrun_command(folder, 4, ["/my scripts/train.py"], ["50", "--name", "a b"]) == [
         sys.executable,
+        "-P",
         "-m",
         "torch.distributed.run",
         "--standalone",
+        "--local-addr",
+        "localhost",
         "--nproc-per-node",
         "4",
         "--max-restarts",
@@ -77,9 +69,8 @@ def test_the_command_is_this_interpreters_torchrun_round_the_worker(folder):
         "3",
         "--log-dir",
         str(folder.torchrun_logs),
-        "-m",
         "--",
-        "labkit.worker",
+        str(folder.guest),
         "/my scripts/train.py",
         "50",
         "--name",
@@ -90,7 +81,7 @@ def test_the_command_is_this_interpreters_torchrun_round_the_worker(folder):
 def test_the_scripts_arguments_come_last_whatever_they_look_like(folder):
     arguments = ["--nproc-per-node", "9", "-m", "--", ""]
 
-    assert torchrun_command(folder, 2, "train.py", arguments)[-6:] == ["train.py", *arguments]
+    assert torchrun_command(folder, 2, ["train.py"], arguments)[-6:] == ["train.py", *arguments]
 
 
 @pytest.mark.parametrize(
@@ -103,12 +94,18 @@ def test_the_scripts_arguments_come_last_whatever_they_look_like(folder):
     ],
 )
 def test_the_reproducing_command_is_quoted_for_a_shell(script, arguments, line):
-    assert reproducing_command(script, 2, arguments, {}) == line
+    assert reproducing_command([script], 2, arguments, {}) == line
+
+
+def test_a_module_is_reproduced_with_torchruns_own_option():
+    line = reproducing_command(["-m", "pkg.train"], 2, ["--log", "x"], {})
+
+    assert line == "torchrun --standalone --nproc-per-node=2 -m -- pkg.train --log x"
 
 
 @given(texts, st.lists(texts), texts)
 def test_a_shell_reads_the_reproducing_command_as_it_was_given(script, arguments, library):
-    words = shlex.split(reproducing_command(script, 2, arguments, {"PYTHONPATH": library}))
+    words = shlex.split(reproducing_command([script], 2, arguments, {"PYTHONPATH": library}))
 
     torchrun = ["torchrun", "--standalone", "--nproc-per-node=2", "--"]
     assert words == [f"PYTHONPATH={library}", *torchrun, script, *arguments]
@@ -123,78 +120,75 @@ def test_the_reproducing_command_names_what_the_ranks_were_given_but_no_secret_a
         "HOME": "/home/me",
     }
 
-    assert reproducing_command("train.py", 2, [], given) == (
+    assert reproducing_command(["train.py"], 2, [], given) == (
         "HF_TOKEN=… HOME=… NCCL_SECRET_TOKEN=… OMP_NUM_THREADS=4 torchrun --standalone --nproc-per-node=2 -- train.py"
     )
 
 
 @pytest.mark.parametrize("name", LEFTOVERS)
-def test_each_leftover_of_another_launch_is_dropped_and_named(environment_of, name):
-    environment, dropped = environment_of({name: LEFTOVERS[name], "HOME": "/home/me"})
+def test_each_leftover_of_another_launch_is_dropped_and_named(name):
+    environment, dropped = rank_environment({name: LEFTOVERS[name], "HOME": "/home/me"})
 
     assert dropped == [name]
     assert name not in environment
     assert environment["HOME"] == "/home/me"
 
 
-def test_leftovers_are_named_in_order(environment_of):
-    assert environment_of(LEFTOVERS)[1] == sorted(LEFTOVERS)
+def test_leftovers_are_named_in_order():
+    assert rank_environment(LEFTOVERS)[1] == sorted(LEFTOVERS)
 
 
 @pytest.mark.parametrize("name", ["RANKING", "MY_RANK", "MASTER", "PETS", "WORLD_SIZES", "TORCH_HOME"])
-def test_what_only_looks_like_a_leftover_stays(environment_of, name):
-    environment, dropped = environment_of({name: "kept"})
+def test_what_only_looks_like_a_leftover_stays(name):
+    environment, dropped = rank_environment({name: "kept"})
 
     assert (environment[name], dropped) == ("kept", [])
 
 
-@pytest.mark.parametrize(("cores", "ranks", "threads"), [(8, 2, "4"), (7, 2, "3"), (2, 4, "1"), (1, 1, "1")])
-def test_threads_are_the_cores_over_the_ranks(environment_of, cores, ranks, threads):
-    environment, _ = environment_of(nproc_per_node=ranks, cores=cores)
-
-    assert environment["OMP_NUM_THREADS"] == threads
+def test_threads_are_left_to_torchrun():
+    assert "OMP_NUM_THREADS" not in rank_environment({})[0]
+    assert rank_environment({"OMP_NUM_THREADS": "3"})[0]["OMP_NUM_THREADS"] == "3"
 
 
 @pytest.mark.parametrize("name", ["OMP_NUM_THREADS", "GLOO_SOCKET_IFNAME", "TORCH_FR_BUFFER_SIZE"])
-def test_what_the_user_has_set_is_kept_over_our_defaults(environment_of, name):
-    environment, _ = environment_of({name: "theirs"})
+def test_what_the_user_has_set_is_kept_over_our_defaults(name):
+    environment, _ = rank_environment({name: "theirs"})
 
     assert environment[name] == "theirs"
 
 
-def test_what_the_user_passes_wins_over_what_is_set(environment_of):
-    environment, _ = environment_of({"OMP_NUM_THREADS": "1", "X": "1"}, extra={"OMP_NUM_THREADS": "9", "X": "2"})
+def test_what_the_user_passes_wins_over_what_is_set():
+    environment, _ = rank_environment({"OMP_NUM_THREADS": "1", "X": "1"}, extra={"OMP_NUM_THREADS": "9", "X": "2"})
 
     assert (environment["OMP_NUM_THREADS"], environment["X"]) == ("9", "2")
 
 
-def test_what_the_run_needs_wins_over_everything(environment_of, folder):
-    ours = {"PYTHONSAFEPATH": "1", "PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1"}
-    ours |= {"LABKIT_RUN_DIR": str(folder.path), "LABKIT_SCRIPT_DIR": "/scripts"}
-    theirs = dict.fromkeys(ours, "theirs")
-
-    environment, _ = environment_of(theirs, extra=theirs)
-
-    assert {name: environment[name] for name in ours} == ours
-
-
-def test_the_callers_environment_is_left_as_it_was(environment_of):
+def test_the_callers_environment_is_left_as_it_was():
     base = dict(LEFTOVERS)
-    environment_of(base)
+    rank_environment(base)
 
     assert base == LEFTOVERS
 
 
-def test_the_supervisor_carries_no_marker_and_its_processes_do(environment_of, folder):
-    environment, _ = environment_of({MARKER: "an older run"})
+def test_the_supervisor_carries_no_marker_and_its_processes_do(folder):
+    environment, _ = rank_environment({MARKER: "an older run"})
 
     assert MARKER not in environment
     second = folder.attempt(2)
-    told = {MARKER: folder.id, "LABKIT_RUN_DIR": str(folder.path / "attempts" / "2"), "LABKIT_ATTEMPT": "2"}
+    told = {MARKER: folder.id, FOLDER: str(folder.path / "attempts" / "2")}
     told |= dict.fromkeys(NCCL_DUMPS, f"{second.ranks}/fr_") | {"TORCH_NCCL_DUMP_ON_TIMEOUT": "1"}
     told["TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC"] = "2500"
-    assert marked(environment, folder, second, 2) == environment | told
-    assert marked({NCCL_DUMPS[0]: "/theirs"}, folder, second, 2)[NCCL_DUMPS[0]] == "/theirs"
+    told |= {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "180", HIDDEN: "LABKIT_HOST,TORCH_ELASTIC_SHUTDOWN_TIMEOUT"}
+    assert marked(environment, folder, second) == environment | told
+    assert marked({NCCL_DUMPS[0]: "/theirs"}, folder, second)[NCCL_DUMPS[0]] == "/theirs"
+    assert marked({FOLDER: "theirs", MARKER: "theirs"}, folder, second)[MARKER] == folder.id
+
+
+def test_the_time_that_a_user_gives_torchrun_is_kept_and_seen_by_the_script(folder):
+    chosen = marked({"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "7"}, folder, folder)
+
+    assert (chosen["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"], chosen[HIDDEN]) == ("7", "LABKIT_HOST")
+    assert all(name.startswith(GUEST) for name in chosen if name in (FOLDER, HIDDEN))
 
 
 @pytest.mark.parametrize("name", SECRETS)
@@ -217,13 +211,6 @@ def test_what_explains_a_run_is_recorded_in_order_of_name():
     assert list(recorded) == sorted(wanted)
 
 
-def test_modules_beside_a_script_are_looked_for_in_its_folder(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-
-    assert script_folder("sub/train.py") == str(tmp_path / "sub")
-    assert script_folder(None) == str(tmp_path)
-
-
 def test_torchruns_own_parser_reads_every_command_as_meant(tmp_path):
     from torch.distributed.run import parse_args
 
@@ -232,16 +219,19 @@ def test_torchruns_own_parser_reads_every_command_as_meant(tmp_path):
     shadowed = ["--log", "x", "--node=1", "--", "--nnodes", "9"]  # by --log-dir, --node-rank, --nnodes
     folder = create(script, Nodes(2, 3), LaunchOptions(args=shadowed), {}, port=29500)
     plain = folder.command.read_text().splitlines()[1]
-    worker = "labkit.worker"
+    guest = str(folder.guest)
+    without = reproducing_command(["-m", "pkg.train"], 3, shadowed, {})
     commands = {
-        "launch": (torchrun_command(folder, 3, str(script), shadowed)[3:], worker),
-        "a node": (torchrun_of_node(folder, 1, "localhost", 29500)[3:], worker),
-        "without labkit": (shlex.split(reproducing_command(str(script), 3, shadowed, {}))[1:], str(script)),
-        "a node without labkit": (shlex.split(plain)[1:], str(script)),
+        "launch": (torchrun_command(folder, 3, [str(script)], shadowed)[4:], guest, [str(script)]),
+        "a module": (torchrun_command(folder, 3, ["-m", "pkg.train"], shadowed)[4:], guest, ["-m", "pkg.train"]),
+        "a node": (torchrun_of_node(folder, 1, "localhost", 29500)[4:], guest, [str(script)]),
+        "without labkit": (shlex.split(reproducing_command([str(script)], 3, shadowed, {}))[1:], str(script), []),
+        "a module without labkit": (shlex.split(without)[1:], "pkg.train", []),
+        "a node without labkit": (shlex.split(plain)[1:], str(script), []),
     }
 
-    for name, (command, program) in commands.items():
+    for name, (command, program, words) in commands.items():
         read = parse_args(command)
-        assert (read.training_script, read.module) == (program, program == worker), name
-        assert read.training_script_args == [str(script)] * read.module + shadowed, name
+        assert (read.training_script, read.module) == (program, name == "a module without labkit"), name
+        assert read.training_script_args == words + shadowed, name
         assert (read.nproc_per_node, read.max_restarts) == ("3", 0), name

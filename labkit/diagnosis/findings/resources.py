@@ -20,7 +20,9 @@ def cores(facts: MachineFacts) -> Diagnosis:
     value = (
         f"{here.cores}{f' of the machine’s {of}' if of and of > here.cores else ''}, {here.cores / ranks:.3g} per rank"
     )
-    why = f"OMP_NUM_THREADS = cores / ranks = {threads}"
+    why = "torchrun gives each of several ranks one thread" if ranks > 1 else "torch uses all of them"
+    if ranks > 1 and threads > 1 and not here.gpus:
+        why += f"; env={{'OMP_NUM_THREADS': '{threads}'}} uses all cores"
     why += "; this process cannot use the others (affinity or container)" if of and of > here.cores else ""
     if here.cores >= ranks:
         return Diagnosis("cores", value, why)

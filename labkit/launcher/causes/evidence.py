@@ -10,7 +10,8 @@ from typing import Any
 
 from labkit.launcher.causes.flight_record import Call, calls_of
 from labkit.record import Nodes, RankHistory, RunFolder, Tail
-from labkit.record.files import in_parallel, opened, read_json, read_text
+from labkit.record.files import in_parallel, opened, read_json
+from labkit.record.python_source import read_source
 from labkit.record.text import last_line, shortened
 from labkit.write import Script
 
@@ -192,7 +193,7 @@ def _whole(error: dict[str, Any]) -> dict[str, Any]:
 
 def _text(path: Path) -> str:
     try:
-        return read_text(path)
+        return read_source(path)
     except OSError:  # the explanation does without the script
         return ""
 

@@ -1,8 +1,8 @@
 """Ask every rank of a run where it is: its step, its stack, its newest collective, the state of its process.
 
-A rank answers from a thread of its own. If that thread does not respond (the script holds the GIL), it is sent
-SIGUSR1, which Python's faulthandler handles in C. Only that thread gets it: a signal to the process would reach the
-main thread and interrupt a system call of the script (EINTR). A rank that is suspended can only be inspected from
+A rank answers from its guest's thread. If that thread does not respond (the script holds the GIL), it is sent a
+real-time signal that Python's faulthandler handles in C. Only that thread gets it: a signal to the process would reach
+the main thread and interrupt a system call of the script (EINTR). A rank that is suspended can only be inspected from
 outside. None of this needs root.
 """
 
@@ -11,7 +11,6 @@ from __future__ import annotations
 import ctypes
 import platform
 import re
-import signal
 import time
 from dataclasses import dataclass, field, replace
 from itertools import chain
@@ -25,6 +24,7 @@ from labkit.record import Nodes, RunFolder
 from labkit.record.files import in_parallel, read_json, write_json
 from labkit.record.measured.metrics_file import end_record
 from labkit.record.nodes import is_on_this_host
+from labkit.record.rank_files import DUMP_SIGNAL
 from labkit.record.state import supervisor_is_elsewhere
 
 __all__ = ["Frame", "RankStack", "ask", "crash_frames"]
@@ -39,7 +39,7 @@ LAST_STEP = re.compile(r'"step": (\d+)')
 FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+) in (?P<function>.*)$')
 # Frames around the script, and two that Python 3.13 inserts.
 OURS = re.compile(r'File "(.*labkit/(worker|launcher)/[\w/]+\.py|<frozen runpy>|<shim>|__init__)"')
-OUR_THREAD = re.compile(r'labkit/worker/.*", line \d+ in _(beat|listen)$', re.MULTILINE)
+OUR_THREAD = re.compile(r'labkit/worker/guest\.py", line \d+ in live$', re.MULTILINE)
 COMPILING = ("torch/_dynamo/convert_frame.py", "torch/_inductor/compile_fx.py")
 COMPILED = ("run", "wrapper")  # functions in those files that execute compiled code, such as a CUDA graph
 THREAD = re.compile(r"^(Current thread|Thread) 0x[0-9a-f]+.*\(most recent call first\):$")
@@ -112,14 +112,14 @@ def _elsewhere(folder: RunFolder, run: RunFolder, ranks: list[int]) -> set[int]:
 
 
 def _signal(folder: RunFolder, ranks: list[int], ours: dict[int, psutil.Process], offsets: dict[int, int]) -> None:
-    """SIGUSR1 to the answering thread of these ranks, unless the script uses that signal itself."""
+    """Signal the answering thread of these ranks, unless the script uses that signal itself."""
     signalled = []
     for rank in ranks:
         beat = _beat(folder, rank)
         pid, thread = beat.get("pid", -1), beat.get("thread")
-        if not beat.get("usr1") or not isinstance(thread, int) or _process_state(ours.get(pid)) in ("stopped", "gone"):
+        if not beat.get("dumps") or not isinstance(thread, int) or _process_state(ours.get(pid)) in ("stopped", "gone"):
             continue
-        if _signal_thread(pid, thread, signal.SIGUSR1):
+        if _signal_thread(pid, thread, DUMP_SIGNAL):
             signalled.append(rank)
     deadline = time.monotonic() + SIGNAL_SECONDS
     while any(_size(folder.stacks(r)) == offsets[r] for r in signalled) and time.monotonic() < deadline:
@@ -159,7 +159,7 @@ def _rank_stack(folder: RunFolder, rank: int, ours: dict[int, psutil.Process], o
         frames=main_thread(text),
         collectives=collectives if isinstance(collectives, list) else [],
         text=text,
-        outcome=str(end_record(folder.metrics(rank)).get("outcome", "")),
+        outcome=str(beat.get("outcome") or end_record(folder.metrics(rank)).get("outcome", "")),
         program=str(beat.get("program") or ""),
         pid=beat["pid"] if isinstance(beat.get("pid"), int) else None,
     )

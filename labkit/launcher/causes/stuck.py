@@ -15,7 +15,7 @@ from labkit.launcher.causes.background_errors import background_errors
 from labkit.launcher.causes.flight_record import absent, calls_of, disagreement, mutual_waiting, waits_in
 from labkit.launcher.causes.stacks import RankStack, ask, threads
 from labkit.record import RunFolder
-from labkit.record.files import read_text
+from labkit.record.python_source import lines_of, read_source
 from labkit.record.text import escaped, in_lines, plain
 from labkit.write import Script
 
@@ -56,7 +56,7 @@ def look_at(folder: RunFolder, run: RunFolder) -> Stacks:
     """Ask every rank of an attempt where it is. Takes about 5 seconds if ranks do not answer."""
     manifest = run.read_manifest()
     path = str(manifest["script"]["path"] or run.script)
-    script = Script.parse(read_text(run.script), name=Path(path).name)
+    script = Script.parse(read_source(run.script), name=Path(path).name)
     ranks = ask(folder, run)
     raised = background_errors(run, folder, [rank.rank for rank in ranks])
     return Stacks(explain(ranks, script, path) + (f". {_upper(raised)}" if raised else ""), ranks)
@@ -141,7 +141,7 @@ def _place(rank: RankStack, script: Script, path: str) -> str:
     cell = script.cell_at(ours.line)
     where = f"{Path(path).name} line {ours.line}" + (f", cell `{cell[0].title}`" if cell else "")
     if rank.frames[0] is ours:
-        lines = str(script).splitlines()
+        lines = lines_of(str(script))
         text = lines[ours.line - 1].strip() if ours.line <= len(lines) else ""
         return f" in {where}: `{text}`{holds}"
     inner = rank.frames[0]

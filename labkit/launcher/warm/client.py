@@ -57,7 +57,7 @@ def prepare(folder: RunFolder, environment: Mapping[str, str]) -> None:
         if _warm and _warm[0].process.poll() is None and _warm[0].surroundings == surroundings:
             return
         _close()
-        command = [sys.executable, "-m", "labkit.launcher.warm.server", str(folder.path)]
+        command = [sys.executable, "-u", str(folder.outermost), "labkit.launcher.warm.server", str(folder.path)]
         command, variables = with_room(command, surroundings["variables"])
         ours, theirs = socket.socketpair()
         with theirs:

@@ -4,36 +4,27 @@ from __future__ import annotations
 
 import ctypes
 import os
-import runpy
 import signal
 import socket
 import subprocess
 import sys
 import time
-import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from importlib.machinery import PathFinder
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import psutil
 
+from labkit.launcher.invisible import guest_code
+from labkit.launcher.warm.become import Become
 from labkit.launcher.warm.messages import receive, send
 from labkit.launcher.warm.proc import show_command, show_variables
-from labkit.record.folder import MARKER, NODE_MARKER
+from labkit.record.rank_files import MARKER, NODE_MARKER
 
-__all__ = ["Child", "close_others", "leave", "prepare"]
+__all__ = ["Child", "close_others", "import_guest", "prepare"]
 
 HANDLER = "torch.distributed.elastic.multiprocessing.subprocess_handler.subprocess_handler"
-WORKER = ("-u", "-m", "labkit.worker")
-# Variables that libraries of torch read when they are loaded, before a fork.
-READ_WHEN_LOADED = ("GOMP_", "KMP_", "MALLOC_", "MKL_", "NPY_", "OMP_", "OPENBLAS_", "GLIBC_")
-LEFT_OUT = (
-    "OMP_NUM_THREADS",  # applied in each fork
-    *("KMP_DUPLICATE_LIB_OK", "KMP_INIT_AT_FORK"),  # by scikit-learn, for an OpenMP that torch does not use
-    *("GOMP_SPINCOUNT", "OMP_WAIT_POLICY"),  # the warm process has the same, see `client.py`
-)
 SHOWN = (MARKER, NODE_MARKER, "RANK", "LOCAL_RANK", "WORLD_SIZE")
 NEEDED = ("multiprocessing.process", "numpy", "threadpoolctl", "torch", HANDLER)  # modules
 LIBC = ctypes.CDLL(None)
@@ -41,22 +32,24 @@ PR_SET_PDEATHSIG = 1
 POLL_SECONDS = 0.01
 START_SECONDS = 10.0
 
+_guest: dict[str, Any] = {"__name__": "labkit.worker.guest"}
 
-def close_others(*kept: int) -> None:
-    """Close what a new process would not have: every descriptor except the three standard ones and those in `kept`."""
+
+def import_guest(printed: Callable[[], bool]) -> None:
+    """Import what ranks need, once, so that forks of this process need not. `printed`: whether importing torch has
+    printed anything, which each rank must do itself."""
+    import labkit.worker.recording  # noqa: F401
+
+    if not printed():
+        exec(guest_code(), _guest)
+
+
+def close_others() -> None:
+    """Close what a new process would not have: every descriptor except the three standard ones."""
     for name in os.listdir("/proc/self/fd"):  # noqa: PTH208
-        if int(name) > 2 and int(name) not in kept:
+        if int(name) > 2:
             with suppress(OSError):  # the one of this list
                 os.close(int(name))
-
-
-def leave(code: int) -> NoReturn:
-    """Exit without returning into the stack of the process that was forked."""
-    try:
-        sys.stdout.flush()
-        sys.stderr.flush()
-    finally:
-        os._exit(code)
 
 
 class Child:
@@ -106,12 +99,12 @@ class _Waiting(Child):
         return False
 
 
-def prepare(command: Sequence[str], environment: Mapping[str, str]) -> None:
-    """Let torchrun's agent, which this process is about to become, start its ranks without a new interpreter.
-    `environment` is what they will inherit. Where a fork would behave differently, torchrun starts the ranks itself."""
-    if not _would_be_the_same(environment):
-        return
+def prepare(command: Sequence[str]) -> None:
+    """Let torchrun's agent, which this process is about to become, start its ranks without a new interpreter. If this
+    process cannot be forked into a rank, torchrun starts the ranks itself. In a rank, it raises Become."""
     imported: Any = sys.modules
+    if "main" not in _guest or not sys.modules.keys() >= {*NEEDED} or imported["torch"].cuda._is_in_bad_fork():
+        return  # an import has printed something, or failed; an initialized CUDA does not survive a fork
     handler: Any = getattr(imported[HANDLER], "SubprocessHandler", object)
     if not hasattr(handler, "_popen"):
         return  # another version of torch
@@ -119,11 +112,11 @@ def prepare(command: Sequence[str], environment: Mapping[str, str]) -> None:
     with suppress(OSError):  # such as too many processes
         for _ in range(int(command[command.index("--nproc-per-node") + 1])):
             waiting.append(_Waiting())
-    start = handler._popen
+    start, guest = handler._popen, command[command.index("--") + 1]
 
     def start_rank(self: Any, command: Sequence[str], environment: Mapping[str, str]) -> Any:
         # not, for example, a command that binds the rank to a NUMA node
-        if waiting and command[0] == sys.executable and tuple(command[1:4]) == WORKER:
+        if waiting and [*command[:3]] == [sys.executable, "-u", guest]:
             rank = waiting.pop()
             if rank.start(command, environment, [self._stdout.fileno(), self._stderr.fileno()]):
                 return rank
@@ -132,64 +125,31 @@ def prepare(command: Sequence[str], environment: Mapping[str, str]) -> None:
     handler._popen = start_rank
 
 
-def _would_be_the_same(environment: Mapping[str, str]) -> bool:
-    """Whether a fork of this process behaves like a new process with this environment."""
-    if not sys.modules.keys() >= {*NEEDED}:
-        return False
-    if any(name.startswith(READ_WHEN_LOADED) and name not in LEFT_OUT for name in environment):
-        return False
-    if not environment.get("OMP_NUM_THREADS", "").isdecimal() or not int(environment["OMP_NUM_THREADS"]):
-        return False
+def _become_rank(control: socket.socket, agent: int) -> None:
+    """Wait for torchrun; then be `python -u RUN/guest.pyc …`. Raises Become."""
+    LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != agent:  # it has already died
+        os._exit(1)
+    os.setsid()  # torchrun signals the process group of a rank
+    control.sendall(b".")
+    message, descriptors = receive(control)
+    if message is None:
+        os._exit(0)
+    for number, descriptor in enumerate(descriptors, start=1):
+        os.dup2(descriptor, number)
+    command, environment = message["command"], message["environment"]
+    os.environ.clear()
+    os.environ.update(environment)
+    show_command(command)
+    show_variables({name: environment[name] for name in SHOWN if name in environment})
     imported: Any = sys.modules
-    if imported["torch"].cuda._is_in_bad_fork():
-        return False  # an initialized CUDA does not survive a fork
-    folder = environment["LABKIT_SCRIPT_DIR"]
-    try:
-        beside_script = {name.partition(".")[0] for name in os.listdir(folder)}  # noqa: PTH208
-    except OSError:
-        return False
-    # otherwise the script would get a module that is already imported, and not its own of that name
-    modules = {name: PathFinder.find_spec(name, [folder]) for name in beside_script & sys.modules.keys()}
-    return all(
-        spec is None or spec.origin in (None, getattr(sys.modules[name], "__file__", None))
-        for name, spec in modules.items()
-    )
-
-
-def _become_rank(control: socket.socket, agent: int) -> NoReturn:
-    """Wait for torchrun; then be `python -u -m labkit.worker …`."""
-    code = 1
-    try:
-        LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != agent:  # it has already died
-            os._exit(1)
-        close_others(control.fileno())
-        os.setsid()  # torchrun signals the process group of a rank
-        control.sendall(b".")
-        message, descriptors = receive(control)
-        if message is None:
-            os._exit(0)
-        control.close()
-        for number, descriptor in enumerate(descriptors, start=1):
-            os.dup2(descriptor, number)
-            os.close(descriptor)
-        command, environment = message["command"], message["environment"]
-        os.environ.clear()
-        os.environ.update(environment)
-        show_command(command)
-        show_variables({name: environment[name] for name in SHOWN if name in environment})
-        imported: Any = sys.modules
-        imported["numpy"].random.seed()  # Python's own generator is seeded by the fork
-        imported["torch"].default_generator.seed()
-        cores = psutil.cpu_count(logical=False) or 1  # MKL, and so torch, does not start more threads
-        threads = min(int(environment["OMP_NUM_THREADS"]), cores, len(os.sched_getaffinity(0)))
-        imported["threadpoolctl"].threadpool_limits(threads)  # of numpy's operators
-        imported["torch"].set_num_threads(threads)
-        imported["multiprocessing.process"].ORIGINAL_DIR = str(Path.cwd())  # where processes that it spawns start
-        sys.argv, sys.orig_argv = ["-m", *command[4:]], list(command)
-        runpy.run_module("labkit.worker", run_name="__main__", alter_sys=True)
-        code = 0
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        leave(code)
+    imported["numpy"].random.seed()  # Python's own generator is seeded by the fork
+    imported["torch"].default_generator.seed()
+    # as many as MKL, and so torch, starts at most
+    threads = min(psutil.cpu_count(logical=False) or 1, len(os.sched_getaffinity(0)))
+    threads = min(threads, int(environment.get("OMP_NUM_THREADS", threads)))
+    imported["threadpoolctl"].threadpool_limits(threads)  # of numpy's operators
+    imported["torch"].set_num_threads(threads)
+    imported["multiprocessing.process"].ORIGINAL_DIR = str(Path.cwd())  # where processes that it spawns start
+    sys.argv, sys.orig_argv = command[2:], command
+    raise Become(close_others, _guest["main"])

@@ -1,7 +1,7 @@
 """The warm process of a session: imports torch when the session's first run has ended, then forks a supervisor for each
 request of client.py. torchrun is a fork of that supervisor, unmodified, with the arguments it always has.
 
-    python -m labkit.launcher.warm.server FOLDER      (stdin: the socket of requests; FOLDER: the first run's)
+    python -u RUN/outermost.pyc labkit.launcher.warm.server RUN      (stdin: the socket of requests; RUN: the first one)
 
 It sends one byte when it has imported torch and after each request, and answers a request with another: y when a
 supervisor has started, n when there is none. It exits with the process that started it.
@@ -18,6 +18,7 @@ import traceback
 from contextlib import suppress
 from typing import Any
 
+from labkit.launcher.warm.become import Become
 from labkit.launcher.warm.messages import receive
 from labkit.launcher.warm.proc import can_show, show_command
 from labkit.record import RunFolder, read_state
@@ -52,7 +53,7 @@ def main() -> None:
             control.sendall(b"n.")
         else:
             if not child:
-                _supervise(request, control, descriptors)
+                _become_supervisor(request, control, descriptors)
         for descriptor in descriptors:
             os.close(descriptor)
 
@@ -87,12 +88,8 @@ def _import_torchrun_unless_orphaned(parent: int) -> None:
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
 
 
-def _supervise(request: dict[str, Any], control: socket.socket, descriptors: list[int]) -> None:
-    """Become the supervisor of a run."""
-    from labkit.launcher import supervisor
-    from labkit.launcher.warm.ranks import leave
-
-    code = 1
+def _become_supervisor(request: dict[str, Any], control: socket.socket, descriptors: list[int]) -> None:
+    """Raises Become, or exits: then no supervisor has started."""
     try:
         here, log, *_ = descriptors  # the others only stay open
         os.dup2(log, 1)
@@ -106,13 +103,24 @@ def _supervise(request: dict[str, Any], control: socket.socket, descriptors: lis
         sys.argv = ["labkit.launcher.supervisor", request["folder"], str(request["owner"])]
         show_command([sys.executable, "-m", *sys.argv])
         control.sendall(b"y.")  # and the warm process is ready for the next one
-        control.close()
-        supervisor.main()
-        code = 0
     except BaseException:
         traceback.print_exc()
-    finally:
-        leave(code)
+        os._exit(1)
+    raise Become(_supervise)
+
+
+def _supervise() -> None:
+    from labkit.launcher import supervisor
+    from labkit.launcher.warm.fork import leave
+
+    try:
+        supervisor.main()
+    except Become:  # in a fork of the supervisor
+        raise
+    except BaseException:
+        traceback.print_exc()
+        leave(1)
+    leave(0)
 
 
 if __name__ == "__main__":

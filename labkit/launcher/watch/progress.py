@@ -55,6 +55,8 @@ class Progress:
             self.paused = self.paused | {rank} if paused else self.paused - {rank}
             self._programs = self._programs | {rank} if beat.get("program") else self._programs - {rank}
             hits.append(beat.get("hit"))
+            if beat.get("outcome"):
+                self._ended.add(rank)
             if self._signs.get(rank) != sign:
                 self._signs[rank], self._changed[rank] = sign, now
             if self._beats.get(rank, (None, now))[0] != beat.get("t"):

@@ -10,6 +10,7 @@ import sys
 import time
 from collections import Counter
 from functools import cached_property
+from typing import Any
 
 from labkit.errors import LabError, RankFailedError
 from labkit.launching import launch
@@ -130,7 +131,7 @@ def attempt(
     """
     for field, value in expected.items():
         lab.predict(f"{name}: {NAMES[field]}", value)
-    options = {"nproc_per_node": lab.ranks, "args": ["[]"], "env": ENV, "wait": False}
+    options: dict[str, Any] = {"nproc_per_node": lab.ranks, "args": ["[]"], "env": ENV, "wait": False}
     run, error = launch(script, name=name.replace(" ", "-"), watchdog=watchdog, **options), None
     while until and not run.status().is_final and until not in (run.status().notice or ""):
         time.sleep(0.2)

@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 from labkit.lessons.on_ranks import cells_text
+from labkit.record import Tail
 from labkit.run import Run
 from labkit.write import Script
 
 __all__ = ["noting_bytes", "sent_in_a_step"]
 
 NOTE = """
+import logging
+
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 
 def note_bytes(*_):
-    with Path(os.environ["LABKIT_RUN_DIR"], f"sent-{os.environ['RANK']}.txt").open("a") as file:
-        file.write(f"{bytes_sent()}\\n")
+    logging.getLogger("metrics").info({"sent": bytes_sent()})
 
 
 def load_datasets(data_dir):
-    if "LABKIT_RUN_DIR" in os.environ and Path("/proc/self/fd").exists():
+    if "LABKIT_RUN" in os.environ and Path("/proc/self/fd").exists():
         register_optimizer_step_post_hook(note_bytes)
     return whole_datasets(data_dir)
 """
@@ -35,7 +37,8 @@ def sent_in_a_step(run: Run, ranks: int, steps: int, *, after: int = 1) -> float
     """Bytes of all ranks, the mean over the steps that follow the first `after` of `steps`."""
     total = 0.0
     for rank in range(ranks):
-        counts = [int(line) for line in (run.path / f"sent-{rank}.txt").read_text().split()]
+        records = Tail(run.folder.metrics(rank)).read_all()
+        counts = [record["sent"] for record in records if record["k"] == "report" and "sent" in record]
         each = len(counts) // steps  # a rank with two optimizers notes each step twice
         total += (counts[-1] - counts[after * each - 1]) / (steps - after)
     return total

@@ -4,7 +4,8 @@ The records of a rank's `metrics.jsonl`, by `k` (times `t` are `time.monotonic()
 the header pairs one of them with the wall clock):
 
     {"k": "meta", "v": 1, "t": …, "time": …, "rank": 0, "local_rank": 0, "world_size": 2, "host": …,
-     "pid": …, "torch": "2.13.0", "resident": bytes}      (resident: Python and torch, before there is a model)
+     "pid": …, "forked": true, "torch": "2.13.0", "resident": bytes}
+     (forked: of a process that had imported torch; resident: Python and torch, before there is a model)
     {"k": "step", "t": …, "step": 40, "n": 4, "seconds": [sum, min, max], "samples": 512, "input": s,
      "forward": s, "backward": s, "optimizer": s, "communication": s, "loss": 0.31, "rss": bytes}
      (n is how many steps the line sums up; on CUDA "allocated", "reserved", "peak" in bytes and "retries" instead
@@ -18,13 +19,13 @@ the header pairs one of them with the wall clock):
       the GPU's "uuid")
     {"k": "memory", "t": …, "step": 3, "bytes": …, "phase": "backward", "operation": "aten.mm.default",
      "categories": {"parameters": bytes, …}}
-     (the peak of the step that LABKIT_TRACE_MEMORY=1 traced, see peak.py; "missed": tensors that it could not trace)
+     (the peak of the step that `trace_memory` traced, see peak.py; "missed": tensors that it could not trace)
     {"k": "untraced", "t": …, "why": …}                                                or why there is none
     {"k": "report", "t": …, "step": 40, "f1": 0.7}
      (what the script logged to the logger "metrics", see worker/metrics_logger.py; names and values are the script's
-      own, and "step" may be missing. Scripts written out by labkit 0.1 append these lines themselves)
+      own, and "step" may be missing)
     {"k": "end", "t": …, "step": 200, "outcome": "finished" | "raised" | "exited", "dropped": 0}
-     ("passes": backward passes, if there was no step)
+     ("passes": backward passes, if there was no step; "problem": the first of what was dropped)
 """
 
 from __future__ import annotations

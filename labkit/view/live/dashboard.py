@@ -189,7 +189,14 @@ class Dashboard:
         """The first click stops the run after any checkpoint being saved; the second kills it."""
         again = button.description != "Stop"
         button.disabled, button.description = again, "Killing…" if again else "Kill now"
-        threading.Thread(target=self._stop, args=(again,), name="labkit stop", daemon=True).start()
+
+        def stop() -> None:
+            try:
+                self._stop(again)
+            except Exception as error:  # such as a run of another user
+                self._answer.value = escaped(str(error))
+
+        threading.Thread(target=stop, name="labkit stop", daemon=True).start()
 
 
 def close(widget: Any) -> None:

@@ -16,9 +16,13 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
+from labkit.worker.frames import invisible
+
 __all__ = ["Communication"]
 
 clock = time.perf_counter
+
+RELEASE_SECONDS = 0.05
 
 
 class Communication:
@@ -37,9 +41,11 @@ class Communication:
         if not torch.distributed.is_available():
             return
         torch.distributed.Work.wait = self._timed(torch.distributed.Work.wait)
+        _release_before_destroying(torch.distributed)
         init = torch.nn.parallel.DistributedDataParallel.__init__
 
         @functools.wraps(init)
+        @invisible
         def __init__(model: Any, *args: Any, **kwargs: Any) -> None:
             init(model, *args, **kwargs)
             self._replicated, self._on_cpu = weakref.ref(model), model.device_type == "cpu"
@@ -56,6 +62,7 @@ class Communication:
 
     def _timed(self, wait: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(wait)
+        @invisible
         def timed(*args: Any, **kwargs: Any) -> Any:
             started = clock()
             try:
@@ -91,6 +98,21 @@ class Communication:
         log = model._get_ddp_logging_data()
         # missing before the second forward, and for a model that spans GPUs
         return _alone(log) * steps if "backward_comm_time" in log else None
+
+
+def _release_before_destroying(distributed: Any) -> None:
+    """Have `destroy_process_group` give up the GIL first. In torch 2.13 gloo's threads need it to free the collectives
+    of backward passes, and freeing the group afterwards joins them with the GIL held: a deadlock. The flight recorder
+    makes it likely, because it slows these threads down."""
+    destroy = distributed.destroy_process_group
+
+    @functools.wraps(destroy)
+    @invisible
+    def destroy_process_group(*args: Any, **kwargs: Any) -> None:
+        time.sleep(RELEASE_SECONDS)
+        destroy(*args, **kwargs)
+
+    distributed.destroy_process_group = destroy_process_group
 
 
 def _alone(log: dict[str, int]) -> float:

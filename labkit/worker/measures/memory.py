@@ -8,9 +8,8 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 from labkit.record.container import memory_limit
+from labkit.record.rank_files import RankFile
 
 __all__ = ["allocator", "held_by", "host_memory", "optimizers", "resident_set"]
 
@@ -24,10 +23,10 @@ def resident_set() -> Callable[[], dict[str, float]]:
             return {"rss": float(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)}
 
         return largest
-    file = os.open("/proc/self/status", os.O_RDONLY)
+    file = RankFile("/proc/self/status", os.O_RDONLY)
 
     def read() -> dict[str, float]:
-        status = os.pread(file, 4096, 0)
+        status = file.read(4096)
         # getrusage's maximum would include torchrun's agent, whose memory a rank shares until exec
         return {"rss": _kibibytes(status, b"VmRSS:"), "peak": _kibibytes(status, b"VmHWM:")}
 
@@ -60,7 +59,7 @@ def allocator(torch: Any, device: Any) -> Callable[[], dict[str, float]]:
 
 def host_memory() -> int:
     """Bytes of memory of this machine or container."""
-    total, limit = psutil.virtual_memory().total, memory_limit()
+    total, limit = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), memory_limit()
     return total if limit is None else min(total, limit)
 
 

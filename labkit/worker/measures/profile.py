@@ -10,9 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-__all__ = ["VARIABLE", "StepProfile"]
+__all__ = ["StepProfile"]
 
-VARIABLE = "LABKIT_PROFILE"  # in the ranks' environment
 SETTLED_STEPS = 4  # after the step that is traced for its memory
 STEPS = 3  # after one warm-up step of the profiler
 # Methods of a pipeline stage that compute one micro-batch, and the names of their spans.

@@ -9,9 +9,8 @@ from typing import Any
 from labkit.worker.measures.memory import optimizers
 from labkit.worker.recorder import Recorder
 
-__all__ = ["VARIABLE", "StepTrace"]
+__all__ = ["StepTrace"]
 
-VARIABLE = "LABKIT_TRACE_MEMORY"  # in the ranks' environment
 SETTLED_STEPS = 2  # by then the optimizer has its state, and one-time allocations are done
 
 

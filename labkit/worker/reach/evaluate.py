@@ -6,13 +6,15 @@ loop of a Trainer: `inputs`, `self`), then those of the functions that called it
 
 from __future__ import annotations
 
+import _thread
 import ast
 import contextlib
 import ctypes
 import io
+import os
 import random
+import site
 import sys
-import sysconfig
 import threading
 import traceback
 from collections.abc import Callable, Iterator
@@ -27,7 +29,7 @@ from labkit.worker.reach import quantities
 __all__ = ["evaluate", "execute", "name_of", "names_around", "value_of"]
 
 OURS = str(Path(__file__).parents[1])  # labkit/worker
-LIBRARIES = tuple({OURS, *(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib"))})
+LIBRARIES = (OURS, str(Path(os.__file__).parent), *site.getsitepackages(), site.getusersitepackages())
 MOST_ELEMENTS = 10_000
 LONGEST_TEXT = 10_000
 
@@ -145,23 +147,22 @@ def _same_random_state() -> Iterator[None]:
 @contextlib.contextmanager
 def _time_limit(seconds: float) -> Iterator[None]:
     """Raise OutOfTime in this thread after some seconds, as soon as it executes Python's bytecode again."""
-    thread, lock, running = threading.get_ident(), threading.Lock(), True
+    thread, lock, done = threading.get_ident(), threading.Lock(), threading.Lock()
     raise_in = ctypes.pythonapi.PyThreadState_SetAsyncExc
 
     def expire() -> None:
-        with lock:
-            if running:
-                raise_in(ctypes.c_ulong(thread), ctypes.py_object(OutOfTime))
+        if not done.acquire(timeout=seconds):
+            with lock:
+                if done.locked():
+                    raise_in(ctypes.c_ulong(thread), ctypes.py_object(OutOfTime))
 
-    timer = threading.Timer(seconds, expire)
-    timer.daemon = True
-    timer.start()
+    done.acquire()
+    _thread.start_new_thread(expire, ())  # not one of the script's threads
     try:
         yield
     finally:
-        timer.cancel()
         with lock:
-            running = False
+            done.release()
             raise_in(ctypes.c_ulong(thread), None)  # one that was not delivered must not reach the training
 
 

@@ -1,14 +1,13 @@
 """Requests of the run's owner to a running training, carried out where an optimizer's step ends.
 
-A thread looks for requests; the training's own thread only compares two attributes after a step, and meets the other
-ranks (record/requests.py) when there is one.
+The guest's thread looks for requests; the training's own thread only compares two attributes after a step, and meets
+the other ranks (record/requests.py) when there is one.
 """
 
 from __future__ import annotations
 
 import math
 import os
-import threading
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -25,7 +24,6 @@ from labkit.worker.recorder import Recorder
 
 __all__ = ["Reach"]
 
-LISTEN_SECONDS = 0.1
 LOOK_SECONDS = 0.002
 PAUSED_SECONDS = 0.02
 MEETING_SECONDS = 5.0  # besides two steps: how long ranks wait for one that does not come
@@ -73,18 +71,14 @@ class Reach:
         self._optimizer: Any = None
         self._alone = True
 
-    def start(self) -> None:
-        threading.Thread(target=self._listen, name="labkit-reach", daemon=True).start()
-
-    def _listen(self) -> None:
-        while True:
-            try:
-                self._advance()
-            except Exception as error:  # a full disk, a deleted folder, an invalid request
-                self._recorder.drop(error)
-                if not self.flagged:
-                    self._request, self._number = None, self._number + 1
-            time.sleep(LISTEN_SECONDS)
+    def listen(self) -> None:
+        """Called ten times a second by another thread than the training's."""
+        try:
+            self._advance()
+        except Exception as error:  # a full disk, a deleted folder, an invalid request
+            self._recorder.drop(error)
+            if not self.flagged:
+                self._request, self._number = None, self._number + 1
 
     def _advance(self) -> None:
         request = self._request = self._request or self._newest()

@@ -43,6 +43,7 @@ from labkit.planner.model.fake.fakes import (
 )
 from labkit.planner.model.fake.time_steps import skip_steps
 from labkit.planner.model.samples import longest
+from labkit.record.python_source import lines_of
 from labkit.write import Script
 from labkit.write.compose import library
 
@@ -340,6 +341,6 @@ def _loaded(text: str, path: str) -> Any:
     module.__file__ = path or SCRIPT_FILE
     sys.modules["script"] = module
     sys.path.insert(0, str(Path(path).parent if path else Path.cwd()))  # after torch has imported its modules
-    linecache.cache[SCRIPT_FILE] = (len(text), None, text.splitlines(keepends=True), SCRIPT_FILE)
+    linecache.cache[SCRIPT_FILE] = (len(text), None, lines_of(text), SCRIPT_FILE)
     exec(compile(text, SCRIPT_FILE, "exec", dont_inherit=True), module.__dict__)
     return module

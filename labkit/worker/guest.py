@@ -1,0 +1,408 @@
+"""A rank's guest: in the interpreter of a training script from before its first line until after its last.
+
+torchrun starts `python -u RUN/guest.pyc train.py …` for each rank; launcher/guest_file.py makes that file of this one.
+Until the script imports torch, the guest needs only modules that every interpreter has loaded at its start, a thread
+that `threading` does not know, and descriptors far above the script's: the script sees what bare Python and torchrun
+let it see. With torch it loads the rest of this package, which observes the training (recording.py).
+
+The frames of this file are invisible. So the script's module is the outermost frame, its errors reach the interpreter
+as they are, and the interpreter itself reports them, ends threads, calls atexit's handlers, closes files and exits.
+"""
+
+import _signal  # type: ignore[import-not-found]
+import _thread
+import os
+import sys
+import time
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from types import FrameType
+    from typing import Any
+
+    from labkit.record.rank_files import RankFile
+    from labkit.worker.recording import Recording
+
+importing: "Any" = sys.modules["_frozen_importlib"]
+loaders: "Any" = sys.modules["_frozen_importlib_external"]
+
+BEAT_SECONDS = 1.0
+LISTEN_SECONDS = 0.1  # between two looks for requests of the run's owner
+LINE_BYTES = (
+    1024  # of a heartbeat: a fixed size, written in place, so that the file never grows and is never incomplete
+)
+LONGEST_DOING = 80
+# The newest collective's thread needs the GIL to free it. If it still waits for the GIL when the interpreter is
+# finalized, it aborts the process: in torch 2.10 to 2.13 up to half of all gloo ranks, after they have succeeded.
+HANDOVER_SECONDS = 0.02
+# What a rank is doing while one of these functions, or a function of these modules, is running.
+STARTING_CALLS = {
+    "init_process_group": "joining the process group",
+    "fully_shard": "sharding the model",
+    "from_pretrained": "loading pretrained weights",
+    "load_state_dict": "loading weights",
+}
+STARTING_MODULES = {
+    "torch.nn.parallel.distributed": "wrapping the model in DDP",
+    "torch.distributed.fsdp": "sharding the model",
+    "torch._dynamo": "compiling the model",
+    "torch._inductor": "compiling the model",
+}
+
+
+def main() -> None:
+    """Be the guest of the script `sys.argv[1:]`: `train.py …`, or `-m package.module …`."""
+    guest = Guest(*sys.argv)
+    guest.start()
+    try:
+        run, arguments = guest.program()
+        run(*arguments)
+        guest.outcome = "finished"
+    except BaseException as error:
+        guest.failed(error)
+        raise
+
+
+class Guest:
+    """One rank's. `recording` observes the training, once the script has imported torch."""
+
+    def __init__(self, file: str, *words: str) -> None:
+        self.labkit = main.__code__.co_filename.rpartition("/worker/")[0]  # the package's folder
+        self.files: Any = self._module("labkit.record.rank_files")
+        self.file, self.words = file, [*words]
+        self.pid, self.agent, self.main_thread = os.getpid(), os.getppid(), _thread.get_ident()
+        hidden = [*os.environ.get(self.files.HIDDEN, "").split(","), *filter(self._is_setting, os.environ)]
+        self.settings = {name: os.environ.pop(name) for name in hidden if name in os.environ}
+        self.folder = self.settings[self.files.FOLDER]
+        self.places = {name: int(os.environ[name.upper()]) for name in ("rank", "local_rank", "world_size")}
+        self.home = f"{self.folder}/{self.files.RANKS}/{self.places['rank']}"
+        self.started = time.monotonic()
+        self.paths = sys.path if sys.flags.safe_path else sys.path[1:]  # without the script's own folder
+        self.script = ""  # the file whose lines are the script's
+        self.recording: Recording | None = None
+        self.problem = ""  # why nothing is recorded
+        self.outcome = ""  # of the script: "finished", "raised" or "exited"
+        self.answered = 0  # the newest inquiry
+        self.thread = 0  # its own, as the system numbers it
+        self.has_ended = _thread.allocate_lock()
+
+    def _is_setting(self, name: str) -> bool:
+        return name.startswith(self.files.GUEST)
+
+    def _module(self, name: str) -> "Any":
+        """One of labkit's modules from its file, without a trace in `sys.modules`."""
+        module = type(sys)(name)
+        path = f"{self.labkit}/{name.partition('.')[2].replace('.', '/')}.py"
+        exec(loaders.SourceFileLoader(name, path).get_code(name), module.__dict__)
+        return module
+
+    def start(self) -> None:
+        """Everything that must happen before the script's first line."""
+        import atexit
+        import faulthandler
+
+        os.makedirs(self.home, exist_ok=True)
+        for descriptor, stream in ((1, "stdout"), (2, "stderr")):  # also of C code
+            file = os.open(f"{self.home}/{stream}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+            os.dup2(file, descriptor)
+            os.close(file)
+        self.heartbeat: RankFile = self.files.RankFile(f"{self.home}/{self.files.HEARTBEAT}", os.O_WRONLY | os.O_CREAT)
+        self.stacks: RankFile = self.files.RankFile(f"{self.home}/{self.files.STACKS}")
+        self.faulthandler = faulthandler
+        self._dump_into_stacks()
+        atexit.register(self.end)  # the first to be registered is the last to be called
+        del sys.modules["atexit"], sys.modules["faulthandler"]  # built in: a script that imports them gets the same
+        os.register_at_fork(after_in_child=self.leave)
+        self.finder, self.is_fork = TorchFinder(self.observe), "torch" in sys.modules
+        if self.is_fork:  # of a process that has imported it
+            self.observe(sys.modules["torch"])
+        else:
+            sys.meta_path.insert(0, self.finder)
+        os.execv, os.execve = self._surviving(os.execv), self._surviving(os.execve)  # type: ignore[assignment]
+        self.beat()
+        self.has_ended.acquire()
+        _thread.start_new_thread(self.live, ())
+
+    def _dump_into_stacks(self) -> None:
+        """Have all threads' stacks dumped on a crash, and on a signal, also while C code holds the GIL."""
+        self.faulthandler.enable(self.stacks.descriptor)
+        if sys.platform == "linux":
+            self.faulthandler.register(self.files.DUMP_SIGNAL, self.stacks.descriptor, all_threads=True)
+
+    # The script
+
+    def program(self) -> "tuple[Callable[..., object], tuple[Any, ...]]":
+        """The call that runs the script as Python would: a module, a folder or archive with a `__main__.py`, or a file,
+        of which the recorded text is run, because the file may have been edited since the launch."""
+        main = sys.modules["__main__"] = type(sys)("__main__")
+        main.__loader__, builtins = importing.BuiltinImporter, sys.modules["builtins"]
+        main.__dict__.update(__annotations__={}, __builtins__=builtins)
+        sys.argv = self.words
+        if self.words[0] == "-m":
+            module = self.words.pop(1)
+            self._put_first(os.getcwd())
+            return run_module(module, alter_argv=True)
+        self.script = os.path.join(os.getcwd(), self.words[0])
+        if loaders.PathFinder._path_importer_cache(self.script) is not None:  # Python asks the same
+            sys.path[:] = [self.script, *self.paths]
+            return run_module("__main__", alter_argv=False)
+        self._put_first(self.settings.get(self.files.MODULES) or os.path.dirname(os.path.realpath(self.script)))
+        with open(f"{self.folder}/{self.files.SCRIPT}", "rb", buffering=0) as file:
+            text = file.readall()
+        main.__loader__ = loaders.SourceFileLoader("__main__", self.script)
+        main.__dict__.update(__file__=self.script, __cached__=None)
+        return exec, (compile(text, self.script, "exec", dont_inherit=True), main.__dict__)
+
+    def _put_first(self, folder: str) -> None:
+        sys.path[:] = self.paths if sys.flags.safe_path else [folder, *self.paths]
+
+    def _surviving(self, execute: "Callable[..., None]") -> "Callable[..., None]":
+        """`os.execv` or `os.execve`, after which a Python script has its guest again."""
+
+        def call(path: str, argv: "Sequence[str]", *environment: "Mapping[str, str]") -> None:
+            words = [*argv]
+            if os.getpid() == self.pid and path == sys.executable and (place := first_word(words)):
+                if self.file not in words:
+                    words.insert(place, self.file)
+                if environment:
+                    return execute(path, words, {**environment[0], **self.settings})
+                os.environ.update(self.settings)
+            try:
+                execute(path, words, *environment)
+            finally:  # it has failed
+                for name in self.settings:
+                    os.environ.pop(name, None)
+
+        return call
+
+    def observe(self, torch: "Any") -> None:
+        """Called when torch has been imported."""
+        try:
+            host = self.settings.get(self.files.HOST) or os.uname().nodename
+            header = {"time": time.time(), "host": host, "pid": self.pid, "forked": self.is_fork} | self.places
+            module = self._import("labkit.worker.recording")
+            self.recording = module.Recording(self.folder, self.settings, header, torch)
+        except Exception as error:  # it must not fail the training
+            self.problem = f"{type(error).__name__}: {error}"
+
+    def _import(self, name: str) -> "Any":
+        """A module of labkit, which does not depend on `sys.path`. Raises ImportError if the script has another module
+        of the name labkit."""
+        if "labkit" not in sys.modules:
+            search = [self.labkit]
+            spec = loaders.spec_from_file_location(
+                "labkit", f"{self.labkit}/__init__.py", submodule_search_locations=search
+            )
+            importing._load(spec)
+            sys.modules[self.files.__name__] = self.files
+        if getattr(sys.modules["labkit"], "__path__", None) != [self.labkit]:
+            raise ImportError("the script's own module labkit hides labkit")
+        return __import__(name, fromlist=["*"])
+
+    def failed(self, error: BaseException) -> None:
+        """Record how the script failed, before the interpreter reports it."""
+        if os.getpid() != self.pid:  # a child that the script has forked
+            return
+        self.outcome = "exited" if isinstance(error, SystemExit) else "raised"
+        code = getattr(error, "code", 1)
+        if self.outcome == "exited" and (code is None or (isinstance(code, int) and code & 0xFF == 0)):
+            return
+        paths, sys.path = sys.path, self.paths  # nothing next to the script may take the place of what this imports
+        try:
+            write = self._import("labkit.worker.failure").write
+            write(error, self.folder, self.places["rank"], self.script, self.step)
+        except Exception:
+            self._write_failure(error)
+        finally:
+            sys.path = paths
+
+    def _write_failure(self, error: BaseException) -> None:
+        """The least that must be known, where the script has modules that hide Python's own, or on a full disk."""
+        trace, line = error.__traceback__, None
+        while trace is not None:
+            line = trace.tb_lineno if trace.tb_frame.f_code.co_filename == self.script else line
+            trace = trace.tb_next
+        record = {
+            "time_ns": time.time_ns(),
+            "rank": self.places["rank"],
+            "pid": self.pid,
+            "kind": "exit" if self.outcome == "exited" else "exception",
+            "exception": type(error).__name__,
+            "message": str(getattr(error, "code", error)),
+            "script_line": line,
+        }
+        try:
+            file = os.open(f"{self.home}/{self.files.ERROR}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+            os.write(file, as_json(record))
+            os.close(file)
+        except OSError:
+            pass  # the cause is then derived from what the rank has printed
+
+    def end(self) -> None:
+        """The last words. atexit calls this when the script's threads have ended, and after all of its handlers."""
+        if os.getpid() != self.pid:
+            return
+        if self.recording is not None:
+            self.recording.end(self.outcome)
+            time.sleep(HANDOVER_SECONDS)
+        else:
+            record = {"k": "end", "t": time.monotonic(), "step": 0, "outcome": self.outcome, "dropped": 0}
+            try:
+                self.files.RankFile(f"{self.home}/{self.files.METRICS}").write(as_json(record))
+            except OSError:
+                pass  # a full disk
+        self.has_ended.release()
+
+    def leave(self) -> None:
+        """In a child that the script has forked: it is not the rank."""
+        if self.finder in sys.meta_path:
+            sys.meta_path.remove(self.finder)
+        self.heartbeat.let_go()
+        self.stacks.let_go()
+        if self.recording is not None:
+            self.recording.leave()
+
+    @property
+    def step(self) -> int:
+        return 0 if self.recording is None else self.recording.probe.step
+
+    # The thread
+
+    def live(self) -> None:
+        """Write a heartbeat once a second, answer inquiries and look for requests, until the script has ended."""
+        self.thread, due = _thread.get_native_id(), 0.0
+        while not self.has_ended.acquire(timeout=LISTEN_SECONDS):
+            if os.getppid() != self.agent:
+                os.kill(self.pid, _signal.SIGKILL)  # torchrun was killed: without it nobody would end this rank
+            tasks = [self.recording.listen] if self.recording is not None else []
+            if time.monotonic() >= due:
+                due = time.monotonic() + BEAT_SECONDS
+                tasks += [self.answer, self.beat]
+            for task in tasks:
+                try:
+                    task()
+                except Exception:
+                    pass  # a full disk, a deleted folder, another version of torch
+
+    def beat(self) -> None:
+        """Write the heartbeat, whatever the script is doing."""
+        beat = {
+            "t": time.monotonic(),
+            "pid": self.pid,
+            "thread": self.thread,
+            "step": 0,
+            "doing": "preparing",
+            "moved": self.started,
+            "outcome": self.outcome,
+            "answered": self.answered,
+            # A script may handle the signal itself.
+            "dumps": sys.platform == "linux" and _signal.getsignal(self.files.DUMP_SIGNAL) == _signal.SIG_DFL,
+        }
+        if self.problem:
+            beat["problem"] = self.problem[:LONGEST_DOING]
+        if self.recording is not None:
+            beat |= self.recording.beat()
+        if not beat["step"]:
+            beat["starting"] = doing_now(self.main_thread, self.script)
+        if self.stacks.keep_open():
+            self._dump_into_stacks()
+        self.heartbeat.overwrite(as_json(beat).rstrip().ljust(LINE_BYTES - 1) + b"\n")
+
+    def answer(self) -> None:
+        """Dump all stacks if somebody has asked where the ranks are."""
+        try:
+            with open(f"{self.folder}/{self.files.INQUIRY}", "rb", buffering=0) as file:
+                number = int(bytes(filter(b"0123456789".__contains__, file.readall())))
+        except (OSError, ValueError):
+            return
+        if number == self.answered:
+            return
+        self.stacks.write(f"\n# {time.strftime('%H:%M:%S')}, step {self.step}\n".encode())
+        self.faulthandler.dump_traceback(self.stacks.descriptor, all_threads=True)
+        if self.recording is not None:
+            self.recording.write_collectives()
+        self.answered = number  # reported by the next beat, when everything is written
+
+
+class TorchFinder:
+    """On `sys.meta_path` until torch has been imported: finds it as the other finders do, and then calls `observe`."""
+
+    def __init__(self, observe: "Callable[[Any], None]") -> None:
+        self.observe = observe
+
+    def find_spec(self, name: str, path: "Any" = None, target: "Any" = None) -> "Any":
+        if name != "torch":
+            return None
+        specs = (finder.find_spec(name, path, target) for finder in sys.meta_path if finder is not self)
+        spec: Any = next(filter(None, specs), None)
+        if spec is not None and hasattr(spec.loader, "exec_module"):
+            loader, load = spec.loader, spec.loader.exec_module
+
+            def exec_module(module: "Any") -> None:
+                del loader.exec_module
+                load(module)
+                if self in sys.meta_path:
+                    sys.meta_path.remove(self)
+                    self.observe(module)
+
+            loader.exec_module = exec_module
+        return spec
+
+
+def run_module(name: str, *, alter_argv: bool) -> "tuple[Callable[..., object], tuple[Any, ...]]":
+    """What the interpreter calls for `-m`, for folders and for archives."""
+    import runpy
+
+    return runpy._run_module_as_main, (name, alter_argv)  # type: ignore[attr-defined]
+
+
+def first_word(command: list[str]) -> int:
+    """Where in a command of Python's the script is, or `-m`; 0 if it starts neither."""
+    place = 1
+    while place < len(command) and command[place].startswith("-") and command[place] not in ("-m", "-c", "-"):
+        place += 2 if command[place] in ("-X", "-W") else 1
+    return place if place < len(command) and command[place] not in ("-c", "-") else 0
+
+
+def as_json(record: "Mapping[str, Any]") -> bytes:
+    """A record of numbers and texts as a line of JSON; what is not ASCII is replaced."""
+    texts = []
+    for name, value in record.items():
+        if isinstance(value, str):
+            plain = "".join([c if " " <= c <= "~" else "?" for c in value])
+            text = '"' + plain.replace("\\", "\\\\").replace('"', '\\"') + '"'
+        else:
+            text = "null" if value is None else repr(value).lower() if isinstance(value, bool) else repr(value)
+        texts.append(f'"{name}": {text}')
+    return ("{" + ", ".join(texts) + "}\n").encode()
+
+
+def doing_now(thread: int, script: str) -> str:
+    """`importing transformers` · `joining the process group` · `line 40, in build`; at most 80 ASCII characters, empty
+    if unknown. The outermost call that says something is taken: what it calls in turn is a detail."""
+    frame = sys._current_frames().get(thread)
+    stack: list[FrameType] = []
+    while frame is not None:
+        stack.append(frame)
+        frame = frame.f_back
+    words = [words for words in map(starting_words, reversed(stack)) if words][:1]
+    own = [frame for frame in stack if frame.f_code.co_filename == script][:1]
+    if not words and own:
+        name = own[0].f_code.co_name
+        words = [f"line {own[0].f_lineno}" + ("" if name == "<module>" else f", in {name}")]
+    return "".join(words).encode("ascii", "replace").decode()[:LONGEST_DOING]
+
+
+def starting_words(frame: "FrameType") -> str:
+    module, name = str(frame.f_globals.get("__name__")), frame.f_code.co_name
+    if module == "importlib._bootstrap" and name == "_find_and_load":
+        return f"importing {frame.f_locals.get('name', '')}"
+    for prefix, text in STARTING_MODULES.items():
+        if module.startswith(prefix) and name not in STARTING_CALLS:
+            return text
+    return STARTING_CALLS.get(name, "")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,78 @@
+"""What a rank records of its training, from its script's import of torch on.
+
+torch has imported everything that this package imports, so that nothing next to the script can take its place.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import signal
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from labkit.record.folder import RunFolder
+from labkit.record.rank_files import PROFILE, TRACE_MEMORY
+from labkit.worker.flight_recorder import record_collectives
+from labkit.worker.metrics_logger import listen
+from labkit.worker.probe import Probe
+from labkit.worker.reach.settings import Settings
+
+__all__ = ["Recording"]
+
+PR_SET_PDEATHSIG = 1
+
+
+class Recording:
+    """One rank's, called by its guest. `folder` is the attempt's, `settings` are the variables that the guest has taken
+    out of the environment, `header` begins the records, with the rank's `rank` and `world_size`."""
+
+    def __init__(self, folder: str, settings: Mapping[str, str], header: Mapping[str, Any], torch: Any) -> None:
+        self._folder, self._rank, self._world_size = RunFolder(folder), header["rank"], header["world_size"]
+        profile = self._folder.profile(self._rank) if settings.get(PROFILE) == "1" else None
+        self.probe = Probe(self._folder.metrics(self._rank), profile, traces=settings.get(TRACE_MEMORY) == "1")
+        self._reports = listen(self.probe.recorder)
+        self.probe.settings = Settings(None if self._rank else self._folder)
+        self._is_reachable = self._folder.requests.is_dir()
+        self.probe.start(torch, header)
+        if sys.platform == "linux":  # a killed torchrun takes its ranks with it, also one that holds the GIL
+            ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+    def listen(self) -> None:
+        """Look for requests of the run's owner."""
+        if self.probe.reach is None and self._is_reachable and (self._folder.requests / "1").exists():
+            from labkit.worker.reach.requests import Reach
+
+            probe = self.probe
+            ranks = self._rank, self._world_size
+            probe.reach = Reach(self._folder, *ranks, probe.recorder, probe.settings, lambda: probe.step)
+        if self.probe.reach is not None:
+            self.probe.reach.listen()
+
+    def beat(self) -> dict[str, Any]:
+        """What a heartbeat says of the training."""
+        probe, reach = self.probe, self.probe.reach
+        hit = reach.hit if reach is not None else None
+        self._reports.flush()
+        return {
+            "step": probe.step,
+            "doing": probe.doing,
+            "passes": probe.passes,
+            "paused": reach is not None and reach.paused,
+            "hit": hit and hit[:100],
+            "moved": probe.moved,
+            "step_seconds": probe.latest_step_seconds,
+            "rss": probe.resident()["rss"],
+        }
+
+    def write_collectives(self) -> None:
+        record_collectives(self._folder, self._rank)
+
+    def leave(self) -> None:
+        """In a forked child, which is not the rank: what it does is not recorded, and nobody can reach it."""
+        self.probe.leave()
+
+    def end(self, outcome: str) -> None:
+        """Record how the script ended."""
+        self._reports.flush(everything=True)
+        self.probe.finish(outcome)
