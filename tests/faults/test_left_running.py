@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 import time
@@ -11,7 +12,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from faults.scene import assert_clean, marked, read, the_run, wait_until
+from faults.scene import assert_clean, read, the_run, wait_until
 
 import labkit
 from labkit.launcher import leftovers
@@ -110,7 +111,7 @@ def test_a_stop_ends_it_at_once_and_the_final_state_stays(tmp_path, uploaded, ca
 
     assert (state.state, state.killed) == ("succeeded", 1)
     assert "had already ended, succeeded; 1 had to be killed; 0 processes left" in capfd.readouterr().out
-    assert run.is_over
+    wait_until(lambda: run.is_over, 30)
     assert_clean(run, state="succeeded")
     assert run.folder.state.read_bytes() == final
     (killed,) = read(run.folder.left_running)["killed"]
@@ -118,7 +119,7 @@ def test_a_stop_ends_it_at_once_and_the_final_state_stays(tmp_path, uploaded, ca
 
 
 def test_the_end_of_the_process_that_launched_the_run_is_no_reason_to_end_it(tmp_path, uploaded) -> None:
-    train, upload = script(tmp_path, uploaded, seconds=3)
+    train, upload = script(tmp_path, uploaded, seconds=8)
 
     launched = subprocess.run(["labkit", "launch", train, "--nproc-per-node", "2", "--", upload], capture_output=True)
 
@@ -146,15 +147,23 @@ def test_another_run_may_save_to_the_same_folder_at_once(tmp_path, uploaded) -> 
         assert_clean(run, state="succeeded")
 
 
-def test_a_deleted_folder_is_a_reason_to_end_it(tmp_path, uploaded) -> None:
-    run = launch(tmp_path, uploaded, seconds=600)
+@pytest.mark.parametrize("is_deleted", [True, False], ids=["deleted", "moved"])
+def test_it_ends_with_the_folder_of_the_run_and_goes_on_where_that_is_moved(is_deleted, tmp_path, uploaded) -> None:
+    run = launch(tmp_path, uploaded, seconds=600 if is_deleted else 4)
     run.wait()
     supervisor = psutil.Process(read(run.folder.agent)["supervisor"]["pid"])
 
-    run.path.rename(tmp_path / "elsewhere")
+    if is_deleted:
+        shutil.rmtree(run.path)
+    else:
+        moved = labkit.attach(run.path.rename(tmp_path / run.id))
 
     wait_until(lambda: not supervisor.is_running() or supervisor.status() == psutil.STATUS_ZOMBIE, 30)
-    assert not marked(run.folder)
+    assert uploaded.exists() == (not is_deleted)
+    assert not run.path.exists()
+    if not is_deleted:
+        assert moved.is_over
+        assert read(moved.folder.left_running)["ended"]
 
 
 @pytest.mark.parametrize("end", ["return", "raise", "kill", "stop"])

@@ -65,7 +65,7 @@ for step in range(100):
         time.sleep(1.5)
         os.execvp("sleep", ["sleep", "5"])
 """
-WATCHDOG = 6
+WATCHDOG = 10
 
 
 @pytest.fixture
@@ -88,9 +88,9 @@ def beat_of(run: labkit.Run, rank: int) -> dict[str, Any]:
 @pytest.mark.parametrize(("steps", "pause"), [(10, 2.0), (0, 0.0)], ids=["a moment later", "at once"])
 def test_a_rank_that_has_become_a_program_that_works_is_neither_stuck_nor_ended(steps, pause, tmp_path) -> None:
     """Its children do the work."""
-    (work := tmp_path / "work.py").write_text(WORK.format(3 * WATCHDOG))
+    (work := tmp_path / "work.py").write_text(WORK.format(2 * WATCHDOG))
     (shell := tmp_path / "run.sh").write_text(f"{sys.executable} {work}\ntrue\n")
-    run = launch(tmp_path, ["bash", str(shell)], 3 * WATCHDOG, steps=steps, pause=pause)
+    run = launch(tmp_path, ["bash", str(shell)], 2 * WATCHDOG, steps=steps, pause=pause)
     beat = wait_until(lambda: beat_of(run, 1).get("program") and beat_of(run, 1), 60)
     said = f"rank 1 has become `bash run.sh` (pid {beat['pid']}), which labkit cannot see into"
 
