@@ -52,6 +52,10 @@ therefore find a process by its parents even if the environment no longer identi
 that cleared its environment, or a double fork into its own session (`tests/faults/test_orphans.py`). The following
 processes are not ended, or not at once:
 
+- **What a rank leaves running when the run succeeds**: it has a minute to end by itself
+  ([launch.md](launch.md#what-outlives-what)). `labkit stop` ends it at once.
+- **What frees a rank's shared memory** (torch's `torch_shm_manager`, multiprocessing's resource tracker): it ends by
+  itself within 2 s after its rank, and is killed after 3 s; otherwise the memory would stay in use until a reboot.
 - **Processes that another program starts for a rank**: `systemd-run`, `docker run`, `at`, cron, a tmux server or a
   Jupyter kernel that was already running, or ssh to another host. They are that program's children, and nothing links
   them to the rank.

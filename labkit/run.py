@@ -162,10 +162,12 @@ class Run(Reachable):
             raise RunFolderError(plain(f"{self.folder.labels} cannot be written: {error.strerror}")) from None
 
     def rm(self) -> None:
-        """Delete the run's folder with its logs and checkpoints. Raises LabError while this run is active, or another
-        run that saves its checkpoints in this folder."""
+        """Delete the run's folder with its logs and checkpoints. Raises LabError while this run is active, or what its
+        ranks left running, or another run that saves its checkpoints in this folder."""
         if not self.status().is_final:
             raise LabError(f"{self.id} is active; stop it before you delete it: run.stop()")
+        if not self.is_over:
+            raise LabError(f"{self.status().notice}; wait for that, or end it before you delete {self.id}: run.stop()")
         if other := run_that_saves_to(self.folder.checkpoints):
             raise LabError(f"{other} is active and saves its checkpoints in the folder of {self.id}")
         try:
@@ -177,13 +179,19 @@ class Run(Reachable):
         """The state of the run: `.state`, `.cause`, `.exit_code`, times in seconds since the epoch."""
         return slurm_runs.state_of(self.folder)
 
+    @property
+    def is_over(self) -> bool:
+        """Whether the run has ended, and everything that its ranks had left running with it."""
+        return self.status().is_final and not stopping.still_running(self.folder)
+
     @checked()
     def wait(self, timeout: Seconds | None = None, *, stop_on_interrupt: bool = True, watch: bool = False) -> State:
         """Block until the run has ended, for at most `timeout` seconds; returns its state.
 
-        The first interrupt stops the run gracefully, a second one immediately. With `stop_on_interrupt=False` the run
-        continues. `watch` draws the live view in a terminal. Raises RankFailedError if the training failed or was lost,
-        and TimeoutError after `timeout` seconds (the run continues).
+        The first interrupt reaches the ranks as a KeyboardInterrupt (SIGINT), like Ctrl-C under torchrun, and stops the
+        run; a second one kills it. With `stop_on_interrupt=False` the run continues. `watch` draws the live view in a
+        terminal. Raises RankFailedError if the training failed or was lost, and TimeoutError after `timeout` seconds
+        (the run continues).
         """
         try:
             self._follow(timeout, watch)
@@ -199,14 +207,16 @@ class Run(Reachable):
         return state
 
     @checked()
-    def stop(self, *, grace: Grace = stopping.GRACE_SECONDS) -> State:
+    def stop(self, *, grace: Grace | None = None) -> State:
         """Stop the run on every rank: SIGTERM, then, after `grace` seconds, SIGKILL for every process that carries the
-        run's marker or descends from its supervisor. The state of a lost run stays "lost".
+        run's marker or descends from its supervisor. By default that is after 5 s, or after torchrun's 30 s while a
+        rank is alive that handles SIGTERM. A checkpoint that is being saved may be finished, within 60 s, unless
+        `grace` is 0. The state of a lost run stays "lost".
 
-        It is safe to call this again, from another process, or after the run has ended.
+        It prints whom it waits for. It is safe to call this again, from another process, or after the run has ended.
         """
         had_ended = self.status().is_final
-        state = slurm_runs.stop(self.folder, grace=grace)
+        state = slurm_runs.stop(self.folder, grace=grace, say=self._say)
         self._finish_view()
         # only Slurm knows the processes on a job's nodes
         count = len(stopping.processes_of(self.folder))
@@ -358,14 +368,17 @@ class Run(Reachable):
             self._handle = None
 
     def _stop_from_button(self, at_once: bool) -> None:
-        slurm_runs.stop(self.folder, grace=0.0 if at_once else stopping.GRACE_SECONDS)
+        slurm_runs.stop(self.folder, grace=0.0 if at_once else None)
 
     def _stop_interrupted(self) -> None:
         print("interrupted: stopping the run; interrupt again to kill it", flush=True)
         try:
-            slurm_runs.stop(self.folder)
+            slurm_runs.stop(self.folder, interrupts=True, say=self._say)
         except KeyboardInterrupt:
             slurm_runs.stop(self.folder, grace=0.0)
+
+    def _say(self, notice: str) -> None:
+        print(plain(notice), flush=True)
 
     def _bundle(self, state: State) -> dict[str, str]:
         # the records are read after the state, so that a final state is shown with the last record

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +15,7 @@ from labkit.errors import LabError, RunFolderError
 from labkit.launcher import stop as stopping
 from labkit.launcher.causes.evidence import tail_text
 from labkit.record import FINAL_STATES, RunFolder, State, read_state, write_state
-from labkit.record.files import read_json, refresh, write_json
+from labkit.record.files import read_json, refresh
 
 __all__ = ["job_in_words", "job_of", "state_of", "stop"]
 
@@ -91,19 +92,27 @@ def _is_settled(folder: RunFolder) -> bool:
     return isinstance(state, dict) and state.get("state") in FINAL_STATES
 
 
-def stop(folder: RunFolder, *, grace: float = stopping.GRACE_SECONDS) -> State:
-    """End a run: request a stop of its nodes, cancel its job, and wait until Slurm reports its end.
-
-    Raises LabError if it does not end, or if it may not be stopped from here.
+def stop(
+    folder: RunFolder, *, grace: float | None = None, interrupts: bool = False, say: Callable[[str], object] = str
+) -> State:
+    """End a run: request a stop of its nodes, cancel its job, and wait until Slurm reports its end; see
+    `launcher.stop.stop`. Raises LabError if it does not end, or if it may not be stopped from here.
     """
     stopping.check_may_stop(folder)
     job_id = job_of(folder)
     job = slurm.ask(job_id, output=_output(folder), refresh=True) if job_id else None
     if job is None:
-        return stopping.stop(folder, grace=grace)
+        return stopping.stop(folder, grace=grace, interrupts=interrupts, say=say)
     if job.is_over:
         return state_of(folder)
-    refused = _end_nodes(folder, job, grace)
+    refused = ""
+    if job.is_waiting:  # if it starts right now, it finds the request
+        stopping.request_stop(folder, grace)
+    else:
+        try:
+            stopping.stop(folder, grace=grace, interrupts=interrupts, say=say)
+        except RunFolderError as error:  # its nodes did not stop
+            refused = f": {error}"
     slurm.cancel(job.id)
     _await_end(folder, job, refused)
     state = read_state(folder)
@@ -118,18 +127,6 @@ def stop(folder: RunFolder, *, grace: float = stopping.GRACE_SECONDS) -> State:
     )
     write_state(folder, state)
     return state
-
-
-def _end_nodes(folder: RunFolder, job: slurm.Job, grace: float) -> str:
-    """Request a stop from the supervisors of its nodes; returns their error if they did not stop."""
-    if job.is_waiting:  # if it starts right now, it finds the request
-        write_json(folder.stop_request, {"time": time.time(), "grace": grace}, reserve=folder.reserve)
-        return ""
-    try:
-        stopping.stop(folder, grace=grace)
-    except RunFolderError as error:
-        return f": {error}"
-    return ""
 
 
 def _await_end(folder: RunFolder, job: slurm.Job, refused: str) -> None:

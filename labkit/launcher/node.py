@@ -32,14 +32,15 @@ from labkit.launcher import checks
 from labkit.launcher.causes.node_loss import MEETING_SECONDS
 from labkit.launcher.causes.several_nodes import conclusion
 from labkit.launcher.causes.signals import oom_kills
+from labkit.launcher.leftovers import LEFT_SECONDS, Leftovers
 from labkit.launcher.locks.checkpoints import lock_checkpoints
 from labkit.launcher.network_interface import interface_of, is_loopback, own_address_towards, resolved
-from labkit.launcher.stop import GRACE_SECONDS, SAVING_SECONDS
+from labkit.launcher.stop import SAVING_SECONDS, StopRequest
 from labkit.launcher.supervisor import Supervisor, prepare
 from labkit.launcher.torchrun import rank_environment
-from labkit.launcher.watch.peers import CONCLUSIONS, ENDING_TIMEOUT_SECONDS, POLL_SECONDS, Peer
+from labkit.launcher.watch.peers import CONCLUSIONS, ENDING_TIMEOUT_SECONDS, POLL_SECONDS, WORKS, Peer
 from labkit.launcher.watch.progress import Progress
-from labkit.record import Nodes, RunFolder, State, write_state
+from labkit.record import Identity, Nodes, RunFolder, State, write_state
 from labkit.record.files import in_parallel, read_json, refresh, write_json
 from labkit.record.identity import HOST, host_name
 from labkit.record.measured.fold import NodeFold, are_folded
@@ -59,7 +60,7 @@ NODES_PER_SECOND = 128.0
 PEERS_PER_SECOND = 32.0  # once the first node is gone, when all look at each other
 LONGEST_POLL_SECONDS = ENDING_TIMEOUT_SECONDS / 2
 # What node 0 tells the others in its heartbeat.
-STARTED, ENDED = "all_started", "one_ended"
+STARTED, ENDED, ONE_WORKS = "all_started", "one_ended", "one_works"
 STOPPED = 128 + signal.SIGTERM
 
 
@@ -122,6 +123,7 @@ class NodeSupervisor(Supervisor):
         self.may_fail = False  # whether there are ranks, which may fail on their own
         self.have_all_started = False
         self.peer_ended: float | None = None  # when a node, perhaps this one, was seen to have ended badly
+        self.works: bool | None = None  # whether ranks here work, after an interrupt
         self.news = threading.Event()  # for the next heartbeat
 
     def run_node(self) -> int:
@@ -150,6 +152,7 @@ class NodeSupervisor(Supervisor):
         final = self.agree(outcome)
         for folder in (self.home, *([self.attempt_folder] if self.node == 0 else [])):
             folder.reserve.unlink(missing_ok=True)
+        self.wait_for_leftovers()
         if final.state == "stopped":
             return STOPPED
         code = final.exit_code or 0
@@ -159,6 +162,9 @@ class NodeSupervisor(Supervisor):
         while True:
             self.news.clear()
             news = {STARTED: self.have_all_started, ENDED: self.peer_ended is not None}
+            if self.works is not None:
+                others = self.node == 0 and any(in_parallel(Peer.works, list(self.peers.values())))
+                news |= {WORKS: self.works, ONE_WORKS: self.works or others}
             with suppress(OSError):  # a full disk, a deleted folder; the peers will notice
                 beat(self.home, self.name, self.address, **news)
             refresh(self.folder.path)  # for stop.json
@@ -225,7 +231,7 @@ class NodeSupervisor(Supervisor):
         addresses = (peer.address for peer in self.peers.values())
         return interface_of(own_address_towards(next(filter(None, addresses), self.address)))
 
-    def reason_to_stop(self, *, wait: bool = True) -> tuple[dict[str, Any], float] | None:
+    def reason_to_stop(self, *, wait: bool = True) -> tuple[dict[str, Any], StopRequest] | None:
         reason = super().reason_to_stop(wait=wait)
         if reason is None and time.monotonic() - self.polled > max(PEER_POLL_SECONDS, self.look_seconds):
             self.look_at_peers()
@@ -234,7 +240,21 @@ class NodeSupervisor(Supervisor):
         self.may_fail = self.may_fail or bool(self.attempt_folder.started_ranks())
         if self.may_fail and time.monotonic() - self.peer_ended < OWN_FAILURE_SECONDS:
             return None
-        return {"kind": "others", "sentence": "another node of the run has ended"}, GRACE_SECONDS
+        return {"kind": "others", "sentence": "another node of the run has ended"}, StopRequest()
+
+    def shut_down(self, agent: Identity, request: StopRequest) -> int:
+        killed = super().shut_down(agent, request)
+        self.works = None if self.works is None else False
+        return killed
+
+    def others_work(self, works: bool) -> bool:
+        """As far as the first node knows, which reads the files of all."""
+        if works != self.works:
+            self.works = works
+            self.news.set()
+        if self.node:
+            return self.peers[0].reports(ONE_WORKS)
+        return any(in_parallel(Peer.works, list(self.peers.values())))
 
     def look_at_peers(self) -> None:
         """Notice when another node has failed, was stopped or is gone, and tell the others."""
@@ -252,7 +272,7 @@ class NodeSupervisor(Supervisor):
                 return not self.peers[node].reports(ENDED)
         return all(in_parallel(Peer.is_fine, list(self.peers.values())))
 
-    def watch(self, folder: RunFolder, progress: Progress) -> tuple[dict[str, Any], float] | None:
+    def watch(self, folder: RunFolder, progress: Progress) -> tuple[dict[str, Any], StopRequest] | None:
         """Node 0 watches the progress of all ranks, until a node has ended: ranks that exit are not stalled."""
         try:
             return super().watch(folder, progress) if self.node == 0 and self.peer_ended is None else None
@@ -276,6 +296,11 @@ class NodeSupervisor(Supervisor):
         except Exception as error:  # a correct "failed" matters more than its explanation
             sentence = f"torchrun exited with code {outcome['exit_code']}; finding the cause failed: {error!r}"
             name, cause = "failed", {"kind": "unknown", "sentence": sentence}
+        if name == "succeeded":  # Slurm would have to hold the nodes of a job for them
+            seconds = 0.0 if self.folder.job.exists() else LEFT_SECONDS
+            self.leftovers = Leftovers(self.folder, self.home, self.node, self.name, seconds)
+        elif went_well:
+            counts["killed"] += self.sweep()
         final = self.ended(name, cause=cause, checkpoint=self.folder.newest_checkpoint(), **counts)
         self.write(final)
         if settled is None:

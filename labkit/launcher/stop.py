@@ -1,4 +1,4 @@
-"""Stop a run so that none of its processes is left: one TERM to the agent, our own grace period, KILL, verify.
+"""Stop a run so that none of its processes is left: ask its supervisor (shutdown.py), wait for it, KILL, verify.
 
 A process of a run carries the run's marker or descends from its supervisor, which adopts the orphans of its ranks. The
 sampler records these descendants, because a supervisor that is killed leaves them to a parent that does not know them.
@@ -7,26 +7,40 @@ sampler records these descendants, because a supervisor that is killed leaves th
 from __future__ import annotations
 
 import os
-import signal
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import replace
-from functools import cache
+from dataclasses import dataclass, replace
 from typing import Any
 
 import psutil
 
 from labkit.errors import RunFolderError
-from labkit.record import Identity, Nodes, RunFolder, State, read_state, write_state
+from labkit.launcher.rank_processes import cleans_up
+from labkit.record import Identity, RunFolder, State, read_state, write_state
 from labkit.record.files import in_parallel, read_json, write_json
 from labkit.record.folder import MARKER, NODE_MARKER
+from labkit.record.left_running import LeftRunning, left_running
 from labkit.record.measured.metrics_file import finite
 from labkit.record.nodes import heard_nodes, supervisor_is_starting, supervisor_of
 from labkit.record.place import check_original, check_own, original_of
 from labkit.record.state import supervisor_is_elsewhere, written_state
 
-__all__ = ["GRACE_SECONDS", "check_may_stop", "descendants", "processes_of", "stop", "supervised", "sweep"]
+__all__ = [
+    "GRACE_SECONDS",
+    "LONGEST_GRACE",
+    "SAVING_SECONDS",
+    "StopRequest",
+    "check_may_stop",
+    "descendants",
+    "processes_of",
+    "request_stop",
+    "requested",
+    "still_running",
+    "stop",
+    "supervised",
+    "sweep",
+]
 
 SUPERVISORS = ("labkit.launcher.supervisor", "labkit.launcher.node")
 SAMPLER = "labkit.launcher.sampler"
@@ -41,14 +55,31 @@ AGREEING_SECONDS = 25.0
 POLL_SECONDS = 0.05
 POLL_NODES_SECONDS = 0.5  # reads the files of many nodes
 KILL_SECONDS = 4.0  # how long processes may take to exit after KILL
+CLEANING_SECONDS = 3.0  # torch's manager of shared memory notices within 2 s that its ranks are dead
 
 
-def stop(folder: RunFolder, *, grace: float = GRACE_SECONDS) -> State:
+@dataclass(frozen=True)
+class StopRequest:
+    """How to stop a run. `grace` is the seconds from TERM to KILL, None for as long as the ranks need (shutdown.py).
+    With `interrupts` they are sent SIGINT first, as by Ctrl-C under bare torchrun."""
+
+    grace: float | None = None
+    interrupts: bool = False
+
+
+def stop(
+    folder: RunFolder,
+    *,
+    grace: float | None = None,
+    interrupts: bool = False,
+    say: Callable[[str], object] = str,
+) -> State:
     """Stop a run, whatever state its processes are in, and return its final state. Calling it again is harmless.
 
-    The run's supervisor does the work. If it is gone or does not finish, this process does the work, and kills a
-    supervisor that is suspended by a signal. The state of a run that was lost stays "lost". Raises RunFolderError for a
-    run of another user or of another machine, and for a copy of a run's folder.
+    The run's supervisor does the work, and `say` is called with what it waits for. If it is gone or does not finish,
+    this process does the work, and kills a supervisor that is suspended by a signal. The state of a run that was lost
+    stays "lost". Raises RunFolderError for a run of another user or of another machine, and for a copy of a run's
+    folder.
     """
     check_may_stop(folder)
     if supervisor_is_elsewhere(folder):
@@ -58,25 +89,19 @@ def stop(folder: RunFolder, *, grace: float = GRACE_SECONDS) -> State:
     before = read_state(folder)
     if before.is_final and original_of(folder.path, folder.manifest_content):
         return before
+    if before.is_final and before.state != "lost":
+        return _end_leftovers(folder, before, grace)
     if not before.is_final:
-        request = {"time": time.time(), "pid": os.getpid(), "grace": grace}
-        write_json(folder.stop_request, request, reserve=folder.reserve)  # a full disk is a reason to stop a run
+        request_stop(folder, grace, interrupts)
     # immediately: the supervisor may still be in an earlier grace period
-    killed = sweep(folder) if grace <= 0 else 0
-    started = time.monotonic()
-    saving_until = started + (SAVING_SECONDS if grace > 0 else 0.0)
+    killed = sweep(folder) if grace is not None and grace <= 0 else 0
     margin, period = (AGREEING_SECONDS, POLL_NODES_SECONDS) if folder.nodes.is_dir() else (5.0, POLL_SECONDS)
-    while not (state := read_state(folder)).is_final and time.monotonic() < started + patience(folder, grace) + margin:
-        if time.monotonic() < saving_until and folder.checkpoint_being_saved():
-            started = time.monotonic()
+    until, notice = time.time() + (GRACE_SECONDS if grace is None else grace), None
+    while not (state := read_state(folder)).is_final and time.time() < max(until, state.stops_by or 0.0) + margin:
+        if state.stops_by is not None and state.notice not in (None, notice):
+            say(notice := str(state.notice))
         time.sleep(period)
-    killed += sweep(folder)
-    for supervisor in _supervisors(folder):  # after the sweep, which finds their descendants through them
-        with suppress(psutil.Error):
-            if supervisor.status() == psutil.STATUS_STOPPED:
-                its_own = [supervisor, *supervisor.children()]  # the sampler is killed with it
-                supervisor.kill()
-                psutil.wait_procs(its_own, timeout=KILL_SECONDS)
+    killed += _sweep_all(folder)
     if not state.is_final and (nodes := heard_nodes(folder)):
         raise RunFolderError(
             f"{folder.id} was asked to stop but has not ended on {', '.join(nodes)}, whose heartbeats continue; see "
@@ -102,65 +127,20 @@ def check_may_stop(folder: RunFolder) -> None:
         check_original(folder.path, folder.manifest_content)
 
 
-def terminate(agent: Identity, folder: RunFolder, grace: float, node: int | None = None) -> int:
-    """One TERM, then wait, then KILL whatever is left. Returns how many had to be killed. `node` limits it to one node.
-
-    Ranks that save when they are stopped may finish their step. A checkpoint that is being saved, whether before the
-    TERM or because of it, may finish unless `grace` is 0 or a later stop request has a grace of 0.
-    """
-    saving_until = time.monotonic() + SAVING_SECONDS
-
-    def current_grace() -> float:
-        requested = requested_grace(folder)
-        return grace if requested is None else min(grace, requested)
-
-    def saving() -> bool:
-        return current_grace() > 0 and time.monotonic() < saving_until and folder.checkpoint_being_saved()
-
-    newest = folder.newest_checkpoint()
-    while agent.is_alive() and saving() and folder.newest_checkpoint() == newest:
-        time.sleep(POLL_SECONDS)
-    if agent.is_alive():
-        os.kill(agent.pid, signal.SIGTERM)  # never a second one: torchrun then abandons its ranks
-
-    @cache
-    def allowed(grace: float, _second: int) -> float:
-        return patience(folder, grace, node)
-
-    started = time.monotonic()
-    while processes_of(folder, node) and time.monotonic() < started + allowed(current_grace(), int(time.monotonic())):
-        if saving():
-            started = time.monotonic()
-        time.sleep(0.1)
-    return sweep(folder, node)
-
-
-def patience(folder: RunFolder, grace: float, node: int | None = None) -> float:
-    """Seconds to wait after a TERM: the grace period, or longer if the ranks, or those of one `node`, save when they
-    are stopped and need time to agree on a step and finish it. A grace of 0 stays 0.
-    """
-    manifest = folder.manifest_content
-    command = manifest.get("torchrun") if isinstance(manifest, dict) else None
-    if grace <= 0 or not isinstance(command, list) or "--checkpoint-dir" not in command:
-        return grace
-    newest, nodes = folder.latest, Nodes.read(manifest)
-    ranks = newest.started_ranks() if node is None or nodes is None else nodes.ranks_of(node)
-    beats = in_parallel(lambda rank: read_json(newest.heartbeat(rank)), ranks)
-    steps = [finite(beat.get("step_seconds")) or 0.0 for beat in beats if isinstance(beat, dict)]
-    return max(grace, min(SAVING_SECONDS, 2 * max(steps) + 1.0)) if any(steps) else grace
-
-
 def sweep(folder: RunFolder, node: int | None = None) -> int:
     """KILL every process of the run until none is left. Returns how many were killed.
 
+    What frees the shared memory of ranks ends by itself once they are dead, or the memory would stay in use for ever.
     `node` limits it to one node, since several may share a machine. The processes are not waited for: torchrun's exit
     code belongs to its parent.
     """
     killed = set()
-    deadline = time.monotonic() + KILL_SECONDS
-    while (left := processes_of(folder, node)) and time.monotonic() < deadline:
+    began = time.monotonic()
+    while (left := processes_of(folder, node)) and time.monotonic() < began + CLEANING_SECONDS + KILL_SECONDS:
         for process in left:
             with suppress(psutil.Error):  # it has exited, or belongs to another user
+                if cleans_up(process) and time.monotonic() < began + CLEANING_SECONDS:
+                    continue
                 process.kill()
                 killed.add(process.pid)
         time.sleep(POLL_SECONDS)
@@ -259,13 +239,57 @@ def _is_alive(process: psutil.Process) -> bool:
     return False
 
 
-def requested_grace(folder: RunFolder) -> float | None:
-    """The grace period of the stop request in seconds; None if there is no request."""
+def _end_leftovers(folder: RunFolder, final: State, grace: float | None) -> State:
+    """Have the supervisors of a run that is over end what its ranks left running. The written state stays as it is."""
+    homes = {home.path for home in still_running(folder)}
+    if homes:
+        request_stop(folder, grace)
+        margin = AGREEING_SECONDS if folder.nodes.is_dir() else KILL_SECONDS
+        until = time.monotonic() + (GRACE_SECONDS if grace is None else grace) + margin
+        while still_running(folder) and time.monotonic() < until:
+            time.sleep(POLL_SECONDS)
+    killed = sum(len(left.killed) for home, left in left_running(folder).items() if home.path in homes)
+    return replace(final, killed=final.killed + killed + _sweep_all(folder))
+
+
+def still_running(folder: RunFolder) -> dict[RunFolder, LeftRunning]:
+    """What the ranks of a run that is over left running, by the folder of the supervisor that waits for it."""
+    running = {}
+    for home, left in left_running(folder).items():
+        supervisor = supervisor_of(home)
+        if left.ended is None and supervisor is not None and left.until is not None:
+            is_late = time.time() > left.until + GRACE_SECONDS + KILL_SECONDS
+            if supervisor.is_alive() or (supervisor.is_elsewhere and not is_late):
+                running[home] = left
+    return running
+
+
+def _sweep_all(folder: RunFolder) -> int:
+    """Sweep, and end supervisors that a signal has suspended."""
+    killed = sweep(folder)
+    for supervisor in _supervisors(folder):  # after the sweep, which finds their descendants through them
+        with suppress(psutil.Error):
+            if supervisor.status() == psutil.STATUS_STOPPED:
+                its_own = [supervisor, *supervisor.children()]  # the sampler is killed with it
+                supervisor.kill()
+                psutil.wait_procs(its_own, timeout=KILL_SECONDS)
+    return killed
+
+
+def request_stop(folder: RunFolder, grace: float | None = None, interrupts: bool = False) -> None:
+    """Ask the supervisors of a run to stop it. Raises OSError."""
+    request = {"time": time.time(), "pid": os.getpid(), "grace": grace, "interrupts": interrupts}
+    write_json(folder.stop_request, request, reserve=folder.reserve)  # a full disk is a reason to stop a run
+
+
+def requested(folder: RunFolder) -> StopRequest | None:
+    """The stop request, whoever wrote it; None if there is none."""
     request = read_json(folder.stop_request)
     if not isinstance(request, dict):
         return None
     grace = finite(request.get("grace"))
-    return grace if grace is not None and 0 <= grace < LONGEST_GRACE else GRACE_SECONDS
+    sound = grace if grace is not None and 0 <= grace < LONGEST_GRACE else None
+    return StopRequest(sound, request.get("interrupts") is True)
 
 
 def request_in_words(folder: RunFolder) -> dict[str, Any]:

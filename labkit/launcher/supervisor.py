@@ -23,23 +23,27 @@ from typing import Any
 
 import psutil
 
+from labkit.launcher.causes.background_errors import background_errors
 from labkit.launcher.causes.explain import find_cause
 from labkit.launcher.causes.signals import oom_kills
 from labkit.launcher.hardware import may_have_gpus
+from labkit.launcher.leftovers import Leftovers
+from labkit.launcher.locks.checkpoints import unlock_checkpoints
+from labkit.launcher.shutdown import Shutdown, torchrun_seconds
 from labkit.launcher.stop import (
-    GRACE_SECONDS,
     SAMPLER,
+    StopRequest,
     processes_of,
     request_in_words,
-    requested_grace,
+    requested,
     sweep,
-    terminate,
 )
 from labkit.launcher.torchrun import TORCHRUN, attempt_command, marked
 from labkit.launcher.warm.fork import ForkedTorchrun, import_torchrun
 from labkit.launcher.warm.proc import ROOM, can_show, show_command
 from labkit.launcher.watch.host_names import HostNames
-from labkit.launcher.watch.progress import Closing, Progress, Saving
+from labkit.launcher.watch.programs import Programs
+from labkit.launcher.watch.progress import SURVIVOR_SECONDS, Closing, Progress, Saving
 from labkit.launcher.watch.stalls import Stalls
 from labkit.record import Identity, RunFolder, State, Tail, read_state, write_state
 from labkit.record.files import is_deleted, read_json, write_json
@@ -51,7 +55,7 @@ Torchrun = subprocess.Popen[bytes] | ForkedTorchrun
 LIBC = ctypes.CDLL(None)  # loaded here because nothing may be loaded between fork and exec
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
-POLL_SECONDS, POLL_SECONDS_OF_IMPORT = 0.1, 0.5
+POLL_SECONDS, POLL_SECONDS_OF_IMPORT, POLL_SECONDS_OF_LEFTOVERS = 0.1, 0.5, 0.2
 
 
 def main() -> None:
@@ -90,6 +94,7 @@ class Supervisor:
         self.watchdog: float | None = self.manifest.get("watchdog")
         self.stalls = Stalls(folder)
         self.saving = Saving(folder)
+        self.leftovers: Leftovers | None = None  # of a run that has succeeded
         self.names = HostNames(folder)
         self.devices: list[str] = []  # that CUDA shows to the ranks, once one of them is left out
         own = Identity.of(os.getpid())
@@ -106,7 +111,7 @@ class Supervisor:
         final = self.state
         while not self.has_ended():
             final = self.attempt()
-            if final.state != "failed" or final.attempt > retries or requested_grace(self.folder) is not None:
+            if final.state != "failed" or final.attempt > retries or requested(self.folder) is not None:
                 break
             ended: dict[str, Any] = {"ended": final.ended, "exit_code": final.exit_code, "cause": final.cause}
             ended["checkpoint"], ranks = final.checkpoint, final.ranks
@@ -120,6 +125,22 @@ class Supervisor:
         self.write(final)
         for folder in self.folder.attempts():
             folder.reserve.unlink(missing_ok=True)
+        self.wait_for_leftovers()
+
+    def wait_for_leftovers(self) -> None:
+        """After the final state of a run that has succeeded: wait for what its ranks left running, or end it. Nothing
+        else waits for this process any longer."""
+        if self.leftovers is not None:
+            unlock_checkpoints(self.folder.checkpoint_folder())
+            self.leftovers.outlive(self.request_to_end)
+
+    def request_to_end(self) -> StopRequest | None:
+        """Wait a moment; returns how what is left of the run must be ended now, None if it need not. The owner of a
+        tied run may have exited, and its folder may be moved: the run is over."""
+        ready, _, _ = select.select([self.signals.descriptor], [], [], POLL_SECONDS_OF_LEFTOVERS)
+        if is_deleted(self.folder.state) and (place := self.opened.path()):
+            self.folder.path = place
+        return StopRequest() if ready or is_deleted(self.folder.state) else requested(self.folder)
 
     def leave_out(self, rank: int) -> None:
         """Further attempts do not see the device of this rank, if each rank has one of its own."""
@@ -185,28 +206,51 @@ class Supervisor:
         sampler = self.start_sampler()
         why, killed = None, 0
         progress = Progress(folder)
+        programs = Programs(folder, identity) if identity else None
         self.names = HostNames(folder)
         closing = Closing(folder, self.home if self.node is not None else folder, self.ranks)
         while agent.poll() is None:
-            why, grace = self.reason_to_stop() or self.watch(folder, progress) or (None, 0.0)
+            if programs is not None:
+                programs.update()
+            why, request = self.reason_to_stop() or self.watch(folder, progress) or (None, StopRequest())
             killed += self.end_survivors(closing)
             if why:
                 self.decided = time.time()
                 with suppress(OSError):  # not reachable, or a full disk
                     (folder.requests / "released").touch()  # ranks that are paused may save before they stop
-                killed += terminate(identity, self.folder, grace, self.node) if identity else self.sweep()
+                killed += self.shut_down(identity, request) if identity else self.sweep()
                 agent.wait()
                 break
         if sampler is not None:
             sampler.kill()
             sampler.wait()
-        killed += self.sweep()  # also after a normal exit: a script may leave processes of its own
-        return agent.wait(), why, killed
+        code = agent.wait()
+        if code or why:
+            killed += self.sweep()  # after a success, what is left has time to end
+        return code, why, killed
+
+    def shut_down(self, agent: Identity, request: StopRequest) -> int:
+        """End torchrun and its ranks; returns how many processes had to be killed."""
+        before = self.state
+
+        def tell(notice: str, until: float) -> None:
+            self.write(replace(before, notice=notice, stuck_since=None, stops_by=until))
+
+        again = self.signals.has_interrupt
+        killed = Shutdown(agent, self.folder, request, tell, self.node, self.others_work, again).run()
+        self.state = before  # its notice may explain why
+        return killed
+
+    def others_work(self, works: bool) -> bool:
+        """Whether ranks of other nodes work, of which a run on one machine has none. `works` says whether those here
+        do."""
+        return False
 
     def end_survivors(self, closing: Closing) -> int:
-        """KILL ranks that torchrun has told to exit because another one failed, but that wait for it on their GPUs:
-        there Python runs no handler of TERM before torchrun's own time limit. Returns how many."""
-        if not self.may_wait_on_gpus() or not (pids := closing.overdue()):
+        """KILL ranks that torchrun has told to exit because another one failed, at the time limit that torchrun has by
+        default, or earlier if they wait for it on their GPUs: there Python runs no handler. Returns how many."""
+        seconds = SURVIVOR_SECONDS if self.may_wait_on_gpus() else torchrun_seconds()
+        if not (pids := closing.overdue(seconds)):
             return 0
         if self.folder.checkpoint_being_saved():
             return 0
@@ -260,21 +304,21 @@ class Supervisor:
             print(f"the machine is not sampled: {error}", flush=True)
             return None
 
-    def reason_to_stop(self, *, wait: bool = True) -> tuple[dict[str, Any], float] | None:
-        """Wait a moment, unless told otherwise; returns the cause and the grace period in seconds if the run must
-        stop."""
+    def reason_to_stop(self, *, wait: bool = True) -> tuple[dict[str, Any], StopRequest] | None:
+        """Wait a moment, unless told otherwise; returns the cause, and how to stop, if the run must stop."""
         ready, _, _ = select.select([self.signals.descriptor], [], [], POLL_SECONDS if wait else 0.0)
         if ready:
-            return _stopped(f"{self.title} received {self.signals.read()}"), GRACE_SECONDS
+            name = self.signals.read()
+            return _stopped(f"{self.title} received {name}"), StopRequest(interrupts=name == "SIGINT")
         if self.is_tied and not (self.owner and self.owner.is_alive()):
-            return _stopped("the process that started this run has exited"), GRACE_SECONDS
+            return _stopped("the process that started this run has exited"), StopRequest()
         if time.monotonic() < self.looked + self.look_seconds:
             return None
         self.looked = time.monotonic()
         if reason := self.find_folder():
-            return _stopped(reason), GRACE_SECONDS
-        grace = requested_grace(self.folder)
-        return None if grace is None else (request_in_words(self.folder), grace)
+            return _stopped(reason), StopRequest()
+        request = requested(self.folder)
+        return None if request is None else (request_in_words(self.folder), request)
 
     def find_folder(self) -> str | None:
         """If the run's folder was moved, leave a link to it in its old place, where the ranks write. Returns why the
@@ -296,7 +340,7 @@ class Supervisor:
         self.moved = f"its folder was moved to {new}; a link to it is at {old}, where the ranks write"
         return None
 
-    def watch(self, folder: RunFolder, progress: Progress) -> tuple[dict[str, Any], float] | None:
+    def watch(self, folder: RunFolder, progress: Progress) -> tuple[dict[str, Any], StopRequest] | None:
         """Report in state.json what hinders the run; stop it when its watchdog expires."""
         if progress.update():
             self.saving.update()
@@ -315,15 +359,16 @@ class Supervisor:
         if self.watchdog is None or progress.idle_seconds <= self.watchdog:
             return None
         sentence = f"stopped by the watchdog after {self.watchdog:g} s without progress: {self.stalls.where(folder)}"
-        return {"kind": "stuck", "sentence": sentence}, GRACE_SECONDS
+        return {"kind": "stuck", "sentence": sentence}, StopRequest()
 
     def verdict(self, folder: RunFolder, code: int, why: dict[str, Any] | None, killed: int) -> State:
-        if why is None and code == -signal.SIGKILL and requested_grace(self.folder) is not None:
+        if why is None and code == -signal.SIGKILL and requested(self.folder) is not None:
             why = _stopped("stopped on request")  # by a process that did not wait for us
         fields = {"exit_code": code, "killed": killed, "checkpoint": self.folder.newest_checkpoint()}
         if why:
             return self.ended("stopped" if why["kind"] == "stopped" else "failed", cause=why, **fields)
         if code == 0:
+            self.leftovers = Leftovers(self.folder, self.home)
             return self.ended("succeeded", **fields)
         try:
             cause = find_cause(self.folder, folder, code, self.state.notice)
@@ -334,8 +379,13 @@ class Supervisor:
 
     def ended(self, name: StateName, **fields: Any) -> State:
         ended = self.state.started + time.monotonic() - self.clock
-        notice = None if self.node else self.saving.update()
-        return replace(self.state, state=name, ended=ended, notice=notice, **fields)
+        notices = [None if self.node else self.saving.update()]
+        if name == "succeeded":
+            with suppress(Exception):  # a correct state matters more
+                notices.append(background_errors(self.folder, self.folder.attempt(self.state.attempt), self.ranks))
+            notices.append(self.leftovers.notice if self.leftovers else None)
+        notice = "; ".join(filter(None, notices)) or None
+        return replace(self.state, state=name, ended=ended, notice=notice, stops_by=None, **fields)
 
     def has_ended(self) -> bool:
         """Whether another process, which gave up waiting for this one, has written a final state."""
@@ -390,6 +440,10 @@ class _Signals:
 
     def read(self) -> str:
         return signal.Signals(os.read(self.descriptor, 1)[0]).name
+
+    def has_interrupt(self) -> bool:
+        """Whether a SIGINT has come, which this reads."""
+        return bool(select.select([self.descriptor], [], [], 0.0)[0]) and self.read() == "SIGINT"
 
 
 def _prctl(option: int, value: int) -> None:

@@ -42,8 +42,8 @@ RECORDED = ("KAGGLE_KERNEL_RUN_TYPE", "PYTHONPATH", "PYTHONSAFEPATH", "LD_PRELOA
 NCCL_DUMPS = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
 # The watchdog sleeps four times as long after a time limit before it ends the rank: 60 s by torch's default.
 DUMP_MILLISECONDS = "2500"
-# The stop request sets how long ranks may save, so torchrun's timeout (30 s, fixed before torch 2.13) must be longer.
-OWN_GRACE = {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "120"}
+# shutdown.py decides how long ranks may save, so torchrun's limit (30 s, fixed before torch 2.13) must be longer.
+OWN_GRACE = {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "180"}
 # Set for labkit; a command without it does not need them.
 OURS = ("LABKIT_", "KINETO_", "TORCH_FR_")
 SECRET_WORDS = ("TOKEN", "SECRET", "PASSWORD", "PASSWD", "PWD", "KEY", "CREDENTIAL", "AUTH")

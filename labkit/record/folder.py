@@ -48,6 +48,7 @@ class RunFolder:
     agent = _In("agent.json")
     processes = _In("processes.json")  # the descendants of the supervisor that wrote agent.json
     state = _In("state.json")
+    left_running = _In("left-running.json")  # see left_running.py
     stop_request = _In("stop.json")
     inquiry = _In(rank_files.INQUIRY)
     requests = _In(rank_files.REQUESTS)  # to the ranks of an attempt, see requests.py; missing if not reachable

@@ -28,6 +28,7 @@ StateName = Literal["starting", "running", "succeeded", "failed", "stopped", "lo
 FINAL_STATES = ("succeeded", "failed", "stopped", "lost")
 WORST_FIRST = ("failed", "stopped", "lost", "succeeded")
 
+NAMED_NOTICES = 3
 # How long a run may be without a supervisor before it counts as lost. Launch records its identity when it has a pid.
 STARTING_SECONDS = 30.0
 
@@ -38,9 +39,10 @@ class State:
 
     `cause` is None for a run that succeeded or is active, otherwise a dictionary with at least `sentence`. `notice` is
     a warning of the supervisor: that no rank makes progress, or that the newest checkpoint was not saved. `stuck_since`
-    is when a rank last made progress, in seconds since the epoch, if none does now. `attempt` counts from 1; `earlier`
-    holds `exit_code`, `ended`, `cause` and `checkpoint` of the previous attempts, and `restarted_ranks` if the next one
-    had fewer ranks. `ranks` is the number of ranks of this attempt, if fewer than were launched.
+    is when a rank last made progress, in seconds since the epoch, if none does now. `stops_by` is when the wait of a
+    run that is being stopped ends, which `notice` explains. `attempt` counts from 1; `earlier` holds `exit_code`,
+    `ended`, `cause` and `checkpoint` of the previous attempts, and `restarted_ranks` if the next one had fewer ranks.
+    `ranks` is the number of ranks of this attempt, if fewer than were launched.
     """
 
     state: StateName
@@ -52,6 +54,7 @@ class State:
     checkpoint: str | None = None
     notice: str | None = None
     stuck_since: float | None = None
+    stops_by: float | None = None
     attempt: int = 1
     earlier: list[dict[str, Any]] = field(default_factory=list)
     ranks: int | None = None
@@ -181,13 +184,24 @@ def merged(root: State, states: Sequence[State | None], heard: Sequence[bool]) -
         notice = next((s.notice for s in active if s.notice), None)
         stuck = [s.stuck_since for s in active if s.stuck_since is not None]
         stuck_since = max(stuck) if len(stuck) == len(active) else None
-        return replace(active[0], state=name, notice=notice, stuck_since=stuck_since, started=launched, killed=killed)
+        stops_by = max((s.stops_by for s in active if s.stops_by is not None), default=None)
+        return replace(
+            active[0],
+            state=name,
+            notice=notice,
+            stuck_since=stuck_since,
+            stops_by=stops_by,
+            started=launched,
+            killed=killed,
+        )
     if not ended or (ended[0].state == "succeeded" and len(ended) < len(states)):
         sentence = "the supervisors of this run's nodes are gone and left no result"
         cause = {"kind": "lost", "sentence": sentence}
         return replace(started[0], state="lost", cause=cause, started=launched, killed=killed)
     code = next((s.exit_code for s in ended if s.exit_code), ended[0].exit_code)
-    notice = next((s.notice for s in ended if s.notice), None)
+    notices = [*dict.fromkeys(s.notice for s in ended if s.notice)]  # each node's are about its own ranks
+    more = [f"and {len(notices) - NAMED_NOTICES} more"] if len(notices) > NAMED_NOTICES else []
+    notice = "; ".join([*notices[:NAMED_NOTICES], *more]) or None
     latest = max(s.ended or 0.0 for s in ended)
     return replace(ended[0], ended=latest, exit_code=code, notice=notice, started=launched, killed=killed)
 
@@ -200,7 +214,7 @@ def written_state(folder: RunFolder) -> State:
         now = time.time()
         return State("lost", now, ended=now, cause={"kind": "lost", "sentence": gone})
     known = {f.name for f in fields(State)}
-    sound: dict[str, Any] = {k: finite(value.get(k)) for k in ("started", "ended", "stuck_since")}
+    sound: dict[str, Any] = {k: finite(value.get(k)) for k in ("started", "ended", "stuck_since", "stops_by")}
     sound["cause"] = _sound_cause(value.get("cause"))
     return State(**{k: v for k, v in value.items() if k in known} | sound)
 

@@ -110,10 +110,10 @@ class Sweeper:
                 self._settle(job, run, state.state)
 
     def look(self) -> None:
-        """Note which runs have ended, with all of their processes."""
+        """Note which runs have ended, with all of their processes, except what the ranks of one that succeeded left."""
         for job, run in [*self.active.items()]:
             state = read_state(run)
-            if not state.is_final or supervisor_is_alive(run, state):
+            if not state.is_final or (state.state != "succeeded" and supervisor_is_alive(run, state)):
                 continue
             del self.active[job]
             if job in self.adopted and state.state in ("stopped", "lost") and not run.stop_request.exists():

@@ -91,7 +91,7 @@ def _prune(arguments: argparse.Namespace, rest: list[str]) -> None:
     if arguments.yes:
         deleted = runs.rm(keep=arguments.keep)
     else:
-        deleted = [run.id for run in runs if run.status().is_final][arguments.keep :]
+        deleted = [run.id for run in runs if run.is_over][arguments.keep :]
     print("\n".join(map(plain, deleted)) or "nothing to delete")
     if deleted:
         count = f"{len(deleted)} run{'s' * (len(deleted) > 1)}"

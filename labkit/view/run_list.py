@@ -95,7 +95,7 @@ class RunList(list[Any]):
     def rm(self, *, keep: ZeroOrMore = 0) -> list[str]:
         """Delete the folders of these runs, with logs and checkpoints. Active runs are kept, and so are the first
         `keep` of the others: the newest, or the best of a sorted list. Returns the ids of the deleted runs."""
-        ended = [run for run in self if run.status().is_final][keep:]
+        ended = [run for run in self if run.is_over][keep:]
         for run in ended:
             run.rm()
         return [run.id for run in ended]

@@ -157,10 +157,14 @@ def progress(reader: RunReader, state: State) -> str:
 def starting(reader: RunReader) -> str:
     """What the ranks are doing before their first step: `importing torch`, or by rank where they differ."""
     beats = {rank: _last_beat(reader.attempt, rank) for rank in list(reader.current)[:SHOWN_RANKS]}
-    each = {rank: plain(str(beat.get("starting") or "no step yet"))[:LONGEST_TEXT] for rank, beat in beats.items()}
+    each = {rank: plain(_starting(beat))[:LONGEST_TEXT] for rank, beat in beats.items()}
     if len(set(each.values())) == 1:
         return next(iter(each.values()))
     return ", ".join(f"rank {rank} {text}" for rank, text in each.items()) or "no step yet"
+
+
+def _starting(beat: dict[str, Any]) -> str:
+    return f"running {program}" if (program := beat.get("program")) else str(beat.get("starting") or "no step yet")
 
 
 def _last_beat(folder: RunFolder, rank: int) -> dict[str, Any]:

@@ -213,15 +213,17 @@ class Checkpoints:
 
 
 class Stop:
-    """SIGTERM to any rank, or a deadline, stops all ranks after the same step; they agree on it once a second."""
+    """SIGTERM or Ctrl-C to any rank, or a deadline, stops all ranks after the same step; they agree on it once a
+    second."""
 
     def __init__(self, deadline_seconds, device):
         self.deadline, self.device = time.monotonic() + (deadline_seconds or math.inf), device
-        self.looked, self.step, self.every, self.signalled = time.monotonic(), 0, 1, False
+        self.looked, self.step, self.every, self.signalled = time.monotonic(), 0, 1, 0
         signal.signal(signal.SIGTERM, self.remember)
+        signal.signal(signal.SIGINT, self.remember)
 
-    def remember(self, *_):
-        self.signalled = True
+    def remember(self, number, _):
+        self.signalled = number
 
     def agreed(self, step):
         """The reason to stop, the same on every rank; None to continue."""
@@ -235,7 +237,7 @@ class Stop:
         # an interval in steps is the same on all ranks; at most doubled, because steps may slow down
         self.every = max(1, min(2 * self.every, int(1 / step_seconds)))
         self.looked, self.step = now, step
-        return "SIGTERM" if signalled else "the deadline" if late else None
+        return signal.Signals(int(signalled)).name if signalled else "the deadline" if late else None
 
 
 def report_checkpoint(line, checkpoint):

@@ -20,7 +20,7 @@ def loader_arguments(parser):
 
 def loader_of(dataset, chunks, args, epoch):
     """Loads each list of sample indices as one batch, in --workers processes."""
-    options = {"prefetch_factor": args.prefetch, "worker_init_fn": outlive_sigterm} if args.workers else {}
+    options = {"prefetch_factor": args.prefetch, "worker_init_fn": outlive_signals} if args.workers else {}
     return DataLoader(
         Seeded(dataset, f"{args.seed} {epoch}") if args.workers else dataset,
         batch_sampler=chunks,
@@ -60,7 +60,8 @@ class Seeded(Dataset):
             numpy.random.seed(own)
 
 
-def outlive_sigterm(worker):
+def outlive_signals(worker):
     """torchrun also signals a rank's workers, but a rank that saves before it stops needs them to finish its step."""
-    if signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        if signal.getsignal(number) not in (signal.SIG_DFL, signal.default_int_handler):
+            signal.signal(number, signal.SIG_IGN)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -17,6 +18,7 @@ from faults.scene import last_step, read, wait_until
 
 import labkit
 from labkit.launcher.multinode import create, node_command
+from labkit.launcher.stop import stop
 from labkit.record import Nodes, RunFolder, RunReader, read_state
 from labkit.write.launch_options import LaunchOptions
 
@@ -28,10 +30,11 @@ ENDLESS = 100_000
 class Pair:
     """A run of `faulty.py`, or another script, on two nodes with one rank each; node 1 may be left out."""
 
-    def __init__(self, begin=(0, 1), nproc_per_node=1, script=FAULTY, **parameters):
+    def __init__(self, begin=(0, 1), nproc_per_node=1, script=FAULTY, args=(), **parameters):
         nodes = Nodes(2, nproc_per_node, ("localhost", "localhost"))
         self.port = free_port()
-        self.folder = create(script, nodes, LaunchOptions(), parameters, address="127.0.0.1", port=self.port)
+        options = LaunchOptions(args=args)
+        self.folder = create(script, nodes, options, parameters, address="127.0.0.1", port=self.port)
         self.processes = {}
         for node in begin:
             self.begin(node)
@@ -184,6 +187,51 @@ def test_a_stop_from_outside_ends_all_nodes():
         assert state.state == "stopped"
         assert two.ends(8)["sentence"] == "stopped on request"
         assert {p.returncode for p in two.processes.values()} == {143}
+
+
+@pytest.mark.parametrize("interrupts", [True, False])
+def test_every_node_gives_its_ranks_time_to_save(interrupts, tmp_path, capfd):
+    """Also ranks that hear of an interrupt only when the other node's have saved."""
+    roles = ["pauses", "saves"] if interrupts else ["handles", "handles"]
+    with pair(script=SCRIPTS / "signalled.py", args=[tmp_path, *roles, "--seconds", 8]) as two:
+        wait_until(lambda: len([*tmp_path.glob("trains-*")]) == 2, 120, two.said)
+        time.sleep(1)
+        state = stop(two.folder, interrupts=interrupts, say=print)
+        assert (state.state, state.killed) == ("stopped", 0)
+        two.ends(8)
+    assert len([*tmp_path.glob("saved-*" if interrupts else "handled-*")]) == 2
+    assert "stopping: waiting for rank " in capfd.readouterr().out
+
+
+def test_what_a_rank_leaves_running_on_one_node_holds_up_nobody(tmp_path):
+    train = tmp_path / "train.py"
+    train.write_text(
+        "import os, subprocess, sys\nif os.environ['RANK'] == '1':\n"
+        "    subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'])\n"
+    )
+    with pair(script=train) as two:
+        run = labkit.Run(two.folder)
+        assert run.wait(60 * SHARED_MACHINE).state == "succeeded"
+        assert re.match(r"`python -c …` \(pid \d+ on localhost-1\) was still running", run.status().notice)
+        final = [read(two.node(node).state) for node in (0, 1)]
+        assert two.processes[0].wait(5) == 0
+        assert two.processes[1].poll() is None
+        assert not run.is_over
+        assert run.stop().killed == 1
+        assert two.ends(8) is None
+        assert run.is_over
+        assert [read(two.node(node).state) for node in (0, 1)] == final
+        assert len(read(two.node(1).left_running)["killed"]) == 1
+
+
+def test_what_a_rank_left_running_ends_with_a_run_that_fails_elsewhere(tmp_path):
+    train = tmp_path / "train.py"
+    train.write_text(
+        "import os, subprocess, sys, time\nif os.environ['RANK'] == '0':\n    time.sleep(3)\n    sys.exit(3)\n"
+        "subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'])\n"
+    )
+    with pair(script=train) as two:
+        assert "exited with 3" in two.ends(30)["sentence"]
 
 
 def test_a_supervisor_that_is_signalled_stops_the_run():

@@ -87,15 +87,18 @@ def sampler_of(supervisor: psutil.Process) -> psutil.Process | None:
     return next((child for child in supervisor.children() if "labkit.launcher.sampler" in child.cmdline()), None)
 
 
-def test_helpers_without_the_marker_are_ended_with_their_run(tmp_path, pids) -> None:
+def test_helpers_without_the_marker_are_found_after_their_run_too(tmp_path, pids, capfd) -> None:
+    """They outlive a run that has succeeded, for a minute (test_left_running.py)."""
     run = launch(tmp_path, pids, seconds=3)
     helpers = helpers_of(pids)
+    assert run.wait().state == "succeeded"
+    assert all(map(is_alive, helpers))
 
-    state = run.wait()
+    state = run.stop(grace=1)
 
-    assert (state.state, state.exit_code) == ("succeeded", 0)
+    assert (state.state, state.exit_code, state.killed) == ("succeeded", 0, 2)
     assert not [helper for helper in helpers if is_alive(helper)]
-    assert state.killed == 2
+    assert "; 0 processes left" in capfd.readouterr().out
     assert_clean(run, state="succeeded")
 
 

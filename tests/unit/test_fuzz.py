@@ -15,8 +15,9 @@ import pytest
 
 import labkit
 from labkit.errors import LabError
+from labkit.launcher.causes.background_errors import background_errors
 from labkit.launcher.causes.explain import find_cause
-from labkit.launcher.stop import requested_grace
+from labkit.launcher.stop import requested
 from labkit.record import RunFolder, RunReader, read_state
 from labkit.view.charts.run_figures import runs_together
 from labkit.view.live.page import run_html
@@ -230,6 +231,15 @@ HOST = [
         "devices": [{"utilisation": 50, "memory_used": 2**29, "power": 70.0, "temperature": 60}],
     },
 ]
+LEFT_RUNNING = {"processes": ["`sleep …` (pid 7)"], "until": 1.0, "ended": 2.0, "killed": ["`sleep …` (pid 7)"]}
+THREAD = """Exception in thread Thread-1 (train):
+Traceback (most recent call last):
+  File "/usr/lib/python3.11/threading.py", line 1045, in _bootstrap_inner
+    self.run()
+  File "train.py", line 4, in train
+    raise ValueError("boom")
+ValueError: boom
+"""
 SCRIPT = """# %% parameters
 parser.add_argument("--steps", type=int, default=9)
 parser.add_argument("--accumulate", type=int, default=1)
@@ -261,6 +271,7 @@ def whole_run(path):
     folder.manifest.write_bytes(dumped(MANIFEST))
     folder.state.write_bytes(dumped(STATE))
     folder.agent.write_bytes(dumped({"supervisor": GONE, "agent": GONE, "oom_kills": 0}))
+    folder.left_running.write_bytes(dumped(LEFT_RUNNING))
     folder.stop_request.write_bytes(dumped({"time": 1.0, "pid": 7, "grace": 5.0}))
     folder.script.write_text(SCRIPT)
     folder.command.write_text("torchrun train.py\n")
@@ -358,6 +369,8 @@ FILES = {
     "torchrun.log": (lambda f: f.torchrun_log, TORCHRUN),
     "stacks.txt": (lambda f: f.stacks(1), STACKS),
     "a log": (lambda f: f.log(0, "stderr"), "line\n" * 20),
+    "stderr of a thread": (lambda f: f.log(0, "stderr"), THREAD),
+    "left-running.json": (lambda f: f.left_running, LEFT_RUNNING),
 }
 
 
@@ -389,6 +402,8 @@ READERS = {
     "comparison": (150, lambda run, draw: (str(c := labkit.compare([run, run])), c._repr_mimebundle_(), c.table)),
     "script": (60, lambda run, draw: (str(run.script), run.command)),
     "cause": (150, read_cause),
+    "end": (150, lambda run, draw: run.is_over),
+    "threads": (150, lambda run, draw: background_errors(run.folder, run.folder.latest, (0, 1))),
 }
 # The files that a reader has nothing to do with are left out.
 LOOKS_AT = {
@@ -399,7 +414,14 @@ LOOKS_AT = {
     "figures": ["metrics.jsonl"],
     "script": ["run.json", "script.py", "command.txt"],
     "wait": ["state.json", "state.json of a run that goes on", "agent.json", "run.json"],
-    "text": ["run.json", "state.json", "state.json of a run that goes on", "metrics.jsonl", "hosts"],
+    "text": [
+        "run.json",
+        "state.json",
+        "state.json of a run that goes on",
+        "metrics.jsonl",
+        "hosts",
+        "left-running.json",
+    ],
     "terminal": ["run.json", "state.json", "state.json of a run that goes on", "metrics.jsonl", "a log"],
     "page": [
         "run.json",
@@ -409,7 +431,10 @@ LOOKS_AT = {
         "hosts",
         "error.json",
         "a log",
+        "left-running.json",
     ],
+    "end": ["state.json", "agent.json", "left-running.json"],
+    "threads": ["run.json", "script.py", "stderr of a thread"],
     "report": ["run.json", "state.json", "metrics.jsonl", "error.json", "script.py", "command.txt"],
     "comparison": ["run.json", "state.json", "metrics.jsonl"],
     "cause": [
@@ -575,7 +600,8 @@ def test_a_stop_request_of_any_content_gives_a_time_to_wait_or_none(runs_dir):
     for seed in range(300):
         folder.stop_request.write_bytes(foreign(random.Random(seed), {"time": 1.0, "pid": 7, "grace": 5.0}, seed))
         try:
-            grace = requested_grace(folder)
+            request = requested(folder)
+            grace = request and request.grace
             said = "" if grace is None or 0 <= grace < 1e6 else f"waits {grace} s"
         except Exception as error:
             said = type(error).__name__

@@ -6,6 +6,7 @@ import socket
 import subprocess
 import time
 from contextlib import nullcontext
+from dataclasses import replace
 from types import SimpleNamespace
 
 import psutil
@@ -78,6 +79,10 @@ def test_merged_states_keep_what_each_node_knows():
     both = merged(ROOT, [GOOD, BAD], [False, False])
     assert (both.ended, both.exit_code, both.killed) == (112.0, 1, 1)
     assert both.cause == BAD.cause
+    stopping, later = (State("running", 101.0, stops_by=by) for by in (120.0, 130.0))
+    assert merged(ROOT, [stopping, later, RUNNING], [True] * 3).stops_by == 130.0
+    ended = [replace(GOOD, notice=notice) for notice in ("a", None, "b", "a", "c", "d", "e")]
+    assert merged(ROOT, ended, [False] * 7).notice == "a; b; c; and 2 more"
 
 
 def test_a_run_is_stuck_when_all_of_its_nodes_are():

@@ -224,7 +224,7 @@ def test_a_supervisor_that_takes_long_to_start_is_not_lost_and_obeys_a_stop(tmp_
     run = labkit.launch("ddp", nproc_per_node=1, detach=True)
 
     assert run.status().state == "starting"
-    monkeypatch.setattr(stopping, "patience", lambda *_: -5.0)  # the stop does not wait
+    monkeypatch.setattr(stopping, "GRACE_SECONDS", -5.0)  # the stop does not wait
     stopped = run.stop()
     assert stopped.cause["sentence"] == "stopped on request, before its supervisor had started"
     assert _supervisors[-1].wait(60) == 0

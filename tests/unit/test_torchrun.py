@@ -178,7 +178,7 @@ def test_the_supervisor_carries_no_marker_and_its_processes_do(folder):
     told = {MARKER: folder.id, FOLDER: str(folder.path / "attempts" / "2")}
     told |= dict.fromkeys(NCCL_DUMPS, f"{second.ranks}/fr_") | {"TORCH_NCCL_DUMP_ON_TIMEOUT": "1"}
     told["TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC"] = "2500"
-    told |= {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "120", HIDDEN: "LABKIT_HOST,TORCH_ELASTIC_SHUTDOWN_TIMEOUT"}
+    told |= {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "180", HIDDEN: "LABKIT_HOST,TORCH_ELASTIC_SHUTDOWN_TIMEOUT"}
     assert marked(environment, folder, second) == environment | told
     assert marked({NCCL_DUMPS[0]: "/theirs"}, folder, second)[NCCL_DUMPS[0]] == "/theirs"
     assert marked({FOLDER: "theirs", MARKER: "theirs"}, folder, second)[MARKER] == folder.id

@@ -116,6 +116,11 @@ class Evidence:
         beat = read_json(self.folder.heartbeat(rank))
         return str(beat.get("pid")) in CLOSED_BY_TORCHRUN.findall(self.log_of(rank)) if isinstance(beat, dict) else None
 
+    def program(self, rank: int) -> str:
+        """What the rank's process had become by exec, such as "bash run.sh"; empty if it was the script."""
+        beat = read_json(self.folder.heartbeat(rank))
+        return str(beat.get("program") or "") if isinstance(beat, dict) else ""
+
     def locate(self, line: int | None) -> dict[str, Any]:
         """Where a line of the script is: its cell, and the notebook cell that this came from."""
         if not line:

@@ -38,8 +38,10 @@ def hung(evidence: Evidence, notice: str | None) -> dict[str, Any] | None:
     culprit = min(absent, key=lambda h: h.step)
     waiting = sorted(timed_out - {culprit.rank})
     who = f"rank{'s' * (len(waiting) > 1)} {', '.join(map(str, waiting))}"
+    program = evidence.program(culprit.rank)
+    what = f"had become `{program}`, which labkit cannot see into" if program else "stopped answering"
     sentence = (
-        f"rank {culprit.rank}{evidence.on_host(culprit.rank)} stopped answering (last seen at step {culprit.step}); "
+        f"rank {culprit.rank}{evidence.on_host(culprit.rank)} {what} (last seen at step {culprit.step}); "
         f"{who} waited for it until the process group's timeout" + (f". Before that {notice}" if notice else "")
     )
     return {"kind": "hang", "rank": culprit.rank, "step": culprit.step, "sentence": sentence}
@@ -65,9 +67,14 @@ def vanished(evidence: Evidence) -> dict[str, Any] | None:
     explained = {f["rank"] for f in evidence.failures} | evidence.exits.keys()
     for rank in sorted(rank for rank in set(evidence.ranks) - explained if not evidence.was_ended(rank)):
         if evidence.failures and evidence.closed_by_torchrun(rank) is False:
-            step = evidence.ends[rank].step
+            step, program = evidence.ends[rank].step, evidence.program(rank)
+            how = (
+                f"had become `{program}`, which ended without an error"
+                if program
+                else "ended without an error (os._exit?)"
+            )
             sentence = (
-                f"rank {rank}{evidence.on_host(rank)} ended without an error (os._exit?), last seen at step {step}; "
+                f"rank {rank}{evidence.on_host(rank)} {how}, last seen at step {step}; "
                 f"rank {evidence.failures[0]['rank']} waited for it"
             )
             return {"kind": "early", "rank": rank, "step": step, "sentence": sentence}

@@ -59,7 +59,8 @@ class RankStack:
     `process` is its process's state: "running", "sleeping", "disk-sleep", "stopped", or "gone"; "unknown" on another
     machine.
     `answered` is "itself", "signal" (its script holds the GIL) or "no". `collectives` are its newest calls from
-    torch's flight recorder. `outcome` is how its script ended, "" while it runs.
+    torch's flight recorder. `outcome` is how its script ended, "" while it runs. `program` is what its process has
+    become by exec, such as "bash run.sh", "" if it is the script.
     """
 
     rank: int
@@ -71,6 +72,8 @@ class RankStack:
     collectives: list[dict[str, Any]] = field(default_factory=list)
     text: str = ""
     outcome: str = ""
+    program: str = ""
+    pid: int | None = None
 
     @property
     def is_compiling(self) -> bool:
@@ -88,10 +91,11 @@ def ask(folder: RunFolder, run: RunFolder) -> list[RankStack]:
     number, started = time.time_ns(), time.monotonic()
     write_json(folder.inquiry, {"number": number})
     deadline = started + ANSWER_SECONDS
-    waiting = [rank for rank, beat in _beats(folder, ranks).items() if rank in elsewhere or beat.get("pid") in ours]
+    beats = _beats(folder, ranks).items()
+    waiting = [r for r, beat in beats if (r in elsewhere or beat.get("pid") in ours) and not beat.get("program")]
     while waiting and time.monotonic() < deadline:
         time.sleep(POLL_SECONDS)
-        waiting = [rank for rank, beat in _beats(folder, waiting).items() if beat.get("answered") != number]
+        waiting = [rank for rank, beat in _beats(folder, waiting).items() if not _has_answered(beat, number)]
     here = _beats(folder, [rank for rank in waiting if rank not in elsewhere])
     _signal(folder, [rank for rank, beat in here.items() if float(beat.get("t") or 0) < started], ours, offsets)
     stacks = in_parallel(lambda rank: _rank_stack(folder, rank, ours, offsets[rank], number), ranks)
@@ -143,9 +147,9 @@ def _catches(pid: int, number: int) -> bool:
 def _rank_stack(folder: RunFolder, rank: int, ours: dict[int, psutil.Process], offset: int, number: int) -> RankStack:
     beat = _beat(folder, rank)
     text = _readable(_since(folder.stacks(rank), offset))
-    record = read_json(folder.collectives(rank)) if beat.get("answered") == number else None
+    itself = _has_answered(beat, number)
+    record = read_json(folder.collectives(rank)) if itself else None
     collectives = record.get("collectives") if isinstance(record, dict) else None
-    itself = beat.get("answered") == number
     return RankStack(
         rank=rank,
         step=max(int(beat.get("step") or 0), _last_step(folder.metrics(rank))),
@@ -156,7 +160,15 @@ def _rank_stack(folder: RunFolder, rank: int, ours: dict[int, psutil.Process], o
         collectives=collectives if isinstance(collectives, list) else [],
         text=text,
         outcome=str(beat.get("outcome") or end_record(folder.metrics(rank)).get("outcome", "")),
+        program=str(beat.get("program") or ""),
+        pid=beat["pid"] if isinstance(beat.get("pid"), int) else None,
     )
+
+
+def _has_answered(beat: dict[str, Any], number: int) -> bool:
+    """Also if it answered a later inquiry of another process."""
+    answered = beat.get("answered")
+    return isinstance(answered, int) and answered >= number
 
 
 def _readable(text: str) -> str:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from labkit.launcher.causes.background_errors import background_errors
 from labkit.launcher.causes.flight_record import absent, calls_of, disagreement, mutual_waiting, waits_in
 from labkit.launcher.causes.stacks import RankStack, ask, threads
 from labkit.record import RunFolder
@@ -57,7 +58,8 @@ def look_at(folder: RunFolder, run: RunFolder) -> Stacks:
     path = str(manifest["script"]["path"] or run.script)
     script = Script.parse(read_source(run.script), name=Path(path).name)
     ranks = ask(folder, run)
-    return Stacks(explain(ranks, script, path), ranks)
+    raised = background_errors(run, folder, [rank.rank for rank in ranks])
+    return Stacks(explain(ranks, script, path) + (f". {_upper(raised)}" if raised else ""), ranks)
 
 
 def explain(ranks: Sequence[RankStack], script: Script, path: str) -> str:
@@ -106,7 +108,12 @@ def _ended(ranks: Sequence[RankStack], places: Mapping[int, str]) -> Iterator[st
 
 
 def _where(ranks: Sequence[RankStack], places: Mapping[int, str]) -> str:
-    texts = [f"rank {r.rank} is at step {r.step}{places[r.rank]}" for r in ranks[:NAMED_RANKS]]
+    texts = [
+        f"rank {r.rank} has become `{r.program}` (pid {r.pid}), which labkit cannot see into"
+        if r.program
+        else f"rank {r.rank} is at step {r.step}{places[r.rank]}"
+        for r in ranks[:NAMED_RANKS]
+    ]
     more = len(ranks) - len(texts)
     return "; ".join(texts) + (f"; and {more} more" if more > 0 else "")
 

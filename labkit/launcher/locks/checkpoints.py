@@ -6,13 +6,14 @@ import json
 import os
 import socket
 import time
+from contextlib import suppress
 from pathlib import Path
 
 from labkit.errors import LaunchError
 from labkit.record import RunFolder, read_state
 from labkit.record.files import read_json
 
-__all__ = ["lock_checkpoints", "run_that_saves_to"]
+__all__ = ["lock_checkpoints", "run_that_saves_to", "unlock_checkpoints"]
 
 ENDING_SECONDS = 10.0  # a supervisor exits shortly after it has written the final state
 
@@ -51,6 +52,19 @@ def lock_checkpoints(checkpoints: Path, run: RunFolder) -> int | None:
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, json.dumps({"run": str(run.path), "host": socket.gethostname()}).encode(), 0)
         return descriptor
+
+
+def unlock_checkpoints(checkpoints: Path) -> None:
+    """Give up the folder's lock, if this process holds it: it may have inherited the descriptor."""
+    import fcntl
+
+    with suppress(OSError):  # there is no such lock
+        lock = _lock_of(checkpoints.resolve()).stat()
+        for descriptor in [int(path.name) for path in Path("/dev/fd").iterdir()]:
+            with suppress(OSError):  # that of the list itself
+                if os.path.samestat(os.fstat(descriptor), lock):
+                    fcntl.flock(descriptor, fcntl.LOCK_UN)
+                    os.close(descriptor)
 
 
 def run_that_saves_to(checkpoints: Path) -> str | None:

@@ -13,7 +13,7 @@ from labkit.record.identity import boot_id
 from labkit.record.nodes import last_beat, supervisor_of
 from labkit.record.state import written_state
 
-__all__ = ["CONCLUSIONS", "ENDING_TIMEOUT_SECONDS", "POLL_SECONDS", "Peer"]
+__all__ = ["CONCLUSIONS", "ENDING_TIMEOUT_SECONDS", "POLL_SECONDS", "WORKS", "Peer"]
 
 # How old another node's heartbeat may be. NFS caches file attributes for 3 to 60 s, but revalidates a file when it is
 # opened.
@@ -21,6 +21,7 @@ HEARTBEAT_TIMEOUT_SECONDS = 15.0
 # The same once torchrun has ended here, when a shorter silence is enough evidence.
 ENDING_TIMEOUT_SECONDS = 6.0
 POLL_SECONDS = 0.2
+WORKS = "works"  # in a heartbeat: whether ranks of the node work after an interrupt
 CONCLUSIONS = ("succeeded", "failed", "stopped")
 
 
@@ -44,6 +45,10 @@ class Peer:
         """Whether its newest heartbeat has this news, see `NodeSupervisor.beat`."""
         self._poll()
         return self._beat is not None and self._beat.get(news) is True
+
+    def works(self) -> bool:
+        """Whether its ranks work after an interrupt, by a heartbeat that is not old."""
+        return self.reports(WORKS) and self.is_alive_at_the_end()
 
     @property
     def address(self) -> str | None:

@@ -10,14 +10,14 @@ from labkit.record import RunFolder
 from labkit.record.files import in_parallel, read_json
 from labkit.record.measured.metrics_file import Tail, end_record
 
-__all__ = ["Closing", "Progress", "Saving"]
+__all__ = ["SURVIVOR_SECONDS", "Closing", "Progress", "Saving"]
 
 POLL_SECONDS = 1.0
 RANKS_PER_SECOND = 512  # whose files are read, up to 768 ranks: one process reads those of a whole run
 # Slow is not stuck: a rank is reported after this long plus twice its own step time.
 PATIENCE_SECONDS = 5.0
 LEFT_SECONDS = 3.0  # a rank whose script has ended has exited after this long without a heartbeat
-SURVIVOR_SECONDS = 2.5  # torchrun itself waits 30 s or longer for ranks that it has told to exit
+SURVIVOR_SECONDS = 2.5  # of a rank on a GPU that torchrun has told to exit; torchrun itself waits 30 s or longer
 FIRST_STEP_SECONDS = 30.0  # until the first step: imports, data, compilation
 
 
@@ -32,6 +32,7 @@ class Progress:
         self._changed: dict[int, float] = {}
         self._beats: dict[int, tuple[Any, float]] = {}  # the newest beat's own time, and when it was first read
         self._ended: set[int] = set()  # ranks whose script has ended
+        self._programs: set[int] = set()  # ranks that have become another program, see programs.py
         self.paused: set[int] = set()
         self.hit: str | None = None  # the condition of the breakpoint that they are paused at
         self._step_seconds = 0.0  # of the slowest rank, 0 before the first step
@@ -52,6 +53,7 @@ class Progress:
             alive = beat.get("t") if paused else None  # all that is expected of a rank that is paused
             sign = (beat.get("step"), beat.get("moved"), size, alive)
             self.paused = self.paused | {rank} if paused else self.paused - {rank}
+            self._programs = self._programs | {rank} if beat.get("program") else self._programs - {rank}
             hits.append(beat.get("hit"))
             if beat.get("outcome"):
                 self._ended.add(rank)
@@ -82,8 +84,9 @@ class Progress:
         return time.monotonic() - max([self._started, *self._changed.values()])
 
     def stalled(self) -> dict[int, float]:
-        """Seconds since each overdue rank made progress. A rank whose script has ended is expected to exit."""
-        idle = self._idle()
+        """Seconds since each overdue rank made progress. A rank whose script has ended is expected to exit; of one that
+        has become another program nobody knows what to expect."""
+        idle = {rank: seconds for rank, seconds in self._idle().items() if rank not in self._programs}
         working = PATIENCE_SECONDS + 2 * self._step_seconds if self._step_seconds else FIRST_STEP_SECONDS
         patience = {rank: PATIENCE_SECONDS if rank in self._ended else working for rank in idle}
         return {rank: seconds for rank, seconds in idle.items() if seconds > patience[rank]}
@@ -109,16 +112,16 @@ class Closing:
         self._signalled: dict[int, float] = {}  # when torchrun's message about each pid was first read
         self.ended: set[int] = set()  # pids that need no more attention
 
-    def overdue(self) -> set[int]:
-        """The pids of those that were told SURVIVOR_SECONDS ago. It reads the log at most once a second, and only after
-        a failure."""
+    def overdue(self, seconds: float) -> set[int]:
+        """The pids of those that were told so long ago. It reads the log at most once a second, and only after a
+        failure."""
         now = time.monotonic()
         if now - self._polled >= POLL_SECONDS:
             self._polled = now
             if any(self._attempt.error(rank).exists() for rank in self._ranks):
                 for pid in CLOSED_BY_TORCHRUN.findall(tail_text(self._log)):
                     self._signalled.setdefault(int(pid), now)
-        return {pid for pid, signalled in self._signalled.items() if now - signalled >= SURVIVOR_SECONDS} - self.ended
+        return {pid for pid, signalled in self._signalled.items() if now - signalled >= seconds} - self.ended
 
 
 class Saving:

@@ -8,6 +8,7 @@ from typing import Any
 
 from labkit.record import RunFolder, RunReader, State
 from labkit.record.files import read_json
+from labkit.record.left_running import left_running
 from labkit.record.measured.fold import NodeFolds
 from labkit.record.text import escaped, first_line, in_lines, plain
 from labkit.view import words
@@ -65,7 +66,7 @@ def run_text(folder: RunFolder, reader: RunReader, state: State) -> str:
     lines = [f"{folder.id}: {state.state} after {words.seconds(state.seconds)}", words.headline(reader, state)]
     lines += ["  ".join(f"{name} {value}" for name, value in values)] if (values := words.reported(reader)) else []
     lines += [attempt_ended(number, ended) for number, ended in enumerate(state.earlier, 1)]
-    lines += [text for text in (state.notice, *_failed_exports(folder), *_explanation(state), *verdict(reader)) if text]
+    lines += [text for text in (*_warnings(folder, state), *_explanation(state), *verdict(reader)) if text]
     for row in (*host_rows(reader), *rank_rows(reader)) if _recorded(reader, state) else ():
         lines.append("  " + "  ".join(f"{name} {value}".strip() for name, value in row.items() if value))
     return plain("\n".join(lines))
@@ -182,9 +183,14 @@ def _explanation(state: State) -> list[str]:
 def _notices(folder: RunFolder, state: State) -> str:
     return "".join(
         f'<div style="border-left:4px solid {AMBER};padding:2px 10px;margin:6px 0">{in_lines(text)}</div>'
-        for text in (state.notice, *_failed_exports(folder))
+        for text in _warnings(folder, state)
         if text
     )
+
+
+def _warnings(folder: RunFolder, state: State) -> list[str | None]:
+    ended = [left.outcome for left in left_running(folder).values()] if state.is_final else []
+    return [state.notice, *ended, *_failed_exports(folder)]
 
 
 def _failed_exports(folder: RunFolder) -> list[str]:

@@ -1,0 +1,130 @@
+"""Errors that ended a thread, an atexit handler or a child process of a rank, but not the rank: Python reports them on
+stderr and goes on, the exit code is 0, and part of the training may never have happened.
+
+Only Python's own reports count, by the frame that they begin with, because a script may print similar text. Exceptions
+in `__del__` are left out: libraries cause them while the interpreter ends, and nothing is lost.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+
+from labkit.launcher.causes.evidence import Evidence
+from labkit.launcher.causes.explain import COLLATERAL
+from labkit.record import RunFolder
+from labkit.record.files import in_parallel, opened
+from labkit.record.text import first_line
+
+__all__ = ["background_errors"]
+
+READ_BYTES = 4 << 20  # of each end of a log
+READ_REPORTS, READ_LINES = 50, 5000  # of one rank, of one report
+NAMED_ERRORS = 3
+# The first line of a report, and the file and function of its outermost frame, if that is Python's.
+REPORTS = (
+    ("a thread", re.compile(r"^Exception in thread .*:$", re.MULTILINE), ("threading.py", "_bootstrap_inner")),
+    ("a thread", re.compile(r"^Exception ignored in thread started by\b.*$", re.MULTILINE), None),
+    ("an atexit handler", re.compile(r"^Exception ignored in atexit callback\b.*$", re.MULTILINE), None),
+    ("a process", re.compile(r"^Process \S+:$", re.MULTILINE), ("process.py", "_bootstrap")),
+)
+TRACEBACK = re.compile(r"(  \+ Exception Group )?Traceback \(most recent call last\):$")
+CHAINED = ("The above exception was the direct cause", "During handling of the above exception")
+IN_GROUP = "  | "  # before each line of the traceback of an exception group
+FRAME = re.compile(r'  File "(?P<file>.*)", line (?P<line>\d+), in (?P<function>.*)$')
+ERROR = re.compile(r"(\w+\.)*(?P<name>[A-Z]\w*)(?P<message>: .*)?$")
+ENDINGS = ("SystemExit", "KeyboardInterrupt")  # which ask for an end
+
+
+@dataclass(frozen=True)
+class Report:
+    """`error` is such as "ValueError: boom"; `frames` are (file, line), innermost first."""
+
+    what: str
+    error: str
+    frames: tuple[tuple[str, int], ...]
+
+
+def background_errors(run: RunFolder, attempt: RunFolder, ranks: Iterable[int]) -> str | None:
+    """What these ranks' threads, atexit handlers and child processes raised, in one sentence; None if nothing."""
+    numbers = list(ranks)
+    raised: dict[Report, list[int]] = {}  # by which ranks
+    for rank, reports in zip(numbers, in_parallel(lambda rank: _read(attempt, rank), numbers), strict=True):
+        for report in dict.fromkeys(reports):
+            raised.setdefault(report, []).append(rank)
+    causes = [report for report in raised if not COLLATERAL.search(report.error)] or [*raised]
+    if not causes:
+        return None
+    causes.sort(key=lambda report: [what for what, _, _ in REPORTS].index(report.what))
+    evidence = Evidence.gather(run, attempt)
+    sentences = [f"{_whose(r.what, raised[r])} raised {r.error}{_place(r, evidence)}" for r in causes[:NAMED_ERRORS]]
+    more = len(causes) - len(sentences)
+    return "; ".join(sentences) + (f"; and {more} more" if more else "")
+
+
+def _read(attempt: RunFolder, rank: int) -> list[Report]:
+    """What the rank's stderr reports: its end, and its beginning if it is long."""
+    try:
+        with opened(attempt.log(rank, "stderr")) as file:
+            size = file.seek(0, 2)
+            file.seek(0)
+            content = file.read(READ_BYTES)
+            if size > len(content):
+                file.seek(max(len(content), size - READ_BYTES))
+                content += b"\n" + file.read(READ_BYTES)
+    except OSError:
+        return []
+    return list(islice(_reports(content.decode("utf-8", "replace")), READ_REPORTS))
+
+
+def _reports(text: str) -> Iterator[Report]:
+    for what, first, outermost in REPORTS:
+        for match in first.finditer(text):
+            lines = text[match.end() + 1 : match.end() + READ_BYTES].split("\n", READ_LINES)
+            report = _parsed(what, lines, outermost)
+            if report is not None:
+                yield report
+
+
+def _parsed(what: str, lines: Sequence[str], outermost: tuple[str, str] | None) -> Report | None:
+    """The report whose traceback these lines begin with; None if it is not Python's own."""
+    if not lines or not (traceback := TRACEBACK.match(lines[0])):
+        return None
+    frames: list[tuple[str, int, str]] = []
+    rest = iter(lines[1:])
+    error = ""
+    for whole in rest:
+        line = whole.removeprefix(IN_GROUP) if traceback[1] else whole
+        if frame := FRAME.match(line):
+            frames.append((frame["file"], int(frame["line"]), frame["function"]))
+        elif not line.startswith("  "):
+            error = line
+            break
+    following = [*rest]
+    for index, line in enumerate(following):
+        if line.startswith(CHAINED):
+            return _parsed(what, following[index + 2 :], outermost)
+        if TRACEBACK.match(line) or any(first.match(line) for _, first, _ in REPORTS):
+            break  # of something else
+    name = ERROR.match(error)
+    if name is None or name["name"] in ENDINGS or not frames:
+        return None
+    if outermost and (Path(frames[0][0]).name, frames[0][2]) != outermost:
+        return None
+    places = tuple((file, number) for file, number, _ in reversed(frames))
+    return Report(what, first_line(name["name"] + (name["message"] or "")), places)
+
+
+def _whose(what: str, ranks: Sequence[int]) -> str:
+    whose = f"rank {ranks[0]}" if len(ranks) == 1 else f"each of ranks {', '.join(map(str, ranks))}"
+    return f"{what} that {whose} started" if what == "a process" else f"{what} of {whose}"
+
+
+def _place(report: Report, evidence: Evidence) -> str:
+    """The innermost line of the script, or else of the traceback."""
+    line = next((line for file, line in report.frames if file == evidence.path), None)
+    file, number = report.frames[0]
+    return str(evidence.locate(line).get("place") or f" ({Path(file).name} line {number})")

@@ -1,0 +1,126 @@
+"""The processes of ranks as the system shows them from outside: what they do with a signal, whether they work, what
+they run."""
+
+from __future__ import annotations
+
+import re
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Literal
+
+import psutil
+
+from labkit.record import Identity, RunFolder
+from labkit.record.text import plain
+
+__all__ = ["Disposition", "Work", "cleans_up", "command_in_words", "disposition", "is_alive", "ranks_of"]
+
+Disposition = Literal["handled", "ignored", "default"]
+
+# Less is no work. In 5 s labkit's own thread in a rank uses 0.02 s of the processor and transfers 10 kB.
+PROCESSOR_SECONDS, BYTES = 0.1, 100_000
+LOOK_SECONDS = 0.5
+LONGEST_WORD = 60
+MASKS = {"handled": "SigCgt", "ignored": "SigIgn"}  # lines of /proc/<pid>/status
+GUEST = RunFolder("").guest.name  # which is between the interpreter and the script of a rank
+CLEANERS = ("torch_shm_manager", "multiprocessing.resource_tracker")
+INTERPRETERS = re.compile(r"(python[\d.]*|pypy[\d.]*|(ba|da|z|k|c|tc|fi)?sh|perl|node|ruby)$")
+
+
+def is_alive(process: psutil.Process) -> bool:
+    """Whether it still runs, and is not another process with its pid; a zombie does not count."""
+    with suppress(psutil.Error):
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    return False
+
+
+def ranks_of(agent: Identity) -> dict[int, psutil.Process]:
+    """The living ranks that a torchrun has started, by rank."""
+    ranks = {}
+    with suppress(psutil.Error):
+        for process in psutil.Process(agent.pid).children() if agent.is_alive() else ():
+            with suppress(psutil.Error, KeyError, ValueError):  # gone, or it has not become a rank yet
+                ranks[int(process.environ()["RANK"])] = process
+    return {rank: process for rank, process in sorted(ranks.items()) if is_alive(process)}
+
+
+def disposition(pid: int, number: int) -> Disposition | None:
+    """What a process does with a signal, in whatever language its handler is written; None if nobody can tell."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_text()
+    except OSError:  # it has exited, or this is not Linux
+        return None
+    for name, mask in MASKS.items():
+        bits = re.search(rf"^{mask}:\s*([0-9a-f]+)$", status, re.MULTILINE)
+        if bits is None:
+            return None
+        if int(bits[1], 16) >> (number - 1) & 1:
+            return "handled" if name == "handled" else "ignored"
+    return "default"
+
+
+class Work:
+    """Whether a process works, with all that it has started: they use the processor, read, write or wait for a disk."""
+
+    def __init__(self, process: psutil.Process):
+        self._process = process
+        self._looked = self._worked = time.monotonic()
+        self._used = self._look()
+
+    def seconds_idle(self) -> float:
+        """For how long it has not worked."""
+        return time.monotonic() - self.last()
+
+    def last(self) -> float:
+        """When it last worked, by the monotonic clock. Looks at most twice a second."""
+        now = time.monotonic()
+        if now - self._looked >= LOOK_SECONDS:
+            self._looked, used = now, self._look()
+            # less, too: what was counted for a process goes when it exits
+            changes = [abs(new - old) for new, old in zip(used, self._used, strict=True)]
+            if any(change > limit for change, limit in zip(changes, (PROCESSOR_SECONDS, BYTES, 0), strict=True)):
+                self._used, self._worked = used, now
+        return self._worked
+
+    def _look(self) -> tuple[float, int, int]:
+        """Seconds of the processor, bytes, and the time of the look if one of them waits for a disk."""
+        seconds, transferred, waits = 0.0, 0, False
+        with suppress(psutil.Error):
+            for process in (self._process, *self._process.children(recursive=True)):
+                with suppress(psutil.Error, AttributeError):  # gone; macOS counts no bytes
+                    seconds += sum(process.cpu_times()[:4])
+                    waits = waits or process.status() == psutil.STATUS_DISK_SLEEP
+                    counters = process.io_counters()
+                    transferred += getattr(counters, "read_chars", 0) + getattr(counters, "write_chars", 0)
+        return seconds, transferred, time.monotonic_ns() if waits else 0
+
+
+def cleans_up(process: psutil.Process) -> bool:
+    """Whether it is a helper that frees the shared memory of a rank that has ended; then it ends, too."""
+    with suppress(psutil.Error):
+        return any(cleaner in word for word in process.cmdline() for cleaner in CLEANERS)
+    return False
+
+
+def command_in_words(process: psutil.Process) -> str:
+    """`python train.py` · `python -m http.server …` · `sleep …`: the program, and the file or module that an
+    interpreter runs. Other arguments are left out, because they may be secrets."""
+    try:
+        program, *arguments = process.cmdline() or [process.name()]
+        words = [Path(program).name]
+        words += _what_runs(arguments, process) if INTERPRETERS.match(words[0]) else []
+    except (psutil.Error, OSError):
+        return "a process that has exited"
+    more = ["…"] if len(arguments) > len(words) - 1 else []
+    return plain(" ".join(" ".join(word[:LONGEST_WORD] for word in [*words, *more]).split())).replace("`", "'")
+
+
+def _what_runs(arguments: list[str], process: psutil.Process) -> list[str]:
+    """`-m` and the module, `-c`, or the name of a file, of the arguments of an interpreter."""
+    for word, following in zip(arguments, [*arguments[1:], ""], strict=True):
+        if word in ("-m", "-c"):
+            return [word, following] if word == "-m" else [word]
+        if not word.startswith("-") and (file := Path(process.cwd(), word)).is_file() and file.name != GUEST:
+            return [file.name]
+    return []

@@ -1,0 +1,205 @@
+"""How a supervisor ends its ranks: a signal, time to react, KILL, and nothing of the run is left.
+
+torchrun gets one signal and passes it on; a second one would make it abandon its ranks. Ctrl-C is SIGINT, so that
+`except KeyboardInterrupt` runs, and whoever is left after it gets TERM. As under bare torchrun, ranks have 30 s after
+each signal if they do something about it: after SIGINT as long as they work, because a rank that waits for another one
+in C code never sees a KeyboardInterrupt; after TERM if they handle it, which others do not need more than 5 s for. A
+checkpoint that is being saved has 60 s.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+import time
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from functools import cache
+
+import psutil
+
+from labkit.launcher.rank_processes import Work, disposition, is_alive, ranks_of
+from labkit.launcher.stop import GRACE_SECONDS, SAVING_SECONDS, StopRequest, processes_of, requested, sweep
+from labkit.record import Identity, Nodes, RunFolder
+from labkit.record.files import in_parallel, read_json
+from labkit.record.measured.metrics_file import finite
+
+__all__ = ["Shutdown", "torchrun_seconds"]
+
+TORCHRUN_TIMEOUT = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
+IDLE_SECONDS = 5.0  # a rank that has done nothing for so long after SIGINT has not seen it, or waits for one
+QUIET_SECONDS = 1.0  # what ends within them is not worth a word
+POLL_SECONDS = 0.1
+RECENT_SECONDS = 3.0  # what other nodes are told; less than IDLE_SECONDS, because they hear of it late
+NAMED_RANKS = 4
+Ranks = dict[int, psutil.Process]
+
+
+def torchrun_seconds() -> float:
+    """How long torchrun lets its ranks react to a signal, unless labkit starts it: the user's own setting, or 30 s."""
+    try:
+        return max(0.0, float(os.environ.get(TORCHRUN_TIMEOUT, "30")))
+    except ValueError:  # torchrun refuses it
+        return 30.0
+
+
+class Activity:
+    """Whether the ranks of a run still do anything after an interrupt. One of them may wait for another, also on
+    another node, and only then hear of the interrupt itself: what counts is the last thing that any of them did."""
+
+    def __init__(self, ranks: Ranks, others_work: Callable[[bool], bool]):
+        self._ranks, self._others_work = ranks, others_work
+        self._work = {rank: Work(process) for rank, process in ranks.items()}
+        self._changed = time.monotonic()  # when one of them ended, or worked on another node
+
+    def seconds_idle(self) -> float:
+        """For how long none of them has worked or ended; infinite if all that are left here ignore SIGINT."""
+        now, left = time.monotonic(), _alive(self._ranks)
+        hearing = [rank for rank, process in left.items() if disposition(process.pid, signal.SIGINT) != "ignored"]
+        worked = max((self._work[rank].last() for rank in hearing), default=0.0)
+        if self._others_work(now - worked < RECENT_SECONDS) or left.keys() != self._ranks.keys():
+            self._ranks, self._changed = left, now
+        return now - max(worked, self._changed) if hearing else math.inf
+
+
+class Shutdown:
+    """Of a run, or of one `node` of it. `agent` is its torchrun; `tell` is called with what is waited for and until
+    when, in seconds since the epoch. `others_work` is told whether ranks here work after an interrupt, and returns
+    whether those of other nodes do. `again` tells whether a second interrupt has come, which ends all waiting."""
+
+    def __init__(
+        self,
+        agent: Identity,
+        folder: RunFolder,
+        request: StopRequest,
+        tell: Callable[[str, float], object],
+        node: int | None = None,
+        others_work: Callable[[bool], bool] = lambda works: False,
+        again: Callable[[], bool] = lambda: False,
+    ):
+        self._agent, self._folder, self._request, self._tell, self._node = agent, folder, request, tell, node
+        self._others_work, self._again = others_work, again
+        self._began = time.monotonic()
+        self._reported = ""
+
+    def run(self) -> int:
+        """Returns how many processes had to be killed."""
+        newest = self._folder.newest_checkpoint()
+        while self._agent.is_alive() and self._is_saving() and self._folder.newest_checkpoint() == newest:
+            time.sleep(POLL_SECONDS)  # an interrupt in the middle would leave half a checkpoint
+        ranks = ranks_of(self._agent)
+        if self._agent.is_alive() and self._request.interrupts:
+            activity = Activity(ranks, self._others_work)
+            self._interrupt(ranks, activity)
+            self._terminate(ranks, activity)
+        elif self._agent.is_alive():
+            self._terminate(ranks)
+        return sweep(self._folder, self._node)
+
+    def _interrupt(self, ranks: Ranks, activity: Activity) -> None:
+        """SIGINT, and time for the ranks to save and leave, until another request or until none of them works."""
+        os.kill(self._agent.pid, signal.SIGINT)
+        began, seconds = time.monotonic(), torchrun_seconds()
+        while self._current().interrupts and (left := _alive(ranks)) and time.monotonic() < began + seconds:
+            if self._is_saving():
+                began = time.monotonic()
+            if activity.seconds_idle() > IDLE_SECONDS:
+                return
+            self._report(f"{_names(left)}, which may save after the interrupt", began, seconds)
+            time.sleep(POLL_SECONDS)
+
+    def _terminate(self, ranks: Ranks, activity: Activity | None = None) -> None:
+        """TERM, and time for those that handle it, after an interrupt as long as a rank works."""
+        left = _alive(ranks)
+        # a handler may begin by putting itself away, so what counts is what a rank did before
+        handling, ignoring = (
+            {rank for rank, process in left.items() if disposition(process.pid, signal.SIGTERM) == what}
+            for what in ("handled", "ignored")
+        )
+        if activity:  # torchrun has had its signal
+            _signal_groups(left.values())
+        else:
+            os.kill(self._agent.pid, signal.SIGTERM)
+
+        @cache
+        def allowed(grace: float, _second: int) -> float:
+            return patience(self._folder, grace, self._node)
+
+        began = time.monotonic()
+        while processes := processes_of(self._folder, self._node):
+            now, left, grace = time.monotonic(), _alive(ranks), self._current().grace
+            if self._is_saving() or (handling and not handling & left.keys()):
+                began = now  # torchrun itself, for one, has its time when its ranks have ended
+            handling &= left.keys()
+            is_idle = activity is not None and min(now - began, activity.seconds_idle()) > IDLE_SECONDS
+            if grace is None:
+                grace = torchrun_seconds() if handling and not is_idle else GRACE_SECONDS
+            seconds = allowed(grace, int(now))
+            if now > began + seconds:
+                return
+            whom = f"{len(processes)} of its processes" if {p.pid for p in processes} != {self._agent.pid} else ""
+            for some, verb in ((ignoring & left.keys(), "ignore"), (handling, "handle")):
+                whom = f"{_names(some)}, which {verb}{'s' * (len(some) == 1)} SIGTERM" if some else whom
+            self._report(whom, began, seconds)
+            time.sleep(POLL_SECONDS)
+
+    def _current(self) -> StopRequest:
+        """What was asked first, made stricter by later requests."""
+        if self._request.interrupts and self._again():
+            self._request = StopRequest(grace=0.0)
+        later = requested(self._folder)
+        if later is None:
+            return self._request
+        graces = [grace for grace in (self._request.grace, later.grace) if grace is not None]
+        return StopRequest(min(graces, default=None), self._request.interrupts and later.interrupts)
+
+    def _is_saving(self) -> bool:
+        """Whether a checkpoint is being saved, and may be finished."""
+        if self._current().grace == 0 or time.monotonic() > self._began + SAVING_SECONDS:
+            return False
+        if not self._folder.checkpoint_being_saved():
+            return False
+        self._report("the checkpoint that is being saved", self._began, SAVING_SECONDS)
+        return True
+
+    def _report(self, whom: str, began: float, seconds: float) -> None:
+        """Tell whom it waits for, if that takes longer than a moment."""
+        now = time.monotonic()
+        if whom and whom != self._reported and now > began + QUIET_SECONDS:
+            self._reported = whom
+            self._tell(f"stopping: waiting for {whom}, up to {seconds:.0f} s", time.time() + began + seconds - now)
+
+
+def patience(folder: RunFolder, grace: float, node: int | None = None) -> float:
+    """Seconds to wait after a TERM: the grace period, or longer if the ranks, or those of one `node`, save when they
+    are stopped and need time to agree on a step and finish it. A grace of 0 stays 0.
+    """
+    manifest = folder.manifest_content
+    command = manifest.get("torchrun") if isinstance(manifest, dict) else None
+    if grace <= 0 or not isinstance(command, list) or "--checkpoint-dir" not in command:
+        return grace
+    newest, nodes = folder.latest, Nodes.read(manifest)
+    ranks = newest.started_ranks() if node is None or nodes is None else nodes.ranks_of(node)
+    beats = in_parallel(lambda rank: read_json(newest.heartbeat(rank)), ranks)
+    steps = [finite(beat.get("step_seconds")) or 0.0 for beat in beats if isinstance(beat, dict)]
+    return max(grace, min(SAVING_SECONDS, 2 * max(steps) + 1.0)) if any(steps) else grace
+
+
+def _alive(ranks: Ranks) -> Ranks:
+    return {rank: process for rank, process in ranks.items() if is_alive(process)}
+
+
+def _signal_groups(ranks: Iterable[psutil.Process]) -> None:
+    """TERM to the process groups of these ranks, as torchrun sends it."""
+    for rank in ranks:
+        with suppress(OSError):  # it has just exited
+            os.killpg(rank.pid, signal.SIGTERM)
+
+
+def _names(ranks: Iterable[int]) -> str:
+    """`rank 1`, `ranks 0 and 1`, `16 ranks`"""
+    first, *others = sorted(ranks)
+    if len(others) >= NAMED_RANKS:
+        return f"{1 + len(others)} ranks"
+    return f"ranks {', '.join(map(str, [first, *others[:-1]]))} and {others[-1]}" if others else f"rank {first}"
