@@ -133,7 +133,7 @@ def test_a_script_that_notes_its_bytes_is_composed_and_read_back(tmp_path):
     folder = RunFolder(tmp_path)
     for rank, counts in enumerate(([10, 20, 30], [1, 11, 12, 22, 23, 33])):  # the second has two optimizers
         folder.rank(rank).mkdir(parents=True)
-        records = [json.dumps({"k": "report", "step": 1, "sent": count}) for count in counts]
+        records = [json.dumps({"k": "report", "t": 0.1, "step": 1, "sent": count}) for count in counts]
         folder.metrics(rank).write_text("\n".join(records) + "\n")
     run = SimpleNamespace(folder=folder)
     assert sent_in_a_step(run, ranks=2, steps=3) == (30 - 10) / 2 + (33 - 11) / 2
