@@ -65,12 +65,16 @@ MUTANTS = [
     ),
     Mutant("killed by a signal", CAUSES + "signals.py", "    if not ranks:", "    if True:", matrix("I3-sigkill-2")),
     Mutant(
-        "where a signal hit", WORKER + "process_setup.py", "    faulthandler.enable(file)\n", "", matrix("I5-sigsegv")
+        "where a signal hit",
+        WORKER + "guest.py",
+        "self.faulthandler.enable(self.stacks.descriptor)",
+        "pass",
+        matrix("I5-sigsegv"),
     ),
     Mutant("what C++ threw", CAUSES + "signals.py", "if thrown else", "if False else", matrix("I9s")),
     Mutant(
         "the GIL before a group is destroyed",
-        WORKER + "process_setup.py",
+        WORKER + "measures/communication.py",
         "time.sleep(RELEASE_SECONDS)",
         "pass",
         ("../integration/test_launch.py", "freed_right_after"),
@@ -86,8 +90,8 @@ MUTANTS = [
     Mutant("the other failure", CAUSES + "explain.py", "others[:NAMED_FAILURES]", "others[:0]", matrix("I2")),
     Mutant(
         "ranks that see no TERM",
-        "labkit/launcher/supervisor.py",
-        "not (pids := closing.overdue())",
+        LAUNCHER + "supervisor.py",
+        "not (pids := closing.overdue(seconds))",
         "not (pids := set[int]())",
         ("test_gpus.py", "term_are_ended"),
     ),
@@ -100,20 +104,20 @@ MUTANTS = [
     ),
     Mutant(
         "ranks answer",
-        WORKER + "heartbeat.py",
-        "(self._answer, self._write, ",
-        "(self._write, ",
+        WORKER + "guest.py",
+        "[self.answer, self.beat]",
+        "[self.beat]",
         ("test_stuck.py", "is_found and hang"),
     ),
     Mutant(
-        "SIGUSR1 while the GIL is held",
+        "a signal while the GIL is held",
         CAUSES + "stacks.py",
         "LIBC.syscall(call, pid, thread, number)",
         "1",
         ("test_stuck.py", "is_found and gil"),
     ),
     Mutant(
-        "SIGUSR1 to the answering thread",
+        "the signal to the answering thread",
         CAUSES + "stacks.py",
         "(call, pid, thread, number)",
         "(call, pid, pid, number)",
@@ -255,8 +259,8 @@ MUTANTS = [
     Mutant(
         "the probe on a full disk",
         WORKER + "recorder.py",
-        "if self.dropped == 1:\n            with suppress(Exception):",
-        "if True:\n            if True:",
+        "            self.drop(error)\n\n",
+        "            raise\n\n",
         ("test_disk.py", "continues"),
     ),
     Mutant(
@@ -362,8 +366,8 @@ MUTANTS = [
     Mutant(
         "the interface between hosts",
         LAUNCHER + "node.py",
-        "interface=self.interface(),",
-        "",
+        "modules, self.interface())",
+        "modules, 'lo')",
         (HOSTS, "whatever and 127"),
     ),
     Mutant("a cable that is cut", CAUSES + "explain.py", "        or parted(evidence)\n", "", (HOSTS, "cut_cable")),

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import re
 import time
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Literal
@@ -14,7 +15,7 @@ import psutil
 from labkit.record import Identity, RunFolder
 from labkit.record.text import plain
 
-__all__ = ["Disposition", "Work", "cleans_up", "command_in_words", "disposition", "is_alive", "ranks_of"]
+__all__ = ["Disposition", "Work", "cleans_up", "command_in_words", "disposition", "is_alive", "named_ranks", "ranks_of"]
 
 Disposition = Literal["handled", "ignored", "default"]
 
@@ -22,6 +23,7 @@ Disposition = Literal["handled", "ignored", "default"]
 PROCESSOR_SECONDS, BYTES = 0.1, 100_000
 LOOK_SECONDS = 0.5
 LONGEST_WORD = 60
+NAMED_RANKS = 4
 MASKS = {"handled": "SigCgt", "ignored": "SigIgn"}  # lines of /proc/<pid>/status
 GUEST = RunFolder("").guest.name  # which is between the interpreter and the script of a rank
 CLEANERS = ("torch_shm_manager", "multiprocessing.resource_tracker")
@@ -43,6 +45,14 @@ def ranks_of(agent: Identity) -> dict[int, psutil.Process]:
             with suppress(psutil.Error, KeyError, ValueError):  # gone, or it has not become a rank yet
                 ranks[int(process.environ()["RANK"])] = process
     return {rank: process for rank, process in sorted(ranks.items()) if is_alive(process)}
+
+
+def named_ranks(ranks: Iterable[int]) -> str:
+    """`rank 1`, `ranks 0 and 1`, `16 ranks`"""
+    first, *others = sorted(ranks)
+    if len(others) >= NAMED_RANKS:
+        return f"{1 + len(others)} ranks"
+    return f"ranks {', '.join(map(str, [first, *others[:-1]]))} and {others[-1]}" if others else f"rank {first}"
 
 
 def disposition(pid: int, number: int) -> Disposition | None:

@@ -19,7 +19,7 @@ from functools import cache
 
 import psutil
 
-from labkit.launcher.rank_processes import Work, disposition, is_alive, ranks_of
+from labkit.launcher.rank_processes import Work, disposition, is_alive, named_ranks, ranks_of
 from labkit.launcher.stop import GRACE_SECONDS, SAVING_SECONDS, StopRequest, processes_of, requested, sweep
 from labkit.record import Identity, Nodes, RunFolder
 from labkit.record.files import in_parallel, read_json
@@ -32,7 +32,6 @@ IDLE_SECONDS = 5.0  # a rank that has done nothing for so long after SIGINT has 
 QUIET_SECONDS = 1.0  # what ends within them is not worth a word
 POLL_SECONDS = 0.1
 RECENT_SECONDS = 3.0  # what other nodes are told; less than IDLE_SECONDS, because they hear of it late
-NAMED_RANKS = 4
 Ranks = dict[int, psutil.Process]
 
 
@@ -106,7 +105,7 @@ class Shutdown:
                 began = time.monotonic()
             if activity.seconds_idle() > IDLE_SECONDS:
                 return
-            self._report(f"{_names(left)}, which may save after the interrupt", began, seconds)
+            self._report(f"{named_ranks(left)}, which may save after the interrupt", began, seconds)
             time.sleep(POLL_SECONDS)
 
     def _terminate(self, ranks: Ranks, activity: Activity | None = None) -> None:
@@ -140,7 +139,7 @@ class Shutdown:
                 return
             whom = f"{len(processes)} of its processes" if {p.pid for p in processes} != {self._agent.pid} else ""
             for some, verb in ((ignoring & left.keys(), "ignore"), (handling, "handle")):
-                whom = f"{_names(some)}, which {verb}{'s' * (len(some) == 1)} SIGTERM" if some else whom
+                whom = f"{named_ranks(some)}, which {verb}{'s' * (len(some) == 1)} SIGTERM" if some else whom
             self._report(whom, began, seconds)
             time.sleep(POLL_SECONDS)
 
@@ -195,11 +194,3 @@ def _signal_groups(ranks: Iterable[psutil.Process]) -> None:
     for rank in ranks:
         with suppress(OSError):  # it has just exited
             os.killpg(rank.pid, signal.SIGTERM)
-
-
-def _names(ranks: Iterable[int]) -> str:
-    """`rank 1`, `ranks 0 and 1`, `16 ranks`"""
-    first, *others = sorted(ranks)
-    if len(others) >= NAMED_RANKS:
-        return f"{1 + len(others)} ranks"
-    return f"ranks {', '.join(map(str, [first, *others[:-1]]))} and {others[-1]}" if others else f"rank {first}"

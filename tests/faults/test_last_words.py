@@ -17,8 +17,6 @@ from labkit.worker import failure as written
 ENDINGS = {
     "closed": "sys.stdout.close(); sys.stderr.close()",
     "none": "sys.stdout = sys.stderr = None",
-    "no streams at all": "sys.stdout = sys.stderr = object()",
-    "a stream that exits": "sys.stdout = type('Stream', (), {'flush': lambda self: sys.exit(3)})()",
     "descriptors closed": "print('the last line', end=''); os.closerange(1, 3)",
     # what labkit keeps open, too: it cannot even say that a record was lost
     "everything closed": "sys.stderr.close(); os.closerange(3, 256)",
@@ -50,7 +48,27 @@ def test_a_script_that_succeeded_is_not_called_failed_for_how_it_left_its_stream
 @pytest.mark.parametrize(
     "ending",
     [
-        "sys.exit(0)",
+        "sys.stdout = sys.stderr = object()",
+        "sys.stdout = type('Stream', (), {'flush': lambda self: sys.exit(3)})()",
+    ],
+)
+def test_an_exit_code_that_a_script_has_from_streams_that_cannot_be_flushed_is_explained(tmp_path, ending):
+    says = "rank 0 exited with 120: its script ended, and then Python could not flush stdout or stderr"
+    assert failure(launched(tmp_path, ending)).cause["sentence"].startswith(says)
+
+
+def test_a_script_whose_own_module_hides_labkit_trains_and_is_said_not_to_be_measured(tmp_path):
+    (tmp_path / "labkit.py").write_text("")
+    run = launched(tmp_path, "import labkit, torch\ntime.sleep(4)\nprint(labkit.__file__)")
+
+    says = ", but rank 0 is not measured: ImportError: the script's own module labkit hides labkit"
+    assert repr(run.wait(60)).endswith(says)
+    assert run.logs(rank=0).strip() == str(tmp_path / "labkit.py")
+
+
+@pytest.mark.parametrize(
+    "ending",
+    [
         "os.kill(os.getpid(), signal.SIGKILL)",
         pytest.param("raise ValueError('own')", marks=pytest.mark.soak),
     ],
@@ -70,6 +88,14 @@ def test_a_hook_of_the_scripts_own_is_called_and_changes_nothing(tmp_path, endin
     assert error.cause["sentence"] == "rank 0 failed: ValueError: boom (train.py line 7)"
     assert error.cause["traceback"][-1] == "ValueError: boom\n"
     assert run.logs(rank=0).strip() == "heard of boom"
+
+
+def test_a_failure_that_a_hook_of_the_scripts_own_makes_a_success_is_named(tmp_path):
+    """Under Python, too, a hook that exits decides on the exit code."""
+    run = launched(tmp_path, "sys.excepthook = lambda *error: sys.exit(0)\nraise ValueError('boom')")
+
+    says = ", but rank 0 failed: ValueError: boom (train.py line 4), and then exited with 0"
+    assert repr(run.wait(60)).endswith(says)
 
 
 def test_a_child_that_the_script_forked_does_not_speak_for_the_rank(tmp_path):
@@ -115,7 +141,7 @@ RAISED = {
     "surrogates": ("raise ValueError('caf\\udce9')", "ValueError: caf"),
     "a table of backends": (
         "import torch\n    torch.ones(2).to_sparse().cumsum(0)",
-        r"NotImplementedError: Could not run 'aten::cumsum' with arguments from the 'SparseCPU' backend\.$",
+        r"NotImplementedError: Could not run 'aten::cumsum' with arguments from the 'SparseCPU' backend\. \(script.py line 4\)$",
     ),
     "a group": (
         "raise ExceptionGroup('of two', [ValueError('this'), KeyError('that')])",
@@ -131,7 +157,7 @@ RAISED = {
         "^rank 1 failed: ValueError: Timed out waiting for the licence",
     ),
 }
-OWN_RECORD = "Path(os.environ['LABKIT_RUNS'], os.environ['LABKIT_RUN'], 'ranks/1/error.json')"
+OWN_RECORD = "(Path(sys.orig_argv[2]).parent / 'ranks/1/error.json')"
 # Or how else it ends.
 ENDED = {
     "an unreadable record": (

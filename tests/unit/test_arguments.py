@@ -182,7 +182,7 @@ def test_every_method_of_a_run_refuses_what_none_of_its_parameters_takes(run, ru
     assert sorted(path.name for path in run.path.iterdir()) == before
 
 
-@pytest.mark.parametrize("grace", [-1, math.nan, math.inf, "5", None, 86_400])
+@pytest.mark.parametrize("grace", [-1, math.nan, math.inf, "5", 86_400])
 def test_a_grace_period_that_is_none_does_not_kill_at_once(run, grace):
     with pytest.raises(LabError, match="grace must be a number of seconds from 0 to 86,400, got"):
         run.stop(grace=grace)

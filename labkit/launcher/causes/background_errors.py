@@ -1,5 +1,6 @@
-"""Errors that ended a thread, an atexit handler or a child process of a rank, but not the rank: Python reports them on
-stderr and goes on, the exit code is 0, and part of the training may never have happened.
+"""Errors in a run that succeeded, of which part may never have happened: those that ended a thread, an atexit handler or
+a child process of a rank, which Python reports on stderr before it goes on, and those that the script has turned into
+exit code 0.
 
 Only Python's own reports count, by the frame that they begin with, because a script may print similar text. Exceptions
 in `__del__` are left out: libraries cause them while the interpreter ends, and nothing is lost.
@@ -14,7 +15,7 @@ from itertools import islice
 from pathlib import Path
 
 from labkit.launcher.causes.evidence import Evidence
-from labkit.launcher.causes.explain import COLLATERAL
+from labkit.launcher.causes.explain import COLLATERAL, find_cause
 from labkit.record import RunFolder
 from labkit.record.files import in_parallel, opened
 from labkit.record.text import first_line
@@ -49,8 +50,10 @@ class Report:
 
 
 def background_errors(run: RunFolder, attempt: RunFolder, ranks: Iterable[int]) -> str | None:
-    """What these ranks' threads, atexit handlers and child processes raised, in one sentence; None if nothing."""
+    """What these ranks, their threads, atexit handlers and child processes raised, in one sentence; None if nothing."""
     numbers = list(ranks)
+    if any(attempt.error(rank).exists() for rank in numbers):
+        return f"{find_cause(run, attempt, 0)['sentence']}, and then exited with 0"
     raised: dict[Report, list[int]] = {}  # by which ranks
     for rank, reports in zip(numbers, in_parallel(lambda rank: _read(attempt, rank), numbers), strict=True):
         for report in dict.fromkeys(reports):

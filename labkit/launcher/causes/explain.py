@@ -15,6 +15,7 @@ from labkit.launcher.causes.no_error import disagreed, exited, hung, left_early,
 from labkit.launcher.causes.node_loss import agent_killed, gone, parted
 from labkit.launcher.causes.signals import killed, killer, signal_name
 from labkit.record import RunFolder
+from labkit.record.measured.metrics_file import end_record
 from labkit.record.text import first_line, last_line
 
 __all__ = ["explain", "find_cause", "own_failures"]
@@ -31,6 +32,7 @@ LATE = re.compile(r"CUDA error: (device-side assert|an illegal|misaligned|unspec
 DEVICE_ASSERTION = re.compile(r": block: \[.*(Assertion `.*` failed)")  # printed by the kernel
 WORKER_KILLED = "is killed by signal: Killed"  # a DataLoader's
 NAMED_FAILURES = 3
+UNFLUSHED = "120"  # the exit code of a Python that has run a script but cannot write what was printed
 
 
 def find_cause(run: RunFolder, folder: RunFolder, exit_code: int, notice: str | None = None) -> dict[str, Any]:
@@ -87,6 +89,9 @@ def _add_last_words(folder: RunFolder, failure: dict[str, Any]) -> None:
     """A bare exit code explains nothing; the last line printed before it, such as argparse's, often does."""
     if failure["kind"] == "exit" and failure["message"].lstrip("-").isdigit():
         last = last_line(tail_text(folder.log(failure["rank"], "stderr"), LAST_WORDS_BYTES))
+        ended = end_record(folder.metrics(failure["rank"])).get("outcome") == "finished"
+        if ended and failure["message"] == UNFLUSHED:
+            last = f"its script ended, and then Python could not flush stdout or stderr{f': {last}' if last else ''}"
         failure["message"] += f": {last}" if last else ""
 
 

@@ -6,6 +6,7 @@ import time
 from typing import Any
 
 from labkit.launcher.causes.evidence import CLOSED_BY_TORCHRUN, tail_text
+from labkit.launcher.rank_processes import named_ranks
 from labkit.record import RunFolder
 from labkit.record.files import in_parallel, read_json
 from labkit.record.measured.metrics_file import Tail, end_record
@@ -33,6 +34,7 @@ class Progress:
         self._beats: dict[int, tuple[Any, float]] = {}  # the newest beat's own time, and when it was first read
         self._ended: set[int] = set()  # ranks whose script has ended
         self._programs: set[int] = set()  # ranks that have become another program, see programs.py
+        self._unmeasured: dict[int, str] = {}  # ranks that cannot be measured, and why
         self.paused: set[int] = set()
         self.hit: str | None = None  # the condition of the breakpoint that they are paused at
         self._step_seconds = 0.0  # of the slowest rank, 0 before the first step
@@ -55,6 +57,8 @@ class Progress:
             self.paused = self.paused | {rank} if paused else self.paused - {rank}
             self._programs = self._programs | {rank} if beat.get("program") else self._programs - {rank}
             hits.append(beat.get("hit"))
+            if beat.get("problem"):
+                self._unmeasured[rank] = str(beat["problem"])
             if beat.get("outcome"):
                 self._ended.add(rank)
             if self._signs.get(rank) != sign:
@@ -77,6 +81,13 @@ class Progress:
             return beat, self._folder.metrics(rank).stat().st_size
         except FileNotFoundError:
             return beat, 0
+
+    @property
+    def unmeasured(self) -> str | None:
+        """Which ranks are not measured, and why the first of them is not."""
+        ranks = self._unmeasured
+        verb = "is" if len(ranks) == 1 else "are"
+        return f"{named_ranks(ranks)} {verb} not measured: {next(iter(ranks.values()))}" if ranks else None
 
     @property
     def idle_seconds(self) -> float:
