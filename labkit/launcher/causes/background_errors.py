@@ -1,5 +1,5 @@
-"""Errors in a run that succeeded, of which part may never have happened: those that ended a thread, an atexit handler or
-a child process of a rank, which Python reports on stderr before it goes on, and those that the script has turned into
+"""Errors in a run that succeeded, of which part may never have happened: those that ended a thread, an atexit handler
+or a child process of a rank, which Python reports on stderr before it goes on, and those that a script has turned into
 exit code 0.
 
 Only Python's own reports count, by the frame that they begin with, because a script may print similar text. Exceptions
