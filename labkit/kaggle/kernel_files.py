@@ -183,7 +183,7 @@ def _code_cell(source: str, **metadata: Any) -> dict[str, Any]:
 def _install_cell(wheel: tuple[str, bytes], mark: str) -> dict[str, Any]:
     name, content = wheel
     packed = base64.b85encode(lzma.compress(content, preset=9 | lzma.PRESET_EXTREME)).decode()
-    lines = "\n".join(packed[i : i + 120] for i in range(0, len(packed), 120))
+    lines = "\n".join(packed[i : i + 1000] for i in range(0, len(packed), 1000))
     source = INSTALL.format(version=name.split("-")[1], wheel=name, packed=lines, mark=mark)
     # folded: in Kaggle's editor and in JupyterLab
     return _code_cell(source, **{"_kg_hide-input": True, "jupyter": {"source_hidden": True}})
