@@ -44,7 +44,9 @@ def clock(monkeypatch):
 
 @pytest.fixture
 def recorder(tmp_path):
-    return Recorder(tmp_path / "metrics.jsonl")
+    recorder = Recorder(tmp_path / "metrics.jsonl")
+    yield recorder
+    os.close(recorder.file.descriptor)
 
 
 @pytest.fixture
@@ -308,9 +310,11 @@ def test_a_mapping_that_cannot_be_read_and_a_disk_that_is_full_cost_measurements
 )
 def test_any_mapping_is_a_line_of_json(tmp_path_factory, values):
     path = tmp_path_factory.mktemp("any") / "metrics.jsonl"
-    reports = Reports(Recorder(path))
+    recorder = Recorder(path)
+    reports = Reports(recorder)
     reports.take(values, ())
     reports.flush(everything=True)
+    os.close(recorder.file.descriptor)
 
     assert all(json.loads(line)["k"] == "report" for line in path.read_text().splitlines())
 
