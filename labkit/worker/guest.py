@@ -1,9 +1,9 @@
 """A rank's guest: in the interpreter of a training script from before its first line until after its last.
 
-torchrun starts `python -u RUN/guest.pyc train.py …` for each rank; launcher/guest_file.py makes that file of this one.
-Until the script imports torch, the guest needs only modules that every interpreter has loaded at its start, a thread
-that `threading` does not know, and descriptors far above the script's: the script sees what bare Python and torchrun
-let it see. With torch it loads the rest of this package, which observes the training (recording.py).
+torchrun starts `python -u RUN/guest.pyc train.py …` for each rank; launcher/invisible.py makes that file of this one.
+Until the script imports torch, or asks for the logger of its metrics, the guest needs only modules that every
+interpreter has loaded at its start, a thread that `threading` does not know, and descriptors far above the script's:
+the script sees what bare Python and torchrun let it see. Then it loads the rest of this package (recording.py).
 
 The frames of this file are invisible. So the script's module is the outermost frame, its errors reach the interpreter
 as they are, and the interpreter itself reports them, ends threads, calls atexit's handlers, closes files and exits.
@@ -65,7 +65,7 @@ def main() -> None:
 
 
 class Guest:
-    """One rank's. `recording` observes the training, once the script has imported torch."""
+    """One rank's. `recording` observes the training, once there is something to observe."""
 
     def __init__(self, file: str, *words: str) -> None:
         self.labkit = main.__code__.co_filename.rpartition("/worker/")[0]  # the package's folder
@@ -114,15 +114,18 @@ class Guest:
         atexit.register(self.end)  # the first to be registered is the last to be called
         del sys.modules["atexit"], sys.modules["faulthandler"]  # built in: a script that imports them gets the same
         os.register_at_fork(after_in_child=self.leave)
-        self.finder, self.is_fork = TorchFinder(self.observe), "torch" in sys.modules
-        if self.is_fork:  # of a process that has imported it
+        self.finder, self.is_fork = Finder({"logging": self.hear, "torch": self.observe}), "torch" in sys.modules
+        if self.is_fork:  # of a process that has imported both
+            self.hear(sys.modules["logging"])
             self.observe(sys.modules["torch"])
         else:
             sys.meta_path.insert(0, self.finder)
         os.execv, os.execve = self._surviving(os.execv), self._surviving(os.execve)  # type: ignore[assignment]
-        self.beat()
         self.has_ended.acquire()
-        _thread.start_new_thread(self.live, ())
+        has_begun = _thread.allocate_lock()
+        has_begun.acquire()
+        _thread.start_new_thread(self.live, (has_begun,))
+        has_begun.acquire()  # the script may take the GIL and keep it
 
     def _dump_into_stacks(self) -> None:
         """Have all threads' stacks dumped on a crash, and on a signal, also while C code holds the GIL."""
@@ -178,12 +181,32 @@ class Guest:
 
     def observe(self, torch: "Any") -> None:
         """Called when torch has been imported."""
+        self._attempt(lambda recording: recording.observe(torch))
+
+    def hear(self, logging: "Any") -> None:
+        """Called when logging has been imported. The logger of the script's metrics is not made before the script asks
+        for it: `logging.config` disables those that exist."""
+        manager = logging.Logger.manager
+        get_logger = manager.getLogger
+
+        def call(name: str) -> "Any":
+            logger = get_logger(name)
+            if name == "metrics" and os.getpid() == self.pid:
+                self._attempt(lambda recording: recording.hear(logger))
+            return logger
+
+        manager.getLogger = call
+
+    def _attempt(self, task: "Callable[[Recording], None]") -> None:
+        """Record, if that is possible; it must not fail the training."""
         try:
-            host = self.settings.get(self.files.HOST) or os.uname().nodename
-            header = {"time": time.time(), "host": host, "pid": self.pid, "forked": self.is_fork} | self.places
-            module = self._import("labkit.worker.recording")
-            self.recording = module.Recording(self.folder, self.settings, header, torch)
-        except Exception as error:  # it must not fail the training
+            if self.recording is None:
+                host = self.settings.get(self.files.HOST) or os.uname().nodename
+                header = {"time": time.time(), "host": host, "pid": self.pid, "forked": self.is_fork} | self.places
+                module = self._import("labkit.worker.recording")
+                self.recording = module.Recording(self.folder, self.settings, header)
+            task(self.recording)
+        except Exception as error:
             self.problem = f"{type(error).__name__}: {error}"
 
     def _import(self, name: str) -> "Any":
@@ -269,9 +292,14 @@ class Guest:
 
     # The thread
 
-    def live(self) -> None:
+    def live(self, has_begun: "_thread.LockType") -> None:
         """Write a heartbeat once a second, answer inquiries and look for requests, until the script has ended."""
-        self.thread, due = _thread.get_native_id(), 0.0
+        self.thread, due = _thread.get_native_id(), time.monotonic() + BEAT_SECONDS
+        try:
+            self.beat()
+        except Exception:
+            pass  # a full disk
+        has_begun.release()
         while not self.has_ended.acquire(timeout=LISTEN_SECONDS):
             if os.getppid() != self.agent:
                 os.kill(self.pid, _signal.SIGKILL)  # torchrun was killed: without it nobody would end this rank
@@ -325,14 +353,15 @@ class Guest:
         self.answered = number  # reported by the next beat, when everything is written
 
 
-class TorchFinder:
-    """On `sys.meta_path` until torch has been imported: finds it as the other finders do, and then calls `observe`."""
+class Finder:
+    """On `sys.meta_path` until the last of these modules has been imported: finds them as the other finders do, and
+    then calls what they are `awaited` by."""
 
-    def __init__(self, observe: "Callable[[Any], None]") -> None:
-        self.observe = observe
+    def __init__(self, awaited: "dict[str, Callable[[Any], None]]") -> None:
+        self.awaited = awaited
 
     def find_spec(self, name: str, path: "Any" = None, target: "Any" = None) -> "Any":
-        if name != "torch":
+        if name not in self.awaited:
             return None
         specs = (finder.find_spec(name, path, target) for finder in sys.meta_path if finder is not self)
         spec: Any = next(filter(None, specs), None)
@@ -342,9 +371,10 @@ class TorchFinder:
             def exec_module(module: "Any") -> None:
                 del loader.exec_module
                 load(module)
-                if self in sys.meta_path:
-                    sys.meta_path.remove(self)
-                    self.observe(module)
+                if self in sys.meta_path and (has_imported := self.awaited.pop(name, None)):
+                    if not self.awaited:
+                        sys.meta_path.remove(self)
+                    has_imported(module)
 
             loader.exec_module = exec_module
         return spec

@@ -8,8 +8,8 @@
 
 The script does not need labkit for it: anywhere else the standard library prints, filters or ignores such a record as
 the script has configured it. In a rank that labkit launched, each record of level INFO or above whose only argument, or
-whose message, is a mapping is also written to the rank's `metrics.jsonl`, once the script has imported torch. This does
-not depend on the script's handlers, levels, filters and `logging.config`, and does not change them.
+whose message, is a mapping is also written to the rank's `metrics.jsonl`. This does not depend on the script's
+handlers, levels, filters and `logging.config`, and does not change them.
 
     {"k": "report", "t": …, "step": 40, "f1": 0.73}
 
@@ -35,11 +35,13 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
 from itertools import islice
 from numbers import Integral, Real
+from types import FrameType
 from typing import Any
 
 from labkit.worker.frames import invisible
@@ -55,17 +57,18 @@ LARGEST_INTEGER = 2**63  # larger integers are not portable in JSON
 SCALAR = ((), (1,))
 
 
-def listen(recorder: Recorder) -> Reports:
-    """Write records that are logged to "metrics" to `recorder` from now on.
+def listen(logger: logging.Logger, reports: Reports) -> None:
+    """Have `reports` take what is logged from now on, once however often this is called.
 
     It does not use a handler, which a script's `if not metrics.handlers` would see and its `dictConfig` would remove.
     """
-    reports, logger = Reports(recorder), logging.getLogger("metrics")
+    if "_log" in vars(logger):
+        return
     is_enabled = logger.isEnabledFor
     log: Callable[..., None] = logger._log
 
     def is_recorded(level: int) -> bool:
-        return level >= logging.INFO or is_enabled(level)
+        return is_enabled(level) or (level >= logging.INFO and _is_called_to_log(sys._getframe(1)))
 
     @invisible  # so that the record names the caller's line
     def record(level: int, msg: object, args: Any, *others: Any, **more: Any) -> None:
@@ -74,7 +77,13 @@ def listen(recorder: Recorder) -> Reports:
             log(level, msg, args, *others, **more)
 
     logger.isEnabledFor, logger._log = is_recorded, record  # type: ignore[method-assign]
-    return reports
+
+
+def _is_called_to_log(frame: FrameType | None) -> bool:
+    """Whether a method of logging asks before it logs, and not the script."""
+    while frame and frame.f_code.co_name == "isEnabledFor":  # of a LoggerAdapter
+        frame = frame.f_back
+    return frame is not None and frame.f_globals is vars(logging)
 
 
 class Reports:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import time
 from _thread import allocate_lock, get_ident
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -86,13 +86,8 @@ class Probe:
         self._communication.added = 0.0
         self._due = clock() + RECORD_SECONDS
 
-    def start(self, torch: Any, header: Mapping[str, Any]) -> None:
-        """Write the header and hook torch.
-
-        It does not touch CUDA: even checking for CUDA would fix which devices this process sees.
-        """
-        resident = self.resident()["rss"]  # Python and torch, before there is a model
-        self.recorder.write({"k": "meta", "v": 1, **header, "resident": resident, "torch": torch.__version__})
+    def start(self, torch: Any) -> None:
+        """Hook torch. It does not touch CUDA: even checking for CUDA would fix which devices this process sees."""
         try:
             hook(torch, self, [watching.before_fetch for watching in (self._trace, self._profile) if watching])
             self._communication.hook(torch)

@@ -1,4 +1,4 @@
-"""What a rank records of its training, from its script's import of torch on.
+"""What a rank records of its training, from its script's import of torch on, or its metrics, if they come before.
 
 torch has imported everything that this package imports, so that nothing next to the script can take its place.
 """
@@ -6,6 +6,7 @@ torch has imported everything that this package imports, so that nothing next to
 from __future__ import annotations
 
 import ctypes
+import logging
 import signal
 import sys
 from collections.abc import Mapping
@@ -14,7 +15,7 @@ from typing import Any
 from labkit.record.folder import RunFolder
 from labkit.record.rank_files import PROFILE, TRACE_MEMORY
 from labkit.worker.flight_recorder import record_collectives
-from labkit.worker.metrics_logger import listen
+from labkit.worker.metrics_logger import Reports, listen
 from labkit.worker.probe import Probe
 from labkit.worker.reach.settings import Settings
 
@@ -27,16 +28,31 @@ class Recording:
     """One rank's, called by its guest. `folder` is the attempt's, `settings` are the variables that the guest has taken
     out of the environment, `header` begins the records, with the rank's `rank` and `world_size`."""
 
-    def __init__(self, folder: str, settings: Mapping[str, str], header: Mapping[str, Any], torch: Any) -> None:
+    def __init__(self, folder: str, settings: Mapping[str, str], header: Mapping[str, Any]) -> None:
         self._folder, self._rank, self._world_size = RunFolder(folder), header["rank"], header["world_size"]
         profile = self._folder.profile(self._rank) if settings.get(PROFILE) == "1" else None
         self.probe = Probe(self._folder.metrics(self._rank), profile, traces=settings.get(TRACE_MEMORY) == "1")
-        self._reports = listen(self.probe.recorder)
         self.probe.settings = Settings(None if self._rank else self._folder)
-        self._is_reachable = self._folder.requests.is_dir()
-        self.probe.start(torch, header)
+        self._reports, self._header = Reports(self.probe.recorder), header
+        self._is_reachable, self._has_header = self._folder.requests.is_dir(), False
         if sys.platform == "linux":  # a killed torchrun takes its ranks with it, also one that holds the GIL
             ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+    def observe(self, torch: Any) -> None:
+        """Record the training that this torch does."""
+        self._write_header(torch=torch.__version__)
+        self.probe.start(torch)
+
+    def hear(self, logger: logging.Logger) -> None:
+        """Record what the script logs to this logger."""
+        if not self._has_header:
+            self._write_header()
+        listen(logger, self._reports)
+
+    def _write_header(self, **known: str) -> None:
+        resident = self.probe.resident()["rss"]  # Python and torch, before there is a model
+        self.probe.recorder.write({"k": "meta", "v": 1, **self._header, "resident": resident, **known})
+        self._has_header = True
 
     def listen(self) -> None:
         """Look for requests of the run's owner."""

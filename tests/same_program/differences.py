@@ -48,9 +48,9 @@ ENTRIES: list[tuple[str, str, re.Pattern[str] | None]] = [
     ),
     (
         "What labkit adds to torch",
-        "Importing torch also loads labkit's modules, which wrap the functions that tell of steps, such as "
-        "`torch.autograd.backward`, `DataLoader`'s `__next__`, `GradScaler.step` and `destroy_process_group`, and the logger "
-        "`metrics`. Until then a finder for torch is the first in `sys.meta_path`. `os.execv` and `os.execve` are wrapped, "
+        "Importing torch, or asking for the logger `metrics`, also loads labkit's modules, which wrap that logger and the "
+        "functions that tell of steps, such as `torch.autograd.backward`, `DataLoader`'s `__next__`, `GradScaler.step` and "
+        "`destroy_process_group`. Until then a finder for both is the first in `sys.meta_path`. `os.execv` and `os.execve` are wrapped, "
         "too: a script that starts itself again is still recorded. A profiler of your own also shows the copy of a loss.",
         None,
     ),

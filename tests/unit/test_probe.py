@@ -115,7 +115,7 @@ def test_a_loss_is_not_kept_alive_by_a_scaler_that_is_disabled(probe):
 import gc, tempfile, weakref, torch
 from pathlib import Path
 from labkit.worker.probe import Probe
-Probe(Path(tempfile.mkdtemp()) / "m").start(torch, {})
+Probe(Path(tempfile.mkdtemp()) / "m").start(torch)
 gc.disable()
 scaler, alive = torch.amp.GradScaler("cpu", enabled=False), []
 for _ in range(5):
@@ -158,7 +158,7 @@ def train():
 
 seen = alone = []
 train()
-Probe(Path(tempfile.mkdtemp()) / "m").start(torch, {"rank": 0})
+Probe(Path(tempfile.mkdtemp()) / "m").start(torch)
 seen = []
 train()
 assert seen == alone, (alone, seen)

@@ -67,7 +67,8 @@ def metrics(recorder, clock):
     logger = logging.getLogger("metrics")
     known = [each for each in logging.root.manager.loggerDict.values() if isinstance(each, logging.Logger)]
     before = [(each, each.__dict__.copy(), each.handlers[:]) for each in (logging.root, *known)]
-    logger.reports = listen(recorder)
+    logger.reports = Reports(recorder)
+    listen(logger, logger.reports)
     yield logger
     for each, attributes, handlers in before:
         each.__dict__.clear()
@@ -142,8 +143,8 @@ if sys.argv[1] == "heard":
     os.environ["RANK"] = "0"
     from pathlib import Path
     from labkit.worker.recorder import Recorder
-    from labkit.worker.metrics_logger import listen
-    listen(Recorder(Path(sys.argv[2])))
+    from labkit.worker.metrics_logger import Reports, listen
+    listen(logging.getLogger("metrics"), Reports(Recorder(Path(sys.argv[2]))))
 metrics = logging.getLogger("metrics")
 metrics.info("before")
 metrics.warning("last resort %(f1)s", {"f1": 0.5})

@@ -234,9 +234,16 @@ metrics.info("step %(step)d", {"step": 1}); metrics.info({"step": 2})
 import logging, torch
 logging.basicConfig(format="%(name)s %(message)s %(funcName)s %(lineno)d", level="WARNING")
 metrics = logging.getLogger("metrics")
-print(metrics.handlers, metrics.level, metrics.filters, metrics.disabled)
+print(metrics.handlers, metrics.level, metrics.filters, metrics.disabled, metrics.isEnabledFor(20), logging.LoggerAdapter(metrics, {}).isEnabledFor(20))
 metrics.info("step %(step)d f1 %(f1).3f", {"step": 1, "f1": .5}); metrics.warning("seen %(a)d", {"a": 2})
 logging.getLogger("metrics").setLevel("INFO"); metrics.info({"step": 2})
+
+# %% logging_configured_after_torch
+import logging.config, torch
+print("metrics" in logging.root.manager.loggerDict)
+stream = {"class": "logging.StreamHandler", "stream": "ext://sys.stdout"}
+logging.config.dictConfig({"version": 1, "handlers": {"out": stream}, "root": {"level": "INFO", "handlers": ["out"]}})  # disables the loggers that exist
+metrics = logging.getLogger("metrics"); metrics.info("seen"); print(metrics.disabled)
 
 # %% warnings_program
 import warnings
