@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -66,9 +67,21 @@ def test_every_strategy_can_be_forked(strategy, tmp_path):
         ("@decorated\ndef f(): ...\n" + TORCH, "line 2 runs before torch is imported"),
         ("if f():\n    import torch\n", "line 1 runs before torch is imported"),
         ("def f(:", "the script cannot be read"),
+        ("import sys\nsys.path[:0] = ['lib']\n" + TORCH, "line 2 runs before torch is imported"),
+        ("import sys\nsys.path = ['lib']\n" + TORCH, "line 2 runs before torch is imported"),
+        (
+            "try:\n    import numpy\nexcept ImportError: ...\nelse:\n    f()\n" + TORCH,
+            "line 5 runs before torch is imported",
+        ),
+        ("try:\n    import numpy\nfinally:\n    f()\n" + TORCH, "line 4 runs before torch is imported"),
+        ("TYPING = False\nif TYPING:\n    import torch\nf()\n" + TORCH, "line 4 runs before torch is imported"),
+        ("def f(x=g()): ...\n" + TORCH, "line 1 runs before torch is imported"),
+        ("class A(f()): ...\n" + TORCH, "line 1 runs before torch is imported"),
+        ("def f():\n    import looks\n" + TORCH + "f()", "looks: line 2 uses sys.modules"),
     ],
 )
 def test_a_script_that_can_tell_is_not_forked(text, why, tmp_path):
+    (tmp_path / "looks.py").write_text("import sys\nprint(sys.modules)\n")
     assert reason(text, tmp_path) == why
 
 
@@ -129,8 +142,10 @@ def test_variables_that_libraries_read_when_they_are_loaded(environment, why, tm
     assert reason(TORCH, tmp_path, environment) == why
 
 
-@pytest.mark.parametrize("program", [("-m", "package.train"), (".",)])
+@pytest.mark.parametrize("program", [("-m", "package.train"), (".",), ("app.zip",)])
 def test_what_python_finds_itself_is_not_forked(program, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    with zipfile.ZipFile("app.zip", "w") as archive:
+        archive.writestr("__main__.py", TORCH)
 
     assert reason(TORCH, tmp_path, program=program) == "Python finds the module itself"

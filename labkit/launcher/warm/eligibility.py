@@ -14,6 +14,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from importlib.machinery import PathFinder
 from pathlib import Path
+from zipfile import is_zipfile
 
 __all__ = ["why_new_processes"]
 
@@ -28,33 +29,17 @@ NOT_READ = (
 PACKAGES = {
     *("PIL", "accelerate", "albumentations", "bitsandbytes", "cv2", "datasets", "deepspeed", "diffusers", "einops"),
     *("evaluate", "huggingface_hub", "lightning", "matplotlib", "numpy", "omegaconf", "pandas", "peft", "pyarrow"),
-    *(
-        "pytorch_lightning",
-        "safetensors",
-        "schedulefree",
-        "scipy",
-        "sentencepiece",
-        "skimage",
-        "sklearn",
-        "tensorboard",
-    ),
-    *("tensorboardX", "tiktoken", "timm", "tokenizers", "torch", "torchao", "torchaudio", "torchdata", "torchmetrics"),
-    *("torchvision", "tqdm", "trackio", "transformers", "trl", "wandb", "yaml"),
+    *("pytorch_lightning", "safetensors", "schedulefree", "scipy", "sentencepiece", "skimage", "sklearn"),
+    *("tensorboard", "tensorboardX", "tiktoken", "timm", "tokenizers", "torch", "torchao", "torchaudio", "torchdata"),
+    *("torchmetrics", "torchvision", "tqdm", "trackio", "transformers", "trl", "wandb", "yaml"),
 }
 WITH_TORCH = {"torch", "accelerate", "lightning", "pytorch_lightning", "timm", "torchvision", "transformers", "trl"}
 # Modules that look at what differs, or run code by its name, and what of them does neither.
 TELLING: dict[str, set[str]] = {
     "gc": {"collect", "disable", "enable", "isenabled"},
     "importlib": {"metadata", "resources"},
-    "resource": {
-        "RLIMIT_AS",
-        "RLIMIT_MEMLOCK",
-        "RLIMIT_NOFILE",
-        "RLIMIT_STACK",
-        "RLIM_INFINITY",
-        "getrlimit",
-        "setrlimit",
-    },
+    "resource": {f"RLIMIT_{what}" for what in ("AS", "MEMLOCK", "NOFILE", "STACK")}
+    | {"RLIM_INFINITY", "getrlimit", "setrlimit"},
     **dict.fromkeys(("modulefinder", "pkgutil", "psutil", "runpy", "tracemalloc"), set()),
 }
 TELLING_NAMES = {
@@ -76,7 +61,7 @@ LABKITS = Path(__file__).parents[3]  # the folder that has labkit
 def why_new_processes(program: Sequence[str], text: str, folder: Path, environment: Mapping[str, str]) -> str | None:
     """Why ranks of this program are new processes; None if they may be forks. `text` is the script's, `folder` where
     its own modules are, `environment` the ranks'."""
-    if program[0] == "-m" or Path(program[0]).is_dir():
+    if program[0] == "-m" or Path(program[0]).is_dir() or is_zipfile(program[0]):
         return "Python finds the module itself"
     for name in environment:
         if name.startswith(READ_WHEN_LOADED) and name not in NOT_READ:
@@ -130,16 +115,21 @@ class _Reader:
         return None
 
     def _of_statement(self, statement: ast.stmt) -> str | None:
-        if isinstance(statement, ast.Try):  # such as a package that may be missing
-            return self._of_statements([*statement.body, *(s for h in statement.handlers for s in h.body)])
-        if isinstance(statement, ast.If) and not _calls(statement.test):  # such as TYPE_CHECKING
-            return self._of_statements([*statement.body, *statement.orelse])
+        if isinstance(statement, ast.Try | ast.TryStar):  # such as a package that may be missing
+            handlers = [s for handler in statement.handlers for s in handler.body]
+            return self._of_statements([*statement.body, *handlers, *statement.orelse, *statement.finalbody])
         if isinstance(statement, ast.Import | ast.ImportFrom):
             return self._of_import(statement)
-        if self.has_torch:  # an import within a function runs later
+        had_torch = self.has_torch
+        if isinstance(statement, ast.If) and not _calls(statement.test):  # such as TYPE_CHECKING
+            reason = self._of_statements([*statement.body, *statement.orelse])
+        elif not (had_torch or _does_nothing(statement)):
+            reason = f"line {statement.lineno} runs before torch is imported"
+        else:
             inner = (node for node in ast.walk(statement) if isinstance(node, ast.Import | ast.ImportFrom))
-            return next(filter(None, map(self._of_import, inner)), None)
-        return None if _does_nothing(statement) else f"line {statement.lineno} runs before torch is imported"
+            reason = next(filter(None, map(self._of_import, inner)), None)
+        self.has_torch = had_torch  # what is in a branch or in a function may never run, or later
+        return reason
 
     def _of_import(self, statement: ast.Import | ast.ImportFrom) -> str | None:
         for module in _imported(statement):
@@ -179,15 +169,25 @@ def _imported(statement: ast.Import | ast.ImportFrom) -> list[str]:
 def _does_nothing(statement: ast.stmt) -> bool:
     """Whether a statement only defines names."""
     if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef):
-        return not statement.decorator_list
+        return not statement.decorator_list and not _calls(statement.args)
     if isinstance(statement, ast.ClassDef):
-        return not statement.decorator_list and all(map(_does_nothing, statement.body))
-    if isinstance(statement, ast.Expr | ast.Assign | ast.AnnAssign):
-        return statement.value is None or not _calls(statement.value)
-    return isinstance(statement, ast.Pass)
+        runs = bool(statement.decorator_list) or any(map(_calls, [*statement.bases, *statement.keywords]))
+        return not runs and all(map(_does_nothing, statement.body))
+    if isinstance(statement, ast.Assign | ast.AnnAssign):
+        targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
+        return all(map(_is_name, targets)) and (statement.value is None or not _calls(statement.value))
+    return isinstance(statement, ast.Pass) or (isinstance(statement, ast.Expr) and not _calls(statement.value))
 
 
-def _calls(node: ast.expr) -> bool:
+def _is_name(target: ast.expr) -> bool:
+    """Whether an assignment only defines names, or a variable of the environment, of which `_telling` allows some."""
+    if isinstance(target, ast.Subscript):
+        return _is_environment(target.value)
+    parts = ast.Name | ast.Tuple | ast.List | ast.Starred | ast.expr_context
+    return all(isinstance(node, parts) for node in ast.walk(target))
+
+
+def _calls(node: ast.AST) -> bool:
     return any(isinstance(inner, ast.Call) for inner in ast.walk(node))
 
 
