@@ -152,7 +152,7 @@ def _run(program: Program, start) -> Seen:
             if _is_marked(process, mark):
                 process.kill()
         text = {name: _plain(path.read_bytes().decode("utf-8", "replace"), temporary) for name, path in streams.items()}
-        files = {str(p.relative_to(folder)): _content(p, temporary) for p in sorted(folder.rglob("*")) if _counts(p)}
+        files = {_plain(str(p.relative_to(folder)), temporary): _content(p, temporary) for p in sorted(folder.rglob("*")) if _counts(p)}
         codes = {int(rank): int(code) for rank, code in EXIT_CODE.findall(log)}
         shared = sorted(path.name for path in set(Path("/dev/shm").iterdir()) - before)
         return Seen(codes, succeeded, text, files, running, [re.sub(r"\d+|[0-9a-f]{6,}", "N", name) for name in shared])
@@ -249,6 +249,7 @@ PLAIN = (
     (re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d[.,]\d+"), "TIME"),
     (re.compile(r"\[rank\d+\]:\[.*?\]"), "[TORCH]"),
     (re.compile(r"\b[VIWE]\d{4} [\d:.]+ \d+ |USDT:[\d: -]+"), "LOGGED "),  # by torch
+    (re.compile(r"(tfevents)\.\d+(\.\w+)\.\d+"), r"\1\2"),
     (re.compile(r"('train_\w*(runtime|per_second)': )'[\d.]+'"), r"\1N"),
 )
 

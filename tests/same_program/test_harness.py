@@ -15,8 +15,8 @@ MISTAKES = {
     "a module before the script": ("first_line", "import faulthandler\n", "import faulthandler, json\n"),
     "a thread that the script sees": (
         "first_line_two_ranks",
-        "_thread.start_new_thread(self.live, ())",
-        "__import__('threading').Thread(target=self.live, daemon=True).start()",
+        "_thread.start_new_thread(self.live, (has_begun,))",
+        "__import__('threading').Thread(target=self.live, args=(has_begun,), daemon=True).start()",
     ),
     "a variable that stays": ("environment", "os.environ.pop(name) for", "os.environ[name] for"),
     "its own folder on the path": ("own_folder_first", "[folder, *self.paths]", "self.paths"),

@@ -172,10 +172,10 @@ import inspect; print(inspect.signature(torch.autograd.backward), torch.autograd
 # %% spawns_ranks_itself
 import torch, torch.multiprocessing as mp, torch.distributed as dist, os
 def train(rank, port):
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port)); dist.init_process_group("gloo", rank=rank, world_size=2)
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), TORCHELASTIC_USE_AGENT_STORE="False"); dist.init_process_group("gloo", rank=rank, world_size=2)
     m = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 1)); o = torch.optim.SGD(m.parameters(), lr=.1)
     for _ in range(3): m(torch.ones(1, 2)).sum().backward(); o.step()
-    print("trained", rank, flush=True); dist.destroy_process_group()
+    rank or print("trained"); dist.destroy_process_group()
 if __name__ == "__main__":
     import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); port = s.getsockname()[1]; s.close()
     mp.spawn(train, (port,), nprocs=2)
@@ -203,9 +203,9 @@ class D(Dataset):
 keep = [b.sum().item() for b in DataLoader(D(), batch_size=8, num_workers=2)]; mine = torch.zeros(3000).share_memory_(); print(keep)
 
 # %% uses_tensorboard
-import torch
+import time, torch
 from torch.utils.tensorboard import SummaryWriter
-w = SummaryWriter("tb"); [w.add_scalar("loss", 1 / (i + 1), i) for i in range(5)]; print("not closed")
+w = SummaryWriter("tb"); [w.add_scalar("loss", 1 / (i + 1), i) for i in range(5)]; print("not closed"); time.sleep(0.5)  # for its thread, or it is a race
 
 # %% training_thread_raises
 import threading, torch
