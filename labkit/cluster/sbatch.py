@@ -27,7 +27,7 @@ KEPT_SECONDS = 15  # part of the time to save, reserved for the end of the job a
 class LaunchFile:
     """The resources requested from Slurm, and the program to run on every node.
 
-    `program` is what torchrun starts: the script and its arguments, preceded by labkit's worker if `folder` is set.
+    `program` is what torchrun starts: the script and its arguments, preceded by labkit's guest if `folder` is set.
     `python` is the interpreter, at the same path on every node. `folder` is the run's, on a shared file system; without
     it, the file does not use labkit. `checkpoints` is where the script saves: a job at its time limit is requeued if
     there is a new checkpoint; without `checkpoints` it ends. In `job` the counts of ranks, GPUs and cores are numbers.
@@ -183,7 +183,7 @@ def _task(file: LaunchFile) -> str:
         lines += [
             f"    export TORCH_FR_DUMP_TEMP_FILE={_quoted(file.folder + '/ranks/fr_')}",
             '    export LABKIT_HOST="$SLURMD_NODENAME"',
-            "    # labkit's supervisor of this node, and after `--` torchrun with labkit's worker around each rank",
+            "    # labkit's supervisor of this node, and after `--` torchrun with labkit's guest in each rank",
             "    trap : TERM  # TERM is for the supervisor",
             "    code=0",
             f"    {_quoted(file.python)} -m labkit.launcher.node {_quoted(file.folder)} "

@@ -8,7 +8,7 @@ from pathlib import Path
 from types import CodeType
 
 from labkit.record import RunFolder
-from labkit.worker.frames import without_resume
+from labkit.worker.frames import with_late_resume
 
 __all__ = ["guest_code", "write_starting_files"]
 
@@ -28,4 +28,4 @@ def guest_code() -> CodeType:
 
 
 def _compiled(path: Path) -> CodeType:
-    return without_resume(compile(path.read_bytes(), str(path), "exec", dont_inherit=True))
+    return with_late_resume(compile(path.read_bytes(), str(path), "exec", dont_inherit=True))

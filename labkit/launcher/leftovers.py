@@ -58,8 +58,8 @@ class Leftovers:
         self._end(GRACE_SECONDS if request is None or request.grace is None else request.grace)
 
     def _end(self, grace: float) -> None:
-        """TERM, `grace` seconds, KILL, for those that are left."""
-        left = processes_of(self._folder, self._node)
+        """TERM, `grace` seconds, KILL, for those that are left. What frees shared memory ends by itself after them."""
+        left = [process for process in processes_of(self._folder, self._node) if not cleans_up(process)]
         killed = tuple(map(self._name, left))
         for process in left:
             with suppress(psutil.Error):  # it has just exited, or belongs to another user

@@ -77,7 +77,7 @@ def create(
 
 
 def torchrun_of_node(folder: RunFolder, node: int | str, address: str, port: int | str) -> list[str]:
-    """The torchrun command, with labkit's worker around each rank, for one node of a created run; `node` may be a shell
+    """The torchrun command, with labkit's guest in each rank, for one node of a created run; `node` may be a shell
     variable."""
     manifest = folder.read_manifest()
     nodes = Nodes.read(manifest)

@@ -78,10 +78,6 @@ class Work:
         self._looked = self._worked = time.monotonic()
         self._used = self._look()
 
-    def seconds_idle(self) -> float:
-        """For how long it has not worked."""
-        return time.monotonic() - self.last()
-
     def last(self) -> float:
         """When it last worked, by the monotonic clock. Looks at most twice a second."""
         now = time.monotonic()

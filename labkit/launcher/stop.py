@@ -16,7 +16,7 @@ from typing import Any
 import psutil
 
 from labkit.errors import RunFolderError
-from labkit.launcher.rank_processes import cleans_up
+from labkit.launcher.rank_processes import cleans_up, is_alive
 from labkit.record import Identity, RunFolder, State, read_state, write_state
 from labkit.record.files import in_parallel, read_json, write_json
 from labkit.record.folder import MARKER, NODE_MARKER
@@ -158,7 +158,7 @@ def processes_of(folder: RunFolder, node: int | None = None) -> list[psutil.Proc
     for process in candidates:
         if process.pid not in ours and not _is_another_runs(process, folder.marker):
             ours |= {p.pid: p for p in (process, *descendants(process, folder.marker))}
-    return [process for process in ours.values() if _is_alive(process)]
+    return [process for process in ours.values() if is_alive(process)]
 
 
 def descendants(root: psutil.Process, run_id: str) -> list[psutil.Process]:
@@ -231,12 +231,6 @@ def _is_another_runs(process: psutil.Process, run_id: str) -> bool:
         return process.environ().get(MARKER, run_id) != run_id
     except (psutil.Error, OSError):  # its parent decides
         return False
-
-
-def _is_alive(process: psutil.Process) -> bool:
-    with suppress(psutil.Error):
-        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
-    return False
 
 
 def _end_leftovers(folder: RunFolder, final: State, grace: float | None) -> State:

@@ -84,7 +84,6 @@ class Supervisor:
         self.folder, self.home, self.node = folder, home or folder, node
         self.opened = OpenFolder(folder.path)
         self.moved: str | None = None  # a notice, if the run's folder was moved
-        self.unmeasured: str | None = None  # a notice, if labkit's measurements do not work in a rank
         self.is_tied, self.owner = bool(owner), Identity.of(owner)
         self.title = "the run's supervisor"
         self.decided: float | None = None  # when the decision to stop the run was made, in seconds since the epoch
@@ -349,8 +348,7 @@ class Supervisor:
         self.stalls.update(folder, progress)
         why = f" because {progress.hit}" if progress.hit else ""
         paused = f"paused{why}; resume it with run.resume() or `labkit resume`" if progress.paused else None
-        self.unmeasured = progress.unmeasured
-        notices = [paused, self.names.notice, self.stalls.notice, self.saving.failure, self.moved, self.unmeasured]
+        notices = [paused, self.names.notice, self.stalls.notice, self.saving.failure, self.moved, progress.unmeasured]
         notice = "; ".join(filter(None, notices)) or None
         is_stuck = self.stalls.notice is not None and progress.is_stuck()
         stuck_since = (self.state.stuck_since or time.time() - progress.idle_seconds) if is_stuck else None
@@ -379,7 +377,9 @@ class Supervisor:
 
     def ended(self, name: StateName, **fields: Any) -> State:
         ended = self.state.started + time.monotonic() - self.clock
-        notices = [None if self.node else self.saving.update(), self.unmeasured]
+        progress = Progress(self.folder.attempt(self.state.attempt))
+        progress.update()
+        notices = [None if self.node else self.saving.update(), progress.unmeasured]
         if name == "succeeded":
             with suppress(Exception):  # a correct state matters more
                 notices.append(background_errors(self.folder, self.folder.attempt(self.state.attempt), self.ranks))

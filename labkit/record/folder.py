@@ -173,7 +173,7 @@ class RunFolder:
         return [self, *(RunFolder(retries / str(number)) for number in _numbers_in(retries))]
 
     def started_ranks(self) -> list[int]:
-        """The ranks whose worker has created its folder, in order."""
+        """The ranks that have created their folders, in order."""
         return _numbers_in(self.ranks)
 
     def read_manifest(self) -> dict[str, Any]:

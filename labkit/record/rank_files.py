@@ -25,6 +25,8 @@ EVENTS, RESERVE = "events.jsonl", "reserve"
 
 # The signal on which a rank's faulthandler dumps its stacks. Scripts use those that have names.
 DUMP_SIGNAL = 62
+# A heartbeat is written in place, so that its file never grows and is never incomplete.
+HEARTBEAT_BYTES = 1024
 HIGHEST_DESCRIPTOR = 1023  # that select() takes
 
 

@@ -1,1 +1,1 @@
-"""The code inside a rank: torchrun starts `python -m labkit.worker script.py …` in place of the script."""
+"""The code inside a rank: the guest of its script (guest.py), and what observes the training."""

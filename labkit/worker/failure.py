@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import re
-import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from functools import partial
 from itertools import islice
@@ -42,20 +40,10 @@ HOST_MEMORY = re.compile(
 )
 
 
-def write(error: BaseException, attempt: str, rank: int, script: str, step: int) -> None:
-    """Record the failure of a rank, even if inspecting the exception raises. `attempt` is the attempt's folder.
-
-    Raises OSError if it cannot be written."""
-    folder = RunFolder(attempt)
-    record: dict[str, Any] = {
-        "time_ns": time.time_ns(),
-        "rank": rank,
-        "pid": os.getpid(),
-        "step": step,
-        "kind": "exit" if isinstance(error, SystemExit) else "exception",
-        "exception": type(error).__name__,
-        "message": shortened(_text(error)),
-    }
+def write(known: Mapping[str, Any], error: BaseException, attempt: str, script: str) -> None:
+    """Record the failure of a rank: what its guest knows, and what the exception tells, even if inspecting it raises.
+    `attempt` is the attempt's folder. Raises OSError if it cannot be written."""
+    folder, rank, record = RunFolder(attempt), known["rank"], {**known, "message": shortened(known["message"])}
     inspections = (_name, _message, _unused_parameters, _causes, partial(_line_in_script, script), _traceback, _memory)
     for inspect in inspections:
         with suppress(Exception):

@@ -17,7 +17,7 @@ import time
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Mapping
     from types import FrameType
     from typing import Any
 
@@ -28,10 +28,8 @@ importing: "Any" = sys.modules["_frozen_importlib"]
 loaders: "Any" = sys.modules["_frozen_importlib_external"]
 
 BEAT_SECONDS = 1.0
+CRASHES = ("SEGV", "BUS", "FPE", "ILL", "ABRT")
 LISTEN_SECONDS = 0.1  # between two looks for requests of the run's owner
-LINE_BYTES = (
-    1024  # of a heartbeat: a fixed size, written in place, so that the file never grows and is never incomplete
-)
 LONGEST_DOING = 80
 # The newest collective's thread needs the GIL to free it. If it still waits for the GIL when the interpreter is
 # finalized, it aborts the process: in torch 2.10 to 2.13 up to half of all gloo ranks, after they have succeeded.
@@ -70,7 +68,7 @@ class Guest:
     def __init__(self, file: str, *words: str) -> None:
         self.labkit = main.__code__.co_filename.rpartition("/worker/")[0]  # the package's folder
         self.files: Any = self._module("labkit.record.rank_files")
-        self.file, self.words = file, [*words]
+        self.file, self.words, self.started_words = file, [*words], [*words[:2]]
         self.pid, self.agent, self.main_thread = os.getpid(), os.getppid(), _thread.get_ident()
         hidden = [*os.environ.get(self.files.HIDDEN, "").split(","), *filter(self._is_setting, os.environ)]
         self.settings = {name: os.environ.pop(name) for name in hidden if name in os.environ}
@@ -99,6 +97,7 @@ class Guest:
 
     def start(self) -> None:
         """Everything that must happen before the script's first line."""
+        builtin = {"atexit", "faulthandler"} - sys.modules.keys()
         import atexit
         import faulthandler
 
@@ -109,10 +108,11 @@ class Guest:
             os.close(file)
         self.heartbeat: RankFile = self.files.RankFile(f"{self.home}/{self.files.HEARTBEAT}", os.O_WRONLY | os.O_CREAT)
         self.stacks: RankFile = self.files.RankFile(f"{self.home}/{self.files.STACKS}")
-        self.faulthandler = faulthandler
+        self.faulthandler, self.reports_crashes = faulthandler, not faulthandler.is_enabled()
         self._dump_into_stacks()
         atexit.register(self.end)  # the first to be registered is the last to be called
-        del sys.modules["atexit"], sys.modules["faulthandler"]  # built in: a script that imports them gets the same
+        for name in builtin:  # a script that imports them gets the same
+            del sys.modules[name]
         os.register_at_fork(after_in_child=self.leave)
         self.finder, self.is_fork = Finder({"logging": self.hear, "torch": self.observe}), "torch" in sys.modules
         if self.is_fork:  # of a process that has imported both
@@ -124,12 +124,16 @@ class Guest:
         self.has_ended.acquire()
         has_begun = _thread.allocate_lock()
         has_begun.acquire()
-        _thread.start_new_thread(self.live, (has_begun,))
+        of_a_thread = {self.files.DUMP_SIGNAL, *(getattr(_signal, f"SIG{name}") for name in CRASHES)}
+        blocked = _signal.pthread_sigmask(_signal.SIG_BLOCK, _signal.valid_signals() - of_a_thread)
+        _thread.start_new_thread(self.live, (has_begun,))  # a signal that the script blocks shall find no other thread
+        _signal.pthread_sigmask(_signal.SIG_SETMASK, blocked)
         has_begun.acquire()  # the script may take the GIL and keep it
 
     def _dump_into_stacks(self) -> None:
         """Have all threads' stacks dumped on a crash, and on a signal, also while C code holds the GIL."""
-        self.faulthandler.enable(self.stacks.descriptor)
+        if self.reports_crashes:
+            self.faulthandler.enable(self.stacks.descriptor)
         if sys.platform == "linux":
             self.faulthandler.register(self.files.DUMP_SIGNAL, self.stacks.descriptor, all_threads=True)
 
@@ -161,23 +165,42 @@ class Guest:
         sys.path[:] = self.paths if sys.flags.safe_path else [folder, *self.paths]
 
     def _surviving(self, execute: "Callable[..., None]") -> "Callable[..., None]":
-        """`os.execv` or `os.execve`, after which a Python script has its guest again."""
+        """`os.execv` or `os.execve`, after which the script has its guest again, if it has started itself."""
 
-        def call(path: str, argv: "Sequence[str]", *environment: "Mapping[str, str]") -> None:
-            words = [*argv]
-            if os.getpid() == self.pid and path == sys.executable and (place := first_word(words)):
-                if self.file not in words:
-                    words.insert(place, self.file)
-                if environment:
-                    return execute(path, words, {**environment[0], **self.settings})
-                os.environ.update(self.settings)
+        def call(*arguments: "Any", **named: "Any") -> None:
             try:
-                execute(path, words, *environment)
+                again = self._with_guest(*arguments, **named) if os.getpid() == self.pid else ()
+            except TypeError:  # what `execute` will refuse, or a file descriptor
+                again = ()
+            if not again:
+                return execute(*arguments, **named)
+            os.environ.update(self.settings)
+            try:
+                execute(*again)
             finally:  # it has failed
                 for name in self.settings:
                     os.environ.pop(name, None)
 
+        call.__name__ = execute.__name__
         return call
+
+    def _with_guest(self, path: "Any", argv: "Any", env: "Any" = None) -> "tuple[Any, ...]":
+        """What to start instead, to have the script's guest again; empty if that is another program."""
+        words = [*map(os.fsdecode, argv)] if isinstance(argv, (list, tuple)) else []
+        place = first_word(words)
+        program = [word for word in words[place:] if word != self.file]
+        if not place or os.fsdecode(path) != sys.executable or not self._is_own(program):
+            return ()
+        words[place:] = [self.file, *program]
+        if env is None:
+            return path, words
+        return (path, words, {**env, **self.settings}) if "RANK" in env else ()
+
+    def _is_own(self, program: list[str]) -> bool:
+        """Whether Python would start this rank's script with these words."""
+        if not self.script or program[:1] == ["-m"]:
+            return program[:2] == self.started_words
+        return os.path.realpath(program[0]) == os.path.realpath(self.script)
 
     def observe(self, torch: "Any") -> None:
         """Called when torch has been imported."""
@@ -219,7 +242,8 @@ class Guest:
             )
             importing._load(spec)
             sys.modules[self.files.__name__] = self.files
-        if getattr(sys.modules["labkit"], "__path__", None) != [self.labkit]:
+        folders = [*getattr(sys.modules["labkit"], "__path__", [""])]
+        if os.path.realpath(folders[0]) != os.path.realpath(self.labkit):
             raise ImportError("the script's own module labkit hides labkit")
         return __import__(name, fromlist=["*"])
 
@@ -228,20 +252,13 @@ class Guest:
         if os.getpid() != self.pid:  # a child that the script has forked
             return
         self.outcome = "exited" if isinstance(error, SystemExit) else "raised"
-        code = getattr(error, "code", 1)
-        if self.outcome == "exited" and (code is None or (isinstance(code, int) and code & 0xFF == 0)):
+        reason = error.code if isinstance(error, SystemExit) else error
+        if reason is None or (isinstance(reason, int) and reason & 0xFF == 0):
             return
-        paths, sys.path = sys.path, self.paths  # nothing next to the script may take the place of what this imports
         try:
-            write = self._import("labkit.worker.failure").write
-            write(error, self.folder, self.places["rank"], self.script, self.step)
-        except Exception:
-            self._write_failure(error)
-        finally:
-            sys.path = paths
-
-    def _write_failure(self, error: BaseException) -> None:
-        """The least that must be known, where the script has modules that hide Python's own, or on a full disk."""
+            message = str(reason)
+        except BaseException:  # the same text as the traceback module's
+            message = "<exception str() failed>"
         trace, line = error.__traceback__, None
         while trace is not None:
             line = trace.tb_lineno if trace.tb_frame.f_code.co_filename == self.script else line
@@ -250,11 +267,22 @@ class Guest:
             "time_ns": time.time_ns(),
             "rank": self.places["rank"],
             "pid": self.pid,
+            "step": self.step,
             "kind": "exit" if self.outcome == "exited" else "exception",
             "exception": type(error).__name__,
-            "message": str(getattr(error, "code", error)),
+            "message": message,
             "script_line": line,
         }
+        paths, sys.path = sys.path, self.paths  # nothing next to the script may take the place of what this imports
+        try:
+            self._import("labkit.worker.failure").write(record, error, self.folder, self.script)
+        except Exception:  # a module of the script's hides Python's own, or a full disk
+            self._write_failure(record)
+        finally:
+            sys.path = paths
+
+    def _write_failure(self, record: "Mapping[str, Any]") -> None:
+        """The least that must be known."""
         try:
             file = os.open(f"{self.home}/{self.files.ERROR}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
             os.write(file, as_json(record))
@@ -273,6 +301,8 @@ class Guest:
             record = {"k": "end", "t": time.monotonic(), "step": 0, "outcome": self.outcome, "dropped": 0}
             try:
                 self.files.RankFile(f"{self.home}/{self.files.METRICS}").write(as_json(record))
+                if self.problem:
+                    self.beat()
             except OSError:
                 pass  # a full disk
         self.has_ended.release()
@@ -327,15 +357,15 @@ class Guest:
             # A script may handle the signal itself.
             "dumps": sys.platform == "linux" and _signal.getsignal(self.files.DUMP_SIGNAL) == _signal.SIG_DFL,
         }
+        if self.recording is not None:
+            self._attempt(lambda recording: beat.update(recording.beat()))
         if self.problem:
             beat["problem"] = self.problem[:LONGEST_DOING]
-        if self.recording is not None:
-            beat |= self.recording.beat()
         if not beat["step"]:
             beat["starting"] = doing_now(self.main_thread, self.script)
         if self.stacks.keep_open():
             self._dump_into_stacks()
-        self.heartbeat.overwrite(as_json(beat).rstrip().ljust(LINE_BYTES - 1) + b"\n")
+        self.heartbeat.overwrite(as_json(beat).rstrip().ljust(self.files.HEARTBEAT_BYTES - 1) + b"\n")
 
     def answer(self) -> None:
         """Dump all stacks if somebody has asked where the ranks are."""
@@ -355,7 +385,7 @@ class Guest:
 
 class Finder:
     """On `sys.meta_path` until the last of these modules has been imported: finds them as the other finders do, and
-    then calls what they are `awaited` by."""
+    then calls the function that awaits each."""
 
     def __init__(self, awaited: "dict[str, Callable[[Any], None]]") -> None:
         self.awaited = awaited
@@ -388,11 +418,13 @@ def run_module(name: str, *, alter_argv: bool) -> "tuple[Callable[..., object], 
 
 
 def first_word(command: list[str]) -> int:
-    """Where in a command of Python's the script is, or `-m`; 0 if it starts neither."""
+    """Where in a command of Python's the script is, or `-m`; 0 if it starts neither, or not as a word of its own."""
     place = 1
-    while place < len(command) and command[place].startswith("-") and command[place] not in ("-m", "-c", "-"):
+    while place < len(command) and command[place].startswith("-") and command[place] != "-m":
+        if command[place][:2] not in ("-X", "-W") and command[place].strip("-bBdEhiIOPqsSuvx"):
+            return 0
         place += 2 if command[place] in ("-X", "-W") else 1
-    return place if place < len(command) and command[place] not in ("-c", "-") else 0
+    return place if place < len(command) else 0
 
 
 def as_json(record: "Mapping[str, Any]") -> bytes:

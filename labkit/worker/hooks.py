@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-from labkit.worker.frames import invisible
+from labkit.worker.frames import invisible, leave_out_of_compilation
 from labkit.worker.measures.samples import take_index
 from labkit.worker.recorder import Recorder
 
@@ -36,6 +36,10 @@ class Observer(Protocol):
 
 def hook(torch: Any, probe: Observer, before_fetches: Sequence[Callable[[], None]]) -> None:
     """Hook torch, once in a process. `before_fetches` are called before each batch of the training."""
+    called: list[Callable[..., None]] = [probe.after_fetch, probe.after_last_fetch, probe.after_evaluation_fetch]
+    called += [probe.before_backward, probe.after_backward, probe.before_step, probe.after_step, take_index]
+    for function in called:
+        leave_out_of_compilation(function, with_callees=True)
     _hook_data_loader(torch, probe, before_fetches)
     _hook_autograd(torch, probe)
     _hook_grad_scaler(torch, probe)
@@ -155,6 +159,7 @@ def _hook_optimizer(probe: Observer) -> None:
             except Exception as error:
                 drop(error)
 
+        call._torchdynamo_disable = True  # type: ignore[attr-defined]  # a compiled step() would trace it
         return call
 
     register_optimizer_step_pre_hook(on_step(probe.before_step))

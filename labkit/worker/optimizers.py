@@ -19,7 +19,7 @@ class Optimizers:
     step after which the current training started."""
 
     def __init__(self) -> None:
-        self.counted: Callable[[], Any] = _nothing
+        self.counted: Callable[[], Any] = lambda: None  # a weak reference, as yet to nothing
         self.several = self.mixed = False
         self.trainings = self.start = 0
         self._others: dict[int, tuple[Callable[[], Any], bool]] = {}  # those that stepped since; after a backward?
@@ -34,7 +34,7 @@ class Optimizers:
                 self.mixed |= passes > 0 and any(own for _, own in self._others.values())
                 self._others.clear()
             return 1
-        stepped, own = self._others.get(id(optimizer), (_nothing, False))
+        stepped, own = self._others.get(id(optimizer), (lambda: None, False))
         if stepped() is optimizer:
             # It steps again without the counted optimizer. Its previous step was not counted: it might have been
             # a GAN's second optimizer, or torch's checkpointing, which steps an optimizer once to create its state.
@@ -57,7 +57,3 @@ class Optimizers:
         self._earlier = [*(earlier for earlier in self._earlier if earlier()), self.counted]
         self.counted = weakref.ref(optimizer)
         self._others.clear()
-
-
-def _nothing() -> None:
-    """Stands for a weak reference to nothing."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import logging
+import os
 import signal
 import sys
 from collections.abc import Mapping
@@ -15,6 +16,7 @@ from typing import Any
 from labkit.record.folder import RunFolder
 from labkit.record.rank_files import PROFILE, TRACE_MEMORY
 from labkit.worker.flight_recorder import record_collectives
+from labkit.worker.frames import leave_out_of_compilation
 from labkit.worker.metrics_logger import Reports, listen
 from labkit.worker.probe import Probe
 from labkit.worker.reach.settings import Settings
@@ -40,6 +42,8 @@ class Recording:
 
     def observe(self, torch: Any) -> None:
         """Record the training that this torch does."""
+        for function in (logging.Logger.manager.getLogger, os.execv, os.execve):  # the guest's
+            leave_out_of_compilation(function)
         self._write_header(torch=torch.__version__)
         self.probe.start(torch)
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import time
 from pathlib import Path
 
 import pytest
@@ -184,6 +186,12 @@ def raised_by(text: str) -> BaseException:
     raise AssertionError(f"nothing was raised by {text}")
 
 
+def known(error: BaseException, rank: int) -> dict[str, object]:
+    """What a rank's guest knows of its failure."""
+    record = {"time_ns": time.time_ns(), "rank": rank, "pid": os.getpid(), "step": 3, "kind": "exception"}
+    return record | {"exception": type(error).__name__, "message": str(error), "script_line": None}
+
+
 @pytest.mark.parametrize(("last", "says"), RAISED.values(), ids=RAISED)
 def test_whatever_is_raised_its_record_names_it_in_bounded_words(tmp_path, last, says):
     """Written and read as in a run, without one."""
@@ -191,7 +199,7 @@ def test_whatever_is_raised_its_record_names_it_in_bounded_words(tmp_path, last,
     folder.rank(1).mkdir(parents=True)
     folder.manifest.write_text('{"format": 1, "world_size": 2}')
 
-    written.write(error, str(folder.path), 1, "train.py", 3)
+    written.write(known(error, 1), error, str(folder.path), "train.py")
 
     cause = find_cause(folder, folder, 1)
     assert cause["rank"] == 1
@@ -207,7 +215,7 @@ def test_a_traceback_through_a_hook_of_ours_has_no_line_of_it(tmp_path):
     try:
         hook["call"](lambda: 1 / 0)
     except ZeroDivisionError as error:
-        written.write(error, str(folder.path), 1, "train.py", 3)
+        written.write(known(error, 1), error, str(folder.path), "train.py")
 
     assert re.findall(r"in (\S+)\n", folder.error(1).read_text().replace("\\n", "\n")) == [
         "test_a_traceback_through_a_hook_of_ours_has_no_line_of_it",
@@ -221,7 +229,8 @@ def test_ranks_whose_errors_differ_only_in_further_lines_failed_alike(tmp_path):
     folder.manifest.write_text('{"format": 1, "world_size": 2}')
     for rank in range(2):
         folder.rank(rank).mkdir(parents=True)
-        written.write(RuntimeError(f"no gradient\nof rank {rank}"), str(folder.path), rank, "train.py", 3)
+        error = RuntimeError(f"no gradient\nof rank {rank}")
+        written.write(known(error, rank), error, str(folder.path), "train.py")
 
     assert find_cause(folder, folder, 1)["sentence"] == "ranks 0, 1 failed: RuntimeError: no gradient"
 

@@ -11,14 +11,16 @@ import signal
 
 from same_program.harness import Seen
 
-VARIABLES = r"LABKIT_RUN|GLOO_SOCKET_IFNAME|TORCH_FR_\w+|TORCH_NCCL_\w+|MASTER_ADDR"
+NCCL = "TORCH_NCCL_(?:DUMP_ON_TIMEOUT|DEBUG_INFO_TEMP_FILE|WAIT_TIMEOUT_DUMP_MILSEC)"
+VARIABLES = rf"LABKIT_RUN|GLOO_SOCKET_IFNAME|TORCH_FR_\w+|{NCCL}|MASTER_ADDR"
 # What differs, why, and how it looks in what a program prints or writes (None: in nothing that the programs do).
 ENTRIES: list[tuple[str, str, re.Pattern[str] | None]] = [
     (
         "A few environment variables",
         "`LABKIT_RUN` (on several hosts also `LABKIT_NODE`) marks every process of a run, so that all of them can be found "
-        "and stopped. `TORCH_FR_…` and `TORCH_NCCL_DUMP…` turn on torch's flight recorder, which knows the collective that "
-        "ranks wait in. `GLOO_SOCKET_IFNAME` and `MASTER_ADDR` (on hosts also `NCCL_SOCKET_IFNAME`) keep the ranks of one "
+        "and stopped. `TORCH_FR_…`, `TORCH_NCCL_DUMP_ON_TIMEOUT`, `TORCH_NCCL_DEBUG_INFO_TEMP_FILE` and "
+        "`TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC` turn on torch's flight recorder, which knows the collective that ranks wait "
+        "in. `GLOO_SOCKET_IFNAME` and `MASTER_ADDR` (on hosts also `NCCL_SOCKET_IFNAME`) keep the ranks of one "
         "machine on its loopback, since its name may not resolve. Variables that an earlier torchrun or a job has left "
         "(`RANK`, `PET_…`) are removed. `profile=True` adds `KINETO_LOG_LEVEL`. What you set yourself always counts.",
         re.compile(rf"\('({VARIABLES})', '[^']*'\)(, )?|^({VARIABLES})[ =].*\n", re.MULTILINE),
@@ -32,14 +34,15 @@ ENTRIES: list[tuple[str, str, re.Pattern[str] | None]] = [
     (
         "One more thread, and up to four descriptors from 1023 downwards",
         "Once a second a rank says that it is alive. The thread is not one of Python's `threading`, and descriptors count "
-        "from 3 upwards as ever.",
+        "from 3 upwards as ever. From Python 3.12 on, an `os.fork()` in the script itself warns of several threads.",
         None,
     ),
     (
         "Stacks can be dumped at any time",
         "`faulthandler` is enabled and writes into the run's folder, so that a crash has a line; so does the real-time "
         "signal 62, for ranks that hold the GIL. In such dumps, also your own, labkit's thread and two or three outermost "
-        "frames can be seen. Nothing else shows them, but recursion ends three calls earlier.",
+        "frames can be seen. Nothing else shows them but `sys._current_frames()` and audit hooks, and recursion "
+        "ends three calls earlier.",
         re.compile(
             r"Previous line repeated \d+ more times"
             r'|\n?Thread 0xADDRESS.*\n  (File ".*labkit/worker/guest.py", line \d+ in live|<no Python frame>)\n'
@@ -50,8 +53,9 @@ ENTRIES: list[tuple[str, str, re.Pattern[str] | None]] = [
         "What labkit adds to torch",
         "Importing torch, or asking for the logger `metrics`, also loads labkit's modules, which wrap that logger and the "
         "functions that tell of steps, such as `torch.autograd.backward`, `DataLoader`'s `__next__`, `GradScaler.step` and "
-        "`destroy_process_group`. Until then a finder for both is the first in `sys.meta_path`. `os.execv` and `os.execve` are wrapped, "
-        "too: a script that starts itself again is still recorded. A profiler of your own also shows the copy of a loss.",
+        "`destroy_process_group`; on CPUs, DDP measures each step instead of some. Until then a finder for both is the first "
+        "in `sys.meta_path`. `os.execv` and `os.execve` are wrapped, too: a script that starts itself again is still "
+        "recorded. A profiler of your own also shows these functions and the copy of a loss.",
         None,
     ),
     (

@@ -152,7 +152,11 @@ def _run(program: Program, start) -> Seen:
             if _is_marked(process, mark):
                 process.kill()
         text = {name: _plain(path.read_bytes().decode("utf-8", "replace"), temporary) for name, path in streams.items()}
-        files = {_plain(str(p.relative_to(folder)), temporary): _content(p, temporary) for p in sorted(folder.rglob("*")) if _counts(p)}
+        files = {
+            _plain(str(p.relative_to(folder)), temporary): _content(p, temporary)
+            for p in sorted(folder.rglob("*"))
+            if _counts(p)
+        }
         codes = {int(rank): int(code) for rank, code in EXIT_CODE.findall(log)}
         shared = sorted(path.name for path in set(Path("/dev/shm").iterdir()) - before)
         return Seen(codes, succeeded, text, files, running, [re.sub(r"\d+|[0-9a-f]{6,}", "N", name) for name in shared])

@@ -42,7 +42,7 @@ MISTAKES = {
 
 
 def test_frames_that_can_be_seen_are_noticed(monkeypatch):
-    monkeypatch.setattr(invisible, "without_resume", lambda code: code)
+    monkeypatch.setattr(invisible, "with_late_resume", lambda code: code)
 
     assert noticed("stack")
 

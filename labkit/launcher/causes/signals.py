@@ -31,7 +31,8 @@ def killed(evidence: Evidence) -> dict[str, Any] | None:
         return None
     rank, code = ranks[-1], -evidence.exits[ranks[-1]]
     name, history = signal_name(code), evidence.history(ranks[-1])
-    frames = crash_frames(evidence.folder.stacks(rank))  # from faulthandler; KILL leaves none
+    reports = evidence.folder.stacks(rank), evidence.folder.log(rank, "stderr")  # the latter with PYTHONFAULTHANDLER
+    frames = next(filter(None, map(crash_frames, reports)), [])  # KILL leaves none
     where = evidence.locate(next((frame.line for frame in frames if frame.file == evidence.path), None))
     called = f" in `{frames[0].function}`" if frames and frames[0].file != evidence.path else ""
     by, out_of_memory = killer(evidence.home(rank)) if code == signal.SIGKILL else ("", False)

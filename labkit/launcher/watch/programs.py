@@ -15,12 +15,12 @@ import psutil
 from labkit.launcher.rank_processes import Work, command_in_words, is_alive, ranks_of
 from labkit.record import Identity, RunFolder
 from labkit.record.files import read_json
+from labkit.record.rank_files import HEARTBEAT_BYTES
 
 __all__ = ["Programs"]
 
 POLL_SECONDS = 1.0
 LONGEST_NAME = 80
-HEARTBEAT_BYTES = 1024  # as the guest writes it: in place, because one that starts again after exec has it open
 
 
 class Programs:

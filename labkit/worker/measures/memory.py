@@ -26,7 +26,7 @@ def resident_set() -> Callable[[], dict[str, float]]:
     file = RankFile("/proc/self/status", os.O_RDONLY)
 
     def read() -> dict[str, float]:
-        status = file.read(4096)
+        status = file.read(1 << 16)  # it also lists the groups of the user, who may be in hundreds
         # getrusage's maximum would include torchrun's agent, whose memory a rank shares until exec
         return {"rss": _kibibytes(status, b"VmRSS:"), "peak": _kibibytes(status, b"VmHWM:")}
 

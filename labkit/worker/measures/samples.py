@@ -39,7 +39,7 @@ def take_index(iterator: Any, index: Any) -> None:
     if "_send_idx" in own and not own["_dataset_kind"]:  # workers make batches ahead
         sizes = own.setdefault(SIZES, {})
         sizes[own["_send_idx"]] = size
-        sizes.pop(own["_rcvd_idx"] - 2, None)  # that of an evaluation, which nobody has asked for
+        sizes.pop(own["_rcvd_idx"] - 2, None)  # of an evaluation's batch, whose size nobody asks for
     else:
         own[SIZE] = size
 
@@ -158,7 +158,7 @@ class Batches:
             if stream.is_used and (is_same or (elsewhere and stream.has_ended)):
                 break
         else:
-            stream = Stream(weakref.ref(sampler) if hasattr(type(sampler), "__weakref__") else _nothing)
+            stream = Stream(weakref.ref(sampler) if hasattr(type(sampler), "__weakref__") else lambda: None)
             stream.ahead = AHEAD.get(_fetching_module())
         stream.has_ended = stream.is_continued = False
         if stream.ahead == 0:
@@ -207,7 +207,3 @@ def _fetching_module() -> str:
     while frame is not None and (name := str(frame.f_globals.get("__name__"))).startswith(OURS):
         frame = frame.f_back
     return "" if frame is None else name
-
-
-def _nothing() -> None:
-    """Stands for a weak reference to nothing."""

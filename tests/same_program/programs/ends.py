@@ -245,6 +245,36 @@ stream = {"class": "logging.StreamHandler", "stream": "ext://sys.stdout"}
 logging.config.dictConfig({"version": 1, "handlers": {"out": stream}, "root": {"level": "INFO", "handlers": ["out"]}})  # disables the loggers that exist
 metrics = logging.getLogger("metrics"); metrics.info("seen"); print(metrics.disabled)
 
+# %% waits_for_a_blocked_signal
+import os, signal
+signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1, signal.SIGTERM}); os.kill(os.getpid(), signal.SIGUSR1)
+print("got", signal.sigwait({signal.SIGUSR1}))
+signal.signal(signal.SIGTERM, lambda *a: print("handled", a[0])); os.kill(os.getpid(), signal.SIGTERM); open("saved", "w").write("all")
+print("saved"); signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM}); print("after")
+
+# %% execs_another_script
+# args one
+import os, sys
+os.execv(sys.executable, [sys.executable, "another.py", *sys.argv[1:]])
+# %% execs_another_script: another.py
+import sys; print("another", sys.argv, __file__)
+# %% execs_a_module
+import os, sys
+os.execv(sys.executable, [sys.executable, "-manother", "a"])
+# %% execs_a_module: another.py
+import sys; print("another", sys.argv[1:])
+# %% execs_code
+import os, sys
+os.execv(sys.executable, (sys.executable, "-uc", "import sys; print('code', sys.argv)", "b"))
+# %% execs_itself_with_names
+import os, pathlib, sys
+print("again", os.environ.get("AGAIN"), os.execv.__name__, flush=True)
+for wrong in (("x",), (sys.executable, "abc"), (sys.executable, [1])):
+    try: os.execv(*wrong)
+    except (TypeError, OSError) as e: print(type(e).__name__, e)
+if "AGAIN" not in os.environ: os.execve(path=sys.executable, argv=[sys.executable, "-u", pathlib.Path(__file__), b"bytes"], env={**os.environ, "AGAIN": "1"})
+print(sys.argv)
+
 # %% warnings_program
 import warnings
 for _ in range(3): warnings.warn("once per place")

@@ -202,6 +202,33 @@ class D(Dataset):
     def __getitem__(self, i): return torch.full((5000,), float(i))
 keep = [b.sum().item() for b in DataLoader(D(), batch_size=8, num_workers=2)]; mine = torch.zeros(3000).share_memory_(); print(keep)
 
+# %% compiled_step
+import torch, logging, sys
+torch.manual_seed(0); m = torch.nn.Linear(4, 4); o = torch.optim.Adam(m.parameters(), lr=torch.tensor(.01)); loader = torch.utils.data.DataLoader(torch.rand(8, 4), batch_size=4)
+metrics = logging.getLogger("metrics"); metrics.setLevel("INFO"); metrics.addHandler(logging.StreamHandler(sys.stdout))
+@torch.compile(backend="eager")
+def train(x):
+    loss = m(x).sum(); loss.backward(); o.step(); o.zero_grad(); metrics.info({"x": 1})
+    return loss
+@torch.compile(backend="eager")
+def epoch(): return sum(m(x).sum() for x in loader), logging.getLogger("other").name
+print([train(torch.rand(2, 4)).item() for _ in range(4)], epoch())
+
+# %% profiled_and_traced
+import cProfile, collections, profile, pstats, sys, torch
+torch.manual_seed(0); loader = torch.utils.data.DataLoader(torch.rand(8, 4), batch_size=2)
+def train(): m = torch.nn.Linear(4, 1); o = torch.optim.SGD(m.parameters(), lr=.1); epoch(m, o)
+def epoch(m, o):
+    for x in loader: step(m, o, x)
+def step(m, o, x): o.zero_grad(); m(x).sum().backward(); o.step()
+for kind in (cProfile, profile):
+    profiler = kind.Profile(); profiler.runcall(train)
+    print({name: calls[0] for (file, _, name), calls in sorted(pstats.Stats(profiler).stats.items()) if file == __file__})
+    print({name: calls[0] for (file, _, name), calls in pstats.Stats(profiler).stats.items() if name in ("run_backward", "pin_memory")})
+events = collections.Counter()
+def trace(frame, event, arg): events[event, frame.f_code.co_name] += frame.f_code.co_filename == __file__; return trace
+sys.settrace(trace); train(); sys.settrace(None); print(sorted((*k, n) for k, n in events.items() if n))
+
 # %% uses_tensorboard
 import time, torch
 from torch.utils.tensorboard import SummaryWriter
