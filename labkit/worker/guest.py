@@ -228,6 +228,7 @@ class Guest:
                 header = {"time": time.time(), "host": host, "pid": self.pid, "forked": self.is_fork} | self.places
                 module = self._import("labkit.worker.recording")
                 self.recording = module.Recording(self.folder, self.settings, header)
+                self.problem = ""  # of an earlier attempt, before the script imported torch
             task(self.recording)
         except Exception as error:
             self.problem = f"{type(error).__name__}: {error}"
