@@ -223,6 +223,17 @@ class Kernel:
             self.manager.shutdown_kernel(now=True)
 
 
+def known(error: BaseException, rank: int) -> dict[str, object]:
+    """What a rank's guest knows of its failure."""
+    try:
+        message = str(error.code if isinstance(error, SystemExit) else error)
+    except BaseException:
+        message = "<exception str() failed>"
+    record = {"time_ns": time.time_ns(), "rank": rank, "pid": 1, "step": 3, "message": message, "script_line": None}
+    kind = "exit" if isinstance(error, SystemExit) else "exception"
+    return record | {"kind": kind, "exception": type(error).__name__}
+
+
 def in_another_process(code: str) -> str:
     """What a fresh Python prints."""
     return subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, timeout=60).stdout

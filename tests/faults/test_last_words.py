@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import re
-import time
 from pathlib import Path
 
 import pytest
+from faults.scene import known
 
 import labkit
 from labkit import RankFailedError, Script
@@ -184,12 +183,6 @@ def raised_by(text: str) -> BaseException:
     except BaseException as error:
         return error
     raise AssertionError(f"nothing was raised by {text}")
-
-
-def known(error: BaseException, rank: int) -> dict[str, object]:
-    """What a rank's guest knows of its failure."""
-    record = {"time_ns": time.time_ns(), "rank": rank, "pid": os.getpid(), "step": 3, "kind": "exception"}
-    return record | {"exception": type(error).__name__, "message": str(error), "script_line": None}
 
 
 @pytest.mark.parametrize(("last", "says"), RAISED.values(), ids=RAISED)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from faults.matrix import FAULTY
-from faults.scene import assert_over
+from faults.scene import assert_over, known
 
 import labkit
 from labkit.launcher.causes import signals
@@ -122,7 +122,7 @@ def test_simulated_cuda_out_of_memory_errors_in_other_words(raising: str, memory
     try:
         exec(compile(f"import torch\nimport torch.distributed\n\n{raising}\n", "train.py", "exec"), {})
     except RuntimeError as error:
-        failure.write(error, str(folder.path), 0, "train.py", 3)
+        failure.write(known(error, 0), error, str(folder.path), "train.py")
 
     cause = find_cause(folder, folder, 1)
 
@@ -137,7 +137,8 @@ def test_a_simulated_assertion_of_a_kernel_is_quoted_and_its_line_not_trusted(tm
     printed = "cuda/Loss.cu:245: operator(): block: [0,0,0], thread: [3,0,0] Assertion `t < n_classes` failed."
     folder.log(0, "stderr").write_text(f"{printed}\n")
     message = "CUDA error: device-side assert triggered\nCUDA kernel errors might be asynchronously reported"
-    failure.write(RuntimeError(message), str(folder.path), 0, "train.py", 3)
+    error = RuntimeError(message)
+    failure.write(known(error, 0), error, str(folder.path), "train.py")
 
     cause = find_cause(folder, folder, 1)
 
