@@ -108,9 +108,9 @@ def test_every_point_of_a_grid_runs_once_two_at_a_time_and_a_failure_stops_no_ot
     [pytest.param(True, id="its runs go on"), pytest.param(False, id="its runs end with it", marks=pytest.mark.soak)],
 )
 def test_a_sweep_whose_process_is_killed_goes_on_where_it_was_and_runs_each_point_once(ran, detach):
-    values = [0.1, 0.2, 0.3, 0.4]
-    sweep = labkit.sweep(SWEPT, lr=values, seconds=2.0, at_once=2, ran=str(ran), detach=detach, wait=False)
-    until(lambda: lines_of(ran) and sweep.results()[2].state == "running")
+    values = [0.1, 0.2, 0.3, 0.4, 0.5]
+    sweep = labkit.sweep(SWEPT, lr=values, seconds=3.0, at_once=2, ran=str(ran), detach=detach, wait=False)
+    until(lambda: lines_of(ran) and {result.state for result in sweep.results()[2:4]} == {"running"})
     [process] = sweepers(sweep.folder.runs)
     process.kill()
     lost = until(lambda: (state := sweep.status()).state == "lost" and state)
@@ -120,7 +120,7 @@ def test_a_sweep_whose_process_is_killed_goes_on_where_it_was_and_runs_each_poin
 
     succeeded = [run.folder.read_manifest()["sweep"] for run in labkit.runs() if run.status().state == "succeeded"]
     assert sweep.status().state == "succeeded"
-    assert Counter(mark["point"] for mark in succeeded) == {0: 1, 1: 1, 2: 1, 3: 1}
+    assert Counter(mark["point"] for mark in succeeded) == {0: 1, 1: 1, 2: 1, 3: 1, 4: 1}
     if detach:  # otherwise a script that had finished may have been stopped with its torchrun
         assert Counter(line["lr"] for line in lines_of(ran)) == dict.fromkeys(values, 1)
         assert len(labkit.runs()) == len(values)
