@@ -51,7 +51,7 @@ def in_parallel(read: Callable[[Item], Result], items: Sequence[Item]) -> list[R
     if not (rest := items[len(results) :]):
         return results
     try:
-        with ThreadPoolExecutor(READERS) as pool:
+        with ThreadPoolExecutor(READERS, "labkit-reader") as pool:
             return [*results, *pool.map(read, rest)]
     except RuntimeError:  # no more threads, because of a process limit
         return [*results, *map(read, rest)]

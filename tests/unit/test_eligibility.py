@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 import zipfile
 from pathlib import Path
 
 import pytest
 
 from labkit import Script
-from labkit.launcher.warm.eligibility import why_new_processes
+from labkit.launcher.warm.eligibility import NOT_LOADED, why_new_processes
 
 LOOPS = re.split(r"^# %% (.+)\n", (Path(__file__).parent / "ordinary_loops.py").read_text(), flags=re.MULTILINE)[1:]
 TORCH = "import torch\n"
@@ -60,6 +62,10 @@ def test_every_strategy_can_be_forked(strategy, tmp_path):
         (TORCH + "import os\nos.execv('x', [])", "line 3 uses os.execv"),
         (TORCH + "open('/proc/self/maps')", "line 2 asks for the process's history"),
         (TORCH + "import logging\nf = '%(relativeCreated)d'", "line 3 asks for the process's history"),
+        (TORCH + "import logging.config\nlogging.config.dictConfig({})", "line 3 uses logging.config"),
+        (TORCH + "from logging.config import dictConfig", "line 2 imports config of logging"),
+        (TORCH + "torch.distributed.fsdp.fully_shard(m)", "line 2 uses torch.distributed.fsdp without importing it"),
+        ("import torch.distributed as dist\ndist.nn.f()", "line 2 uses torch.distributed.nn without importing it"),
         (TORCH + "import faiss", "faiss may behave differently once torch is imported"),
         (TORCH + "def f():\n    import jax", "jax may behave differently once torch is imported"),
         ("import json\nx = 1\n", "the script does not import torch at its top"),
@@ -96,6 +102,7 @@ def test_a_script_that_can_tell_is_not_forked(text, why, tmp_path):
         TORCH + "import os\nos.environ['MASTER_PORT'] = '1'\nos.environ.setdefault('NCCL_DEBUG', 'INFO')",
         TORCH + "import sys\nsys.path.append('lib')\nsys.exit(sys.argv)",
         TORCH + "import gc, importlib.metadata\ngc.collect()",
+        "import torch.distributed.tensor as t\nfrom torch.distributed import fsdp\ntorch.distributed.tensor, fsdp.x",
         TORCH + "import traceback, inspect\ntraceback.print_stack(); inspect.stack()",
         "from accelerate import Accelerator\nAccelerator()",
     ],
@@ -140,6 +147,23 @@ def test_a_checkout_of_labkit_next_to_the_script_hides_nothing():
 )
 def test_variables_that_libraries_read_when_they_are_loaded(environment, why, tmp_path):
     assert reason(TORCH, tmp_path, environment) == why
+
+
+def test_what_runs_when_python_starts_is_not_forked(tmp_path):
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site" / "sitecustomize.py").write_text("")
+
+    why = "PYTHONPATH has a module that runs when Python starts"
+    assert reason(TORCH, tmp_path, environment={"PYTHONPATH": f":{tmp_path / 'site'}"}) == why
+
+
+def test_the_submodules_that_only_a_fork_has_are_known():
+    """The public ones of torch.distributed."""
+    code = "import sys, torch, torch.distributed as d; b = {*vars(d)}; import threadpoolctl, torch._dynamo; "
+    code += "import torch.distributed.run; import labkit.worker.recording; "
+    code += "print(*(n for n in {*vars(d)} - b if n[0] != '_' and f'torch.distributed.{n}' in sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert {*done.stdout.split()} <= NOT_LOADED
 
 
 @pytest.mark.parametrize("program", [("-m", "package.train"), (".",), ("app.zip",)])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -77,7 +78,10 @@ def supervise(folder: RunFolder, environment: Mapping[str, str], descriptors: Se
     no warm process has begun to, or if a fork of it would differ from a new process. `descriptors` stay open until the
     supervisor exits; `owner` is the supervisor's."""
     with _lock, suppress(OSError):
-        if not may_fork(environment) or not _warm or _warm[0].surroundings != _surroundings(environment):
+        surroundings = _surroundings(environment)
+        if not may_fork(environment) or not _warm or _warm[0].surroundings != surroundings:
+            return False
+        if _handles_signals_of_its_own(surroundings["status"]):
             return False
         process, control, _, first_run = _warm[0]
         if not read_state(first_run).is_final:
@@ -97,6 +101,14 @@ def supervise(folder: RunFolder, environment: Mapping[str, str], descriptors: Se
         finally:
             os.close(here)
     return False
+
+
+def _handles_signals_of_its_own(status: Sequence[str]) -> bool:
+    """Whether this session blocks signals or ignores those that the warm process and torchrun handle before they fork:
+    new processes would inherit that."""
+    masks = dict(line.split(":\t") for line in status if line.startswith("Sig"))
+    handled = 1 << signal.SIGALRM - 1 | 1 << signal.SIGQUIT - 1
+    return bool(int(masks["SigBlk"], 16) or int(masks["SigIgn"], 16) & handled)
 
 
 def _surroundings(environment: Mapping[str, str]) -> dict[str, Any]:

@@ -9,6 +9,7 @@ modules next to it are read, never run; what cannot be told from reading is a re
 from __future__ import annotations
 
 import ast
+import os
 import site
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -44,6 +45,7 @@ TELLING: dict[str, set[str]] = {
 }
 TELLING_NAMES = {
     "sys": {"getallocatedblocks", "meta_path", "modules", "orig_argv", "path_hooks", "path_importer_cache"},
+    "logging": {"config"},  # which disables the loggers that exist
     "os": {"putenv", "sched_setaffinity", "unsetenv"}
     | {f"exec{kind}" for kind in ("l", "le", "lp", "lpe", "v", "ve", "vp", "vpe")},
 }
@@ -54,6 +56,9 @@ HARMLESS_VARIABLES = (
     *("CUBLAS_WORKSPACE_CONFIG", "CUDA_VISIBLE_DEVICES", "GLOO_", "HF_", "MASTER_", "NCCL_", "TOKENIZERS_PARALLELISM"),
     *("TRANSFORMERS_", "WANDB_"),
 )
+# Of torch.distributed; a fork has them, `import torch` does not load them.
+NOT_LOADED = {"_composable", "_functional_collectives", "_shard", "_symmetric_memory", "elastic", "fsdp", "launcher"}
+NOT_LOADED |= {"argparse_util", "nn", "run", "tensor"}
 MOST_MODULES = 200
 LABKITS = Path(__file__).parents[3]  # the folder that has labkit
 
@@ -69,6 +74,9 @@ def why_new_processes(program: Sequence[str], text: str, folder: Path, environme
     threads = environment.get("OMP_NUM_THREADS", "1")
     if not threads.isdecimal() or not int(threads):
         return f"OMP_NUM_THREADS is {threads!r}"
+    startup = [*filter(None, environment.get("PYTHONPATH", "").split(os.pathsep))]
+    if any(PathFinder.find_spec(name, startup) for name in ("sitecustomize", "usercustomize")):
+        return "PYTHONPATH has a module that runs when Python starts"
     if hidden := hidden_module(folder):
         return f"{hidden} next to the script has the name of another module"
     reader = _Reader(folder)
@@ -194,10 +202,23 @@ def _calls(node: ast.AST) -> bool:
 def _telling(tree: ast.Module) -> str | None:
     """What in a module's code can tell, or may."""
     understood: set[ast.AST] = set()  # names of modules, and of os.environ, whose use is harmless
+    imports = [node for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom)]
+    loaded = {f"{module}." for node in imports for module in [*_imported(node), *_imported_names(node)]}
+    absent = {name for name in NOT_LOADED if not any(m.startswith(f"torch.distributed.{name}.") for m in loaded)}
     for node in ast.walk(tree):  # parents before their children
         if found := _found(node, understood):
             return f"line {getattr(node, 'lineno', 0)} {found}"
+        if isinstance(node, ast.Attribute) and node.attr in absent and _is_distributed(node.value):
+            return f"line {node.lineno} uses torch.distributed.{node.attr} without importing it"
     return None
+
+
+def _imported_names(node: ast.Import | ast.ImportFrom) -> list[str]:
+    return [f"{node.module}.{alias.name}" for alias in node.names] if isinstance(node, ast.ImportFrom) else []
+
+
+def _is_distributed(node: ast.AST) -> bool:
+    return getattr(node, "attr", getattr(node, "id", "")) in ("dist", "distributed")
 
 
 def _found(node: ast.AST, understood: set[ast.AST]) -> str | None:

@@ -76,14 +76,14 @@ class ForkedTorchrun(ranks.Child):
         *,
         forks_ranks: bool,
     ) -> None:
-        signal.pthread_sigmask(signal.SIG_BLOCK, HANDLED)  # until they no longer reach the supervisor's handlers
+        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, HANDLED)  # until they do not reach the supervisor's handlers
         try:
             super().__init__(os.fork())
             if not self.pid:
                 for number in HANDLED:
                     signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
         finally:
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, HANDLED)
+            signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
         if not self.pid:
             os.setsid()
             in_child()

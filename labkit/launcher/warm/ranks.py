@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import itertools
 import os
 import signal
 import socket
@@ -150,6 +151,7 @@ def _become_rank(control: socket.socket, agent: int) -> None:
     threads = min(threads, int(environment.get("OMP_NUM_THREADS", threads)))
     imported["threadpoolctl"].threadpool_limits(threads)  # of numpy's operators
     imported["torch"].set_num_threads(threads)
+    imported["concurrent.futures.thread"].ThreadPoolExecutor._counter = itertools.count().__next__  # names threads
     imported["multiprocessing.process"].ORIGINAL_DIR = str(Path.cwd())  # where processes that it spawns start
     sys.argv, sys.orig_argv = command[2:], command
     raise Become(close_others, _guest["main"])

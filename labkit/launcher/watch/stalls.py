@@ -21,7 +21,7 @@ class Stalls:
         self._run = run
         self._ranks: set[int] = set()  # that the notice names, or will name
         self._inspection: Future[Any] | None = None
-        self._inspector = ThreadPoolExecutor(1)
+        self._inspector = ThreadPoolExecutor(1, "labkit-stacks")
 
     def update(self, attempt: RunFolder, progress: Progress) -> None:
         """Start an inspection if other ranks than before have stalled, and read one that has ended."""

@@ -235,3 +235,24 @@ print(os.getcwd(), sys.getrecursionlimit(), in_elsewhere.X, sys.path[-1])
 
 # %% mutated_before_torch: elsewhere/in_elsewhere.py
 X = 3
+
+# %% torchs_loggers_after_a_configuration
+import torch, logging.config
+logging.config.dictConfig({"version": 1, "root": {"level": "INFO"}})
+print([logging.getLogger(n).disabled for n in ("torch._dynamo.convert_frame", "torch.distributed.elastic.multiprocessing.api")])
+
+# %% a_submodule_that_was_not_imported
+import torch
+print(torch.distributed.fsdp.fully_shard.__name__)
+
+# %% names_of_threads
+import torch, concurrent.futures as cf, threading
+with cf.ThreadPoolExecutor(1) as p: print(p.submit(lambda: threading.current_thread().name).result())
+
+# %% site_customisation
+# env PYTHONPATH=site
+import builtins, torch
+print(builtins.SITE)
+# %% site_customisation: site/sitecustomize.py
+import builtins, os
+builtins.SITE = os.environ.get("RANK"), os.environ.get("WORLD_SIZE")
