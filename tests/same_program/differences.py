@@ -26,8 +26,10 @@ ENTRIES: list[tuple[str, str, re.Pattern[str] | None]] = [
         re.compile(rf"\('({VARIABLES})', '[^']*'\)(, )?|^({VARIABLES})[ =].*\n", re.MULTILINE),
     ),
     (
-        "Output goes into files, and there is no input",
-        "A run outlives the terminal or notebook that started it. stdout and stderr are files in the run's folder, "
+        "A run has a folder, output goes into files, and there is no input",
+        "The folder is in `runs/` of the working directory, unless `LABKIT_RUNS` or `runs_dir` names another place, which a "
+        "script needs that creates, lists or deletes a folder `runs` itself. A run outlives the terminal or notebook that "
+        "started it. stdout and stderr are files in the run's folder, "
         "written without a buffer, as with torchrun's `--redirects 3`; stdin is empty.",
         None,
     ),
@@ -75,7 +77,8 @@ ENTRIES: list[tuple[str, str, re.Pattern[str] | None]] = [
         "Ranks may be forks",
         "If nothing in a script can tell (see [How fast a run starts](launch.md#how-fast-a-run-starts)), its ranks are "
         "forked from a process that has imported torch. They share the seed of Python's hashes, so sets of texts have "
-        "one order on all ranks, and they share torch's memory, so each rank's own is smaller. `env={'LABKIT_WARM': '0'}` "
+        "one order on all ranks, `multiprocessing`'s authkey, and torch's memory, so each rank's own is smaller. What an "
+        "optimizer and torchrun import of torch is there from the start, such as loggers and warning filters. `env={'LABKIT_WARM': '0'}` "
         "turns it off.",
         None,
     ),
