@@ -2,7 +2,8 @@
 
 A program is a cell of programs/*.py or one that generated.py composes. Comments at its start say how it is started:
 `# ranks 2`, `# args 50 --lr 1e-3`, `# env A=1 B=`, `# start app` (a file, a folder, `-m package`) and `# bytes latin-1`
-(how the file is written). A cell `name: lib/x.py` is a file next to the program `name`.
+(how the file is written); `# needs keras` says which package it uses that is not among labkit's own. A cell
+`name: lib/x.py` is a file next to the program `name`.
 """
 
 from __future__ import annotations
@@ -46,6 +47,10 @@ class Program:
     def _given(self, key: str) -> str:
         found = re.search(rf"^# {key} (.*)$", self.text.split("\nimport", 1)[0], re.MULTILINE)
         return found[1] if found else ""
+
+    @property
+    def needs(self) -> str:
+        return self._given("needs")
 
     @property
     def ranks(self) -> int:

@@ -9,6 +9,7 @@ import ctypes
 import os
 import random
 import subprocess
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -33,6 +34,8 @@ def own_shared_memory():
 
 
 def check(program):
+    if program.needs and find_spec(program.needs) is None:
+        pytest.skip(f"{program.needs} is not installed")
     bare = under_torchrun(program)
     found = {way: differences(bare, under_labkit(program, warm=way == "warm")) for way in ("cold", "warm")}
     assert not any(found.values()), "\n".join(f"{way}:\n" + "\n".join(lines) for way, lines in found.items() if lines)
