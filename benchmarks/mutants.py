@@ -67,7 +67,7 @@ MUTANTS = [
     Mutant(
         "where a signal hit",
         WORKER + "guest.py",
-        "self.faulthandler.enable(self.stacks.descriptor)",
+        "faulthandler.enable(self.stacks.descriptor)",
         "pass",
         matrix("I5-sigsegv"),
     ),

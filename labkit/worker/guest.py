@@ -108,8 +108,10 @@ class Guest:
             os.close(file)
         self.heartbeat: RankFile = self.files.RankFile(f"{self.home}/{self.files.HEARTBEAT}", os.O_WRONLY | os.O_CREAT)
         self.stacks: RankFile = self.files.RankFile(f"{self.home}/{self.files.STACKS}")
-        self.faulthandler, self.reports_crashes = faulthandler, not faulthandler.is_enabled()
-        self._dump_into_stacks()
+        self.faulthandler = faulthandler
+        if not faulthandler.is_enabled():  # on stderr, by PYTHONFAULTHANDLER
+            faulthandler.enable(self.stacks.descriptor)
+        self._dump_on_signal()
         atexit.register(self.end)  # the first to be registered is the last to be called
         for name in builtin:  # a script that imports them gets the same
             del sys.modules[name]
@@ -130,10 +132,8 @@ class Guest:
         _signal.pthread_sigmask(_signal.SIG_SETMASK, blocked)
         has_begun.acquire()  # the script may take the GIL and keep it
 
-    def _dump_into_stacks(self) -> None:
-        """Have all threads' stacks dumped on a crash, and on a signal, also while C code holds the GIL."""
-        if self.reports_crashes:
-            self.faulthandler.enable(self.stacks.descriptor)
+    def _dump_on_signal(self) -> None:
+        """Have all threads' stacks dumped on a signal, also while C code holds the GIL."""
         if sys.platform == "linux":
             self.faulthandler.register(self.files.DUMP_SIGNAL, self.stacks.descriptor, all_threads=True)
 
@@ -365,7 +365,7 @@ class Guest:
         if not beat["step"]:
             beat["starting"] = doing_now(self.main_thread, self.script)
         if self.stacks.keep_open():
-            self._dump_into_stacks()
+            self._dump_on_signal()  # not on a crash: that may be the script's own by now
         self.heartbeat.overwrite(as_json(beat).rstrip().ljust(self.files.HEARTBEAT_BYTES - 1) + b"\n")
 
     def answer(self) -> None:

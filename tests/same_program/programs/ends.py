@@ -245,6 +245,13 @@ stream = {"class": "logging.StreamHandler", "stream": "ext://sys.stdout"}
 logging.config.dictConfig({"version": 1, "handlers": {"out": stream}, "root": {"level": "INFO", "handlers": ["out"]}})  # disables the loggers that exist
 metrics = logging.getLogger("metrics"); metrics.info("seen"); print(metrics.disabled)
 
+# %% crash_reports_of_its_own
+import faulthandler, os, sys, time
+faulthandler.enable(open("crash.txt", "w"), all_threads=False); os.closerange(4, 2048); time.sleep(2.5)  # the file is 3
+faulthandler.disable(); print(faulthandler.is_enabled())
+faulthandler.enable(sys.stdout, all_threads=False); time.sleep(1.5); os.closerange(4, 2048); time.sleep(1.5)
+os.abort()
+
 # %% waits_for_a_blocked_signal
 import os, signal
 signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1, signal.SIGTERM}); os.kill(os.getpid(), signal.SIGUSR1)
