@@ -334,7 +334,7 @@ def test_a_node_that_does_not_see_the_run_folder_says_so(cluster, runs_dir):
         ({"time": "soon"}, "is not a Slurm time limit"),
         ({"time": "00:00:20", "script": "ddp"}, "is too short to save"),
         ({"gpus_per_node": 2}, r"Invalid generic resource \(gres\) specification"),
-        ({"nodes": 0}, "nodes must be an integer, at least 1; got 0"),
+        ({"nodes": 0}, "nodes must be an integer, at least 1, got 0"),
         ({"nproc_per_node": "auto"}, "Slurm reports no GPUs"),
         ({"options": ["qos=high"]}, "is not an sbatch option"),
         ({"retries": 2}, "leave retries out"),
