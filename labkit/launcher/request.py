@@ -80,9 +80,8 @@ def script_and_file(script: Launchable) -> tuple[Script, Path | None]:
         return script, None
     if isinstance(script, Module):
         path = _file_of(script.name)
-        return Script.read(read_file(path), path) if is_a(Path.is_file, path) else Script.parse(
-            "", name=path.stem
-        ), path
+        has_text = is_a(Path.is_file, path)
+        return Script.read(read_file(path), path) if has_text else Script.parse("", name=path.stem), path
     if not isinstance(script, str | os.PathLike) or not str(script).strip():
         raise ScriptError(f"launch takes a Script, the name of one, or a path; got {script!r}")
     if isinstance(script, str) and script in script_names():

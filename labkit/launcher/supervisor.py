@@ -377,9 +377,11 @@ class Supervisor:
 
     def ended(self, name: StateName, **fields: Any) -> State:
         ended = self.state.started + time.monotonic() - self.clock
-        progress = Progress(self.folder.attempt(self.state.attempt))
-        progress.update()
-        notices = [None if self.node else self.saving.update(), progress.unmeasured]
+        notices = []
+        if not self.node:  # the first node speaks for all ranks
+            progress = Progress(self.folder.attempt(self.state.attempt))
+            progress.update()
+            notices = [self.saving.update(), progress.unmeasured]
         if name == "succeeded":
             with suppress(Exception):  # a correct state matters more
                 notices.append(background_errors(self.folder, self.folder.attempt(self.state.attempt), self.ranks))
