@@ -85,6 +85,21 @@ class Model(nn.Module):
         measure_rates(broken, 1, {})
 
 
+def test_in_sixteen_bits_the_model_is_measured_in_sixteen_bits_also_outside_of_its_blocks():
+    """The measured model refuses to compute in anything else, whole or in parts."""
+    script = Script.load("single", "precision")
+    model, computed = script.cells["model"].text, "return self.head(self.norm(x))"
+    assert computed in model
+    strict = """logits = self.head(self.norm(x))
+        if logits.dtype != torch.bfloat16:
+            raise TypeError(f"computed in {logits.dtype}")
+        return logits"""
+
+    rates = measure_rates(script.with_cells(model=model.replace(computed, strict)), 1, {"precision": "bf16"})
+
+    assert max(rates.ends) > 0
+
+
 def test_a_prediction_from_measurements_has_a_band_and_assumes_nothing():
     script, options = Script.load("fsdp"), {"global_batch_size": 8}
     facts = facts_of(script, options)

@@ -11,6 +11,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterable
+from contextlib import nullcontext
 from datetime import timedelta
 from pathlib import Path
 from statistics import median
@@ -209,9 +210,15 @@ def main() -> None:
     def forward(name: str) -> Callable[[], object]:
         return lambda: loss(model, name)
 
+    half = cells["half_of"](args)
+
+    def outer_parts(x: torch.Tensor, *_: object, **__: object) -> object:
+        with torch.autocast(device.type, half) if half else nullcontext():  # in_precision changes the whole forward only
+            return model.unembed(model.embed(x))
+
     def ends(name: str) -> Callable[[], object]:
         def call() -> None:
-            loss(lambda x, *_, **__: model.unembed(model.embed(x)), name).backward()
+            loss(outer_parts, name).backward()
             model.zero_grad()
 
         return call
