@@ -213,7 +213,7 @@ def main() -> None:
     half = cells["half_of"](args)
 
     def outer_parts(x: torch.Tensor, *_: object, **__: object) -> object:
-        with torch.autocast(device.type, half) if half else nullcontext():  # in_precision changes the whole forward only
+        with torch.autocast(device.type, half) if half else nullcontext():  # as in_precision's forward
             return model.unembed(model.embed(x))
 
     def ends(name: str) -> Callable[[], object]:
