@@ -26,7 +26,7 @@ def doctor(*, preflight: bool = False, bandwidth: bool | int = False) -> Machine
     GPUs a launch does so until it has worked once. With `bandwidth=True`, or a number of ranks, they measure the speed
     of their collectives, which takes about 10 seconds; `labkit.plan` then uses it.
     """
-    here = hardware()
+    here = hardware(may_be_unknown=True)
     if here.platform != "windows":  # where nothing can be started
         if preflight:
             _preflight.preflight(here, here.default_ranks, here.backend)
@@ -82,10 +82,10 @@ class Machine:
         here = self.hardware
         if here.platform == "windows":
             return "native Windows"
+        cores = f"{here.cores} core{'s' if here.cores > 1 else ''}"
+        if here.gpu_problem:
+            return f"unknown GPUs, {cores}"
         names = Counter(gpu.name for gpu in here.gpus).items()
         gpus = ", ".join(f"{count} x {name}" if count > 1 else name for name, count in names) or "no GPU"
-        ranks, cores = here.default_ranks, here.cores
-        return (
-            f"{gpus}, {here.backend}, {here.precision}, {ranks} rank{'s' if ranks > 1 else ''} on "
-            f"{cores} core{'s' if cores > 1 else ''}"
-        )
+        ranks = here.default_ranks
+        return f"{gpus}, {here.backend}, {here.precision}, {ranks} rank{'s' if ranks > 1 else ''} on {cores}"

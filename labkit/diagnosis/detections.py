@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from labkit.diagnosis.facts import MachineFacts
+from labkit.launcher.hardware import GpusUnknownError
 
 __all__ = ["LEVELS", "Detection", "Diagnosis", "Level", "detection", "diagnose"]
 
@@ -51,6 +52,8 @@ def _findings_of(function: Detection, facts: MachineFacts) -> tuple[Diagnosis, .
     try:
         result = function(facts)
         return () if result is None else (result,) if isinstance(result, Diagnosis) else tuple(result)
+    except GpusUnknownError:  # the detection `devices` says why
+        return ()
     except Exception as error:  # one failing detection must not hide the others
         name = function.__name__.replace("_", " ")
         return (Diagnosis(name, "n/a", f"the detection failed: {error!r}", "report this", "note"),)

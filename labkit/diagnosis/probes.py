@@ -26,7 +26,7 @@ from labkit.diagnosis.facts import UNLIMITED, MachineFacts, NotebookKernel, Nvml
 from labkit.diagnosis.kaggle_facts import kaggle
 from labkit.errors import LabError
 from labkit.launcher.checks import check_interface
-from labkit.launcher.hardware import DRIVER_FILES, Hardware, hardware, torch_report
+from labkit.launcher.hardware import GpusUnknownError, Hardware, hardware, has_driver, torch_report
 from labkit.launcher.link import bandwidth as _bandwidth
 from labkit.launcher.link import preflight as _preflight
 from labkit.launcher.torchrun import LEFTOVER_PREFIXES, LEFTOVERS
@@ -45,13 +45,15 @@ WINDOWS_USERS = Path("/mnt/c/Users")
 
 def gather(here: Hardware | None = None) -> MachineFacts:
     """Gather all facts within a few tenths of a second. It never raises: a fact that cannot be determined is None."""
-    here = here or hardware()
+    here = here or hardware(may_be_unknown=True)
     answers: dict[str, Any] = {}
     problems: dict[str, str] = {}
     for each in dataclasses.fields(MachineFacts):
         if each.name not in ("hardware", "problems"):
             try:
                 answers[each.name] = globals()[each.name](here)
+            except GpusUnknownError:
+                pass  # `here` has the reason
             except Exception as error:  # one failing probe must not prevent the others
                 problems[each.name] = f"{type(error).__name__}: {error}"
     return MachineFacts(here, **answers, problems=problems)
@@ -77,12 +79,12 @@ def _version(package: str) -> str | None:
 
 
 def torch_build(here: Hardware) -> TorchBuild | None:
-    report = torch_report(here.visible_devices)
+    report = None if here.gpu_problem else torch_report(here.visible_devices)  # which takes as long as the first time
     return TorchBuild(report["cuda"], tuple(report["kernels"]), tuple(report["uuids"])) if report else None
 
 
 def nvml(here: Hardware) -> Nvml | None:
-    if not any(file.exists() for file in DRIVER_FILES):
+    if not has_driver():
         return None
     done = subprocess.run(
         [sys.executable, ASK_NVML],

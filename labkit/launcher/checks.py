@@ -94,12 +94,7 @@ def check_ranks(nproc_per_node: Any, backend: Any, hardware: Hardware) -> int:
         )
     if backend not in (None, "nccl", "gloo"):
         raise LaunchError(f"backend must be 'nccl' or 'gloo', got {backend!r}")
-    if hardware.gpu_problem:  # the ranks might find them, and use them unchecked
-        raise LaunchError(
-            f"{hardware.gpu_problem}. Run `python -c 'import torch; torch.cuda.init()'` to see why, or pass "
-            "env={'CUDA_VISIBLE_DEVICES': ''} to train on the CPU"
-        )
-    gpus = len(hardware.gpus)
+    gpus = len(hardware.gpus) if hardware.has_gpus() else 0
     if backend == "nccl" and not gpus:
         visible = hardware.visible_devices
         why = "" if visible is None else f" (CUDA_VISIBLE_DEVICES={visible!r})"

@@ -9,6 +9,7 @@ import re
 import shutil
 import subprocess
 import sys
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -17,6 +18,7 @@ from typing import Any, Literal
 
 import psutil
 
+from labkit.errors import LaunchError
 from labkit.record.container import memory_left
 
 __all__ = [
@@ -24,9 +26,11 @@ __all__ = [
     "FP8",
     "SYMMETRIC_MEMORY",
     "Gpu",
+    "GpusUnknownError",
     "Hardware",
     "Platform",
     "driver_version",
+    "has_driver",
     "has_kernels",
     "hardware",
     "may_have_gpus",
@@ -35,12 +39,37 @@ __all__ = [
     "without_kernels",
 ]
 
-DRIVER_FILES = (Path("/proc/driver/nvidia/version"), Path("/dev/dxg"))  # the second is WSL2's
+# Any of them is a driver; gVisor (Modal, Cloud Run, GKE's sandbox) has only the second, WSL2 only the third.
+DRIVER_FILES = (Path("/proc/driver/nvidia/version"), Path("/dev/nvidiactl"), Path("/dev/dxg"))
+DEVICES = Path("/dev")  # an NVIDIA GPU that this machine or container has is nvidia0, nvidia1, … there
+SHOWS_SOME = re.compile(r"\s*(\d|GPU-|MIG-)")  # CUDA ignores CUDA_VISIBLE_DEVICES from the first other word on
+# From a cold or remote disk, importing torch has taken minutes: it reads 4 GB of CUDA's libraries.
+LISTING_SECONDS, SLOW_SECONDS = 300.0, 10.0
+# Run in a process of its own: reading the properties opens a context, which would hold memory on GPU 0.
+LIST_GPUS = """
+import json, torch
+gpus = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())]
+problem = ""
+if torch.version.cuda is None:
+    problem = f"torch {torch.__version__} is built without CUDA"
+elif not gpus:
+    try:
+        torch.cuda.init()
+    except Exception as error:
+        problem = f"{type(error).__name__}: {error}".splitlines()[0]
+print(json.dumps({"gpus": [[p.name, p.total_memory, [p.major, p.minor]] for p in gpus],
+                  "uuids": [str(getattr(p, "uuid", "")) for p in gpus], "problem": problem,
+                  "cuda": torch.version.cuda, "kernels": torch.cuda.get_arch_list()}))
+"""
 KERNEL = re.compile(r"(sm|compute)_(\d+)(\d)([af]?)")
 # The first compute capabilities with fp8 (torch._scaled_mm) and with symmetric memory (torch's own tests of it require
 # this, and that each GPU can read every other's memory: requires_cuda_p2p_access in torch/testing).
 FP8, SYMMETRIC_MEMORY = (8, 9), (8, 0)
 Platform = Literal["kaggle", "colab", "wsl2", "linux", "macos", "windows"]
+
+
+class GpusUnknownError(LaunchError):
+    """An NVIDIA driver is installed, but torch could not list the GPUs: there may be some, or none."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +93,8 @@ class Gpu:
 @dataclass(frozen=True)
 class Hardware:
     """`cores` this process may use; `memory` of the machine, `memory_available` to this process and its container, and
-    `shared_memory` (`/dev/shm`, None if it does not exist) in bytes."""
+    `shared_memory` (`/dev/shm`, None if it does not exist) in bytes. `gpu_problem` says why it is unknown which `gpus`
+    there are, `unusable_gpus` why torch does not see those that are here; both are empty otherwise."""
 
     platform: Platform
     gpus: tuple[Gpu, ...]
@@ -74,40 +104,51 @@ class Hardware:
     shared_memory: int | None
     visible_devices: str | None
     gpu_problem: str = ""
+    unusable_gpus: str = ""
+
+    def has_gpus(self) -> bool:
+        """Raises GpusUnknownError if that is unknown."""
+        if self.gpu_problem:
+            raise GpusUnknownError(self.gpu_problem)
+        return bool(self.gpus)
 
     @property
     def backend(self) -> str:
-        return "nccl" if self.gpus else "gloo"
+        return "nccl" if self.has_gpus() else "gloo"
 
     @property
     def precision(self) -> str:
         """The fastest precision that works here: fp16 needs a gradient scaler, which the scripts have."""
-        if not self.gpus:
+        if not self.has_gpus():
             return "fp32"
         return "bf16" if all(gpu.has_bf16 for gpu in self.gpus) else "fp16"
 
     @property
     def default_ranks(self) -> int:
         """One per GPU; on the CPU two, enough to show ranks at work."""
-        return len(self.gpus) or min(2, self.cores)
+        return len(self.gpus) if self.has_gpus() else min(2, self.cores)
 
 
-def hardware(visible_devices: str | None = None) -> Hardware:
+def hardware(visible_devices: str | None = None, *, may_be_unknown: bool = False) -> Hardware:
     """This machine now, or as ranks with `CUDA_VISIBLE_DEVICES=visible_devices` will see it.
 
-    Imports torch, in a separate process, only if an NVIDIA driver is installed.
+    Imports torch, in a separate process, only if an NVIDIA driver is installed. If torch cannot list the GPUs there, it
+    raises GpusUnknownError, or returns a Hardware with a `gpu_problem` if `may_be_unknown`.
     """
     visible = os.environ.get("CUDA_VISIBLE_DEVICES") if visible_devices is None else visible_devices
     memory, allowed = psutil.virtual_memory(), memory_left()
     try:
         gpus, problem = _gpus(visible), ""
-    except (OSError, subprocess.SubprocessError, ValueError) as error:
-        gpus, problem = (), f"an NVIDIA driver is installed, but torch could not list the GPUs: {error}"
+    except GpusUnknownError as error:
+        if not may_be_unknown:
+            raise
+        gpus, problem = (), str(error)
     shm = Path("/dev/shm")
     return Hardware(
         platform=platform_name(),
         gpus=gpus,
         gpu_problem=problem,
+        unusable_gpus="" if gpus or problem else _unusable_gpus(visible),
         cores=usable_cores(),
         memory=memory.total,
         memory_available=memory.available if allowed is None else min(memory.available, allowed),
@@ -151,29 +192,64 @@ def _gpus(visible: str | None) -> tuple[Gpu, ...]:
     return tuple(Gpu(name, memory, (major, minor)) for name, memory, (major, minor) in report["gpus"])
 
 
+def _unusable_gpus(visible: str | None) -> str:
+    """Why torch sees none of the GPUs that are here and not hidden; empty if there are none."""
+    devices = sorted(DEVICES.glob("nvidia[0-9]*"))
+    if not devices or (report := torch_report(visible)) is None:
+        return ""
+    refused = [str(device) for device in devices if not os.access(device, os.R_OK | os.W_OK)]
+    if refused and report["cuda"]:
+        return f"this user may not read and write {', '.join(refused)}"
+    return str(report["problem"]) or "torch gives no reason"
+
+
 def may_have_gpus(visible: str | None) -> bool:
-    """Whether an NVIDIA driver is installed and `CUDA_VISIBLE_DEVICES` hides not all of its GPUs."""
-    return visible != "" and any(file.exists() for file in DRIVER_FILES)
+    """Whether an NVIDIA driver is installed and `CUDA_VISIBLE_DEVICES` does not hide all of its GPUs."""
+    return has_driver() and (visible is None or SHOWS_SOME.match(visible) is not None)
 
 
-@cache
+def has_driver() -> bool:
+    return any(file.exists() for file in DRIVER_FILES)
+
+
 def torch_report(visible: str | None) -> dict[str, Any] | None:
-    """What torch reports about the visible GPUs (`gpus`, and their `uuids` in the same order) and about its own build:
-    its CUDA version (`cuda`, None for a CPU build) and `kernels` ("sm_75", …). None if no driver is installed."""
-    if not may_have_gpus(visible):
-        return None
-    # In a separate process: reading the properties opens a context that would hold memory on GPU 0.
-    code = (
-        "import json, torch\n"
-        "gpus = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())]\n"
-        "print(json.dumps({'gpus': [[p.name, p.total_memory, [p.major, p.minor]] for p in gpus],\n"
-        "                  'uuids': [str(getattr(p, 'uuid', '')) for p in gpus],\n"
-        "                  'cuda': torch.version.cuda, 'kernels': torch.cuda.get_arch_list()}))"
-    )
+    """What torch reports about the visible GPUs (`gpus`, and their `uuids` in the same order; if there are none,
+    `problem` may say why) and about its own build: its CUDA version (`cuda`, None for a CPU build) and `kernels`
+    ("sm_75", …). None if there is no driver, or it shows no GPU.
+
+    Raises GpusUnknownError if torch cannot be asked. Then the next call asks again; an answer is remembered.
+    """
+    return _listing(visible) if may_have_gpus(visible) else None
+
+
+@cache  # which does not remember exceptions
+def _listing(visible: str | None) -> dict[str, Any]:
     env = os.environ | {"PYTHONSAFEPATH": "1"} | ({} if visible is None else {"CUDA_VISIBLE_DEVICES": visible})
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=60, check=True, env=env)
-    report: dict[str, Any] = json.loads(done.stdout)
-    return report
+    message = "importing torch to list the GPUs; from a cold disk this may take minutes"
+    waiting = threading.Timer(SLOW_SECONDS, lambda: print(message, file=sys.stderr, flush=True))
+    waiting.start()
+    try:
+        command = [sys.executable, "-c", LIST_GPUS]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=LISTING_SECONDS, env=env, check=False)
+        if done.returncode:
+            last = [f"exit code {done.returncode}", *done.stderr.strip().splitlines()][-1]
+            raise _unknown(last)
+        report: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])  # torch may have printed something, too
+        return report
+    except subprocess.TimeoutExpired:
+        raise _unknown(f"importing it and asking took more than {LISTING_SECONDS:g} s") from None
+    except (OSError, ValueError, LookupError) as error:
+        raise _unknown(repr(error)) from None
+    finally:
+        waiting.cancel()
+
+
+def _unknown(reason: str) -> GpusUnknownError:
+    return GpusUnknownError(
+        f"an NVIDIA driver is installed, but torch could not list the GPUs: {reason}. The next call asks again. Run "
+        "`python -c 'import torch; torch.cuda.init()'` to see why, or set CUDA_VISIBLE_DEVICES='' (for one launch: "
+        "env={'CUDA_VISIBLE_DEVICES': ''}) to use the CPU"
+    )
 
 
 def without_kernels(gpus: Sequence[Gpu], built: Sequence[str]) -> list[Gpu]:

@@ -96,6 +96,9 @@ def start(
     if ranks > 1 and threads > 1 and not machine.gpus and "OMP_NUM_THREADS" not in environment:
         print(f"torchrun gives each rank one thread; to use all cores, pass env={{'OMP_NUM_THREADS': '{threads}'}}")
 
+    if machine.unusable_gpus:
+        print(f"this machine has NVIDIA GPUs, but the ranks train on the CPU: {machine.unusable_gpus}")
+
     gpus = gpus_of(machine, ranks)
     with removed_on_failure(folder):
         manifest = {

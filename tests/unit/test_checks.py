@@ -388,7 +388,7 @@ def test_made_up_gpus_that_torch_could_not_list_are_not_trained_on_unchecked():
     machine = replace(
         made_up(0), gpu_problem="an NVIDIA driver is installed, but torch could not list the GPUs: timeout"
     )
-    with pytest.raises(LaunchError, match=r"could not list the GPUs: timeout\. Run .*CUDA_VISIBLE_DEVICES"):
+    with pytest.raises(LaunchError, match="could not list the GPUs: timeout"):
         check_ranks(1, None, machine)
 
 

@@ -24,7 +24,7 @@ from labkit.diagnosis.display import COLUMNS
 from labkit.diagnosis.facts import UNLIMITED, NotebookKernel, Process, TorchBuild, nvml_from_json
 from labkit.errors import LabError, LaunchError
 from labkit.launcher import hardware as hardware_module
-from labkit.launcher.hardware import Gpu, hardware, has_kernels
+from labkit.launcher.hardware import DRIVER_FILES, Gpu, driver_version, hardware, has_kernels
 from labkit.launcher.link.preflight import preflight, remembered
 from labkit.launcher.torch_wheels import install_for
 from labkit.machine import Machine
@@ -228,9 +228,9 @@ def test_on_native_windows_there_is_nothing_else_to_say():
 
 
 def test_a_driver_that_cannot_be_queried_is_reported():
-    said = found(with_hardware("laptop-cpu", gpu_problem="an NVIDIA driver is here, but …"))["devices"]
+    said = found(with_hardware("laptop-cpu", gpu_problem="an NVIDIA driver is here, but …. Do this"))["devices"]
 
-    assert (said.value, said.level) == ("n/a", "warning")
+    assert (said.value, said.level, said.todo) == ("unknown", "stop", "Do this")
 
 
 @pytest.mark.parametrize("visible", ["", "7"])
@@ -657,7 +657,7 @@ def test_a_wslconfig_that_windows_would_ignore_is_known(tmp_path, monkeypatch, t
 
 
 def test_a_driver_that_crashes_who_asks_it_does_not_crash_the_doctor(tmp_path, monkeypatch):
-    monkeypatch.setattr(probes, "DRIVER_FILES", (tmp_path,))
+    monkeypatch.setattr(hardware_module, "DRIVER_FILES", (tmp_path,))
     (tmp_path / "pynvml.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGSEGV)\n")
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{Path(labkit.__file__).parents[1]}")
 
@@ -790,26 +790,136 @@ def test_a_folder_of_too_many_files_is_given_up(on_made_up_kaggle, monkeypatch):
     assert said.disk_free
 
 
-def test_what_torch_says_of_gpus_is_asked_elsewhere(tmp_path, monkeypatch):
-    """Simulated: a torch with one GPU, in the process that asks."""
-    (tmp_path / "torch.py").write_text(
-        "class cuda:\n"
-        "    device_count = staticmethod(lambda: 1)\n"
-        "    get_arch_list = staticmethod(lambda: ['sm_75'])\n"
-        "    class get_device_properties:\n"
-        "        name, total_memory, major, minor, uuid = 'Tesla T4', 2**34, 7, 5, 'ab'\n"
-        "        __init__ = lambda self, index: None\n"
-        "class version:\n"
-        "    cuda = '12.8'\n"
-    )
+# A torch that is simulated, and really asked, in a process of its own.
+
+ONE_T4 = """
+class cuda:
+    device_count = staticmethod(lambda: 1)
+    get_arch_list = staticmethod(lambda: ["sm_75"])
+    class get_device_properties:
+        name, total_memory, major, minor, uuid = "Tesla T4", 2**34, 7, 5, "ab"
+        __init__ = lambda self, index: None
+class version:
+    cuda = "12.8"
+"""
+T4_ALONE = (Gpu("Tesla T4", 2**34, (7, 5)),)
+NO_DEVICE = """
+class cuda:
+    device_count = staticmethod(lambda: 0)
+    get_arch_list = staticmethod(lambda: [])
+    def init():
+        raise RuntimeError("No CUDA GPUs are available")
+class version:
+    cuda = {cuda}
+__version__ = "2.13.0+cpu"
+"""
+
+
+@pytest.fixture
+def simulated_torch(tmp_path, monkeypatch):
+    """`simulated_torch(text)`: the torch that an interpreter finds, where a driver is installed."""
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")  # one version of the file must not be taken for another
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setattr(hardware_module, "DRIVER_FILES", (tmp_path,))
-    hardware_module.torch_report.cache_clear()
-    try:
-        assert hardware("0").gpus == (Gpu("Tesla T4", 2**34, (7, 5)),)
-        assert probes.torch_build(hardware("0")) == TorchBuild("12.8", ("sm_75",), ("ab",))
-    finally:
-        hardware_module.torch_report.cache_clear()
+    monkeypatch.setattr(hardware_module, "DEVICES", tmp_path / "dev")
+    hardware_module._listing.cache_clear()
+    yield (tmp_path / "torch.py").write_text
+    hardware_module._listing.cache_clear()
+
+
+def test_what_a_simulated_torch_says_of_gpus_is_asked_elsewhere(simulated_torch):
+    simulated_torch("print('a word of a library')" + ONE_T4)
+
+    assert hardware("0").gpus == T4_ALONE
+    assert probes.torch_build(hardware("0")) == TorchBuild("12.8", ("sm_75",), ("ab",))
+
+
+def test_a_simulated_torch_that_fails_leaves_the_gpus_unknown_and_is_asked_again(simulated_torch, tmp_path):
+    simulated_torch("raise RuntimeError('CUDA unknown error')")
+
+    with pytest.raises(
+        labkit.LaunchError, match=r"could not list the GPUs: RuntimeError: CUDA unknown error\. The next"
+    ):
+        hardware()
+    with pytest.raises(labkit.LaunchError, match=r"could not list the GPUs.*env=\{'CUDA_VISIBLE_DEVICES': ''\}"):
+        labkit.launch("ddp", nproc_per_node=2, runs_dir=tmp_path / "runs")
+    assert not list((tmp_path / "runs").glob("*"))
+    machine = Machine(here := hardware(may_be_unknown=True))
+    said = {finding.what: finding for finding in machine.diagnosis}
+    assert (said["devices"].value, said["devices"].level, machine.can_train) == ("unknown", "stop", False)
+    assert "CUDA unknown error" in said["devices"].why
+    assert said.keys().isdisjoint({"backend", "precision", "ranks"})
+    assert machine.facts.problems.keys() <= {"nvml"}  # which is not here
+    assert "unknown GPUs" in str(machine)
+    for derived in ("backend", "precision", "default_ranks"):
+        with pytest.raises(labkit.LaunchError, match="CUDA unknown error"):
+            getattr(here, derived)
+
+    simulated_torch(ONE_T4)
+    assert hardware().gpus == T4_ALONE
+    simulated_torch("raise RuntimeError('asked again')")
+    assert hardware().gpus == T4_ALONE
+
+
+def test_a_slow_import_of_a_simulated_torch_is_announced_and_limited(simulated_torch, monkeypatch, capsys):
+    monkeypatch.setattr(hardware_module, "SLOW_SECONDS", 0.1)
+    monkeypatch.setattr(hardware_module, "LISTING_SECONDS", 0.5)
+    simulated_torch("import time; time.sleep(60)")
+
+    with pytest.raises(labkit.LaunchError, match="importing it and asking took more than 0.5 s"):
+        hardware()
+
+    assert capsys.readouterr().err == "importing torch to list the GPUs; from a cold disk this may take minutes\n"
+
+
+@pytest.mark.parametrize("visible", ["", " ", "-1", "-1,0", "NoDevFiles", "void"])
+def test_simulated_gpus_that_are_all_hidden_need_no_torch(simulated_torch, visible):
+    simulated_torch("raise RuntimeError('asked')")
+
+    assert hardware(visible).gpus == ()
+    assert hardware(visible).backend == "gloo"
+
+
+def test_a_sandbox_without_the_drivers_proc_file_has_a_driver(simulated_torch, tmp_path, monkeypatch):
+    """gVisor shows /dev/nvidiactl only."""
+    simulated_torch(ONE_T4)
+    assert Path("/dev/nvidiactl") in DRIVER_FILES
+    (tmp_path / "nvidiactl").touch()
+    monkeypatch.setattr(hardware_module, "DRIVER_FILES", (tmp_path / "version", tmp_path / "nvidiactl"))
+
+    assert hardware().gpus == T4_ALONE
+    assert driver_version() == ""
+
+
+@pytest.mark.parametrize(
+    ("cuda", "device", "reason"),
+    [
+        ("None", "a file", "torch 2.13.0+cpu is built without CUDA"),
+        ("'12.8'", "a file", "RuntimeError: No CUDA GPUs are available"),
+        ("'12.8'", "not accessible", "this user may not read and write "),
+        ("'12.8'", None, ""),  # a container without GPUs on a host that has some
+    ],
+)
+def test_gpus_that_a_simulated_torch_cannot_use_are_named_at_a_launch(
+    simulated_torch, tmp_path, capsys, cuda, device, reason
+):
+    simulated_torch(NO_DEVICE.format(cuda=cuda))
+    (tmp_path / "dev").mkdir()
+    if device == "a file":
+        (tmp_path / "dev" / "nvidia0").touch()
+    elif device:  # root may read everything that exists
+        (tmp_path / "dev" / "nvidia0").symlink_to(tmp_path / "nowhere")
+
+    assert hardware().gpus == ()
+    assert hardware().unusable_gpus.startswith(reason)
+    assert bool(hardware().unusable_gpus) is bool(reason)
+    assert hardware("").unusable_gpus == ""
+    unseen = {finding.what: finding for finding in Machine(hardware()).diagnosis}.get("unseen GPUs")
+    assert unseen is None if not reason else unseen.level == "warning"
+    nowhere = {"PYTHONHOME": str(tmp_path / "nowhere")}  # no interpreter starts there
+    labkit.launch("ddp", nproc_per_node=2, env=nowhere, wait=False, runs_dir=tmp_path / "runs").stop(grace=0)
+    assert ("but the ranks train on the CPU" in capsys.readouterr().out) is bool(reason)
 
 
 # In a terminal, and on native Windows.

@@ -22,8 +22,8 @@ def devices(facts: MachineFacts) -> Diagnosis:
     hidden = here.visible_devices is not None
     decides = f"CUDA_VISIBLE_DEVICES={here.visible_devices!r} determines the visible GPUs" if hidden else ""
     if here.gpu_problem:
-        todo = "python -c 'import torch; print(torch.cuda.get_device_properties(0))' shows the whole error"
-        return Diagnosis("devices", "n/a", here.gpu_problem, todo, "warning")
+        reason, _, todo = here.gpu_problem.partition(". ")
+        return Diagnosis("devices", "unknown", f"{reason}: a launch is refused", todo, "stop")
     if not here.gpus:
         if hidden:
             return Diagnosis("devices", "no GPU", decides, "unset it to use all GPUs, or select others", "note")
@@ -103,17 +103,19 @@ def kernels(facts: MachineFacts) -> Diagnosis | None:
 
 @detection
 def unseen(facts: MachineFacts) -> Diagnosis | None:
-    """The driver has GPUs, but torch has none."""
+    """The machine has GPUs, but torch has none."""
     here, build, nvml = facts.hardware, facts.torch_build, facts.nvml
-    if here.gpus or here.gpu_problem or here.visible_devices is not None or not (nvml and nvml.cards and build):
+    cards = nvml.cards if nvml and here.visible_devices is None else ()
+    if here.gpus or here.gpu_problem or not build or not (cards or here.unusable_gpus):
         return None
-    there = ", ".join(str(card.name) for card in nvml.cards)
+    there = ", ".join(str(card.name) for card in cards) or "GPUs that NVML does not list"
     if build.cuda is None:
         why, todo = "this torch is built without CUDA", "install one with: https://pytorch.org/get-started/locally"
-    elif nvml.cuda and int(nvml.cuda.split(".")[0]) < int(build.cuda.split(".")[0]):
+    elif nvml and nvml.cuda and int(nvml.cuda.split(".")[0]) < int(build.cuda.split(".")[0]):
         why = f"this torch is built for CUDA {build.cuda}, but the driver {nvml.driver} supports up to {nvml.cuda}"
         command = install_for([Gpu("", 0, OLDEST_WITH_ALL_WHEELS)], nvml.cuda)
         todo = f"install a newer driver, or a torch for CUDA {nvml.cuda.split('.')[0]}: {command}"
     else:
-        why, todo = "torch gives no reason", "python -c 'import torch; torch.cuda.init()' shows the error"
+        why = here.unusable_gpus or "torch gives no reason"
+        todo = "python -c 'import torch; torch.cuda.init()' shows the error"
     return Diagnosis("unseen GPUs", there, f"{why}: ranks train on the CPU", todo, "warning")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -12,7 +11,7 @@ from pathlib import Path
 import psutil
 
 from labkit.errors import LaunchError
-from labkit.launcher.hardware import Hardware, torch_report
+from labkit.launcher.hardware import GpusUnknownError, Hardware, torch_report
 from labkit.launcher.stop import supervised
 from labkit.record import RunFolder
 from labkit.record.state import read_state
@@ -59,11 +58,10 @@ def cards(names: Iterable[str]) -> dict[str, str]:
     if indices and indices != names:
         try:
             uuids = [f"GPU-{uuid}" for uuid in (torch_report(EVERY_GPU) or {"uuids": ()})["uuids"]]
-        except (OSError, subprocess.SubprocessError, ValueError) as error:
+        except GpusUnknownError as error:
             raise LaunchError(
-                f"runs select GPUs both by index and by UUID ({', '.join(sorted(names))}), and torch could not list "
-                f"the GPUs to match them: {error}. Use one kind of id, or share the GPUs: "
-                "env={'LABKIT_SHARE_GPUS': '1'}"
+                f"runs select GPUs both by index and by UUID ({', '.join(sorted(names))}). Use one kind of id, or "
+                f"share the GPUs: env={{'LABKIT_SHARE_GPUS': '1'}}. They cannot be matched, because {error}"
             ) from None
     known = [*uuids, *names - indices]
     card = dict(zip(map(str, range(len(uuids))), uuids, strict=True))
