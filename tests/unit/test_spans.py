@@ -147,6 +147,36 @@ def test_simulated_kernels_belong_to_the_phase_that_launched_them(tmp_path):
     ]
 
 
+def test_simulated_kernels_belong_to_the_step_that_launched_them(tmp_path):
+    """The host is a step ahead of the GPU, on whose streams Kineto repeats the marks of the steps."""
+    path = trace(
+        tmp_path / "rank0.json.gz",
+        ("user_annotation", "ProfilerStep#6", 0, 100),
+        ("user_annotation", "ProfilerStep#7", 100, 100),
+        ("gpu_user_annotation", "ProfilerStep#6", 50, 140, "stream 7"),
+        ("gpu_user_annotation", "ProfilerStep#7", 190, 210, "stream 7"),
+        ("user_annotation", "labkit:backward", 10, 20),
+        ("cuda_runtime", "cudaLaunchKernel", 11, 1, 1, 11),
+        ("cuda_runtime", "cudaLaunchKernelExC", 12, 1, 1, 12),
+        ("kernel", "ampere_sgemm", 50, 90, "stream 7", 11),
+        ("kernel", "ncclDevKernel_AllReduce_Sum_f32_RING_LL", 140, 50, "stream 20", 12),
+        ("user_annotation", "labkit:backward", 110, 20),
+        ("cuda_runtime", "cudaLaunchKernel", 111, 1, 1, 13),
+        ("cuda_driver", "cuLaunchKernelEx", 112, 1, 1, 14),
+        ("kernel", "ampere_sgemm", 190, 160, "stream 7", 13),  # until after the last step of the host
+        ("kernel", "ncclDevKernel_AllReduce_Sum_f32_RING_LL", 350, 50, "stream 20", 14),
+    )
+    spans = read_spans({0: path})
+    assert sorted((span.step, *place) for span, place in zip(spans, seen(spans), strict=True)) == [
+        (0, "all_reduce", 140, 190),
+        (0, "backward", 50, 140),
+        (0, "waiting", 140, 190),
+        (1, "all_reduce", 350, 400),
+        (1, "backward", 190, 350),
+        (1, "waiting", 350, 400),
+    ]
+
+
 @pytest.fixture
 def run(folder):
     folder.manifest.write_text(json.dumps({"format": 1, "name": "demo", "world_size": 2, "script": {}}))

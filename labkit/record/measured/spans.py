@@ -36,6 +36,8 @@ KINDS = {
     "alltoall": "all_to_all",
     "barrier": "barrier",
 }
+ON_DEVICE = "gpu_user_annotation"  # Kineto repeats marks on the streams whose kernels were launched within them
+LAUNCHES = ("cuda_runtime", "cuda_driver")
 
 
 class Span(NamedTuple):
@@ -63,7 +65,7 @@ class _Event(NamedTuple):
     start: float
     end: float
     thread: Any
-    correlation: int | None
+    launched: float  # by the host; a kernel starts later
 
 
 def elapsed(spans: Sequence[Span]) -> float:
@@ -107,6 +109,9 @@ def _events(path: Path) -> list[_Event]:
 
 def _read(trace: Any) -> list[_Event]:
     base = int(trace.get("baseTimeNanoseconds", 0)) / 1e9
+    timed = [event for event in trace["traceEvents"] if event.get("ph") == "X" and "dur" in event]
+    launches = {_correlation(event): event["ts"] for event in timed if event.get("cat") in LAUNCHES}
+    launches.pop(None, None)
     return [
         _Event(
             str(event["name"]),
@@ -114,11 +119,15 @@ def _read(trace: Any) -> list[_Event]:
             base + event["ts"] / 1e6,
             base + (event["ts"] + event["dur"]) / 1e6,
             event.get("tid"),
-            (event.get("args") or {}).get("correlation"),
+            base + launches.get(_correlation(event), event["ts"]) / 1e6,
         )
-        for event in trace["traceEvents"]
-        if event.get("ph") == "X" and "dur" in event
+        for event in timed
+        if event.get("cat") != ON_DEVICE
     ]
+
+
+def _correlation(event: dict[str, Any]) -> Any:
+    return (event.get("args") or {}).get("correlation")
 
 
 def _in_order(events: Iterable[_Event]) -> list[_Event]:
@@ -128,18 +137,25 @@ def _in_order(events: Iterable[_Event]) -> list[_Event]:
 def _spans(rank: int, events: list[_Event], steps: list[_Event]) -> list[Span]:
     main, bounds = steps[0].thread, [step.start for step in steps]
     begin, end = steps[0].start, steps[-1].end
-    inside = [e for e in events if begin <= e.start < end]  # messages may arrive after the last step
+    inside = [e for e in events if begin <= e.launched < end]  # messages and kernels may end after the last step
     on_main = [e for e in inside if e.thread == main]
     phases = _phases(on_main, steps)
     sent = _collectives(inside, on_main)
     kernels = [e for e in inside if e.category == "kernel" and not _is_nccl(e)]
     if not kernels:
         sent = [(kind, label, _ended_with_backward(e, phases, on_main)) for kind, label, e in sent]
-    spans = _on_device(rank, phases, kernels, inside, sent) if kernels else _on_host(rank, phases, on_main, sent)
-    spans += [Span(rank, kind, e.start, e.end, label) for kind, label, e in sent]
-    return sorted(
-        (span._replace(step=bisect_right(bounds, span.start) - 1) for span in spans), key=lambda span: span.start
-    )
+
+    def step_at(time: float) -> int:
+        return bisect_right(bounds, time) - 1
+
+    sent_spans = [Span(rank, kind, e.start, e.end, label, step=step_at(e.launched)) for kind, label, e in sent]
+    if kernels:
+        phases = [phase._replace(step=step_at(phase.start)) for phase in phases]
+        spans = _on_device(rank, phases, kernels, sent_spans)
+    else:
+        spans = _on_host(rank, phases, on_main, sent)
+        spans = [span._replace(step=step_at(span.start)) for span in spans]
+    return sorted([*spans, *sent_spans], key=lambda span: span.start)
 
 
 def _phases(events: list[_Event], steps: list[_Event]) -> list[Span]:
@@ -232,15 +248,13 @@ def _talks(event: _Event) -> bool:
     return event.name.startswith(("c10d::", "_c10d_functional::wait_tensor"))
 
 
-def _on_device(
-    rank: int, phases: list[Span], kernels: list[_Event], events: list[_Event], sent: list[tuple[str, str, _Event]]
-) -> list[Span]:
-    """Kernels, each in the phase in which the host launched it; the GPU waits when only NCCL's kernels run."""
-    launched = {e.correlation: e.start for e in events if e.category in ("cuda_runtime", "cuda_driver")}
+def _on_device(rank: int, phases: list[Span], kernels: list[_Event], sent: list[Span]) -> list[Span]:
+    """Kernels, each in the phase and step in which the host launched it, which may be ahead of the GPU; the GPU waits
+    when only NCCL's kernels run."""
     starts = [phase.start for phase in phases]
     by_phase: dict[Span, list[Interval]] = {}
     for kernel in kernels:
-        at = bisect_right(starts, launched.get(kernel.correlation, kernel.start)) - 1
+        at = bisect_right(starts, kernel.launched) - 1
         if at >= 0:
             by_phase.setdefault(phases[at], []).append((kernel.start, kernel.end))
     spans = [
@@ -249,5 +263,7 @@ def _on_device(
         for start, end in union(intervals, apart=SHORTEST_WAIT)
     ]
     computing = union((span.start, span.end) for span in spans)
-    waits = subtracted(union((e.start, e.end) for _, _, e in sent), computing)
-    return spans + [Span(rank, WAITING, start, end) for start, end in waits if end - start >= SHORTEST_WAIT]
+    for step in sorted({span.step for span in sent}):
+        waits = subtracted(union((span.start, span.end) for span in sent if span.step == step), computing)
+        spans += [Span(rank, WAITING, *wait, step=step) for wait in waits if wait[1] - wait[0] >= SHORTEST_WAIT]
+    return spans
