@@ -10,6 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from labkit.errors import LabError, LaunchError, RankFailedError, RunFolderError, ScriptError
+from labkit.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from labkit.batch_jobs import submit
@@ -68,8 +69,6 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name == "__version__":
-        return import_module("importlib.metadata").version("labkit")
     if name not in _LAZY:
         raise AttributeError(f"module 'labkit' has no attribute {name!r}; it has {', '.join(__all__)}")
     return getattr(import_module(_LAZY[name]), name)

@@ -25,6 +25,7 @@ from labkit.launcher.locks.gpus import check_gpus_are_free
 from labkit.launcher.network_interface import own_address_towards
 from labkit.record import RunFolder
 from labkit.record.nodes import last_beat
+from labkit.version import __version__
 
 __all__ = ["begin", "look", "reach"]
 
@@ -54,7 +55,7 @@ def look(beacon: str, visible_devices: str | None = None) -> dict[str, Any]:
         "free_port": port,
         "sees_runs": Path(beacon).is_file(),
         "machine": asdict(hardware(visible_devices)),
-        "versions": {"python": sys.version.split()[0], "torch": version("torch"), "labkit": version("labkit")},
+        "versions": {"python": sys.version.split()[0], "torch": version("torch"), "labkit": __version__},
     }
 
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import io
+import sys
 import zipfile
 from collections.abc import Iterator
-from importlib.metadata import distribution
+from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 
+from labkit.errors import LabError
+from labkit.version import __version__
 from labkit.write import script_files
 
 __all__ = ["wheel"]
@@ -18,7 +21,7 @@ MADE = (1980, 1, 1, 0, 0, 0)  # a constant, so that the same labkit gives the sa
 
 def wheel() -> tuple[str, bytes]:
     """`(file name, content)`; not compressed, because it is compressed as a whole when embedded."""
-    stem = f"labkit-{distribution('labkit').version}"
+    stem = f"labkit-{__version__}"
     files = dict(_package()) | dict(_metadata(f"{stem}.dist-info"))
     record = f"{stem}.dist-info/RECORD"
     # Without digests, which would be 4 % of a notebook: what is embedded has a checksum as a whole.
@@ -44,7 +47,14 @@ def _package() -> Iterator[tuple[str, bytes]]:
 
 
 def _metadata(folder: str) -> Iterator[tuple[str, bytes]]:
-    own = distribution("labkit")
+    try:
+        own = distribution("labkit")
+    except PackageNotFoundError:
+        raise LabError(
+            f"labkit is not installed for {sys.executable}, only imported from {Path(__file__).parents[2]}, so it "
+            f"cannot be packed for Kaggle. Install it there: {sys.executable} -m pip install "
+            f"{Path(__file__).parents[2]}"
+        ) from None
     headers = (own.read_text("METADATA") or "").partition("\n\n")[0].strip()  # without the README
     yield f"{folder}/METADATA", f"{headers}\n".encode()
     yield f"{folder}/WHEEL", f"Wheel-Version: 1.0\nGenerator: labkit\nRoot-Is-Purelib: true\nTag: {TAG}\n".encode()

@@ -230,7 +230,10 @@ def _not_found_in_new_interpreter(names: list[str], folder: str, python_path: st
 
 def _installation(names: list[str]) -> str:
     """The command that installs the packages of these modules, in the versions that labkit works with."""
-    ours = [requirement.partition(";")[0].strip() for requirement in requires("labkit") or ()]
+    try:
+        ours = [requirement.partition(";")[0].strip() for requirement in requires("labkit") or ()]
+    except PackageNotFoundError:  # labkit runs from a folder on PYTHONPATH
+        ours = []
     versions = {re.split(r"[^\w.-]", each)[0]: each for each in ours}
     packages = [PROVIDED_BY.get(name, name) for name in names]
     return shlex.join([sys.executable, "-m", "pip", "install", *(versions.get(each, each) for each in packages)])

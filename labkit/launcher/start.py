@@ -43,6 +43,7 @@ from labkit.record.files import write_json
 from labkit.record.nodes import record_starting_supervisor
 from labkit.record.rank_files import MODULES
 from labkit.record.session import current_folder
+from labkit.version import __version__
 from labkit.write import command_line
 from labkit.write.launch_options import LaunchOptions
 
@@ -184,7 +185,7 @@ def write_folder(
             "parameters": dict(request.options),
             "args": args,
             "cwd": str(current_folder()),
-            "versions": {"python": sys.version.split()[0], "torch": version("torch"), "labkit": version("labkit")},
+            "versions": {"python": sys.version.split()[0], "torch": version("torch"), "labkit": __version__},
             "git": _git_commit(),
             **manifest,
         },

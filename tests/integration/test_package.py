@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -15,6 +16,8 @@ import yaml
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
+
+from labkit.version import __version__
 
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -72,3 +75,39 @@ def test_a_wheel_installed_into_a_clean_environment_launches(tmp_path):
     assert done.returncode == 0, done.stderr
     assert str(site) in done.stdout.splitlines()[0]
     assert "succeeded" in done.stdout
+
+
+def test_a_labkit_that_is_not_installed_launches_from_its_folder(tmp_path):
+    """Another environment's Python and PYTHONPATH: no distribution named labkit is there, only its dependencies."""
+    venv.create(tmp_path / "without", with_pip=False)
+    python, packages = tmp_path / "without" / "bin" / "python", tmp_path / "packages"
+    packages.mkdir()
+    for path in Path(next(path for path in sys.path if path.endswith("site-packages"))).iterdir():
+        if "labkit" not in path.name:
+            (packages / path.name).symlink_to(path)
+    env = os.environ | {
+        "PYTHONPATH": os.pathsep.join([str(ROOT), str(packages)]),
+        "LABKIT_RUNS": str(tmp_path / "runs"),
+    }
+
+    def run(*words: str) -> str:
+        done = subprocess.run([python, *words], capture_output=True, text=True, cwd=tmp_path, env=env, timeout=120)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    missing = "import importlib.metadata as m; print(*(d.name for d in m.distributions()))"
+    assert "torch" in (names := run("-c", missing).split())
+    assert "labkit" not in names
+    assert run("-m", "labkit.cli", "--version") == f"labkit {__version__}\n"
+    assert "backend" in run("-m", "labkit.cli", "doctor")
+    (tmp_path / "train.py").write_text("import torch.distributed as dist\ndist.init_process_group('gloo')\n")
+    program = "import labkit; print(labkit.launch('train.py', nproc_per_node=2).status().state)"
+    assert run("-c", program).splitlines()[-1] == "succeeded"
+    (manifest,) = (tmp_path / "runs").glob("*/run.json")
+    assert json.loads(manifest.read_text())["versions"]["labkit"] == __version__
+    refused = (
+        "from labkit.launcher.checks import check_imports; from labkit.write import Script\n"
+        "try: check_imports(Script.parse('import of_nobody'), [])\n"
+        "except Exception as error: print(error)"
+    )
+    assert "-m pip install of_nobody" in run("-c", refused)
