@@ -96,7 +96,7 @@ browser: .venv/dev
 
 GPU_PYTHON ?= $(BIN)/python
 gpu: $(if $(filter $(BIN)/python,$(GPU_PYTHON)),.venv/dev)
-	PYTHONPATH=$(CURDIR) $(GPU_PYTHON) -m pytest -o addopts= -ra tests/gpu # of another environment: no plugins needed
+	PYTHONPATH=$(CURDIR)$(addprefix :,$(PYTHONPATH)) $(GPU_PYTHON) -m pytest -o addopts= -ra tests/gpu # of another environment: no plugins needed
 
 kaggle: .venv/dev
 	$(BIN)/python -m pytest -m kaggle tests/integration/test_kaggle_batch.py
