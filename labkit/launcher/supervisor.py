@@ -277,7 +277,7 @@ class Supervisor:
         def die_with_parent() -> None:
             _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
-        environment = marked(environment, self.folder, folder)
+        environment = marked(environment, self.folder, folder, command)
         with log_file.open("ab") as log:
             if ForkedTorchrun.can_run(command):
                 forks = self.manifest.get("new_processes") is None

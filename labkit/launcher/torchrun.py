@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import os
 import shlex
 import sys
@@ -44,6 +45,9 @@ NCCL_DUMPS = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
 DUMP_MILLISECONDS = "2500"
 # shutdown.py decides how long ranks may save, so torchrun's limit (30 s, fixed before torch 2.13) must be longer.
 OWN_GRACE = {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "180"}
+# torchrun looks up this host's own name, up to six times and only for its log; if a name server does not answer, the
+# system's default is to wait 10 s each time.
+QUICK_LOOKUPS = {"RES_OPTIONS": "timeout:1 attempts:1"}
 # Set for labkit; a command without it does not need them.
 OURS = ("LABKIT_", "KINETO_", "TORCH_FR_")
 SECRET_WORDS = ("TOKEN", "SECRET", "PASSWORD", "PASSWD", "PWD", "KEY", "CREDENTIAL", "AUTH")
@@ -138,14 +142,28 @@ def attempt_command(
     return words
 
 
-def marked(environment: Mapping[str, str], run: RunFolder, attempt: RunFolder) -> dict[str, str]:
-    """The environment with the marker of the run's processes, and with what torchrun and the guest need, which the
-    script does not see."""
+def marked(
+    environment: Mapping[str, str], run: RunFolder, attempt: RunFolder, command: Sequence[str]
+) -> dict[str, str]:
+    """The environment of a torchrun command with the marker of the run's processes, and with what torchrun and the
+    guest need, which the script does not see."""
     dumps = dict.fromkeys(NCCL_DUMPS, str(attempt.ranks / "fr_")) | {"TORCH_NCCL_DUMP_ON_TIMEOUT": "1"}
     dumps["TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC"] = DUMP_MILLISECONDS
-    hidden = [HOST, *(name for name in OWN_GRACE if name not in environment)]
+    torchruns = OWN_GRACE | (QUICK_LOOKUPS if _needs_no_name(command) else {})
+    hidden = [HOST, *(name for name in torchruns if name not in environment)]
     guest = {FOLDER: str(attempt.path), HIDDEN: ",".join(hidden)}
-    return {**dumps, **OWN_GRACE, **environment, **guest, MARKER: run.marker}
+    return {**dumps, **torchruns, **environment, **guest, MARKER: run.marker}
+
+
+def _needs_no_name(command: Sequence[str]) -> bool:
+    """Whether torchrun and its ranks connect to localhost or to a numeric address."""
+    if "--standalone" in command:
+        return True
+    try:
+        ipaddress.ip_address(command[command.index("--master-addr") + 1])
+    except ValueError:  # also of `index`
+        return False
+    return True
 
 
 def recorded_environment(environment: Mapping[str, str]) -> dict[str, str]:

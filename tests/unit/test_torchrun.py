@@ -179,16 +179,36 @@ def test_the_supervisor_carries_no_marker_and_its_processes_do(folder):
     told |= dict.fromkeys(NCCL_DUMPS, f"{second.ranks}/fr_") | {"TORCH_NCCL_DUMP_ON_TIMEOUT": "1"}
     told["TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC"] = "2500"
     told |= {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "180", HIDDEN: "LABKIT_HOST,TORCH_ELASTIC_SHUTDOWN_TIMEOUT"}
-    assert marked(environment, folder, second) == environment | told
-    assert marked({NCCL_DUMPS[0]: "/theirs"}, folder, second)[NCCL_DUMPS[0]] == "/theirs"
-    assert marked({FOLDER: "theirs", MARKER: "theirs"}, folder, second)[MARKER] == folder.id
+    assert marked(environment, folder, second, []) == environment | told
+    assert marked({NCCL_DUMPS[0]: "/theirs"}, folder, second, [])[NCCL_DUMPS[0]] == "/theirs"
+    assert marked({FOLDER: "theirs", MARKER: "theirs"}, folder, second, [])[MARKER] == folder.id
 
 
 def test_the_time_that_a_user_gives_torchrun_is_kept_and_seen_by_the_script(folder):
-    chosen = marked({"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "7"}, folder, folder)
+    chosen = marked({"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "7"}, folder, folder, [])
 
     assert (chosen["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"], chosen[HIDDEN]) == ("7", "LABKIT_HOST")
     assert all(name.startswith(GUEST) for name in chosen if name in (FOLDER, HIDDEN))
+
+
+@pytest.mark.parametrize(
+    ("words", "quick"),
+    [
+        (["--standalone"], True),
+        (["--master-addr", "127.0.0.1"], True),  # of one node, or where ssh has shown an address
+        (["--master-addr", "fd00::1"], True),
+        (["--master-addr", "node-7"], False),  # the name must be resolved, however long that takes
+        ([], False),
+    ],
+)
+def test_torchrun_waits_long_for_a_name_server_only_where_it_needs_a_name(folder, words, quick):
+    environment = marked({}, folder, folder, ["torchrun", *words])
+
+    assert ("RES_OPTIONS" in environment) is quick
+    assert ("RES_OPTIONS" in environment[HIDDEN]) is quick  # the script does not see it
+    theirs = marked({"RES_OPTIONS": "timeout:9"}, folder, folder, ["torchrun", *words])
+    assert theirs["RES_OPTIONS"] == "timeout:9"
+    assert "RES_OPTIONS" not in theirs[HIDDEN]
 
 
 @pytest.mark.parametrize("name", SECRETS)
