@@ -34,6 +34,11 @@ DEVICE_MEMORY = re.compile(
     r"|NOT_INITIALIZED when calling .cublasCreate"
     r"|Cuda failure (2\b|'out of)|Failed to CUDA [cm]alloc"
 )
+# cuDNN reports these also when it finds no memory for its handle or its workspace, without saying so.
+PERHAPS_DEVICE_MEMORY = re.compile(
+    r"CUDNN_STATUS_NOT_INITIALIZED|CUDNN_STATUS_INTERNAL_ERROR\b|(?i:unable to find an engine to execute)"
+    r"|Unable to find a valid cuDNN algorithm"
+)
 HOST_MEMORY = re.compile(
     r"DefaultCPUAllocator: (can't allocate|not enough) memory|Cannot allocate memory|Failed to CUDA host alloc"
     r"|HOST_ALLOCATION_FAILED"
@@ -54,7 +59,8 @@ def write(known: Mapping[str, Any], error: BaseException, attempt: str, script: 
 
 
 def _memory(error: BaseException) -> dict[str, Any]:
-    """For an error that is or was caused by running out of memory: of which, and how many bytes this rank used.
+    """For an error that is, was caused or may be caused by running out of memory: of which, and how many bytes this
+    rank used.
 
     torch's pipelines and compiler raise another error from the original one."""
     return next(filter(None, map(_out_of_memory, (error, *_origins(error)))), {})
@@ -70,6 +76,8 @@ def _out_of_memory(error: BaseException) -> dict[str, Any]:
         return {"out_of_memory": "device", "memory": _device_memory()}
     if on_device or isinstance(error, MemoryError) or HOST_MEMORY.search(text):  # pinned memory is the host's
         return {"out_of_memory": "host", "memory": resident_set()()}
+    if PERHAPS_DEVICE_MEMORY.search(text):
+        return {"perhaps_out_of_memory": True, "memory": _device_memory()}
     return {}
 
 

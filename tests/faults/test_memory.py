@@ -7,6 +7,7 @@ import re
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from faults.matrix import FAULTY
@@ -98,6 +99,8 @@ NCCL = "NCCL error in: …, unhandled cuda error\\nLast error:\\nCuda failure 2 
         ("raise torch.distributed.DistBackendError('Last error:\\nFailed to CUDA host alloc 608 bytes')", "host"),
         ("raise RuntimeError('Triton Error [CUDA]: out of memory')", "device"),
         ("raise RuntimeError('cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED')", "device"),
+        ("raise RuntimeError('cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_HOST_ALLOCATION_FAILED')", "host"),
+        ("raise RuntimeError('cuDNN error: CUDNN_STATUS_ALLOC_FAILED')", "device"),  # cuDNN 8
         (
             "try:\n    raise torch.OutOfMemoryError('CUDA out of memory.')\n"
             "except torch.OutOfMemoryError as error:\n"
@@ -128,6 +131,65 @@ def test_simulated_cuda_out_of_memory_errors_in_other_words(raising: str, memory
 
     assert cause["sentence"].startswith(f"rank 0 ran out of {memory} memory: ")
     assert cause["out_of_memory"] == memory
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        "cuDNN error: CUDNN_STATUS_NOT_INITIALIZED",
+        "cuDNN error: CUDNN_STATUS_INTERNAL_ERROR",
+        "GET was unable to find an engine to execute this computation",
+        "FIND was unable to find an engine to execute this computation",
+        "Unable to find an engine to execute this computation in Quantized Conv2D Cudnn",
+        "Unable to find a valid cuDNN algorithm to run convolution",
+    ],
+)
+@pytest.mark.parametrize("memory", [{}, {"free": 100 << 20, "total": 15 << 30}])
+def test_a_simulated_error_of_cudnn_may_be_memory_and_is_not_called_so(
+    message: str, memory: dict[str, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cause = cause_of_simulated(message, tmp_path, monkeypatch, memory)
+
+    free = " (100.0 MiB of 15.00 GiB were free)" if memory else ""
+    expected = f"rank 0 failed: RuntimeError: {message} (script.py line 2); cuDNN often fails so when the"
+    assert cause["sentence"] == f"{expected} device's memory is full{free}"
+    assert "out_of_memory" not in cause
+    assert cause["advice"].startswith("if it was the memory, to make it fit:\n- ")
+
+
+@pytest.mark.parametrize(
+    "message",
+    ["cuDNN error: CUDNN_STATUS_EXECUTION_FAILED", "cuDNN error: CUDNN_STATUS_EXECUTION_FAILED_CUDA_DRIVER"],
+)
+def test_a_simulated_late_error_of_cudnn_says_how_to_find_the_kernel(
+    message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert "CUDA_LAUNCH_BLOCKING" in cause_of_simulated(message, tmp_path, monkeypatch, {})["advice"]
+
+
+@pytest.mark.parametrize(
+    "message",
+    ["cuDNN error: CUDNN_STATUS_BAD_PARAM", "cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_COMPILATION_FAILED"],
+)
+def test_another_simulated_error_of_cudnn_gets_no_advice(
+    message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert "advice" not in cause_of_simulated(message, tmp_path, monkeypatch, {})
+
+
+def cause_of_simulated(
+    message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, memory: dict[str, int]
+) -> dict[str, Any]:
+    """Of a RuntimeError with this message, on a device with this memory."""
+    monkeypatch.setattr(failure, "_device_memory", lambda: memory)
+    folder = RunFolder(tmp_path)
+    folder.rank(0).mkdir(parents=True)
+    folder.manifest.write_text('{"format": 1, "world_size": 2}')
+    try:
+        exec(compile(f"import torch\nraise RuntimeError({message!r})\n", "train.py", "exec"), {})
+    except RuntimeError as error:
+        failure.write(known(error, 0), error, str(folder.path), "train.py")
+    return find_cause(folder, folder, 1)
 
 
 def test_a_simulated_assertion_of_a_kernel_is_quoted_and_its_line_not_trusted(tmp_path: Path) -> None:

@@ -15,8 +15,9 @@ from labkit.launcher.causes.no_error import disagreed, exited, hung, left_early,
 from labkit.launcher.causes.node_loss import agent_killed, gone, parted
 from labkit.launcher.causes.signals import killed, killer, signal_name
 from labkit.record import RunFolder
-from labkit.record.measured.metrics_file import end_record
+from labkit.record.measured.metrics_file import end_record, number
 from labkit.record.text import first_line, last_line
+from labkit.record.units import gib
 
 __all__ = ["explain", "find_cause", "own_failures"]
 
@@ -28,7 +29,9 @@ COLLATERAL = re.compile(
     re.IGNORECASE,
 )
 # Later calls report these errors of a kernel.
-LATE = re.compile(r"CUDA error: (device-side assert|an illegal|misaligned|unspecified launch|CUBLAS|CUDNN)")
+LATE = re.compile(
+    r"CUDA error: (device-side assert|an illegal|misaligned|unspecified launch|CUBLAS)|CUDNN_STATUS_EXECUTION_FAILED"
+)
 DEVICE_ASSERTION = re.compile(r": block: \[.*(Assertion `.*` failed)")  # printed by the kernel
 WORKER_KILLED = "is killed by signal: Killed"  # a DataLoader's
 NAMED_FAILURES = 3
@@ -137,14 +140,21 @@ def _with_advice(cause: dict[str, Any], failure: dict[str, Any], evidence: Evide
         printed = DEVICE_ASSERTION.search(tail_text(evidence.folder.log(failure["rank"], "stderr")))
         first += f": {printed[1]}" if printed else ""
         return cause | {"sentence": first + also + others, "advice": BLOCKING}
+    options = evidence.manifest.get("parameters")
+    parameters = options if isinstance(options, dict) else {}
+    measured = memory if isinstance(memory, dict) else {}
+    if not kind and failure.get("perhaps_out_of_memory"):
+        first, also, others = cause["sentence"].partition("; rank ")
+        free, total = number(measured.get("free")), number(measured.get("total"))
+        shown = f" ({gib(free)} of {gib(total)} were free)" if free is not None and total else ""
+        advice = f"if it was the memory, {memory_advice('device', evidence.script, parameters)}"
+        first += f"; cuDNN often fails so when the device's memory is full{shown}"
+        return cause | {"memory": memory, "sentence": first + also + others, "advice": advice}
     if not kind:
         advice = disk_advice(evidence.run, "".join(failure.get("traceback") or [str(failure.get("message"))]))
         return cause | ({"sentence": f"{cause['sentence']}; the disk is full", "advice": advice} if advice else {})
     history = evidence.history(failure["rank"])
-    measured = memory if isinstance(memory, dict) else {}
     where = memory_in_words(kind, measured, history)
-    options = evidence.manifest.get("parameters")
-    parameters = options if isinstance(options, dict) else {}
     has_expandable = "expandable_segments:True" in str(evidence.manifest.get("env"))
     return cause | {
         "out_of_memory": kind,
