@@ -81,8 +81,10 @@ class Panel:
         with self._counting:
             try:
                 self._splits = [*dict.fromkeys((*self._splits, *splits))]
-                on_gpu = not self._device(self._begin["device"]).shared
-                self._facts = facts_of(self._script, self._parameters, self._splits, on_gpu=on_gpu)
+                device = self._device(self._begin["device"])
+                self._facts = facts_of(
+                    self._script, self._parameters, self._splits, capability=device.dispatches_as
+                )
                 self.scripts = self._offered(self._facts.divides)
             except LabError as error:
                 self._problem = str(error)

@@ -68,6 +68,11 @@ class Device:
         return f"{ranks:,} rank{'s' if ranks > 1 else ''} of {self.name}" if self.shared else f"{ranks:,} x {self.name}"
 
     @property
+    def dispatches_as(self) -> tuple[int, int] | None:
+        """The compute capability whose kernels torch chooses, which are those of 8.0 for all newer GPUs; None for a CPU."""
+        return None if self.shared else min(self.capability, (8, 0))
+
+    @property
     def has_fp8(self) -> bool:
         """Whether its tensor cores multiply in 8 bits: Ada, Hopper, Blackwell and CDNA 3."""
         return self.capability >= FP8

@@ -186,11 +186,11 @@ class _Questions:
             _splits(layout),
             precisions=[precision],
             path=self._path,
-            on_gpu=not kind.shared,
+            capability=kind.dispatches_as,
         )
 
     def rehearsal(self, **which: Any) -> Future[Any]:
-        where: dict[str, Any] = {"path": self._path, "on_gpu": not self._kind.shared}
+        where: dict[str, Any] = {"path": self._path, "capability": self._kind.dispatches_as}
         return self._threads.submit(rehearse, self._script, self._ranks, self._parameters, **where, **which)
 
     def states(self) -> Any:

@@ -85,7 +85,7 @@ LAYERS: dict[str, tuple[str, str]] = {
     "LPPool2d": ("nn.LPPool2d(2, 2)", "layer(image(x))"),
     "Upsample, nearest": ("nn.Upsample(scale_factor=2)", "layer(image(x))"),
     "Upsample, bilinear": ("nn.Upsample(scale_factor=2, mode='bilinear')", "layer(image(x))"),
-    "Upsample, bicubic": ("nn.Upsample(scale_factor=2, mode='bicubic', antialias=False)", "layer(image(x))"),
+    "Upsample, bicubic": ("nn.Upsample(scale_factor=2, mode='bicubic')", "layer(image(x))"),
     "PixelShuffle": ("nn.PixelShuffle(2)", "layer(image(x))"),
     "grid_sample": (NOTHING, "F.grid_sample(image(x), image(x)[:, :2].permute(0, 2, 3, 1), align_corners=False)"),
     "unfold": (NOTHING, "F.unfold(image(x), 3, padding=1)"),

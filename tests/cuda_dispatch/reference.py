@@ -81,7 +81,7 @@ def _answered(question: dict[str, Any]) -> dict[str, Any]:
     from labkit.planner.model.rehearsal import peak_in_a_step
 
     try:
-        peak = peak_in_a_step(question["text"], question["argv"], "", 1, 0, on_gpu=False)
+        peak = peak_in_a_step(question["text"], question["argv"], "", 1, 0, None)
     except BaseException as error:
         return {"error": f"{type(error).__name__}: {error}"[:500], "trace": traceback.format_exc()[-3000:]}
     return peak._asdict()

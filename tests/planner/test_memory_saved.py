@@ -35,7 +35,7 @@ def test_a_loss_in_chunks_never_holds_all_logits():
 def test_offloaded_activations_are_in_no_gpus_plan():
     """Planned only: on the CPU they are where they were."""
     kept, offloaded = (
-        rehearse(Script.load("ddp"), 2, {"global_batch_size": 64, **options}, on_gpu=True)
+        rehearse(Script.load("ddp"), 2, {"global_batch_size": 64, **options}, capability=(8, 0))
         for options in ({}, {"offload_activations": True})
     )
     assert offloaded.bytes < 0.4 * kept.bytes
@@ -69,7 +69,7 @@ def test_updates_in_backward_never_hold_all_gradients(strategy, ranks):
     """A wide MLP: its activations are small, so that the states are what is held."""
     what = Script.load(strategy).with_cells(model=MLP.replace("width=64", "width=512"), data=IMAGES)
     after, within = (rehearse(what, ranks, {**SMALL, **options}) for options in ({}, {"optimizer_in_backward": True}))
-    on_gpu = rehearse(what, ranks, {**SMALL, "optimizer_in_backward": True}, on_gpu=True)
+    on_gpu = rehearse(what, ranks, {**SMALL, "optimizer_in_backward": True}, capability=(8, 0))
     run = labkit.launch(what, nproc_per_node=ranks, steps=3, trace_memory=True, optimizer_in_backward=True, **SMALL)
 
     assert on_gpu.categories["optimizer"] == within.categories["optimizer"]

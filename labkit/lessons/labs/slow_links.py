@@ -87,7 +87,7 @@ def between_hosts(
     ranks = nodes * kind.box
     layouts = {way: layout_of(script, ranks, {**parameters, **own}) for way, (script, own) in ways.items()}
     script, _ = next(iter(ways.values()))
-    facts = facts_of(script, parameters, on_gpu=True)
+    facts = facts_of(script, parameters, capability=kind.dispatches_as)
 
     def steps(bandwidth: float) -> dict[str, StepTime | None]:
         speed_model = SpeedModel(

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from labkit.planner.model.facts import ByteCount, ModelFacts, Profile, Unit, Variant
+from labkit.planner.model.facts import ByteCount, Capability, ModelFacts, Profile, Unit, Variant
 from labkit.planner.model.fake.fake_run import FakeRun
 from labkit.planner.model.forward_order import NotFollowedError
 from labkit.planner.model.unit_costs import SAMPLES, Computed, profile
@@ -26,11 +26,11 @@ def count(
     path: str = "",
     tensor: Sequence[tuple[int, bool]] = (),
     precisions: Sequence[str] = (),
-    on_gpu: bool = False,
+    capability: Capability | None = None,
 ) -> dict[str, Any]:
     """ModelFacts as JSON. If `precisions` is not empty, layers are counted in these only, except whole ones in 16 bits,
     which are a remedy, and those that the sizes come from."""
-    fake_run = FakeRun(text, argv, path, on_gpu)
+    fake_run = FakeRun(text, argv, path, capability)
     mesh_of(1)  # a task may gather from all ranks
     batches = fake_run.batches()
     model = Model(fake_run, batches)

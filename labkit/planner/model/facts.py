@@ -12,7 +12,10 @@ from labkit.planner.layout import able_to
 from labkit.planner.model.child import ask
 from labkit.write import Script, command_line
 
-__all__ = ["ModelFacts", "ByteCount", "Moment", "Profile", "Unit", "Variant", "Work", "facts_of"]
+__all__ = ["ModelFacts", "ByteCount", "Capability", "Moment", "Profile", "Unit", "Variant", "Work", "facts_of"]
+
+
+Capability = tuple[int, int]  # CUDA's compute capability, (7, 5) for a T4
 
 
 class ByteCount(NamedTuple):
@@ -178,17 +181,18 @@ def facts_of(
     *,
     path: str = "",
     precisions: Iterable[str] = (),
-    on_gpu: bool = False,
+    capability: Capability | None = None,
 ) -> ModelFacts:
     """Determine the facts in a child process. `tensor` lists splits of layers as (ranks, with sequence parallel);
-    `precisions`: those that will be asked for; empty for all. `on_gpu`: with CUDA's autocast rules.
+    `precisions`: those that will be asked for; empty for all. `capability`: as a GPU of this compute
+    capability computes, instead of a CPU.
 
     Raises LaunchError if the script refuses its options, Unplannable if its model cannot be built without data.
     """
     script = script if path else able_to(script, parameters)
     argv = command_line(script, parameters)
     question = {"text": str(script), "argv": argv, "path": path, "tensor": [*tensor], "precisions": [*precisions]}
-    return ModelFacts.from_json(ask("counting.count", question | {"on_gpu": on_gpu}))
+    return ModelFacts.from_json(ask("counting.count", question | {"capability": capability}))
 
 
 def _profile(**written: Any) -> Profile:

@@ -13,6 +13,7 @@ from typing import Any
 
 from labkit.planner.layout import able_to
 from labkit.planner.model.child import ask
+from labkit.planner.model.facts import Capability
 from labkit.record.measured.peak import Peak
 from labkit.write import Script, command_line
 
@@ -26,24 +27,24 @@ def rehearse(
     *,
     rank: int = 0,
     path: str = "",
-    on_gpu: bool = False,
+    capability: Capability | None = None,
     skewed: bool = False,
 ) -> Peak:
     """The peak memory of `rank` in a step, after the optimizer has its state.
 
-    `path` is the script's file, if any, so that modules next to it can be imported. `on_gpu`: with CUDA's autocast
-    rules and kernels. `skewed`: a router sends all tokens to the same experts, instead of the same share to each.
+    `path` is the script's file, if any, so that modules next to it can be imported. `capability`: with the kernels and
+    autocast of a GPU of this compute capability, instead of a CPU's. `skewed`: a router sends all tokens to the same experts, instead of the same share to each.
 
     Raises LaunchError if the script refuses its options, Unplannable if it cannot run on tensors without data.
     """
     script = script if path else able_to(script, parameters)
     argv = command_line(script, parameters)
-    question = {"text": str(script), "argv": argv, "path": path, "ranks": ranks, "rank": rank, "on_gpu": on_gpu}
-    return Peak(*ask("rehearsal.peak_in_a_step", question | {"skewed": skewed}))
+    question = {"text": str(script), "argv": argv, "path": path, "ranks": ranks, "rank": rank}
+    return Peak(*ask("rehearsal.peak_in_a_step", question | {"capability": capability, "skewed": skewed}))
 
 
 def peak_in_a_step(
-    text: str, argv: list[str], path: str, ranks: int, rank: int, on_gpu: bool, skewed: bool = False
+    text: str, argv: list[str], path: str, ranks: int, rank: int, capability: Capability | None, skewed: bool = False
 ) -> Peak:
     from torch.optim.optimizer import _default_to_fused_or_foreach as together
 
@@ -52,7 +53,7 @@ def peak_in_a_step(
     from labkit.worker.measures.memory import optimizers
     from labkit.worker.measures.tracker import Tracker
 
-    fake_run = FakeRun(text, argv, path, on_gpu, skewed)
+    fake_run = FakeRun(text, argv, path, capability, skewed)
     script, args = fake_run.script, fake_run.args
     mesh = fake_run.join_group(ranks, rank)
     data = mesh["data"]

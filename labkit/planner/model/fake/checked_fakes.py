@@ -18,6 +18,7 @@ __all__ = ["CheckedFakeMode"]
 
 aten = torch.ops.aten
 DEVICE: Any = torch.ops.prim.device.default  # half of all calls
+CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 # torch's own namespaces: decompositions and collectives
 TRUSTED = {"prims", "c10d", "_c10d_functional"}
 # sizes known to be right; their checks took longest
@@ -28,11 +29,15 @@ GROUPED: Any = getattr(getattr(aten, "_grouped_mm", None), "default", None)  # o
 BINS: Any = aten.bincount.default
 CTC: Any = {aten._ctc_loss.Tensor, aten._ctc_loss.default}  # lengths as tensors, or as numbers
 LAYER_NORM: Any = aten.native_layer_norm.default
+# Whose fake kernels look at the device: what they keep for backward differs.
+BY_DEVICE = {aten._embedding_bag, aten._native_batch_norm_legit, aten._native_batch_norm_legit_functional,
+             aten.log_sigmoid_forward, aten.native_batch_norm, aten.native_group_norm, aten.native_layer_norm}  # fmt: skip
 ROUTING = {aten.topk, aten.argmax}
 # by the argument that may be a condition
 SELECTING = {aten.masked_select: 1, aten.index: 1, aten.index_put: 1, aten.index_put_: 1}
 MOST_BYTES = 1 << 28  # of an operator's arguments
 PADDING = 4096  # bytes by which an allocation may be larger
+
 
 Shape = tuple[tuple[int, ...], tuple[int, ...], torch.dtype]
 
@@ -48,12 +53,12 @@ class CheckedFakeMode(FakeTensorMode):
     otherwise all of it is selected. `assumed` has a sentence for each kind; `experts` is their largest number.
     """
 
-    def __init__(self, skewed: bool = False) -> None:
+    def __init__(self, skewed: bool = False, on_gpu: bool = False) -> None:
         super().__init__(allow_non_fake_inputs=True)
         self.corrected: set[str] = set()
         self.assumed: set[str] = set()
         self.experts = 0
-        self._skewed = skewed
+        self._skewed, self._on_gpu = skewed, on_gpu
         self._experts, self._each = 0, 1  # from which the latest router chose, and how many for each token
         self._left = 0  # choices that no expert has got yet
         self._corrections: dict[Any, list[Shape | None]] = {}
@@ -78,12 +83,14 @@ class CheckedFakeMode(FakeTensorMode):
             return self._grouped(args, kwargs or {})
         if func.namespace == "fsdp" and "chunk_cat" in func.__name__ and any(tensor.is_sparse for tensor in args[0]):
             raise SystemExit("FSDP2 does not reduce-scatter sparse gradients: omit sparse=True, or use ddp")
-        out = super().__torch_dispatch__(func, types, args, kwargs)
+        out = self._on_device(func, types, args, kwargs)
         if func.overloadpacket in ROUTING and args[0].dim() > 1:
             self._experts, self._left = args[0].shape[-1], -1
             self._each = args[1] if func.overloadpacket is aten.topk else 1
             self.experts = max(self.experts, self._experts)
         if not _is_suspect(func) or (func is LAYER_NORM and not _mixes_types(args)):
+            return out
+        if self._on_gpu and func.namespace == "aten":  # real ones would be the CPU's
             return out
         leaves, spec = tree_flatten(out)
         if not any(isinstance(leaf, FakeTensor) for leaf in leaves):
@@ -96,6 +103,23 @@ class CheckedFakeMode(FakeTensorMode):
                 with self:
                     leaves[i] = torch.empty_strided(shape[0], shape[1], dtype=shape[2])
         return tree_unflatten(leaves, spec)
+
+    def _on_device(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        """The results as torch's fake kernels return them; if `on_gpu`, those that they return for CUDA's tensors. Here,
+        below autograd, it is enough that tensors say that they are on a GPU: autograd would need a CUDA build."""
+        if not self._on_gpu or func.overloadpacket not in BY_DEVICE:
+            return super().__torch_dispatch__(func, types, args, kwargs)
+        moved = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, FakeTensor) and leaf.fake_device == CPU]
+        for tensor in moved:
+            tensor.fake_device = GPU
+        out = None
+        try:
+            out = super().__torch_dispatch__(func, types, args, kwargs)
+        finally:
+            for tensor in (*moved, *tree_leaves(out)):
+                if isinstance(tensor, FakeTensor) and tensor.fake_device == GPU:
+                    tensor.fake_device = CPU
+        return out
 
     def _grouped(self, args: Any, kwargs: Any) -> Any:
         """The products of the experts: torch's fake kernel takes bf16 only, its real ones other types, too."""

@@ -1,67 +1,106 @@
-"""CUDA's autocast rules for plans made on CPU tensors: there layer norms, softmax and losses run in 32 bits, while the
-CPU's autocast leaves most of them in 16, and some operators accept mixed types. Runs in the planner's child process.
+"""CUDA's autocast for plans made on CPU tensors: the CPU's own leaves layer norms and softmax in 16 bits and pads in 32,
+for example. Runs in the planner's child process.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
-from functools import wraps
-from importlib.metadata import version
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
-from torch.nn import functional as F
+from torch._C import DispatchKey, DispatchKeySet, _ExcludeDispatchKeyGuard
 from torch.utils._pytree import tree_leaves, tree_map
 
-from labkit.launcher.checks import release_of
+__all__ = ["cuda_lists", "follow_cuda"]
 
-__all__ = ["IN_32_BITS", "follow_cuda"]
+HALVES = (torch.bfloat16, torch.float16)
+LIST = re.compile(r"#define AT_FORALL_(\w+)\(_\)(.*)")
+ENTRY = re.compile(r'_\((?:ADD_NS\()?(\w+)\)?(?:,\s*"?([\w.]+)"?)?')
 
-# aten/src/ATen/autocast_mode.h, AT_FORALL_FP32 and AT_FORALL_FP32_SET_OPT_DTYPE: those in use in models, by the names
-# that torch, torch.Tensor and torch.nn.functional have for them.
-IN_32_BITS = """
-acos asin cosh erfinv exp expm1 log log10 log2 log1p reciprocal rsqrt sinh tan pow __pow__ __rpow__ softplus layer_norm
-native_layer_norm group_norm norm cosine_similarity poisson_nll_loss cosine_embedding_loss nll_loss hinge_embedding_loss
-kl_div l1_loss smooth_l1_loss huber_loss mse_loss margin_ranking_loss multilabel_margin_loss soft_margin_loss
-triplet_margin_loss multi_margin_loss binary_cross_entropy_with_logits dist cdist pdist renorm logsumexp cross_entropy
-interpolate prod softmax softmin log_softmax cumprod cumsum sum vector_norm matrix_norm
-""".split()  # noqa: SIM905
-if release_of(version("torch")) >= (2, 12):
-    IN_32_BITS.append("rms_norm")
-# AT_FORALL_PROMOTE of the same file: 16 bits become 32 if another argument has 32. Under the CPU's autocast these
-# operators refuse mixed types.
-IN_WIDEST = """
-addcdiv addcmul atan2 bilinear cross dot vdot grid_sample index_put scatter_add tensordot
-""".split()  # noqa: SIM905
-OWNERS = (torch, torch.Tensor, F, torch.linalg)
+_library = torch.library.Library("aten", "IMPL")  # what it registers ends with it
+
+
+def cuda_lists() -> dict[str, list[str]]:
+    """The operators ("pow.Tensor_Scalar") on each list of CUDA's autocast, such as "FP32": from the header that torch
+    itself is built from, aten/src/ATen/autocast_mode.h."""
+    header = (Path(torch.__file__).parent / "include/ATen/autocast_mode.h").read_text().replace("\\\n", " ")
+    return {
+        name: [full if "." in full else f"{operator}.{full}".rstrip(".") for operator, full in ENTRY.findall(entries)]
+        for name, entries in LIST.findall(header)
+    }
 
 
 def follow_cuda() -> None:
-    """Make the CPU's autocast call these functions with 32-bit arguments, until the process ends."""
-    for owner in OWNERS:
-        for name in (*IN_32_BITS, *IN_WIDEST):
-            if callable(function := getattr(owner, name, None)):
-                setattr(owner, name, _in_32_bits(function, always=name in IN_32_BITS))
+    """Makes the CPU's autocast cast as CUDA's, until the process ends."""
+    rules: dict[str, Callable[..., Any]] = {
+        "LOWER_PRECISION_FP": _in_half,
+        "FP32": _in_32_bits,
+        "FP32_SET_OPT_DTYPE": _to_32_bits,
+        "DIFFERENT_REDISPATCH_SIGNATURE": _norm_to_32_bits,
+        "PROMOTE": _in_widest,
+    }
+    lists = cuda_lists()
+    rule_of = {name: rule for each, rule in rules.items() for name in lists[each]}
+    for name in torch._C._dispatch_get_all_op_names():
+        operator = name.removeprefix("aten::")
+        is_cast = torch._C._dispatch_has_kernel_for_dispatch_key(name, "AutocastCPU")
+        if rule := rule_of.get(operator):
+            if not (rule is _in_half and is_cast):  # in C++, with a cache for weights
+                _library.impl(operator, partial(_cast, rule, _overload(operator)), "AutocastCPU")
+        elif name.startswith("aten::") and is_cast:
+            _library.impl(operator, torch.library.fallthrough_kernel, "AutocastCPU")
 
 
-def _in_32_bits(function: Callable[..., Any], *, always: bool) -> Callable[..., Any]:
-    """`always`: otherwise only if an argument has 32 bits already."""
-
-    @wraps(function)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        wide = always or any(_is_float(value) for value in tree_leaves((args, kwargs)))
-        if not wide or not torch.is_autocast_enabled("cpu"):
-            return function(*args, **kwargs)
-        with torch.autocast("cpu", enabled=False):
-            return function(*tree_map(_as_float, args), **tree_map(_as_float, kwargs))
-
-    return call
+def _overload(name: str) -> Any:
+    packet, _, overload = name.partition(".")
+    return getattr(getattr(torch.ops.aten, packet), overload or "default")
 
 
-def _is_float(value: Any) -> bool:
-    return isinstance(value, torch.Tensor) and value.dtype is torch.float32
+def _cast(rule: Callable[..., Any], operator: Any, *args: Any, **kwargs: Any) -> Any:
+    with _ExcludeDispatchKeyGuard(DispatchKeySet(DispatchKey.AutocastCPU)):
+        return rule(operator, args, kwargs)
 
 
-def _as_float(value: Any) -> Any:
-    is_half = isinstance(value, torch.Tensor) and value.dtype in (torch.bfloat16, torch.float16)
-    return value.float() if is_half else value
+def _in_half(operator: Any, args: Any, kwargs: Any) -> Any:
+    return operator(*_as(torch.get_autocast_dtype("cpu"), args), **_as(torch.get_autocast_dtype("cpu"), kwargs))
+
+
+def _in_32_bits(operator: Any, args: Any, kwargs: Any) -> Any:
+    return operator(*_as(torch.float32, args), **_as(torch.float32, kwargs))
+
+
+def _to_32_bits(operator: Any, args: Any, kwargs: Any) -> Any:
+    """Its result has 32 bits, unless the caller names a type; its argument is not copied."""
+    if args[0].dtype in HALVES and kwargs.get("dtype") is None and not _names_type(operator, args):
+        kwargs = {**kwargs, "dtype": torch.float32}
+    return operator(*args, **kwargs)
+
+
+def _norm_to_32_bits(operator: Any, args: Any, kwargs: Any) -> Any:
+    dtype = torch.float32 if args[0].dtype in HALVES else args[0].dtype
+    return torch.ops.aten.norm(*args, **kwargs, dtype=dtype)
+
+
+def _in_widest(operator: Any, args: Any, kwargs: Any) -> Any:
+    """In 16 bits unless an argument has 32."""
+    is_wide = any(torch.is_tensor(value) and value.dtype is torch.float32 for value in tree_leaves((args, kwargs)))
+    return (_in_32_bits if is_wide else _in_half)(operator, args, kwargs)
+
+
+def _names_type(operator: Any, args: Any) -> bool:
+    """Whether the type is among the positional arguments."""
+    names = [argument.name for argument in operator._schema.arguments[: len(args)]]
+    return "dtype" in names and args[names.index("dtype")] is not None
+
+
+def _as(dtype: torch.dtype, values: Any) -> Any:
+    """All but 64 bits, as CUDA's autocast."""
+
+    def cast(value: Any) -> Any:
+        is_float = isinstance(value, torch.Tensor) and value.is_floating_point() and value.dtype is not torch.float64
+        return value.to(dtype) if is_float else value
+
+    return tree_map(cast, values)

@@ -1,6 +1,6 @@
-"""What a GPU has one kernel for and a CPU has not, for plans made on the CPU: recurrent layers, where cuDNN has one
-call for all steps, attention with dropout, whose scores a GPU never holds, and optimizers, which update all parameters
-together. Runs in the planner's child process.
+"""What a GPU has one kernel for and a CPU has not, for plans made on CPU tensors: the kernels that torch's operators for
+all devices call on CUDA, recurrent layers, where cuDNN has one call for all steps, and optimizers, which update all
+parameters together. Runs in the planner's child process.
 """
 
 from __future__ import annotations
@@ -19,10 +19,14 @@ __all__ = ["KEPT", "follow_kernels", "record"]
 # fused cells keep four gates and the state of an LSTM and five values of a GRU (aten/src/ATen/native/cuda/RNN.cu,
 # LSTM_GATE_MULTIPLIER and GRU_WORKSPACE_MULTIPLIER).
 KEPT = {"lstm": 5, "gru": 5, "rnn_tanh": 1, "rnn_relu": 1}
+HALVES = (torch.bfloat16, torch.float16)
+AMPERE = (8, 0)  # the compute capability from which on there is flash attention
 
+aten = torch.ops.aten
 _library = torch.library.Library("labkit", "DEF")
 _library.define("record(str kind, int flops, int bytes, int calls) -> ()")
 _library.impl("record", lambda kind, flops, bytes, calls: None, "CompositeExplicitAutograd")
+_kernels = torch.library.Library("aten", "IMPL")  # what it registers ends with it
 
 
 def record(kind: str, flops: int, bytes: int, calls: int) -> None:
@@ -30,22 +34,109 @@ def record(kind: str, flops: int, bytes: int, calls: int) -> None:
     torch.ops.labkit.record(kind, flops, bytes, calls)
 
 
-def follow_kernels(assumed: Callable[[str], object]) -> None:
-    """Let torch.nn's recurrent layers, attention and torch.optim do as on a GPU, until the process ends. `assumed` is
-    called with a sentence."""
+def follow_kernels(capability: tuple[int, int], assumed: Callable[[str], object]) -> None:
+    """Let torch's operators, recurrent layers and optimizers do as on a GPU of this compute capability, until the
+    process ends. `assumed` is called with a sentence."""
+    kernels: dict[str, Callable[..., Any]] = {
+        "dropout": _dropout,
+        "lstm_cell": _lstm_cell,
+        "scaled_dot_product_attention": _Attention(capability),
+    }
+    if hasattr(aten, "_fused_rms_norm"):  # since torch 2.9
+        kernels["rms_norm"] = _rms_norm
+        # A kernel for the CPU, which fake tensors never call, lets autograd see one operator instead of its parts.
+        _kernels.impl("_fused_rms_norm", _rms_norm, "CPU")
+    for name, kernel in kernels.items():
+        _kernels.impl(name, kernel, "CompositeImplicitAutograd")
     for name in KEPT:
         setattr(torch._VF, name, _as_cudnn(name, getattr(torch._VF, name), assumed))
-    attention = F.scaled_dot_product_attention
-
-    def attend(
-        query: Any, key: Any, value: Any, attn_mask: Any = None, dropout_p: float = 0.0, *rest: Any, **more: Any
-    ) -> Any:
-        return attention(query, key, value, attn_mask, 0.0, *rest, **more)  # its kernels drop as they go
-
-    F.scaled_dot_product_attention = attend
     optimizers: Any = import_module("torch.optim.optimizer")
     optimizers._get_foreach_kernels_supported_devices = lambda: ["cpu"]
     optimizers._foreach_supported_types.append(FakeTensor)
+
+
+def _dropout(x: torch.Tensor, p: float, train: bool) -> torch.Tensor:
+    """Keeps one byte for each element; aten/src/ATen/native/Dropout.cpp."""
+    if not train or not p or not x.numel():
+        return x
+    return aten.native_dropout(x, p, train)[0] if p < 1 else x * x.new_zeros(())
+
+
+def _rms_norm(x: torch.Tensor, shape: Any, weight: torch.Tensor | None = None, eps: float | None = None) -> Any:
+    """aten/src/ATen/native/layer_norm.cpp"""
+    if weight is None or weight.dtype == x.dtype:
+        return aten._fused_rms_norm(x, shape, weight, eps)[0]
+    return torch._refs.nn.functional.rms_norm(x, shape, weight, eps)
+
+
+def _lstm_cell(
+    x: torch.Tensor,
+    states: list[torch.Tensor],
+    weight: torch.Tensor,
+    recurrent: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    recurrent_bias: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """aten/src/ATen/native/RNN.cpp"""
+    hidden, cell = states
+    gates, recurrent_gates = x @ weight.t(), hidden @ recurrent.t()
+    hidden, cell, _ = aten._thnn_fused_lstm_cell(gates, recurrent_gates, cell, bias, recurrent_bias)
+    return hidden, cell
+
+
+class _Attention:
+    """Chooses among the kernels of scaled_dot_product_attention as aten/src/ATen/native/transformers/cuda/sdp_utils.cpp
+    does, and prepares their arguments as attention.cpp beside it. cuDNN's kernel keeps what flash attention keeps."""
+
+    def __init__(self, capability: tuple[int, int]) -> None:
+        self._is_ampere = capability >= AMPERE
+
+    def __call__(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        attn_mask: torch.Tensor | None = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        *,
+        scale: float | None = None,
+        enable_gqa: bool = False,
+    ) -> torch.Tensor:
+        tensors, width = (query, key, value), value.shape[-1]
+        if attn_mask is not None and attn_mask.dtype is torch.bool:
+            attn_mask = torch.zeros_like(attn_mask, dtype=query.dtype).masked_fill_(~attn_mask, -torch.inf)
+        if self._can_flash(tensors, attn_mask):
+            scale = query.shape[-1] ** -0.5 if scale is None else scale
+            padded = [F.pad(x, (0, -x.shape[-1] % 8)) if x.shape[-1] % 8 else x for x in tensors]
+            out = aten._scaled_dot_product_flash_attention(*padded, dropout_p, is_causal, False, scale=scale)[0]
+            return out[..., :width]
+        if self._can_save_memory(tensors):
+            keeps = any(x.requires_grad for x in tensors)
+            bias = None if attn_mask is None else _expanded(attn_mask, query, key)
+            arguments = *tensors, bias, keeps, dropout_p, is_causal
+            return aten._scaled_dot_product_efficient_attention(*arguments, scale=scale)[0]
+        arguments = *tensors, attn_mask, dropout_p, is_causal, None
+        return aten._scaled_dot_product_attention_math(*arguments, scale=scale, enable_gqa=enable_gqa)[0]
+
+    def _can_flash(self, tensors: tuple[torch.Tensor, ...], mask: torch.Tensor | None) -> bool:
+        is_half = all(x.dtype in HALVES and x.dim() == 4 for x in tensors)
+        widths = {x.shape[-1] for x in tensors}
+        return self._is_ampere and is_half and mask is None and len(widths) == 1 and max(widths) <= 256
+
+    def _can_save_memory(self, tensors: tuple[torch.Tensor, ...]) -> bool:
+        """Needs vectors of 16 bytes, except in 32 bits before Ampere."""
+        is_half = all(x.dtype in HALVES for x in tensors)
+        alignment = 8 if is_half else 4 if self._is_ampere else 1
+        knows = is_half or all(x.dtype is torch.float32 for x in tensors)
+        return knows and all(x.dim() == 4 and x.shape[-1] % alignment == 0 for x in tensors)
+
+
+def _expanded(mask: torch.Tensor, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
+    """A mask for all heads, whose rows begin at multiples of 16 elements."""
+    if missing := -mask.shape[-1] % 16:
+        mask = F.pad(mask, (0, missing))[..., : mask.shape[-1]]
+    return mask.expand(*query.shape[:2], query.shape[2], key.shape[2])
 
 
 def _as_cudnn(name: str, original: Callable[..., Any], assumed: Callable[[str], object]) -> Callable[..., Any]:

@@ -29,6 +29,7 @@ from torch.distributed.pipelining import schedules
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from labkit.planner.model.answers import Reads, Watched
+from labkit.planner.model.facts import Capability
 from labkit.planner.model.fake.checked_fakes import CheckedFakeMode
 from labkit.planner.model.fake.cuda_autocast import follow_cuda
 from labkit.planner.model.fake.cuda_kernels import follow_kernels
@@ -56,17 +57,24 @@ DEPENDS_ON_DATA = ("DataDependentOutputException", "DynamicOutputShapeException"
 
 
 class FakeRun:
-    """`script` has the script's names, `args` its options; in the mode `fake` new tensors have no data. `on_gpu`: with
-    CUDA's autocast rules, until the process ends. `skewed`: a router sends all tokens to the same experts."""
+    """`script` has the script's names, `args` its options; in the mode `fake` new tensors have no data. `capability`: as
+    on a GPU of this compute capability, until the process ends. `skewed`: a router sends all tokens to the same experts."""
 
     options: ClassVar[dict[str, Any]] = {}  # the defaults of the script's, by name
 
-    def __init__(self, text: str, argv: Sequence[str], path: str = "", on_gpu: bool = False, skewed: bool = False):
+    def __init__(
+        self,
+        text: str,
+        argv: Sequence[str],
+        path: str = "",
+        capability: Capability | None = None,
+        skewed: bool = False,
+    ):
         _patch_torch()
-        self.fake = CheckedFakeMode(skewed)
-        if on_gpu:
+        self.fake = CheckedFakeMode(skewed, on_gpu=capability is not None)
+        if capability:
             follow_cuda()
-            follow_kernels(self.fake.assumed.add)
+            follow_kernels((capability[0], capability[1]), self.fake.assumed.add)
             torch.autograd.graph.save_on_cpu = InHostMemory  # type: ignore[misc, assignment]
         else:
             skip_steps()
