@@ -120,16 +120,29 @@ def _hook_autograd(torch: Any, probe: Observer) -> None:
 
 
 def _hook_grad_scaler(torch: Any, probe: Observer) -> None:
-    scale, step = torch.amp.GradScaler.scale, torch.amp.GradScaler.step
+    base, step = torch.amp.GradScaler, torch.amp.GradScaler.step
 
-    @functools.wraps(scale)
+    def observe_scale(kind: Any) -> None:
+        """If this class of scalers has a `scale` of its own."""
+        scale = vars(kind).get("scale")
+        if not hasattr(scale, "__code__"):
+            return
+
+        @functools.wraps(scale)
+        @invisible
+        def observed_scale(scaler: Any, outputs: Any) -> Any:
+            scaled = scale(scaler, outputs)
+            # A disabled scaler returns the loss itself, which must not reference itself.
+            if scaled is not outputs and isinstance(scaled, torch.Tensor):
+                scaled._labkit_unscaled = outputs
+            return scaled
+
+        kind.scale = observed_scale
+
     @invisible
-    def observed_scale(scaler: Any, outputs: Any) -> Any:
-        scaled = scale(scaler, outputs)
-        # A disabled scaler returns the loss itself, which must not reference itself.
-        if scaled is not outputs and isinstance(scaled, torch.Tensor):
-            scaled._labkit_unscaled = outputs
-        return scaled
+    def __init_subclass__(kind: Any, /, **kwargs: Any) -> None:
+        super(base, kind).__init_subclass__(**kwargs)
+        observe_scale(kind)
 
     @functools.wraps(step)
     @invisible
@@ -144,7 +157,10 @@ def _hook_grad_scaler(torch: Any, probe: Observer) -> None:
             probe.recorder.drop(error)
         return result
 
-    torch.amp.GradScaler.scale, torch.amp.GradScaler.step = observed_scale, observed_step
+    for kind in (base, *base.__subclasses__()):
+        observe_scale(kind)
+    base.__init_subclass__ = classmethod(__init_subclass__)  # FSDP1's ShardedGradScaler is defined later
+    base.step = observed_step
 
 
 def _hook_optimizer(probe: Observer) -> None:

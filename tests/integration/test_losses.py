@@ -268,6 +268,11 @@ for a, b in batches():
     scaler.update()
     optimizer.zero_grad()
 """
+SCALED_FOR_FSDP1 = """
+import torch.distributed as dist
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
+""" + SCALED_AND_CHANGED_IN_PLACE.replace('torch.amp.GradScaler("cpu")', 'ShardedGradScaler("cpu")')
 A_WINDOW_OF_ONE = LAST_WINDOW_IS_SHORT.replace("batches(16)", "batches(18)[:9]").replace("i == 9", "i == 8")
 HALF_OF_EACH = """
 for _ in range(6):
@@ -398,6 +403,7 @@ SHOWN = {
     "changed in place": (CHANGED_IN_PLACE, "as passed to backward()"),
     "micro-batches changed in place": (MICRO_BATCHES_CHANGED_IN_PLACE, "mean of 4 micro-batches"),
     "scaled and changed in place": (SCALED_AND_CHANGED_IN_PLACE, "as passed to backward()"),
+    "scaled for FSDP1": (SCALED_FOR_FSDP1, "as passed to backward()"),
     "a window of one": (A_WINDOW_OF_ONE, "mean of 1 micro-batch"),
     "half of each": (HALF_OF_EACH, "mean of 4 backward passes"),
     "addends with weights": (ADDENDS_WITH_WEIGHTS, "mean of 4 backward passes"),
