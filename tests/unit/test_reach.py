@@ -9,9 +9,11 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from labkit.record.requests import RequestFolder, post
 from labkit.worker.reach import quantities
+from labkit.worker.reach.breakpoint import Breakpoint
 from labkit.worker.reach.evaluate import evaluate, execute, names_around
 from labkit.worker.reach.requests import Reach
 from labkit.worker.reach.settings import Settings
@@ -234,3 +236,30 @@ def test_what_hooks_cannot_see_is_said(hooks):
     assert math.isnan(quantities.largest_output(model))
     with pytest.raises(AttributeError, match="nope"):
         quantities.largest_output(model, "nope")
+
+
+@pytest.fixture
+def group_of_one():
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def test_a_breakpoint_meets_on_the_host_whatever_device_the_script_makes_the_default(group_of_one):
+    """The GPU may be far behind; here `meta` stands for it."""
+    point = Breakpoint("loss > 3", 0, 1)
+    point._group = dist.group.WORLD
+    with torch.device("meta"):
+        assert point.ranks_where(True) == [0]
+        assert point.ranks_where(False) == []
+
+
+def test_an_update_ratio_does_not_depend_on_the_scripts_default_device(optimizer, hooks):
+    """Here `meta` stands for a GPU."""
+    weight = optimizer.param_groups[0]["params"][0]
+    weight.data.fill_(1.0)
+    with torch.device("meta"):
+        assert quantities.update_ratio(optimizer) is quantities.UNSEEN
+        weight.grad = torch.ones(2, device="cpu")
+        optimizer.step()
+        assert quantities.update_ratio(optimizer) == pytest.approx(0.1 / 0.9)

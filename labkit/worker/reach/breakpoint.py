@@ -29,7 +29,7 @@ class Breakpoint:
         import torch
         import torch.distributed as dist
 
-        held = torch.zeros(self._world_size, dtype=torch.uint8)
+        held = torch.zeros(self._world_size, dtype=torch.uint8, device="cpu")  # whatever the script's default is
         held[self._rank] = holds
         dist.all_reduce(held, group=self._group)
         return held.nonzero().flatten().tolist()

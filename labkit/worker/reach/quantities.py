@@ -98,7 +98,7 @@ def update_ratio(optimizer: Any) -> float:
     places, before_step = _seen[key]
     if not before_step:
         return UNSEEN
-    changed = weights = torch.zeros(())
+    changed = weights = torch.zeros((), device="cpu")
     for parameter, place, old in zip(parameters, places, before_step, strict=True):
         new, share = _flat(parameter)[place].float(), _flat(parameter).numel() / max(1, old.numel())
         changed = changed + share * (new - old.float()).square().sum().cpu()
