@@ -20,7 +20,7 @@ from labkit.worker.measures.losses import SEVERAL_OPTIMIZERS, StepLoss
 from labkit.worker.measures.memory import allocator, held_by, host_memory, optimizers, resident_set
 from labkit.worker.measures.profile import StepProfile
 from labkit.worker.measures.samples import Batches
-from labkit.worker.measures.trace import StepTrace
+from labkit.worker.measures.trace import StepTrace, in_backward
 from labkit.worker.optimizers import Optimizers
 from labkit.worker.reach.requests import Reach
 from labkit.worker.reach.settings import Settings
@@ -270,7 +270,7 @@ class Probe:
         if self.step == steps or self._optimizers.several > several:  # now each has its state
             self._record_model(optimizer if self.step == steps else None)
         if now >= self._due:
-            self._thread = get_ident()
+            self._find_thread()
             self._record()
         if self._trace is not None:
             self._trace.after_counted_step(self.step, optimizer)
@@ -314,7 +314,7 @@ class Probe:
         device = next(p for group in optimizer.param_groups for p in group["params"]).device  # a group may be empty
         if device.type == "cpu" and torch.cuda.is_initialized():  # offloaded: the step is computed on the GPU
             device = torch.device("cuda", torch.cuda.current_device())
-        self._thread = get_ident()
+        self._find_thread()
         self._place = {"device": str(device), "limit": host_memory()}
         if device.type == "cuda":
             self._memory = allocator(torch, device)
@@ -322,6 +322,10 @@ class Probe:
             properties = torch.cuda.get_device_properties(device)
             self._place |= {"limit": properties.total_memory, "uuid": str(getattr(properties, "uuid", ""))}
         self._communication.hook_functional()
+
+    def _find_thread(self) -> None:
+        if not in_backward():  # on a GPU a thread of autograd's makes steps within backward()
+            self._thread = get_ident()
 
     def tick(self) -> None:
         """Write the newest steps if no further step has come to do so. Never raises. Another thread than the training's

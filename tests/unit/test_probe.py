@@ -541,6 +541,48 @@ def test_on_made_up_cuda_nothing_is_recorded_while_a_graph_is_captured(monkeypat
     assert clock.read(1) == {}
 
 
+def test_on_made_up_cuda_a_loss_on_another_gpu_is_read_when_that_gpu_has_copied_it(monkeypatch):
+    busy = {"stream of cuda:1"}
+    monkeypatch.setattr(MadeUpEvent, "record", lambda event, stream: setattr(event, "stream", stream))
+    monkeypatch.setattr(MadeUpEvent, "query", lambda event: event.stream not in busy)
+    loss = SimpleNamespace(is_cuda=True, device="cuda:1", reshape=lambda shape: torch.tensor(2.5))
+    loss.new_empty = lambda shape, device, pin_memory: torch.zeros(shape)
+    clock = DeviceClock(MadeUpTorch, "cuda:0")
+    clock.keep(loss)
+    clock.begin()  # on the GPU of the parameters, which has nothing to do
+    assert not clock.is_done
+    busy.clear()
+    assert clock.is_done
+    assert clock.read(1) == {"loss": 2.5}
+
+
+def test_a_step_in_a_simulated_thread_of_autograd_does_not_hide_that_the_training_waits_for_data(
+    probe, tmp_path, monkeypatch
+):
+    """On CUDA, hooks of backward() run in such a thread. Here it is a thread of the test's."""
+    (optimizer,), loss = made()
+    loader, is_in_backward = Loader(), threading.local()
+    monkeypatch.setattr("labkit.worker.probe.in_backward", lambda: hasattr(is_in_backward, "yes"))
+
+    def step_in_backward():
+        is_in_backward.yes = True
+        probe.before_step(optimizer)
+        probe.after_step(optimizer)
+
+    for _ in range(3):
+        probe._due = 0.0
+        take_index(loader, range(4))
+        probe.after_fetch(time.perf_counter() - 1.0, loader, [torch.zeros(4, 2)])
+        probe.before_backward(loss)
+        thread = threading.Thread(target=step_in_backward)
+        thread.start()
+        thread.join()
+        probe.after_backward(True)
+    probe.finish("finished")
+    lines = [r for r in records(tmp_path) if r["k"] == "step"]
+    assert [line["input"] for line in lines] == pytest.approx([1.0] * 3, abs=0.5)
+
+
 def test_on_made_up_cuda_an_offloaded_optimizer_does_not_hide_the_gpu(probe, tmp_path, monkeypatch):
     cuda, card = torch.cuda, SimpleNamespace(total_memory=15 << 30, uuid="0a1b")
     monkeypatch.setattr(cuda, "is_initialized", lambda: True)

@@ -27,33 +27,33 @@ class DeviceClock:
         self._torch, self._device = torch, device
         self._phases: list[tuple[str, Any, Any]] = []
         self._loss: Any = None
-        self._last = self._started = self._now()
+        self._newest: dict[Any, Any] = {}  # the last event of each stream
+        self._started = self._now(device)
 
     def begin(self) -> None:
-        self._started = self._now()
+        self._started = self._now(self._device)
 
     def end(self, phase: str) -> None:
         """End the current phase and start the next."""
-        now = self._now()
+        now = self._now(self._device)
         if self._started and now:
             self._phases.append((phase, self._started, now))
         self._started = now
 
     def keep(self, loss: Any) -> None:
-        """Queue a copy of the loss into pinned host memory."""
+        """Queue a copy of the loss into pinned host memory. It may be on another GPU than the parameters."""
         if self._captures():
             return
-        if loss.is_cuda:
-            host = loss.new_empty((), device="cpu", pin_memory=True)
-            host.copy_(loss.reshape(()), non_blocking=True)
-            loss = host
         self._loss = loss
-        self._now()
+        if loss.is_cuda:
+            self._loss = loss.new_empty((), device="cpu", pin_memory=True)
+            self._loss.copy_(loss.reshape(()), non_blocking=True)
+            self._now(loss.device)
 
     @property
     def is_done(self) -> bool:
-        """Whether the device has passed the last event."""
-        return not self._captures() and (self._last is None or bool(self._last.query()))
+        """Whether all streams have passed their last events."""
+        return not self._captures() and all(event.query() for event in self._newest.values())
 
     def read(self, steps: int) -> dict[str, float]:
         """Seconds by phase, times `steps`, and the loss. Call it only when `is_done`."""
@@ -65,13 +65,13 @@ class DeviceClock:
     def _captures(self) -> bool:
         return bool(self._torch.cuda.is_current_stream_capturing())
 
-    def _now(self) -> Any:
-        """An event on the stream; None during a capture."""
+    def _now(self, device: Any) -> Any:
+        """An event on the device's current stream; None during a capture."""
         if self._captures():
             return None
-        event = self._torch.cuda.Event(enable_timing=True)
-        event.record(self._torch.cuda.current_stream(self._device))
-        self._last = event
+        stream, event = self._torch.cuda.current_stream(device), self._torch.cuda.Event(enable_timing=True)
+        event.record(stream)
+        self._newest[stream] = event
         return event
 
 
