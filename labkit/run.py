@@ -16,6 +16,7 @@ from labkit.errors import LabError, RankFailedError, RunFolderError, rank_failed
 from labkit.export import export
 from labkit.launcher import stop as stopping
 from labkit.launcher.causes.stuck import Stacks, look_at
+from labkit.launcher.gpu_memory import freed_in_words
 from labkit.launcher.locks.checkpoints import run_that_saves_to
 from labkit.planner.measured import Memory
 from labkit.reach import Reachable
@@ -221,6 +222,8 @@ class Run(Reachable):
         # only Slurm knows the processes on a job's nodes
         count = len(stopping.processes_of(self.folder))
         left = slurm_runs.job_in_words(self.folder) or f"{count} process{'' if count == 1 else 'es'} left"
+        if not had_ended and not count and (freed := freed_in_words(self.folder)):
+            left += f", {freed}"
         killed = f"{state.killed} had to be killed; " if state.killed else ""
         already = "had already ended, " if had_ended else ""
         print(f"{plain(self.id)}: {already}{state.state}; {killed}{left}", flush=True)

@@ -7,12 +7,10 @@ It returns None if the fact does not apply. `gather` records its exceptions and 
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 import platform
 import re
 import shutil
-import subprocess
 import sys
 from collections.abc import Callable
 from datetime import datetime
@@ -29,6 +27,7 @@ from labkit.launcher.checks import check_interface
 from labkit.launcher.hardware import GpusUnknownError, Hardware, hardware, has_driver, torch_report
 from labkit.launcher.link import bandwidth as _bandwidth
 from labkit.launcher.link import preflight as _preflight
+from labkit.launcher.nvml import ask_nvml
 from labkit.launcher.torchrun import LEFTOVER_PREFIXES, LEFTOVERS
 from labkit.record import container, runs_root
 from labkit.record.folder import MARKER, check_root
@@ -38,7 +37,6 @@ __all__ = ["gather", "kaggle"]  # and every other function without an underscore
 
 PACKAGES = ("torch", "ipykernel", "ipywidgets", "IPython")
 NVML_SECONDS = 10.0
-ASK_NVML = Path(__file__).with_name("ask_nvml.py")
 MOUNTS = Path("/proc/self/mounts")
 WINDOWS_USERS = Path("/mnt/c/Users")
 
@@ -86,17 +84,7 @@ def torch_build(here: Hardware) -> TorchBuild | None:
 def nvml(here: Hardware) -> Nvml | None:
     if not has_driver():
         return None
-    done = subprocess.run(
-        [sys.executable, ASK_NVML],
-        capture_output=True,
-        text=True,
-        timeout=NVML_SECONDS,
-        env=os.environ | {"PYTHONSAFEPATH": "1"},
-    )
-    if done.returncode:
-        last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
-        raise OSError(f"NVML failed: {last}")
-    report = json.loads(done.stdout)
+    report = ask_nvml(NVML_SECONDS)
     for card in report["cards"]:
         for process in card["processes"] or ():
             process |= _who(process["pid"])

@@ -3,6 +3,7 @@ they run."""
 
 from __future__ import annotations
 
+import os
 import re
 import time
 from collections.abc import Iterable
@@ -31,10 +32,19 @@ INTERPRETERS = re.compile(r"(python[\d.]*|pypy[\d.]*|(ba|da|z|k|c|tc|fi)?sh|perl
 
 
 def is_alive(process: psutil.Process) -> bool:
-    """Whether it still runs, and is not another process with its pid; a zombie does not count."""
+    """Whether it still runs, and is not another process with its pid. A zombie does not count, unless other threads of
+    it have not ended: as long as they run, or the driver frees the memory of a GPU, the process has not exited."""
     with suppress(psutil.Error):
-        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+        return process.is_running() and (process.status() != psutil.STATUS_ZOMBIE or _has_threads(process.pid))
     return False
+
+
+def _has_threads(pid: int) -> bool:
+    """Whether a zombie has other threads than the one that has ended."""
+    try:
+        return len(os.listdir(f"/proc/{pid}/task")) > 1  # noqa: PTH208
+    except OSError:  # gone, or not Linux
+        return False
 
 
 def ranks_of(agent: Identity) -> dict[int, psutil.Process]:

@@ -1,6 +1,6 @@
 """Samples the machine during a run: `hosts/<host>.jsonl`, once a second, and `processes.json`, the descendants of the
-run's supervisor. It is a separate process, because querying a broken driver can crash the caller. Values that the
-machine does not report are null.
+run's supervisor and which of them NVML lists on GPUs. It is a separate process, because querying a broken driver can
+crash the caller. Values that the machine does not report are null.
 
     python -m labkit.launcher.sampler <run folder> <the supervisor's folder>
 """
@@ -48,22 +48,24 @@ def main() -> None:
             "devices": names,
         },
     )
-    supervisor, processes = psutil.Process(parent), set[psutil.Process]()
+    supervisor, processes, on_gpus = psutil.Process(parent), set[psutil.Process](), set[int]()
     while os.getppid() == parent:
         time.sleep(PERIOD_SECONDS)
-        before, processes = processes, set(descendants(supervisor, folder.marker))
-        if processes != before and os.getppid() == parent:  # otherwise another process has adopted them
-            _record(home, processes)
         readings = [device() for device in devices]
+        before, processes = (processes, on_gpus), set(descendants(supervisor, folder.marker))
+        listed = {pid for reading in readings for pid in reading["pids"]}
+        on_gpus = {process.pid for process in processes if process.pid in listed} or on_gpus
+        if (processes, on_gpus) != before and os.getppid() == parent:  # otherwise another process has adopted them
+            _record(home, processes, on_gpus)
         sample = {"k": "host", "cpu": psutil.cpu_percent(), "memory_used": psutil.virtual_memory().used}
         changing = ("utilisation", "memory_used", "power", "temperature")
         _write(file, sample | {"devices": [{k: d[k] for k in changing} for d in readings]})
 
 
-def _record(home: RunFolder, processes: set[psutil.Process]) -> None:
+def _record(home: RunFolder, processes: set[psutil.Process], on_gpus: set[int]) -> None:
     identities = [identity.as_dict() for process in processes if (identity := Identity.of(process.pid))]
     with suppress(OSError):  # a full disk
-        write_json(home.processes, {"processes": identities})
+        write_json(home.processes, {"processes": identities, "on_gpus": sorted(on_gpus)})
 
 
 def _write(file: int, record: dict[str, Any]) -> None:
@@ -106,6 +108,7 @@ def _reader(nvml: Any, handle: Any) -> Callable[[], dict[str, Any]]:
             "memory_used": memory.used if memory else None,
             "power": milliwatts / 1000 if milliwatts is not None else None,
             "temperature": ask(nvml.nvmlDeviceGetTemperature, nvml.NVML_TEMPERATURE_GPU),
+            "pids": [process.pid for process in ask(nvml.nvmlDeviceGetComputeRunningProcesses) or ()],
         }
 
     return read

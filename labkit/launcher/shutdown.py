@@ -94,7 +94,7 @@ class Shutdown:
             self._terminate(ranks, activity)
         elif self._agent.is_alive():
             self._terminate(ranks)
-        return sweep(self._folder, self._node)
+        return sweep(self._folder, self._node, lambda notice, seconds: self._tell(notice, time.time() + seconds))
 
     def _interrupt(self, ranks: Ranks, activity: Activity) -> None:
         """SIGINT, and time for the ranks to save and leave, until another request or until none of them works."""

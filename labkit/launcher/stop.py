@@ -54,7 +54,9 @@ LONGEST_GRACE = 86_400.0
 AGREEING_SECONDS = 25.0
 POLL_SECONDS = 0.05
 POLL_NODES_SECONDS = 0.5  # reads the files of many nodes
-KILL_SECONDS = 4.0  # how long processes may take to exit after KILL
+KILL_SECONDS = 4.0  # how long processes may take to receive a KILL
+EXIT_SECONDS = 30.0  # how long one that was killed may take to exit
+QUIET_SECONDS = 1.0  # what ends within them is not worth a word
 CLEANING_SECONDS = 3.0  # torch's manager of shared memory notices within 2 s that its ranks are dead
 
 
@@ -94,14 +96,14 @@ def stop(
     if not before.is_final:
         request_stop(folder, grace, interrupts)
     # immediately: the supervisor may still be in an earlier grace period
-    killed = sweep(folder) if grace is not None and grace <= 0 else 0
+    killed = sweep(folder, say=lambda notice, _: say(notice)) if grace is not None and grace <= 0 else 0
     margin, period = (AGREEING_SECONDS, POLL_NODES_SECONDS) if folder.nodes.is_dir() else (5.0, POLL_SECONDS)
     until, notice = time.time() + (GRACE_SECONDS if grace is None else grace), None
     while not (state := read_state(folder)).is_final and time.time() < max(until, state.stops_by or 0.0) + margin:
         if state.stops_by is not None and state.notice not in (None, notice):
             say(notice := str(state.notice))
         time.sleep(period)
-    killed += _sweep_all(folder)
+    killed += _sweep_all(folder, say)
     if not state.is_final and (nodes := heard_nodes(folder)):
         raise RunFolderError(
             f"{folder.id} was asked to stop but has not ended on {', '.join(nodes)}, whose heartbeats continue; see "
@@ -127,24 +129,31 @@ def check_may_stop(folder: RunFolder) -> None:
         check_original(folder.path, folder.manifest_content)
 
 
-def sweep(folder: RunFolder, node: int | None = None) -> int:
+def sweep(folder: RunFolder, node: int | None = None, say: Callable[[str, float], object] | None = None) -> int:
     """KILL every process of the run until none is left. Returns how many were killed.
 
     What frees the shared memory of ranks ends by itself once they are dead, or the memory would stay in use for ever.
-    `node` limits it to one node, since several may share a machine. The processes are not waited for: torchrun's exit
-    code belongs to its parent.
+    One that was killed exits when the system has freed its memory, which takes a driver seconds for that of GPUs: `say`
+    is called with what it waits for and the seconds that this may take. `node` limits it to one node, since several may
+    share a machine. The processes are not reaped: torchrun's exit code belongs to its parent.
     """
-    killed = set()
-    began = time.monotonic()
-    while (left := processes_of(folder, node)) and time.monotonic() < began + CLEANING_SECONDS + KILL_SECONDS:
+    killed: dict[int, psutil.Process] = {}
+    began, said = time.monotonic(), ""
+    while True:
+        exiting = {pid for pid, process in killed.items() if is_alive(process)}  # they have no environment any more
+        left, seconds = processes_of(folder, node), time.monotonic() - began
+        if not left and not exiting or seconds > (EXIT_SECONDS if exiting else CLEANING_SECONDS + KILL_SECONDS):
+            return len(killed)
         for process in left:
             with suppress(psutil.Error):  # it has exited, or belongs to another user
-                if cleans_up(process) and time.monotonic() < began + CLEANING_SECONDS:
+                if process.pid in exiting or (cleans_up(process) and seconds < CLEANING_SECONDS):
                     continue
                 process.kill()
-                killed.add(process.pid)
+                killed[process.pid] = process
+        waits = f"stopping: waiting for {len(exiting)} of its processes that were killed: the system frees their memory"
+        if exiting and say and said != waits and seconds > QUIET_SECONDS:
+            say(said := waits, EXIT_SECONDS - seconds)
         time.sleep(POLL_SECONDS)
-    return len(killed)
 
 
 def processes_of(folder: RunFolder, node: int | None = None) -> list[psutil.Process]:
@@ -258,9 +267,9 @@ def still_running(folder: RunFolder) -> dict[RunFolder, LeftRunning]:
     return running
 
 
-def _sweep_all(folder: RunFolder) -> int:
+def _sweep_all(folder: RunFolder, say: Callable[[str], object] = str) -> int:
     """Sweep, and end supervisors that a signal has suspended."""
-    killed = sweep(folder)
+    killed = sweep(folder, say=lambda notice, _: say(notice))
     for supervisor in _supervisors(folder):  # after the sweep, which finds their descendants through them
         with suppress(psutil.Error):
             if supervisor.status() == psutil.STATUS_STOPPED:

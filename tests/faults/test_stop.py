@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -27,6 +28,9 @@ from faults.scene import (
 )
 
 import labkit
+from labkit.launcher import gpu_memory
+from labkit.launcher import stop as stopping
+from labkit.launcher.rank_processes import is_alive
 from labkit.launcher.start import _supervisors
 from labkit.record import Identity, RunFolder
 from labkit.record.nodes import supervisor_is_starting
@@ -117,6 +121,115 @@ def test_stop_of_processes_that_are_stopped_by_a_signal(frozen) -> None:
     assert state.killed >= 1
     assert state.exit_code == -signal.SIGKILL or frozen not in ("all", "torchrun")
     assert_clean(run, before)
+
+
+MAIN_THREAD_ENDS = """
+import ctypes, signal, threading, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+threading.Thread(target=time.sleep, args=(600,)).start()
+ctypes.CDLL(None).syscall(60, 0)  # exit of this thread alone
+"""
+STARTS_IT = """
+import pathlib, subprocess, sys
+child = subprocess.Popen([sys.executable, pathlib.Path(__file__).with_name("child.py")])
+print(child.pid, flush=True)
+child.wait()
+"""
+
+
+@pytest.mark.skipif(os.uname().machine != "x86_64", reason="the number of a system call")
+def test_stop_of_a_process_whose_main_thread_has_ended_and_whose_others_have_not(tmp_path: Path) -> None:
+    """The system shows it as a zombie, as it does a process while another thread of it frees a GPU's memory."""
+    (tmp_path / "child.py").write_text(MAIN_THREAD_ENDS)
+    (tmp_path / "train.py").write_text(STARTS_IT)
+    run = labkit.launch(tmp_path / "train.py", nproc_per_node=1, wait=False)
+    wait_until(lambda: run.logs(rank=0).strip())
+    child = psutil.Process(int(run.logs(rank=0)))
+    wait_until(lambda: child.status() == psutil.STATUS_ZOMBIE)
+    threads = Path(f"/proc/{child.pid}/task")
+    assert len([*threads.glob("*")]) == 2
+
+    state = run.stop(grace=0)
+
+    assert state.state == "stopped"
+    assert len([*threads.glob("*")]) <= 1  # a zombie, if nobody reaps it
+    assert_clean(run.folder)
+
+
+def test_a_stop_waits_for_what_a_simulated_driver_keeps_after_a_kill_and_says_so(monkeypatch, capfd) -> None:
+    """Simulated: a process counts as alive until 3 s after it was killed, without its environment."""
+    run = launch()
+    wait_for_step(run.folder, 1)
+    ended: dict[int, float] = {}
+
+    def exits_slowly(process: psutil.Process) -> bool:
+        return is_alive(process) or time.monotonic() < ended.setdefault(process.pid, time.monotonic()) + 3
+
+    os.kill(read(run.folder.agent)["supervisor"]["pid"], signal.SIGKILL)
+    monkeypatch.setattr(stopping, "is_alive", exits_slowly)
+    state, seconds = timed(lambda: stopping.stop(run.folder, grace=0, say=print))
+
+    assert state.killed > 0
+    assert 3 < seconds < BOUND
+    said = capfd.readouterr().out
+    assert said.count("of its processes that were killed: the system frees their memory") == 1
+    assert_clean(run.folder)
+
+
+PYNVML = """
+import os, pathlib
+FOLDER = pathlib.Path({folder!r})
+class NVMLError(Exception): pass
+class Process:
+    usedGpuMemory = 3 << 30
+    def __init__(self, pid): self.pid = pid
+NVML_TEMPERATURE_GPU = 0
+def nvmlInit(): pass
+def nvmlDeviceGetCount(): return 1
+def nvmlDeviceGetHandleByIndex(index): return index
+def nvmlDeviceGetComputeRunningProcesses(handle):
+    names = [path.name for path in FOLDER.glob("[0-9]*")]
+    stuck = (FOLDER / "stuck").exists()
+    return [Process(int(name)) for name in names if stuck or has_memory(name)]
+def has_memory(name):
+    try: return pathlib.Path("/proc", name, "cmdline").read_bytes() != b""  # empty of a zombie
+    except OSError: return False
+def __getattr__(name):
+    def fails(*_): raise NVMLError
+    return fails
+"""
+ON_GPU = """
+import os, pathlib, sys, time
+import torch
+(pathlib.Path(sys.argv[1]) / str(os.getpid())).touch()
+while True: time.sleep(0.1)
+"""
+
+
+@pytest.mark.parametrize(
+    ("lists", "said"),
+    [
+        ("the rank", "0 processes left, and their GPU memory is free"),
+        ("stuck", r"0 processes left, but after 1 s NVML still lists pid \d+ with 3.00 GiB on GPU 0"),
+        ("nobody", "0 processes left"),  # as in a container: it cannot tell
+    ],
+)
+def test_a_stop_says_of_simulated_gpus_what_nvml_does(lists, said, tmp_path, monkeypatch, capfd) -> None:
+    (tmp_path / "pynvml.py").write_text(PYNVML.format(folder=str(tmp_path)))
+    (tmp_path / "train.py").write_text(ON_GPU)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.setattr(gpu_memory, "FREEING_SECONDS", 1.0)
+    (tmp_path / "elsewhere").mkdir()
+    folder = tmp_path / "elsewhere" if lists == "nobody" else tmp_path
+    run = labkit.launch(tmp_path / "train.py", args=[str(folder)], nproc_per_node=1, wait=False)
+    wait_until(lambda: run.folder.processes.exists() and (lists == "nobody" or read(run.folder.processes)["on_gpus"]))
+    if lists == "stuck":
+        (tmp_path / "stuck").touch()
+
+    run.stop(grace=0)
+
+    assert re.search(f"{said}$", capfd.readouterr().out.strip())
+    assert_clean(run.folder)
 
 
 @pytest.mark.soak

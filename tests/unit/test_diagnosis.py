@@ -19,13 +19,13 @@ import pytest
 import labkit
 from labkit import cli, data
 from labkit.diagnosis import Diagnosis, MachineFacts, detections, diagnose, gather, kaggle_facts, probes
-from labkit.diagnosis.ask_nvml import report
 from labkit.diagnosis.display import COLUMNS
 from labkit.diagnosis.facts import UNLIMITED, NotebookKernel, Process, TorchBuild, nvml_from_json
 from labkit.errors import LabError, LaunchError
 from labkit.launcher import hardware as hardware_module
 from labkit.launcher.hardware import DRIVER_FILES, Gpu, driver_version, hardware, has_kernels
 from labkit.launcher.link.preflight import preflight, remembered
+from labkit.launcher.nvml import report
 from labkit.launcher.torch_wheels import install_for
 from labkit.machine import Machine
 from labkit.planner.data_sheets import this_machine

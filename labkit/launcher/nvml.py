@@ -1,20 +1,38 @@
-"""Prints NVML's information about the GPUs as JSON. It runs in its own process, because broken drivers have crashed the
-caller. It opens nothing on a GPU. Unavailable values are null; WSL2's driver lacks several.
-
-    python ask_nvml.py
+"""What NVML knows of the GPUs. It is asked in a process of its own, because broken drivers have crashed the caller, and
+opens nothing on a GPU. Unavailable values are None; WSL2's driver lacks several.
 """
 
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from itertools import combinations
 from typing import Any
 
-__all__ = ["main"]
+__all__ = ["ask_nvml", "report"]
 
 # nvmlGpuTopologyLevel_t, as `nvidia-smi topo -m` abbreviates it.
 PATHS = {0: "same board", 10: "PIX", 20: "PXB", 30: "PHB", 40: "NODE", 50: "SYS"}
+
+
+def ask_nvml(seconds: float) -> dict[str, Any]:
+    """`driver`, `cuda`, `cards` and `links`, see `report`. Raises OSError, ValueError or subprocess.TimeoutExpired."""
+    done = subprocess.run(
+        [sys.executable, __file__],
+        capture_output=True,
+        text=True,
+        timeout=seconds,
+        env=os.environ | {"PYTHONSAFEPATH": "1"},
+        check=False,
+    )
+    if done.returncode:
+        last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+        raise OSError(f"NVML failed: {last}")
+    answer: dict[str, Any] = json.loads(done.stdout)
+    return answer
 
 
 def main() -> None:
