@@ -11,6 +11,8 @@ import os
 import random
 import shutil
 import signal
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -753,3 +755,29 @@ def test_a_second_live_run_on_one_checkpoint_folder_is_refused_by_the_name_of_th
     os.kill(Identity.read(json.loads(second.folder.agent.read_text())["supervisor"]).pid, signal.SIGKILL)
     wait_until(lambda: second.status().state == "lost", 30, "its loss to be seen")
     assert labkit.launch("ddp", checkpoint_dir=saved, **options).stop().state == "stopped"
+
+
+SAVED_IN_THE_BACKGROUND = """
+import sys
+from types import SimpleNamespace
+
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+model = nn.Linear(2, 2)
+args = SimpleNamespace(checkpoint_dir=sys.argv[1], save_every=0, deadline_seconds=0, full_checkpoints=False,
+                       async_save=True)
+scaler, host = torch.amp.GradScaler("cpu", enabled=False), torch.device("cpu")
+checkpoints = Checkpoints(model, torch.optim.AdamW(model.parameters()), scaler, host, args)
+random_state = dict
+torch.cuda.is_available = lambda: True
+checkpoints.save(7)
+checkpoints.finish()
+"""
+
+
+def test_a_save_in_the_background_asks_nothing_of_a_simulated_gpu(tmp_path):
+    """Its thread has not chosen a GPU: every rank's would open a context on the first. Here any call to CUDA fails."""
+    program = tmp_path / "saves.py"
+    text = str(labkit.Script.load("single", "checkpoints")).partition("\nif __name__")[0]
+    program.write_text(text + SAVED_IN_THE_BACKGROUND)
+    done = subprocess.run([sys.executable, program, tmp_path / "c"], capture_output=True, text=True, timeout=120)
+    assert (tmp_path / "c" / "step-7" / "COMMIT.json").exists(), done.stderr
