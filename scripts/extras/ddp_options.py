@@ -38,17 +38,21 @@ def in_turn(state, bucket):
     return mean
 
 
-def in_int8(errors, bucket):
-    """Every rank sends all others its gradients in 8 bits, with a scale for each parameter."""
+def in_int8(kept, bucket):
+    """Every rank sends all others its gradients in 8 bits, with a scale for each parameter. kept: by bucket, the sizes
+    of its gradients and what was left out. Nothing here waits for the GPU, on which backward still computes."""
     gradients, flat, ranks = bucket.gradients(), bucket.buffer(), dist.get_world_size()
     key = tuple(map(id, bucket.parameters()))
-    if bucket.index() == 0 and key not in errors:
-        errors.clear()  # DDP has rebuilt its buckets
-    sizes = torch.tensor([gradient.numel() for gradient in gradients], device=flat.device)
-    flat += errors.get(key, 0)
+    if bucket.index() == 0 and key not in kept:
+        kept.clear()  # DDP has rebuilt its buckets
+    if key not in kept:
+        kept[key] = torch.tensor([gradient.numel() for gradient in gradients], device=flat.device), 0
+    sizes, left_out = kept[key]
+    flat += left_out
     scales = torch.stack([gradient.abs().max() for gradient in gradients]).clamp(min=1e-30) / 127
-    sent = (flat / scales.repeat_interleave(sizes)).round().to(torch.int8)
-    errors[key] = (flat - sent * scales.repeat_interleave(sizes)).nan_to_num_(0, 0, 0)  # fp16 overflows
+    scale = scales.repeat_interleave(sizes, output_size=len(flat))
+    sent = (flat / scale).round().to(torch.int8)
+    kept[key] = sizes, (flat - sent * scale).nan_to_num_(0, 0, 0)  # fp16 overflows
     every_scale, every = scales.new_empty(ranks, len(scales)), sent.new_empty(ranks, len(sent))
     dist.all_gather([*every_scale], scales)
     gathered = dist.all_gather([*every], sent, async_op=True).get_future()
@@ -58,7 +62,8 @@ def in_int8(errors, bucket):
 def mean_of(flat, every, scales, sizes, _):
     for tensor in (every, scales, sizes) if flat.is_cuda else ():  # NCCL calls this on its own stream
         tensor.record_stream(torch.cuda.current_stream(tensor.device))
-    torch.sum(torch.stack([e * s.repeat_interleave(sizes) for e, s in zip(every, scales, strict=True)]), 0, out=flat)
+    wide = [s.repeat_interleave(sizes, output_size=len(flat)) for s in scales]
+    torch.sum(torch.stack([e * w for e, w in zip(every, wide, strict=True)]), 0, out=flat)
     return flat.div_(len(every))
 
 

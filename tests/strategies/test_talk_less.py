@@ -140,6 +140,34 @@ def test_an_overflow_spoils_the_gradients_of_one_step_only(tmp_path):
     assert done.stdout.split() == ["True", "False", "True"], done.stderr
 
 
+WITHOUT_VALUES = """
+from types import SimpleNamespace
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+received = SimpleNamespace(get_future=lambda: SimpleNamespace(then=lambda call: call(None)))
+dist.get_world_size, dist.all_gather = lambda: 2, lambda *args, **options: received
+sizes = [torch.tensor([6, 3])]
+torch.tensor = lambda *args, **options: sizes.pop()  # once, where it is copied to the GPU
+parameters = list(nn.Linear(2, 3).parameters())
+with FakeTensorMode(allow_non_fake_inputs=True):  # which refuses whatever needs the values of tensors
+    flat = torch.ones(9)
+    bucket = SimpleNamespace(gradients=lambda: [flat[:6], flat[6:]], buffer=lambda: flat, index=lambda: 0,
+                             parameters=lambda: parameters)
+    kept = {}
+    for _ in range(2):
+        in_int8(kept, bucket)
+print("done")
+"""
+
+
+def test_simulated_int8_never_waits_for_the_gpu(tmp_path):
+    """On CUDA, a shape that depends on the values of a tensor makes the host wait; so does a tensor made of numbers."""
+    script = tmp_path / "without_values.py"
+    script.write_text(str(labkit.Script.load("ddp", "ddp_options")).partition("\nif __name__")[0] + WITHOUT_VALUES)
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=120)
+    assert done.stdout.split() == ["done"], done.stderr
+
+
 def test_at_the_end_of_a_round_every_parameter_is_sent_once(tmp_path):
     """In the fourth step."""
     _, sizes, model = one_step("diloco", 2, tmp_path, sync_every=4)
