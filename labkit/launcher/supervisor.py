@@ -43,7 +43,7 @@ from labkit.launcher.warm.fork import ForkedTorchrun, import_torchrun
 from labkit.launcher.warm.proc import ROOM, can_show, show_command
 from labkit.launcher.watch.host_names import HostNames
 from labkit.launcher.watch.programs import Programs
-from labkit.launcher.watch.progress import SURVIVOR_SECONDS, Closing, Progress, Saving
+from labkit.launcher.watch.progress import SURVIVOR_SECONDS, Closing, FirstRank, Progress
 from labkit.launcher.watch.stalls import Stalls
 from labkit.record import Identity, RunFolder, State, Tail, read_state, write_state
 from labkit.record.files import is_deleted, read_json, write_json
@@ -93,7 +93,7 @@ class Supervisor:
         self.ranks = range(self.manifest["world_size"])  # that are started here
         self.watchdog: float | None = self.manifest.get("watchdog")
         self.stalls = Stalls(folder)
-        self.saving = Saving(folder)
+        self.first_rank = FirstRank(folder, self.manifest.get("devices"))
         self.leftovers: Leftovers | None = None  # of a run that has succeeded
         self.names = HostNames(folder)
         self.devices: list[str] = []  # that CUDA shows to the ranks, once one of them is left out
@@ -156,7 +156,7 @@ class Supervisor:
         """Start torchrun, wait for it to exit, and return the final state."""
         folder = self.folder.attempt(self.state.attempt)
         prepare(self.folder, folder)
-        self.saving = Saving(folder)
+        self.first_rank = FirstRank(folder, self.manifest.get("devices"))
         try:
             self.import_torchrun()
         except _StopImporting as stop:
@@ -343,12 +343,13 @@ class Supervisor:
     def watch(self, folder: RunFolder, progress: Progress) -> tuple[dict[str, Any], StopRequest] | None:
         """Report in state.json what hinders the run; stop it when its watchdog expires."""
         if progress.update():
-            self.saving.update()
+            self.first_rank.update()
             self.names.update()
         self.stalls.update(folder, progress)
         why = f" because {progress.hit}" if progress.hit else ""
         paused = f"paused{why}; resume it with run.resume() or `labkit resume`" if progress.paused else None
-        notices = [paused, self.names.notice, self.stalls.notice, self.saving.failure, self.moved, progress.unmeasured]
+        notices = [paused, self.names.notice, self.stalls.notice]
+        notices += [*self.first_rank.notices, self.moved, progress.unmeasured]
         notice = "; ".join(filter(None, notices)) or None
         is_stuck = self.stalls.notice is not None and progress.is_stuck()
         stuck_since = (self.state.stuck_since or time.time() - progress.idle_seconds) if is_stuck else None
@@ -381,7 +382,7 @@ class Supervisor:
         if not self.node:  # the first node speaks for all ranks
             progress = Progress(self.folder.attempt(self.state.attempt))
             progress.update()
-            notices = [self.saving.update(), progress.unmeasured]
+            notices = [*self.first_rank.update(), progress.unmeasured]
         if name == "succeeded":
             with suppress(Exception):  # a correct state matters more
                 notices.append(background_errors(self.folder, self.folder.attempt(self.state.attempt), self.ranks))

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from faults.matrix import FAULTY
-from faults.scene import assert_over, read, wait_for_step
+from faults.scene import assert_over, read, wait_for_step, wait_until
 
 import labkit
 from labkit.launcher import hardware as hardware_module
@@ -186,3 +186,29 @@ def test_a_launch_on_simulated_gpus_is_refused_until_they_meet_and_then_asks_no_
     for run in (first, again):
         assert run.folder.read_manifest()["env"]["NCCL_P2P_DISABLE"] == "1"
         assert "NCCL_P2P_DISABLE=1" in run.command
+
+
+ON_AN_UNSEEN_GPU = """import json, pathlib, sys, time
+import torch
+
+(metrics,) = pathlib.Path(sys.argv[1]).glob("*/ranks/0/metrics.jsonl")
+with metrics.open("a") as file:
+    file.write(json.dumps({"t": time.monotonic(), "k": "model", "device": "cuda:0"}) + "\\n")
+time.sleep(float(sys.argv[2]))
+"""
+
+
+@pytest.mark.parametrize("seconds", [0, 600])
+def test_a_rank_that_trains_on_a_simulated_gpu_which_the_launch_did_not_see_is_a_notice(
+    tmp_path: Path, runs_dir: Path, seconds: int
+) -> None:
+    path = tmp_path / "unseen.py"
+    path.write_text(ON_AN_UNSEEN_GPU)
+    run = labkit.launch(path, args=[str(runs_dir), str(seconds)], nproc_per_node=1, wait=False)
+
+    wait_until(lambda: run.status().notice or run.status().is_final)
+
+    assert str(run.status().notice).startswith("rank 0 trains on cuda:0, but the launch saw no GPU here")
+    if seconds:
+        run.stop(grace=0)
+    assert_over(run.folder)

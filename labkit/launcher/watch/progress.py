@@ -11,7 +11,7 @@ from labkit.record import RunFolder
 from labkit.record.files import in_parallel, read_json
 from labkit.record.measured.metrics_file import Tail, end_record
 
-__all__ = ["SURVIVOR_SECONDS", "Closing", "Progress", "Saving"]
+__all__ = ["SURVIVOR_SECONDS", "Closing", "FirstRank", "Progress"]
 
 POLL_SECONDS = 1.0
 RANKS_PER_SECOND = 512  # whose files are read, up to 768 ranks: one process reads those of a whole run
@@ -135,18 +135,30 @@ class Closing:
         return {pid for pid, signalled in self._signalled.items() if now - signalled >= seconds} - self.ended
 
 
-class Saving:
-    """Follows rank 0 of an attempt, which reports `checkpoint` as "step-8" or as "step 8 not saved: 12 bytes free"."""
+class FirstRank:
+    """What rank 0 of an attempt tells of itself: it reports `checkpoint` as "step-8" or as "step 8 not saved: 12 bytes
+    free", and the device of its model, which is none of the `devices` of the launch if that saw no GPU."""
 
-    def __init__(self, attempt: RunFolder):
-        self._tail = Tail(attempt.metrics(0))
-        self.failure: str | None = None  # why the newest checkpoint was not saved
+    def __init__(self, attempt: RunFolder, devices: Any):
+        self._tail, self._on_cpu = Tail(attempt.metrics(0)), devices == ["cpu"]
+        self._not_saved: str | None = None  # why the newest checkpoint was not
+        self._unseen: str | None = None
 
-    def update(self) -> str | None:
-        """Read the new records; returns `failure`."""
+    def update(self) -> list[str | None]:
+        """Read the new records; returns notices."""
         for records in self._tail.chunks():
             for record in records:
                 checkpoint = record.get("checkpoint") if record.get("k") == "report" else None
                 if isinstance(checkpoint, str):
-                    self.failure = checkpoint if " not saved" in checkpoint else None
-        return self.failure
+                    self._not_saved = checkpoint if " not saved" in checkpoint else None
+                device = str(record.get("device")) if record.get("k") == "model" else ""
+                if self._on_cpu and device.startswith("cuda"):
+                    self._unseen = (
+                        f"rank 0 trains on {device}, but the launch saw no GPU here: it checked nothing, and other "
+                        "runs may use it, too"
+                    )
+        return self.notices
+
+    @property
+    def notices(self) -> list[str | None]:
+        return [self._not_saved, self._unseen]
