@@ -39,6 +39,7 @@ PERHAPS_DEVICE_MEMORY = re.compile(
     r"CUDNN_STATUS_NOT_INITIALIZED|CUDNN_STATUS_INTERNAL_ERROR\b|(?i:unable to find an engine to execute)"
     r"|Unable to find a valid cuDNN algorithm"
 )
+WHICH_DEVICE = re.compile(r"GPU (\d+) has a total capacity")
 HOST_MEMORY = re.compile(
     r"DefaultCPUAllocator: (can't allocate|not enough) memory|Cannot allocate memory|Failed to CUDA host alloc"
     r"|HOST_ALLOCATION_FAILED"
@@ -73,20 +74,25 @@ def _out_of_memory(error: BaseException) -> dict[str, Any]:
     # a DataLoader's thread raises its error again elsewhere
     is_pinned = "in pin memory thread" in text or any("pin_memory" in frame for frame in innermost)
     if on_device and not is_pinned:
-        return {"out_of_memory": "device", "memory": _device_memory()}
+        return {"out_of_memory": "device", "memory": _device_memory(text)}
     if on_device or isinstance(error, MemoryError) or HOST_MEMORY.search(text):  # pinned memory is the host's
         return {"out_of_memory": "host", "memory": resident_set()()}
     if PERHAPS_DEVICE_MEMORY.search(text):
-        return {"perhaps_out_of_memory": True, "memory": _device_memory()}
+        return {"perhaps_out_of_memory": True, "memory": _device_memory(text)}
     return {}
 
 
-def _device_memory() -> dict[str, int]:
+def _device_memory(message: str) -> dict[str, int]:
+    """Of the GPU that torch names, or else the current one: on another one, asking would open a context."""
     import torch
 
+    if not torch.cuda.is_initialized():  # the error is another process's
+        return {}
+    named = WHICH_DEVICE.search(message)
     try:
-        free, total = torch.cuda.mem_get_info()
-        used = {"allocated": torch.cuda.memory_allocated(), "reserved": torch.cuda.memory_reserved()}
+        device = int(named[1]) if named else torch.cuda.current_device()
+        free, total = torch.cuda.mem_get_info(device)
+        used = {"allocated": torch.cuda.memory_allocated(device), "reserved": torch.cuda.memory_reserved(device)}
     except Exception:  # the device may no longer respond
         return {}
     return used | {"free": free, "total": total}

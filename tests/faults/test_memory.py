@@ -177,11 +177,30 @@ def test_another_simulated_error_of_cudnn_gets_no_advice(
     assert "advice" not in cause_of_simulated(message, tmp_path, monkeypatch, {})
 
 
+@pytest.mark.parametrize(("named", "asked"), [(" GPU 1 has a total capacity of 14.56 GiB", 1), ("", 0)])
+def test_a_simulated_error_has_the_memory_of_the_gpu_that_ran_out(
+    named: str, asked: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import torch
+
+    error = torch.OutOfMemoryError(f"CUDA out of memory. Tried to allocate 2.00 GiB.{named}")
+    assert failure._memory(error) == {"out_of_memory": "device", "memory": {}}  # CUDA has not been initialized here
+    cuda = {0: (10, 100), 1: (20, 200)}
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", cuda.__getitem__)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: device)
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: device)
+    free, total = cuda[asked]
+    expected = {"allocated": asked, "reserved": asked, "free": free, "total": total}
+    assert failure._memory(error) == {"out_of_memory": "device", "memory": expected}
+
+
 def cause_of_simulated(
     message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, memory: dict[str, int]
 ) -> dict[str, Any]:
     """Of a RuntimeError with this message, on a device with this memory."""
-    monkeypatch.setattr(failure, "_device_memory", lambda: memory)
+    monkeypatch.setattr(failure, "_device_memory", lambda message: memory)
     folder = RunFolder(tmp_path)
     folder.rank(0).mkdir(parents=True)
     folder.manifest.write_text('{"format": 1, "world_size": 2}')
