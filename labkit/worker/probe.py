@@ -17,7 +17,7 @@ from labkit.worker.hooks import hook
 from labkit.worker.measures.communication import Communication
 from labkit.worker.measures.device_clock import DeviceClock, Unfinished
 from labkit.worker.measures.losses import SEVERAL_OPTIMIZERS, StepLoss
-from labkit.worker.measures.memory import allocator, held_by, host_memory, optimizers, resident_set
+from labkit.worker.measures.memory import allocator, computing_device, held_by, host_memory, optimizers, resident_set
 from labkit.worker.measures.profile import StepProfile
 from labkit.worker.measures.samples import Batches
 from labkit.worker.measures.trace import StepTrace, in_backward
@@ -311,9 +311,8 @@ class Probe:
 
     def _find_device(self, torch: Any, optimizer: Any) -> None:
         """After the first step the script has chosen its device."""
-        device = next(p for group in optimizer.param_groups for p in group["params"]).device  # a group may be empty
-        if device.type == "cpu" and torch.cuda.is_initialized():  # offloaded: the step is computed on the GPU
-            device = torch.device("cuda", torch.cuda.current_device())
+        first = next(p for group in optimizer.param_groups for p in group["params"])  # a group may be empty
+        device = computing_device(torch, first.device)
         self._find_thread()
         self._place = {"device": str(device), "limit": host_memory()}
         if device.type == "cuda":

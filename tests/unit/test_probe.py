@@ -589,6 +589,7 @@ def test_on_made_up_cuda_an_offloaded_optimizer_does_not_hide_the_gpu(probe, tmp
     monkeypatch.setattr(cuda, "current_device", lambda: 1)
     monkeypatch.setattr(cuda, "get_device_properties", lambda device: card)
     monkeypatch.setattr(cuda, "memory_stats", lambda device: {"allocated_bytes.all.current": 7})
+    monkeypatch.setattr(cuda, "max_memory_allocated", lambda: 7)
     (optimizer,), loss = made()  # on the CPU
     optimizer.param_groups.insert(0, {"params": []})
     probe._due = math.inf
@@ -597,6 +598,19 @@ def test_on_made_up_cuda_an_offloaded_optimizer_does_not_hide_the_gpu(probe, tmp
     model = records(tmp_path)[-1]
     assert (model["device"], model["limit"], model["uuid"]) == ("cuda:1", 15 << 30, "0a1b")
     assert probe._memory()["allocated"] == 7
+
+
+def test_on_made_up_cuda_a_gpu_that_only_told_its_name_does_not_hide_a_training_on_the_cpu(
+    probe, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda: 0)
+    (optimizer,), loss = made()
+    step(probe, Loader(), optimizer, loss)
+    probe.finish("finished")
+    model, line, _ = records(tmp_path)
+    assert model["device"] == "cpu"
+    assert line["rss"] > 0
 
 
 def test_on_made_up_cuda_an_evaluation_does_not_double_the_phases_of_the_next_step(probe, tmp_path):

@@ -11,7 +11,7 @@ from typing import Any
 from labkit.record.container import memory_limit
 from labkit.record.rank_files import RankFile
 
-__all__ = ["allocator", "held_by", "host_memory", "optimizers", "resident_set"]
+__all__ = ["allocator", "computing_device", "held_by", "host_memory", "optimizers", "resident_set"]
 
 
 def resident_set() -> Callable[[], dict[str, float]]:
@@ -36,6 +36,14 @@ def resident_set() -> Callable[[], dict[str, float]]:
 def _kibibytes(status: bytes, field: bytes) -> float:
     start = status.index(field) + len(field)
     return float(status[start : status.index(b"kB", start)]) * 1024
+
+
+def computing_device(torch: Any, device: Any) -> Any:
+    """The device that computes with parameters on `device`: the current GPU if they are offloaded to the CPU, which it
+    shows by having allocated memory. A script that trains on the CPU may have asked for the GPU's name."""
+    if device.type == "cpu" and torch.cuda.is_initialized() and torch.cuda.max_memory_allocated():
+        return torch.device("cuda", torch.cuda.current_device())
+    return device
 
 
 def allocator(torch: Any, device: Any) -> Callable[[], dict[str, float]]:
