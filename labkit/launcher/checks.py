@@ -97,7 +97,8 @@ def check_ranks(nproc_per_node: Any, backend: Any, hardware: Hardware) -> int:
     gpus = len(hardware.gpus) if hardware.has_gpus() else 0
     if backend == "nccl" and not gpus:
         visible = hardware.visible_devices
-        why = "" if visible is None else f" (CUDA_VISIBLE_DEVICES={visible!r})"
+        hidden = "" if visible is None else f"CUDA_VISIBLE_DEVICES={visible!r}"
+        why = f" ({hidden or hardware.unusable_gpus})" if hidden or hardware.unusable_gpus else ""
         raise LaunchError(f"backend='nccl' needs a GPU for every rank; none is visible here{why}. Leave backend out")
     if gpus and nproc_per_node > gpus and backend != "gloo":
         raise LaunchError(

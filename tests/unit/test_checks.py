@@ -392,6 +392,12 @@ def test_made_up_gpus_that_torch_could_not_list_are_not_trained_on_unchecked():
         check_ranks(1, None, machine)
 
 
+def test_nccl_without_a_made_up_gpu_is_refused_with_the_reason_that_torch_gives():
+    machine = replace(made_up(0), visible_devices=None, unusable_gpus="torch 2.13.0+cpu is built without CUDA")
+    with pytest.raises(LaunchError, match=r"none is visible here \(torch 2\.13\.0\+cpu is built without CUDA\)"):
+        check_ranks(2, "nccl", machine)
+
+
 def test_bf16_is_refused_where_a_made_up_gpu_would_emulate_it():
     turing, ampere = Gpu("Tesla T4", 15 << 30, (7, 5)), Gpu("A100", 40 << 30, (8, 0))
     machine = replace(made_up(0), gpus=(ampere, turing))
