@@ -16,6 +16,7 @@ __all__ = ["ask_nvml", "report"]
 
 # nvmlGpuTopologyLevel_t, as `nvidia-smi topo -m` abbreviates it.
 PATHS = {0: "same board", 10: "PIX", 20: "PXB", 30: "PHB", 40: "NODE", 50: "SYS"}
+READ, NVLINK = 0, 2  # of nvmlGpuP2PCapsIndex_t; nvidia-ml-py 12 and 13 have a tuple, (0,), for the first
 
 
 def ask_nvml(seconds: float) -> dict[str, Any]:
@@ -70,8 +71,8 @@ def report(nvml: Any) -> dict[str, Any]:
 
     def link(first: int, second: int) -> dict[str, Any]:
         pair = handles[first], handles[second]
-        read = ask(nvml.nvmlDeviceGetP2PStatus, *pair, nvml.NVML_P2P_CAPS_INDEX_READ)
-        nvlink = ask(nvml.nvmlDeviceGetP2PStatus, *pair, nvml.NVML_P2P_CAPS_INDEX_NVLINK)
+        read = ask(nvml.nvmlDeviceGetP2PStatus, *pair, READ)
+        nvlink = ask(nvml.nvmlDeviceGetP2PStatus, *pair, NVLINK)
         return {
             "first": first,
             "second": second,

@@ -3,6 +3,7 @@ writes them. Each says in `source` whether it was recorded or made from document
 
 from __future__ import annotations
 
+import ctypes
 import dataclasses
 import json
 import os
@@ -693,7 +694,7 @@ def made_up_nvml(*, silent=()):
         "nvmlSystemGetCudaDriverVersion": 12040,
         "nvmlSystemGetDriverVersion": "550.54.15",
     }
-    constants = {"NVML_TEMPERATURE_GPU": 0, "NVML_P2P_CAPS_INDEX_READ": 0, "NVML_P2P_CAPS_INDEX_NVLINK": 2}
+    constants = {"NVML_TEMPERATURE_GPU": 0}
     functions = {name: answer(name, value) for name, value in answers.items()}
     return types.SimpleNamespace(
         **functions, **constants, NVML_P2P_STATUS_OK=0, NVMLError=NoNvml, nvmlDeviceGetHandleByIndex=lambda index: index
@@ -709,6 +710,18 @@ def test_nvml_is_asked_about_each_gpu_and_each_pair():
     assert (said.cards[0].name, said.cards[0].free, said.cards[0].power) == ("Tesla T4", 15, 27.0)
     assert said.cards[0].processes == (Process(2**22 + 1, None),)
     assert [(link.path, link.peer, link.nvlink) for link in said.links] == [("PHB", True, True)]
+
+
+def test_nvidias_own_module_passes_what_it_is_asked_to_a_simulated_driver(monkeypatch):
+    """Whatever it calls is libc's sched_yield, which returns 0, as NVML does on success: all answers are 0."""
+    import pynvml
+
+    monkeypatch.setattr(pynvml, "_nvmlGetFunctionPointer", lambda name: ctypes.CDLL(None).sched_yield)
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetCount", lambda: 2)
+    said = nvml_from_json(report(pynvml))
+
+    assert [(link.path, link.peer, link.nvlink) for link in said.links] == [("same board", True, True)]
+    assert [card.temperature for card in said.cards] == [0, 0]
 
 
 def test_what_nvml_does_not_tell_is_none():
