@@ -31,6 +31,10 @@ STARTED = time.monotonic()
 RESULTS: dict[str, dict[str, Any]] = {}  # by test
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "timeout(seconds): a test's time on a GPU")
+
+
 def pytest_sessionstart() -> None:
     """Ends at once where the tests would run on the CPU although there is a GPU."""
     try:

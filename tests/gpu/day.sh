@@ -8,7 +8,7 @@ set -u
 unset PYTHONDONTWRITEBYTECODE # otherwise every rank compiles labkit anew
 PY=${PY:-python3} LIMIT=580
 mkdir -p "$OUT"
-export PYTHONUNBUFFERED=1 PYTHONPATH=$PWD LABKIT_GPU_OUT=$OUT
+export PYTHONUNBUFFERED=1 PYTHONPATH=$PWD${PYTHONPATH:+:$PYTHONPATH} LABKIT_GPU_OUT=$OUT
 [ "${DRY:-}" != 1 ] || export LABKIT_GPU_REHEARSAL=1
 # torchrun --standalone connects to the machine's own name, and hangs if that has no address.
 getent hosts "$(hostname)" >/dev/null || echo "127.0.0.1 $(hostname)" >>/etc/hosts

@@ -62,6 +62,7 @@ def load_datasets(data_dir):
 def trained(script: Script, figures: dict[str, Any], **options: Any) -> Plan:
     """Plan a training and run it for about four seconds. On a CPU, whose allocator counts nothing, trace a step."""
     plan = labkit.plan(script, nproc_per_node=1, **options)
+    assert plan.bytes, plan
     if not plan.fits:
         pytest.skip(f"{plan.bytes / 2**30:.1f} GiB do not fit")
     steps = steps_in(4.0, plan) if CUDA else 4

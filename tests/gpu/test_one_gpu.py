@@ -132,6 +132,7 @@ def test_a_rank_inside_a_kernel_is_found_at_its_line_and_stopped_and_the_gpu_is_
         assert left <= GIB / 10
 
 
+@pytest.mark.timeout(30)
 @pytest.mark.parametrize("how", ["tensor", *(pytest.param(how, marks=needs_gpu) for how in ("cublasCreate", "pinned"))])
 def test_out_of_memory_is_named(how, figures, tmp_path):
     with pytest.raises(labkit.RankFailedError):
@@ -174,6 +175,7 @@ def test_the_flight_record_of_a_collective_that_timed_out_is_in_the_ranks_folder
     assert all("all_reduce" in call["profiling_name"] for call in calls)
 
 
+@pytest.mark.timeout(30)
 def test_asking_about_the_machine_imports_no_torch(figures):
     code = "import sys, labkit; print(labkit.doctor()); sys.exit('torch' in sys.modules)"
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
@@ -249,6 +251,7 @@ def test_every_strategy_on_one_rank_has_the_losses_of_single(figures):
     assert max(figures.values()) < 1e-9
 
 
+@pytest.mark.timeout(30)
 def test_a_rank_before_its_first_collective_does_not_hold_the_gil_and_is_stopped_at_once(figures, tmp_path):
     run = labkit.launch(raw(tmp_path, "asleep", ASLEEP), nproc_per_node=1, wait=False)
     wait_for(run, "asleep")
@@ -260,6 +263,7 @@ def test_a_rank_before_its_first_collective_does_not_hold_the_gil_and_is_stopped
     figures["stop, s"] = time.monotonic() - started
 
 
+@pytest.mark.timeout(30)
 def test_a_scaler_that_skips_steps_changes_no_count(figures, tmp_path):
     run = labkit.launch(raw(tmp_path, "overflowing", OVERFLOWING), nproc_per_node=1, wait=True)
 
