@@ -494,9 +494,7 @@ def test_runs_whose_gpus_torch_cannot_tell_apart_are_refused_with_its_failure_fa
     monkeypatch.setattr(gpus, "active_runs", lambda: [run])
     monkeypatch.setattr(gpus, "torch_report", fails)
     write_json(run.manifest, json.loads(run.manifest.read_text()) | {"gpus": ["GPU-aa11"]})
-    with pytest.raises(
-        LaunchError, match=r"by index and by UUID \(0, GPU-aa11\).*Use one kind of id.*could not list"
-    ):
+    with pytest.raises(LaunchError, match=r"by index and by UUID \(0, GPU-aa11\).*Use one kind of id.*could not list"):
         gpus.check_gpus_are_free(["0"])
 
 
