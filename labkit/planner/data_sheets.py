@@ -69,7 +69,7 @@ class Device:
 
     @property
     def dispatches_as(self) -> tuple[int, int] | None:
-        """The compute capability whose kernels torch chooses, which are those of 8.0 for all newer GPUs; None for a CPU."""
+        """The compute capability whose kernels torch chooses: newer GPUs have those of 8.0. None for a CPU."""
         return None if self.shared else min(self.capability, (8, 0))
 
     @property

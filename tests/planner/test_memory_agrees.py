@@ -1,20 +1,18 @@
 """Formulas against the rehearsed step: two ways to the same bytes. benchmarks/memory_accuracy.py has many more rows."""
 
 import functools
-import re
-from pathlib import Path
 
 import pytest
 import torch
 from strategies.matrix import CNN, IMAGES, MLP
 
-from labkit import Script
+from labkit import LabError, Script
 from labkit.launcher.checks import release_of
 from labkit.planner.layout import able_to, layout_of
 from labkit.planner.memory.peak import moments, peak
 from labkit.planner.memory.textbook import block_activations
 from labkit.planner.model.facts import Variant, facts_of
-from labkit.planner.model.fake.cuda_autocast import IN_32_BITS, IN_WIDEST
+from labkit.planner.model.fake.cuda_autocast import cuda_lists
 from labkit.planner.model.rehearsal import rehearse
 
 WIDE = MLP.replace("width=64, layers=4", "width=512, layers=4")
@@ -144,16 +142,22 @@ def test_an_optimizer_is_planned_as_torch_runs_it_on_a_gpu(strategy, model, toge
         assert seen.bytes == pytest.approx(planned[True].bytes, rel=0.001)
 
 
-def test_autocasts_list_for_a_gpu_is_this_torchs():
-    header = (Path(torch.__file__).parent / "include/ATen/autocast_mode.h").read_text()
-    lists = re.findall(r"#define AT_FORALL_FP32\w*\(_\)(.*?)\n\n", header, re.DOTALL)
-    names = {name for each in lists for name in re.findall(r"_\((\w+)", each)}
-    python = {"frobenius_norm": "norm", "nuclear_norm": "norm", "nll_loss2d": "nll_loss", "grid_sampler": "grid_sample"}
-    python |= {name: "interpolate" for name in names if "upsample" in name}
-    assert {python.get(name, name.removeprefix("linalg_")) for name in names} <= set(IN_32_BITS)
-    assert ("rms_norm" in IN_32_BITS) == ("rms_norm" in names)
-    (widest,) = re.findall(r"#define AT_FORALL_PROMOTE\(_\)(.*?)(?:\n\n|\Z)", header, re.DOTALL)
-    assert {python.get(name, name) for name in re.findall(r"_\((\w+)", widest)} == set(IN_WIDEST)
+def test_autocasts_lists_are_read_from_this_torch():
+    """torch has kernels for CUDA's autocast in every build: all of them are on the lists, and nothing else is."""
+    kernels = torch._C._dispatch_get_registrations_for_dispatch_key("AutocastCUDA")
+    registered = {name.removeprefix("aten::") for name in kernels if name.startswith("aten::")}
+    listed = {name for names in cuda_lists().values() for name in names}
+    assert registered - listed == {"binary_cross_entropy", "cudnn_convolution", "cudnn_convolution_transpose"}
+    assert listed <= registered
+
+
+def test_a_loss_that_cudas_autocast_refuses_is_refused_in_the_plan():
+    model = RESIDUAL.replace("return self.unembed(x)", "return F.binary_cross_entropy(x.sigmoid(), x.sigmoid())")
+    what = Script.load("ddp", "precision").with_cells(
+        model=model.replace("import nn\n", "import nn\nfrom torch.nn import functional as F\n")
+    )
+    with pytest.raises(LabError, match="binary_cross_entropy_with_logits"):
+        rehearse(what, 1, {"precision": "bf16", "global_batch_size": 4}, capability=(8, 0))
 
 
 def test_mixed_types_that_cuda_promotes_are_planned_in_16_bits():

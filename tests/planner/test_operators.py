@@ -12,6 +12,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from labkit.launcher.checks import release_of
+from labkit.planner.model.fake import cuda_kernels
 from labkit.planner.model.fake.checked_fakes import CheckedFakeMode
 from labkit.planner.model.fake.cuda_kernels import KEPT, follow_kernels
 from labkit.planner.model.fake.fake_run import _patch_transformers
@@ -223,10 +224,10 @@ def kernels(monkeypatch):
     """What follow_kernels assumed; its patches end with the test."""
     for name in KEPT:
         monkeypatch.setattr(torch._VF, name, getattr(torch._VF, name))
-    monkeypatch.setattr(F, "scaled_dot_product_attention", F.scaled_dot_product_attention)
     assumed = []
-    follow_kernels(assumed.append)
-    return assumed
+    follow_kernels((8, 0), assumed.append)
+    yield assumed
+    cuda_kernels._registered.pop()._destroy()
 
 
 @pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
@@ -284,9 +285,16 @@ def test_time_steps_that_are_not_computed_hold_and_compute_what_they_do(kind, op
 
 
 def test_a_gpu_never_holds_the_scores_of_attention_even_with_dropout(kernels):
-    q = torch.zeros(1, 1, 256, 8, requires_grad=True)
+    def attend(x):
+        return F.scaled_dot_product_attention(x, x, x, dropout_p=0.1)
 
-    assert kept(lambda x: F.scaled_dot_product_attention(x, x, x, dropout_p=0.1), q) < 256 * 256 * 4
+    with CheckedFakeMode():
+        assert kept(attend, torch.zeros(1, 1, 256, 8, requires_grad=True)) < 256 * 256 * 4
+    assert attend(torch.zeros(1, 1, 256, 8)).shape == (1, 1, 256, 8)  # real tensors are still computed
+
+
+def test_real_tensors_are_still_normalized(kernels):
+    torch.testing.assert_close(F.rms_norm(torch.ones(2, 8), [8], torch.ones(8)), torch.ones(2, 8))
 
 
 def test_positions_that_a_model_of_transformers_numbered_itself_are_one_sequence(monkeypatch):

@@ -23,9 +23,10 @@ VARIABLE = "LABKIT_WARM"  # 0 turns it off
 FORKS = sys.platform == "linux"  # elsewhere system libraries may not survive a fork
 # Variables that are read while Python starts or torch is imported. The warm process has no others: they may be secrets.
 READ_AT_IMPORT = (
-    "AOT", "CUTLASS_", "CXX", "ENABLE_", "FAKE_", "FX_", "GOMP_SPINCOUNT", "HOME", "INDUCTOR_", "KINETO_", "LANG",
-    "LC_", "LD_", "LOGLEVEL", "LOGNAME", "MPMATH_", "NPY_", "NUMPY_", "OMP_WAIT_POLICY", "PARTITIONER_", "PATH",
-    "PYTHON", "PYTORCH", "SYMPY_", "TEMP", "TMP", "TORCH", "TQDM_", "TRITON_", "TZ", "USER",
+    "AOT", "COMPILE_STROBELIGHT_", "CUTEDSL_", "CUTLASS_", "CXX", "DUMP_AOTI_", "ENABLE_", "FAKE_", "FX_",
+    "GOMP_SPINCOUNT", "HOME", "INDUCTOR_", "KINETO_", "LANG", "LC_", "LD_", "LOGLEVEL", "LOGNAME", "LOG_AUTOTUNE_",
+    "LOG_TLPARSE", "MPMATH_", "NPY_", "NUMPY_", "OMP_WAIT_POLICY", "PARTITIONER_", "PATH", "PT2_", "PYTHON",
+    "PYTORCH", "SYMPY_", "TEMP", "TMP", "TORCH", "TQDM_", "TRITON_", "TZ", "UNSAFE_SKIP_", "USER",
 )  # fmt: skip
 READ_BY_RANKS = ("TORCH_FR_", "TORCH_NCCL_")
 REPLY_SECONDS = 20.0  # torch may be imported in them; a run without a supervisor counts as lost after 30

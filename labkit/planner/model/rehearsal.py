@@ -33,7 +33,8 @@ def rehearse(
     """The peak memory of `rank` in a step, after the optimizer has its state.
 
     `path` is the script's file, if any, so that modules next to it can be imported. `capability`: with the kernels and
-    autocast of a GPU of this compute capability, instead of a CPU's. `skewed`: a router sends all tokens to the same experts, instead of the same share to each.
+    the autocast of a GPU of this compute capability, instead of a CPU's. `skewed`: a router sends all tokens to the
+    same experts, instead of the same share to each.
 
     Raises LaunchError if the script refuses its options, Unplannable if it cannot run on tensors without data.
     """

@@ -30,8 +30,15 @@ BINS: Any = aten.bincount.default
 CTC: Any = {aten._ctc_loss.Tensor, aten._ctc_loss.default}  # lengths as tensors, or as numbers
 LAYER_NORM: Any = aten.native_layer_norm.default
 # Whose fake kernels look at the device: what they keep for backward differs.
-BY_DEVICE = {aten._embedding_bag, aten._native_batch_norm_legit, aten._native_batch_norm_legit_functional,
-             aten.log_sigmoid_forward, aten.native_batch_norm, aten.native_group_norm, aten.native_layer_norm}  # fmt: skip
+BY_DEVICE = {
+    aten._embedding_bag,
+    aten._native_batch_norm_legit,
+    aten._native_batch_norm_legit_functional,
+    aten.log_sigmoid_forward,
+    aten.native_batch_norm,
+    aten.native_group_norm,
+    aten.native_layer_norm,
+}
 ROUTING = {aten.topk, aten.argmax}
 # by the argument that may be a condition
 SELECTING = {aten.masked_select: 1, aten.index: 1, aten.index_put: 1, aten.index_put_: 1}
@@ -105,11 +112,13 @@ class CheckedFakeMode(FakeTensorMode):
         return tree_unflatten(leaves, spec)
 
     def _on_device(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
-        """The results as torch's fake kernels return them; if `on_gpu`, those that they return for CUDA's tensors. Here,
-        below autograd, it is enough that tensors say that they are on a GPU: autograd would need a CUDA build."""
+        """The results of torch's fake kernels, `on_gpu` for tensors on a GPU. Below autograd, which would need a CUDA
+        build, it is enough that they say so."""
         if not self._on_gpu or func.overloadpacket not in BY_DEVICE:
             return super().__torch_dispatch__(func, types, args, kwargs)
-        moved = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, FakeTensor) and leaf.fake_device == CPU]
+        moved = [
+            leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, FakeTensor) and leaf.fake_device == CPU
+        ]
         for tensor in moved:
             tensor.fake_device = GPU
         out = None

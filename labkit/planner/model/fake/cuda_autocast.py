@@ -1,10 +1,11 @@
-"""CUDA's autocast for plans made on CPU tensors: the CPU's own leaves layer norms and softmax in 16 bits and pads in 32,
-for example. Runs in the planner's child process.
+"""CUDA's autocast for plans made on CPU tensors: the CPU's own leaves layer norms and softmax in 16 bits and pads in
+32, for example. Runs in the planner's child process.
 """
 
 from __future__ import annotations
 
 import re
+import warnings
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -17,8 +18,9 @@ from torch.utils._pytree import tree_leaves, tree_map
 __all__ = ["cuda_lists", "follow_cuda"]
 
 HALVES = (torch.bfloat16, torch.float16)
-LIST = re.compile(r"#define AT_FORALL_(\w+)\(_\)(.*)")
+LIST = re.compile(r"#define AT_FORALL_(?!DEPRECATED)(\w+)\(_\)(.*)")
 ENTRY = re.compile(r'_\((?:ADD_NS\()?(\w+)\)?(?:,\s*"?([\w.]+)"?)?')
+BANNED = "binary_cross_entropy"  # under CUDA's autocast only
 
 _library = torch.library.Library("aten", "IMPL")  # what it registers ends with it
 
@@ -43,15 +45,19 @@ def follow_cuda() -> None:
         "PROMOTE": _in_widest,
     }
     lists = cuda_lists()
-    rule_of = {name: rule for each, rule in rules.items() for name in lists[each]}
+    rule_of = {name: rule for each, rule in rules.items() for name in lists[each]} | {BANNED: _refuse}
+    kernels: dict[str, Any] = {}
     for name in torch._C._dispatch_get_all_op_names():
         operator = name.removeprefix("aten::")
         is_cast = torch._C._dispatch_has_kernel_for_dispatch_key(name, "AutocastCPU")
         if rule := rule_of.get(operator):
             if not (rule is _in_half and is_cast):  # in C++, with a cache for weights
-                _library.impl(operator, partial(_cast, rule, _overload(operator)), "AutocastCPU")
+                kernels[operator] = partial(_cast, rule, _overload(operator))
         elif name.startswith("aten::") and is_cast:
-            _library.impl(operator, torch.library.fallthrough_kernel, "AutocastCPU")
+            kernels[operator] = torch.library.fallthrough_kernel
+    with warnings.catch_warnings(action="ignore"):  # that there were kernels
+        for operator, kernel in kernels.items():
+            _library.impl(operator, kernel, "AutocastCPU")
 
 
 def _overload(name: str) -> Any:
@@ -88,6 +94,13 @@ def _in_widest(operator: Any, args: Any, kwargs: Any) -> Any:
     """In 16 bits unless an argument has 32."""
     is_wide = any(torch.is_tensor(value) and value.dtype is torch.float32 for value in tree_leaves((args, kwargs)))
     return (_in_32_bits if is_wide else _in_half)(operator, args, kwargs)
+
+
+def _refuse(operator: Any, args: Any, kwargs: Any) -> Any:
+    raise RuntimeError(
+        "binary_cross_entropy and BCELoss are refused under autocast on a GPU: return logits and use "
+        "binary_cross_entropy_with_logits, or compute this loss outside of autocast"
+    )
 
 
 def _names_type(operator: Any, args: Any) -> bool:

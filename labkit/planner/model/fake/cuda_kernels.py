@@ -1,16 +1,17 @@
-"""What a GPU has one kernel for and a CPU has not, for plans made on CPU tensors: the kernels that torch's operators for
-all devices call on CUDA, recurrent layers, where cuDNN has one call for all steps, and optimizers, which update all
-parameters together. Runs in the planner's child process.
+"""What a GPU has one kernel for and a CPU has not, for plans made on CPU tensors: kernels that torch's operators call
+on CUDA only, recurrent layers, where cuDNN has one call for all steps, and optimizers, which update all parameters
+together. Runs in the planner's child process.
 """
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.fake_tensor import FakeTensor, is_fake
 from torch.nn import functional as F
 
 __all__ = ["KEPT", "follow_kernels", "record"]
@@ -26,7 +27,7 @@ aten = torch.ops.aten
 _library = torch.library.Library("labkit", "DEF")
 _library.define("record(str kind, int flops, int bytes, int calls) -> ()")
 _library.impl("record", lambda kind, flops, bytes, calls: None, "CompositeExplicitAutograd")
-_kernels = torch.library.Library("aten", "IMPL")  # what it registers ends with it
+_registered: list[torch.library.Library] = []  # what a library registers ends with it
 
 
 def record(kind: str, flops: int, bytes: int, calls: int) -> None:
@@ -36,7 +37,10 @@ def record(kind: str, flops: int, bytes: int, calls: int) -> None:
 
 def follow_kernels(capability: tuple[int, int], assumed: Callable[[str], object]) -> None:
     """Let torch's operators, recurrent layers and optimizers do as on a GPU of this compute capability, until the
-    process ends. `assumed` is called with a sentence."""
+    process ends; real tensors, which a model's constructor may compute with, are computed on the CPU. `assumed` is
+    called with a sentence."""
+    library = torch.library.Library("aten", "IMPL")
+    _registered.append(library)
     kernels: dict[str, Callable[..., Any]] = {
         "dropout": _dropout,
         "lstm_cell": _lstm_cell,
@@ -45,9 +49,10 @@ def follow_kernels(capability: tuple[int, int], assumed: Callable[[str], object]
     if hasattr(aten, "_fused_rms_norm"):  # since torch 2.9
         kernels["rms_norm"] = _rms_norm
         # A kernel for the CPU, which fake tensors never call, lets autograd see one operator instead of its parts.
-        _kernels.impl("_fused_rms_norm", _rms_norm, "CPU")
-    for name, kernel in kernels.items():
-        _kernels.impl(name, kernel, "CompositeImplicitAutograd")
+        library.impl("_fused_rms_norm", _rms_norm, "CPU")
+    with warnings.catch_warnings(action="ignore"):  # that there were kernels
+        for name, kernel in kernels.items():
+            library.impl(name, kernel, "CompositeImplicitAutograd")
     for name in KEPT:
         setattr(torch._VF, name, _as_cudnn(name, getattr(torch._VF, name), assumed))
     optimizers: Any = import_module("torch.optim.optimizer")
@@ -64,9 +69,12 @@ def _dropout(x: torch.Tensor, p: float, train: bool) -> torch.Tensor:
 
 def _rms_norm(x: torch.Tensor, shape: Any, weight: torch.Tensor | None = None, eps: float | None = None) -> Any:
     """aten/src/ATen/native/layer_norm.cpp"""
-    if weight is None or weight.dtype == x.dtype:
+    if is_fake(x) and (weight is None or weight.dtype == x.dtype):
         return aten._fused_rms_norm(x, shape, weight, eps)[0]
-    return torch._refs.nn.functional.rms_norm(x, shape, weight, eps)
+    wide = x.to(torch.promote_types(x.dtype, torch.float32))
+    eps = torch.finfo(wide.dtype).eps if eps is None else eps
+    out = wide * wide.pow(2).mean([*range(-len(shape), 0)], keepdim=True).add_(eps).rsqrt()
+    return (out if weight is None else out * weight).type_as(x)
 
 
 def _lstm_cell(
@@ -106,18 +114,18 @@ class _Attention:
         tensors, width = (query, key, value), value.shape[-1]
         if attn_mask is not None and attn_mask.dtype is torch.bool:
             attn_mask = torch.zeros_like(attn_mask, dtype=query.dtype).masked_fill_(~attn_mask, -torch.inf)
-        if self._can_flash(tensors, attn_mask):
+        if is_fake(query) and self._can_flash(tensors, attn_mask):
             scale = query.shape[-1] ** -0.5 if scale is None else scale
             padded = [F.pad(x, (0, -x.shape[-1] % 8)) if x.shape[-1] % 8 else x for x in tensors]
-            out = aten._scaled_dot_product_flash_attention(*padded, dropout_p, is_causal, False, scale=scale)[0]
-            return out[..., :width]
-        if self._can_save_memory(tensors):
+            out = aten._scaled_dot_product_flash_attention(*padded, dropout_p, is_causal, False, scale=scale)
+            return _first(out)[..., :width]
+        if is_fake(query) and self._can_save_memory(tensors):
             keeps = any(x.requires_grad for x in tensors)
             bias = None if attn_mask is None else _expanded(attn_mask, query, key)
-            arguments = *tensors, bias, keeps, dropout_p, is_causal
-            return aten._scaled_dot_product_efficient_attention(*arguments, scale=scale)[0]
-        arguments = *tensors, attn_mask, dropout_p, is_causal, None
-        return aten._scaled_dot_product_attention_math(*arguments, scale=scale, enable_gqa=enable_gqa)[0]
+            memory_efficient = aten._scaled_dot_product_efficient_attention
+            return _first(memory_efficient(*tensors, bias, keeps, dropout_p, is_causal, scale=scale))
+        options = {"scale": scale, "enable_gqa": enable_gqa}
+        return _first(aten._scaled_dot_product_attention_math(*tensors, attn_mask, dropout_p, is_causal, **options))
 
     def _can_flash(self, tensors: tuple[torch.Tensor, ...], mask: torch.Tensor | None) -> bool:
         is_half = all(x.dtype in HALVES and x.dim() == 4 for x in tensors)
@@ -130,6 +138,10 @@ class _Attention:
         alignment = 8 if is_half else 4 if self._is_ampere else 1
         knows = is_half or all(x.dtype is torch.float32 for x in tensors)
         return knows and all(x.dim() == 4 and x.shape[-1] % alignment == 0 for x in tensors)
+
+
+def _first(outputs: tuple[torch.Tensor, ...]) -> torch.Tensor:
+    return outputs[0]
 
 
 def _expanded(mask: torch.Tensor, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:

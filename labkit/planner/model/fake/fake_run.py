@@ -57,8 +57,9 @@ DEPENDS_ON_DATA = ("DataDependentOutputException", "DynamicOutputShapeException"
 
 
 class FakeRun:
-    """`script` has the script's names, `args` its options; in the mode `fake` new tensors have no data. `capability`: as
-    on a GPU of this compute capability, until the process ends. `skewed`: a router sends all tokens to the same experts."""
+    """`script` has the script's names, `args` its options; in the mode `fake` new tensors have no data. `capability`:
+    as on a GPU of this compute capability, until the process ends. `skewed`: a router sends all tokens to the same
+    experts."""
 
     options: ClassVar[dict[str, Any]] = {}  # the defaults of the script's, by name
 
