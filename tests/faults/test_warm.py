@@ -22,6 +22,7 @@ from faults.scene import ENDLESS, FAULTY, assert_clean, last_step, read, wait_fo
 import labkit
 from labkit.launcher import start
 from labkit.launcher.warm import client, fork
+from labkit.launcher.warm.eligibility import READ_WHEN_LOADED
 from labkit.launcher.warm.messages import receive
 
 pytestmark = pytest.mark.skipif(not client.FORKS, reason="only Linux's processes are forked")
@@ -264,3 +265,26 @@ def test_when_the_kernel_is_killed_its_tied_runs_stop_and_the_others_go_on(runs_
     wait_until(lambda: last_step(free.folder, 0) > step)
     assert free.stop().state == "stopped"
     assert_clean(free)
+
+
+READ = """
+import json, os
+names, environment = set(), type(os.environ)
+get = environment.__getitem__
+environment.__getitem__ = lambda self, name: names.add(name) or get(self, name)
+from labkit.launcher.warm.fork import import_torchrun
+import_torchrun()
+print(json.dumps(sorted(names)))
+"""
+# What ranks of all launches share (see eligibility.py), or what changes nothing in a training.
+ALIKE = (*READ_WHEN_LOADED, "CI", "LNAME", "NVPL_", "PSUTIL_DEBUG", "SAGE_ROOT", "_PYTHON_")
+
+
+def test_a_variable_that_torch_reads_when_it_is_imported_decides_whether_a_warm_process_fits() -> None:
+    few = {"PATH": os.environ["PATH"]}  # something reads all variables that there are
+    done = subprocess.run(
+        [sys.executable, "-c", READ], capture_output=True, text=True, timeout=120, check=True, env=few
+    )
+    read = json.loads(done.stdout.splitlines()[-1])
+    assert "TORCH_LOGS" in read
+    assert [name for name in read if not name.startswith((*client.READ_AT_IMPORT, *ALIKE))] == []
