@@ -109,9 +109,8 @@ class Checkpoints:
         how = {"checkpoint_id": beside, "process_group": self.group}
         how["planner"] = DefaultSavePlanner(dedup_save_to_lowest_rank=True)
         if self.background:  # from a copy in host memory; to copy ahead, its thread would open a context on GPU 0
-            how["storage_writer"] = dcp.FileSystemWriter(beside, per_thread_copy_ahead=0)
-            written = dcp.async_save(tensors, **how)
-            self.saving = self.thread.submit(lambda: written.result() and self.all_written(beside, step))
+            done = dcp.async_save(tensors, storage_writer=dcp.FileSystemWriter(beside, per_thread_copy_ahead=0), **how)
+            self.saving = self.thread.submit(lambda: done.result() and self.all_written(beside, step))
         else:
             dcp.save(tensors, **how)
             self.all_written(beside, step)

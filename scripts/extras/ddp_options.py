@@ -39,15 +39,12 @@ def in_turn(state, bucket):
 
 
 def in_int8(kept, bucket):
-    """Every rank sends all others its gradients in 8 bits, with a scale for each parameter. kept: by bucket, the sizes
-    of its gradients and what was left out. Nothing here waits for the GPU, on which backward still computes."""
+    """Every rank sends all others its gradients in 8 bits, with a scale per parameter. Nothing waits for the GPU."""
     gradients, flat, ranks = bucket.gradients(), bucket.buffer(), dist.get_world_size()
     key = tuple(map(id, bucket.parameters()))
     if bucket.index() == 0 and key not in kept:
         kept.clear()  # DDP has rebuilt its buckets
-    if key not in kept:
-        kept[key] = torch.tensor([gradient.numel() for gradient in gradients], device=flat.device), 0
-    sizes, left_out = kept[key]
+    sizes, left_out = kept.get(key) or (torch.tensor([g.numel() for g in gradients], device=flat.device), 0)
     flat += left_out
     scales = torch.stack([gradient.abs().max() for gradient in gradients]).clamp(min=1e-30) / 127
     scale = scales.repeat_interleave(sizes, output_size=len(flat))
@@ -62,8 +59,7 @@ def in_int8(kept, bucket):
 def mean_of(flat, every, scales, sizes, _):
     for tensor in (every, scales, sizes) if flat.is_cuda else ():  # NCCL calls this on its own stream
         tensor.record_stream(torch.cuda.current_stream(tensor.device))
-    wide = [s.repeat_interleave(sizes, output_size=len(flat)) for s in scales]
-    torch.sum(torch.stack([e * w for e, w in zip(every, wide, strict=True)]), 0, out=flat)
+    torch.sum(every * scales.repeat_interleave(sizes, 1, output_size=len(flat)), 0, out=flat)
     return flat.div_(len(every))
 
 
