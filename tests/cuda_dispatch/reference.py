@@ -13,6 +13,7 @@ import subprocess
 import sys
 import traceback
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,10 @@ def environment(folder: Path, capability: int) -> dict[str, str]:
     site = Path(torch.__file__).parents[1]
     headers = next(path.parent for path in site.glob("triton/backends/nvidia/include/driver_types.h"))
     linked = subprocess.run(
-        ["nm", "-D", "--undefined-only", site / "torch/lib/libcaffe2_nvrtc.so"], capture_output=True, text=True, check=True
+        ["nm", "-D", "--undefined-only", site / "torch/lib/libcaffe2_nvrtc.so"],
+        capture_output=True,
+        text=True,
+        check=True,
     ).stdout.split()
     names = sorted({name.partition("@")[0] for name in linked if name.startswith("cu") and name[2].isupper()})
     source = folder / "no_driver.c"
@@ -47,6 +51,7 @@ def environment(folder: Path, capability: int) -> dict[str, str]:
 def _on_cuda() -> None:
     """Lets torch believe in GPUs, and lets a rehearsal run on their fake tensors without labkit's imitation of them."""
     import torch
+    from torch._subclasses import fake_tensor
     from torch.amp import autocast_mode
     from torch.cuda.amp import common
     from torch.optim import optimizer
@@ -57,6 +62,10 @@ def _on_cuda() -> None:
     GPU = torch.device("cuda", 0)
     torch._C._ensureCUDADeviceGuardSet()
     ctypes.c_byte.in_dll(ctypes.CDLL(os.environ["LD_PRELOAD"]), "labkit_gpus").value = ALL_DEVICES
+    make = torch.tensor  # it would look for a driver
+    torch.tensor = lambda *args, device=None, **kwargs: make(*args, **kwargs).to(device or "cpu")
+    torch.cuda._lazy_init = fake_tensor.init_gpu_context = lambda *_: None
+    torch.cuda.is_current_stream_capturing = lambda: False
     torch.cuda.is_bf16_supported = lambda *_, **__: True
     common.amp_definitely_not_available = autocast_mode.amp_definitely_not_available = lambda: False
     optimizer._foreach_supported_types.append(torch._subclasses.FakeTensor)
@@ -67,7 +76,15 @@ def _on_cuda() -> None:
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             if kwargs and "device" in kwargs and not any(map(torch.is_tensor, tree_leaves(args))):
                 kwargs = kwargs | {"device": GPU}
-            return super().__torch_dispatch__(func, types, args, kwargs)
+            out = super().__torch_dispatch__(func, types, args, kwargs)
+            is_constant = func is torch.ops.aten.lift_fresh.default and out.dim() and not out.is_cuda
+            return self.from_tensor(out) if is_constant else out  # models move theirs, but for single numbers
+
+        @cache
+        def from_tensor(self, tensor: Any) -> Any:
+            with self:
+                moved = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
+            return torch.nn.Parameter(moved, tensor.requires_grad) if isinstance(tensor, torch.nn.Parameter) else moved
 
         def _compared(self, func: Any, args: Any, kwargs: Any, leaves: list[Any]) -> list[None]:
             return [None] * len(leaves)

@@ -77,8 +77,8 @@ def ended_after(run: labkit.Run, rank: int) -> float:
 def test_the_gpus_reach_each_other_with_large_messages_and_split_groups(figures, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     shown = str(labkit.doctor(preflight=True))
-    figures["preflight"] = next(line.strip() for line in shown.splitlines() if "ranks sum" in line)[:120]
-    assert "sum over nccl" in shown
+    figures["preflight"] = next(line.strip() for line in shown.splitlines() if "ranks communicate" in line)[:120]
+    assert "communicate over nccl" in shown
 
 
 def test_one_rank_that_raises_ends_the_run_soon(figures):

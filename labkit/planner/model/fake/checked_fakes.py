@@ -29,16 +29,9 @@ GROUPED: Any = getattr(getattr(aten, "_grouped_mm", None), "default", None)  # o
 BINS: Any = aten.bincount.default
 CTC: Any = {aten._ctc_loss.Tensor, aten._ctc_loss.default}  # lengths as tensors, or as numbers
 LAYER_NORM: Any = aten.native_layer_norm.default
-# Whose fake kernels look at the device: what they keep for backward differs.
-BY_DEVICE = {
-    aten._embedding_bag,
-    aten._native_batch_norm_legit,
-    aten._native_batch_norm_legit_functional,
-    aten.log_sigmoid_forward,
-    aten.native_batch_norm,
-    aten.native_group_norm,
-    aten.native_layer_norm,
-}
+# Whose fake kernels look at the device, and what they keep for backward differs.
+BY_DEVICE = {aten._embedding_bag, aten.log_sigmoid_forward, aten.native_layer_norm}
+BATCH_NORMS = {aten._native_batch_norm_legit, aten.native_batch_norm}
 ROUTING = {aten.topk, aten.argmax}
 # by the argument that may be a condition
 SELECTING = {aten.masked_select: 1, aten.index: 1, aten.index_put: 1, aten.index_put_: 1}
@@ -114,20 +107,20 @@ class CheckedFakeMode(FakeTensorMode):
     def _on_device(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         """The results of torch's fake kernels, `on_gpu` for tensors on a GPU. Below autograd, which would need a CUDA
         build, it is enough that they say so."""
+        call = super().__torch_dispatch__
+        if self._on_gpu and func.overloadpacket in BATCH_NORMS:
+            out, *statistics = call(func, types, args, kwargs)
+            with self:  # a CPU's have the type of the input
+                return out, *(s.new_empty(s.shape, dtype=torch.promote_types(s.dtype, torch.float32)) for s in statistics)
         if not self._on_gpu or func.overloadpacket not in BY_DEVICE:
-            return super().__torch_dispatch__(func, types, args, kwargs)
-        moved = [
-            leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, FakeTensor) and leaf.fake_device == CPU
-        ]
+            return call(func, types, args, kwargs)
+        moved = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, FakeTensor) and leaf.fake_device == CPU]
         for tensor in moved:
             tensor.fake_device = GPU
-        out = None
-        try:
-            out = super().__torch_dispatch__(func, types, args, kwargs)
-        finally:
-            for tensor in (*moved, *tree_leaves(out)):
-                if isinstance(tensor, FakeTensor) and tensor.fake_device == GPU:
-                    tensor.fake_device = CPU
+        out = call(func, types, args, kwargs)
+        for tensor in (*moved, *tree_leaves(out)):
+            if isinstance(tensor, FakeTensor):
+                tensor.fake_device = CPU
         return out
 
     def _grouped(self, args: Any, kwargs: Any) -> Any:

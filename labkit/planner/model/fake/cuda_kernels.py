@@ -14,6 +14,8 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor, is_fake
 from torch.nn import functional as F
 
+from labkit.launcher.checks import release_of
+
 __all__ = ["KEPT", "follow_kernels", "record"]
 
 # Values kept for backward by step, sample and unit. cuDNN does not publish the size of its reserve space; torch's own
@@ -21,6 +23,7 @@ __all__ = ["KEPT", "follow_kernels", "record"]
 # LSTM_GATE_MULTIPLIER and GRU_WORKSPACE_MULTIPLIER).
 KEPT = {"lstm": 5, "gru": 5, "rnn_tanh": 1, "rnn_relu": 1}
 HALVES = (torch.bfloat16, torch.float16)
+GROUPED_HEADS = (2, 14)  # the release of torch from which on memory-efficient attention takes them
 AMPERE = (8, 0)  # the compute capability from which on there is flash attention
 
 aten = torch.ops.aten
@@ -119,7 +122,7 @@ class _Attention:
             padded = [F.pad(x, (0, -x.shape[-1] % 8)) if x.shape[-1] % 8 else x for x in tensors]
             out = aten._scaled_dot_product_flash_attention(*padded, dropout_p, is_causal, False, scale=scale)
             return _first(out)[..., :width]
-        if is_fake(query) and self._can_save_memory(tensors):
+        if is_fake(query) and self._can_save_memory(tensors, grouped=enable_gqa and key.shape[1] != query.shape[1]):
             keeps = any(x.requires_grad for x in tensors)
             bias = None if attn_mask is None else _expanded(attn_mask, query, key)
             memory_efficient = aten._scaled_dot_product_efficient_attention
@@ -132,8 +135,10 @@ class _Attention:
         widths = {x.shape[-1] for x in tensors}
         return self._is_ampere and is_half and mask is None and len(widths) == 1 and max(widths) <= 256
 
-    def _can_save_memory(self, tensors: tuple[torch.Tensor, ...]) -> bool:
+    def _can_save_memory(self, tensors: tuple[torch.Tensor, ...], grouped: bool) -> bool:
         """Needs vectors of 16 bytes, except in 32 bits before Ampere."""
+        if grouped and release_of(torch.__version__) < GROUPED_HEADS:
+            return False
         is_half = all(x.dtype in HALVES for x in tensors)
         alignment = 8 if is_half else 4 if self._is_ampere else 1
         knows = is_half or all(x.dtype is torch.float32 for x in tensors)
