@@ -15,6 +15,7 @@
 #   make cluster-demo  from one machine to a cluster and back, in one go
 #   make browser     JupyterLab in a real Chromium
 #   make gpu         the tests that need GPUs, on all of them; a page in build/gpu. GPU_PYTHON: use your own torch
+#   make cuda-dispatch  plans for GPUs against a CUDA build of torch (5 GB), which needs no GPU for it
 #   make kaggle      an exported notebook with Kaggle's versions, offline; creates the environment in build/kaggle-image
 #   make kaggle-table  the GPU suite and three labs on Kaggle's two T4s, with your account; docs/kaggle_runs.md
 #   make soak        many launches, for statistics
@@ -35,7 +36,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # Suites run several tests at a time, and threads that spin while they wait keep the others from the cores.
 export OMP_WAIT_POLICY := PASSIVE
 
-.PHONY: demo lab quick test integration check format notebooks strategies planner same-program faults cluster cluster-demo browser gpu kaggle kaggle-table soak bench gallery docs constraints clean
+.PHONY: demo lab quick test integration check format notebooks strategies planner same-program faults cluster cluster-demo browser gpu cuda-dispatch kaggle kaggle-table soak bench gallery docs constraints clean
 
 demo: .venv/notebooks
 	$(BIN)/python notebooks/run.py --into build/demo notebooks/01_quickstart.ipynb
@@ -97,6 +98,16 @@ browser: .venv/dev
 GPU_PYTHON ?= $(BIN)/python
 gpu: $(if $(filter $(BIN)/python,$(GPU_PYTHON)),.venv/dev)
 	PYTHONPATH=$(CURDIR)$(addprefix :,$(PYTHONPATH)) $(GPU_PYTHON) -m pytest -o addopts= -ra tests/gpu # of another environment: no plugins needed
+
+cuda-dispatch: build/cuda/installed
+	PYTHONPATH=$(CURDIR) build/cuda/bin/python -m pytest -o addopts= -ra tests/cuda_dispatch
+
+# Beside the environment, whose torch may be a CPU build; labkit itself is found on PYTHONPATH.
+build/cuda/installed: constraints.txt
+	$(PYTHON) -m venv build/cuda
+	build/cuda/bin/python -m pip install --disable-pip-version-check torch==2.14.1 torchvision==0.29.1 timm $(shell \
+		sed -n -E '/^(numpy|psutil|pytest|pytest-timeout|transformers)==/p' constraints.txt)
+	@touch $@
 
 kaggle: .venv/dev
 	$(BIN)/python -m pytest -m kaggle tests/integration/test_kaggle_batch.py

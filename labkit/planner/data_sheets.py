@@ -18,9 +18,14 @@ __all__ = ["DEVICES", "THIS_MACHINE", "Device", "device_named", "devices_named",
 
 GIB = 1 << 30
 THIS_MACHINE = "this machine"
-# GPU memory of a process before its first tensor: CUDA's context, 0.1-0.5 GiB (out-of-memory messages of T4s show
-# 0.11-0.16; an A100 with torch 2.1 0.47, Bekman, "Machine Learning Engineering"), and NCCL's buffers. Assumed.
+# GPU memory of a process beside its tensors: CUDA's context, 0.1-0.5 GiB (out-of-memory messages of T4s show 0.11-0.16;
+# an A100 with torch 2.1 0.47, Bekman, "Machine Learning Engineering"), NCCL's buffers (4 MiB for each channel and peer:
+# NCCL_BUFFSIZE in its documentation) and cuBLAS's workspaces. Assumed.
 OUTSIDE_TENSORS = GIB // 2
+# What torch allocates for cuBLAS, once for the thread of forward and once for that of backward: 2 x 4,096 + 8 x 16 KiB,
+# since Hopper 32 MiB (parseChosenWorkspaceSize in aten/src/ATen/cuda/CublasHandlePool.cpp). It is among the allocator's
+# bytes, not among a plan's.
+CUBLAS_WORKSPACE, CUBLAS_WORKSPACE_OF_HOPPER = 8320 << 10, 32 << 20
 # Host memory of a process that has loaded Python and torch: measured with torch 2.13 on Linux (`resident` in the first
 # records of every run), assumed for other versions.
 OUTSIDE_TENSORS_ON_CPU = 222 << 20
@@ -71,6 +76,11 @@ class Device:
     def dispatches_as(self) -> tuple[int, int] | None:
         """The compute capability whose kernels torch chooses: newer GPUs have those of 8.0. None for a CPU."""
         return None if self.shared else min(self.capability, (8, 0))
+
+    @property
+    def cublas_workspaces(self) -> int:
+        """Bytes of `outside` that torch's allocator holds for cuBLAS, for the threads of forward and of backward."""
+        return 2 * (CUBLAS_WORKSPACE_OF_HOPPER if self.capability >= (9, 0) else CUBLAS_WORKSPACE)
 
     @property
     def has_fp8(self) -> bool:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from labkit.errors import LaunchError
 from labkit.launcher.checks import release_of
 from labkit.planner.advice import Advice
-from labkit.planner.candidate import unfit
+from labkit.planner.candidate import MARGIN, unfit
 from labkit.planner.data_sheets import Device
 from labkit.planner.layout import Layout, layout_of
 from labkit.planner.memory.peak import SHARDED
@@ -173,7 +173,8 @@ class Plan:
         if not self.peaks:
             verdict = problems + verdict
         else:
-            what = "Python and torch" if self.device.shared else "CUDA's context and NCCL, assumed"
+            gpus = f"CUDA's context, NCCL's buffers and {gib(self.device.cublas_workspaces)} of cuBLAS's workspaces, assumed"
+            what = "Python and torch" if self.device.shared else gpus
             verdict.append(
                 f"{gib(self.device.usable_by(self.ranks))} are left for each rank after the framework's "
                 f"{gib(self.device.outside)} ({what})."
@@ -191,4 +192,9 @@ class Plan:
         if self.layout.strategy in (*SHARDED, "pipeline") and release_of(version("torch")) < (2, 15):
             what = "a pipeline" if self.layout.strategy == "pipeline" else "gathered parameters"
             assumed.append(f"buffers are freed as in torch {version('torch')}; 2.15 frees those of {what} earlier")
+        if self.peaks and not self.device.shared:
+            assumed.append(
+                "the plan holds neither cuDNN's workspaces, whose size depends on the algorithms that it picks, nor what "
+                f"torch's allocator loses by rounding and fragmentation: {MARGIN:.0%} are to be left for them"
+            )
         return verdict, rows, assumed

@@ -1,5 +1,5 @@
-"""Rehearses scripts under the dispatch of CUDA, which labkit's plans imitate: on fake tensors of the device "cuda", with a
-CUDA build of torch and no GPU. `no_driver.c` answers what torch would ask a driver.
+"""Rehearses scripts under the dispatch of CUDA, which labkit's plans imitate: on fake tensors of the device "cuda", with
+a CUDA build of torch and no GPU. `no_driver.c` answers what torch would ask a driver.
 
     python reference.py < questions.json > peaks.json      (in the environment that `environment()` returns)
 """
@@ -48,6 +48,9 @@ def environment(folder: Path, capability: int) -> dict[str, str]:
     }
 
 
+suspects: set[str] = set()  # operators of this process's rehearsal whose memory a plan would doubt
+
+
 def _on_cuda() -> None:
     """Lets torch believe in GPUs, and lets a rehearsal run on their fake tensors without labkit's imitation of them."""
     import torch
@@ -70,6 +73,12 @@ def _on_cuda() -> None:
     common.amp_definitely_not_available = autocast_mode.amp_definitely_not_available = lambda: False
     optimizer._foreach_supported_types.append(torch._subclasses.FakeTensor)
 
+    @cache  # shared weights stay shared
+    def on_gpu(mode: Any, tensor: Any) -> Any:
+        with mode:
+            moved = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
+        return torch.nn.Parameter(moved, tensor.requires_grad) if isinstance(tensor, torch.nn.Parameter) else moved
+
     class OnCuda(checked_fakes.CheckedFakeMode):
         """New tensors are on the GPU, and their sizes are those of torch's own kernels for fake tensors."""
 
@@ -77,14 +86,13 @@ def _on_cuda() -> None:
             if kwargs and "device" in kwargs and not any(map(torch.is_tensor, tree_leaves(args))):
                 kwargs = kwargs | {"device": GPU}
             out = super().__torch_dispatch__(func, types, args, kwargs)
+            if func.namespace == "aten" and checked_fakes.is_suspect(func):
+                suspects.add(func.overloadpacket.__name__)
             is_constant = func is torch.ops.aten.lift_fresh.default and out.dim() and not out.is_cuda
             return self.from_tensor(out) if is_constant else out  # models move theirs, but for single numbers
 
-        @cache
         def from_tensor(self, tensor: Any) -> Any:
-            with self:
-                moved = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
-            return torch.nn.Parameter(moved, tensor.requires_grad) if isinstance(tensor, torch.nn.Parameter) else moved
+            return on_gpu(self, tensor)
 
         def _compared(self, func: Any, args: Any, kwargs: Any, leaves: list[Any]) -> list[None]:
             return [None] * len(leaves)
@@ -101,7 +109,7 @@ def _answered(question: dict[str, Any]) -> dict[str, Any]:
         peak = peak_in_a_step(question["text"], question["argv"], "", 1, 0, None)
     except BaseException as error:
         return {"error": f"{type(error).__name__}: {error}"[:500], "trace": traceback.format_exc()[-3000:]}
-    return peak._asdict()
+    return peak._asdict() | {"operators": sorted(suspects)}
 
 
 def _each_in_a_fork(questions: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:

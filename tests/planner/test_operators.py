@@ -293,6 +293,14 @@ def test_a_gpu_never_holds_the_scores_of_attention_even_with_dropout(kernels):
     assert attend(torch.zeros(1, 1, 256, 8)).shape == (1, 1, 256, 8)  # real tensors are still computed
 
 
+def test_a_plan_is_not_sure_of_an_operator_that_was_never_compared_with_a_gpus():
+    with CheckedFakeMode(on_gpu=True) as fake:
+        F.layer_norm(torch.zeros(2, 8), [8])
+        assert not fake.assumed
+        torch.histc(torch.zeros(8), 4)
+    assert fake.assumed == {"the memory of aten.histc on a GPU is not sure: it was never compared"}
+
+
 def test_real_tensors_are_still_normalized(kernels):
     torch.testing.assert_close(F.rms_norm(torch.ones(2, 8), [8], torch.ones(8)), torch.ones(2, 8))
 

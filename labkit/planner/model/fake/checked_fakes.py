@@ -14,7 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 from torch.utils.flop_counter import flop_registry
 
-__all__ = ["CheckedFakeMode"]
+__all__ = ["COMPARED", "CheckedFakeMode", "is_suspect"]
 
 aten = torch.ops.aten
 DEVICE: Any = torch.ops.prim.device.default  # half of all calls
@@ -29,6 +29,17 @@ GROUPED: Any = getattr(getattr(aten, "_grouped_mm", None), "default", None)  # o
 BINS: Any = aten.bincount.default
 CTC: Any = {aten._ctc_loss.Tensor, aten._ctc_loss.default}  # lengths as tensors, or as numbers
 LAYER_NORM: Any = aten.native_layer_norm.default
+# Compared with CUDA's dispatch, to the byte: what tests/cuda_dispatch sees of operators that may need it.
+COMPARED = frozenset(
+    """
+    __and__ _euclidean_dist _fft_c2c _foreach_sqrt _fused_rms_norm _prelu_kernel _safe_softmax
+    _thnn_fused_lstm_cell _trilinear _unsafe_index _unsafe_index_put _weight_norm_interface adaptive_max_pool2d
+    all arange binary_cross_entropy_with_logits cudnn_batch_norm glu huber_loss im2col index_add
+    linalg_vector_norm linspace log_sigmoid log_sigmoid_forward logsumexp matmul mse_loss native_batch_norm
+    native_layer_norm norm pad pixel_shuffle pixel_unshuffle promote_types rand_like roll rrelu_with_noise
+    smooth_l1_loss softmax std sum type_as upsample_bicubic2d upsample_bilinear2d upsample_nearest2d where
+    """.split()  # noqa: SIM905
+)
 # Whose fake kernels look at the device, and what they keep for backward differs.
 BY_DEVICE = {aten._embedding_bag, aten.log_sigmoid_forward, aten.native_layer_norm}
 BATCH_NORMS = {aten._native_batch_norm_legit, aten.native_batch_norm}
@@ -88,9 +99,11 @@ class CheckedFakeMode(FakeTensorMode):
             self._experts, self._left = args[0].shape[-1], -1
             self._each = args[1] if func.overloadpacket is aten.topk else 1
             self.experts = max(self.experts, self._experts)
-        if not _is_suspect(func) or (func is LAYER_NORM and not _mixes_types(args)):
+        if not is_suspect(func) or (func is LAYER_NORM and not _mixes_types(args)):
             return out
         if self._on_gpu and func.namespace == "aten":  # real ones would be the CPU's
+            if func.overloadpacket.__name__ not in COMPARED:
+                self.assumed.add(f"the memory of {func.overloadpacket} on a GPU is not sure: it was never compared")
             return out
         leaves, spec = tree_flatten(out)
         if not any(isinstance(leaf, FakeTensor) for leaf in leaves):
@@ -111,10 +124,14 @@ class CheckedFakeMode(FakeTensorMode):
         if self._on_gpu and func.overloadpacket in BATCH_NORMS:
             out, *statistics = call(func, types, args, kwargs)
             with self:  # a CPU's have the type of the input
-                return out, *(s.new_empty(s.shape, dtype=torch.promote_types(s.dtype, torch.float32)) for s in statistics)
+                return out, *(
+                    s.new_empty(s.shape, dtype=torch.promote_types(s.dtype, torch.float32)) for s in statistics
+                )
         if not self._on_gpu or func.overloadpacket not in BY_DEVICE:
             return call(func, types, args, kwargs)
-        moved = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, FakeTensor) and leaf.fake_device == CPU]
+        moved = [
+            leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, FakeTensor) and leaf.fake_device == CPU
+        ]
         for tensor in moved:
             tensor.fake_device = GPU
         out = call(func, types, args, kwargs)
@@ -190,7 +207,8 @@ class CheckedFakeMode(FakeTensorMode):
 
 
 @cache
-def _is_suspect(func: Any) -> bool:
+def is_suspect(func: Any) -> bool:
+    """Whether the size of its results may be another than its arguments and torch's definition say."""
     if func.namespace != "aten":
         return func.namespace not in TRUSTED
     returns = func._schema.returns
