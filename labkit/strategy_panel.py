@@ -82,9 +82,7 @@ class Panel:
             try:
                 self._splits = [*dict.fromkeys((*self._splits, *splits))]
                 device = self._device(self._begin["device"])
-                self._facts = facts_of(
-                    self._script, self._parameters, self._splits, capability=device.dispatches_as
-                )
+                self._facts = facts_of(self._script, self._parameters, self._splits, capability=device.dispatches_as)
                 self.scripts = self._offered(self._facts.divides)
             except LabError as error:
                 self._problem = str(error)

@@ -1,5 +1,5 @@
-"""Rehearses scripts under the dispatch of CUDA, which labkit's plans imitate: on fake tensors of the device "cuda", with
-a CUDA build of torch and no GPU. `no_driver.c` answers what torch would ask a driver.
+"""Rehearses scripts under CUDA's dispatch, which labkit's plans imitate: on fake tensors of the device "cuda", with a
+CUDA build of torch and no GPU. `no_driver.c` answers what torch would ask a driver.
 
     python reference.py < questions.json > peaks.json      (in the environment that `environment()` returns)
 """

@@ -31,7 +31,8 @@ def devices(facts: MachineFacts) -> Diagnosis:
             why = "this torch is for AMD GPUs, which labkit does not detect and was never tested on"
             return Diagnosis("devices", "no NVIDIA GPU", why, "set the number of ranks: nproc_per_node=…", "warning")
         return Diagnosis("devices", "no GPU", "ranks train on the CPU: correct, but slow")
-    less = f"usable: without CUDA's context, NCCL's buffers and cuBLAS's workspaces, assumed to take {gib(OUTSIDE_TENSORS)}"
+    outside = "CUDA's context, NCCL's buffers and cuBLAS's workspaces"
+    less = f"usable: without {outside}, assumed to take {gib(OUTSIDE_TENSORS)}"
     return Diagnosis("devices", _listed(here.gpus), "; ".join(filter(None, (less, decides))))
 
 

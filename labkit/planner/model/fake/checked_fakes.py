@@ -120,24 +120,20 @@ class CheckedFakeMode(FakeTensorMode):
     def _on_device(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         """The results of torch's fake kernels, `on_gpu` for tensors on a GPU. Below autograd, which would need a CUDA
         build, it is enough that they say so."""
-        call = super().__torch_dispatch__
+        call: Any = super().__torch_dispatch__
         if self._on_gpu and func.overloadpacket in BATCH_NORMS:
             out, *statistics = call(func, types, args, kwargs)
             with self:  # a CPU's have the type of the input
-                return out, *(
-                    s.new_empty(s.shape, dtype=torch.promote_types(s.dtype, torch.float32)) for s in statistics
-                )
+                return out, *(each.to(torch.promote_types(each.dtype, torch.float32)) for each in statistics)
         if not self._on_gpu or func.overloadpacket not in BY_DEVICE:
             return call(func, types, args, kwargs)
-        moved = [
-            leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, FakeTensor) and leaf.fake_device == CPU
-        ]
-        for tensor in moved:
-            tensor.fake_device = GPU
-        out = call(func, types, args, kwargs)
-        for tensor in (*moved, *tree_leaves(out)):
-            if isinstance(tensor, FakeTensor):
-                tensor.fake_device = CPU
+        arguments = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, FakeTensor)]
+        _say_device(arguments, GPU)
+        try:
+            out = call(func, types, args, kwargs)
+        finally:
+            _say_device(arguments, CPU)
+        _say_device([leaf for leaf in tree_leaves(out) if isinstance(leaf, FakeTensor)], CPU)
         return out
 
     def _grouped(self, args: Any, kwargs: Any) -> Any:
@@ -204,6 +200,11 @@ class CheckedFakeMode(FakeTensorMode):
         if any(_is_larger(r, fake) for r, fake in pairs):
             self.corrected.add(str(func.overloadpacket))
         return [_shape(r) if _is_larger(r, fake) or _is_strided_otherwise(r, fake) else None for r, fake in pairs]
+
+
+def _say_device(tensors: list[FakeTensor], device: torch.device) -> None:
+    for tensor in tensors:
+        tensor.fake_device = device
 
 
 @cache
