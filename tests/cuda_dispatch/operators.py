@@ -126,6 +126,10 @@ LAYERS: dict[str, tuple[str, str]] = {
         NOTHING,
         "F.scaled_dot_product_attention(*[x[..., :60].reshape(len(x), 128, 4, 15).transpose(1, 2)] * 3)",
     ),
+    "attention, causal, odd heads": (
+        NOTHING,
+        "F.scaled_dot_product_attention(*[x[..., :60].reshape(len(x), 128, 4, 15).transpose(1, 2)] * 3, is_causal=True)",
+    ),
     "MultiheadAttention": ("nn.MultiheadAttention(64, 4, batch_first=True)", "layer(x, x, x, need_weights=False)"),
     "MultiheadAttention, weights": ("nn.MultiheadAttention(64, 4, dropout=0.1, batch_first=True)", "layer(x, x, x)"),
     "TransformerEncoderLayer": ("nn.TransformerEncoderLayer(64, 4, 128, batch_first=True)", "layer(x)"),

@@ -301,6 +301,19 @@ def test_a_plan_is_not_sure_of_an_operator_that_was_never_compared_with_a_gpus()
     assert fake.assumed == {"the memory of aten.histc on a GPU is not sure: it was never compared"}
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_grouped_heads_compute_as_much_on_a_gpu_as_on_a_cpu(dtype, kernels):
+    class Grouped(nn.Module):
+        def forward(self, q):
+            return F.scaled_dot_product_attention(q, q[:, :2], q[:, :2], enable_gqa=True)
+
+    with CheckedFakeMode():
+        seen = operators(Grouped(), torch.zeros(B, 4, T, 8, dtype=dtype, requires_grad=True))
+    products = 2 * B * 4 * T * T * 8
+    assert sum(each.flops for each in seen if each.phase == "forward") == 2 * products
+    assert sum(each.flops for each in seen if each.phase == "backward") in (4 * products, 5 * products)
+
+
 def test_real_tensors_are_still_normalized(kernels):
     torch.testing.assert_close(F.rms_norm(torch.ones(2, 8), [8], torch.ones(8)), torch.ones(2, 8))
 

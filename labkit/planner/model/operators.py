@@ -48,12 +48,18 @@ def _convolution_backward_flops(grad: Any, x: Any, weight: Any, *args: Any, **_:
     return flops
 
 
-# Operators for the CPU, which torch's counter does not know, and one that it counts wrong.
+def _attention_backward_flops(grad: Any, q: Any, k: Any, v: Any, *_: Any, **__: Any) -> int:
+    return _attention_flops(q, k, v, q_products=3, v_products=2)
+
+
+# Operators that torch's counter does not know, or counts wrong.
 FLOPS: dict[Any, Callable[..., int]] = {
     aten._scaled_dot_product_flash_attention_for_cpu: _attention_flops,
-    aten._scaled_dot_product_flash_attention_for_cpu_backward: lambda grad, q, k, v, *_, **__: _attention_flops(
-        q, k, v, q_products=3, v_products=2
-    ),
+    aten._scaled_dot_product_flash_attention_for_cpu_backward: _attention_backward_flops,
+    aten._scaled_dot_product_flash_attention: _attention_flops,
+    aten._scaled_dot_product_flash_attention_backward: _attention_backward_flops,
+    aten._scaled_dot_product_efficient_attention: _attention_flops,
+    aten._scaled_dot_product_efficient_attention_backward: _attention_backward_flops,
     aten.convolution_backward: _convolution_backward_flops,
     aten.mkldnn_rnn_layer: _recurrent_flops,
     aten.mkldnn_rnn_layer_backward: lambda *args, **_: 2 * _recurrent_flops(*args),

@@ -37,7 +37,7 @@ COMPARED = frozenset(
     all arange binary_cross_entropy_with_logits cudnn_batch_norm glu huber_loss im2col index_add
     linalg_vector_norm linspace log_sigmoid log_sigmoid_forward logsumexp matmul mse_loss native_batch_norm
     native_layer_norm norm pad pixel_shuffle pixel_unshuffle promote_types rand_like roll rrelu_with_noise
-    smooth_l1_loss softmax std sum type_as upsample_bicubic2d upsample_bilinear2d upsample_nearest2d where
+    smooth_l1_loss softmax std sum tril type_as upsample_bicubic2d upsample_bilinear2d upsample_nearest2d where
     """.split()  # noqa: SIM905
 )
 # Whose fake kernels look at the device, and what they keep for backward differs.
