@@ -182,6 +182,36 @@ def traced(case: Case, runs_dir: str) -> Peak:
     return held.traced
 
 
+ON_A_GPU = """
+## On a GPU
+
+A plan for a GPU is made without one, on CPU tensors and by CUDA's rules: the lists of its autocast, read from torch's
+own header, and the kernels that torch chooses there for attention, dropout, norms, LSTM cells, embedding bags and
+optimizers. `make cuda-dispatch` compares such plans with torch's own dispatch for CUDA, which a CUDA build of torch has
+without a GPU: 85 operators and layers in fp32 and bf16, attention also as on a T4 (fp16) and on an H100, 18 models of
+transformers, torchvision and timm, and five optimizers. All are equal to the byte, except:
+
+- fp16 is planned as bf16. CUDA's softmax reads fp16 and writes 32 bits in one kernel: where scores are held, as without
+  `scaled_dot_product_attention`, up to 5% too much is planned.
+- Attention on Hopper and newer: 8 bytes more a call, because torch prefers cuDNN's kernel there.
+- `LSTM`, `GRU` and `RNN` are not compared: cuDNN does not publish the size of its reserve space. The plan says what it
+  assumes.
+- `GRUCell` and `ctc_loss` are not compared: torch has no fake kernels of them for CUDA.
+- Of an operator that was never compared the plan says that it is not sure.
+
+Beside the tensors of a plan, a GPU holds:
+
+- CUDA's context: 0.1 to 0.5 GiB (out-of-memory messages of T4s; Bekman, "Machine Learning Engineering"). Half a GiB is
+  assumed for it and the next two.
+- NCCL's buffers: 4 MiB for each channel and peer (NCCL_BUFFSIZE in NCCL's documentation).
+- cuBLAS's workspaces, in torch's allocator: 8.1 MiB, since Hopper 32 MiB, once for the thread of forward and once for
+  that of backward (`parseChosenWorkspaceSize` in aten/src/ATen/cuda/CublasHandlePool.cpp).
+- cuDNN's workspaces, in torch's allocator: cannot be told, because the algorithms that cuDNN picks decide.
+- What torch's allocator loses by rounding to 512 bytes, by blocks up to 1 MiB larger than asked for, and by
+  fragmentation: cannot be told; recommendations leave 5%.
+"""
+
+
 def others(case: Case) -> list[float | None]:
     """What accelerate, DeepSpeed and the playbook say of the case."""
     layout, known = layout_of(case.script, case.ranks, case.parameters), facts(case.model, ())
@@ -236,6 +266,7 @@ def main() -> None:
         exact = sum(each[2] for each in found)
         worst = [f"{100 * median(way):.2f}%, {100 * max(way):.2f}%" for way in (formulas, played)]
         print("|", *(f"{column} |" for column in (strategy, len(found), exact, *worst)))
+    print(ON_A_GPU.rstrip())
 
 
 if __name__ == "__main__":
