@@ -314,8 +314,12 @@ def test_grouped_heads_compute_as_much_on_a_gpu_as_on_a_cpu(dtype, kernels):
     assert sum(each.flops for each in seen if each.phase == "backward") in (4 * products, 5 * products)
 
 
-def test_real_tensors_are_still_normalized(kernels):
-    torch.testing.assert_close(F.rms_norm(torch.ones(2, 8), [8], torch.ones(8)), torch.ones(2, 8))
+@pytest.mark.parametrize("layer", [nn.RMSNorm(8), nn.LSTMCell(8, 8), nn.LSTMCell(8, 8, bias=False)])
+def test_real_tensors_are_still_computed(layer, monkeypatch, request):
+    x = torch.randn(2, 8)
+    expected = layer(x)
+    request.getfixturevalue("kernels")
+    torch.testing.assert_close(layer(x), expected)
 
 
 def test_positions_that_a_model_of_transformers_numbered_itself_are_one_sequence(monkeypatch):

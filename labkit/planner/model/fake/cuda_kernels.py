@@ -91,8 +91,13 @@ def _lstm_cell(
     """aten/src/ATen/native/RNN.cpp"""
     hidden, cell = states
     gates, recurrent_gates = x @ weight.t(), hidden @ recurrent.t()
-    hidden, cell, _ = aten._thnn_fused_lstm_cell(gates, recurrent_gates, cell, bias, recurrent_bias)
-    return hidden, cell
+    if is_fake(x):
+        hidden, cell, _ = aten._thnn_fused_lstm_cell(gates, recurrent_gates, cell, bias, recurrent_bias)
+        return hidden, cell
+    biases = 0.0 if bias is None or recurrent_bias is None else bias + recurrent_bias
+    into, forget, new, out = (gates + recurrent_gates + biases).chunk(4, 1)
+    cell = forget.sigmoid() * cell + into.sigmoid() * new.tanh()
+    return out.sigmoid() * cell.tanh(), cell
 
 
 class _Attention:
