@@ -20,6 +20,23 @@ def heads(x):
     return x.reshape(len(x), 128, 4, 16).transpose(1, 2)
 
 
+def by_math(x):
+    with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
+        return F.scaled_dot_product_attention(heads(x), heads(x), heads(x))
+
+
+def unrolled(layer, x):
+    state = None
+    for step in range(4):
+        state = layer(x[:, step], state)
+    return state[0]
+
+
+def in_32_bits(x):
+    with torch.autocast("cuda", enabled=False):
+        return x.float().softmax(-1)
+
+
 class Block(nn.Module):
     def __init__(self):
         super().__init__()
@@ -128,11 +145,32 @@ LAYERS: dict[str, tuple[str, str]] = {
     ),
     "attention, causal, odd heads": (
         NOTHING,
-        "F.scaled_dot_product_attention(*[x[..., :60].reshape(len(x), 128, 4, 15).transpose(1, 2)] * 3, is_causal=True)",
+        "F.scaled_dot_product_attention(*[x[..., :60].unflatten(-1, (4, 15)).transpose(1, 2)] * 3, is_causal=True)",
+    ),
+    "attention, by math": (NOTHING, "by_math(x)"),
+    "attention, 3-D": (NOTHING, "F.scaled_dot_product_attention(*[heads(x).flatten(0, 1)] * 3)"),
+    "attention, one sample of keys": (NOTHING, "F.scaled_dot_product_attention(heads(x), heads(x)[:1], heads(x)[:1])"),
+    "attention, one head of keys": (
+        NOTHING,
+        "F.scaled_dot_product_attention(heads(x), heads(x)[:, :1], heads(x)[:, :1])",
+    ),
+    "attention, causal across": (
+        NOTHING,
+        "F.scaled_dot_product_attention(heads(x)[:, :, :64], heads(x), heads(x), is_causal=True)",
+    ),
+    "attention, strided": (
+        NOTHING,
+        "F.scaled_dot_product_attention(*[x.reshape(len(x), 128, 16, 4).permute(0, 3, 1, 2)] * 3)",
+    ),
+    "attention, shifted": (NOTHING, "F.scaled_dot_product_attention(*[heads(x)[..., 1:9]] * 3)"),
+    "attention, learned bias": (
+        "nn.Embedding(128, 128)",
+        "F.scaled_dot_product_attention(*[heads(x).detach()] * 3, layer.weight.to(x.dtype))",
     ),
     "MultiheadAttention": ("nn.MultiheadAttention(64, 4, batch_first=True)", "layer(x, x, x, need_weights=False)"),
     "MultiheadAttention, weights": ("nn.MultiheadAttention(64, 4, dropout=0.1, batch_first=True)", "layer(x, x, x)"),
     "TransformerEncoderLayer": ("nn.TransformerEncoderLayer(64, 4, 128, batch_first=True)", "layer(x)"),
+    "LSTMCell, unrolled": ("nn.LSTMCell(64, 64)", "unrolled(layer, x)"),
     "LSTMCell": ("nn.LSTMCell(64, 64)", "layer(x[:, 0])"),
     # embeddings, products, reductions
     "EmbeddingBag, mean": ("nn.EmbeddingBag(64, 64)", "layer(x.argsort(-1)[:, 0])"),
@@ -145,6 +183,8 @@ LAYERS: dict[str, tuple[str, str]] = {
     "cosine_similarity": (NOTHING, "F.cosine_similarity(x[:, None], x[:, :, None], dim=-1)"),
     "cumsum": (NOTHING, "x.cumsum(1)"),
     "logsumexp": (NOTHING, "x.logsumexp(-1)"),
+    "pairwise_distance": (NOTHING, "F.pairwise_distance(x, x.detach() + 1)"),
+    "autocast off": (NOTHING, "in_32_bits(x)"),
     "norm": (NOTHING, "x.norm(dim=-1)"),
     "std": (NOTHING, "x.std(-1)"),
     "topk": (NOTHING, "x.topk(8).values"),

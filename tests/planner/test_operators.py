@@ -295,10 +295,13 @@ def test_a_gpu_never_holds_the_scores_of_attention_even_with_dropout(kernels):
 
 def test_a_plan_is_not_sure_of_an_operator_that_was_never_compared_with_a_gpus():
     with CheckedFakeMode(on_gpu=True) as fake:
-        F.layer_norm(torch.zeros(2, 8), [8])
+        x = torch.zeros(2, 8, requires_grad=True)
+        F.layer_norm(x, [8])
+        x.tril()
+        torch.linalg.qr(torch.zeros(2, 8))  # as constructors do
         assert not fake.assumed
-        torch.histc(torch.zeros(8), 4)
-    assert fake.assumed == {"the memory of aten.histc on a GPU is not sure: it was never compared"}
+        torch.linalg.qr(x)
+    assert fake.assumed == {"aten.linalg_qr was never compared with CUDA's: what it keeps may differ there"}
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])

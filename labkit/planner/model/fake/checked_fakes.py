@@ -90,6 +90,8 @@ class CheckedFakeMode(FakeTensorMode):
                 return torch.zeros(bins[0], dtype=bins[1])
         if func in CTC:
             return self._aligned(*args)
+        if self._on_gpu and kwargs and getattr(kwargs.get("device"), "type", "") == "cuda":  # there it stays
+            kwargs = {**kwargs, "device": CPU}
         if func is GROUPED and args[0].dtype != torch.bfloat16:
             return self._grouped(args, kwargs or {})
         if func.namespace == "fsdp" and "chunk_cat" in func.__name__ and any(tensor.is_sparse for tensor in args[0]):
@@ -102,8 +104,10 @@ class CheckedFakeMode(FakeTensorMode):
         if not is_suspect(func) or (func is LAYER_NORM and not _mixes_types(args)):
             return out
         if self._on_gpu and func.namespace == "aten":  # real ones would be the CPU's
-            if func.overloadpacket.__name__ not in COMPARED:
-                self.assumed.add(f"the memory of {func.overloadpacket} on a GPU is not sure: it was never compared")
+            if func.overloadpacket.__name__ not in COMPARED and _keeps_more(func, args):
+                self.assumed.add(
+                    f"{func.overloadpacket} was never compared with CUDA's: what it keeps may differ there"
+                )
             return out
         leaves, spec = tree_flatten(out)
         if not any(isinstance(leaf, FakeTensor) for leaf in leaves):
@@ -200,6 +204,11 @@ class CheckedFakeMode(FakeTensorMode):
         if any(_is_larger(r, fake) for r, fake in pairs):
             self.corrected.add(str(func.overloadpacket))
         return [_shape(r) if _is_larger(r, fake) or _is_strided_otherwise(r, fake) else None for r, fake in pairs]
+
+
+def _keeps_more(func: Any, args: Any) -> bool:
+    """Whether a kernel in forward has results beside the first, such as a workspace, which differ between devices."""
+    return len(func._schema.returns) > 1 and any(getattr(leaf, "requires_grad", False) for leaf in tree_leaves(args))
 
 
 def _say_device(tensors: list[FakeTensor], device: torch.device) -> None:

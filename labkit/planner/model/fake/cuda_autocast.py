@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch._C import DispatchKey, DispatchKeySet, _ExcludeDispatchKeyGuard
 from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils.weak import WeakIdKeyDictionary
 
 __all__ = ["cuda_lists", "follow_cuda"]
 
@@ -22,6 +23,7 @@ LIST = re.compile(r"#define AT_FORALL_(?!DEPRECATED)(\w+)\(_\)(.*)")
 ENTRY = re.compile(r'_\((?:ADD_NS\()?(\w+)\)?(?:,\s*"?([\w.]+)"?)?')
 BANNED = "binary_cross_entropy"  # under CUDA's autocast only
 
+_cached: WeakIdKeyDictionary = WeakIdKeyDictionary()  # weights in 16 bits
 _library = torch.library.Library("aten", "IMPL")  # what it registers ends with it
 
 
@@ -36,7 +38,7 @@ def cuda_lists() -> dict[str, list[str]]:
 
 
 def follow_cuda() -> None:
-    """Makes the CPU's autocast cast as CUDA's, until the process ends."""
+    """Makes the CPU's autocast cast as CUDA's, and CUDA's be the CPU's, until the process ends."""
     rules: dict[str, Callable[..., Any]] = {
         "LOWER_PRECISION_FP": _in_half,
         "FP32": _in_32_bits,
@@ -51,13 +53,35 @@ def follow_cuda() -> None:
         operator = name.removeprefix("aten::")
         is_cast = torch._C._dispatch_has_kernel_for_dispatch_key(name, "AutocastCPU")
         if rule := rule_of.get(operator):
-            if not (rule is _in_half and is_cast):  # in C++, with a cache for weights
-                kernels[operator] = partial(_cast, rule, _overload(operator))
+            kernels[operator] = partial(_cast, rule, _overload(operator))
         elif name.startswith("aten::") and is_cast:
             kernels[operator] = torch.library.fallthrough_kernel
     with warnings.catch_warnings(action="ignore"):  # that there were kernels
         for operator, kernel in kernels.items():
             _library.impl(operator, kernel, "AutocastCPU")
+    make, clear = torch.autocast.__init__, torch.clear_autocast_cache
+    is_enabled, dtype_of = torch.is_autocast_enabled, torch.get_autocast_dtype
+
+    def on_cpu(self: torch.autocast, device_type: str, *args: Any, **kwargs: Any) -> None:
+        make(self, _here(device_type), *args, **kwargs)
+
+    def clear_all() -> None:  # at the end of the outermost autocast
+        _cached.clear()
+        clear()
+
+    replacements: list[tuple[object, str, object]] = [
+        (torch.autocast, "__init__", on_cpu),
+        (torch, "clear_autocast_cache", clear_all),
+        (torch, "is_autocast_enabled", lambda device_type="cuda": is_enabled(_here(device_type))),
+        (torch, "get_autocast_dtype", lambda device_type: dtype_of(_here(device_type))),
+        (torch, "get_autocast_gpu_dtype", lambda: dtype_of("cpu")),
+    ]
+    for owner, name, replacement in replacements:
+        setattr(owner, name, replacement)
+
+
+def _here(device_type: str) -> str:
+    return "cpu" if device_type == "cuda" else device_type
 
 
 def _overload(name: str) -> Any:
@@ -71,7 +95,8 @@ def _cast(rule: Callable[..., Any], operator: Any, *args: Any, **kwargs: Any) ->
 
 
 def _in_half(operator: Any, args: Any, kwargs: Any) -> Any:
-    return operator(*_as(torch.get_autocast_dtype("cpu"), args), **_as(torch.get_autocast_dtype("cpu"), kwargs))
+    half = torch.get_autocast_dtype("cpu")
+    return operator(*_as(half, args), **_as(half, kwargs))
 
 
 def _in_32_bits(operator: Any, args: Any, kwargs: Any) -> Any:
@@ -87,7 +112,10 @@ def _to_32_bits(operator: Any, args: Any, kwargs: Any) -> Any:
 
 def _norm_to_32_bits(operator: Any, args: Any, kwargs: Any) -> Any:
     dtype = torch.float32 if args[0].dtype in HALVES else args[0].dtype
-    return torch.ops.aten.norm(*args, **kwargs, dtype=dtype)
+    if operator is torch.ops.aten.norm.Scalar:
+        return torch.ops.aten.norm.ScalarOpt_dtype(*args, **kwargs, dtype=dtype)
+    keepdim = kwargs.get("keepdim", args[3] if len(args) > 3 else False)
+    return torch.ops.aten.norm.ScalarOpt_dim_dtype(*args[:3], keepdim, dtype=dtype)
 
 
 def _in_widest(operator: Any, args: Any, kwargs: Any) -> Any:
@@ -110,10 +138,17 @@ def _names_type(operator: Any, args: Any) -> bool:
 
 
 def _as(dtype: torch.dtype, values: Any) -> Any:
-    """All but 64 bits, as CUDA's autocast."""
+    """All but 64 bits, and weights once for all operators in an autocast, as CUDA's does."""
 
     def cast(value: Any) -> Any:
         is_float = isinstance(value, torch.Tensor) and value.is_floating_point() and value.dtype is not torch.float64
-        return value.to(dtype) if is_float else value
+        if not is_float or value.dtype is dtype:
+            return value
+        is_weight = value.dtype is torch.float32 and value.requires_grad and value.is_leaf and not value._is_view()
+        if not (is_weight and dtype in HALVES and torch.is_autocast_cache_enabled()):
+            return value.to(dtype)
+        if value not in _cached:
+            _cached[value] = value.to(dtype)
+        return _cached[value]
 
     return tree_map(cast, values)

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, is_fake
+from torch.backends import cuda
 from torch.nn import functional as F
 
 from labkit.launcher.checks import release_of
@@ -23,7 +24,7 @@ __all__ = ["KEPT", "follow_kernels", "record"]
 # LSTM_GATE_MULTIPLIER and GRU_WORKSPACE_MULTIPLIER).
 KEPT = {"lstm": 5, "gru": 5, "rnn_tanh": 1, "rnn_relu": 1}
 HALVES = (torch.bfloat16, torch.float16)
-GROUPED_HEADS = (2, 14)  # the release of torch from which on memory-efficient attention takes them
+NEWER_ATTENTION = (2, 14)  # the release of torch whose memory-efficient attention takes grouped heads
 AMPERE = (8, 0)  # the compute capability from which on there is flash attention
 
 aten = torch.ops.aten
@@ -119,35 +120,83 @@ class _Attention:
         scale: float | None = None,
         enable_gqa: bool = False,
     ) -> torch.Tensor:
-        tensors, width = (query, key, value), value.shape[-1]
+        _validate(query, key, value, attn_mask, is_causal)
+        if query.dim() == key.dim() == value.dim() == 3 and not _is_older():
+            query, key, value = (x[None] for x in (query, key, value))
+            mask = attn_mask[None] if attn_mask is not None and attn_mask.dim() == 3 else attn_mask
+            return self(query, key, value, mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)[0]
         if attn_mask is not None and attn_mask.dtype is torch.bool:
             attn_mask = torch.zeros_like(attn_mask, dtype=query.dtype).masked_fill_(~attn_mask, -torch.inf)
-        if is_fake(query) and self._can_flash(tensors, attn_mask):
+        tensors, width = (query, key, value), value.shape[-1]
+        is_fused = is_fake(query) and _are_fusible(query, key, value, enable_gqa)
+        is_cross = is_causal and query.shape[-2] != key.shape[-2]
+        if is_fused and attn_mask is None and not is_cross and self._can_flash(query, value):
             scale = query.shape[-1] ** -0.5 if scale is None else scale
             padded = [F.pad(x, (0, -x.shape[-1] % 8)) if x.shape[-1] % 8 else x for x in tensors]
             out = aten._scaled_dot_product_flash_attention(*padded, dropout_p, is_causal, False, scale=scale)
             return _first(out)[..., :width]
-        if is_fake(query) and self._can_save_memory(tensors, grouped=enable_gqa and key.shape[1] != query.shape[1]):
-            keeps = any(x.requires_grad for x in tensors)
+        is_grouped = query.shape[1] != key.shape[1]
+        if is_fused and self._can_save_memory(query, key, value, is_grouped):
+            is_trained = any(x.requires_grad for x in tensors)
+            keeps = is_trained or (attn_mask is not None and attn_mask.requires_grad and not _is_older())
             bias = None if attn_mask is None else _expanded(attn_mask, query, key)
             memory_efficient = aten._scaled_dot_product_efficient_attention
             return _first(memory_efficient(*tensors, bias, keeps, dropout_p, is_causal, scale=scale))
+        if not cuda.math_sdp_enabled():
+            raise RuntimeError("No available kernel. Aborting execution.")
         options = {"scale": scale, "enable_gqa": enable_gqa}
         return _first(aten._scaled_dot_product_attention_math(*tensors, attn_mask, dropout_p, is_causal, **options))
 
-    def _can_flash(self, tensors: tuple[torch.Tensor, ...], mask: torch.Tensor | None) -> bool:
-        is_half = all(x.dtype in HALVES and x.dim() == 4 for x in tensors)
-        widths = {x.shape[-1] for x in tensors}
-        return self._is_ampere and is_half and mask is None and len(widths) == 1 and max(widths) <= 256
+    def _can_flash(self, query: torch.Tensor, value: torch.Tensor) -> bool:
+        """Also where cuDNN's attention is the only one that is left on, which keeps as much."""
+        is_on = cuda.flash_sdp_enabled() or (cuda.cudnn_sdp_enabled() and not cuda.mem_efficient_sdp_enabled())
+        is_narrow = query.shape[-1] == value.shape[-1] <= 256
+        return is_on and self._is_ampere and is_narrow and query.dtype in HALVES
 
-    def _can_save_memory(self, tensors: tuple[torch.Tensor, ...], grouped: bool) -> bool:
+    def _can_save_memory(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, grouped: bool) -> bool:
         """Needs vectors of 16 bytes, except in 32 bits before Ampere."""
-        if grouped and release_of(torch.__version__) < GROUPED_HEADS:
-            return False
-        is_half = all(x.dtype in HALVES for x in tensors)
-        alignment = 8 if is_half else 4 if self._is_ampere else 1
-        knows = is_half or all(x.dtype is torch.float32 for x in tensors)
-        return knows and all(x.dim() == 4 and x.shape[-1] % alignment == 0 for x in tensors)
+        alignment = 8 if query.dtype in HALVES else 4 if self._is_ampere else 1
+        starts = [] if _is_older() else [x.storage_offset() for x in (query, key, value)]
+        return (
+            cuda.mem_efficient_sdp_enabled()
+            and query.dtype in (*HALVES, torch.float32)
+            and not any(number % alignment for number in (query.shape[-1], value.shape[-1], *starts))
+            and not (grouped and _is_older())
+        )
+
+
+def _is_older() -> bool:
+    return release_of(torch.__version__) < NEWER_ATTENTION
+
+
+def _validate(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, causal: bool
+) -> None:
+    """As validate_sdpa_input in attention.cpp, in torch's words."""
+    if not query.dtype == key.dtype == value.dtype:
+        raise RuntimeError(
+            "Expected query, key, and value to have the same dtype, but got query.dtype: "
+            f"{query.dtype} key.dtype: {key.dtype} and value.dtype: {value.dtype} instead."
+        )
+    if mask is not None and mask.dtype not in (torch.bool, query.dtype):
+        raise RuntimeError(
+            "Expected attn_mask dtype to be bool or to match query dtype, but got attn_mask.dtype: "
+            f"{mask.dtype} and  query.dtype: {query.dtype} instead."
+        )
+    if mask is not None and causal:
+        raise RuntimeError("Explicit attn_mask should not be set when is_causal=True")
+
+
+def _are_fusible(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, grouped: bool) -> bool:
+    """Whether all have four dimensions, the last one without gaps, and as many samples and heads; keys and values may
+    have a divisor of the queries' heads if `grouped`, and since torch 2.14 in any case one."""
+    tensors = query, key, value
+    if any(x.dim() != 4 or x.stride(-1) != 1 for x in tensors) or query.shape[-1] != key.shape[-1]:
+        return False
+    samples, heads = zip(*(x.shape[:2] for x in tensors), strict=True)
+    may_differ = grouped or (heads[1] == 1 and not _is_older())
+    is_group = may_differ and heads[1] == heads[2] and heads[0] % heads[1] == 0
+    return len(set(samples)) == 1 and (len(set(heads)) == 1 or is_group)
 
 
 def _first(outputs: tuple[torch.Tensor, ...]) -> torch.Tensor:

@@ -10,6 +10,7 @@ import gc
 import linecache
 import sys
 import types
+import warnings
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from itertools import cycle, islice
@@ -51,6 +52,7 @@ from labkit.write.compose import library
 __all__ = ["DEPENDS_ON_DATA", "SCRIPT_FILE", "Batches", "FakeRun"]
 
 CPU = torch.device("cpu")
+_library = torch.library.Library("aten", "IMPL")  # what it registers ends with it
 SCRIPT_FILE = "script.py"
 # Exceptions of torch's fake tensors, most of which torch does not export.
 DEPENDS_ON_DATA = ("DataDependentOutputException", "DynamicOutputShapeException", "GuardOnDataDependentSymNode")
@@ -77,6 +79,7 @@ class FakeRun:
             follow_cuda()
             follow_kernels((capability[0], capability[1]), self.fake.assumed.add)
             torch.autograd.graph.save_on_cpu = InHostMemory  # type: ignore[misc, assignment]
+            _stay_on_cpu()
         else:
             skip_steps()
         gc.freeze()  # exempts torch's objects from collection; a large fake model adds millions
@@ -256,6 +259,37 @@ def _patch_torch() -> None:
     ]
     for owner, name, replacement in replacements:
         setattr(owner, name, replacement)
+    with warnings.catch_warnings(action="ignore"):  # that there was a kernel
+        _library.impl("ctc_loss.IntList", _ctc_loss, "CompositeImplicitAutograd")
+
+
+def _stay_on_cpu() -> None:
+    """What a script moves to "cuda" stays where it is: autograd needs a CUDA build for tensors on a GPU."""
+    make, move = torch.tensor, torch.Tensor.to
+
+    def here(value: Any) -> Any:
+        return "cpu" if isinstance(value, str | torch.device) and str(value).startswith("cuda") else value
+
+    def made(*args: Any, **kwargs: Any) -> torch.Tensor:
+        return make(*args, **{name: here(value) for name, value in kwargs.items()})
+
+    def moved(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        return move(tensor, *map(here, args), **{name: here(value) for name, value in kwargs.items()})
+
+    replacements: list[tuple[object, str, object]] = [
+        (torch, "tensor", made),
+        (torch.Tensor, "to", moved),
+        (torch.Tensor, "cuda", lambda tensor, *_, **__: tensor),
+    ]
+    for owner, name, replacement in replacements:
+        setattr(owner, name, replacement)
+
+
+def _ctc_loss(log_probs: torch.Tensor, targets: torch.Tensor, lengths: Any, target_lengths: Any, *more: Any) -> Any:
+    """Lengths as lists, which torch would write into a tensor without data."""
+    return torch.ops.aten.ctc_loss.Tensor(
+        log_probs, targets, torch.tensor(lengths), torch.tensor(target_lengths), *more
+    )
 
 
 def _makes_labkits_optimizer(script: Script) -> bool:
