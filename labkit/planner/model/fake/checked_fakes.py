@@ -69,7 +69,7 @@ class CheckedFakeMode(FakeTensorMode):
         self.corrected: set[str] = set()
         self.assumed: set[str] = set()
         self.experts = 0
-        self._skewed, self._on_gpu = skewed, on_gpu
+        self._skewed, self._on_gpu, self._says_gpu = skewed, on_gpu, False
         self._experts, self._each = 0, 1  # from which the latest router chose, and how many for each token
         self._left = 0  # choices that no expert has got yet
         self._corrections: dict[Any, list[Shape | None]] = {}
@@ -90,7 +90,8 @@ class CheckedFakeMode(FakeTensorMode):
                 return torch.zeros(bins[0], dtype=bins[1])
         if func in CTC:
             return self._aligned(*args)
-        if self._on_gpu and kwargs and getattr(kwargs.get("device"), "type", "") == "cuda":  # there it stays
+        is_literal = self._on_gpu and not self._says_gpu  # else a kernel's own
+        if is_literal and kwargs and getattr(kwargs.get("device"), "type", "") == "cuda":
             kwargs = {**kwargs, "device": CPU}
         if func is GROUPED and args[0].dtype != torch.bfloat16:
             return self._grouped(args, kwargs or {})
@@ -133,9 +134,11 @@ class CheckedFakeMode(FakeTensorMode):
             return call(func, types, args, kwargs)
         arguments = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, FakeTensor)]
         _say_device(arguments, GPU)
+        self._says_gpu = True
         try:
             out = call(func, types, args, kwargs)
         finally:
+            self._says_gpu = False
             _say_device(arguments, CPU)
         _say_device([leaf for leaf in tree_leaves(out) if isinstance(leaf, FakeTensor)], CPU)
         return out

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch._C import DispatchKey, DispatchKeySet, _ExcludeDispatchKeyGuard
+from torch.amp import autocast_mode
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.weak import WeakIdKeyDictionary
 
@@ -60,7 +61,7 @@ def follow_cuda() -> None:
         for operator, kernel in kernels.items():
             _library.impl(operator, kernel, "AutocastCPU")
     make, clear = torch.autocast.__init__, torch.clear_autocast_cache
-    is_enabled, dtype_of = torch.is_autocast_enabled, torch.get_autocast_dtype
+    is_enabled, dtype_of, cast_inputs = torch.is_autocast_enabled, torch.get_autocast_dtype, autocast_mode._cast
 
     def on_cpu(self: torch.autocast, device_type: str, *args: Any, **kwargs: Any) -> None:
         make(self, _here(device_type), *args, **kwargs)
@@ -71,6 +72,7 @@ def follow_cuda() -> None:
 
     replacements: list[tuple[object, str, object]] = [
         (torch.autocast, "__init__", on_cpu),
+        (autocast_mode, "_cast", lambda value, device_type, dtype: cast_inputs(value, _here(device_type), dtype)),
         (torch, "clear_autocast_cache", clear_all),
         (torch, "is_autocast_enabled", lambda device_type="cuda": is_enabled(_here(device_type))),
         (torch, "get_autocast_dtype", lambda device_type: dtype_of(_here(device_type))),
@@ -145,7 +147,7 @@ def _as(dtype: torch.dtype, values: Any) -> Any:
         if not is_float or value.dtype is dtype:
             return value
         is_weight = value.dtype is torch.float32 and value.requires_grad and value.is_leaf and not value._is_view()
-        if not (is_weight and dtype in HALVES and torch.is_autocast_cache_enabled()):
+        if not (is_weight and dtype in HALVES and torch.is_autocast_cache_enabled() and torch.is_grad_enabled()):
             return value.to(dtype)
         if value not in _cached:
             _cached[value] = value.to(dtype)
