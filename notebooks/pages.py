@@ -86,7 +86,8 @@ def write_index(executed: list[Path], folder: Path) -> Path:
 
 def _card(executed: Path) -> str:
     cells = nbformat.read(executed, 4).cells
-    title, _, text = next(cell.source for cell in cells if cell.cell_type == "markdown").partition("\n")
+    told = (cell.source for cell in cells if cell.cell_type == "markdown")
+    title, _, text = next(told, executed.stem).partition("\n")
     about = html.escape(re.sub(r"[*`]|\(http[^)]*\)", "", text.strip().split("\n\n")[0]))
     picture = _picture([output.get("data", {}) for cell in cells for output in cell.get("outputs", [])])
     return (

@@ -42,6 +42,7 @@ __all__ = [
 # Any of them is a driver; gVisor (Modal, Cloud Run, GKE's sandbox) has only the second, WSL2 only the third.
 DRIVER_FILES = (Path("/proc/driver/nvidia/version"), Path("/dev/nvidiactl"), Path("/dev/dxg"))
 DEVICES = Path("/dev")  # an NVIDIA GPU that this machine or container has is nvidia0, nvidia1, … there
+WSL_DRIVER = Path("/usr/lib/wsl/lib/libcuda.so.1")  # where there is one in WSL2: of NVIDIA's driver for Windows
 SHOWS_SOME = re.compile(r"\s*(\d|GPU-|MIG-)")  # CUDA ignores CUDA_VISIBLE_DEVICES from the first other word on
 # From a cold or remote disk, importing torch has taken minutes: it reads 4 GB of CUDA's libraries.
 LISTING_SECONDS, SLOW_SECONDS = 300.0, 10.0
@@ -195,7 +196,7 @@ def _gpus(visible: str | None) -> tuple[Gpu, ...]:
 def _unusable_gpus(visible: str | None) -> str:
     """Why torch sees none of the GPUs that are here and not hidden; empty if there are none."""
     devices = sorted(DEVICES.glob("nvidia[0-9]*"))
-    if not devices or (report := torch_report(visible)) is None:
+    if not (devices or WSL_DRIVER.exists()) or (report := torch_report(visible)) is None:
         return ""
     refused = [str(device) for device in devices if not os.access(device, os.R_OK | os.W_OK)]
     if refused and report["cuda"]:

@@ -160,6 +160,31 @@ def test_a_loss_that_cudas_autocast_refuses_is_refused_in_the_plan():
         rehearse(what, 1, {"precision": "bf16", "global_batch_size": 4}, capability=(8, 0))
 
 
+@pytest.mark.parametrize(
+    ("on_cuda", "on_any"),
+    [
+        ("x.cuda()", "x"),
+        ("x * torch.ones(64, device='cuda')", "x * torch.ones(64)"),
+        ("x * torch.tensor([2.0] * 64, device='cuda')", "x * torch.tensor([2.0] * 64)"),
+        ("x * torch.ones(64).to('cuda:0')", "x * torch.ones(64)"),
+        (
+            "torch.autocast('cuda', enabled=False)(torch.relu)(x @ x.mT)",
+            "torch.autocast('cpu', enabled=False)(torch.relu)(x @ x.mT)",
+        ),
+        ("x.float() if torch.is_autocast_enabled() else x", "x.float()"),
+    ],
+)
+def test_what_a_model_says_of_cuda_is_said_of_the_gpu_that_is_planned_for(on_cuda, on_any):
+    def planned(expression):
+        model = RESIDUAL.replace(
+            "        return self.unembed(x)", f"        x = x + ({expression}).mean()\n        return self.unembed(x)"
+        )
+        what = Script.load("ddp", "precision").with_cells(model=model)
+        return rehearse(what, 1, {"precision": "bf16", "global_batch_size": 4}, capability=(8, 0))
+
+    assert planned(on_cuda) == planned(on_any)
+
+
 def test_mixed_types_that_cuda_promotes_are_planned_in_16_bits():
     model = """import torch
 from torch import nn

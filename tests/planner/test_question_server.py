@@ -69,6 +69,14 @@ def children_of(warm: psutil.Process, number: int) -> list[psutil.Process]:
     return warm.children()
 
 
+def test_a_process_that_died_of_a_c_plus_plus_exception_says_what_it_was() -> None:
+    """Printed here as the C++ runtime prints it."""
+    what = r"terminate called\n  what():  no guard\nframe #0: a\nframe #1: b\n"
+    model = f'{MODEL}os.write(2, b"{what}")\n        os.abort()\n'
+    crashed = labkit.plan(labkit.Script.load("ddp").with_cells(model=model), nproc_per_node=1)
+    assert crashed.problems[0].endswith("died: exit code -6; no guard")
+
+
 def test_plans_share_a_process_and_leave_no_other(warm: psutil.Process) -> None:
     script = labkit.Script.load("ddp")
     began = time.monotonic()

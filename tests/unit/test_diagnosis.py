@@ -912,15 +912,19 @@ def test_a_sandbox_without_the_drivers_proc_file_has_a_driver(simulated_torch, t
         ("'12.8'", "a file", "RuntimeError: No CUDA GPUs are available"),
         ("'12.8'", "not accessible", "this user may not read and write "),
         ("'12.8'", None, ""),  # a container without GPUs on a host that has some
+        ("'12.8'", "WSL2's driver", "RuntimeError: No CUDA GPUs are available"),
     ],
 )
 def test_gpus_that_a_simulated_torch_cannot_use_are_named_at_a_launch(
-    simulated_torch, tmp_path, capsys, cuda, device, reason
+    simulated_torch, tmp_path, capsys, monkeypatch, cuda, device, reason
 ):
     simulated_torch(NO_DEVICE.format(cuda=cuda))
+    monkeypatch.setattr(hardware_module, "WSL_DRIVER", tmp_path / "libcuda.so.1")
     (tmp_path / "dev").mkdir()
     if device == "a file":
         (tmp_path / "dev" / "nvidia0").touch()
+    elif device == "WSL2's driver":  # which makes no files of devices
+        (tmp_path / "libcuda.so.1").touch()
     elif device:  # root may read everything that exists
         (tmp_path / "dev" / "nvidia0").symlink_to(tmp_path / "nowhere")
 

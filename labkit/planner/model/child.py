@@ -10,6 +10,7 @@ from __future__ import annotations
 import atexit
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -34,7 +35,8 @@ ENVIRONMENT = {
     "PYTHONSAFEPATH": "1",
 }
 READ_AT_START = ("LD_", "PYTHON", "PYTORCH", "TMPDIR", "TORCH")  # variables that only a new server would notice
-LAST_BYTES = 500  # of what a process printed before it died
+LAST_BYTES, MOST_BYTES = 500, 1 << 16  # of what a process printed before it died
+THROWN = re.compile(r"what\(\): +(.+)")
 
 
 class Unplannable(LabError):
@@ -169,9 +171,11 @@ def _exit_code(process: subprocess.Popen[bytes] | None) -> int | str:
 
 
 def _end_of(printed: IO[bytes]) -> str:
+    """The last bytes, or what a C++ exception said before its stack."""
     with suppress(OSError, ValueError):  # closed by now
-        printed.seek(max(0, printed.seek(0, os.SEEK_END) - LAST_BYTES))
-        return plain(printed.read().decode(errors="replace").strip())
+        printed.seek(max(0, printed.seek(0, os.SEEK_END) - MOST_BYTES))
+        text = printed.read().decode(errors="replace").strip()
+        return plain(thrown[-1] if (thrown := THROWN.findall(text)) else text[-LAST_BYTES:])
     return ""
 
 
