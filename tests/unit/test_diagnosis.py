@@ -333,6 +333,14 @@ def test_gpus_that_torch_does_not_see_have_a_reason(cuda, driver, why):
     assert why in said.why
 
 
+def test_gpus_that_a_made_up_variable_excludes_are_still_named_as_nvml_names_them():
+    facts = with_hardware("new-torch-old-driver", visible_devices="9", unusable_gpus="RuntimeError: No CUDA GPUs")
+    said = found(dataclasses.replace(facts, torch_build=TorchBuild("12.4", (), ())))["unseen GPUs"]
+
+    assert said.value == "Tesla T4, Tesla T4"
+    assert said.why.startswith("RuntimeError: No CUDA GPUs")
+
+
 def test_a_missing_torch_is_told_with_the_command_that_installs_it():
     facts = facts_of("laptop-cpu")
     said = found(dataclasses.replace(facts, packages={**facts.packages, "torch": None}))["torch"]

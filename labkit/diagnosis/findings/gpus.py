@@ -106,8 +106,9 @@ def kernels(facts: MachineFacts) -> Diagnosis | None:
 def unseen(facts: MachineFacts) -> Diagnosis | None:
     """The machine has GPUs, but torch has none."""
     here, build, nvml = facts.hardware, facts.torch_build, facts.nvml
-    cards = nvml.cards if nvml and here.visible_devices is None else ()
-    if here.gpus or here.gpu_problem or not build or not (cards or here.unusable_gpus):
+    cards = nvml.cards if nvml else ()
+    are_here = here.unusable_gpus or (cards and here.visible_devices is None)
+    if here.gpus or here.gpu_problem or not build or not are_here:
         return None
     there = ", ".join(str(card.name) for card in cards) or "GPUs that NVML does not list"
     if build.cuda is None:
