@@ -196,6 +196,7 @@ LAYERS: dict[str, tuple[str, str]] = {
     "pow": (NOTHING, "x.pow(2).mean(-1, keepdim=True).add(1e-6).rsqrt() * x"),
     # losses inside of a model
     "cross_entropy": (NOTHING, "F.cross_entropy(x.flatten(0, 1), x.flatten(0, 1).argmax(-1))"),
+    "cross_entropy of pixels": (NOTHING, "F.cross_entropy(image(x), image(x).argmax(1))"),
     "cross_entropy, smoothed": (
         NOTHING,
         "F.cross_entropy(x.flatten(0, 1), x.flatten(0, 1).argmax(-1), label_smoothing=0.1)",

@@ -156,7 +156,7 @@ class _Attention:
     def _can_save_memory(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, grouped: bool) -> bool:
         """Needs vectors of 16 bytes, except in 32 bits before Ampere."""
         alignment = 8 if query.dtype in HALVES else 4 if self._is_ampere else 1
-        starts = [] if _is_older() else [x.storage_offset() for x in (query, key, value)]
+        starts = [x.storage_offset() for x in (query, key, value)] if self._is_ampere and not _is_older() else []
         return (
             cuda.mem_efficient_sdp_enabled()
             and query.dtype in (*HALVES, torch.float32)
