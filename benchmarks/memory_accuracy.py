@@ -197,7 +197,9 @@ transformers, torchvision and timm, and five optimizers. All are equal to the by
 - `LSTM`, `GRU` and `RNN` are not compared: cuDNN does not publish the size of its reserve space. The plan says what it
   assumes.
 - `GRUCell` and `ctc_loss` are not compared: torch has no fake kernels of them for CUDA.
-- What an operator keeps that was never compared may differ, says the plan.
+- BatchNorm in evaluation: 512 bytes a layer too little are planned.
+- A model that asks for `x.is_cuda` or for the type of a tensor's device takes the CPU's branch.
+- Where an operator that was never compared has more results than one, which may be a workspace, the plan says so.
 
 Beside the tensors of a plan, a GPU holds:
 
