@@ -18,12 +18,12 @@ getent hosts "$(hostname)" >/dev/null || echo "127.0.0.1 $(hostname)" >>/etc/hos
   nproc
   df -h /dev/shm /tmp
   cat /etc/hosts
-  nvidia-smi
+  timeout -k 5 20 nvidia-smi
   ls -l /proc/driver/nvidia/version /dev/nvidia* /dev/dxg
 } >"$OUT/facts.txt" 2>&1
 # Reads gigabytes of CUDA's libraries from a cold disk before anything is timed.
 warm() {
-  "$PY" - <<'END'
+  timeout -k 5 $((LIMIT / 2)) "$PY" - <<'END'
 import torch, torch.distributed.run, torch._dynamo
 print(torch.__version__, torch.cuda.get_device_name(0), torch.cuda.get_arch_list())
 x = torch.ones(64, 64, device="cuda")
@@ -31,10 +31,10 @@ print(float((x @ x).sum()))
 END
 }
 warm >>"$OUT/facts.txt" 2>&1 || [ "${DRY:-}" = 1 ] || { tail -n 3 "$OUT/facts.txt"; exit 3; }
-"$PY" -m labkit.cli doctor --json >"$OUT/doctor.json" 2>>"$OUT/facts.txt"
+timeout -k 5 60 "$PY" -m labkit.cli doctor --json >"$OUT/doctor.json" 2>>"$OUT/facts.txt"
 echo "the suite starts at $SECONDS s" | tee -a "$OUT/facts.txt"
 export LABKIT_GPU_SECONDS=$((LIMIT - 15 - SECONDS))
-timeout -k 10 -s INT $((LIMIT - 5 - SECONDS)) \
+timeout -k 5 -s INT $((LIMIT - 10 - SECONDS)) \
   "$PY" -m pytest -o addopts= -p no:cacheprovider -ra "$@" >"$OUT/pytest.log" 2>&1
 tail -n 40 "$OUT/pytest.log" | cut -c1-300
 echo "ended at $SECONDS s"
