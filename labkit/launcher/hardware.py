@@ -22,6 +22,7 @@ from labkit.errors import LaunchError
 from labkit.record.container import memory_left
 
 __all__ = [
+    "ASKED_AGAIN",
     "DRIVER_FILES",
     "FP8",
     "SYMMETRIC_MEMORY",
@@ -66,6 +67,7 @@ KERNEL = re.compile(r"(sm|compute)_(\d+)(\d)([af]?)")
 # The first compute capabilities with fp8 (torch._scaled_mm) and with symmetric memory (torch's own tests of it require
 # this, and that each GPU can read every other's memory: requires_cuda_p2p_access in torch/testing).
 FP8, SYMMETRIC_MEMORY = (8, 9), (8, 0)
+ASKED_AGAIN = "The next call asks again."  # in the message of a GpusUnknownError, between the reason and what to do
 Platform = Literal["kaggle", "colab", "wsl2", "linux", "macos", "windows"]
 
 
@@ -247,8 +249,8 @@ def _listing(visible: str | None) -> dict[str, Any]:
 
 def _unknown(reason: str) -> GpusUnknownError:
     return GpusUnknownError(
-        f"an NVIDIA driver is installed, but torch could not list the GPUs: {reason}. The next call asks again. Run "
-        "`python -c 'import torch; torch.cuda.init()'` to see why, or set CUDA_VISIBLE_DEVICES='' (for one launch: "
+        f"an NVIDIA driver is installed, but torch could not list the GPUs: {reason}. {ASKED_AGAIN} "
+        "Run `python -c 'import torch; torch.cuda.init()'` to see why, or set CUDA_VISIBLE_DEVICES='' (for one launch: "
         "env={'CUDA_VISIBLE_DEVICES': ''}) to use the CPU"
     )
 

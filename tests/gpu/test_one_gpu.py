@@ -186,8 +186,7 @@ def test_asking_about_the_machine_imports_no_torch(figures):
 
 
 def test_a_run_records_memory_phases_and_losses_also_around_validation_with_workers(figures):
-    """Workers pin their batches on a GPU. How phases add up depends on
-    the machine's load: for the report."""
+    """Workers pin their batches on a GPU. How phases add up is only reported: it depends on the machine's load."""
     script = tiny("single", "workers", "validate")
     run = labkit.launch(script, nproc_per_node=1, steps=40, workers=1, validate_every=15, wait=True)
     reader, rank, metrics = read(run), only_rank(run), run.metrics()

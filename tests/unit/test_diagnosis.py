@@ -24,7 +24,7 @@ from labkit.diagnosis.display import COLUMNS
 from labkit.diagnosis.facts import UNLIMITED, NotebookKernel, Process, TorchBuild, nvml_from_json
 from labkit.errors import LabError, LaunchError
 from labkit.launcher import hardware as hardware_module
-from labkit.launcher.hardware import DRIVER_FILES, Gpu, driver_version, hardware, has_kernels
+from labkit.launcher.hardware import ASKED_AGAIN, DRIVER_FILES, Gpu, driver_version, hardware, has_kernels
 from labkit.launcher.link.preflight import preflight, remembered
 from labkit.launcher.nvml import report
 from labkit.launcher.torch_wheels import install_for
@@ -229,9 +229,11 @@ def test_on_native_windows_there_is_nothing_else_to_say():
 
 
 def test_a_driver_that_cannot_be_queried_is_reported():
-    said = found(with_hardware("laptop-cpu", gpu_problem="an NVIDIA driver is here, but …. Do this"))["devices"]
+    problem = f"torch could not list the GPUs: error in f(). Did you …. {ASKED_AGAIN} Do this"
+    said = found(with_hardware("laptop-cpu", gpu_problem=problem))["devices"]
 
     assert (said.value, said.level, said.todo) == ("unknown", "stop", "Do this")
+    assert "Did you …: a launch is refused" in said.why
 
 
 @pytest.mark.parametrize("visible", ["", "7"])

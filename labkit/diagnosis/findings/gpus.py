@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from labkit.diagnosis.detections import Diagnosis, detection
 from labkit.diagnosis.facts import MachineFacts
-from labkit.launcher.hardware import FP8, Gpu, without_kernels
+from labkit.launcher.hardware import ASKED_AGAIN, FP8, Gpu, without_kernels
 from labkit.launcher.torch_wheels import install_for
 from labkit.planner.data_sheets import OUTSIDE_TENSORS
 from labkit.record.units import gib
@@ -22,7 +22,7 @@ def devices(facts: MachineFacts) -> Diagnosis:
     hidden = here.visible_devices is not None
     decides = f"CUDA_VISIBLE_DEVICES={here.visible_devices!r} determines the visible GPUs" if hidden else ""
     if here.gpu_problem:
-        reason, _, todo = here.gpu_problem.partition(". ")
+        reason, _, todo = here.gpu_problem.partition(f". {ASKED_AGAIN} ")
         return Diagnosis("devices", "unknown", f"{reason}: a launch is refused", todo, "stop")
     if not here.gpus:
         if hidden:
