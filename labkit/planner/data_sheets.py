@@ -79,7 +79,8 @@ class Device:
 
     @property
     def cublas_workspaces(self) -> int:
-        """Bytes of `outside` that torch's allocator holds for cuBLAS, for the threads of forward and of backward."""
+        """Bytes of `outside` that torch's allocator holds for cuBLAS, for the threads of forward and of backward; of
+        an AMD GPU for hipBLAS, assumed."""
         return 2 * (CUBLAS_WORKSPACE_OF_HOPPER if self.capability >= (9, 0) else CUBLAS_WORKSPACE)
 
     @property

@@ -173,8 +173,8 @@ class Plan:
         if not self.peaks:
             verdict = problems + verdict
         else:
-            workspaces = f"{gib(self.device.cublas_workspaces)} of cuBLAS's workspaces"
-            on_gpu = f"CUDA's context, NCCL's buffers and {workspaces}, assumed"
+            workspaces = f"{gib(self.device.cublas_workspaces)} of workspaces for matrix products"
+            on_gpu = f"the driver's context, the buffers of collectives and {workspaces}, assumed"
             what = "Python and torch" if self.device.shared else on_gpu
             verdict.append(
                 f"{gib(self.device.usable_by(self.ranks))} are left for each rank after the framework's "
@@ -195,7 +195,7 @@ class Plan:
             assumed.append(f"buffers are freed as in torch {version('torch')}; 2.15 frees those of {what} earlier")
         if self.peaks and not self.device.shared:
             assumed.append(
-                "the plan has neither cuDNN's workspaces, whose size depends on the algorithms that it picks, nor what "
+                "the plan has neither the workspaces of convolutions, which depend on the algorithms chosen, nor what "
                 f"torch's allocator loses by rounding and fragmentation: leave {MARGIN:.0%} for them"
             )
         return verdict, rows, assumed

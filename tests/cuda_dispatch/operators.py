@@ -79,6 +79,7 @@ LAYERS: dict[str, tuple[str, str]] = {
     "GroupNorm": ("nn.GroupNorm(8, 64)", "layer(image(x))"),
     "BatchNorm1d": ("nn.BatchNorm1d(64)", "layer(x.transpose(1, 2)).transpose(1, 2)"),
     "BatchNorm2d": ("nn.BatchNorm2d(64)", "layer(image(x))"),
+    "BatchNorm2d, frozen": ("nn.BatchNorm2d(64)", "layer.eval()(image(x))"),
     "BatchNorm2d, channels last": (
         "nn.BatchNorm2d(64)",
         "layer(image(x).contiguous(memory_format=torch.channels_last))",
@@ -146,6 +147,18 @@ LAYERS: dict[str, tuple[str, str]] = {
     "attention, causal, odd heads": (
         NOTHING,
         "F.scaled_dot_product_attention(*[x[..., :60].unflatten(-1, (4, 15)).transpose(1, 2)] * 3, is_causal=True)",
+    ),
+    "attention, mask across": (
+        NOTHING,
+        "F.scaled_dot_product_attention(*[heads(x)] * 3, torch.zeros(128, 128, device=x.device, dtype=x.dtype).t())",
+    ),
+    "attention, part of a mask": (
+        NOTHING,
+        "F.scaled_dot_product_attention(*[heads(x)] * 3, x.new_zeros(128, 129)[:, :128])",
+    ),
+    "attention, mask of 100": (
+        NOTHING,
+        "F.scaled_dot_product_attention(*[heads(x)[:, :, :100]] * 3, torch.ones(100, 100, device=x.device) > 0)",
     ),
     "attention, by math": (NOTHING, "by_math(x)"),
     "attention, 3-D": (NOTHING, "F.scaled_dot_product_attention(*[heads(x).flatten(0, 1)] * 3)"),

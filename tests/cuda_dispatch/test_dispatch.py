@@ -85,6 +85,7 @@ RANDOM_STATE = 8
 
 
 DISPATCHED: set[str] = set()
+FINISHED: set[str] = set()
 
 
 def peaks_on_cuda(capability: int, questions: list[dict[str, Any]], folder: Path) -> list[dict[str, Any]]:
@@ -105,6 +106,7 @@ def test_a_plan_holds_what_cudas_dispatch_holds_to_the_byte(group: str, tmp_path
         plans = [threads.submit(rehearse, case.script, 1, case.options, capability=planned_as) for case in chosen]
         references = peaks_on_cuda(capability, [case.question for case in chosen], tmp_path)
     DISPATCHED.update(name for on_cuda in references for name in on_cuda.get("operators", ()))
+    FINISHED.add(group)
     apart = []
     for case, plan, on_cuda in zip(chosen, plans, references, strict=True):
         peak = plan.result()
@@ -118,6 +120,8 @@ def test_a_plan_holds_what_cudas_dispatch_holds_to_the_byte(group: str, tmp_path
 
 
 def test_plans_are_sure_of_the_operators_above_and_of_no_others() -> None:
+    if set(GROUPS) - FINISHED:
+        pytest.skip("only some of the groups ran")
     assert DISPATCHED == COMPARED
 
 

@@ -167,6 +167,7 @@ def test_a_loss_that_cudas_autocast_refuses_is_refused_in_the_plan():
         ("x * torch.ones(64, device='cuda')", "x * torch.ones(64)"),
         ("x * torch.tensor([2.0] * 64, device='cuda')", "x * torch.tensor([2.0] * 64)"),
         ("x * torch.ones(64).to('cuda:0')", "x * torch.ones(64)"),
+        ("x.to(0, non_blocking=True)", "x"),
         (
             "torch.autocast('cuda', enabled=False)(torch.relu)(x @ x.mT)",
             "torch.autocast('cpu', enabled=False)(torch.relu)(x @ x.mT)",

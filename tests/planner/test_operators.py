@@ -317,7 +317,7 @@ def test_grouped_heads_compute_as_much_on_a_gpu_as_on_a_cpu(dtype, kernels):
     assert sum(each.flops for each in seen if each.phase == "backward") in (4 * products, 5 * products)
 
 
-@pytest.mark.parametrize("layer", [nn.RMSNorm(8), nn.LSTMCell(8, 8), nn.LSTMCell(8, 8, bias=False)])
+@pytest.mark.parametrize("layer", [nn.RMSNorm(8), nn.LSTMCell(8, 8), nn.LSTMCell(8, 8, bias=False), nn.GRU(8, 8)])
 def test_real_tensors_are_still_computed(layer, monkeypatch, request):
     x = torch.randn(2, 8)
     expected = layer(x)

@@ -36,7 +36,7 @@ ENVIRONMENT = {
 }
 READ_AT_START = ("LD_", "PYTHON", "PYTORCH", "TMPDIR", "TORCH")  # variables that only a new server would notice
 LAST_BYTES, MOST_BYTES = 500, 1 << 16  # of what a process printed before it died
-THROWN = re.compile(r"what\(\): +(.+)")
+THROWN = re.compile(r"terminate called.*\n +what\(\): +(.+)")
 
 
 class Unplannable(LabError):

@@ -31,7 +31,10 @@ _library = torch.library.Library("aten", "IMPL")  # what it registers ends with 
 def cuda_lists() -> dict[str, list[str]]:
     """The operators ("pow.Tensor_Scalar") on each list of CUDA's autocast, such as "FP32": from the header that torch
     itself is built from, aten/src/ATen/autocast_mode.h."""
-    header = (Path(torch.__file__).parent / "include/ATen/autocast_mode.h").read_text().replace("\\\n", " ")
+    path = Path(torch.__file__).parent / "include/ATen/autocast_mode.h"
+    if not path.exists():
+        raise SystemExit(f"plans for GPUs take autocast's rules from torch's headers, which are missing here: {path}")
+    header = path.read_text().replace("\\\n", " ")
     return {
         name: [full if "." in full else f"{operator}.{full}".rstrip(".") for operator, full in ENTRY.findall(entries)]
         for name, entries in LIST.findall(header)

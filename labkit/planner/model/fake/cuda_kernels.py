@@ -24,6 +24,7 @@ __all__ = ["KEPT", "follow_kernels", "record"]
 # LSTM_GATE_MULTIPLIER and GRU_WORKSPACE_MULTIPLIER).
 KEPT = {"lstm": 5, "gru": 5, "rnn_tanh": 1, "rnn_relu": 1}
 HALVES = (torch.bfloat16, torch.float16)
+FUSED_RMS_NORM = (2, 9)
 NEWER_ATTENTION = (2, 14)  # the release of torch whose memory-efficient attention takes grouped heads
 AMPERE = (8, 0)  # the compute capability from which on there is flash attention
 
@@ -50,10 +51,10 @@ def follow_kernels(capability: tuple[int, int], assumed: Callable[[str], object]
         "lstm_cell": _lstm_cell,
         "scaled_dot_product_attention": _Attention(capability),
     }
-    if hasattr(aten, "_fused_rms_norm"):  # since torch 2.9
+    if release_of(torch.__version__) >= FUSED_RMS_NORM:
         kernels["rms_norm"] = _rms_norm
         # A kernel for the CPU, which fake tensors never call, lets autograd see one operator instead of its parts.
-        library.impl("_fused_rms_norm", _rms_norm, "CPU")
+        library.impl("_fused_rms_norm", lambda *args: (_rms_norm(*args), args[0].new_empty(0)), "CPU")
     with warnings.catch_warnings(action="ignore"):  # that there were kernels
         for name, kernel in kernels.items():
             library.impl(name, kernel, "CompositeImplicitAutograd")
@@ -125,10 +126,11 @@ class _Attention:
             query, key, value = (x[None] for x in (query, key, value))
             mask = attn_mask[None] if attn_mask is not None and attn_mask.dim() == 3 else attn_mask
             return self(query, key, value, mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)[0]
+        has_rows = attn_mask is None or attn_mask.stride(-1) == 1
         if attn_mask is not None and attn_mask.dtype is torch.bool:
             attn_mask = torch.zeros_like(attn_mask, dtype=query.dtype).masked_fill_(~attn_mask, -torch.inf)
         tensors, width = (query, key, value), value.shape[-1]
-        is_fused = is_fake(query) and _are_fusible(query, key, value, enable_gqa)
+        is_fused = is_fake(query) and has_rows and _are_fusible(query, key, value, enable_gqa)
         is_cross = is_causal and query.shape[-2] != key.shape[-2]
         if is_fused and attn_mask is None and not is_cross and self._can_flash(query, value):
             scale = query.shape[-1] ** -0.5 if scale is None else scale
@@ -204,9 +206,10 @@ def _first(outputs: tuple[torch.Tensor, ...]) -> torch.Tensor:
 
 
 def _expanded(mask: torch.Tensor, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
-    """A mask for all heads, whose rows begin at multiples of 16 elements."""
-    if missing := -mask.shape[-1] % 16:
-        mask = F.pad(mask, (0, missing))[..., : mask.shape[-1]]
+    """A mask for all heads, copied unless its rows begin at multiples of 8 elements (preprocess_mask, attention.cpp)."""
+    width = mask.shape[-1]
+    if mask.stride(-1) != 1 or any(stride % 8 for stride in mask.stride()[:-1]):
+        mask = F.pad(mask, (0, 8 - width % 8))[..., :width]
     return mask.expand(*query.shape[:2], query.shape[2], key.shape[2])
 
 
@@ -214,7 +217,12 @@ def _as_cudnn(name: str, original: Callable[..., Any], assumed: Callable[[str], 
     def call(x: torch.Tensor, hidden: Any, weights: Any, *more: Any) -> Any:
         states = [hidden] if torch.is_tensor(hidden) else list(hidden)
         is_packed = torch.is_tensor(weights)  # then the arguments are others
-        if is_packed or any(state.shape[-1] != states[0].shape[-1] for state in states) or x.dim() != 3:
+        if (
+            is_packed
+            or not is_fake(x)
+            or any(state.shape[-1] != states[0].shape[-1] for state in states)
+            or x.dim() != 3
+        ):
             return original(x, hidden, weights, *more)
         _, layers, _, _, both, batch_first = more
         assumed(f"cuDNN is assumed to keep {KEPT[name]} values for each step and unit of a recurrent layer ({name})")

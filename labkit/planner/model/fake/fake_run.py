@@ -267,19 +267,24 @@ def _stay_on_cpu() -> None:
     """What a script moves to "cuda" stays where it is: autograd needs a CUDA build for tensors on a GPU."""
     make, move = torch.tensor, torch.Tensor.to
 
-    def here(value: Any) -> Any:
-        return "cpu" if isinstance(value, str | torch.device) and str(value).startswith("cuda") else value
+    def here(device: Any) -> Any:
+        is_index = isinstance(device, int) and not isinstance(device, bool)
+        is_named = isinstance(device, str | torch.device) and str(device).startswith("cuda")
+        return "cpu" if is_index or is_named else device
 
-    def made(*args: Any, **kwargs: Any) -> torch.Tensor:
-        return make(*args, **{name: here(value) for name, value in kwargs.items()})
+    def made(data: Any, *, device: Any = None, **kwargs: Any) -> torch.Tensor:
+        return make(data, device=here(device), **kwargs)
 
     def moved(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-        return move(tensor, *map(here, args), **{name: here(value) for name, value in kwargs.items()})
+        if "device" in kwargs:
+            kwargs["device"] = here(kwargs["device"])
+        return move(tensor, *map(here, args[:1]), *args[1:], **kwargs)
 
     replacements: list[tuple[object, str, object]] = [
         (torch, "tensor", made),
         (torch.Tensor, "to", moved),
         (torch.Tensor, "cuda", lambda tensor, *_, **__: tensor),
+        (torch.Tensor, "pin_memory", lambda tensor, *_, **__: tensor),
     ]
     for owner, name, replacement in replacements:
         setattr(owner, name, replacement)
