@@ -206,7 +206,7 @@ def _first(outputs: tuple[torch.Tensor, ...]) -> torch.Tensor:
 
 
 def _expanded(mask: torch.Tensor, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
-    """A mask for all heads, copied unless its rows begin at multiples of 8 elements (preprocess_mask, attention.cpp)."""
+    """A mask for all heads, copied unless its rows begin at multiples of 8 elements; preprocess_mask there."""
     width = mask.shape[-1]
     if mask.stride(-1) != 1 or any(stride % 8 for stride in mask.stride()[:-1]):
         mask = F.pad(mask, (0, 8 - width % 8))[..., :width]
