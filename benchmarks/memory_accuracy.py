@@ -193,7 +193,8 @@ transformers, torchvision and timm, and five optimizers. All are equal to the by
 
 - fp16 is planned as bf16. CUDA's softmax reads fp16 and writes 32 bits in one kernel: where scores are held, as without
   `scaled_dot_product_attention`, up to 5% too much is planned.
-- Attention on Hopper and newer: 8 bytes more a call, because torch prefers cuDNN's kernel there.
+- Attention on Hopper and newer, where torch prefers cuDNN's kernel: 8 bytes more a call are planned, and the copy of a
+  mask whose rows do not begin at multiples of 8 elements.
 - `LSTM`, `GRU` and `RNN` are not compared: cuDNN does not publish the size of its reserve space. The plan says what it
   assumes.
 - `GRUCell` and `ctc_loss` are not compared: torch has no fake kernels of them for CUDA.

@@ -127,8 +127,7 @@ class CheckedFakeMode(FakeTensorMode):
         """The results of torch's fake kernels, `on_gpu` for tensors on a GPU. Below autograd, which would need a CUDA
         build, it is enough that they say so."""
         call: Any = super().__torch_dispatch__
-        is_half = isinstance(args[0], torch.Tensor) and args[0].dtype.itemsize == 2
-        if self._on_gpu and is_half and func.overloadpacket in BATCH_NORMS:
+        if self._on_gpu and func.overloadpacket in BATCH_NORMS and args[0].dtype.itemsize == 2:
             out, *statistics = call(func, types, args, kwargs)
             with self:  # a CPU's have 16 bits, and none in evaluation
                 return out, *(torch.empty(args[0].shape[1], dtype=torch.float32) for _ in statistics)
