@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import dataclasses
+import fcntl
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -34,9 +36,13 @@ def nowhere(tmp_path: Path) -> dict[str, str]:
 
 
 @pytest.fixture
-def two_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+def two_gpus(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """For one test at a time: GPUs are held for all of a user's launches, also those of other test processes."""
     monkeypatch.setattr(hardware_module, "_gpus", lambda visible: () if visible == "" else (T4, T4))
     monkeypatch.setattr(preflight, "settings_for", lambda *_: {})
+    with (tmp_path_factory.getbasetemp().parent / "simulated_gpus.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 RAISING = """import os, signal, time
