@@ -36,13 +36,17 @@ def nowhere(tmp_path: Path) -> dict[str, str]:
 
 
 @pytest.fixture
-def two_gpus(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """For one test at a time: GPUs are held for all of a user's launches, also those of other test processes."""
-    monkeypatch.setattr(hardware_module, "_gpus", lambda visible: () if visible == "" else (T4, T4))
-    monkeypatch.setattr(preflight, "settings_for", lambda *_: {})
+def only_one_test(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """GPUs are held for all of a user's launches, also those of other test processes."""
     with (tmp_path_factory.getbasetemp().parent / "simulated_gpus.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
+
+
+@pytest.fixture
+def two_gpus(only_one_test: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hardware_module, "_gpus", lambda visible: () if visible == "" else (T4, T4))
+    monkeypatch.setattr(preflight, "settings_for", lambda *_: {})
 
 
 RAISING = """import os, signal, time
@@ -173,7 +177,7 @@ def test_ranks_that_never_meet_are_given_up_in_time_simulating_nccl(
 
 
 def test_a_launch_on_simulated_gpus_is_refused_until_they_meet_and_then_asks_no_more_and_uses_what_helped(
-    monkeypatch: pytest.MonkeyPatch, nowhere: dict[str, str], capsys: pytest.CaptureFixture[str]
+    only_one_test: None, monkeypatch: pytest.MonkeyPatch, nowhere: dict[str, str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(hardware_module, "_gpus", lambda visible: () if visible == "" else (T4, T4))
     ladder(monkeypatch, {"GLOO_SOCKET_IFNAME": "none0"})
