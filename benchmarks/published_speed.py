@@ -234,7 +234,7 @@ def facts_of_single(name: str, size: int) -> tuple[Script, ModelFacts]:
         model, target = LANGUAGE[name]
         data = TEXTS.format(size=size, target=target.format(size=size))
     script = Script.load("single").with_cells(model=model, data=data)
-    return script, facts_of(script, {}, precisions=["fp32", "16"], on_gpu=True)
+    return script, facts_of(script, {}, precisions=["fp32", "16"], capability=(8, 0))
 
 
 def planned_single(row: Single) -> StepTime:
@@ -265,7 +265,7 @@ def planned_run(row: Run) -> tuple[StepTime, float]:
         )
     script = able_to(script.with_cells(model=model, data=data), asked)
     split = [(row.tensor, False)] if row.tensor > 1 else []
-    facts = facts_of(script, asked, split, precisions=["16"], on_gpu=True)
+    facts = facts_of(script, asked, split, precisions=["16"], capability=(8, 0))
     device = device_named(row.device)
     several = replace(device, nodes=row.gpus // device.box)
     step = SpeedModel(script, facts, several, row.gpus, asked)(layout_of(script, row.gpus, asked))
