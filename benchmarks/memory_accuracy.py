@@ -188,7 +188,7 @@ ON_A_GPU = """
 A plan for a GPU is made without one, on CPU tensors and by CUDA's rules: the lists of its autocast, read from torch's
 own header, and the kernels that torch chooses there for attention, dropout, norms, LSTM cells, embedding bags and
 optimizers. `make cuda-dispatch` compares such plans with torch's own dispatch for CUDA, which a CUDA build of torch has
-without a GPU: 101 operators and layers in fp32 and bf16, attention also as on a T4 (fp16) and on an H100, 18 models of
+without a GPU: 102 operators and layers in fp32 and bf16, attention also as on a T4 (fp16) and on an H100, 18 models of
 transformers, torchvision and timm, and five optimizers. All are equal to the byte, except:
 
 - fp16 is planned as bf16. CUDA's softmax reads fp16 and writes 32 bits in one kernel: where scores are held, as without

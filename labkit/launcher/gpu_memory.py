@@ -36,7 +36,8 @@ def freed_in_words(folder: RunFolder) -> str:
             return "and their GPU memory is free"
         if time.monotonic() > until:
             each = ", ".join(
-                f"pid {process['pid']} with {gib(process['memory'] or 0)} on GPU {index}" for index, process in listed
+                f"pid {process['pid']}{f' with {gib(memory)}' if (memory := process['memory']) else ''} on GPU {index}"
+                for index, process in listed
             )
             return f"but after {FREEING_SECONDS:.0f} s NVML still lists {each}"
         time.sleep(POLL_SECONDS)

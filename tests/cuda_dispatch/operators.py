@@ -32,6 +32,11 @@ def unrolled(layer, x):
     return state[0]
 
 
+def mask_in_32_bits(x):
+    with torch.autocast("cuda", enabled=False):
+        return F.scaled_dot_product_attention(*[heads(x).bfloat16()] * 3, torch.zeros(128, 128, device=x.device))
+
+
 def in_32_bits(x):
     with torch.autocast("cuda", enabled=False):
         return x.float().softmax(-1)
@@ -160,6 +165,7 @@ LAYERS: dict[str, tuple[str, str]] = {
         NOTHING,
         "F.scaled_dot_product_attention(*[heads(x)[:, :, :100]] * 3, torch.ones(100, 100, device=x.device) > 0)",
     ),
+    "attention, mask in 32 bits": (NOTHING, "mask_in_32_bits(x)"),
     "attention, by math": (NOTHING, "by_math(x)"),
     "attention, 3-D": (NOTHING, "F.scaled_dot_product_attention(*[heads(x).flatten(0, 1)] * 3)"),
     "attention, one sample of keys": (NOTHING, "F.scaled_dot_product_attention(heads(x), heads(x)[:1], heads(x)[:1])"),

@@ -151,7 +151,7 @@ def test_a_simulated_error_of_cudnn_may_be_memory_and_is_not_called_so(
     cause = cause_of_simulated(message, tmp_path, monkeypatch, memory)
 
     free = " (100.0 MiB of 15.00 GiB were free)" if memory else ""
-    expected = f"rank 0 failed: RuntimeError: {message} (script.py line 2); cuDNN often fails so when the"
+    expected = f"rank 0 failed: RuntimeError: {message} (script.py line 2); cuDNN often fails this way when the"
     assert cause["sentence"] == f"{expected} device's memory is full{free}"
     assert "out_of_memory" not in cause
     assert cause["advice"].startswith("if it was the memory, to make it fit:\n- ")

@@ -172,7 +172,7 @@ def test_a_stop_waits_for_what_a_simulated_driver_keeps_after_a_kill_and_says_so
     assert state.killed > 0
     assert 3 < seconds < BOUND
     said = capfd.readouterr().out
-    assert said.count("of its processes that were killed: the system frees their memory") == 1
+    assert "of its processes that were killed: the system frees their memory" in said  # again if fewer are left
     assert_clean(run.folder)
 
 

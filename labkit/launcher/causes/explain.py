@@ -148,7 +148,7 @@ def _with_advice(cause: dict[str, Any], failure: dict[str, Any], evidence: Evide
         free, total = number(measured.get("free")), number(measured.get("total"))
         shown = f" ({gib(free)} of {gib(total)} were free)" if free is not None and total else ""
         advice = f"if it was the memory, {memory_advice('device', evidence.script, parameters)}"
-        first += f"; cuDNN often fails so when the device's memory is full{shown}"
+        first += f"; cuDNN often fails this way when the device's memory is full{shown}"
         return cause | {"memory": memory, "sentence": first + also + others, "advice": advice}
     if not kind:
         advice = disk_advice(evidence.run, "".join(failure.get("traceback") or [str(failure.get("message"))]))

@@ -136,8 +136,8 @@ class Closing:
 
 
 class FirstRank:
-    """What rank 0 of an attempt tells of itself: it reports `checkpoint` as "step-8" or as "step 8 not saved: 12 bytes
-    free", and the device of its model, which is none of the `devices` of the launch if that saw no GPU."""
+    """What rank 0 of an attempt has reported: `checkpoint` as "step-8" or as "step 8 not saved: 12 bytes free", and the
+    device of its model, which is none of the `devices` of the launch if that saw no GPU."""
 
     def __init__(self, attempt: RunFolder, devices: Any):
         self._tail, self._on_cpu = Tail(attempt.metrics(0)), devices == ["cpu"]

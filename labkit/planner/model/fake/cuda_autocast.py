@@ -17,7 +17,7 @@ from torch.amp import autocast_mode
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.weak import WeakIdKeyDictionary
 
-__all__ = ["cuda_lists", "follow_cuda"]
+__all__ = ["HALVES", "cuda_lists", "follow_cuda"]
 
 HALVES = (torch.bfloat16, torch.float16)
 LIST = re.compile(r"#define AT_FORALL_(?!DEPRECATED)(\w+)\(_\)(.*)")

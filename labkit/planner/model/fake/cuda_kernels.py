@@ -16,6 +16,7 @@ from torch.backends import cuda
 from torch.nn import functional as F
 
 from labkit.launcher.checks import release_of
+from labkit.planner.model.fake.cuda_autocast import HALVES
 
 __all__ = ["KEPT", "follow_kernels", "record"]
 
@@ -23,7 +24,6 @@ __all__ = ["KEPT", "follow_kernels", "record"]
 # fused cells keep four gates and the state of an LSTM and five values of a GRU (aten/src/ATen/native/cuda/RNN.cu,
 # LSTM_GATE_MULTIPLIER and GRU_WORKSPACE_MULTIPLIER).
 KEPT = {"lstm": 5, "gru": 5, "rnn_tanh": 1, "rnn_relu": 1}
-HALVES = (torch.bfloat16, torch.float16)
 FUSED_RMS_NORM = (2, 9)
 NEWER_ATTENTION = (2, 14)  # the release of torch whose memory-efficient attention takes grouped heads
 AMPERE = (8, 0)  # the compute capability from which on there is flash attention
@@ -180,9 +180,9 @@ def _validate(
             "Expected query, key, and value to have the same dtype, but got query.dtype: "
             f"{query.dtype} key.dtype: {key.dtype} and value.dtype: {value.dtype} instead."
         )
-    if mask is not None and mask.dtype not in (torch.bool, query.dtype):
+    if mask is not None and mask.dtype not in (torch.bool, torch.float32, query.dtype):
         raise RuntimeError(
-            "Expected attn_mask dtype to be bool or to match query dtype, but got attn_mask.dtype: "
+            "Expected attn_mask dtype to be bool or float or to match query dtype, but got attn_mask.dtype: "
             f"{mask.dtype} and  query.dtype: {query.dtype} instead."
         )
     if mask is not None and causal:
