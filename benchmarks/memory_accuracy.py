@@ -192,7 +192,8 @@ without a GPU: 102 operators and layers in fp32 and bf16, attention also as on a
 transformers, torchvision and timm, and five optimizers. All are equal to the byte, except:
 
 - fp16 is planned as bf16. CUDA's softmax reads fp16 and writes 32 bits in one kernel: where scores are held, as without
-  `scaled_dot_product_attention`, up to 5% too much is planned.
+  `scaled_dot_product_attention`, up to 5% too much is planned. Attention in bf16 on GPUs before Ampere, where a model
+  names that type itself, holds its scores, which a plan leaves out.
 - Attention on Hopper and newer, where torch prefers cuDNN's kernel: 8 bytes more a call are planned, and the copy of a
   mask whose rows do not begin at multiples of 8 elements.
 - `LSTM`, `GRU` and `RNN` are not compared: cuDNN does not publish the size of its reserve space. The plan says what it

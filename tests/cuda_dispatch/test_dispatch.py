@@ -30,6 +30,7 @@ ROOT = Path(__file__).parents[2]
 TURING, AMPERE, HOPPER = 75, 80, 90
 ATTENTION = [name for name in operators.LAYERS if "ttention" in name]
 COPIED_MASKS = ("attention, part of a mask", "attention, mask of 100")  # not by cuDNN, which an H100 prefers
+IN_BF16 = "attention, mask in 32 bits"  # for which a T4 has no kernel but math, while plans take bf16 for fp16
 OPTIMIZERS: list[dict[str, Any]] = [
     {"optimizer": "adamw"},
     {"optimizer": "adamw_fused"},
@@ -69,7 +70,10 @@ def cases(texts: dict[str, str], precisions: Sequence[str], **options: Any) -> l
 LAYERS = {name: operators.model(name) for name in operators.LAYERS}
 GROUPS = {
     "operators": (AMPERE, cases(LAYERS, ["fp32", "bf16"], global_batch_size=16)),
-    "attention on a T4": (TURING, cases({n: LAYERS[n] for n in ATTENTION}, ["fp32", "fp16"], global_batch_size=16)),
+    "attention on a T4": (
+        TURING,
+        cases({n: LAYERS[n] for n in ATTENTION if n != IN_BF16}, ["fp32", "fp16"], global_batch_size=16),
+    ),
     "attention on an H100": (
         HOPPER,
         cases({n: LAYERS[n] for n in ATTENTION if n not in COPIED_MASKS}, ["fp32", "bf16"], global_batch_size=16),
