@@ -12,9 +12,9 @@ from typing import Any
 import labkit
 from labkit import Script
 from labkit.planner.candidate import Candidate
-from labkit.planner.plan import Plan
+from labkit.planner.planned import Plan
 from labkit.planner.speed.traffic import volume, wire
-from labkit.record.units import gib
+from labkit.text import gib
 from labkit.view import words
 
 __all__ = ["SITUATIONS", "Situation", "bytes_sent", "longest_sequence"]

@@ -26,7 +26,7 @@ import psutil
 from live_view import HZ, record, report
 
 from labkit.record import Identity, RunFolder, State, Tail, list_runs, write_state
-from labkit.record.files import write_json
+from labkit.files import write_json
 
 LOOP = Path(__file__).with_name("metrics_loop.py")
 TESTS = Path(__file__).parents[1] / "tests"

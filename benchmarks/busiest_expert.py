@@ -12,7 +12,7 @@ import os
 import tempfile
 
 import labkit
-from labkit.lessons.labs.experts import EXPERTS, sleeping_experts
+from labkit_labs.labs.experts import EXPERTS, sleeping_experts
 
 RANKS = 2
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import fields
 from pathlib import Path
 
-from labkit.claims import Claim
+from labkit_labs.claims import Claim
 
 HEAD = """# Claims
 

@@ -15,7 +15,7 @@ from labkit.planner.scaling import largest_micro_batch
 from labkit.planner.speed.speed_model import SpeedModel
 from labkit.planner.speed.traffic import volume, wire
 from labkit.planner.variants import variants
-from labkit.record.units import gib
+from labkit.text import gib
 from labkit.view import words
 from labkit.write import Script
 

@@ -25,7 +25,7 @@ from faults.matrix import FAULTS, FAULTY, GROUP_TIMEOUT, HANGS, LEAVING  # noqa:
 
 import labkit  # noqa: E402
 from labkit.launcher.stop import processes_of  # noqa: E402
-from labkit.record.files import read_json  # noqa: E402
+from labkit.files import read_json  # noqa: E402
 
 MARK = "FAULT_TABLE"
 ROOT_CAUSE = re.compile(r"Root Cause \(first observed failure\):.*?rank\s*: (\d+) .*?exitcode\s*: (-?\d+)", re.DOTALL)

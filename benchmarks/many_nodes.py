@@ -29,8 +29,8 @@ from slow_files import SlowFiles
 import labkit
 from labkit.launcher.multinode import create, node_command
 from labkit.record import Nodes, RunFolder, read_state
-from labkit.record.files import read_json
-from labkit.record.identity import HOST
+from labkit.files import read_json
+from labkit.host import HOST
 from labkit.write.launch_options import LaunchOptions
 
 HERE = Path(__file__).parent

@@ -22,7 +22,7 @@ from IPython.utils.capture import capture_output
 from slow_files import SlowFiles
 
 from labkit.record import Nodes, RunFolder, RunReader, State, read_state
-from labkit.record.files import write_json
+from labkit.files import write_json
 from labkit.record.measured.fold import NodeFold, are_folded
 from labkit.run import attach
 from labkit.view.live.dashboard import OPEN

@@ -21,7 +21,7 @@ import psutil
 
 import labkit
 from labkit.launcher.stop import processes_of
-from labkit.record.files import read_json
+from labkit.files import read_json
 
 LAUNCHES = 10
 TOY = "import argparse, pathlib\np = argparse.ArgumentParser()\np.add_argument('--point', type=int)\n"

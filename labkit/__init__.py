@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from labkit.data import fetch
     from labkit.launching import launch
     from labkit.machine import doctor
-    from labkit.planner.plan import Plan
+    from labkit.planner.planned import Plan
     from labkit.planner.planning import plan
     from labkit.run import Run, attach, runs
     from labkit.strategy_panel import panel
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from labkit.write.script import Script
 
 _LAZY = {
-    "Plan": "labkit.planner.plan",
+    "Plan": "labkit.planner.planned",
     "Run": "labkit.run",
     "Script": "labkit.write.script",
     "Sweep": "labkit.sweeping",

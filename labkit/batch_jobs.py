@@ -10,7 +10,7 @@ from labkit.checking.before_launch import warn
 from labkit.cluster import submission
 from labkit.cluster.job_options import JobOptions
 from labkit.errors import LaunchError
-from labkit.planner.plan import Plan
+from labkit.planner.planned import Plan
 from labkit.run import Run
 from labkit.view.frontend import ui
 from labkit.write import Script

@@ -11,7 +11,7 @@ from typing import Any
 
 import labkit
 from labkit.errors import LabError
-from labkit.record.text import plain
+from labkit.text import plain
 from labkit.verbs.check import add_check_verb
 from labkit.verbs.doctor import add_doctor_verb
 from labkit.verbs.kaggle import add_kaggle_verbs

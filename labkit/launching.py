@@ -13,11 +13,11 @@ from labkit.cluster.hosts import begin as begin_on_hosts
 from labkit.errors import LaunchError
 from labkit.export import check_live
 from labkit.launcher.exporter import start_exporter
-from labkit.launcher.link import preflight
+from labkit.link import preflight
 from labkit.launcher.request import Launchable, Module
 from labkit.launcher.start import start
-from labkit.planner.plan import Plan
-from labkit.record.rank_files import PROFILE, REACHABLE, TRACE_MEMORY
+from labkit.planner.planned import Plan
+from labkit.rank_files import PROFILE, REACHABLE, TRACE_MEMORY
 from labkit.run import Run
 from labkit.view.frontend import check_kernel, is_headless, notebook_shell, ui
 from labkit.write import Script

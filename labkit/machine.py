@@ -11,9 +11,9 @@ from typing import Any
 from labkit.arguments import checked
 from labkit.diagnosis import Diagnosis, MachineFacts, diagnose, gather
 from labkit.diagnosis.display import as_html, as_text
-from labkit.launcher.hardware import Hardware, hardware
-from labkit.launcher.link import bandwidth as _bandwidth
-from labkit.launcher.link import preflight as _preflight
+from labkit.hardware.machine import Hardware, hardware
+from labkit.link import bandwidth as _bandwidth
+from labkit.link import preflight as _preflight
 
 __all__ = ["Machine", "doctor"]
 

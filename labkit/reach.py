@@ -15,7 +15,7 @@ from labkit.record.measured.metrics_file import Tail
 from labkit.record.place import check_own
 from labkit.record.requests import Meeting, RequestFolder, post
 from labkit.record.state import current_ranks
-from labkit.record.text import plain
+from labkit.text import plain
 
 if TYPE_CHECKING:
     import pandas as pd

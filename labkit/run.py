@@ -21,14 +21,14 @@ from labkit.launcher.locks.checkpoints import run_that_saves_to
 from labkit.planner.measured import Memory
 from labkit.reach import Reachable
 from labkit.record import RunFolder, RunReader, State, find_run, list_runs
-from labkit.record.files import opened, read_bytes, read_json, read_text, write_json
+from labkit.files import opened, read_bytes, read_json, read_text, write_json
 from labkit.record.measured.reader import COLUMNS, rows
 from labkit.record.place import check_original, check_own
-from labkit.record.session import is_session
+from labkit.session import is_session
 from labkit.record.state import StateName, current_ranks
 from labkit.record.stored_runs import unfinished_launches
-from labkit.record.text import plain
-from labkit.record.units import gib
+from labkit.text import plain
+from labkit.text import gib
 from labkit.view.frontend import check_kernel, execution_count, is_headless, ui
 from labkit.view.live.dashboard import Dashboard
 from labkit.view.live.page import attempt_ended, run_text

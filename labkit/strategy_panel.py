@@ -16,11 +16,11 @@ from labkit.planner.layout import options_of_strategy
 from labkit.planner.measured import Trial
 from labkit.planner.model.facts import ModelFacts, facts_of
 from labkit.planner.overview import bar_of, outlook, verdict_of
-from labkit.planner.plan import Plan
+from labkit.planner.planned import Plan
 from labkit.planner.speed.speed_model import SpeedModel, measure_speed
 from labkit.planner.variants import OTHER_TRAINING, extras_of, needed, under, variants
 from labkit.record import RunReader
-from labkit.record.text import escaped, plain
+from labkit.text import escaped, plain
 from labkit.run import Run
 from labkit.view import words
 from labkit.view.charts.bars import Bar

@@ -20,7 +20,7 @@ from labkit.launcher.stop import stop
 from labkit.launching import settings_for
 from labkit.record import RunFolder, RunReader
 from labkit.record.place import check_original, check_own
-from labkit.record.text import plain
+from labkit.text import plain
 from labkit.run import Interrupted, Run
 from labkit.sweeps import array
 from labkit.sweeps.folder import SweepFolder, SweepState, find_sweep

@@ -29,7 +29,7 @@ global_batch_size: int = 128  # samples per step, over all ranks
 
 # %%
 import labkit
-from labkit.lessons import Lesson, draw
+from labkit_labs import Lesson, draw
 
 lab = Lesson("01_quickstart", ranks=nproc_per_node)
 draw.replicas(nproc_per_node)

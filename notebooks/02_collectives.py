@@ -28,7 +28,7 @@ nproc_per_node: int = 4  # ranks; on two cores, too
 
 # %%
 from labkit import Script
-from labkit.lessons import Lesson, draw, sized
+from labkit_labs import Lesson, draw, sized
 
 lab, n, hidden = Lesson("02_collectives", ranks=nproc_per_node), nproc_per_node, {"shown": False}
 draw.ring(nproc_per_node)

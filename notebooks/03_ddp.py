@@ -29,7 +29,7 @@ micro_batches: int = 4  # per step and rank, for gradient accumulation
 
 # %%
 from labkit import Script
-from labkit.lessons import Lesson, draw, sized
+from labkit_labs import Lesson, draw, sized
 
 lab = Lesson("03_ddp", ranks=nproc_per_node)
 draw.buckets({f"layer{9 - i}": 2**20 for i in range(9)}, bucket_cap_mb=3)

@@ -29,7 +29,7 @@ step_ms: int = 100  # loading and computing of one step, one after the other
 
 # %%
 from labkit import Script
-from labkit.lessons import Lesson, draw, sized
+from labkit_labs import Lesson, draw, sized
 
 lab, N, W, seconds = Lesson("04_input_pipeline", ranks=nproc_per_node), nproc_per_node, workers, step_ms / 1000
 draw.loader(load=2, compute=1, workers=W, moving=True)

@@ -28,7 +28,7 @@ global_batch_size: int = 8  # samples per optimizer step, over all ranks; a mult
 
 # %%
 from labkit import Script, plan
-from labkit.lessons import Lesson, defined, draw, sized
+from labkit_labs import Lesson, defined, draw, sized
 
 lab, N = Lesson("05_mixed_precision", ranks=nproc_per_node), nproc_per_node
 draw.formats()

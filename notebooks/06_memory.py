@@ -30,7 +30,7 @@ seven_billion: bool = True  # plan CPU offload, and a model of 7 billion paramet
 
 # %%
 import labkit
-from labkit.lessons import Lesson, draw, sized
+from labkit_labs import Lesson, draw, sized
 
 lab = Lesson("06_memory", ranks=nproc_per_node)
 draw.step(parameters=0.4, gradients=0.4, optimizer=0.8, activations=2, unit="GB")

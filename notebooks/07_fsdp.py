@@ -27,7 +27,7 @@ nproc_per_node: int = 2  # ranks
 
 # %%
 from labkit import Script
-from labkit.lessons import Lesson, draw, sized
+from labkit_labs import Lesson, draw, sized
 
 lab = Lesson("07_fsdp", ranks=nproc_per_node)
 draw.shards(4, nproc_per_node)

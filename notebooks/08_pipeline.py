@@ -29,8 +29,8 @@ micro_batches: int = 8  # m; a multiple of the ranks
 forward_ms: int = 50  # a rank's forward of one micro-batch; its backward takes twice as long
 
 # %%
-from labkit.lessons import Lesson, draw, sized
-from labkit.lessons.labs.pipelines import bubble, in_flight, measured, simulated
+from labkit_labs import Lesson, draw, sized
+from labkit_labs.labs.pipelines import bubble, in_flight, measured, simulated
 
 lab, p, m, F = Lesson("08_pipeline", ranks=nproc_per_node), nproc_per_node, micro_batches, forward_ms / 1000
 lone, twice = simulated("1F1B", p, m, F, 2 * F), simulated("Interleaved1F1B", p, m, F, 2 * F, 2)

@@ -27,8 +27,8 @@ global_batch_size: int = 4  # samples per optimizer step; every rank works on al
 
 # %%
 from labkit import Script
-from labkit.lessons import Lesson, draw, sized
-from labkit.lessons.labs.collectives import collectives
+from labkit_labs import Lesson, draw, sized
+from labkit_labs.labs.collectives import collectives
 
 lab, N = Lesson("09_tensor_parallel", ranks=nproc_per_node), nproc_per_node
 draw.split(N)

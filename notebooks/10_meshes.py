@@ -28,7 +28,7 @@ large: bool = True  # plan a GPT of 838 million parameters, a minute; otherwise 
 
 # %%
 from labkit import Script
-from labkit.lessons import Lesson, draw, sized
+from labkit_labs import Lesson, draw, sized
 
 lab, N, m = Lesson("10_meshes", ranks=nproc_per_node), nproc_per_node, accumulate
 draw.mesh(pipeline=2, data=2, tensor=2)

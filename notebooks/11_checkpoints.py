@@ -30,7 +30,7 @@ disk_seconds: float = 0.5  # how long a slow disk takes for a checkpoint
 
 # %%
 from labkit import Script
-from labkit.lessons import Lesson, defined, draw, saving, sized
+from labkit_labs import Lesson, defined, draw, saving, sized
 
 lab, N = Lesson("11_checkpoints", ranks=nproc_per_node), nproc_per_node
 draw.calls(

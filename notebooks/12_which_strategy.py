@@ -28,8 +28,8 @@ guides: bool = True  # plan models of 405 million and 7 billion parameters, a mi
 
 # %%
 from labkit import Script, plan
-from labkit.lessons import Lesson, draw, sized
-from labkit.lessons.labs.traffic import noting_bytes, sent_in_a_step
+from labkit_labs import Lesson, draw, sized
+from labkit_labs.labs.traffic import noting_bytes, sent_in_a_step
 
 lab, N, names = Lesson("12_which_strategy", ranks=nproc_per_node), nproc_per_node, strategies.split()
 L, w, context, batch, steps = 8, 192, 32, 8, 7

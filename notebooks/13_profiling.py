@@ -29,8 +29,8 @@ layers: int = 4  # of the model; each is a bucket of gradients
 backward_ms: int = 40  # how long each layer's backward sleeps; it must be longer than sending a bucket takes
 
 # %%
-from labkit.lessons import Lesson, draw, sized
-from labkit.lessons.labs.overlap import all_reduces, parts, pauses, simulated, sleeping, straggler
+from labkit_labs import Lesson, draw, sized
+from labkit_labs.labs.overlap import all_reduces, parts, pauses, simulated, sleeping, straggler
 
 lab = Lesson("13_profiling", ranks=nproc_per_node)
 draw.lanes(simulated(4, 0.01, 0.04, 0.08), "DDP, a bucket for each of four layers", moving=True)

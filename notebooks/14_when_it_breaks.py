@@ -27,8 +27,8 @@
 nproc_per_node: int = 2  # ranks
 
 # %%
-from labkit.lessons import Lesson, draw
-from labkit.lessons.labs.broken_scripts import attempt, broken
+from labkit_labs import Lesson, draw
+from labkit_labs.labs.broken_scripts import attempt, broken
 
 lab, last = Lesson("14_when_it_breaks", ranks=nproc_per_node), nproc_per_node - 1
 draw.calls(
@@ -218,7 +218,7 @@ lab.score()
 
 # %%
 from labkit import Script
-from labkit.lessons import sized
+from labkit_labs import sized
 
 sizes = {"width": 1024, "layers": 16, "heads": 16}
 texts = {f"{tokens} tokens": sized(Script.load("fsdp"), **sizes, context=tokens) for tokens in (512, 2048)}

@@ -28,9 +28,9 @@ batch: int = 8  # samples in a step, over all ranks
 
 # %%
 import labkit
-from labkit.lessons import Lesson, draw, sized
-from labkit.lessons.labs.nodes import differing_words, kill_node, of_ranks, slurm
-from labkit.lessons.labs.sessions import test_loss
+from labkit_labs import Lesson, draw, sized
+from labkit_labs.labs.nodes import differing_words, kill_node, of_ranks, slurm
+from labkit_labs.labs.sessions import test_loss
 
 lab = Lesson("17_cluster")
 draw.hosts(2, 2)

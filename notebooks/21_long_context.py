@@ -28,8 +28,8 @@ context: int = 512  # positions
 
 # %%
 import labkit
-from labkit.lessons import Lesson, draw, sized
-from labkit.lessons.labs.sequences import divided, in_order, pairs, zigzag
+from labkit_labs import Lesson, draw, sized
+from labkit_labs.labs.sequences import divided, in_order, pairs, zigzag
 
 lab = Lesson("21_long_context", ranks=nproc_per_node)
 divided(2)

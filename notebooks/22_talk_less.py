@@ -30,10 +30,10 @@ plans: bool = True  # plan a model of 405 million parameters on other devices: a
 
 # %%
 import labkit
-from labkit.lessons import Lesson, defined, draw, sized
-from labkit.lessons.labs.traffic import noting_bytes, sent_in_a_step
-from labkit.lessons.labs.slow_links import at_the_end, between_hosts, break_even
-from labkit.lessons.labs.slow_links import difference_curves, differences, timeline, validation_losses
+from labkit_labs import Lesson, defined, draw, sized
+from labkit_labs.labs.traffic import noting_bytes, sent_in_a_step
+from labkit_labs.labs.slow_links import at_the_end, between_hosts, break_even
+from labkit_labs.labs.slow_links import difference_curves, differences, timeline, validation_losses
 
 lab, N = Lesson("22_talk_less", ranks=nproc_per_node), nproc_per_node
 ways = {

@@ -28,9 +28,9 @@ steps: int = 40
 
 # %%
 import labkit
-from labkit.lessons import Lesson, draw, sized
-from labkit.lessons.labs.experts import EXPERTS, SECONDS, by_rank, routed, shares_by_step, sleeping_experts
-from labkit.lessons.labs.traffic import noting_bytes, sent_in_a_step
+from labkit_labs import Lesson, draw, sized
+from labkit_labs.labs.experts import EXPERTS, SECONDS, by_rank, routed, shares_by_step, sleeping_experts
+from labkit_labs.labs.traffic import noting_bytes, sent_in_a_step
 
 lab, N = Lesson("23_experts", ranks=nproc_per_node), nproc_per_node
 routed(N, moving=True)

@@ -12,7 +12,7 @@ from labkit.checking import check
 from labkit.checking.source import read
 from labkit.checking.syntax.nodes import keyword
 from labkit.checking.syntax.tree import Tree
-from labkit.record.text import plain
+from labkit.text import plain
 from labkit.write import Script, is_library, script_names
 from labkit.write.cells import has_main_guard
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, overload
 from urllib.parse import quote
 
-from labkit.record.text import escaped, plain
+from labkit.text import escaped, plain
 
 __all__ = ["KINDS", "Finding", "Findings"]
 

@@ -15,7 +15,7 @@ from labkit.checking.syntax.collectives import CHECKPOINT
 from labkit.checking.syntax.models import moves_to_device, optimizers
 from labkit.checking.syntax.nodes import keyword
 from labkit.checking.syntax.tree import Tree
-from labkit.record.text import escaped, plain
+from labkit.text import escaped, plain
 
 __all__ = ["Change", "Migration", "compared"]
 

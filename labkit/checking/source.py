@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from labkit.errors import ScriptError
-from labkit.record.files import is_a
+from labkit.files import is_a
 from labkit.write import Script, script_names
 from labkit.write.cells import is_python
 from labkit.write.files import read_file, text_of

@@ -21,9 +21,9 @@ from labkit.cluster.ssh import ask, check_names, is_address, is_this_host
 from labkit.cluster.tie import tie
 from labkit.errors import LaunchError, RunFolderError
 from labkit.launcher import checks
-from labkit.launcher.hardware import Gpu, Hardware, hardware
+from labkit.hardware.machine import Gpu, Hardware, hardware
 from labkit.launcher.multinode import create, node_command
-from labkit.launcher.network_interface import is_loopback, own_address_towards, resolved
+from labkit.hardware.network import is_loopback, own_address_towards, resolved
 from labkit.launcher.request import Launchable
 from labkit.record import Nodes, RunFolder, runs_root
 from labkit.write import Script

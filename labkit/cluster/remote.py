@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import Any
 
 from labkit.errors import LabError, LaunchError
-from labkit.launcher.hardware import hardware
+from labkit.hardware.machine import hardware
 from labkit.launcher.locks.gpus import check_gpus_are_free
-from labkit.launcher.network_interface import own_address_towards
+from labkit.hardware.network import own_address_towards
 from labkit.record import RunFolder
 from labkit.record.nodes import last_beat
 from labkit.version import __version__

@@ -15,7 +15,7 @@ from labkit.errors import LabError, RunFolderError
 from labkit.launcher import stop as stopping
 from labkit.launcher.causes.evidence import tail_text
 from labkit.record import FINAL_STATES, RunFolder, State, read_state, write_state
-from labkit.record.files import read_json, refresh
+from labkit.files import read_json, refresh
 
 __all__ = ["job_in_words", "job_of", "state_of", "stop"]
 

@@ -18,8 +18,8 @@ import psutil
 
 from labkit.cluster import remote
 from labkit.errors import LaunchError
-from labkit.launcher.network_interface import is_loopback, resolved
-from labkit.record.text import plain
+from labkit.hardware.network import is_loopback, resolved
+from labkit.text import plain
 
 __all__ = ["ask", "check_names", "is_address", "is_this_host"]
 

@@ -19,9 +19,9 @@ from labkit.launcher.request import check
 from labkit.launcher.start import removed_on_failure
 from labkit.launcher.torchrun import without_leftovers
 from labkit.record import RunFolder
-from labkit.record.files import write_json
+from labkit.files import write_json
 from labkit.record.folder import slug
-from labkit.record.text import plain
+from labkit.text import plain
 from labkit.write import Script
 from labkit.write.launch_options import LaunchOptions
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby
 
 from labkit.diagnosis.detections import LEVELS, Diagnosis, Level
-from labkit.record.text import escaped, plain
+from labkit.text import escaped, plain
 
 __all__ = ["as_html", "as_text", "headline"]
 

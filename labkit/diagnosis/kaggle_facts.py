@@ -14,7 +14,7 @@ import psutil
 from labkit.data import SOURCES, complete
 from labkit.diagnosis.facts import Kaggle
 from labkit.errors import LabError
-from labkit.launcher.hardware import Hardware
+from labkit.hardware.machine import Hardware
 from labkit.record import session
 
 __all__ = ["kaggle"]

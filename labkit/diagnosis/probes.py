@@ -24,10 +24,10 @@ from labkit.diagnosis.facts import UNLIMITED, MachineFacts, NotebookKernel, Nvml
 from labkit.diagnosis.kaggle_facts import kaggle
 from labkit.errors import LabError
 from labkit.launcher.checks import check_interface
-from labkit.launcher.hardware import GpusUnknownError, Hardware, hardware, has_driver, torch_report
-from labkit.launcher.link import bandwidth as _bandwidth
-from labkit.launcher.link import preflight as _preflight
-from labkit.launcher.nvml import ask_nvml
+from labkit.hardware.machine import GpusUnknownError, Hardware, hardware, has_driver, torch_report
+from labkit.link import bandwidth as _bandwidth
+from labkit.link import preflight as _preflight
+from labkit.hardware.nvml import ask_nvml
 from labkit.launcher.torchrun import LEFTOVER_PREFIXES, LEFTOVERS
 from labkit.record import container, runs_root
 from labkit.record.folder import MARKER, check_root

@@ -19,9 +19,9 @@ from labkit.export import FILES, log_of
 from labkit.export.scalars import Point, attempt_starts, points
 from labkit.export.trackers import Log
 from labkit.record import RunFolder, read_state
-from labkit.record.files import write_json
+from labkit.files import write_json
 from labkit.record.measured.reader import rows
-from labkit.record.text import plain
+from labkit.text import plain
 
 __all__ = ["main"]
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from labkit.errors import LabError
 from labkit.record import RunFolder
-from labkit.record.text import plain
+from labkit.text import plain
 
 __all__ = ["needs", "no_records", "not_written"]
 

@@ -13,7 +13,7 @@ from labkit.record import RunFolder, RunReader
 from labkit.record.measured.metrics_file import Tail, finite, number
 from labkit.record.measured.rank_history import PHASES
 from labkit.record.measured.reader import rows
-from labkit.record.text import plain
+from labkit.text import plain
 from labkit.view.words import together
 
 __all__ = ["Point", "attempt_starts", "points"]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from labkit.record import RunFolder
 from labkit.record.folder import slug
-from labkit.record.session import input_folder, working_folder
+from labkit.session import input_folder, working_folder
 
 __all__ = ["previous_checkpoints"]
 

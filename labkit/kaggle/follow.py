@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from labkit.errors import LabError
 from labkit.kaggle.service import Service, Status
 from labkit.record import FINAL_STATES
-from labkit.record.text import plain
+from labkit.text import plain
 from labkit.view.live.progress_line import read_progress_line
 from labkit.view.live.terminal import StatusLine
 

@@ -18,8 +18,8 @@ from typing import Any
 import psutil
 
 from labkit.errors import LaunchError
-from labkit.launcher.hardware import Hardware, torch_report, without_kernels
-from labkit.launcher.torch_wheels import install_for
+from labkit.hardware.machine import Hardware, torch_report, without_kernels
+from labkit.hardware.torch_wheels import install_for
 from labkit.launcher.torchrun import LEFTOVER_PREFIXES
 from labkit.write import Script, is_composed, options_of
 

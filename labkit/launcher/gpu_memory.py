@@ -5,10 +5,10 @@ from __future__ import annotations
 import subprocess
 import time
 
-from labkit.launcher.nvml import ask_nvml
+from labkit.hardware.nvml import ask_nvml
 from labkit.record import RunFolder
-from labkit.record.files import read_json
-from labkit.record.units import gib
+from labkit.files import read_json
+from labkit.text import gib
 
 __all__ = ["freed_in_words"]
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from labkit.errors import RunFolderError
 from labkit.launcher import checks
-from labkit.launcher.hardware import Hardware, platform_name
+from labkit.hardware.machine import Hardware, platform_name
 from labkit.launcher.locks.gpus import gpus_of
 from labkit.launcher.request import Launchable, check, checkpoint_arguments, with_options
 from labkit.launcher.start import removed_on_failure, write_folder
@@ -22,7 +22,7 @@ from labkit.launcher.torchrun import (
     recorded_environment,
 )
 from labkit.record import Nodes, RunFolder, runs_root
-from labkit.record.files import write_json
+from labkit.files import write_json
 from labkit.write.launch_options import LaunchOptions
 
 __all__ = ["create", "node_command", "plain_command", "torchrun_of_node"]

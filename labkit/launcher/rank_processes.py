@@ -14,7 +14,7 @@ from typing import Literal
 import psutil
 
 from labkit.record import Identity, RunFolder
-from labkit.record.text import plain
+from labkit.text import plain
 
 __all__ = ["Disposition", "Work", "cleans_up", "command_in_words", "disposition", "is_alive", "named_ranks", "ranks_of"]
 

@@ -19,8 +19,8 @@ import psutil
 
 from labkit.launcher.stop import descendants
 from labkit.record import Identity, RunFolder
-from labkit.record.files import write_json
-from labkit.record.identity import host_name
+from labkit.files import write_json
+from labkit.host import host_name
 
 __all__ = ["main"]
 

@@ -22,7 +22,7 @@ import psutil
 from labkit.launcher.rank_processes import Work, disposition, is_alive, named_ranks, ranks_of
 from labkit.launcher.stop import GRACE_SECONDS, SAVING_SECONDS, StopRequest, processes_of, requested, sweep
 from labkit.record import Identity, Nodes, RunFolder
-from labkit.record.files import in_parallel, read_json
+from labkit.files import in_parallel, read_json
 from labkit.record.measured.metrics_file import finite
 
 __all__ = ["Shutdown", "torchrun_seconds"]

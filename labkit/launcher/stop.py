@@ -18,7 +18,7 @@ import psutil
 from labkit.errors import RunFolderError
 from labkit.launcher.rank_processes import cleans_up, is_alive
 from labkit.record import Identity, RunFolder, State, read_state, write_state
-from labkit.record.files import in_parallel, read_json, write_json
+from labkit.files import in_parallel, read_json, write_json
 from labkit.record.folder import MARKER, NODE_MARKER
 from labkit.record.left_running import LeftRunning, left_running
 from labkit.record.measured.metrics_file import finite

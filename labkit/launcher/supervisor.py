@@ -26,7 +26,7 @@ import psutil
 from labkit.launcher.causes.background_errors import background_errors
 from labkit.launcher.causes.explain import find_cause
 from labkit.launcher.causes.signals import oom_kills
-from labkit.launcher.hardware import may_have_gpus
+from labkit.hardware.machine import may_have_gpus
 from labkit.launcher.leftovers import Leftovers
 from labkit.launcher.locks.checkpoints import unlock_checkpoints
 from labkit.launcher.shutdown import Shutdown, torchrun_seconds
@@ -46,9 +46,9 @@ from labkit.launcher.watch.programs import Programs
 from labkit.launcher.watch.progress import SURVIVOR_SECONDS, Closing, FirstRank, Progress
 from labkit.launcher.watch.stalls import Stalls
 from labkit.record import Identity, RunFolder, State, Tail, read_state, write_state
-from labkit.record.files import is_deleted, read_json, write_json
+from labkit.files import is_deleted, read_json, write_json
 from labkit.record.place import OpenFolder
-from labkit.record.rank_files import REACHABLE
+from labkit.rank_files import REACHABLE
 from labkit.record.state import FINAL_STATES, StateName, written_state
 
 Torchrun = subprocess.Popen[bytes] | ForkedTorchrun

@@ -12,8 +12,8 @@ from pathlib import Path
 
 from labkit.record import Nodes
 from labkit.record.folder import RunFolder
-from labkit.record.rank_files import FOLDER, HIDDEN, HOST, MARKER, NODE_MARKER
-from labkit.record.session import current_folder
+from labkit.rank_files import FOLDER, HIDDEN, HOST, MARKER, NODE_MARKER
+from labkit.session import current_folder
 
 __all__ = [
     "NCCL_DUMPS",

@@ -21,7 +21,7 @@ from labkit.planner.speed.kernels import matrix_share
 from labkit.planner.speed.speed_model import SpeedModel
 from labkit.planner.variants import SUPERSEDED, extras_of, own_parameters, simplicity, under, variants
 from labkit.record.measured.peak import Peak
-from labkit.record.units import gib
+from labkit.text import gib
 from labkit.view import words
 from labkit.view.plan_tables import band
 from labkit.write import Script, options_of, strategy_of

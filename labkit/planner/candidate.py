@@ -16,7 +16,7 @@ from labkit.planner.speed.speed_model import SpeedModel
 from labkit.planner.speed.step_time import StepTime
 from labkit.planner.variants import simplicity
 from labkit.record.measured.peak import Peak
-from labkit.record.units import gib
+from labkit.text import gib
 from labkit.view.plan_tables import band
 from labkit.write import Script
 

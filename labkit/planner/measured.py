@@ -9,11 +9,11 @@ from typing import Any
 from labkit.planner.candidate import Candidate, when
 from labkit.planner.data_sheets import THIS_MACHINE
 from labkit.record import RunFolder, RunReader
-from labkit.record.files import read_text
+from labkit.files import read_text
 from labkit.record.measured.metrics_file import finite
 from labkit.record.measured.peak import CATEGORIES, Peak
-from labkit.record.text import escaped, plain
-from labkit.record.units import gib
+from labkit.text import escaped, plain
+from labkit.text import gib
 from labkit.view import words
 from labkit.view.charts.bars import Bar, bars, key
 from labkit.view.charts.images import as_image

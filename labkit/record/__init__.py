@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from labkit.record.folder import RunFolder
-    from labkit.record.identity import Identity
+    from labkit.host import Identity
     from labkit.record.measured.metrics_file import Tail
     from labkit.record.measured.reader import RankHistory, RunReader
     from labkit.record.measured.series import Series

@@ -13,9 +13,9 @@ from typing import Any
 
 from labkit.errors import RunFolderError
 from labkit.record import rank_files
-from labkit.record.files import read_json
-from labkit.record.rank_files import MARKER, NODE_MARKER
-from labkit.record.text import plain
+from labkit.files import read_json
+from labkit.rank_files import MARKER, NODE_MARKER
+from labkit.text import plain
 
 __all__ = ["MARKER", "NODE_MARKER", "RUN_ID", "RunFolder", "check_root"]
 

@@ -7,7 +7,7 @@ import time
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from labkit.record.files import read_json, write_json
+from labkit.files import read_json, write_json
 from labkit.record.folder import RunFolder
 from labkit.record.measured.metrics_file import finite
 

@@ -13,9 +13,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, TypeGuard
 
-from labkit.record.files import read_json
+from labkit.files import read_json
 from labkit.record.folder import MOST_RANKS, RunFolder
-from labkit.record.identity import Identity, boot_id
+from labkit.host import Identity, boot_id
 from labkit.record.measured.metrics_file import finite
 
 __all__ = [

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from labkit.errors import RunFolderError
-from labkit.record.files import read_json
-from labkit.record.text import plain
+from labkit.files import read_json
+from labkit.text import plain
 
 __all__ = ["OpenFolder", "belongs_to_another_user", "check_original", "check_own", "moved_from", "original_of"]
 

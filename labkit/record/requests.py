@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from labkit.record.files import read_json, write_json
+from labkit.files import read_json, write_json
 
 __all__ = ["Decision", "Meeting", "RequestFolder", "is_only_writable_by", "post"]
 

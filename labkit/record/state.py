@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Literal, get_args
 
-from labkit.record.files import in_parallel, read_json, read_text, write_json
+from labkit.files import in_parallel, read_json, read_text, write_json
 from labkit.record.folder import RunFolder
 from labkit.record.measured.metrics_file import finite
 from labkit.record.nodes import Nodes, is_heard, supervisor_is_starting, supervisor_of

@@ -11,10 +11,10 @@ from typing import Any
 
 from labkit.arguments import checked
 from labkit.errors import RunFolderError
-from labkit.record.files import in_parallel, is_a
+from labkit.files import in_parallel, is_a
 from labkit.record.folder import RUN_ID, RunFolder
-from labkit.record.session import working_folder
-from labkit.record.text import plain
+from labkit.session import working_folder
+from labkit.text import plain
 
 __all__ = ["find_run", "list_runs", "path_of", "runs_root", "the_one", "unfinished_launches"]
 

@@ -15,7 +15,7 @@ from labkit.cluster.slurm_runs import job_of, state_of, stop
 from labkit.cluster.submission import prepare, resolved, submit_array
 from labkit.errors import LaunchError
 from labkit.launcher.start import removed_on_failure
-from labkit.record.files import write_json
+from labkit.files import write_json
 from labkit.sweeps.folder import Job, RunIndex, SweepFolder, SweepState
 from labkit.sweeps.options import SweepOptions
 from labkit.sweeps.points import parameters_of

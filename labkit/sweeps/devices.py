@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from labkit.errors import LaunchError
 from labkit.launcher import checks
-from labkit.launcher.hardware import hardware
+from labkit.hardware.machine import hardware
 from labkit.launcher.locks.gpus import cards, gpus_in_use, gpus_of
 
 __all__ = ["Room", "chosen", "room_for"]

@@ -22,11 +22,11 @@ from typing import Any, NamedTuple
 
 from labkit.errors import RunFolderError
 from labkit.record import FINAL_STATES, Identity, RunFolder, runs_root
-from labkit.record.files import is_a, read_bytes, read_json, write_json
+from labkit.files import is_a, read_bytes, read_json, write_json
 from labkit.record.folder import RUN_ID
 from labkit.record.place import original_of
 from labkit.record.stored_runs import path_of, the_one
-from labkit.record.text import plain
+from labkit.text import plain
 from labkit.write import Script
 
 __all__ = ["Job", "RunIndex", "SweepFolder", "SweepState", "find_sweep", "sweeps_root"]

@@ -17,14 +17,14 @@ from typing import Any
 from labkit.cluster.job_options import JobOptions
 from labkit.errors import LabError, RunFolderError, ScriptError
 from labkit.launcher import checks
-from labkit.launcher.hardware import platform_name
+from labkit.hardware.machine import platform_name
 from labkit.launcher.request import LaunchRequest, check, check_values, checkpoint_arguments, script_and_file
 from labkit.launcher.start import removed_on_failure
 from labkit.launcher.torchrun import recorded_environment
 from labkit.record import RunFolder, runs_root
-from labkit.record.files import write_json
+from labkit.files import write_json
 from labkit.record.folder import check_root
-from labkit.record.session import current_folder
+from labkit.session import current_folder
 from labkit.sweeps.devices import room_for
 from labkit.sweeps.folder import SweepFolder, SweepState
 from labkit.sweeps.options import SweepOptions

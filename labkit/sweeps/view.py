@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from labkit.record.text import escaped, plain
+from labkit.text import escaped, plain
 from labkit.sweeps.folder import SweepState
 from labkit.sweeps.results import Result, Results, best_of, counted
 from labkit.view import words

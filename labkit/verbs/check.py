@@ -10,7 +10,7 @@ from typing import Any
 
 import labkit
 from labkit.errors import LabError
-from labkit.record.text import plain
+from labkit.text import plain
 from labkit.verbs import AddVerb
 from labkit.write import script_names
 

@@ -12,8 +12,8 @@ from labkit.errors import LabError
 from labkit.kaggle.kernel_files import TWO_T4, Kernel, build, check_address
 from labkit.kaggle.service import Service
 from labkit.record import runs_root
-from labkit.record.text import plain
-from labkit.record.units import gib
+from labkit.text import plain
+from labkit.text import gib
 
 __all__ = ["add_kaggle_verbs"]
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import labkit
 from labkit.errors import LabError
-from labkit.record.text import plain
+from labkit.text import plain
 from labkit.verbs import AddVerb
 from labkit.write import extra_options, options_of, script_names
 from labkit.write.launch_options import LaunchOptions

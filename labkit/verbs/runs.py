@@ -13,7 +13,7 @@ from labkit.errors import LabError
 from labkit.export import FORMATS
 from labkit.record.place import belongs_to_another_user
 from labkit.record.state import StateName
-from labkit.record.text import plain
+from labkit.text import plain
 from labkit.verbs import AddVerb
 from labkit.verbs.slurm import follow
 

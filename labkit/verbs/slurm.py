@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from labkit.cluster.job_options import JobOptions
-from labkit.record.text import plain
+from labkit.text import plain
 from labkit.write.launch_options import LaunchOptions
 
 if TYPE_CHECKING:

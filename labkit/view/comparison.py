@@ -18,7 +18,7 @@ from labkit.record.measured.glance import Glance
 from labkit.record.measured.metric_names import is_evaluated, is_lower_better
 from labkit.record.measured.metrics_file import finite, number
 from labkit.record.measured.rank_history import DESCRIBING
-from labkit.record.text import escaped, plain
+from labkit.text import escaped, plain
 from labkit.view import words
 from labkit.view.charts.bands import MANY, Line
 from labkit.view.charts.images import as_image

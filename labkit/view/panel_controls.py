@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from labkit.record.text import escaped
+from labkit.text import escaped
 from labkit.view.charts.bars import Bar, bars, key
 from labkit.view.live.tables import grid
 from labkit.write import Option

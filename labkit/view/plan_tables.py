@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from labkit.record.measured.peak import CATEGORIES, Peak
-from labkit.record.text import escaped, plain
-from labkit.record.units import gib
+from labkit.text import escaped, plain
+from labkit.text import gib
 from labkit.view import words
 from labkit.view.charts.bars import Bar, bars, key
 from labkit.view.live.tables import grid

@@ -14,9 +14,9 @@ from statistics import median
 from typing import Any
 
 from labkit.record import RunFolder, RunReader, State, read_state
-from labkit.record.files import read_text
-from labkit.record.python_source import read_source
-from labkit.record.text import escaped
+from labkit.files import read_text
+from labkit.files import read_source
+from labkit.text import escaped
 from labkit.view import words
 from labkit.view.charts.bands import columns
 from labkit.view.charts.images import as_image

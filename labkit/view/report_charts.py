@@ -12,7 +12,7 @@ from labkit.errors import LabError
 from labkit.record import RunReader
 from labkit.record.measured.metrics_file import finite
 from labkit.record.measured.spans import COMMUNICATION
-from labkit.record.text import plain
+from labkit.text import plain
 from labkit.view.charts.bands import MANY, Line, columns, outlier, ranges
 from labkit.view.charts.bars import Bar, bars, key
 from labkit.view.charts.svg import COLOURS, DASHES, Chart

@@ -17,7 +17,7 @@ from labkit.record import State
 from labkit.record.measured.glance import Glance, glance
 from labkit.record.measured.metric_names import is_lower_better, parted
 from labkit.record.measured.metrics_file import finite
-from labkit.record.text import escaped, plain
+from labkit.text import escaped, plain
 from labkit.view import words
 from labkit.view.charts.images import as_image
 from labkit.view.charts.spark import spark_svg, spark_text

@@ -12,7 +12,7 @@ from labkit.errors import LabError
 from labkit.record import RunFolder
 from labkit.record.measured.intervals import intersection, total, union
 from labkit.record.measured.spans import COMMUNICATION, COMPUTE, WAITING, Span, bubble, read_spans
-from labkit.record.text import plain
+from labkit.text import plain
 from labkit.view.charts.images import as_image
 from labkit.view.charts.timeline_figures import animated, still
 from labkit.view.charts.timeline_picture import picture

@@ -6,11 +6,11 @@ import math
 from typing import Any
 
 from labkit.record import RankHistory, RunFolder, RunReader, State
-from labkit.record.files import read_json
+from labkit.files import read_json
 from labkit.record.measured.metrics_file import finite, number
 from labkit.record.measured.reader import DESCRIBING
-from labkit.record.text import plain
-from labkit.record.units import gib
+from labkit.text import plain
+from labkit.text import gib
 
 __all__ = [
     "gib",

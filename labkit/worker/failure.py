@@ -11,9 +11,9 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from labkit.record.files import write_json
+from labkit.files import write_json
 from labkit.record.folder import RunFolder
-from labkit.record.text import first_line, shortened
+from labkit.text import first_line, shortened
 from labkit.worker.flight_recorder import record_collectives
 from labkit.worker.measures.memory import resident_set
 

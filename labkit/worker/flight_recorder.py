@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-from labkit.record.files import write_json
+from labkit.files import write_json
 from labkit.record.folder import RunFolder
 
 __all__ = ["record_collectives"]

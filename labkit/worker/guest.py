@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from types import FrameType
     from typing import Any
 
-    from labkit.record.rank_files import RankFile
+    from labkit.rank_files import RankFile
     from labkit.worker.recording import Recording
 
 importing: "Any" = sys.modules["_frozen_importlib"]
@@ -67,7 +67,7 @@ class Guest:
 
     def __init__(self, file: str, *words: str) -> None:
         self.labkit = main.__code__.co_filename.rpartition("/worker/")[0]  # the package's folder
-        self.files: Any = self._module("labkit.record.rank_files")
+        self.files: Any = self._module("labkit.rank_files")
         self.file, self.words, self.started_words = file, [*words], [*words[:2]]
         self.pid, self.agent, self.main_thread = os.getpid(), os.getppid(), _thread.get_ident()
         hidden = [*os.environ.get(self.files.HIDDEN, "").split(","), *filter(self._is_setting, os.environ)]

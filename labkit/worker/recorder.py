@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from labkit.record.rank_files import RankFile
+from labkit.rank_files import RankFile
 
 __all__ = ["Recorder"]
 

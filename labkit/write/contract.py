@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from labkit.errors import ScriptError
-from labkit.record.python_source import lines_of
+from labkit.files import lines_of
 from labkit.write.cells import Cell, has_main_guard
 from labkit.write.compose import library
 from labkit.write.source import cell_of, import_of

@@ -6,8 +6,8 @@ import stat
 from pathlib import Path
 
 from labkit.errors import ScriptError
-from labkit.record.files import LARGEST_BYTES
-from labkit.record.python_source import decoded
+from labkit.files import LARGEST_BYTES
+from labkit.files import decoded
 
 __all__ = ["read_file", "text_of"]
 

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 from labkit.arguments import Expected, checked
 from labkit.errors import ScriptError
-from labkit.record.files import is_a
+from labkit.files import is_a
 from labkit.write.cells import Cell, is_python, split_cells
 from labkit.write.compose import BYTES, compose, library, nearest, script_names
 from labkit.write.contract import aliased, as_cell, check_names, check_replacement, with_definition

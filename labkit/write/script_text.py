@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from labkit.record.python_source import decoded, encoded
+from labkit.files import decoded, encoded
 from labkit.write.cells import Cell
 
 __all__ = ["ScriptText"]

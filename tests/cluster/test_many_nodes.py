@@ -11,7 +11,7 @@ import pytest
 from cluster.namespaces import needs_hosts
 
 import labkit
-from labkit.record.files import read_json
+from labkit.files import read_json
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 

@@ -18,7 +18,7 @@ from faults.scene import assert_over, wait_for_step
 
 import labkit
 from labkit.launcher.stop import processes_of
-from labkit.record.files import read_json
+from labkit.files import read_json
 
 LAUNCHES = int(os.environ.get("LABKIT_SOAK", "100"))
 SEED = 20261121

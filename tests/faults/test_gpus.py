@@ -15,8 +15,8 @@ from faults.scene import assert_over, read, wait_for_step, wait_until
 import labkit
 from labkit.launcher import hardware as hardware_module
 from labkit.launcher import start
-from labkit.launcher.hardware import Gpu, hardware
-from labkit.launcher.link import preflight, short_run
+from labkit.hardware.machine import Gpu, hardware
+from labkit.link import preflight, short_run
 from labkit.launcher.locks.gpus import gpus_of
 from labkit.machine import Machine
 from labkit.write.launch_options import LaunchOptions

@@ -16,7 +16,7 @@ from faults.scene import assert_clean, wait_until
 import labkit
 from labkit.launcher.watch import programs
 from labkit.record import Identity, RunFolder
-from labkit.record.files import read_json
+from labkit.files import read_json
 
 SCRIPT = """
 import os, sys, time

@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 
 from labkit.errors import LaunchError
-from labkit.launcher.hardware import DRIVER_FILES, driver_version, hardware
+from labkit.hardware.machine import DRIVER_FILES, driver_version, hardware
 
 OUT = Path(os.environ.get("LABKIT_GPU_OUT") or Path(__file__).parents[2] / "build" / "gpu")
 SUITE_SECONDS = float(os.environ.get("LABKIT_GPU_SECONDS") or 540)

@@ -14,7 +14,7 @@ import pytest
 
 import labkit
 from labkit import Script
-from labkit.launcher.hardware import hardware
+from labkit.hardware.machine import hardware
 from labkit.record import RankHistory, RunReader
 
 GPUS = len(hardware().gpus)

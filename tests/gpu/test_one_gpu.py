@@ -32,7 +32,7 @@ from gpu.gpt2 import BATCH, gpt2
 
 import labkit
 from labkit.diagnosis.probes import nvml
-from labkit.launcher.hardware import hardware
+from labkit.hardware.machine import hardware
 
 GIB = 1 << 30
 PHASES = ["input", "forward", "backward", "optimizer", "communication"]

@@ -18,7 +18,7 @@ import labkit
 from labkit.cli import main
 from labkit.kaggle import follow
 from labkit.record import RunFolder, State, write_state
-from labkit.record.files import write_json
+from labkit.files import write_json
 from labkit.view.live.progress_line import read_progress_line
 
 pytest_plugins = ["integration.kaggle_stand_in"]  # its fixture `service`

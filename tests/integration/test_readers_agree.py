@@ -9,7 +9,7 @@ import pytest
 
 import labkit
 from labkit.record import RunReader
-from labkit.record.files import read_json
+from labkit.files import read_json
 from labkit.view import words
 
 START = """

@@ -19,8 +19,8 @@ from faults.scene import Kernel
 import labkit
 from labkit import LabError, LaunchError, RankFailedError, RunFolderError, ScriptError, Sweep
 from labkit.launcher import hardware as hardware_module
-from labkit.launcher.hardware import Gpu
-from labkit.record.files import read_json
+from labkit.hardware.machine import Gpu
+from labkit.files import read_json
 from labkit.sweeps.folder import RunIndex
 from labkit.sweeps.options import SweepOptions
 from labkit.sweeps.prepare import create

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import labkit
 from labkit import Script
-from labkit.lessons.other_devices import elsewhere
-from labkit.record.units import gib
+from labkit_labs.other_devices import elsewhere
+from labkit.text import gib
 
 
 def test_one_plan_for_each_device_answers_for_all_strategies(monkeypatch):
@@ -15,7 +15,7 @@ def test_one_plan_for_each_device_answers_for_all_strategies(monkeypatch):
         planned.append(options["device"])
         return labkit.plan(script, **options)
 
-    monkeypatch.setattr("labkit.lessons.other_devices.plan", counted)
+    monkeypatch.setattr("labkit_labs.other_devices.plan", counted)
     scripts = {name: Script.load(name, task="digits") for name in ("ddp", "fsdp")}
     shown = elsewhere(scripts, ["2xT4"], {"global_batch_size": 8}, "")
 

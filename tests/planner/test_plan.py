@@ -15,7 +15,7 @@ from strategies.matrix import IMAGES, script
 import labkit
 from labkit import Script
 from labkit.launcher.checks import release_of
-from labkit.launcher.hardware import hardware
+from labkit.hardware.machine import hardware
 from labkit.planner import constraints
 from labkit.planner.data_sheets import device_named
 from labkit.planner.layout import layout_of

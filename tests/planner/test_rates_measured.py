@@ -7,8 +7,8 @@ import pytest
 import labkit
 from labkit import Script
 from labkit.errors import LaunchError
-from labkit.launcher.hardware import hardware
-from labkit.launcher.link import bandwidth
+from labkit.hardware.machine import hardware
+from labkit.link import bandwidth
 from labkit.planner.layout import layout_of
 from labkit.planner.model.facts import facts_of
 from labkit.planner.speed import rates as rates_module

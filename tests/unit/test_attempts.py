@@ -18,7 +18,7 @@ from labkit.launcher.causes.failure_advice import disk_advice, fragmented, memor
 from labkit.launcher.torchrun import attempt_command
 from labkit.record import RunFolder, RunReader, State, read_state, write_state
 from labkit.record import files as files_module
-from labkit.record.files import write_json
+from labkit.files import write_json
 from labkit.record.folder import RESERVE_BYTES
 from labkit.record.measured.reader import rows
 from labkit.view.charts.svg import charts

@@ -14,7 +14,7 @@ import pytest
 
 import labkit
 from labkit.errors import LabError, LaunchError
-from labkit.launcher.hardware import Hardware, usable_cores
+from labkit.hardware.machine import Hardware, usable_cores
 from labkit.machine import Machine
 
 ID = re.compile(r"\d{8}T\d{6}Z-[A-Za-z0-9][A-Za-z0-9._-]{0,59}-[0-9a-f]{4}")

@@ -19,7 +19,7 @@ from labkit.launcher.checks import (
     check_torch,
     imports_in_doubt,
 )
-from labkit.launcher.hardware import Gpu, Hardware
+from labkit.hardware.machine import Gpu, Hardware
 from labkit.write import Script
 
 BATCH = Script.parse(

@@ -4,7 +4,7 @@ import math
 import pytest
 
 from labkit import LabError, Run
-from labkit.claims import Claims
+from labkit_labs.claims import Claims
 from labkit.record import RunFolder
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from labkit import Run, compare
 from labkit.record import RunFolder, list_runs
-from labkit.record.files import write_json
+from labkit.files import write_json
 from labkit.sweeps.folder import SweepFolder, SweepState
 from labkit.sweeps.results import Results
 from labkit.sweeps.view import sweep_html

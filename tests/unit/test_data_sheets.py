@@ -1,7 +1,7 @@
 import pytest
 
 from labkit.errors import LaunchError
-from labkit.launcher.hardware import Gpu, Hardware
+from labkit.hardware.machine import Gpu, Hardware
 from labkit.planner.data_sheets import DEVICES, device_named, devices_named, this_machine
 
 GIB = 1 << 30

@@ -24,10 +24,10 @@ from labkit.diagnosis.display import COLUMNS
 from labkit.diagnosis.facts import UNLIMITED, NotebookKernel, Process, TorchBuild, nvml_from_json
 from labkit.errors import LabError, LaunchError
 from labkit.launcher import hardware as hardware_module
-from labkit.launcher.hardware import ASKED_AGAIN, DRIVER_FILES, Gpu, driver_version, hardware, has_kernels
-from labkit.launcher.link.preflight import preflight, remembered
-from labkit.launcher.nvml import report
-from labkit.launcher.torch_wheels import install_for
+from labkit.hardware.machine import ASKED_AGAIN, DRIVER_FILES, Gpu, driver_version, hardware, has_kernels
+from labkit.link.preflight import preflight, remembered
+from labkit.hardware.nvml import report
+from labkit.hardware.torch_wheels import install_for
 from labkit.machine import Machine
 from labkit.planner.data_sheets import this_machine
 from labkit.record import container, session

@@ -14,7 +14,7 @@ import pytest
 import labkit
 from labkit.launcher.invisible import write_starting_files
 from labkit.record import RunFolder
-from labkit.record.rank_files import FOLDER, GUEST, HIDDEN, RankFile
+from labkit.rank_files import FOLDER, GUEST, HIDDEN, RankFile
 from labkit.worker.guest import as_json, first_word
 
 LABKIT = Path(labkit.__file__).parents[1]

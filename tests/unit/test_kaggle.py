@@ -26,8 +26,8 @@ from labkit.kaggle.kernel_files import MOST_BYTES, TWO_T4, build
 from labkit.kaggle.service import Status
 from labkit.kaggle.wheel import wheel
 from labkit.record import RunFolder, runs_root
-from labkit.record.files import write_json
-from labkit.record.session import RESERVED_SECONDS, seconds_left, seconds_to_train, working_folder
+from labkit.files import write_json
+from labkit.session import RESERVED_SECONDS, seconds_left, seconds_to_train, working_folder
 from labkit.view.live.terminal import StatusLine
 
 ROOT = Path(__file__).parents[2]

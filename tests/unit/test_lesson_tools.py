@@ -9,14 +9,14 @@ import xml.etree.ElementTree as ElementTree
 import pytest
 
 from labkit import LabError, Script
-from labkit.lessons import defined, draw
-from labkit.lessons.labs.broken_scripts import broken
-from labkit.lessons.labs.fine_tuning import adapter
-from labkit.lessons.labs.nodes import differing_words
-from labkit.lessons.labs.overlap import pauses, simulated, sleeping
-from labkit.lessons.labs.saving import copy_with_a_bit_flipped, lost, on_slow_disk
-from labkit.lessons.labs.sequences import divided, in_order, pairs, zigzag
-from labkit.lessons.labs.without_labkit import changed
+from labkit_labs import defined, draw
+from labkit_labs.labs.broken_scripts import broken
+from labkit_labs.labs.fine_tuning import adapter
+from labkit_labs.labs.nodes import differing_words
+from labkit_labs.labs.overlap import pauses, simulated, sleeping
+from labkit_labs.labs.saving import copy_with_a_bit_flipped, lost, on_slow_disk
+from labkit_labs.labs.sequences import divided, in_order, pairs, zigzag
+from labkit_labs.labs.without_labkit import changed
 from labkit.view.charts.svg import COLOURS
 
 TITLES = [*Script.load("ddp").cells]

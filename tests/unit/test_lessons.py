@@ -13,17 +13,17 @@ import pytest
 
 import labkit
 from labkit import LabError, Script
-from labkit.lessons import Lesson, defined, draw, sized
-from labkit.lessons.draw.charts.float_formats import FORMATS, limits
-from labkit.lessons.draw.over_ranks.mesh import groups
-from labkit.lessons.guesses import Guess
-from labkit.lessons.labs.experts import by_rank, routed, sleeping_experts
-from labkit.lessons.labs.pipelines import bubble, in_flight, measured, simulated
-from labkit.lessons.labs.slow_links import break_even, difference_curves, differences, timeline
-from labkit.lessons.labs.traffic import noting_bytes, sent_in_a_step
-from labkit.lessons.lesson import Score, _script
-from labkit.lessons.on_ranks import cells_text
-from labkit.lessons.other_devices import elsewhere
+from labkit_labs import Lesson, defined, draw, sized
+from labkit_labs.draw.charts.float_formats import FORMATS, limits
+from labkit_labs.draw.over_ranks.mesh import groups
+from labkit_labs.guesses import Guess
+from labkit_labs.labs.experts import by_rank, routed, sleeping_experts
+from labkit_labs.labs.pipelines import bubble, in_flight, measured, simulated
+from labkit_labs.labs.slow_links import break_even, difference_curves, differences, timeline
+from labkit_labs.labs.traffic import noting_bytes, sent_in_a_step
+from labkit_labs.lesson import Score, _script
+from labkit_labs.on_ranks import cells_text
+from labkit_labs.other_devices import elsewhere
 from labkit.record import RunFolder
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -270,7 +270,7 @@ def test_a_lessons_script_is_plain_pytorch_and_has_only_the_helpers_it_uses():
 def test_the_cells_of_ranks_are_never_imported():
     text = cells_text("cells")
     assert "import labkit" not in text
-    assert "labkit.lessons.on_ranks.cells" not in sys.modules
+    assert "labkit_labs.on_ranks.cells" not in sys.modules
     assert [*Script.parse(text).cells][-1] == "main"
 
 
@@ -286,7 +286,7 @@ def test_what_cannot_be_planned_says_why_in_its_row(monkeypatch):
     def refused(*_, **__):
         raise LabError("no such layout")
 
-    monkeypatch.setattr("labkit.lessons.other_devices.plan", refused)
+    monkeypatch.setattr("labkit_labs.other_devices.plan", refused)
     rows = elsewhere({"DDP": "ddp"}, ["2xT4"], {}, "")
     assert rows.rows == [{"": "DDP", "on": "2 × T4", "note": "no such layout"}]
     assert "planned, not run" in rows._repr_mimebundle_()["text/html"]

@@ -12,7 +12,7 @@ from many_hosts import many_hosts
 from rich.console import Console
 
 from labkit.record import RunReader, Series, State, files
-from labkit.record.files import write_json
+from labkit.files import write_json
 from labkit.record.measured import metrics_file
 from labkit.record.nodes import beat
 from labkit.run import attach

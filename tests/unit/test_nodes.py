@@ -18,10 +18,10 @@ from labkit.errors import LaunchError
 from labkit.launcher import hardware, node
 from labkit.launcher.causes import stacks
 from labkit.launcher.causes.several_nodes import conclusion
-from labkit.launcher.hardware import Gpu, GpusUnknownError, Hardware
+from labkit.hardware.machine import Gpu, GpusUnknownError, Hardware
 from labkit.launcher.locks import gpus
 from labkit.launcher.multinode import create, node_command, torchrun_of_node
-from labkit.launcher.network_interface import interface_of, own_address_towards, resolved
+from labkit.hardware.network import interface_of, own_address_towards, resolved
 from labkit.launcher.node import check_port, main
 from labkit.launcher.supervisor import Supervisor
 from labkit.launcher.torchrun import rank_environment
@@ -29,8 +29,8 @@ from labkit.launcher.watch import peers
 from labkit.launcher.watch.peers import Peer
 from labkit.launcher.watch.progress import Progress
 from labkit.record import Identity, Nodes, State, read_state, write_state
-from labkit.record.files import is_deleted, write_json
-from labkit.record.identity import HOST, host_name
+from labkit.files import is_deleted, write_json
+from labkit.host import HOST, host_name
 from labkit.record.nodes import beat, heard_nodes, is_heard, last_beat
 from labkit.record.state import merged
 from labkit.sweeps.devices import Room

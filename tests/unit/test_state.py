@@ -14,7 +14,7 @@ from labkit.launcher import stop as stopping
 from labkit.launcher.start import _supervisors
 from labkit.record import FINAL_STATES, Identity, RunFolder, State, read_state, write_state
 from labkit.record import state as state_module
-from labkit.record.files import write_json
+from labkit.files import write_json
 from labkit.record.nodes import record_starting_supervisor
 from labkit.view import words
 

@@ -12,7 +12,7 @@ from conftest import SCRIPTS
 
 from labkit.errors import LabError, LaunchError, RunFolderError
 from labkit.record import Identity, RunFolder, list_runs
-from labkit.record.files import write_json
+from labkit.files import write_json
 from labkit.record.stored_runs import unfinished_launches
 from labkit.sweeps.devices import chosen
 from labkit.sweeps.folder import Job, RunIndex, SweepFolder, SweepState, find_sweep

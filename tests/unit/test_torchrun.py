@@ -15,7 +15,7 @@ from labkit.launcher.torchrun import (
     torchrun_command,
 )
 from labkit.record import Nodes
-from labkit.record.rank_files import FOLDER, GUEST, HIDDEN, MARKER
+from labkit.rank_files import FOLDER, GUEST, HIDDEN, MARKER
 from labkit.write.launch_options import LaunchOptions
 
 LEFTOVERS = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 from labkit.diagnosis.detections import Diagnosis, detection
 from labkit.diagnosis.facts import Card, MachineFacts, Process
 from labkit.diagnosis.findings.wsl import is_wsl
-from labkit.record.units import gib
+from labkit.text import gib
 
 MOSTLY_FREE = 0.9
 SHOWN = 4

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 
 from labkit.diagnosis.detections import Diagnosis, detection
 from labkit.diagnosis.facts import MachineFacts
-from labkit.launcher.hardware import ASKED_AGAIN, FP8, Gpu, without_kernels
-from labkit.launcher.torch_wheels import install_for
+from labkit.hardware.machine import ASKED_AGAIN, FP8, Gpu, without_kernels
+from labkit.hardware.torch_wheels import install_for
 from labkit.planner.data_sheets import OUTSIDE_TENSORS
-from labkit.record.units import gib
+from labkit.text import gib
 
 FLASH = (8, 0)
 OLDEST_WITH_ALL_WHEELS = (7, 5)  # NVML, asked without torch, does not tell what the GPUs can do

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from labkit.diagnosis.detections import Diagnosis, detection
 from labkit.diagnosis.facts import MachineFacts
-from labkit.record.session import before_saving
-from labkit.record.units import gib
+from labkit.session import before_saving
+from labkit.text import gib
 from labkit.view import words
 
 SAVED = 20_000_000_000  # bytes of /kaggle/working

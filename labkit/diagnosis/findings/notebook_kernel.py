@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from labkit.diagnosis.detections import Diagnosis, detection
 from labkit.diagnosis.facts import MachineFacts
-from labkit.record.units import gib
+from labkit.text import gib
 
 
 @detection

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from labkit.diagnosis.detections import Diagnosis, detection
 from labkit.diagnosis.facts import UNLIMITED, MachineFacts
-from labkit.record.units import gib
+from labkit.text import gib
 
 LITTLE_DISK = 2 << 30
 SMALL_SHM = 1 << 30

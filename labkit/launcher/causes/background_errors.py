@@ -17,8 +17,8 @@ from pathlib import Path
 from labkit.launcher.causes.evidence import Evidence
 from labkit.launcher.causes.explain import COLLATERAL, find_cause
 from labkit.record import RunFolder
-from labkit.record.files import in_parallel, opened
-from labkit.record.text import first_line
+from labkit.files import in_parallel, opened
+from labkit.text import first_line
 
 __all__ = ["background_errors"]
 

@@ -10,9 +10,9 @@ from typing import Any
 
 from labkit.launcher.causes.flight_record import Call, calls_of
 from labkit.record import Nodes, RankHistory, RunFolder, Tail
-from labkit.record.files import in_parallel, opened, read_json
-from labkit.record.python_source import read_source
-from labkit.record.text import last_line, shortened
+from labkit.files import in_parallel, opened, read_json
+from labkit.files import read_source
+from labkit.text import last_line, shortened
 from labkit.write import Script
 
 __all__ = ["CLOSED_BY_TORCHRUN", "LAST_WORDS_BYTES", "Evidence", "tail_text"]

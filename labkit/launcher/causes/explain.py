@@ -16,8 +16,8 @@ from labkit.launcher.causes.node_loss import agent_killed, gone, parted
 from labkit.launcher.causes.signals import killed, killer, signal_name
 from labkit.record import RunFolder
 from labkit.record.measured.metrics_file import end_record, number
-from labkit.record.text import first_line, last_line
-from labkit.record.units import gib
+from labkit.text import first_line, last_line
+from labkit.text import gib
 
 __all__ = ["explain", "find_cause", "own_failures"]
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from labkit.record import RankHistory, RunFolder
 from labkit.record.measured.metrics_file import number
-from labkit.record.units import gib
+from labkit.text import gib
 from labkit.write import Script, extra_options, options_of
 
 __all__ = ["BLOCKING", "EXPANDABLE", "disk_advice", "fragmented", "memory_advice", "memory_in_words"]

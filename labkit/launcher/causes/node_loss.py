@@ -12,7 +12,7 @@ from typing import Any
 
 from labkit.launcher.causes.evidence import Evidence
 from labkit.launcher.causes.signals import signal_name
-from labkit.record.files import in_parallel
+from labkit.files import in_parallel
 from labkit.record.nodes import Nodes, last_beat
 
 __all__ = ["MEETING_SECONDS", "agent_killed", "gone", "missing", "parted"]

@@ -11,9 +11,9 @@ from labkit.launcher.causes.evidence import Evidence, tail_text
 from labkit.launcher.causes.failure_advice import BLOCKING, memory_advice
 from labkit.launcher.causes.stacks import crash_frames
 from labkit.record import RankHistory, RunFolder
-from labkit.record.files import read_json
+from labkit.files import read_json
 from labkit.record.measured.metrics_file import finite, number
-from labkit.record.units import gib
+from labkit.text import gib
 
 __all__ = ["killed", "killer", "oom_kills", "signal_name"]
 

@@ -21,10 +21,10 @@ import psutil
 
 from labkit.launcher.stop import processes_of
 from labkit.record import Nodes, RunFolder
-from labkit.record.files import in_parallel, read_json, write_json
+from labkit.files import in_parallel, read_json, write_json
 from labkit.record.measured.metrics_file import end_record
 from labkit.record.nodes import is_on_this_host
-from labkit.record.rank_files import DUMP_SIGNAL
+from labkit.rank_files import DUMP_SIGNAL
 from labkit.record.state import supervisor_is_elsewhere
 
 __all__ = ["Frame", "RankStack", "ask", "crash_frames"]

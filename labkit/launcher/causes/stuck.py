@@ -15,8 +15,8 @@ from labkit.launcher.causes.background_errors import background_errors
 from labkit.launcher.causes.flight_record import absent, calls_of, disagreement, mutual_waiting, waits_in
 from labkit.launcher.causes.stacks import RankStack, ask, threads
 from labkit.record import RunFolder
-from labkit.record.python_source import lines_of, read_source
-from labkit.record.text import escaped, in_lines, plain
+from labkit.files import lines_of, read_source
+from labkit.text import escaped, in_lines, plain
 from labkit.write import Script
 
 __all__ = ["Stacks", "explain", "look_at"]

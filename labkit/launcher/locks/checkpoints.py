@@ -11,7 +11,7 @@ from pathlib import Path
 
 from labkit.errors import LaunchError
 from labkit.record import RunFolder, read_state
-from labkit.record.files import read_json
+from labkit.files import read_json
 
 __all__ = ["lock_checkpoints", "run_that_saves_to", "unlock_checkpoints"]
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 
 from labkit.errors import LaunchError
-from labkit.launcher.hardware import GpusUnknownError, Hardware, torch_report
+from labkit.hardware.machine import GpusUnknownError, Hardware, torch_report
 from labkit.launcher.stop import supervised
 from labkit.record import RunFolder
 from labkit.record.state import read_state

@@ -17,7 +17,7 @@ from labkit.launcher.torchrun import TORCHRUN
 from labkit.launcher.warm import ranks
 from labkit.launcher.warm.become import Become
 from labkit.launcher.warm.proc import can_show, show_command, show_variables
-from labkit.record.rank_files import MARKER, NODE_MARKER
+from labkit.rank_files import MARKER, NODE_MARKER
 
 __all__ = ["ForkedTorchrun", "import_torchrun", "leave"]
 

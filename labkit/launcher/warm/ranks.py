@@ -21,7 +21,7 @@ from labkit.launcher.invisible import guest_code
 from labkit.launcher.warm.become import Become
 from labkit.launcher.warm.messages import receive, send
 from labkit.launcher.warm.proc import show_command, show_variables
-from labkit.record.rank_files import MARKER, NODE_MARKER
+from labkit.rank_files import MARKER, NODE_MARKER
 
 __all__ = ["Child", "close_others", "import_guest", "prepare"]
 

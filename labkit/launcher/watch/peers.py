@@ -6,10 +6,10 @@ import time
 from contextlib import suppress
 from typing import Any
 
-from labkit.launcher.network_interface import is_loopback
+from labkit.hardware.network import is_loopback
 from labkit.record import Identity, RunFolder, State
-from labkit.record.files import read_json, refresh
-from labkit.record.identity import boot_id
+from labkit.files import read_json, refresh
+from labkit.host import boot_id
 from labkit.record.nodes import last_beat, supervisor_of
 from labkit.record.state import written_state
 

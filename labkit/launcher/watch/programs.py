@@ -14,8 +14,8 @@ import psutil
 
 from labkit.launcher.rank_processes import Work, command_in_words, is_alive, ranks_of
 from labkit.record import Identity, RunFolder
-from labkit.record.files import read_json
-from labkit.record.rank_files import HEARTBEAT_BYTES
+from labkit.files import read_json
+from labkit.rank_files import HEARTBEAT_BYTES
 
 __all__ = ["Programs"]
 

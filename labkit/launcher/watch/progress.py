@@ -8,7 +8,7 @@ from typing import Any
 from labkit.launcher.causes.evidence import CLOSED_BY_TORCHRUN, tail_text
 from labkit.launcher.rank_processes import named_ranks
 from labkit.record import RunFolder
-from labkit.record.files import in_parallel, read_json
+from labkit.files import in_parallel, read_json
 from labkit.record.measured.metrics_file import Tail, end_record
 
 __all__ = ["SURVIVOR_SECONDS", "Closing", "FirstRank", "Progress"]

@@ -24,7 +24,7 @@ from typing import IO, Any, NamedTuple
 
 from labkit.errors import LabError, LaunchError
 from labkit.planner.model.answers import Answers
-from labkit.record.text import plain
+from labkit.text import plain
 
 __all__ = ["FORKS", "Unplannable", "ask", "asking", "close"]
 

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from labkit.errors import LaunchError
-from labkit.launcher.hardware import Hardware, hardware
-from labkit.launcher.link.bandwidth import KINDS, CollectiveTime, Link
-from labkit.launcher.link.short_run import load, machine_key, short_run, store
+from labkit.hardware.machine import Hardware, hardware
+from labkit.link.bandwidth import KINDS, CollectiveTime, Link
+from labkit.link.short_run import load, machine_key, short_run, store
 from labkit.planner.data_sheets import Device
 from labkit.planner.layout import able_to
 from labkit.planner.model.facts import ModelFacts

@@ -16,7 +16,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from labkit.record.files import in_parallel, read_json, read_text, write_json
+from labkit.files import in_parallel, read_json, read_text, write_json
 from labkit.record.folder import RunFolder, slug
 from labkit.record.hosts import HostHistory
 from labkit.record.measured.metrics_file import LATEST_SECONDS, Tail, finite

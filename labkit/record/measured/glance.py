@@ -14,7 +14,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from labkit.record.files import opened
+from labkit.files import opened
 from labkit.record.folder import RunFolder
 from labkit.record.measured.metric_names import is_evaluated, is_lower_better
 from labkit.record.measured.metrics_file import decoded, finite, number

@@ -40,7 +40,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from labkit.record.files import opened
+from labkit.files import opened
 
 __all__ = ["Tail", "decoded", "end_record"]
 

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from labkit.record.measured.peak import CATEGORIES
-from labkit.record.text import escaped
-from labkit.record.units import gib
+from labkit.text import escaped
+from labkit.text import gib
 from labkit.view.charts.svg import COLOURS
 
 __all__ = ["CATEGORY_COLOURS", "LIMIT_COLOUR", "Bar", "bars", "key"]

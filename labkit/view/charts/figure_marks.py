@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from labkit.record.text import escaped
+from labkit.text import escaped
 
 __all__ = [
     "BREAK",

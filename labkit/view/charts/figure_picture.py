@@ -10,7 +10,7 @@ from collections import defaultdict
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
-from labkit.record.text import escaped
+from labkit.text import escaped
 from labkit.view.charts.figure_axes import Axis
 from labkit.view.charts.figure_marks import (
     BREAK,

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
-from labkit.record.text import escaped
+from labkit.text import escaped
 from labkit.view.charts.bars import CATEGORY_COLOURS, LIMIT_COLOUR, Bar
 from labkit.view.charts.run_figures import finished, memory_unit
 from labkit.view.charts.svg import COLOURS

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from labkit.record import RunReader
-from labkit.record.text import escaped
+from labkit.text import escaped
 from labkit.view.charts.bands import Line
 from labkit.view.charts.images import BOTH_THEMES
 from labkit.view.charts.svg import COLOURS

@@ -17,7 +17,7 @@ from statistics import median
 from typing import Any, TypeVar
 
 from labkit.record.measured.series import Point
-from labkit.record.text import escaped
+from labkit.text import escaped
 from labkit.view.charts.bands import CELLS, MANY, Column, Grid, Line, band, columns, path, ranges, thinned
 
 __all__ = ["COLOURS", "DASHES", "HIGH", "Chart", "are_banded", "charts", "clock", "dot"]

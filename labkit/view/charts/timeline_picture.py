@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 
 from labkit.record.measured.spans import COMMUNICATION, Span
-from labkit.record.text import escaped
+from labkit.text import escaped
 from labkit.view.charts.timeline_figures import IDLE, KIND_COLOURS
 
 __all__ = ["picture"]

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from labkit.record import RunFolder, RunReader, State
-from labkit.record.text import escaped
+from labkit.text import escaped
 from labkit.view.frontend import notebook_shell
 from labkit.view.live.page import run_html
 from labkit.view.live.reach_controls import ReachControls, Reached

@@ -7,10 +7,10 @@ from functools import lru_cache
 from typing import Any
 
 from labkit.record import RunFolder, RunReader, State
-from labkit.record.files import read_json
+from labkit.files import read_json
 from labkit.record.left_running import left_running
 from labkit.record.measured.fold import NodeFolds
-from labkit.record.text import escaped, first_line, in_lines, plain
+from labkit.text import escaped, first_line, in_lines, plain
 from labkit.view import words
 from labkit.view.charts.bands import MANY
 from labkit.view.live.by_host import by_host

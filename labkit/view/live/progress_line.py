@@ -8,7 +8,7 @@ import re
 from typing import Any
 
 from labkit.record import RunReader, State
-from labkit.record.text import plain
+from labkit.text import plain
 from labkit.view import words
 
 __all__ = ["progress_line", "read_progress_line"]

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
-from labkit.record.text import escaped
+from labkit.text import escaped
 
 if TYPE_CHECKING:
     import pandas as pd

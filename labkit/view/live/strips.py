@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from statistics import median
 
 from labkit.record import Series
-from labkit.record.text import escaped
+from labkit.text import escaped
 from labkit.view.charts.bands import CELLS, Column, columns
 from labkit.view.live.by_host import names_of, ranges
 

@@ -9,7 +9,7 @@ from statistics import median
 from labkit.record import RankHistory, RunReader
 from labkit.record.folder import slug
 from labkit.record.hosts import HostHistory
-from labkit.record.text import escaped, plain
+from labkit.text import escaped, plain
 from labkit.view import words
 from labkit.view.charts.bands import MANY
 from labkit.view.charts.svg import dot

@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Any
 
 from labkit.record import RunReader, State
-from labkit.record.text import plain
+from labkit.text import plain
 from labkit.view import words
 from labkit.view.charts.spark import spark_text
 from labkit.view.live.log_tail import tail_of_log

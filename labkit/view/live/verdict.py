@@ -12,7 +12,7 @@ from functools import cached_property
 from statistics import median
 
 from labkit.record import RankHistory, RunReader
-from labkit.record.units import gib
+from labkit.text import gib
 from labkit.view.live.by_host import by_host, names_of, ranges, watched
 from labkit.view.live.learning import learning, training_loss
 from labkit.view.words import seconds

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from labkit.record.container import memory_limit
-from labkit.record.rank_files import RankFile
+from labkit.hardware.machine import memory_limit
+from labkit.rank_files import RankFile
 
 __all__ = ["allocator", "computing_device", "held_by", "host_memory", "optimizers", "resident_set"]
 

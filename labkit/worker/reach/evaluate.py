@@ -23,7 +23,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from labkit.record.text import shortened
+from labkit.text import shortened
 from labkit.worker.reach import quantities
 
 __all__ = ["evaluate", "execute", "name_of", "names_around", "value_of"]

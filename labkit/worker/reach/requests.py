@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from labkit.record.files import read_json, write_json
+from labkit.files import read_json, write_json
 from labkit.record.folder import RunFolder
 from labkit.record.requests import Decision, RequestFolder, is_only_writable_by
 from labkit.worker.reach.breakpoint import Breakpoint

@@ -45,7 +45,7 @@ from labkit.planner.model.fake.fakes import (
 )
 from labkit.planner.model.fake.time_steps import skip_steps
 from labkit.planner.model.samples import longest
-from labkit.record.python_source import lines_of
+from labkit.files import lines_of
 from labkit.write import Script
 from labkit.write.compose import library
 

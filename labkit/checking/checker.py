@@ -1,0 +1,107 @@
+"""Finds mistakes that hang, corrupt or slow distributed training by static analysis; the script is never run."""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import overload
+
+from labkit.checking.findings import KINDS, Finding, Findings
+from labkit.checking.migration import Migration, compared
+from labkit.checking.register import RULES
+from labkit.checking.rules import (  # noqa: F401  (each registers its rules)
+    ending,
+    hanging,
+    hard_coded,
+    hugging_face,
+    numerics,
+    outdated,
+    sampling,
+    saving,
+    speed,
+    splitting,
+    wrapping,
+)
+from labkit.checking.source import Piece, Source, explain, read
+from labkit.checking.syntax.nodes import position
+from labkit.checking.syntax.tree import Around, Tree
+from labkit.errors import ScriptError
+from labkit.write import Script
+
+__all__ = ["KINDS", "RULES", "Finding", "Findings", "check"]
+
+IGNORED = re.compile(r"#\s*labkit:\s*ignore\[([\w\s,-]+)\]")
+
+
+@overload
+def check(script: Script | str | os.PathLike[str]) -> Findings: ...
+@overload
+def check(script: Script | str | os.PathLike[str], after: Script | str | os.PathLike[str]) -> Migration: ...
+def check(
+    script: Script | str | os.PathLike[str], after: Script | str | os.PathLike[str] | None = None
+) -> Findings | Migration:
+    """Find mistakes in a script that hang, corrupt or slow down distributed training, each with line, reason and fix.
+
+    `script` is a Script, the name of one of labkit's own ("ddp"), or the path of any training script, notebook (its
+    code cells and its `%%writefile` cells) or Markdown page (its Python blocks). It is read and never run. With
+    `after`, the two are compared as a migration, for example from DDP to FSDP: what changed, and what was forgotten. A
+    comment `# labkit: ignore[rule]` silences a rule on its line.
+
+    Raises ScriptError if one of them cannot be read or is not Python.
+    """
+    if after is not None:
+        before_source, after_source = read(script), read(after)
+        before_trees, after_trees = _trees(before_source), _trees(after_source)
+        findings = _all_findings(before_source, before_trees), _all_findings(after_source, after_trees)
+        return compared(before_trees, after_trees, *findings)
+    source = read(script)
+    return _all_findings(source, _trees(source))
+
+
+def _trees(source: Source) -> list[tuple[Piece, Tree]]:
+    """All pieces, parsed. Fragments that are not Python are skipped; each fragment knows the others' wrappers."""
+    trees = []
+    for piece in source.pieces:
+        try:
+            trees.append(
+                (piece, Tree(piece.text, says=source.says, is_fragment=piece.is_fragment, location=piece.location))
+            )
+        except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+            if not piece.is_fragment:
+                raise ScriptError(explain(error, source, piece)) from None
+    if sum(piece.is_fragment for piece, _ in trees) > 1:
+        around = Around(
+            frozenset(wrap.strategy for _, tree in trees for wrap in tree.wraps),
+            frozenset(name for _, tree in trees for wrap in tree.wraps for name in wrap.names),
+        )
+        for _, tree in trees:
+            tree.around = around
+    return trees
+
+
+def _all_findings(source: Source, trees: list[tuple[Piece, Tree]]) -> Findings:
+    findings = [finding for piece, tree in trees for finding in _findings(source, piece, tree)]
+    findings.sort(key=lambda finding: (finding.cell or 0, finding.line, finding.rule))
+    note = source.note or ("it contains no Python" if not trees else "")
+    return Findings(findings, source.name, source.path, note)
+
+
+def _findings(source: Source, piece: Piece, tree: Tree) -> list[Finding]:
+    findings: dict[tuple[str, int], Finding] = {}
+    for rule in RULES.values():
+        for node, message in () if rule.kind == "slow" and tree.is_a_test else rule.looks(tree):
+            line = position(node)[0]
+            if (rule.slug, line) in findings or _is_ignored(tree, node, rule.slug):
+                continue
+            cell, at = piece.place(line)
+            findings[rule.slug, line] = Finding(
+                rule.slug, rule.kind, at, message, rule.why, rule.fix, source.name, cell, tree.lines[line - 1]
+            )
+    return list(findings.values())
+
+
+def _is_ignored(tree: Tree, node: object, slug: str) -> bool:
+    """Whether a comment ignores the rule on the finding's first or last line."""
+    lines = {getattr(node, "lineno", 1), getattr(node, "end_lineno", 1)}
+    comments = (IGNORED.search(tree.lines[line - 1]) for line in lines if line <= len(tree.lines))
+    return any(slug in re.split(r"[\s,]+", comment[1]) for comment in comments if comment)

@@ -1,0 +1,201 @@
+"""A plan: the predicted memory per rank and step time of a training run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Any
+
+from labkit.errors import LaunchError
+from labkit.launcher.checks import release_of
+from labkit.planner.advice import Advice
+from labkit.planner.candidate import MARGIN, unfit
+from labkit.planner.data_sheets import Device
+from labkit.planner.layout import Layout, layout_of
+from labkit.planner.memory.peak import SHARDED
+from labkit.planner.memory.peak import peak as peak_of
+from labkit.planner.model.facts import ModelFacts
+from labkit.planner.overview import bar_of
+from labkit.planner.scaling import break_even_curve, scaling_curves
+from labkit.planner.speed.speed_model import SpeedModel
+from labkit.planner.speed.step_time import StepTime
+from labkit.record.measured.peak import Peak
+from labkit.text import gib
+from labkit.view.charts.bars import Bar
+from labkit.view.charts.images import as_image
+from labkit.view.charts.plan_figures import break_even, memory_planned, scaling_planned
+from labkit.view.plan_tables import plan_html, plan_text
+from labkit.write import Script
+
+if TYPE_CHECKING:
+    from plotly.graph_objects import Figure
+
+__all__ = ["Plan"]
+
+MOST_RANKS_WRITTEN = 64
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The result of `labkit.plan`. It displays itself; `labkit.launch(plan)` runs it and stores the prediction with the
+    run.
+
+    `formulas` and `rehearsed` are two independent predictions of the peak of rank `rank`, the one that holds the most;
+    None if that failed, as `problems` explains. If both failed, `states` has the bytes of parameters, gradients and
+    optimizer state only.
+    """
+
+    script: Script
+    path: str  # of the script's file; "" unless it is the user's own
+    ranks: int
+    parameters: Mapping[str, Any]
+    device: Device
+    layout: Layout
+    rank: int
+    facts: ModelFacts | None
+    formulas: Peak | None
+    rehearsed: Peak | None
+    states: Mapping[str, int] | None
+    advice: Advice | None
+    problems: tuple[str, ...]
+
+    @property
+    def peaks(self) -> dict[str, Peak]:
+        """The peaks by method: "formulas" and "rehearsed"."""
+        peaks = {"formulas": self.formulas, "rehearsed": self.rehearsed}
+        return {name: peak for name, peak in peaks.items() if peak}
+
+    @property
+    def bytes(self) -> int | None:
+        """The peak of the rank that holds the most, from the method with the larger result, or from the rehearsal if
+        the formulas treat the model as one unit."""
+        if self.rehearsed and self.facts and self.facts.layers:
+            return self.rehearsed.bytes
+        return max((peak.bytes for peak in self.peaks.values()), default=None)
+
+    @property
+    def fits(self) -> bool | None:
+        """Whether the peak fits into a rank's share of the device; None if unknown."""
+        usable = self.device.usable_by(self.ranks)
+        if unfit(self.device, self.layout):
+            return False
+        if self.bytes is not None:
+            return self.bytes <= usable
+        # only labkit's strategies have a known division of states
+        return False if self.layout.strategy and self.states and sum(self.states.values()) > usable else None
+
+    @property
+    def step(self) -> StepTime | None:
+        """Duration of an optimizer step; None if the device's speed is unknown."""
+        return self.advice.requested.step if self.advice else None
+
+    def figures(self) -> dict[str, Figure]:
+        """Plotly figures by name: "memory", "scaling" (tokens/s over ranks) and "break-even" (the speed-up from a
+        second device). Figures without data are left out."""
+        rows = [*(bar_of(row) for row in self.advice.rows)] if self.advice else []
+        name, shown = self.layout.strategy or self.script.name, self.advice.requested.peak if self.advice else None
+        rows[1:1] = [Bar(name, peak.categories, source=how) for how, peak in self.peaks.items() if peak is not shown]
+        if not rows:
+            return {}
+        figures = {"memory": memory_planned(rows, self.device.usable_by(self.ranks), self.device.name)}
+        if self.advice is None or self.facts is None:
+            return figures
+        speed_model = SpeedModel(self.script, self.facts, self.device, self.ranks, self.parameters)
+        if curves := scaling_curves(self.advice.rows, speed_model):
+            figures["scaling"] = scaling_planned(curves, self.device.box, self.device.name)
+        if points := break_even_curve(self.layout, speed_model):
+            figures["break-even"] = break_even(points)
+        return figures
+
+    def record(self) -> dict[str, Any]:
+        """The record that is written into a run's folder before the run starts."""
+        step, facts = self.step, self.facts
+        ranks = range(min(self.ranks, MOST_RANKS_WRITTEN)) if self.formulas else ()
+        peaks = {rank: peak_of(facts, self.layout, rank, on_gpu=not self.device.shared) for rank in ranks if facts}
+        return {
+            "format": 1,
+            "made": datetime.now(UTC).isoformat(timespec="milliseconds"),
+            "device": self.device.name,
+            "nodes": self.device.nodes,
+            "framework": self.device.outside,
+            "formulas": {str(rank): peak._asdict() for rank, peak in peaks.items()},
+            "rehearsed": {str(self.rank): self.rehearsed._asdict()} if self.rehearsed else {},
+            "step_seconds": [step.seconds, step.low, step.high] if step else None,
+            "assumed": list(step.assumed) if step else [],
+            "problems": list(self.problems),
+        }
+
+    def launched_with(self, nproc_per_node: int | str, more: Mapping[str, Any]) -> dict[str, Any]:
+        """The launch parameters: the plan's, plus others that do not affect it, such as steps=100.
+
+        Raises LaunchError if the launch would differ from the plan.
+        """
+        parameters = {**self.parameters, **more}
+        if self.device.nodes > 1:
+            raise LaunchError(
+                f"this plan is for {self.device.nodes} hosts with {self.device.box} ranks each, but a plan can be "
+                "launched on one host only; pass the script, its parameters and the hosts to launch or submit"
+            )
+        same = nproc_per_node in ("auto", self.ranks) and layout_of(self.script, self.ranks, parameters) == self.layout
+        if not same:
+            ranks = {} if nproc_per_node == "auto" else {"nproc_per_node": nproc_per_node}
+            requested = ", ".join(f"{name}={value!r}" for name, value in {**ranks, **more}.items())
+            raise LaunchError(
+                f"this plan is for {self.ranks} ranks with {self._parameters() or 'the defaults'}, not {requested}; "
+                "make another with labkit.plan"
+            )
+        return parameters
+
+    def _parameters(self) -> str:
+        return ", ".join(f"{name}={value!r}" for name, value in self.parameters.items())
+
+    def __str__(self) -> str:
+        verdict, rows, assumed = self._texts()
+        return plan_text(verdict, self.peaks, rows, assumed)
+
+    __repr__ = __str__
+
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
+        verdict, rows, assumed = self._texts()
+        requested = self.advice.requested.strategy if self.advice else ""
+        drawn = [bar_of(row, chosen=row.strategy == requested) for row in (self.advice.rows if self.advice else ())]
+        limit = self.device.usable_by(self.ranks)
+        html = plan_html(verdict, self.peaks, rows, assumed, drawn, limit, self.device.name)
+        return {"text/plain": str(self), "text/html": as_image(html)}
+
+    def _texts(self) -> tuple[list[str], list[dict[str, str]], list[str]]:
+        verdict = list(self.advice.sentences) if self.advice else []
+        if self.advice and self.step is None and self.device.is_this_machine:
+            verdict.append("To measure the step time on this machine, use labkit.plan(…, measure=True) or --measure.")
+        problems = [f"{problem[:1].upper()}{problem[1:]}." for problem in self.problems]
+        if not self.peaks:
+            verdict = problems + verdict
+        else:
+            workspaces = f"{gib(self.device.cublas_workspaces)} of workspaces for matrix products"
+            on_gpu = f"the driver's context, the buffers of collectives and {workspaces}, assumed"
+            what = "Python and torch" if self.device.shared else on_gpu
+            verdict.append(
+                f"{gib(self.device.usable_by(self.ranks))} are left for each rank after the framework's "
+                f"{gib(self.device.outside)} ({what})."
+            )
+        if self.states:
+            each = ", ".join(f"{name} {gib(size)}" for name, size in self.states.items())
+            verdict.append(
+                f"A rank needs {gib(sum(self.states.values()))} of {gib(self.device.usable_by(self.ranks))} for its "
+                f"states alone ({each}); its activations need more, but that is unknown."
+            )
+        verdict += problems if self.peaks else []
+        rows = [row.row() for row in self.advice.rows] if self.advice else []
+        steps = [row.step for row in self.advice.rows if row.step] if self.advice else []
+        assumed = list(dict.fromkeys(text for step in steps for text in step.assumed))
+        if self.layout.strategy in (*SHARDED, "pipeline") and release_of(version("torch")) < (2, 15):
+            what = "a pipeline" if self.layout.strategy == "pipeline" else "gathered parameters"
+            assumed.append(f"buffers are freed as in torch {version('torch')}; 2.15 frees those of {what} earlier")
+        if self.peaks and not self.device.shared:
+            assumed.append(
+                "the plan has neither the workspaces of convolutions, which depend on the algorithms chosen, nor what "
+                f"torch's allocator loses by rounding and fragmentation: leave {MARGIN:.0%} for them"
+            )
+        return verdict, rows, assumed

@@ -1,0 +1,73 @@
+"""Makes untrusted text safe to display: output of ranks, file names, shared folders. The single place that does it."""
+
+from __future__ import annotations
+
+import re
+
+__all__ = ["escaped", "first_line", "gib", "in_lines", "last_line", "plain", "shortened"]
+
+# Terminal escape sequences for colors and cursor movements, and other control characters.
+ANSI = re.compile(r"\x1b(\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(\x07|\x1b\\)?|.)")
+CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+LONGEST = 10_000  # characters
+LONGEST_LINE = 500
+
+
+def plain(text: str) -> str:
+    """Text as a terminal would finally show it: no color codes, no overwritten progress bars."""
+    if text.isprintable():
+        return text
+    text = ANSI.sub("", text.replace("\r\n", "\n")).encode("utf-8", "replace").decode()
+    return "\n".join(CONTROL.sub("�", line.rstrip("\r").rsplit("\r", 1)[-1]) for line in text.split("\n"))
+
+
+def escaped(text: str) -> str:
+    """`plain(text)` as HTML, for an element's content or an attribute's value."""
+    import html  # ranks use this module: a script may have a module of that name
+
+    return html.escape(plain(text), quote=True)
+
+
+def in_lines(notice: str) -> str:
+    """A notice about ranks as HTML: what is wrong, then where each rank is, on a line of its own; code as code."""
+    parts = re.split("`([^`]*)`", notice)
+    parts[::2] = ["\0".join(map(escaped, re.split(r"; |\. (?=Ranks? )", text))) for text in parts[::2]]
+    parts[1::2] = [f"<code>{escaped(code)}</code>" for code in parts[1::2]]
+    first, *ranks = "".join(parts).split("\0")
+    return f"<b>{first}</b>" + "".join(f"<div>{rank[:1].upper()}{rank[1:]}</div>" for rank in ranks)
+
+
+def shortened(text: str, longest: int = LONGEST) -> str:
+    """A text of more than `longest` characters shortened to its start, its length and its end."""
+    if len(text) <= longest:
+        return text
+    gap = f"\n[… {len(text):,} characters in total …]\n"
+    half = (longest - len(gap)) // 2
+    return text[:half] + gap + text[-half:]
+
+
+def first_line(text: str) -> str:
+    """The first line that contains a word, and the next one if it ends with a colon; at most 500 characters."""
+    lines = [line.strip() for line in text.splitlines() if re.search(r"\w", line)]
+    return _cut(" ".join(lines[: 2 if lines and lines[0].endswith(":") else 1]))
+
+
+def last_line(text: str) -> str:
+    """The last line that contains a word, which skips rules such as those around torchrun's summary."""
+    return _cut(next((line.strip() for line in reversed(text.splitlines()) if re.search(r"\w", line)), ""))
+
+
+def _cut(line: str) -> str:
+    return line if len(line) <= LONGEST_LINE else f"{line[:LONGEST_LINE]}…"
+
+
+def gib(size: float | None) -> str:
+    """Bytes as GiB, smaller sizes as MiB, KiB or bytes."""
+    if size is None:
+        return "n/a"
+    if size == 0:
+        return "0"
+    for unit, digits, name in ((2**30, 2, "GiB"), (2**20, 1, "MiB"), (2**10, 1, "KiB")):
+        if size >= unit:
+            return f"{size / unit:,.{digits}f} {name}"
+    return f"{size:.0f} B"

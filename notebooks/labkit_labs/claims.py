@@ -1,0 +1,214 @@
+"""Claims that can be wrong: a number predicted before a run, the measured number, and the difference."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, Self
+
+from labkit.errors import LabError
+from labkit.files import write_json
+from labkit.record.folder import slug
+from labkit.record.stored_runs import runs_root
+from labkit.text import plain
+from labkit.text import gib
+from labkit.run import Run
+from labkit.view import words
+from labkit.view.live.tables import grid
+from labkit.view.plan_tables import aligned
+
+__all__ = ["Claim", "Claims", "amount"]
+
+WAYS = ("equals", "at least", "at most")
+ARTICLES = (
+    "article: what an article on distributed training says; docs/articles/claims.md has their titles and all claims."
+)
+
+
+@dataclass(frozen=True)
+class Claim:
+    """`within` is relative to the prediction: 0.02 is 2%, 0 is exact. `article` is what somebody else claims, and
+    `article_value` the number in it, if any; `because` names the reason for the difference. `timed` claims are measured
+    with a clock, so that a busy machine makes them wrong. `planned`: `measured` is what a second, independent
+    calculation gave, and nothing was run. `options`: texts that stand for numbers."""
+
+    name: str
+    predicted: float
+    unit: str = ""
+    within: float = 0.0
+    how: str = "equals"
+    article: str = ""
+    article_value: float | None = None
+    timed: bool = False
+    at: float = 0.0  # seconds since the epoch
+    measured: float | None = None
+    because: str = ""
+    planned: bool = False
+    options: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def holds(self) -> bool | None:
+        """Whether the prediction holds; None until it is measured. With a measured NaN no claim holds."""
+        return None if self.measured is None else self._fits(self.predicted)
+
+    @property
+    def article_holds(self) -> bool | None:
+        """Whether the article's number holds with the same tolerance."""
+        return None if self.measured is None or self.article_value is None else self._fits(self.article_value)
+
+    def _fits(self, number: float) -> bool:
+        assert self.measured is not None
+        room = self.within * abs(number)
+        above, below = self.measured >= number - room, self.measured <= number + room
+        return {"equals": above and below, "at least": above, "at most": below}[self.how]
+
+    def as_dict(self) -> dict[str, Any]:
+        """The claim as it is stored: there `article_value` is called "said"."""
+        values = asdict(self)
+        article_value = values.pop("article_value")
+        return values | {"said": article_value, "holds": self.holds}
+
+    def row(self) -> dict[str, str]:
+        """The claim as formatted text."""
+        bound = "" if self.how == "equals" else f"{self.how} "
+        off = ""
+        if self.measured is not None and math.isfinite(self.measured) and self.predicted and self.how == "equals":
+            off = f"{self.measured / self.predicted - 1:+.2%}" if self.measured != self.predicted else "0"
+        wrong = "not at this machine's load" if self.timed else "does not hold"
+        verdict = {None: "not measured", True: "holds", False: wrong}[self.holds]
+        agreement = {None: "", True: ": true", False: ": not true"}[self.article_holds]
+        return {
+            "claim": self.name,
+            "predicted": bound + self.shown(self.predicted),
+            "measured": "" if self.measured is None or self.planned else self.shown(self.measured),
+            "planned": self.shown(self.measured) if self.planned and self.measured is not None else "",
+            "off by": off,
+            "allowed": f"{self.within:.1%}" if self.within else "" if bound else "0",
+            "verdict": verdict,
+            "because": self.because,
+            "article": self.article and self.article + agreement,
+        }
+
+    def shown(self, number: float) -> str:
+        """A number in the claim's unit, formatted, or the option that it stands for."""
+        chosen = [text for text, value in self.options.items() if value == number and self.how == "equals"]
+        return chosen[0] if chosen else amount(number, self.unit)
+
+
+def amount(number: float, unit: str) -> str:
+    """A number with its unit: "B", "s", "%" (of 1) and "times" are formatted."""
+    if unit == "B":
+        return f"{number:,.0f} B" if number < 1 << 20 else gib(number)
+    if unit == "s":
+        return words.seconds(number)
+    if unit == "%":
+        return f"{number:.1%}"
+    text = f"{number:,.0f}" if float(number).is_integer() else words.quantity(number)
+    return f"{text}×" if unit == "times" else f"{text} {unit}".strip()
+
+
+class Claims:
+    """The claims of one lab. `predict` before the run, `measure` after it, `check` at the end raises if one is false.
+
+    Timed claims that are false are shown but do not raise, because a busy machine is not a mistake in the lab."""
+
+    def __init__(self, lab: str):
+        self.lab = lab
+        self._claims: dict[str, Claim] = {}
+        self._file = runs_root() / "claims" / f"{slug(lab)}.json"
+
+    def predict(
+        self,
+        name: str,
+        value: float,
+        unit: str = "",
+        *,
+        within: float = 0.0,
+        how: str = "equals",
+        timed: bool | None = None,
+        options: Mapping[str, float] | None = None,
+    ) -> float:
+        """Record what a run will measure, and return it. The units "B", "s" and "%" (of 1) are formatted.
+
+        `within`: the relative tolerance. `how`: "equals", "at least" or "at most". `timed`: measured with a clock, by
+        default true for the unit "s". `options`: texts to show for numbers. Raises LabError for a value that is not a
+        finite number, or a name that has been measured.
+        """
+        if how not in WAYS:
+            raise LabError(f"how must be one of {', '.join(map(repr, WAYS))}, got {how!r}")
+        if not isinstance(value, int | float) or not math.isfinite(value):
+            raise LabError(f"a prediction must be a finite number; got {value!r} for {name!r}")
+        if name in self._claims and self._claims[name].measured is not None:
+            raise LabError(f"{name!r} has been measured, so its prediction cannot change; use another name")
+        timed = unit == "s" if timed is None else timed
+        self._claims[name] = Claim(name, value, unit, within, how, timed=timed, at=time.time(), options=options or {})
+        self._write()
+        return value
+
+    def measure(self, name: str, value: float, *, run: Run | None = None, because: str = "") -> float:
+        """Record what was measured, and return it. With `run`, the prediction must be older than that run.
+
+        Raises LabError when there is no prediction, or it was made after the launch.
+        """
+        claim = self._claim(name)
+        launched = run.folder.launched() if run is not None else None
+        if launched is not None and launched < claim.at:
+            raise LabError(f"{name!r} was predicted after {run and run.id} was launched: predict first, then run")
+        self._claims[name] = replace(claim, measured=float(value), because=because)
+        self._write()
+        return value
+
+    def calculated(self, name: str, value: float, *, because: str = "") -> float:
+        """As `measure`, for a value that the planner calculated in another way: it is shown as planned, not measured.
+
+        Raises LabError when there is no prediction.
+        """
+        self.measure(name, value, because=because)
+        self._claims[name] = replace(self._claims[name], planned=True)
+        self._write()
+        return value
+
+    def check(self, articles: Mapping[str, tuple[str, float | None]] | None = None) -> Self:
+        """Raise LabError when a claim that is not timed is false, or any claim is not measured. Returns the claims.
+
+        `articles`: by claim, what somebody else says, and their number, if any: it is compared with the measurement.
+        """
+        for name, (article, value) in (articles or {}).items():
+            self._claims[name] = replace(self._claim(name), article=article, article_value=value)
+        self._write()
+        wrong = [c.row() for c in self._claims.values() if not c.holds and not (c.timed and c.measured is not None)]
+        if wrong:
+            details = "; ".join(
+                f"{row['claim']}: predicted {row['predicted']}, "
+                + (f"planned {row['planned']}" if row["planned"] else f"measured {row['measured'] or 'nothing'}")
+                + (f" ({row['off by']}, allowed {row['allowed']})" if row["off by"] else "")
+                for row in wrong
+            )
+            raise LabError(plain(f"{len(wrong)} of {len(self._claims)} claims of {self.lab} do not hold: {details}"))
+        return self
+
+    def _claim(self, name: str) -> Claim:
+        if name not in self._claims:
+            raise LabError(f"there is no prediction {name!r}; there are: {', '.join(self._claims) or 'none'}")
+        return self._claims[name]
+
+    def _write(self) -> None:
+        self._file.parent.mkdir(parents=True, exist_ok=True)
+        claims = [claim.as_dict() for claim in self._claims.values()]
+        write_json(self._file, {"format": 1, "lab": self.lab, "claims": claims})
+
+    def _rows(self) -> list[dict[str, str]]:
+        rows = [claim.row() for claim in self._claims.values()]
+        empty = [name for name in ("planned", "because", "article") if not any(row[name] for row in rows)]
+        return [{name: text for name, text in row.items() if name not in empty} for row in rows]
+
+    def __repr__(self) -> str:
+        return plain(aligned(self._rows()))
+
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
+        rows = self._rows()
+        note = ARTICLES if any("article" in row for row in rows) else ""
+        table = grid(rows, sentences=("claim", "because", "article"))
+        return {"text/plain": f"{self!r}\n{note}".rstrip(), "text/html": f"{table}<small>{note}</small>"}

@@ -1,0 +1,111 @@
+"""The same question on other devices, answered by the planner: nothing is run."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from labkit.errors import LabError
+from labkit_labs.draw.charts.bars import bars
+from labkit_labs.draw.picture import Picture, stacked
+from labkit.planner.candidate import Candidate, unfit
+from labkit.planner.planned import Plan
+from labkit.planner.planning import plan
+from labkit.text import escaped
+from labkit.view import words
+from labkit.view.live.tables import grid
+from labkit.view.plan_tables import aligned, band
+
+__all__ = ["Elsewhere", "elsewhere"]
+
+NOTE = (
+    "peak: the most memory of a rank at any moment of a step; each device's bars have their own scale. "
+    "step: its time and the range the planner expects; speeds that you have not measured are assumed from data sheets. "
+    "waiting: the part of a step in which a rank waits for other ranks, not for copies from the host. "
+    "communication, as memory: buffers for collectives; temporary: what an operation needs only while it runs."
+)
+
+
+class Elsewhere:
+    """Rows of a table, and memory by category as bars. `plans` by (name, device)."""
+
+    def __init__(
+        self,
+        rows: list[dict[str, str]],
+        plans: Mapping[tuple[str, str], Plan],
+        picture: Picture | None,
+        title: str,
+    ):
+        self.rows, self.plans, self._picture = rows, plans, picture
+        self._title = title or "On other devices"
+
+    def __repr__(self) -> str:
+        return f"{self._title} (planned, not run)\n{aligned(self.rows)}"
+
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
+        head = f"<b>{escaped(self._title)}</b> · <i>planned, not run</i>"
+        picture = self._picture.html() if self._picture else ""
+        table = grid(self.rows, sentences=("", "on", "note"))  # waiting stays in sight
+        whole = f'<div style="max-width:760px">{head}{picture}{table}<small>{NOTE}</small></div>'
+        return {"text/plain": f"{self!r}\n{NOTE}", "text/html": whole}
+
+
+def elsewhere(scripts: Mapping[str, Any], devices: Sequence[str], options: Mapping[str, Any], title: str) -> Elsewhere:
+    """A plan for each script and device. What cannot be planned says why in its row. Instead of a script there may be a
+    tuple (script, options of its own)."""
+    rows, plans, pictures = [], {}, []
+    for device in devices:
+        memory: dict[str, Mapping[str, int]] = {}
+        usable, known = 0, dict[str, Candidate]()  # by the script's text: a plan judges the other strategies as well
+        for name, value in scripts.items():
+            script, own = value if isinstance(value, tuple) else (value, {})
+            row = {"": name, "on": _with_size(device)}
+            candidate = None if own else known.get(str(script))
+            if candidate is None:
+                try:
+                    planned = plan(script, device=device, **{**options, **own})
+                except LabError as error:
+                    rows.append(row | {"note": str(error)})
+                    continue
+                plans[name, device], usable = planned, planned.device.usable_by(planned.ranks)
+                both = (planned.rehearsed, planned.formulas)
+                peak = next((each for each in both if each and each.bytes == planned.bytes), None)
+                step, fits = planned.step, planned.fits
+                if reason := unfit(planned.device, planned.layout):
+                    row["note"] = reason
+                others = planned.advice.rows[1:] if planned.advice and not own else ()
+                known |= {str(each.script): each for each in others if each.peak and each.step and not each.changes}
+            else:
+                peak, step, fits = candidate.peak, candidate.step, candidate.fits
+            if peak:
+                memory[name] = peak.categories
+            rows.append(
+                row
+                | {
+                    "peak": words.gib(peak.bytes if peak else None),
+                    "fits": f"{_yes_or_no(fits)}, of {words.gib(usable)}",
+                    "step": band(step.seconds, step.low, step.high) if step and fits is not False else "n/a",
+                    "waiting": f"{_waiting(step.parts):.0%}" if step and fits is not False else "n/a",
+                }
+            )
+        if memory:
+            longest = max(sum(categories.values()) for categories in memory.values())
+            limit = usable if usable < 4 * longest else None
+            pictures.append(
+                bars(predicted=memory, unit="B", title=_with_size(device), limit=limit, limit_name="it has")
+            )
+    return Elsewhere(rows, plans, stacked(pictures) if pictures else None, title)
+
+
+def _yes_or_no(fits: bool | None) -> str:
+    return {True: "yes", False: "no", None: "n/a"}[fits]
+
+
+def _with_size(device: str) -> str:
+    return re.sub(r" (\d+)$", r", \1 GB", re.sub(r"^(\d+)x", r"\1 × ", device))
+
+
+def _waiting(parts: Mapping[str, float]) -> float:
+    """The fraction of a step that is communication which nothing hides, or a pipeline's bubble."""
+    return sum(parts.get(name, 0.0) for name in ("communication", "bubble")) / (sum(parts.values()) or 1.0)
