@@ -10,12 +10,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import labkit
-from labkit import Script
+from labkit import Script, words
 from labkit.planner.candidate import Candidate
 from labkit.planner.planned import Plan
 from labkit.planner.speed.traffic import volume, wire
 from labkit.text import gib
-from labkit.view import words
 
 __all__ = ["SITUATIONS", "Situation", "bytes_sent", "longest_sequence"]
 

@@ -25,8 +25,9 @@ from typing import Any
 import psutil
 from live_view import HZ, record, report
 
-from labkit.record import Identity, RunFolder, State, Tail, list_runs, write_state
 from labkit.files import write_json
+from labkit.host import Identity
+from labkit.record import RunFolder, State, Tail, list_runs, write_state
 
 LOOP = Path(__file__).with_name("metrics_loop.py")
 TESTS = Path(__file__).parents[1] / "tests"

@@ -11,8 +11,9 @@ from __future__ import annotations
 import os
 import tempfile
 
-import labkit
 from labkit_labs.labs.experts import EXPERTS, sleeping_experts
+
+import labkit
 
 RANKS = 2
 

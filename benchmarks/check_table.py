@@ -13,7 +13,9 @@ import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 
-from labkit.checking import KINDS, RULES, Findings, check
+from labkit.checking import Findings, check
+from labkit.checking.findings import KINDS
+from labkit.checking.register import RULES
 
 HEAD = """# What `labkit check` looks for
 

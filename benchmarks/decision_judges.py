@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+from labkit import words
 from labkit.planner.advice import Advice, advise
 from labkit.planner.candidate import ALIKE, Candidate, evaluate, held_by
 from labkit.planner.data_sheets import device_named
@@ -14,9 +15,8 @@ from labkit.planner.model.facts import ModelFacts, facts_of
 from labkit.planner.scaling import largest_micro_batch
 from labkit.planner.speed.speed_model import SpeedModel
 from labkit.planner.speed.traffic import volume, wire
-from labkit.planner.variants import variants
+from labkit.planner.variations import variants
 from labkit.text import gib
-from labkit.view import words
 from labkit.write import Script
 
 # (width, layers, vocabulary, context), by their parameters in billions

@@ -24,8 +24,8 @@ sys.path.insert(0, str(ROOT / "tests"))
 from faults.matrix import FAULTS, FAULTY, GROUP_TIMEOUT, HANGS, LEAVING  # noqa: E402
 
 import labkit  # noqa: E402
-from labkit.launcher.stop import processes_of  # noqa: E402
 from labkit.files import read_json  # noqa: E402
+from labkit.launcher.stopping import processes_of  # noqa: E402
 
 MARK = "FAULT_TABLE"
 ROOT_CAUSE = re.compile(r"Root Cause \(first observed failure\):.*?rank\s*: (\d+) .*?exitcode\s*: (-?\d+)", re.DOTALL)

@@ -16,8 +16,8 @@ from statistics import median
 
 import psutil
 
-from labkit.record import RunFolder, RunReader, State
 from labkit.files import write_json
+from labkit.record import RunFolder, RunReader, State
 from labkit.record.measured.reader import rows
 from labkit.view.live.page import run_html
 from labkit.view.live.run_charts import titles

@@ -21,8 +21,8 @@ from IPython.core.interactiveshell import InteractiveShell
 from IPython.utils.capture import capture_output
 from slow_files import SlowFiles
 
-from labkit.record import Nodes, RunFolder, RunReader, State, read_state
 from labkit.files import write_json
+from labkit.record import Nodes, RunFolder, RunReader, State, read_state
 from labkit.record.measured.fold import NodeFold, are_folded
 from labkit.run import attach
 from labkit.view.live.dashboard import OPEN

@@ -20,7 +20,7 @@ from pathlib import Path
 from launchers import LAUNCHERS, POLL_SECONDS, SCRIPT, Launcher, launched, ranks_alive
 
 import labkit
-from labkit.launcher.stop import GRACE_SECONDS
+from labkit.launcher.stopping import GRACE_SECONDS
 
 STARTING_SECONDS, LIMIT_SECONDS = 90.0, 45.0
 BUDGETS = {"willing": 1.5, "deaf": GRACE_SECONDS + 1.0}

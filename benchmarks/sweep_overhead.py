@@ -20,8 +20,8 @@ from pathlib import Path
 import psutil
 
 import labkit
-from labkit.launcher.stop import processes_of
 from labkit.files import read_json
+from labkit.launcher.stopping import processes_of
 
 LAUNCHES = 10
 TOY = "import argparse, pathlib\np = argparse.ArgumentParser()\np.add_argument('--point', type=int)\n"

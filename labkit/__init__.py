@@ -3,91 +3,53 @@
 Names are imported on first use, so that `import labkit` is fast and loads neither torch nor widgets.
 """
 
-from __future__ import annotations
-
-import sys
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
-
-from labkit.errors import LabError, LaunchError, RankFailedError, RunFolderError, ScriptError
+from labkit.faces import face
 from labkit.version import __version__ as __version__
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from labkit.batch_jobs import submit
-    from labkit.checking import check
-    from labkit.data import fetch
-    from labkit.launching import launch
-    from labkit.machine import doctor
-    from labkit.planner.planned import Plan
-    from labkit.planner.planning import plan
-    from labkit.run import Run, attach, runs
-    from labkit.strategy_panel import panel
-    from labkit.sweeping import Sweep, sweep
-    from labkit.view.comparison import compare
-    from labkit.write.script import Script
+    from typing import Any
 
-_LAZY = {
-    "Plan": "labkit.planner.planned",
-    "Run": "labkit.run",
-    "Script": "labkit.write.script",
-    "Sweep": "labkit.sweeping",
-    "attach": "labkit.run",
-    "check": "labkit.checking",
-    "compare": "labkit.view.comparison",
-    "doctor": "labkit.machine",
-    "fetch": "labkit.data",
-    "launch": "labkit.launching",
-    "panel": "labkit.strategy_panel",
-    "plan": "labkit.planner.planning",
-    "runs": "labkit.run",
-    "submit": "labkit.batch_jobs",
-    "sweep": "labkit.sweeping",
-}
-
-__all__ = [
-    "LabError",
-    "LaunchError",
-    "Plan",
-    "RankFailedError",
-    "Run",
-    "RunFolderError",
-    "Script",
-    "ScriptError",
-    "Sweep",
-    "attach",
-    "check",
-    "compare",
-    "doctor",
-    "fetch",
-    "launch",
-    "panel",
-    "plan",
-    "runs",
-    "submit",
-    "sweep",
-]
+    from labkit.batch_jobs import submit as submit  # hands a training to Slurm
+    from labkit.checking import check as check  # finds mistakes in a script without running it
+    from labkit.data import fetch as fetch  # downloads a file once, and verifies it
+    from labkit.errors import LabError as LabError  # what every error of labkit's is
+    from labkit.errors import LaunchError as LaunchError  # a training could not be launched
+    from labkit.errors import RankFailedError as RankFailedError  # a rank failed; carries the cause
+    from labkit.errors import RunFolderError as RunFolderError  # a run's folder cannot be used
+    from labkit.errors import ScriptError as ScriptError  # a script cannot be read, composed or launched
+    from labkit.launching import launch as launch  # starts a training with torchrun and returns at once
+    from labkit.machine import doctor as doctor  # what this machine has, and what will go wrong on it
+    from labkit.planner import Plan as Plan  # what `plan` returns
+    from labkit.planner import plan as plan  # predicts memory and time of a training
+    from labkit.run import Run as Run  # one training, from its folder on disk
+    from labkit.run import attach as attach  # opens a run again
+    from labkit.run import runs as runs  # lists the runs
+    from labkit.strategy_panel import panel as panel  # chooses a strategy with widgets
+    from labkit.sweeping import Sweep as Sweep  # many runs of one script
+    from labkit.sweeping import sweep as sweep  # starts a sweep
+    from labkit.view import compare as compare  # shows runs side by side
+    from labkit.write import Script as Script  # a training script as titled cells
+else:
+    __getattr__, __dir__ = face(__name__)
 
 
-def __getattr__(name: str) -> Any:
-    if name not in _LAZY:
-        raise AttributeError(f"module 'labkit' has no attribute {name!r}; it has {', '.join(__all__)}")
-    return getattr(import_module(_LAZY[name]), name)
-
-
-def __dir__() -> list[str]:
-    return __all__
-
-
-def load_ipython_extension(shell: Any) -> None:
+def load_ipython_extension(shell: "Any") -> None:
     """`%load_ext labkit` adds the cell magic `%%ranks`."""
-    import_module("labkit.ranks_magic").register(shell)
+    from labkit.ranks_magic import register
+
+    register(shell)
 
 
 def _add_pictures() -> None:
     """In IPython, plotly's figures are saved with a picture, because most viewers of notebooks cannot draw them."""
+    import sys
+
     ipython = sys.modules.get("IPython")
     if shell := ipython.get_ipython() if ipython else None:
-        import_module("labkit.view.plotly_pictures").register(shell)
+        from labkit.view.plotly_pictures import register
+
+        register(shell)
 
 
 _add_pictures()

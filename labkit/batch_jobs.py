@@ -6,15 +6,13 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from labkit.checking.before_launch import warn
-from labkit.cluster import submission
-from labkit.cluster.job_options import JobOptions
+from labkit.checking import warn
+from labkit.cluster import JobOptions, prepare_submission, submit_to_slurm
 from labkit.errors import LaunchError
-from labkit.planner.planned import Plan
+from labkit.planner import Plan
 from labkit.run import Run
-from labkit.view.frontend import ui
-from labkit.write import Script
-from labkit.write.launch_options import LaunchOptions
+from labkit.view import ui
+from labkit.write import LaunchOptions, Script
 
 __all__ = ["submit"]
 
@@ -55,8 +53,8 @@ def submit(
         raise LaunchError("a plan can only be launched on one machine; on a cluster, submit its script and parameters")
     warn(script)
     launch = LaunchOptions(args=args, name=name, runs_dir=runs_dir, env=env)
-    folder = submission.prepare(script, launch, job, parameters)
-    job_id = submission.submit(folder, env)
+    folder = prepare_submission(script, launch, job, parameters)
+    job_id = submit_to_slurm(folder, env)
     run = Run(folder)
     if ui() in ("svg", "display", "static"):
         run.show()

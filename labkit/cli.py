@@ -12,15 +12,17 @@ from typing import Any
 import labkit
 from labkit.errors import LabError
 from labkit.text import plain
-from labkit.verbs.check import add_check_verb
-from labkit.verbs.doctor import add_doctor_verb
-from labkit.verbs.kaggle import add_kaggle_verbs
-from labkit.verbs.launch import add_launch_verb
-from labkit.verbs.plan import add_plan_verb
-from labkit.verbs.runs import add_run_verbs
-from labkit.verbs.scripts import add_script_verbs
-from labkit.verbs.slurm import add_slurm_verbs
-from labkit.verbs.sweep import add_sweep_verb
+from labkit.verbs import (
+    add_check_verb,
+    add_doctor_verb,
+    add_kaggle_verbs,
+    add_launch_verb,
+    add_plan_verb,
+    add_run_verbs,
+    add_script_verbs,
+    add_slurm_verbs,
+    add_sweep_verb,
+)
 
 __all__ = ["main"]
 

@@ -17,11 +17,11 @@ OFFERED = re.compile(r"^    from (labkit\S*) import (\w+) as \2\b", re.MULTILINE
 def face(package: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
     """`__getattr__` and `__dir__` of a package whose `__init__` names what it offers where types are checked:
 
-        TYPE_CHECKING = False
-        if TYPE_CHECKING:
-            from labkit.record.state import State as State  # how a run stands
-        else:
-            __getattr__, __dir__ = face(__name__)
+    TYPE_CHECKING = False
+    if TYPE_CHECKING:
+        from labkit.record.state import State as State  # how a run stands
+    else:
+        __getattr__, __dir__ = face(__name__)
     """
 
     @cache

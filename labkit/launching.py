@@ -8,20 +8,17 @@ from dataclasses import replace
 from importlib.metadata import version
 from typing import Any
 
-from labkit.checking.before_launch import warn
-from labkit.cluster.hosts import begin as begin_on_hosts
+from labkit.checking import warn
+from labkit.cluster import begin as begin_on_hosts
 from labkit.errors import LaunchError
 from labkit.export import check_live
-from labkit.launcher.exporter import start_exporter
-from labkit.link import preflight
-from labkit.launcher.request import Launchable, Module
-from labkit.launcher.start import start
-from labkit.planner.planned import Plan
+from labkit.launcher import Launchable, Module, start, start_exporter
+from labkit.link import link_settings
+from labkit.planner import Plan
 from labkit.rank_files import PROFILE, REACHABLE, TRACE_MEMORY
 from labkit.run import Run
-from labkit.view.frontend import check_kernel, is_headless, notebook_shell, ui
-from labkit.write import Script
-from labkit.write.launch_options import LaunchOptions
+from labkit.view import check_kernel, is_headless, notebook_shell, ui
+from labkit.write import LaunchOptions, Script
 
 __all__ = ["launch", "settings_for", "start_run"]
 
@@ -124,7 +121,7 @@ def start_run(
 
 def settings_for(options: LaunchOptions) -> dict[str, str]:
     """The variables of the ranks: those in `env`, what NCCL needs on this machine, and labkit's own."""
-    settings = {} if options.hosts else preflight.settings_for(options.nproc_per_node, options.backend, options.env)
+    settings = {} if options.hosts else link_settings(options.nproc_per_node, options.backend, options.env)
     settings |= dict(options.env or {})
     settings |= {TRACE_MEMORY: "1"} if options.trace_memory else {}
     # torch's profiler logs its start and stop to stderr; 6 is above all its levels

@@ -9,11 +9,9 @@ from functools import cached_property
 from typing import Any
 
 from labkit.arguments import checked
-from labkit.diagnosis import Diagnosis, MachineFacts, diagnose, gather
-from labkit.diagnosis.display import as_html, as_text
-from labkit.hardware.machine import Hardware, hardware
-from labkit.link import bandwidth as _bandwidth
-from labkit.link import preflight as _preflight
+from labkit.diagnosis import Diagnosis, MachineFacts, as_html, as_text, diagnose, gather
+from labkit.hardware import Hardware, hardware
+from labkit.link import measure_link, try_link
 
 __all__ = ["Machine", "doctor"]
 
@@ -29,9 +27,9 @@ def doctor(*, preflight: bool = False, bandwidth: bool | int = False) -> Machine
     here = hardware(may_be_unknown=True)
     if here.platform != "windows":  # where nothing can be started
         if preflight:
-            _preflight.preflight(here, here.default_ranks, here.backend)
+            try_link(here, here.default_ranks, here.backend)
         if bandwidth:
-            _bandwidth.measure_link(None if bandwidth is True else bandwidth, machine=here)
+            measure_link(None if bandwidth is True else bandwidth, machine=here)
     return Machine(here, gather(here))
 
 

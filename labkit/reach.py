@@ -8,13 +8,9 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from labkit.arguments import AtLeastOne, Seconds, checked
-from labkit.cluster import slurm_runs
+from labkit.cluster import state_of_run
 from labkit.errors import LabError
-from labkit.record import RunFolder
-from labkit.record.measured.metrics_file import Tail
-from labkit.record.place import check_own
-from labkit.record.requests import Meeting, RequestFolder, post
-from labkit.record.state import current_ranks
+from labkit.record import Meeting, RequestFolder, RunFolder, Tail, check_own, current_ranks, post
 from labkit.text import plain
 
 if TYPE_CHECKING:
@@ -168,7 +164,7 @@ class Reachable:
     def _new_records(self, tail: Tail, attempt: RunFolder, awaited: str) -> Iterator[dict[str, Any]]:
         """The records of a file as they are written. Raises LabError when the attempt ends."""
         while True:
-            state = slurm_runs.state_of(self.folder)  # before the records, so that the last ones are read
+            state = state_of_run(self.folder)  # before the records, so that the last ones are read
             for records in tail.chunks():
                 yield from records
             if state.is_final or self.folder.latest.path != attempt.path:
@@ -209,7 +205,7 @@ class Reachable:
     def _reachable_attempt(self, timeout: float) -> RunFolder:
         run, deadline = self.folder, time.monotonic() + timeout
         check_own(run.path, run.id, "send it requests")
-        while (state := slurm_runs.state_of(run)).state == "starting" and time.monotonic() < deadline:
+        while (state := state_of_run(run)).state == "starting" and time.monotonic() < deadline:
             time.sleep(POLL_SECONDS)
         if state.state != "running":
             raise LabError(plain(f"{run.id} is not running: {state.state}"))
@@ -230,7 +226,7 @@ class Reachable:
         while len(answers := request.answers(targets)) < len(targets):
             time.sleep(POLL_SECONDS)
             now, meeting = time.monotonic(), request.look()
-            if (state := slurm_runs.state_of(self.folder)).is_final or self.folder.latest.path != attempt.path:
+            if (state := state_of_run(self.folder)).is_final or self.folder.latest.path != attempt.path:
                 raise LabError(plain(f"{self.folder.id} ended before every rank had answered: {state}"))
             if meeting.decision == "agreed" and not agreed:
                 agreed, limit = True, now + timeout + SEEN_SECONDS

@@ -11,32 +11,54 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
 from labkit.arguments import Expected, Seconds, checked
-from labkit.cluster import slurm_runs
+from labkit.cluster import job_in_words, state_of_run, stop_run
 from labkit.errors import LabError, RankFailedError, RunFolderError, rank_failed
 from labkit.export import export
-from labkit.launcher import stop as stopping
-from labkit.launcher.causes.stuck import Stacks, look_at
-from labkit.launcher.gpu_memory import freed_in_words
-from labkit.launcher.locks.checkpoints import run_that_saves_to
-from labkit.planner.measured import Memory
-from labkit.reach import Reachable
-from labkit.record import RunFolder, RunReader, State, find_run, list_runs
 from labkit.files import opened, read_bytes, read_json, read_text, write_json
-from labkit.record.measured.reader import COLUMNS, rows
-from labkit.record.place import check_original, check_own
+from labkit.launcher import (
+    LONGEST_GRACE,
+    Stacks,
+    freed_in_words,
+    look_at,
+    processes_of,
+    run_that_saves_to,
+    still_running,
+)
+from labkit.planner import Memory
+from labkit.reach import Reachable
+from labkit.record import (
+    COLUMNS,
+    RunFolder,
+    RunReader,
+    State,
+    StateName,
+    check_original,
+    check_own,
+    current_ranks,
+    find_run,
+    list_runs,
+    rows,
+    unfinished_launches,
+)
 from labkit.session import is_session
-from labkit.record.state import StateName, current_ranks
-from labkit.record.stored_runs import unfinished_launches
-from labkit.text import plain
-from labkit.text import gib
-from labkit.view.frontend import check_kernel, execution_count, is_headless, ui
-from labkit.view.live.dashboard import Dashboard
-from labkit.view.live.page import attempt_ended, run_text
-from labkit.view.live.terminal import Screen, StatusLine
-from labkit.view.live.verdict import verdict
-from labkit.view.report import ReportPath, static_bundle, write_report
-from labkit.view.run_list import RunList
-from labkit.view.timeline import Timeline
+from labkit.text import gib, plain
+from labkit.view import (
+    Dashboard,
+    ReportPath,
+    RunList,
+    Screen,
+    StatusLine,
+    Timeline,
+    attempt_ended,
+    check_kernel,
+    execution_count,
+    is_headless,
+    run_text,
+    static_bundle,
+    ui,
+    verdict,
+    write_report,
+)
 from labkit.write import Script
 
 if TYPE_CHECKING:
@@ -49,9 +71,7 @@ POLL_NODES_SECONDS = 1.0  # reads the files of every node from a shared file ser
 PROGRESS_SECONDS = 30.0
 REDRAW_SECONDS = 1.0
 LOG_BYTES = 1 << 20
-Grace = Annotated[
-    float, Expected("a number of seconds from 0 to 86,400", lambda value: 0 <= value < stopping.LONGEST_GRACE)
-]
+Grace = Annotated[float, Expected("a number of seconds from 0 to 86,400", lambda value: 0 <= value < LONGEST_GRACE)]
 
 
 def attach(which: str | os.PathLike[str] = "latest", *, runs_dir: str | os.PathLike[str] | None = None) -> Run:
@@ -178,12 +198,12 @@ class Run(Reachable):
 
     def status(self) -> State:
         """The state of the run: `.state`, `.cause`, `.exit_code`, times in seconds since the epoch."""
-        return slurm_runs.state_of(self.folder)
+        return state_of_run(self.folder)
 
     @property
     def is_over(self) -> bool:
         """Whether the run has ended, and everything that its ranks had left running with it."""
-        return self.status().is_final and not stopping.still_running(self.folder)
+        return self.status().is_final and not still_running(self.folder)
 
     @checked()
     def wait(self, timeout: Seconds | None = None, *, stop_on_interrupt: bool = True, watch: bool = False) -> State:
@@ -217,11 +237,11 @@ class Run(Reachable):
         It prints whom it waits for. It is safe to call this again, from another process, or after the run has ended.
         """
         had_ended = self.status().is_final
-        state = slurm_runs.stop(self.folder, grace=grace, say=self._say)
+        state = stop_run(self.folder, grace=grace, say=self._say)
         self._finish_view()
         # only Slurm knows the processes on a job's nodes
-        count = len(stopping.processes_of(self.folder))
-        left = slurm_runs.job_in_words(self.folder) or f"{count} process{'' if count == 1 else 'es'} left"
+        count = len(processes_of(self.folder))
+        left = job_in_words(self.folder) or f"{count} process{'' if count == 1 else 'es'} left"
         if not had_ended and not count and (freed := freed_in_words(self.folder)):
             left += f", {freed}"
         killed = f"{state.killed} had to be killed; " if state.killed else ""
@@ -371,14 +391,14 @@ class Run(Reachable):
             self._handle = None
 
     def _stop_from_button(self, at_once: bool) -> None:
-        slurm_runs.stop(self.folder, grace=0.0 if at_once else None)
+        stop_run(self.folder, grace=0.0 if at_once else None)
 
     def _stop_interrupted(self) -> None:
         print("interrupted: stopping the run; interrupt again to kill it", flush=True)
         try:
-            slurm_runs.stop(self.folder, interrupts=True, say=self._say)
+            stop_run(self.folder, interrupts=True, say=self._say)
         except KeyboardInterrupt:
-            slurm_runs.stop(self.folder, grace=0.0)
+            stop_run(self.folder, grace=0.0)
 
     def _say(self, notice: str) -> None:
         print(plain(notice), flush=True)

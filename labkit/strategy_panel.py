@@ -7,29 +7,39 @@ from collections.abc import Collection, Iterable, Mapping
 from importlib.metadata import version
 from typing import Any
 
+from labkit import words
 from labkit.arguments import checked
 from labkit.errors import LabError
 from labkit.launching import start_run
-from labkit.planner.candidate import Candidate, evaluate
-from labkit.planner.data_sheets import DEVICES, THIS_MACHINE, Device, device_named, devices_named
-from labkit.planner.layout import options_of_strategy
-from labkit.planner.measured import Trial
-from labkit.planner.model.facts import ModelFacts, facts_of
-from labkit.planner.overview import bar_of, outlook, verdict_of
-from labkit.planner.planned import Plan
-from labkit.planner.speed.speed_model import SpeedModel, measure_speed
-from labkit.planner.variants import OTHER_TRAINING, extras_of, needed, under, variants
+from labkit.planner import (
+    DEVICES,
+    OTHER_TRAINING,
+    THIS_MACHINE,
+    Candidate,
+    Device,
+    ModelFacts,
+    Plan,
+    SpeedModel,
+    Trial,
+    bar_of,
+    device_named,
+    devices_named,
+    evaluate,
+    extras_of,
+    facts_of,
+    measure_speed,
+    needed,
+    options_of_strategy,
+    outlook,
+    under,
+    variants,
+    verdict_of,
+)
 from labkit.record import RunReader
-from labkit.text import escaped, plain
 from labkit.run import Run
-from labkit.view import words
-from labkit.view.charts.bars import Bar
-from labkit.view.frontend import check_kernel, is_headless, ui
-from labkit.view.live.dashboard import close
-from labkit.view.panel_controls import Controls, panel_page
-from labkit.view.plan_tables import aligned
-from labkit.write import Option, Script, strategy_of
-from labkit.write.launch_options import LaunchOptions
+from labkit.text import escaped, plain
+from labkit.view import Bar, Controls, aligned, check_kernel, close, is_headless, panel_page, ui
+from labkit.write import LaunchOptions, Option, Script, strategy_of
 
 __all__ = ["Panel", "panel"]
 

@@ -10,30 +10,41 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from labkit import words
 from labkit.arguments import Seconds, checked
-from labkit.checking.before_launch import warn
-from labkit.cluster.job_options import JobOptions
+from labkit.checking import warn
+from labkit.cluster import JobOptions
 from labkit.errors import LabError, LaunchError, RankFailedError
 from labkit.export import check_live
-from labkit.launcher.start import removed_on_failure
-from labkit.launcher.stop import stop
+from labkit.launcher import removed_on_failure, stop
 from labkit.launching import settings_for
-from labkit.record import RunFolder, RunReader
-from labkit.record.place import check_original, check_own
-from labkit.text import plain
+from labkit.record import RunFolder, RunReader, check_original, check_own
 from labkit.run import Interrupted, Run
-from labkit.sweeps import array
-from labkit.sweeps.folder import SweepFolder, SweepState, find_sweep
-from labkit.sweeps.live import SweepDashboard
-from labkit.sweeps.options import SweepOptions
-from labkit.sweeps.prepare import create, environment_of, start_process
-from labkit.sweeps.results import Result, Results, best_of
-from labkit.sweeps.stopping import stop_runs
-from labkit.sweeps.view import headline, named, sweep_bundle, sweep_text
-from labkit.view import words
-from labkit.view.charts.run_figures import runs_together
-from labkit.view.frontend import check_kernel, execution_count, is_headless, ui
-from labkit.view.run_list import RunList
+from labkit.sweeps import (
+    Result,
+    Results,
+    SweepDashboard,
+    SweepFolder,
+    SweepOptions,
+    SweepState,
+    best_of,
+    check_array,
+    create,
+    environment_of,
+    find_sweep,
+    headline,
+    missing_points,
+    named,
+    settled_points,
+    start_process,
+    stop_points,
+    stop_runs,
+    submit_points,
+    sweep_bundle,
+    sweep_text,
+)
+from labkit.text import plain
+from labkit.view import RunList, check_kernel, execution_count, is_headless, runs_together, ui
 from labkit.write import Script
 
 if TYPE_CHECKING:
@@ -83,7 +94,7 @@ def sweep(script: Script | str | os.PathLike[str], **parameters: Any) -> Sweep:
     handle = Sweep(create(script, options, parameters, settings, job))
     if job:
         with removed_on_failure(RunFolder(handle.path)):
-            array.submit_points(handle.folder, range(len(handle._results.points)), settings)
+            submit_points(handle.folder, range(len(handle._results.points)), settings)
     return handle._start(settings, wait=options.wait, detach=options.detach)
 
 
@@ -92,7 +103,7 @@ def _job_of(options: SweepOptions, parameters: dict[str, Any]) -> tuple[JobOptio
     if "time" not in parameters:
         raise LaunchError("a Slurm job needs a time limit: pass time='02:00:00', the limit for one point")
     job, parameters = JobOptions.split(parameters)
-    return array.check(options, replace(job, nproc_per_node=options.nproc_per_node)), parameters
+    return check_array(options, replace(job, nproc_per_node=options.nproc_per_node)), parameters
 
 
 sweep.__signature__ = SweepOptions.signature_of(sweep)  # type: ignore[attr-defined]
@@ -128,7 +139,7 @@ class Sweep:
         state = self.folder.read_state()
         if state.is_final or not self.folder.array():
             return state
-        return array.settled(self.folder, state, self.results())
+        return settled_points(self.folder, state, self.results())
 
     @checked()
     def wait(self, timeout: Seconds | None = None, *, stop_on_interrupt: bool = True) -> SweepState:
@@ -240,8 +251,8 @@ class Sweep:
         tied = headless if detach is None else not detach
         if "slurm" in self._results.manifest:
             tied = False
-            if points := array.missing(self.folder, failed=failed):
-                array.submit_points(self.folder, points, env)
+            if points := missing_points(self.folder, failed=failed):
+                submit_points(self.folder, points, env)
         else:
             start_process(self.folder, env, tied=tied, failed=failed)
         if ui() == "text":
@@ -258,7 +269,7 @@ class Sweep:
         check_own(self.path, self.id, "stop it")
         check_original(self.path, self._results.manifest, self.folder.manifest.name)
         if self.folder.array():
-            array.stop_points([result for result in self.results() if point in (None, result.point)])
+            stop_points([result for result in self.results() if point in (None, result.point)])
             return
         if self.folder.is_alive():
             self.folder.request_stop(None if point is None else [point])

@@ -8,13 +8,12 @@ import shlex
 import sys
 from pathlib import Path
 
-from labkit.checking import check
+from labkit.checking.checker import check
 from labkit.checking.source import read
 from labkit.checking.syntax.nodes import keyword
 from labkit.checking.syntax.tree import Tree
 from labkit.text import plain
-from labkit.write import Script, is_library, script_names
-from labkit.write.cells import has_main_guard
+from labkit.write import Script, has_main_guard, is_library, script_names
 
 __all__ = ["warn"]
 

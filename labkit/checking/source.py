@@ -13,9 +13,7 @@ from typing import Any
 
 from labkit.errors import ScriptError
 from labkit.files import is_a
-from labkit.write import Script, script_names
-from labkit.write.cells import is_python
-from labkit.write.files import read_file, text_of
+from labkit.write import Script, is_python, read_file, script_names, text_of
 
 __all__ = ["Piece", "Source", "files_in", "read"]
 

@@ -20,14 +20,10 @@ from typing import Any, TypeVar
 from labkit.cluster.ssh import ask, check_names, is_address, is_this_host
 from labkit.cluster.tie import tie
 from labkit.errors import LaunchError, RunFolderError
-from labkit.launcher import checks
-from labkit.hardware.machine import Gpu, Hardware, hardware
-from labkit.launcher.multinode import create, node_command
-from labkit.hardware.network import is_loopback, own_address_towards, resolved
-from labkit.launcher.request import Launchable
+from labkit.hardware import Gpu, Hardware, hardware, is_loopback, own_address_towards, resolved
+from labkit.launcher import Launchable, check_ranks, create_on_nodes, node_command
 from labkit.record import Nodes, RunFolder, runs_root
-from labkit.write import Script
-from labkit.write.launch_options import LaunchOptions
+from labkit.write import LaunchOptions, Script
 
 __all__ = ["begin", "lines_to_paste"]
 
@@ -59,7 +55,7 @@ def begin(
     address, port = _head_address(names, looks), int(looks[0]["free_port"])
     _each(names[1:], lambda _, host: ask(host, "reach", address=address))
     nodes = Nodes(len(names), ranks, tuple(map(_host, names)))
-    folder = create(
+    folder = create_on_nodes(
         script, nodes, options, parameters, address=address, port=port, machine=machines[0], prediction=prediction
     )
     try:
@@ -90,10 +86,10 @@ def lines_to_paste(
     """The folder of a run and (host, line to paste there), for use without ssh. Nothing is started."""
     names = check_names(options.hosts)
     machine = hardware()
-    ranks = checks.check_ranks(options.nproc_per_node, options.backend, machine)
+    ranks = check_ranks(options.nproc_per_node, options.backend, machine)
     address, port = _address_by_name(names), random.choice(PORTS)
     nodes = Nodes(len(names), ranks, tuple(map(_host, names)))
-    folder = create(script, nodes, options, {}, address=address, port=port, machine=machine)
+    folder = create_on_nodes(script, nodes, options, {}, address=address, port=port, machine=machine)
     path = os.environ.get("PYTHONPATH")
     modules = f"PYTHONPATH={shlex.quote(path)} " if path else ""
     commands = [shlex.join(node_command(folder, node, address, port)) for node in range(nodes.count)]
@@ -130,7 +126,7 @@ def _ranks(names: list[str], machines: list[Hardware], wanted: int | str, backen
     counts = []
     for host, machine in zip(names, machines, strict=True):
         try:
-            counts.append(checks.check_ranks(wanted, backend, machine))
+            counts.append(check_ranks(wanted, backend, machine))
         except LaunchError as error:
             raise LaunchError(f"{host}: {error}") from None
         if machine.gpus and names.count(host) > 1:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from labkit.arguments import AtLeastOne, ZeroOrMore
 from labkit.cluster.timelimit import NOTICE_SECONDS
 from labkit.record import Nodes
-from labkit.write.call_options import CallOptions, flag, whole_number
+from labkit.write import CallOptions, flag, whole_number
 
 __all__ = ["JobOptions"]
 

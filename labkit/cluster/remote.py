@@ -20,11 +20,9 @@ from pathlib import Path
 from typing import Any
 
 from labkit.errors import LabError, LaunchError
-from labkit.hardware.machine import hardware
-from labkit.launcher.locks.gpus import check_gpus_are_free
-from labkit.hardware.network import own_address_towards
-from labkit.record import RunFolder
-from labkit.record.nodes import last_beat
+from labkit.hardware import hardware, own_address_towards
+from labkit.launcher import check_gpus_are_free
+from labkit.record import RunFolder, last_beat
 from labkit.version import __version__
 
 __all__ = ["begin", "look", "reach"]

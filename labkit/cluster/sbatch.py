@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from labkit.cluster.job_options import JobOptions
 from labkit.cluster.timelimit import seconds_of
 from labkit.errors import LaunchError
-from labkit.launcher.torchrun import node_torchrun_command
+from labkit.launcher import node_torchrun_command
 
 __all__ = ["HEAD", "NODE", "PORT", "LaunchFile", "array_text", "sbatch_text"]
 

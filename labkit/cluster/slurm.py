@@ -13,7 +13,7 @@ from pathlib import Path
 
 from labkit.errors import LabError, LaunchError
 
-__all__ = ["FINAL", "WAITING", "Job", "ask", "ask_array", "cancel", "gpus_per_node", "is_installed", "submit"]
+__all__ = ["FINAL", "WAITING", "Job", "ask_slurm", "ask_array", "cancel", "gpus_per_node", "is_installed", "submit"]
 
 # Slurm's states of a job, as printed by `scontrol show job` and `sacct`.
 WAITING = ("PENDING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT", "RESV_DEL_HOLD", "CONFIGURING")
@@ -88,7 +88,7 @@ def submit(file: Path, environment: Mapping[str, str]) -> str:
     return done.stdout.strip().splitlines()[-1].split(";")[0]  # a cluster's name may follow
 
 
-def ask(job_id: str, *, output: Path | None = None, refresh: bool = False) -> Job | None:
+def ask_slurm(job_id: str, *, output: Path | None = None, refresh: bool = False) -> Job | None:
     """The job's current state; None if Slurm cannot be queried. Answers are cached for some seconds, unless `refresh`.
 
     `output` is the job's output file, to exclude a job with the same id on another cluster.

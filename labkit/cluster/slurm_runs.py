@@ -12,12 +12,11 @@ from pathlib import Path
 from labkit.cluster import slurm
 from labkit.cluster.slurm_state import with_job
 from labkit.errors import LabError, RunFolderError
-from labkit.launcher import stop as stopping
-from labkit.launcher.causes.evidence import tail_text
-from labkit.record import FINAL_STATES, RunFolder, State, read_state, write_state
 from labkit.files import read_json, refresh
+from labkit.launcher import check_may_stop, request_stop, stop, tail_text
+from labkit.record import FINAL_STATES, RunFolder, State, read_state, write_state
 
-__all__ = ["job_in_words", "job_of", "state_of", "stop"]
+__all__ = ["job_in_words", "job_of", "state_of_run", "stop_run"]
 
 # Slurm waits KillWait, by default 30 s, between TERM and KILL of a cancelled job; then nodes clean up.
 ENDING_SECONDS = 90.0
@@ -39,13 +38,13 @@ def job_of(folder: RunFolder) -> str | None:
 def job_in_words(folder: RunFolder) -> str | None:
     """Whether the job of a stopped run has ended, in words; None for a run without a job."""
     job_id = job_of(folder)
-    job = slurm.ask(job_id, output=_output(folder)) if job_id else None
+    job = slurm.ask_slurm(job_id, output=_output(folder)) if job_id else None
     if job is None:
         return job_id and f"cannot query Slurm for job {job_id} from here"
     return f"job {job.id} {'has ended' if job.is_over else f'is {job.state}'}"
 
 
-def state_of(folder: RunFolder) -> State:
+def state_of_run(folder: RunFolder) -> State:
     """The state of a run, including its job.
 
     Once the job has ended, its result is kept in state.json, because Slurm forgets it, and Slurm is not asked again.
@@ -54,7 +53,7 @@ def state_of(folder: RunFolder) -> State:
     own = read_state(folder)
     if job_id is None or _is_settled(folder):
         return own
-    job = slurm.ask(job_id, output=_output(folder))
+    job = slurm.ask_slurm(job_id, output=_output(folder))
     if job is None:
         return own
     if job.is_over:
@@ -92,32 +91,32 @@ def _is_settled(folder: RunFolder) -> bool:
     return isinstance(state, dict) and state.get("state") in FINAL_STATES
 
 
-def stop(
+def stop_run(
     folder: RunFolder, *, grace: float | None = None, interrupts: bool = False, say: Callable[[str], object] = str
 ) -> State:
     """End a run: request a stop of its nodes, cancel its job, and wait until Slurm reports its end; see
     `launcher.stop.stop`. Raises LabError if it does not end, or if it may not be stopped from here.
     """
-    stopping.check_may_stop(folder)
+    check_may_stop(folder)
     job_id = job_of(folder)
-    job = slurm.ask(job_id, output=_output(folder), refresh=True) if job_id else None
+    job = slurm.ask_slurm(job_id, output=_output(folder), refresh=True) if job_id else None
     if job is None:
-        return stopping.stop(folder, grace=grace, interrupts=interrupts, say=say)
+        return stop(folder, grace=grace, interrupts=interrupts, say=say)
     if job.is_over:
-        return state_of(folder)
+        return state_of_run(folder)
     refused = ""
     if job.is_waiting:  # if it starts right now, it finds the request
-        stopping.request_stop(folder, grace)
+        request_stop(folder, grace)
     else:
         try:
-            stopping.stop(folder, grace=grace, interrupts=interrupts, say=say)
+            stop(folder, grace=grace, interrupts=interrupts, say=say)
         except RunFolderError as error:  # its nodes did not stop
             refused = f": {error}"
     slurm.cancel(job.id)
     _await_end(folder, job, refused)
     state = read_state(folder)
     if state.is_final and state.state != "lost":
-        return state_of(folder)
+        return state_of_run(folder)
     state = replace(
         state,
         state="stopped",
@@ -135,7 +134,7 @@ def _await_end(folder: RunFolder, job: slurm.Job, refused: str) -> None:
         if time.monotonic() > deadline:
             raise LabError(f"job {job.id} was cancelled but is still {job.state} after {ENDING_SECONDS:.0f} s{refused}")
         time.sleep(LOOK_SECONDS)
-        job = slurm.ask(job.id, output=_output(folder), refresh=True) or job
+        job = slurm.ask_slurm(job.id, output=_output(folder), refresh=True) or job
 
 
 def _last_line(folder: RunFolder) -> str:

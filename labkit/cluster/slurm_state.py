@@ -6,8 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from labkit.cluster.slurm import Job
-from labkit.record import State
-from labkit.record.state import StateName
+from labkit.record import State, StateName
 
 __all__ = ["with_job"]
 

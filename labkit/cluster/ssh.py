@@ -18,7 +18,7 @@ import psutil
 
 from labkit.cluster import remote
 from labkit.errors import LaunchError
-from labkit.hardware.network import is_loopback, resolved
+from labkit.hardware import is_loopback, resolved
 from labkit.text import plain
 
 __all__ = ["ask", "check_names", "is_address", "is_this_host"]

@@ -14,18 +14,20 @@ from labkit.cluster import slurm
 from labkit.cluster.job_options import JobOptions
 from labkit.cluster.sbatch import HEAD, NODE, PORT, LaunchFile, array_text, sbatch_text
 from labkit.errors import LaunchError
-from labkit.launcher import checks, multinode
-from labkit.launcher.request import check
-from labkit.launcher.start import removed_on_failure
-from labkit.launcher.torchrun import without_leftovers
-from labkit.record import RunFolder
 from labkit.files import write_json
-from labkit.record.folder import slug
+from labkit.launcher import (
+    check,
+    check_arguments,
+    create_on_nodes,
+    removed_on_failure,
+    torchrun_of_node,
+    without_leftovers,
+)
+from labkit.record import RunFolder, slug
 from labkit.text import plain
-from labkit.write import Script
-from labkit.write.launch_options import LaunchOptions
+from labkit.write import LaunchOptions, Script
 
-__all__ = ["plain_text", "prepare", "resolved", "submit", "submit_array"]
+__all__ = ["plain_text", "prepare_submission", "resolved", "submit_to_slurm", "submit_array"]
 
 # Options of sbatch that would conflict with the launch file's own: nodes, output, start and restart.
 OWN_NAMES = "nodes|ntasks|ntasks-per-node|output|open-mode|chdir|signal|requeue|no-requeue|array"
@@ -33,7 +35,7 @@ OWN = re.compile(rf"--({OWN_NAMES})([=\s].*)?|-[NnoDa].*", re.DOTALL)
 CORES_PER_RANK = 2  # one for the rank and one for its data loading
 
 
-def submit(folder: RunFolder, env: Mapping[str, Any] | None = None) -> str:
+def submit_to_slurm(folder: RunFolder, env: Mapping[str, Any] | None = None) -> str:
     """Submit the launch file of a run and return the job's id. Raises LaunchError after removing the run."""
     variables = {name: str(value) for name, value in (env or {}).items()}
     with removed_on_failure(folder):
@@ -42,7 +44,7 @@ def submit(folder: RunFolder, env: Mapping[str, Any] | None = None) -> str:
     return job_id
 
 
-def prepare(
+def prepare_submission(
     script: Script | str | os.PathLike[str],
     launch: LaunchOptions,
     job: JobOptions,
@@ -53,11 +55,11 @@ def prepare(
     """Make the folder of a run with its launch file, without submitting. `sweep` is the sweep and point it belongs to;
     the file is then that of a task of a job array."""
     job = resolved(job)
-    folder = multinode.create(script, job.counts, launch, parameters, saves=True)
+    folder = create_on_nodes(script, job.counts, launch, parameters, saves=True)
     with removed_on_failure(folder):
         if sweep:
             write_json(folder.manifest, folder.read_manifest() | {"sweep": dict(sweep)})
-        command = multinode.torchrun_of_node(folder, NODE, HEAD, PORT)
+        command = torchrun_of_node(folder, NODE, HEAD, PORT)
         file = LaunchFile(
             job,
             name=str(launch.name or folder.read_manifest()["name"]),
@@ -148,7 +150,7 @@ def resolved(job: JobOptions) -> JobOptions:
             raise LaunchError(f"{option!r} is not an sbatch option: expected one such as '--qos=high'")
         if OWN.fullmatch(str(option)):
             raise LaunchError(f"{option!r} conflicts with an option of the launch file; omit it, or edit the file")
-    checks.check_arguments([*job.options, *filter(None, (account, partition))])
+    check_arguments([*job.options, *filter(None, (account, partition))])
     gpus = job.gpus_per_node
     if gpus is None:
         gpus = ranks if (slurm.gpus_per_node(partition) or 0) >= ranks else 0

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 
-from labkit.launcher.stop import stop
+from labkit.launcher import stop
 from labkit.record import RunFolder, read_state
 
 __all__ = ["tie"]

@@ -4,11 +4,15 @@ A new detection is one function with `@detection` in the file of its topic in `f
 `tests/unit/machines` for which it reports a finding.
 """
 
-from __future__ import annotations
+from labkit.faces import face
 
-from labkit.diagnosis import findings  # noqa: F401  # registers the detections
-from labkit.diagnosis.detections import Diagnosis, Level, detection, diagnose
-from labkit.diagnosis.facts import MachineFacts
-from labkit.diagnosis.probes import gather
-
-__all__ = ["MachineFacts", "Diagnosis", "Level", "detection", "diagnose", "gather"]
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from labkit.diagnosis.detections import Diagnosis as Diagnosis  # `what` was checked, its `value`, `why` it
+    from labkit.diagnosis.detections import diagnose as diagnose  # All findings, the most urgent first
+    from labkit.diagnosis.display import as_html as as_html  # HTML without scripts and links
+    from labkit.diagnosis.display import as_text as as_text  # Text with lines of at most COLUMNS, except for longer
+    from labkit.diagnosis.facts import MachineFacts as MachineFacts  # Facts about one machine at one moment
+    from labkit.diagnosis.probes import gather as gather  # Gather all facts within a few tenths of a second
+else:
+    __getattr__, __dir__ = face(__name__)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from labkit.diagnosis.facts import MachineFacts
-from labkit.hardware.machine import GpusUnknownError
+from labkit.hardware import GpusUnknownError
 
 __all__ = ["LEVELS", "Detection", "Diagnosis", "Level", "detection", "diagnose"]
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from labkit.hardware.machine import Gpu, Hardware
+from labkit.hardware import Gpu, Hardware
 
 __all__ = [
     "UNLIMITED",

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import psutil
 
+from labkit import session
 from labkit.data import SOURCES, complete
 from labkit.diagnosis.facts import Kaggle
 from labkit.errors import LabError
-from labkit.hardware.machine import Hardware
-from labkit.record import session
+from labkit.hardware import Hardware
 
 __all__ = ["kaggle"]
 

@@ -23,15 +23,14 @@ import psutil
 from labkit.diagnosis.facts import UNLIMITED, MachineFacts, NotebookKernel, Nvml, TorchBuild, nvml_from_json
 from labkit.diagnosis.kaggle_facts import kaggle
 from labkit.errors import LabError
-from labkit.launcher.checks import check_interface
-from labkit.hardware.machine import GpusUnknownError, Hardware, hardware, has_driver, torch_report
-from labkit.link import bandwidth as _bandwidth
-from labkit.link import preflight as _preflight
-from labkit.hardware.nvml import ask_nvml
-from labkit.launcher.torchrun import LEFTOVER_PREFIXES, LEFTOVERS
-from labkit.record import container, runs_root
-from labkit.record.folder import MARKER, check_root
-from labkit.view import frontend
+from labkit.hardware import GpusUnknownError, Hardware, ask_nvml, hardware, has_driver, torch_report
+from labkit.hardware import memory_limit as _memory_limit
+from labkit.launcher import LEFTOVER_PREFIXES, LEFTOVERS, check_interface
+from labkit.link import remembered_links, remembered_preflight
+from labkit.rank_files import MARKER
+from labkit.record import check_root, runs_root
+from labkit.view import is_headless as _is_headless
+from labkit.view import ui
 
 __all__ = ["gather", "kaggle"]  # and every other function without an underscore
 
@@ -121,7 +120,7 @@ def cores_of_machine(here: Hardware) -> int | None:
 
 
 def memory_limit(here: Hardware) -> int | None:
-    limit = container.memory_limit()
+    limit = _memory_limit()
     return UNLIMITED if limit is None or limit >= here.memory else limit
 
 
@@ -199,11 +198,11 @@ def wslconfig(here: Hardware) -> str | None:
 
 
 def front_end(here: Hardware) -> str:
-    return frontend.ui()
+    return ui()
 
 
 def is_headless(here: Hardware) -> bool:
-    return frontend.is_headless()
+    return _is_headless()
 
 
 def leftovers(here: Hardware) -> tuple[str, ...]:
@@ -215,7 +214,7 @@ def nccl_settings(here: Hardware) -> dict[str, str]:
 
 
 def preflight(here: Hardware) -> dict[str, Any] | None:
-    result = _preflight.remembered(here, here.default_ranks, here.backend)
+    result = remembered_preflight(here, here.default_ranks, here.backend)
     if result is None:
         return None
     when = datetime.fromtimestamp(result.when).strftime("%Y-%m-%d %H:%M")
@@ -226,6 +225,6 @@ def bandwidth(here: Hardware) -> dict[str, str]:
     """The measured time of each kind of collective, by number of ranks."""
     return {
         f"{kind} of {link.ranks}": f"{line} (off by {line.residual:.0%})"
-        for link in _bandwidth.remembered_links(here)
+        for link in remembered_links(here)
         for kind, line in link.kinds.items()
     }

@@ -15,12 +15,11 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from labkit.errors import LabError
-from labkit.export import FILES, log_of
+from labkit.export.exports import FILES, log_of
 from labkit.export.scalars import Point, attempt_starts, points
 from labkit.export.trackers import Log
-from labkit.record import RunFolder, read_state
 from labkit.files import write_json
-from labkit.record.measured.reader import rows
+from labkit.record import RunFolder, read_state, rows
 from labkit.text import plain
 
 __all__ = ["main"]

@@ -9,12 +9,9 @@ from itertools import groupby
 from typing import Any
 
 from labkit.export.refusals import no_records
-from labkit.record import RunFolder, RunReader
-from labkit.record.measured.metrics_file import Tail, finite, number
-from labkit.record.measured.rank_history import PHASES
-from labkit.record.measured.reader import rows
+from labkit.record import PHASES, RunFolder, RunReader, Tail, finite, number, rows
 from labkit.text import plain
-from labkit.view.words import together
+from labkit.words import together
 
 __all__ = ["Point", "attempt_starts", "points"]
 

@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from labkit.export.refusals import needs, no_records, not_written
-from labkit.record import RunFolder
-from labkit.record.measured.reader import COLUMNS, rows
+from labkit.record import COLUMNS, RunFolder, rows
 from labkit.text import plain
 
 __all__ = ["write_csv", "write_parquet"]

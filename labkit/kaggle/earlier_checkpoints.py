@@ -6,8 +6,7 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-from labkit.record import RunFolder
-from labkit.record.folder import slug
+from labkit.record import RunFolder, slug
 from labkit.session import input_folder, working_folder
 
 __all__ = ["previous_checkpoints"]

@@ -18,8 +18,7 @@ from typing import Any
 import psutil
 
 from labkit.errors import LaunchError
-from labkit.hardware.machine import Hardware, torch_report, without_kernels
-from labkit.hardware.torch_wheels import install_for
+from labkit.hardware import Hardware, install_for, torch_report, without_kernels
 from labkit.launcher.torchrun import LEFTOVER_PREFIXES
 from labkit.write import Script, is_composed, options_of
 

@@ -7,8 +7,8 @@ import subprocess
 import sys
 from collections.abc import Sequence
 
+from labkit.rank_files import MARKER, NODE_MARKER
 from labkit.record import RunFolder
-from labkit.record.folder import MARKER, NODE_MARKER
 
 __all__ = ["start_exporter"]
 

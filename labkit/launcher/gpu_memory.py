@@ -5,9 +5,9 @@ from __future__ import annotations
 import subprocess
 import time
 
-from labkit.hardware.nvml import ask_nvml
-from labkit.record import RunFolder
 from labkit.files import read_json
+from labkit.hardware import ask_nvml
+from labkit.record import RunFolder
 from labkit.text import gib
 
 __all__ = ["freed_in_words"]

@@ -8,7 +8,7 @@ from pathlib import Path
 from types import CodeType
 
 from labkit.record import RunFolder
-from labkit.worker.frames import with_late_resume
+from labkit.worker import with_late_resume
 
 __all__ = ["guest_code", "write_starting_files"]
 

@@ -11,9 +11,8 @@ from dataclasses import replace
 import psutil
 
 from labkit.launcher.rank_processes import cleans_up, command_in_words, is_alive
-from labkit.launcher.stop import GRACE_SECONDS, StopRequest, processes_of, sweep
-from labkit.record import RunFolder
-from labkit.record.left_running import LeftRunning, write_left_running
+from labkit.launcher.stopping import GRACE_SECONDS, StopRequest, processes_of, sweep
+from labkit.record import LeftRunning, RunFolder, write_left_running
 
 __all__ = ["LEFT_SECONDS", "Leftovers"]
 

@@ -8,11 +8,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from labkit.errors import RunFolderError
+from labkit.files import write_json
+from labkit.hardware import Hardware, platform_name
 from labkit.launcher import checks
-from labkit.hardware.machine import Hardware, platform_name
 from labkit.launcher.locks.gpus import gpus_of
 from labkit.launcher.request import Launchable, check, checkpoint_arguments, with_options
-from labkit.launcher.start import removed_on_failure, write_folder
+from labkit.launcher.starting import removed_on_failure, write_folder
 from labkit.launcher.torchrun import (
     TORCHRUN,
     assignments,
@@ -22,13 +23,12 @@ from labkit.launcher.torchrun import (
     recorded_environment,
 )
 from labkit.record import Nodes, RunFolder, runs_root
-from labkit.files import write_json
-from labkit.write.launch_options import LaunchOptions
+from labkit.write import LaunchOptions
 
-__all__ = ["create", "node_command", "plain_command", "torchrun_of_node"]
+__all__ = ["create_on_nodes", "node_command", "plain_command", "torchrun_of_node"]
 
 
-def create(
+def create_on_nodes(
     script: Launchable,
     nodes: Nodes,
     options: LaunchOptions,

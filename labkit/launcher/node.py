@@ -28,24 +28,32 @@ from pathlib import Path
 from typing import Any
 
 from labkit.errors import LabError, LaunchError
+from labkit.files import in_parallel, read_json, refresh, write_json
+from labkit.hardware import interface_of, is_loopback, own_address_towards, resolved
+from labkit.host import HOST, Identity, host_name
 from labkit.launcher import checks
 from labkit.launcher.causes.node_loss import MEETING_SECONDS
 from labkit.launcher.causes.several_nodes import conclusion
 from labkit.launcher.causes.signals import oom_kills
 from labkit.launcher.leftovers import LEFT_SECONDS, Leftovers
 from labkit.launcher.locks.checkpoints import lock_checkpoints
-from labkit.hardware.network import interface_of, is_loopback, own_address_towards, resolved
-from labkit.launcher.stop import SAVING_SECONDS, StopRequest
+from labkit.launcher.stopping import SAVING_SECONDS, StopRequest
 from labkit.launcher.supervisor import Supervisor, prepare
 from labkit.launcher.torchrun import rank_environment
 from labkit.launcher.watch.peers import CONCLUSIONS, ENDING_TIMEOUT_SECONDS, POLL_SECONDS, WORKS, Peer
 from labkit.launcher.watch.progress import Progress
-from labkit.record import Identity, Nodes, RunFolder, State, write_state
-from labkit.files import in_parallel, read_json, refresh, write_json
-from labkit.host import HOST, host_name
-from labkit.record.measured.fold import NodeFold, are_folded
-from labkit.record.nodes import beat, is_on_this_host, supervisor_of
 from labkit.rank_files import MODULES, NODE_MARKER
+from labkit.record import (
+    NodeFold,
+    Nodes,
+    RunFolder,
+    State,
+    are_folded,
+    beat,
+    is_on_this_host,
+    supervisor_of,
+    write_state,
+)
 
 __all__ = ["main"]
 

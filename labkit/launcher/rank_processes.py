@@ -13,7 +13,8 @@ from typing import Literal
 
 import psutil
 
-from labkit.record import Identity, RunFolder
+from labkit.host import Identity
+from labkit.record import RunFolder
 from labkit.text import plain
 
 __all__ = ["Disposition", "Work", "cleans_up", "command_in_words", "disposition", "is_alive", "named_ranks", "ranks_of"]

@@ -13,15 +13,23 @@ from typing import Any
 from zipfile import ZipFile, is_zipfile
 
 from labkit.errors import LaunchError, ScriptError
+from labkit.files import is_a
 from labkit.launcher import checks
 from labkit.launcher.torchrun import script_folder
 from labkit.record import RunFolder
-from labkit.files import is_a
 from labkit.session import current_folder, seconds_to_train
 from labkit.text import plain
-from labkit.write import Script, check_flags, command_line, completed, options_of, read_back, script_names
-from labkit.write.files import read_file
-from labkit.write.launch_options import LaunchOptions
+from labkit.write import (
+    LaunchOptions,
+    Script,
+    check_flags,
+    command_line,
+    completed,
+    options_of,
+    read_back,
+    read_file,
+    script_names,
+)
 
 __all__ = [
     "LaunchRequest",

@@ -17,10 +17,10 @@ from typing import Any
 
 import psutil
 
-from labkit.launcher.stop import descendants
-from labkit.record import Identity, RunFolder
 from labkit.files import write_json
-from labkit.host import host_name
+from labkit.host import Identity, host_name
+from labkit.launcher.stopping import descendants
+from labkit.record import RunFolder
 
 __all__ = ["main"]
 

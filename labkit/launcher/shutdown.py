@@ -19,11 +19,11 @@ from functools import cache
 
 import psutil
 
-from labkit.launcher.rank_processes import Work, disposition, is_alive, named_ranks, ranks_of
-from labkit.launcher.stop import GRACE_SECONDS, SAVING_SECONDS, StopRequest, processes_of, requested, sweep
-from labkit.record import Identity, Nodes, RunFolder
 from labkit.files import in_parallel, read_json
-from labkit.record.measured.metrics_file import finite
+from labkit.host import Identity
+from labkit.launcher.rank_processes import Work, disposition, is_alive, named_ranks, ranks_of
+from labkit.launcher.stopping import GRACE_SECONDS, SAVING_SECONDS, StopRequest, processes_of, requested, sweep
+from labkit.record import Nodes, RunFolder, finite
 
 __all__ = ["Shutdown", "torchrun_seconds"]
 

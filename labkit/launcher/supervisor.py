@@ -23,14 +23,16 @@ from typing import Any
 
 import psutil
 
+from labkit.files import is_deleted, read_json, write_json
+from labkit.hardware import may_have_gpus
+from labkit.host import Identity
 from labkit.launcher.causes.background_errors import background_errors
 from labkit.launcher.causes.explain import find_cause
 from labkit.launcher.causes.signals import oom_kills
-from labkit.hardware.machine import may_have_gpus
 from labkit.launcher.leftovers import Leftovers
 from labkit.launcher.locks.checkpoints import unlock_checkpoints
 from labkit.launcher.shutdown import Shutdown, torchrun_seconds
-from labkit.launcher.stop import (
+from labkit.launcher.stopping import (
     SAMPLER,
     StopRequest,
     processes_of,
@@ -45,11 +47,18 @@ from labkit.launcher.watch.host_names import HostNames
 from labkit.launcher.watch.programs import Programs
 from labkit.launcher.watch.progress import SURVIVOR_SECONDS, Closing, FirstRank, Progress
 from labkit.launcher.watch.stalls import Stalls
-from labkit.record import Identity, RunFolder, State, Tail, read_state, write_state
-from labkit.files import is_deleted, read_json, write_json
-from labkit.record.place import OpenFolder
 from labkit.rank_files import REACHABLE
-from labkit.record.state import FINAL_STATES, StateName, written_state
+from labkit.record import (
+    FINAL_STATES,
+    OpenFolder,
+    RunFolder,
+    State,
+    StateName,
+    Tail,
+    read_state,
+    write_state,
+    written_state,
+)
 
 Torchrun = subprocess.Popen[bytes] | ForkedTorchrun
 LIBC = ctypes.CDLL(None)  # loaded here because nothing may be loaded between fork and exec

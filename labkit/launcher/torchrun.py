@@ -10,9 +10,8 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from labkit.record import Nodes
-from labkit.record.folder import RunFolder
 from labkit.rank_files import FOLDER, HIDDEN, HOST, MARKER, NODE_MARKER
+from labkit.record import Nodes, RunFolder
 from labkit.session import current_folder
 
 __all__ = [

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from labkit.errors import LaunchError
-from labkit.launcher.checks import check_ranks
-from labkit.hardware.machine import Hardware, hardware
-from labkit.link.preflight import remembered as remembered_preflight
-from labkit.link.short_run import load, machine_key, short_run, store
+from labkit.hardware import Hardware, hardware
+from labkit.launcher import check_ranks
+from labkit.link.preflight import remembered_preflight
+from labkit.link.short_runs import load, machine_key, short_run, store
 
 __all__ = ["KINDS", "CollectiveTime", "Link", "fit", "measure_link", "remembered_link", "remembered_links"]
 

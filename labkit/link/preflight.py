@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from labkit.errors import LaunchError
-from labkit.launcher import checks
-from labkit.hardware.machine import Hardware, hardware
-from labkit.link.short_run import load, machine_key, short_run, store
+from labkit.hardware import Hardware, hardware
+from labkit.launcher import check_environment, check_interface, check_ranks
+from labkit.link.short_runs import load, machine_key, short_run, store
 
-__all__ = ["Preflight", "preflight", "remembered", "settings_for"]
+__all__ = ["Preflight", "try_link", "remembered_preflight", "link_settings"]
 
 HANDSHAKE = Path(__file__).with_name("handshake.py")
 RUNG_SECONDS = 45.0  # including the start-up of the ranks
@@ -49,21 +49,21 @@ class Preflight:
         return f"{len(self.ranks)} ranks communicate over {self.backend}{setting}: {where}"
 
 
-def settings_for(nproc_per_node: int | str, backend: str | None, env: Mapping[str, str] | None) -> dict[str, str]:
+def link_settings(nproc_per_node: int | str, backend: str | None, env: Mapping[str, str] | None) -> dict[str, str]:
     """The variables that this many ranks need to reach each other over NCCL. What works is remembered for this machine.
 
     Empty for one rank and on gloo, which needs none. Raises LaunchError when NCCL works with none of them.
     """
-    checks.check_environment(env or {})
+    check_environment(env or {})
     visible = (env or {}).get("CUDA_VISIBLE_DEVICES")
     machine = hardware(None if visible is None else str(visible))
-    ranks = checks.check_ranks(nproc_per_node, backend, machine)
+    ranks = check_ranks(nproc_per_node, backend, machine)
     if ranks < 2 or backend == "gloo" or ranks > len(machine.gpus):
         return {}
-    known = remembered(machine, ranks, "nccl")
+    known = remembered_preflight(machine, ranks, "nccl")
     if known is None or known.env is None:  # what failed may have lacked only memory
         print(f"testing NCCL between these {ranks} GPUs; settings that work are remembered", flush=True)
-        known = preflight(machine, ranks, "nccl", env=env)
+        known = try_link(machine, ranks, "nccl", env=env)
     if known.env is None:
         tried = "; ".join(f"{_assignments(t['env']) or 'defaults'}: {t['problem']}" for t in known.tried)
         raise LaunchError(
@@ -73,7 +73,7 @@ def settings_for(nproc_per_node: int | str, backend: str | None, env: Mapping[st
     return known.env
 
 
-def preflight(
+def try_link(
     machine: Hardware, ranks: int, backend: str, *, env: Mapping[str, str] | None = None, seconds: float = RUNG_SECONDS
 ) -> Preflight:
     """Let this many ranks sum a number, with one setting after another until it works, and store the result.
@@ -81,7 +81,7 @@ def preflight(
     Takes about 5 seconds when the first setting works, at most `seconds` per setting. Nothing is left running.
     """
     try:
-        checks.check_interface({**os.environ, **(env or {})}.get("GLOO_SOCKET_IFNAME", ""))
+        check_interface({**os.environ, **(env or {})}.get("GLOO_SOCKET_IFNAME", ""))
     except LaunchError as error:  # caused by the shell's environment, so not stored for the machine
         return Preflight(backend, None, [], [{"env": {}, "problem": str(error)}], None, time.time())
     tried: list[dict[str, Any]] = []
@@ -95,13 +95,13 @@ def preflight(
         tried.append({"env": rung, "problem": problem})
     else:
         result = Preflight(backend, None, [], tried, None, time.time())
-    store("preflight", machine_key(machine, ranks, backend), asdict(result))
+    store("try_link", machine_key(machine, ranks, backend), asdict(result))
     return result
 
 
-def remembered(machine: Hardware, ranks: int, backend: str) -> Preflight | None:
+def remembered_preflight(machine: Hardware, ranks: int, backend: str) -> Preflight | None:
     """The stored result of this machine, if its GPUs and torch are still the same."""
-    stored = load("preflight", machine_key(machine, ranks, backend))
+    stored = load("try_link", machine_key(machine, ranks, backend))
     try:
         return Preflight(**stored) if isinstance(stored, dict) else None
     except TypeError:

@@ -6,7 +6,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from labkit.launcher.causes.failure_advice import EXPANDABLE
+from labkit import words
+from labkit.launcher import EXPANDABLE
 from labkit.planner.alternatives import HALF, fused_adamw, half_of
 from labkit.planner.candidate import ALIKE, MARGIN, Candidate, evaluate, fastest, held_by, judged, lacks, needs
 from labkit.planner.constraints import refusal
@@ -19,11 +20,10 @@ from labkit.planner.scaling import bytes_per_parameter, largest_micro_batch
 from labkit.planner.search import Search
 from labkit.planner.speed.kernels import matrix_share
 from labkit.planner.speed.speed_model import SpeedModel
-from labkit.planner.variants import SUPERSEDED, extras_of, own_parameters, simplicity, under, variants
-from labkit.record.measured.peak import Peak
+from labkit.planner.variations import SUPERSEDED, extras_of, own_parameters, simplicity, under, variants
+from labkit.record import Peak
 from labkit.text import gib
-from labkit.view import words
-from labkit.view.plan_tables import band
+from labkit.view import band
 from labkit.write import Script, options_of, strategy_of
 
 __all__ = ["Advice", "advise"]

@@ -14,10 +14,10 @@ from labkit.planner.memory.peak import UnknownToFormulas, worst
 from labkit.planner.model.facts import ModelFacts
 from labkit.planner.speed.speed_model import SpeedModel
 from labkit.planner.speed.step_time import StepTime
-from labkit.planner.variants import simplicity
-from labkit.record.measured.peak import Peak
+from labkit.planner.variations import simplicity
+from labkit.record import Peak
 from labkit.text import gib
-from labkit.view.plan_tables import band
+from labkit.view import band
 from labkit.write import Script
 
 __all__ = ["MARGIN", "Candidate", "evaluate", "fastest", "held_by", "judged", "lacks", "needs", "unfit", "when"]

@@ -7,7 +7,7 @@ from functools import lru_cache
 from importlib.metadata import version
 
 from labkit.checking import check
-from labkit.launcher.checks import release_of
+from labkit.launcher import release_of
 from labkit.planner.layout import SCHEDULES_LOOPED, Layout
 from labkit.planner.memory.peak import variant_of
 from labkit.planner.model.facts import ModelFacts

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from difflib import get_close_matches
 
 from labkit.errors import LaunchError
-from labkit.hardware.machine import FP8, SYMMETRIC_MEMORY, Hardware, hardware
+from labkit.hardware import FP8, SYMMETRIC_MEMORY, Hardware, hardware
 
 __all__ = ["DEVICES", "THIS_MACHINE", "Device", "device_named", "devices_named", "this_machine"]
 

@@ -8,9 +8,19 @@ from functools import lru_cache
 from typing import Any
 
 from labkit.errors import LaunchError
-from labkit.write import Cell, Option, Script, command_line, completed, options_of, own_options, read_back, strategy_of
-from labkit.write.compose import library
-from labkit.write.options import options_of_part
+from labkit.write import (
+    Cell,
+    Option,
+    Script,
+    command_line,
+    completed,
+    library,
+    options_of,
+    options_of_part,
+    own_options,
+    read_back,
+    strategy_of,
+)
 
 __all__ = ["Layout", "able_to", "check_contract", "layout_of", "options_of_strategy"]
 

@@ -6,19 +6,13 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
+from labkit import words
+from labkit.files import read_text
 from labkit.planner.candidate import Candidate, when
 from labkit.planner.data_sheets import THIS_MACHINE
-from labkit.record import RunFolder, RunReader
-from labkit.files import read_text
-from labkit.record.measured.metrics_file import finite
-from labkit.record.measured.peak import CATEGORIES, Peak
-from labkit.text import escaped, plain
-from labkit.text import gib
-from labkit.view import words
-from labkit.view.charts.bars import Bar, bars, key
-from labkit.view.charts.images import as_image
-from labkit.view.live.tables import grid
-from labkit.view.plan_tables import aligned, band, memory_rows, percent_off
+from labkit.record import CATEGORIES, Peak, RunFolder, RunReader, finite
+from labkit.text import escaped, gib, plain
+from labkit.view import Bar, aligned, as_image, band, bars, grid, key, memory_rows, percent_off
 
 __all__ = ["Held", "Memory", "Trial"]
 

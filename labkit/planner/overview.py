@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from labkit import words
 from labkit.planner.alternatives import ways
 from labkit.planner.candidate import Candidate, evaluate, needs
 from labkit.planner.data_sheets import Device
 from labkit.planner.model.facts import ModelFacts
 from labkit.planner.speed.speed_model import SpeedModel
-from labkit.planner.variants import own_parameters
-from labkit.view import words
-from labkit.view.charts.bars import Bar
-from labkit.view.plan_tables import band
+from labkit.planner.variations import own_parameters
+from labkit.view import Bar, band
 from labkit.write import Script, options_of
 
 __all__ = ["bar_of", "outlook", "verdict_of"]

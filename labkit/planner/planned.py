@@ -9,7 +9,7 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 from labkit.errors import LaunchError
-from labkit.launcher.checks import release_of
+from labkit.launcher import release_of
 from labkit.planner.advice import Advice
 from labkit.planner.candidate import MARGIN, unfit
 from labkit.planner.data_sheets import Device
@@ -21,12 +21,9 @@ from labkit.planner.overview import bar_of
 from labkit.planner.scaling import break_even_curve, scaling_curves
 from labkit.planner.speed.speed_model import SpeedModel
 from labkit.planner.speed.step_time import StepTime
-from labkit.record.measured.peak import Peak
+from labkit.record import Peak
 from labkit.text import gib
-from labkit.view.charts.bars import Bar
-from labkit.view.charts.images import as_image
-from labkit.view.charts.plan_figures import break_even, memory_planned, scaling_planned
-from labkit.view.plan_tables import plan_html, plan_text
+from labkit.view import Bar, as_image, break_even, memory_planned, plan_html, plan_text, scaling_planned
 from labkit.write import Script
 
 if TYPE_CHECKING:

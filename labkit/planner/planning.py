@@ -11,7 +11,7 @@ from typing import Any
 
 from labkit.arguments import checked
 from labkit.errors import LaunchError
-from labkit.hardware.machine import hardware
+from labkit.hardware import hardware
 from labkit.planner.advice import advise
 from labkit.planner.alternatives import half_of
 from labkit.planner.candidate import lacks
@@ -26,7 +26,7 @@ from labkit.planner.model.sizes import states_alone
 from labkit.planner.networks import bandwidth_of
 from labkit.planner.planned import Plan
 from labkit.planner.speed.speed_model import SpeedModel, measure_speed
-from labkit.record.measured.peak import Peak
+from labkit.record import Peak
 from labkit.text import gib
 from labkit.write import Script, script_names
 

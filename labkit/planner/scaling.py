@@ -11,7 +11,7 @@ from labkit.planner.layout import Layout
 from labkit.planner.memory.peak import worst
 from labkit.planner.model.facts import ModelFacts
 from labkit.planner.speed.speed_model import SpeedModel
-from labkit.view.charts.plan_figures import Point
+from labkit.view import Point
 
 __all__ = ["break_even_curve", "bytes_per_parameter", "largest_micro_batch", "scaling_curves"]
 

@@ -5,57 +5,84 @@ so that a terminal can list runs without importing torch or widgets; its names a
 can use some of its modules without the others.
 """
 
-from __future__ import annotations
+from labkit.faces import face
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
-
+TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from labkit.record.folder import RunFolder
-    from labkit.host import Identity
-    from labkit.record.measured.metrics_file import Tail
-    from labkit.record.measured.reader import RankHistory, RunReader
-    from labkit.record.measured.series import Series
-    from labkit.record.nodes import Nodes
-    from labkit.record.state import FINAL_STATES, State, read_state, write_state
-    from labkit.record.stored_runs import find_run, list_runs, runs_root
-
-_LAZY = {
-    "FINAL_STATES": "state",
-    "Identity": "identity",
-    "Nodes": "nodes",
-    "RankHistory": "measured.reader",
-    "RunFolder": "folder",
-    "RunReader": "measured.reader",
-    "Series": "measured.series",
-    "State": "state",
-    "Tail": "measured.metrics_file",
-    "find_run": "stored_runs",
-    "list_runs": "stored_runs",
-    "read_state": "state",
-    "runs_root": "stored_runs",
-    "write_state": "state",
-}
-
-__all__ = [
-    "FINAL_STATES",
-    "Identity",
-    "Nodes",
-    "RankHistory",
-    "RunFolder",
-    "RunReader",
-    "Series",
-    "State",
-    "Tail",
-    "find_run",
-    "list_runs",
-    "read_state",
-    "runs_root",
-    "write_state",
-]
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _LAZY:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_LAZY[name]}"), name)
+    from labkit.record.folder import RUN_ID as RUN_ID
+    from labkit.record.folder import RunFolder as RunFolder  # The names of the files in one run folder
+    from labkit.record.folder import check_root as check_root  # Raises RunFolderError if runs cannot be stored there
+    from labkit.record.folder import slug as slug  # `name` reduced to characters that are safe in a file name on every
+    from labkit.record.hosts import HostHistory as HostHistory  # One machine, in memory that does not grow with the run
+    from labkit.record.leaving import LeftRunning as LeftRunning  # `processes` are such as "`python upload.py` (pid
+    from labkit.record.leaving import left_running as left_running  # What the supervisors of a run have written, by
+    from labkit.record.leaving import write_left_running as write_left_running  # Raises OSError
+    from labkit.record.measured.fold import NodeFold as NodeFold  # Folds the ranks of one node of an attempt
+    from labkit.record.measured.fold import NodeFolds as NodeFolds  # What the supervisors of the nodes have folded
+    from labkit.record.measured.fold import are_folded as are_folded  # Whether the ranks of such a run are folded
+    from labkit.record.measured.glance import Glance as Glance  # The newest `loss`, which may be NaN, and the finite
+    from labkit.record.measured.glance import glance as glance  # The newest attempt
+    from labkit.record.measured.intervals import intersection as intersection  # The time in both
+    from labkit.record.measured.intervals import subtracted as subtracted  # The time in `some` and not in `others`
+    from labkit.record.measured.intervals import total as total  # The total length in seconds
+    from labkit.record.measured.intervals import union as union  # The union, sorted
+    from labkit.record.measured.metric_names import is_evaluated as is_evaluated
+    from labkit.record.measured.metric_names import is_lower_better as is_lower_better
+    from labkit.record.measured.metric_names import parted as parted  # (data, metric)
+    from labkit.record.measured.metrics_file import Tail as Tail  # Reads the new records of one file
+    from labkit.record.measured.metrics_file import end_record as end_record  # The record of how a rank's script
+    from labkit.record.measured.metrics_file import finite as finite  # The value if it is a finite number, else None
+    from labkit.record.measured.metrics_file import number as number  # A metric's value
+    from labkit.record.measured.peak import CATEGORIES as CATEGORIES  # A storage that fits several categories counts
+    from labkit.record.measured.peak import Peak as Peak  # Bytes held at the peak, in total and by category
+    from labkit.record.measured.rank_history import DESCRIBING as DESCRIBING  # Reported values that describe the run,
+    from labkit.record.measured.rank_history import PHASES as PHASES
+    from labkit.record.measured.rank_history import RankHistory as RankHistory  # What one rank has written so far,
+    from labkit.record.measured.reader import COLUMNS as COLUMNS  # Every row has these columns, even if nothing was
+    from labkit.record.measured.reader import RunReader as RunReader  # All ranks of a run, through all its attempts
+    from labkit.record.measured.reader import rows as rows  # One row per attempt, rank and logged step, from all
+    from labkit.record.measured.series import Point as Point  # x, minimum, maximum, last
+    from labkit.record.measured.series import Series as Series  # At most `bins` bins, however many points are added
+    from labkit.record.measured.series import merged as merged  # Every `group` neighbours as one point, which has the
+    from labkit.record.measured.spans import COMMUNICATION as COMMUNICATION
+    from labkit.record.measured.spans import COMPUTE as COMPUTE
+    from labkit.record.measured.spans import WAITING as WAITING
+    from labkit.record.measured.spans import Span as Span  # From `start` to `end`, in seconds since the start of the
+    from labkit.record.measured.spans import bubble as bubble  # The fraction of time in which a pipeline's ranks are
+    from labkit.record.measured.spans import elapsed as elapsed  # Seconds from the first start to the last end
+    from labkit.record.measured.spans import read_spans as read_spans  # The spans of all ranks on one clock, sorted by
+    from labkit.record.nodes import Nodes as Nodes  # `hosts` are the names from the launch
+    from labkit.record.nodes import beat as beat  # Write a node's heartbeat, with its address towards the first node,
+    from labkit.record.nodes import heard_nodes as heard_nodes  # The names of a run's nodes that have not ended and
+    from labkit.record.nodes import is_on_this_host as is_on_this_host  # Whether a node's processes run on this host
+    from labkit.record.nodes import last_beat as last_beat  # `time` (seconds since the epoch, on that node's clock),
+    from labkit.record.nodes import record_starting_supervisor as record_starting_supervisor  # Record the identity of
+    from labkit.record.nodes import supervisor_is_starting as supervisor_is_starting  # Whether a run's supervisor has
+    from labkit.record.nodes import supervisor_of as supervisor_of  # The supervisor of a node, or of a run on one
+    from labkit.record.place import OpenFolder as OpenFolder  # A folder that is held open, so that it is found again
+    from labkit.record.place import belongs_to_another_user as belongs_to_another_user  # Whether a folder belongs to
+    from labkit.record.place import check_original as check_original  # The folder is not a copy of another one
+    from labkit.record.place import check_own as check_own  # The folder of a run belongs to this user
+    from labkit.record.place import original_of as original_of  # The folder that this one is a copy of
+    from labkit.record.requests import Decision as Decision
+    from labkit.record.requests import Meeting as Meeting  # How far the ranks have come, from one look at the folder
+    from labkit.record.requests import RequestFolder as RequestFolder  # The files of one request
+    from labkit.record.requests import is_only_writable_by as is_only_writable_by  # Whether these files and folders
+    from labkit.record.requests import post as post  # Append a request
+    from labkit.record.state import FINAL_STATES as FINAL_STATES
+    from labkit.record.state import State as State  # The state of a run
+    from labkit.record.state import StateName as StateName
+    from labkit.record.state import current_ranks as current_ranks  # The ranks of the newest attempt
+    from labkit.record.state import read_state as read_state  # The state of a run
+    from labkit.record.state import supervisor_is_alive as supervisor_is_alive
+    from labkit.record.state import supervisor_is_elsewhere as supervisor_is_elsewhere  # Whether the run belongs to
+    from labkit.record.state import write_state as write_state
+    from labkit.record.state import written_state as written_state  # The content of state.json
+    from labkit.record.stored_runs import find_run as find_run  # The run that `which` identifies
+    from labkit.record.stored_runs import list_runs as list_runs  # Run folders under the runs root, oldest first
+    from labkit.record.stored_runs import path_of as path_of  # The path that `which` is
+    from labkit.record.stored_runs import runs_root as runs_root  # Where runs are stored
+    from labkit.record.stored_runs import the_one as the_one  # The id that `which` is, or is a part of
+    from labkit.record.stored_runs import unfinished_launches as unfinished_launches  # Folders of launches that were
+else:
+    __getattr__, __dir__ = face(__name__)

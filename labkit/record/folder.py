@@ -11,8 +11,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from labkit import rank_files
 from labkit.errors import RunFolderError
-from labkit.record import rank_files
 from labkit.files import read_json
 from labkit.rank_files import MARKER, NODE_MARKER
 from labkit.text import plain

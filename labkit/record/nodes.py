@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from typing import Any, TypeGuard
 
 from labkit.files import read_json
-from labkit.record.folder import MOST_RANKS, RunFolder
 from labkit.host import Identity, boot_id
+from labkit.record.folder import MOST_RANKS, RunFolder
 from labkit.record.measured.metrics_file import finite
 
 __all__ = [

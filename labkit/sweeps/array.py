@@ -9,24 +9,31 @@ from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
-from labkit.cluster import slurm
-from labkit.cluster.job_options import JobOptions
-from labkit.cluster.slurm_runs import job_of, state_of, stop
-from labkit.cluster.submission import prepare, resolved, submit_array
+from labkit.cluster import (
+    JobOptions,
+    ask_array,
+    ask_slurm,
+    job_of,
+    prepare_submission,
+    resolved,
+    state_of_run,
+    stop_run,
+    submit_array,
+)
 from labkit.errors import LaunchError
-from labkit.launcher.start import removed_on_failure
 from labkit.files import write_json
+from labkit.launcher import removed_on_failure
 from labkit.sweeps.folder import Job, RunIndex, SweepFolder, SweepState
 from labkit.sweeps.options import SweepOptions
 from labkit.sweeps.points import parameters_of
 from labkit.sweeps.results import Result, counted
 from labkit.sweeps.stopping import stop_runs
-from labkit.write.launch_options import LaunchOptions
+from labkit.write import LaunchOptions
 
-__all__ = ["check", "missing", "settled", "stop_points", "submit_points"]
+__all__ = ["check_array", "missing_points", "settled_points", "stop_points", "submit_points"]
 
 
-def check(options: SweepOptions, job: JobOptions) -> JobOptions:
+def check_array(options: SweepOptions, job: JobOptions) -> JobOptions:
     """The job of every point with numbers for all counts. Raises LaunchError for options that Slurm cannot have."""
     if options.halving is not None:
         raise LaunchError(
@@ -39,17 +46,17 @@ def check(options: SweepOptions, job: JobOptions) -> JobOptions:
     return resolved(job)
 
 
-def missing(folder: SweepFolder, *, failed: bool = False) -> list[int]:
+def missing_points(folder: SweepFolder, *, failed: bool = False) -> list[int]:
     """The points that have neither run to their end nor wait in Slurm's queue; with `failed` also those that failed."""
     if array := folder.array():
-        slurm.ask_array(array)
+        ask_array(array)
     index = RunIndex(folder).poll()
     kept = ("succeeded",) if failed else ("succeeded", "failed")
 
     def is_missing(point: int) -> bool:
         if (run := index.get(Job(point))) is None:
             return True
-        state = state_of(run)
+        state = state_of_run(run)
         return state.state not in kept if state.is_final else job_of(run) is None
 
     return [point for point in range(len(folder.read_manifest()["points"])) if is_missing(point)]
@@ -69,7 +76,7 @@ def submit_points(folder: SweepFolder, points: Sequence[int], env: Mapping[str, 
             parameters, args = parameters_of(folder.checkpoints, manifest, Job(point))
             launch = LaunchOptions(args=args, name=f"{name}-{point}", runs_dir=folder.runs, env=env)
             mark = {"id": folder.id, "point": point, "rung": 0}
-            runs.append(prepare(script, launch, job, parameters, sweep=mark))
+            runs.append(prepare_submission(script, launch, job, parameters, sweep=mark))
             made.enter_context(removed_on_failure(runs[-1]))
         array = submit_array(runs, job, name=name, where=folder.path, at_once=options["at_once"], env=env)
     write_json(folder.agent, {"slurm": array})
@@ -77,7 +84,7 @@ def submit_points(folder: SweepFolder, points: Sequence[int], env: Mapping[str, 
     return array
 
 
-def settled(folder: SweepFolder, state: SweepState, results: Sequence[Result]) -> SweepState:
+def settled_points(folder: SweepFolder, state: SweepState, results: Sequence[Result]) -> SweepState:
     """The state of the sweep, which ends with its last point."""
     if state.is_final or any(result.is_pending for result in results):
         return state
@@ -92,9 +99,9 @@ def stop_points(results: Sequence[Result]) -> None:
     """Stop runs, also those that wait in the queue: these first, so that none starts instead of one that has ended."""
     runs = [result.folder for result in results if result.folder is not None and result.is_pending]
     runs.sort(key=lambda run: not _waits(job_of(run)))
-    stop_runs(runs, stop)
+    stop_runs(runs, stop_run)
 
 
 def _waits(job: str | None) -> bool:
-    answer = slurm.ask(job) if job else None
+    answer = ask_slurm(job) if job else None
     return answer is not None and answer.is_waiting

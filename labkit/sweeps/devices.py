@@ -8,9 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from labkit.errors import LaunchError
-from labkit.launcher import checks
-from labkit.hardware.machine import hardware
-from labkit.launcher.locks.gpus import cards, gpus_in_use, gpus_of
+from labkit.hardware import hardware
+from labkit.launcher import cards, check_environment, check_ranks, gpus_in_use, gpus_of
 
 __all__ = ["Room", "chosen", "room_for"]
 
@@ -46,9 +45,9 @@ class Room:
 
 def room_for(nproc_per_node: int | str, backend: str | None, at_once: int | None, env: Mapping[str, str]) -> Room:
     """What fits this machine. Raises LaunchError when one run does not fit, or not `at_once` of them."""
-    checks.check_environment(env)
+    check_environment(env)
     machine = hardware(env.get("CUDA_VISIBLE_DEVICES"))
-    ranks = checks.check_ranks(nproc_per_node, backend, machine)
+    ranks = check_ranks(nproc_per_node, backend, machine)
     gpus = tuple(gpus_of(machine, len(machine.gpus)))
     each = min(ranks, len(gpus))
     shared = {**os.environ, **env}.get(SHARE) == "1"

@@ -21,11 +21,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from labkit.errors import RunFolderError
-from labkit.record import FINAL_STATES, Identity, RunFolder, runs_root
 from labkit.files import is_a, read_bytes, read_json, write_json
-from labkit.record.folder import RUN_ID
-from labkit.record.place import original_of
-from labkit.record.stored_runs import path_of, the_one
+from labkit.host import Identity
+from labkit.record import FINAL_STATES, RUN_ID, RunFolder, original_of, path_of, runs_root, the_one
 from labkit.text import plain
 from labkit.write import Script
 

@@ -6,12 +6,11 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from labkit.text import escaped
 from labkit.sweeps.folder import SweepFolder, SweepState
 from labkit.sweeps.results import Results
 from labkit.sweeps.view import sweep_bundle, sweep_html
-from labkit.view.frontend import notebook_shell
-from labkit.view.live.dashboard import close
+from labkit.text import escaped
+from labkit.view import close, notebook_shell
 
 __all__ = ["SweepDashboard"]
 

@@ -8,9 +8,8 @@ from typing import Annotated, Any, Literal
 
 from labkit.arguments import AtLeastOne, Expected
 from labkit.errors import LaunchError
-from labkit.record.measured.metric_names import is_lower_better
-from labkit.write.call_options import expected, flag, whole_number
-from labkit.write.launch_options import LaunchOptions
+from labkit.record import is_lower_better
+from labkit.write import LaunchOptions, expected, flag, whole_number
 
 __all__ = ["SweepOptions"]
 

@@ -14,16 +14,22 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from labkit.cluster.job_options import JobOptions
+from labkit.cluster import JobOptions
 from labkit.errors import LabError, RunFolderError, ScriptError
-from labkit.launcher import checks
-from labkit.hardware.machine import platform_name
-from labkit.launcher.request import LaunchRequest, check, check_values, checkpoint_arguments, script_and_file
-from labkit.launcher.start import removed_on_failure
-from labkit.launcher.torchrun import recorded_environment
-from labkit.record import RunFolder, runs_root
 from labkit.files import write_json
-from labkit.record.folder import check_root
+from labkit.hardware import platform_name
+from labkit.launcher import (
+    LaunchRequest,
+    check,
+    check_arguments,
+    check_torch,
+    check_values,
+    checkpoint_arguments,
+    recorded_environment,
+    removed_on_failure,
+    script_and_file,
+)
+from labkit.record import RunFolder, check_root, runs_root
 from labkit.session import current_folder
 from labkit.sweeps.devices import room_for
 from labkit.sweeps.folder import SweepFolder, SweepState
@@ -52,8 +58,8 @@ def create(
     """
     options.check()
     points = expanded(parameters, points=options.points, samples=options.samples, seed=options.sample_seed)
-    checks.check_torch(platform_name())
-    args = checks.check_arguments(options.args)
+    check_torch(platform_name())
+    args = check_arguments(options.args)
     text, source = script_and_file(script)
     if job is None:
         ranks = room_for(options.nproc_per_node, options.backend, options.at_once, settings).ranks
@@ -168,7 +174,7 @@ def _checked(
     requests = []
     for point in points:
         parameters = dict(point)
-        words = [*args, *checks.check_arguments(parameters.pop("args", []))]
+        words = [*args, *check_arguments(parameters.pop("args", []))]
         names = frozenset(name for name, value in parameters.items() if value is not None).union(words[len(args) :])
         try:
             if names in checked:

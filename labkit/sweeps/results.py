@@ -6,15 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from labkit.cluster.slurm import ask_array
-from labkit.cluster.slurm_runs import state_of
-from labkit.record import RunFolder, RunReader
-from labkit.record.measured.metrics_file import finite
+from labkit import words
+from labkit.cluster import ask_array, state_of_run
+from labkit.record import RunFolder, RunReader, finite
 from labkit.sweeps.folder import Job, RunIndex, SweepFolder, SweepState
 from labkit.sweeps.points import varied
-from labkit.view import words
-from labkit.view.charts.bands import Line
-from labkit.view.live.run_charts import curves
+from labkit.view import Line, curves
 
 __all__ = ["Measured", "Result", "Results", "best_of", "counted", "measured"]
 
@@ -99,7 +96,7 @@ class Results:
     def _result(self, job: Job, run: RunFolder) -> Result:
         if run.id in self._final:
             return self._final[run.id]
-        state = state_of(run)  # read before the records, so that a final state comes with the last record
+        state = state_of_run(run)  # read before the records, so that a final state comes with the last record
         reader = self._readers.setdefault(run.id, RunReader(run))
         reader.read_all() if state.is_final else reader.poll()
         values, lines = measured(reader, self.metric), curves(reader)

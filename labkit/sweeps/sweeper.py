@@ -21,19 +21,15 @@ from pathlib import Path
 from typing import Any
 
 from labkit.errors import LabError
-from labkit.launcher.exporter import start_exporter
-from labkit.launcher.locks.gpus import GpusInUseError
-from labkit.launcher.start import start
-from labkit.launcher.stop import stop
-from labkit.record import RunFolder, RunReader, read_state
-from labkit.record.state import supervisor_is_alive
+from labkit.launcher import GpusInUseError, start, start_exporter, stop
+from labkit.record import RunFolder, RunReader, read_state, supervisor_is_alive
 from labkit.sweeps.devices import room_for
 from labkit.sweeps.folder import Job, RunIndex, SweepFolder, SweepState
 from labkit.sweeps.points import parameters_of
 from labkit.sweeps.results import counted, measured
 from labkit.sweeps.schedule import due
 from labkit.sweeps.stopping import STOPPING_AT_ONCE, stop_runs
-from labkit.write.launch_options import LaunchOptions
+from labkit.write import LaunchOptions
 
 POLL_SECONDS = 0.1
 GPU_POLL_SECONDS = 1.0  # looking for GPUs that other runs hold reads every process of the machine

@@ -4,19 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from labkit.text import escaped, plain
+from labkit import words
 from labkit.sweeps.folder import SweepState
 from labkit.sweeps.results import Result, Results, best_of, counted
-from labkit.view import words
-from labkit.view.charts.bands import MANY
-from labkit.view.charts.images import as_image
-from labkit.view.charts.spark import spark_svg
-from labkit.view.charts.svg import Chart, charts
-from labkit.view.live.page import MARKS, TINTS
-from labkit.view.live.run_charts import show_step
-from labkit.view.live.tables import CELL, HEAD, ROW, TABLE
-from labkit.view.plan_tables import aligned
-from labkit.view.run_list import parameter_text
+from labkit.text import escaped, plain
+from labkit.view import (
+    CELL,
+    HEAD,
+    MANY,
+    MARKS,
+    ROW,
+    TABLE,
+    TINTS,
+    Chart,
+    aligned,
+    as_image,
+    drawn_together,
+    parameter_text,
+    show_step,
+    spark_svg,
+)
 
 __all__ = ["headline", "named", "sweep_bundle", "sweep_html", "sweep_text"]
 
@@ -107,7 +114,7 @@ def _overlay(shown: Sequence[Result], lines: dict[int, int], seen: Results) -> s
         if series:
             label = names.__getitem__
             drawn.append(Chart(title, series, words.quantity, note=note, label=label, from_zero=False, log=None))
-    return charts(drawn, 2, show_step, "step")
+    return drawn_together(drawn, 2, show_step, "step")
 
 
 def _losses(result: Result) -> list[float]:

@@ -11,7 +11,7 @@ from typing import Any
 import labkit
 from labkit.errors import LabError
 from labkit.text import plain
-from labkit.verbs import AddVerb
+from labkit.verbs.adding import AddVerb
 from labkit.write import script_names
 
 __all__ = ["add_check_verb"]
@@ -47,7 +47,7 @@ def add_check_verb(verb: AddVerb) -> None:
 
 
 def _check(arguments: argparse.Namespace, rest: list[str]) -> int:
-    from labkit.checking.source import files_in  # as all that the help does not need
+    from labkit.checking import files_in  # as all that the help does not need
 
     if arguments.before:
         return _check_migration(arguments)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 import labkit
-from labkit.verbs import AddVerb
+from labkit.verbs.adding import AddVerb
 
 __all__ = ["add_doctor_verb"]
 

@@ -9,11 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from labkit.errors import LabError
-from labkit.kaggle.kernel_files import TWO_T4, Kernel, build, check_address
-from labkit.kaggle.service import Service
+from labkit.kaggle import TWO_T4, Kernel, Service, build, check_address
 from labkit.record import runs_root
-from labkit.text import plain
-from labkit.text import gib
+from labkit.text import gib, plain
 
 __all__ = ["add_kaggle_verbs"]
 
@@ -91,8 +89,7 @@ def _pull(arguments: argparse.Namespace, rest: list[str]) -> int:
 
 def _see_through(service: Service, kernel: str, arguments: argparse.Namespace, mark: str = "") -> int:
     """Follow a kernel to its end and fetch its runs. Returns 1 if it failed."""
-    from labkit.kaggle.follow import follow  # imports the views, which the help does not need
-    from labkit.kaggle.pull import pull_runs
+    from labkit.kaggle import follow, pull_runs  # imports the views, which the help does not need
 
     try:
         status = follow(service, kernel, mark=mark)
@@ -119,7 +116,7 @@ def _come_back(kernel: str) -> str:
 
 
 def _kernel(arguments: argparse.Namespace) -> Kernel:
-    from labkit.kaggle.wheel import wheel
+    from labkit.kaggle import wheel
 
     try:
         text = arguments.notebook.read_text(encoding="utf-8")

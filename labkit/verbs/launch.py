@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING
 import labkit
 from labkit.errors import LabError
 from labkit.text import plain
-from labkit.verbs import AddVerb
-from labkit.write import extra_options, options_of, script_names
-from labkit.write.launch_options import LaunchOptions
+from labkit.verbs.adding import AddVerb
+from labkit.write import LaunchOptions, extra_options, options_of, script_names
 
 if TYPE_CHECKING:
-    from labkit.write.options import Option
+    from labkit.write import Option
 
 __all__ = ["add_launch_verb"]
 
@@ -53,7 +52,7 @@ def _launch(arguments: argparse.Namespace, rest: list[str]) -> int:
 
 
 def _print_lines(script: str, options: LaunchOptions) -> int:
-    from labkit.cluster.hosts import lines_to_paste
+    from labkit.cluster import lines_to_paste
 
     if options.hosts is None:
         raise LabError("--print needs --hosts; on one machine, `labkit launch` prints the torchrun command")

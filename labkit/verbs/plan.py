@@ -6,9 +6,8 @@ import argparse
 from typing import Any
 
 import labkit
-from labkit.verbs import AddVerb
-from labkit.write import check_flags, completed, options_of, read_back, script_names
-from labkit.write.call_options import whole_number
+from labkit.verbs.adding import AddVerb
+from labkit.write import check_flags, completed, options_of, read_back, script_names, whole_number
 
 __all__ = ["add_plan_verb"]
 

@@ -11,15 +11,14 @@ from typing import TYPE_CHECKING, get_args
 import labkit
 from labkit.errors import LabError
 from labkit.export import FORMATS
-from labkit.record.place import belongs_to_another_user
-from labkit.record.state import StateName
+from labkit.record import StateName, belongs_to_another_user
 from labkit.text import plain
-from labkit.verbs import AddVerb
+from labkit.verbs.adding import AddVerb
 from labkit.verbs.slurm import follow
 
 if TYPE_CHECKING:
     from labkit.run import Run
-    from labkit.view.run_list import RunList
+    from labkit.view import RunList
 
 __all__ = ["add_run_verbs"]
 

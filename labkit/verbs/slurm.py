@@ -8,9 +8,9 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from labkit.cluster.job_options import JobOptions
+from labkit.cluster import JobOptions
 from labkit.text import plain
-from labkit.write.launch_options import LaunchOptions
+from labkit.write import LaunchOptions
 
 if TYPE_CHECKING:
     from labkit.run import Run
@@ -63,14 +63,14 @@ def _submit(arguments: argparse.Namespace, rest: list[str]) -> int:
 
 
 def _print(arguments: argparse.Namespace, rest: list[str]) -> int:
-    from labkit.cluster import submission
+    from labkit.cluster import plain_text, prepare_submission
 
     launch = LaunchOptions(args=rest, name=arguments.name, runs_dir=arguments.runs_dir)
     job = JobOptions.parsed(arguments)
     if arguments.plain:
-        print(submission.plain_text(arguments.script, launch, job), end="")
+        print(plain_text(arguments.script, launch, job), end="")
         return 0
-    folder = submission.prepare(arguments.script, launch, job, {})
+    folder = prepare_submission(arguments.script, launch, job, {})
     print(folder.launch_file.read_text(encoding="utf-8"), end="")
     file = Path(os.path.relpath(folder.launch_file))
     print(plain(f"submit it with: sbatch {file}\nfollow it with: labkit attach {folder.id}"), file=sys.stderr)

@@ -7,10 +7,10 @@ import ast
 from collections.abc import Sequence
 from typing import Any
 
-from labkit.cluster.job_options import JobOptions
+from labkit.cluster import JobOptions
 from labkit.errors import LabError
-from labkit.sweeps.options import SweepOptions
-from labkit.verbs import AddVerb
+from labkit.sweeps import SweepOptions
+from labkit.verbs.adding import AddVerb
 
 __all__ = ["add_sweep_verb"]
 

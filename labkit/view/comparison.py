@@ -10,20 +10,30 @@ from math import sqrt
 from statistics import mean, variance
 from typing import TYPE_CHECKING, Any
 
+from labkit import words
 from labkit.arguments import checked
 from labkit.errors import LabError
-from labkit.record import Nodes, RankHistory, RunFolder, RunReader, State, find_run, read_state
-from labkit.record.folder import slug
-from labkit.record.measured.glance import Glance
-from labkit.record.measured.metric_names import is_evaluated, is_lower_better
-from labkit.record.measured.metrics_file import finite, number
-from labkit.record.measured.rank_history import DESCRIBING
+from labkit.record import (
+    DESCRIBING,
+    Glance,
+    Nodes,
+    RankHistory,
+    RunFolder,
+    RunReader,
+    State,
+    find_run,
+    finite,
+    is_evaluated,
+    is_lower_better,
+    number,
+    read_state,
+    slug,
+)
 from labkit.text import escaped, plain
-from labkit.view import words
 from labkit.view.charts.bands import MANY, Line
 from labkit.view.charts.images import as_image
 from labkit.view.charts.run_figures import runs_together, scaling
-from labkit.view.charts.svg import COLOURS, Chart, charts, dot
+from labkit.view.charts.svg import COLOURS, Chart, dot, drawn_together
 from labkit.view.live.run_charts import curves, show_step
 from labkit.view.live.tables import grid
 from labkit.view.run_list import SortKeys, differing, metric_columns, parameter_text, sort_keys, sorted_by
@@ -298,7 +308,7 @@ class Comparison:
             )
             for title in titles
         ]
-        return charts(drawn, 2, show_step, "step", most_lines=MANY * MOST_CURVES) if drawn else ""
+        return drawn_together(drawn, 2, show_step, "step", most_lines=MANY * MOST_CURVES) if drawn else ""
 
     def _remarks(self) -> list[str]:
         return [plain(f"{s['name']}: {s['notice']}") for s in self.summaries if s["notice"]] + self.findings

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from labkit.record.measured.peak import CATEGORIES, Peak
-from labkit.text import escaped, plain
-from labkit.text import gib
-from labkit.view import words
+from labkit import words
+from labkit.record import CATEGORIES, Peak
+from labkit.text import escaped, gib, plain
 from labkit.view.charts.bars import Bar, bars, key
 from labkit.view.live.tables import grid
 

@@ -13,11 +13,10 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from labkit import words
+from labkit.files import read_source, read_text
 from labkit.record import RunFolder, RunReader, State, read_state
-from labkit.files import read_text
-from labkit.files import read_source
 from labkit.text import escaped
-from labkit.view import words
 from labkit.view.charts.bands import columns
 from labkit.view.charts.images import as_image
 from labkit.view.charts.svg import Chart, are_banded

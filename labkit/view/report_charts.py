@@ -9,9 +9,7 @@ from statistics import median
 from typing import Any
 
 from labkit.errors import LabError
-from labkit.record import RunReader
-from labkit.record.measured.metrics_file import finite
-from labkit.record.measured.spans import COMMUNICATION
+from labkit.record import COMMUNICATION, RunReader, finite
 from labkit.text import plain
 from labkit.view.charts.bands import MANY, Line, columns, outlier, ranges
 from labkit.view.charts.bars import Bar, bars, key

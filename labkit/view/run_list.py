@@ -11,18 +11,15 @@ from pathlib import Path
 from textwrap import shorten
 from typing import Any, SupportsIndex, TypeVar, overload
 
+from labkit import words
 from labkit.arguments import ZeroOrMore, checked
 from labkit.errors import LabError
-from labkit.record import State
-from labkit.record.measured.glance import Glance, glance
-from labkit.record.measured.metric_names import is_lower_better, parted
-from labkit.record.measured.metrics_file import finite
+from labkit.record import Glance, State, finite, glance, is_lower_better, parted
 from labkit.text import escaped, plain
-from labkit.view import words
 from labkit.view.charts.images import as_image
 from labkit.view.charts.spark import spark_svg, spark_text
 from labkit.view.live.tables import CELL, GAP, ROW, TABLE, WIDEST
-from labkit.write.compose import nearest
+from labkit.write import nearest
 
 __all__ = ["RunList", "SortKeys", "differing", "metric_columns", "parameter_text", "sort_keys", "sorted_by"]
 

@@ -9,9 +9,18 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from labkit.errors import LabError
-from labkit.record import RunFolder
-from labkit.record.measured.intervals import intersection, total, union
-from labkit.record.measured.spans import COMMUNICATION, COMPUTE, WAITING, Span, bubble, read_spans
+from labkit.record import (
+    COMMUNICATION,
+    COMPUTE,
+    WAITING,
+    RunFolder,
+    Span,
+    bubble,
+    intersection,
+    read_spans,
+    total,
+    union,
+)
 from labkit.text import plain
 from labkit.view.charts.images import as_image
 from labkit.view.charts.timeline_figures import animated, still

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from labkit.files import write_json
-from labkit.record.folder import RunFolder
+from labkit.record import RunFolder
 from labkit.text import first_line, shortened
 from labkit.worker.flight_recorder import record_collectives
 from labkit.worker.measures.memory import resident_set

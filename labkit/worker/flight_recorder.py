@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from labkit.files import write_json
-from labkit.record.folder import RunFolder
+from labkit.record import RunFolder
 
 __all__ = ["record_collectives"]
 

@@ -17,7 +17,14 @@ from labkit.worker.hooks import hook
 from labkit.worker.measures.communication import Communication
 from labkit.worker.measures.device_clock import DeviceClock, Unfinished
 from labkit.worker.measures.losses import SEVERAL_OPTIMIZERS, StepLoss
-from labkit.worker.measures.memory import allocator, computing_device, held_by, host_memory, optimizers, resident_set
+from labkit.worker.measures.memory import (
+    allocator,
+    computing_device,
+    held_by,
+    host_memory,
+    live_optimizers,
+    resident_set,
+)
 from labkit.worker.measures.profile import StepProfile
 from labkit.worker.measures.samples import Batches
 from labkit.worker.measures.trace import StepTrace, in_backward
@@ -307,7 +314,7 @@ class Probe:
         with torch._C.DisableTorchFunction():  # the script's modes do not see it
             if first is not None:
                 self._find_device(torch, first)
-            self.recorder.write({"k": "model"} | self._place | held_by(optimizers()))
+            self.recorder.write({"k": "model"} | self._place | held_by(live_optimizers()))
 
     def _find_device(self, torch: Any, optimizer: Any) -> None:
         """After the first step the script has chosen its device."""

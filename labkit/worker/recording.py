@@ -13,8 +13,8 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from labkit.record.folder import RunFolder
 from labkit.rank_files import PROFILE, TRACE_MEMORY
+from labkit.record import RunFolder
 from labkit.worker.flight_recorder import record_collectives
 from labkit.worker.frames import leave_out_of_compilation
 from labkit.worker.metrics_logger import Reports, listen

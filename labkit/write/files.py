@@ -6,8 +6,7 @@ import stat
 from pathlib import Path
 
 from labkit.errors import ScriptError
-from labkit.files import LARGEST_BYTES
-from labkit.files import decoded
+from labkit.files import LARGEST_BYTES, decoded
 
 __all__ = ["read_file", "text_of"]
 

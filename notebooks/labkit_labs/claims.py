@@ -10,14 +10,14 @@ from typing import Any, Self
 
 from labkit.errors import LabError
 from labkit.files import write_json
-from labkit.record.folder import slug
-from labkit.record.stored_runs import runs_root
+from labkit.record import slug
+from labkit.record import runs_root
 from labkit.text import plain
 from labkit.text import gib
 from labkit.run import Run
-from labkit.view import words
-from labkit.view.live.tables import grid
-from labkit.view.plan_tables import aligned
+from labkit import words
+from labkit.view import grid
+from labkit.view import aligned
 
 __all__ = ["Claim", "Claims", "amount"]
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from labkit_labs.draw.picture import Picture, stacked
-from labkit.view.frontend import ui
+from labkit.view import ui
 
 __all__ = ["explore"]
 

@@ -8,7 +8,7 @@ from typing import Any
 from labkit_labs.claims import amount
 from labkit.errors import LabError
 from labkit.text import escaped
-from labkit.view.frontend import ui
+from labkit.view import ui
 
 __all__ = ["YOURS", "Guess"]
 

@@ -15,7 +15,7 @@ from IPython.utils.capture import capture_output
 
 from labkit_labs.claims import Claims, amount
 from labkit.errors import LabError
-from labkit.hardware.machine import hardware
+from labkit.hardware import hardware
 from labkit.launching import launch
 from labkit_labs.draw.picture import Picture
 from labkit_labs.explore import explore
@@ -23,11 +23,11 @@ from labkit_labs.guesses import YOURS, Guess
 from labkit_labs.on_ranks import cells_text
 from labkit_labs.other_devices import Elsewhere, elsewhere
 from labkit.run import Run
-from labkit.view.frontend import ui
-from labkit.view.live.tables import grid
-from labkit.view.plan_tables import aligned
+from labkit.view import ui
+from labkit.view import grid
+from labkit.view import aligned
 from labkit.write import Script
-from labkit.write.contract import as_cell
+from labkit.write import as_cell
 
 __all__ = ["Lesson", "defined", "sized"]
 

@@ -9,13 +9,13 @@ from typing import Any
 from labkit.errors import LabError
 from labkit_labs.draw.charts.bars import bars
 from labkit_labs.draw.picture import Picture, stacked
-from labkit.planner.candidate import Candidate, unfit
-from labkit.planner.planned import Plan
-from labkit.planner.planning import plan
+from labkit.planner import Candidate, unfit
+from labkit.planner import Plan
+from labkit.planner import plan
 from labkit.text import escaped
-from labkit.view import words
-from labkit.view.live.tables import grid
-from labkit.view.plan_tables import aligned, band
+from labkit import words
+from labkit.view import grid
+from labkit.view import aligned, band
 
 __all__ = ["Elsewhere", "elsewhere"]
 

@@ -17,8 +17,8 @@ from conftest import SCRIPTS, marked_processes
 from faults.scene import last_step, read, wait_until
 
 import labkit
-from labkit.launcher.multinode import create, node_command
-from labkit.launcher.stop import stop
+from labkit.launcher.multinode import create_on_nodes, node_command
+from labkit.launcher.stopping import stop
 from labkit.record import Nodes, RunFolder, RunReader, read_state
 from labkit.write.launch_options import LaunchOptions
 
@@ -34,7 +34,7 @@ class Pair:
         nodes = Nodes(2, nproc_per_node, ("localhost", "localhost"))
         self.port = free_port()
         options = LaunchOptions(args=args)
-        self.folder = create(script, nodes, options, parameters, address="127.0.0.1", port=self.port)
+        self.folder = create_on_nodes(script, nodes, options, parameters, address="127.0.0.1", port=self.port)
         self.processes = {}
         for node in begin:
             self.begin(node)

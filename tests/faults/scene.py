@@ -20,7 +20,8 @@ import pytest
 from jupyter_client import KernelManager
 
 import labkit
-from labkit.record import Identity, RunFolder, RunReader, list_runs
+from labkit.host import Identity
+from labkit.record import RunFolder, RunReader, list_runs
 
 FAULTY = Path(__file__).parents[1] / "scripts" / "faulty.py"
 SHARED_MACHINE = 2

@@ -25,8 +25,8 @@ from faults.scene import ENDLESS, assert_over, falling, last_step, ranks_of, wai
 from sklearn.metrics import f1_score
 
 import labkit
-from labkit.launcher.stop import processes_of
-from labkit.record import Identity
+from labkit.host import Identity
+from labkit.launcher.stopping import processes_of
 
 SIZES = {"global_batch_size": 8, "precision": "fp64", "clip": 1.0}
 SMALL = (("width=128, heads=4, layers=4", "width=32, heads=2, layers=2"), ("limit=2**20", "limit=2**16"))

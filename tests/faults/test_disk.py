@@ -14,7 +14,7 @@ from faults.matrix import FAULTY
 from faults.scene import assert_over, wait_for_step, wait_until
 
 import labkit
-from labkit.launcher.stop import processes_of
+from labkit.launcher.stopping import processes_of
 from labkit.record import RunReader
 
 

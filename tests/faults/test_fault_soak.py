@@ -17,8 +17,8 @@ from faults.matrix import FAULTS, FAULTY
 from faults.scene import assert_over, wait_for_step
 
 import labkit
-from labkit.launcher.stop import processes_of
 from labkit.files import read_json
+from labkit.launcher.stopping import processes_of
 
 LAUNCHES = int(os.environ.get("LABKIT_SOAK", "100"))
 SEED = 20261121

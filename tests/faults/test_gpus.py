@@ -13,11 +13,11 @@ from faults.matrix import FAULTY
 from faults.scene import assert_over, read, wait_for_step, wait_until
 
 import labkit
-from labkit.launcher import hardware as hardware_module
-from labkit.launcher import start
+from labkit.hardware import machine as hardware_module
 from labkit.hardware.machine import Gpu, hardware
-from labkit.link import preflight, short_run
+from labkit.launcher import starting
 from labkit.launcher.locks.gpus import gpus_of
+from labkit.link import preflight, short_runs
 from labkit.machine import Machine
 from labkit.write.launch_options import LaunchOptions
 
@@ -46,7 +46,7 @@ def only_one_test(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 @pytest.fixture
 def two_gpus(only_one_test: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hardware_module, "_gpus", lambda visible: () if visible == "" else (T4, T4))
-    monkeypatch.setattr(preflight, "settings_for", lambda *_: {})
+    monkeypatch.setattr(preflight, "link_settings", lambda *_: {})
 
 
 RAISING = """import os, signal, time
@@ -137,18 +137,18 @@ def test_ranks_meet_and_what_they_said_is_kept_for_this_machine(monkeypatch: pyt
 def ladder(monkeypatch: pytest.MonkeyPatch, *rungs: dict[str, str]) -> None:
     """gloo climbs a ladder like NCCL's, made of settings that do or do not work for it."""
     monkeypatch.setattr(preflight, "NCCL_LADDER", rungs)
-    real = start.start
+    real = starting.start
 
     def over_gloo(script: Path, options: LaunchOptions, parameters: dict[str, object], **more: bool) -> object:
         return real(script, dataclasses.replace(options, args=["gloo", options.args[1]]), parameters, **more)
 
-    monkeypatch.setattr(short_run, "start", over_gloo)
+    monkeypatch.setattr(short_runs, "start", over_gloo)
 
 
 def test_the_ladder_is_climbed_until_a_setting_works_simulating_nccl(monkeypatch: pytest.MonkeyPatch) -> None:
     ladder(monkeypatch, {"GLOO_SOCKET_IFNAME": "none0"}, {"GLOO_SOCKET_IFNAME": "lo"})
 
-    found = preflight.preflight(hardware(), 2, "nccl", seconds=30)
+    found = preflight.try_link(hardware(), 2, "nccl", seconds=30)
 
     assert found.env == {"GLOO_SOCKET_IFNAME": "lo"}
     assert len(found.tried) == 1
@@ -167,7 +167,7 @@ def test_ranks_that_never_meet_are_given_up_in_time_simulating_nccl(
     monkeypatch.setattr(preflight, "HANDSHAKE", silent)
     ladder(monkeypatch, {}, {"NCCL_P2P_DISABLE": "1"})
 
-    found = preflight.preflight(hardware(), 2, "nccl", seconds=4)
+    found = preflight.try_link(hardware(), 2, "nccl", seconds=4)
 
     assert found.env is None
     assert [t["env"] for t in found.tried] == [{}, {"NCCL_P2P_DISABLE": "1"}]

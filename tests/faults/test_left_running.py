@@ -17,7 +17,7 @@ from faults.scene import assert_clean, read, the_run, wait_until
 import labkit
 from labkit.launcher import leftovers
 from labkit.launcher.leftovers import Leftovers
-from labkit.launcher.stop import StopRequest
+from labkit.launcher.stopping import StopRequest
 from labkit.record import RunFolder
 
 # Rank 0 leaves an upload of so many seconds, which a session of its own and an empty environment hide, if they can.

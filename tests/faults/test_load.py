@@ -13,7 +13,7 @@ from faults.matrix import FAULTY
 from faults.scene import assert_over, wait_for_step
 
 import labkit
-from labkit.launcher.stop import processes_of
+from labkit.launcher.stopping import processes_of
 
 HOSTILE = r"""
 import sys

@@ -14,9 +14,10 @@ import pytest
 from faults.scene import assert_clean, wait_until
 
 import labkit
-from labkit.launcher.watch import programs
-from labkit.record import Identity, RunFolder
 from labkit.files import read_json
+from labkit.host import Identity
+from labkit.launcher.watch import programs
+from labkit.record import RunFolder
 
 SCRIPT = """
 import os, sys, time

@@ -17,7 +17,7 @@ from faults.scene import SHARED_MACHINE, assert_clean, last_step, the_run, wait_
 
 import labkit
 from labkit.launcher.rank_processes import disposition
-from labkit.launcher.stop import stop
+from labkit.launcher.stopping import stop
 
 SIGNALLED = SCRIPTS / "signalled.py"
 SECONDS = 8.0  # longer than what a rank gets that does nothing

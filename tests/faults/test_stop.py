@@ -28,11 +28,11 @@ from faults.scene import (
 )
 
 import labkit
-from labkit.launcher import gpu_memory
-from labkit.launcher import stop as stopping
+from labkit.host import Identity
+from labkit.launcher import gpu_memory, stopping
 from labkit.launcher.rank_processes import is_alive
-from labkit.launcher.start import _supervisors
-from labkit.record import Identity, RunFolder
+from labkit.launcher.starting import _supervisors
+from labkit.record import RunFolder
 from labkit.record.nodes import supervisor_is_starting
 
 BOUND = 8.0  # seconds, of every stop

@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 from kagglesdk import kaggle_env
 
-from labkit.kaggle import follow
+from labkit.kaggle import following
 
 TOKEN, USER = "not-a-secret", "me"
 PAGE = 20  # files of an output in one answer
@@ -178,7 +178,7 @@ class Handler(BaseHTTPRequestHandler):
 @pytest.fixture
 def service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[StandIn]:
     """The stand-in, to which Kaggle's own client goes."""
-    monkeypatch.setattr(follow, "LOOK_SECONDS", 0.1)
+    monkeypatch.setattr(following, "LOOK_SECONDS", 0.1)
     monkeypatch.setenv("KAGGLE_API_TOKEN", TOKEN)
     monkeypatch.setenv("HOME", str(tmp_path))
     with stand_in(tmp_path / "kaggle") as service:

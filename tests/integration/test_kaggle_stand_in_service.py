@@ -16,9 +16,9 @@ from kagglesdk import kaggle_env
 
 import labkit
 from labkit.cli import main
-from labkit.kaggle import follow
-from labkit.record import RunFolder, State, write_state
 from labkit.files import write_json
+from labkit.kaggle import following
+from labkit.record import RunFolder, State, write_state
 from labkit.view.live.progress_line import read_progress_line
 
 pytest_plugins = ["integration.kaggle_stand_in"]  # its fixture `service`
@@ -125,7 +125,7 @@ def test_a_failed_notebook_is_reported_with_its_cause(service, notebook, capsys)
 
 
 def test_a_push_that_never_starts_is_reported(service, notebook, monkeypatch, capsys):
-    monkeypatch.setattr(follow, "PATIENCE_SECONDS", 0.5)
+    monkeypatch.setattr(following, "PATIENCE_SECONDS", 0.5)
     monkeypatch.setattr(StandIn, "_run", lambda self: None)
 
     assert main(["kaggle", "push", str(notebook("x = 1"))]) == 2

@@ -19,7 +19,7 @@ from nbconvert import HTMLExporter
 from nbconvert.preprocessors import ClearOutputPreprocessor
 
 import labkit
-from labkit.launcher.stop import processes_of
+from labkit.launcher.stopping import processes_of
 
 LAUNCH = f"import labkit\nrun = labkit.launch({str(SCRIPTS / 'faulty.py')!r}, nproc_per_node=2, steps=10_000)"
 

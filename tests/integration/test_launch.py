@@ -17,9 +17,8 @@ import torch
 from conftest import SCRIPTS
 
 import labkit
-from labkit import LabError, LaunchError, RankFailedError, Script, ScriptError
+from labkit import LabError, LaunchError, RankFailedError, Script, ScriptError, words
 from labkit.record import RunReader
-from labkit.view import words
 
 TINY = """
 import torch
@@ -389,7 +388,7 @@ def test_a_folder_in_place_of_the_state_is_a_lost_run_in_every_verb(tmp_path: Pa
 
 
 def test_a_launch_that_was_killed_is_listed_as_lost_and_its_folder_deleted_on_request(tmp_path: Path):
-    kill = "import os, labkit.launcher.start as start\n"
+    kill = "import os, labkit.launcher.starting as start\n"
     kill += "start.write_folder = lambda *_: os.kill(os.getpid(), 9)\n"
     runs = tmp_path / "runs"
     launch = f"{kill}import labkit\nlabkit.launch('ddp', runs_dir={str(runs)!r})\n"

@@ -12,8 +12,8 @@ import pytest
 from loops_alone import train_alone
 
 import labkit
+from labkit import words
 from labkit.record import RunReader
-from labkit.view import words
 
 START = """
 import json

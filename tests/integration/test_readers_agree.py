@@ -8,9 +8,9 @@ import time
 import pytest
 
 import labkit
-from labkit.record import RunReader
+from labkit import words
 from labkit.files import read_json
-from labkit.view import words
+from labkit.record import RunReader
 
 START = """
 import json, os, time

@@ -18,9 +18,9 @@ from faults.scene import Kernel
 
 import labkit
 from labkit import LabError, LaunchError, RankFailedError, RunFolderError, ScriptError, Sweep
-from labkit.launcher import hardware as hardware_module
-from labkit.hardware.machine import Gpu
 from labkit.files import read_json
+from labkit.hardware import machine as hardware_module
+from labkit.hardware.machine import Gpu
 from labkit.sweeps.folder import RunIndex
 from labkit.sweeps.options import SweepOptions
 from labkit.sweeps.prepare import create

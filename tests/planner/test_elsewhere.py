@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from labkit_labs.other_devices import elsewhere
+
 import labkit
 from labkit import Script
-from labkit_labs.other_devices import elsewhere
 from labkit.text import gib
 
 

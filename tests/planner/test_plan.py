@@ -14,8 +14,8 @@ from strategies.matrix import IMAGES, script
 
 import labkit
 from labkit import Script
-from labkit.launcher.checks import release_of
 from labkit.hardware.machine import hardware
+from labkit.launcher.checks import release_of
 from labkit.planner import constraints
 from labkit.planner.data_sheets import device_named
 from labkit.planner.layout import layout_of
@@ -23,7 +23,7 @@ from labkit.planner.memory.peak import UnknownToFormulas, peak, worst
 from labkit.planner.model.facts import facts_of
 from labkit.planner.model.rehearsal import rehearse
 from labkit.planner.speed.speed_model import SpeedModel
-from labkit.planner.variants import FOR_SOME, OTHER_TRAINING
+from labkit.planner.variations import FOR_SOME, OTHER_TRAINING
 from labkit.write import script_names
 
 DDP = Script.load("ddp")

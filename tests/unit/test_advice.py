@@ -19,7 +19,7 @@ from labkit.planner.model.facts import ByteCount, ModelFacts, Moment, Profile, U
 from labkit.planner.overview import bar_of, outlook, verdict_of
 from labkit.planner.scaling import break_even_curve, bytes_per_parameter, largest_micro_batch, scaling_curves
 from labkit.planner.speed.speed_model import SpeedModel
-from labkit.planner.variants import extras_of, needed, own_parameters, variants
+from labkit.planner.variations import extras_of, needed, own_parameters, variants
 from labkit.record.measured.peak import Peak
 from labkit.write import Script
 

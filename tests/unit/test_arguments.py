@@ -16,8 +16,8 @@ import labkit
 from labkit.arguments import AtLeastOne, Seconds, ZeroOrMore, checked
 from labkit.cluster.job_options import JobOptions
 from labkit.errors import LabError, LaunchError
-from labkit.record import RunFolder, State, write_state
 from labkit.files import write_json
+from labkit.record import RunFolder, State, write_state
 from labkit.sweeps.options import SweepOptions
 from labkit.view.run_list import RunList
 from labkit.write.launch_options import LaunchOptions

@@ -13,15 +13,15 @@ import pytest
 
 import labkit
 from labkit import Run
+from labkit import files as files_module
+from labkit.files import write_json
 from labkit.launcher.causes import failure_advice
 from labkit.launcher.causes.failure_advice import disk_advice, fragmented, memory_advice, memory_in_words
 from labkit.launcher.torchrun import attempt_command
 from labkit.record import RunFolder, RunReader, State, read_state, write_state
-from labkit.record import files as files_module
-from labkit.files import write_json
 from labkit.record.folder import RESERVE_BYTES
 from labkit.record.measured.reader import rows
-from labkit.view.charts.svg import charts
+from labkit.view.charts.svg import drawn_together
 from labkit.view.live.learning import training_loss
 from labkit.view.live.page import attempt_ended, run_html, run_text
 from labkit.view.live.run_charts import Look, run_charts
@@ -169,7 +169,7 @@ def test_the_view_shows_it(begun_again):
     assert "no rank has made progress &lt;b&gt;" in page
     assert "attempt 1 failed" in text
     assert "no rank has made progress <b>" in text
-    assert charts(run_charts(reader, Look())).count("↻") == 4
+    assert drawn_together(run_charts(reader, Look())).count("↻") == 4
 
 
 @pytest.mark.parametrize(

@@ -19,8 +19,10 @@ from hypothesis import strategies as st
 
 import labkit
 from labkit import Script, ScriptError
-from labkit.checking import KINDS, RULES, check
+from labkit.checking import check
 from labkit.checking.before_launch import warn
+from labkit.checking.findings import KINDS
+from labkit.checking.register import RULES
 from labkit.checking.rules.outdated import REPLACED
 from labkit.cli import main
 from labkit.write import script_names

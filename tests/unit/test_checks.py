@@ -8,8 +8,9 @@ import pytest
 
 import labkit
 from labkit.errors import LabError, LaunchError
+from labkit.hardware import machine as hardware_module
+from labkit.hardware.machine import Gpu, Hardware
 from labkit.launcher import checks
-from labkit.launcher import hardware as hardware_module
 from labkit.launcher.checks import (
     check_arguments,
     check_batch,
@@ -19,7 +20,6 @@ from labkit.launcher.checks import (
     check_torch,
     imports_in_doubt,
 )
-from labkit.hardware.machine import Gpu, Hardware
 from labkit.write import Script
 
 BATCH = Script.parse(

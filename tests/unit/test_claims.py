@@ -2,9 +2,9 @@ import json
 import math
 
 import pytest
+from labkit_labs.claims import Claims
 
 from labkit import LabError, Run
-from labkit_labs.claims import Claims
 from labkit.record import RunFolder
 
 

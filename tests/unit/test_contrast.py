@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from labkit import Run, compare
-from labkit.record import RunFolder, list_runs
 from labkit.files import write_json
+from labkit.record import RunFolder, list_runs
 from labkit.sweeps.folder import SweepFolder, SweepState
 from labkit.sweeps.results import Results
 from labkit.sweeps.view import sweep_html

@@ -18,19 +18,18 @@ import psutil
 import pytest
 
 import labkit
-from labkit import cli, data
+from labkit import cli, data, session
 from labkit.diagnosis import Diagnosis, MachineFacts, detections, diagnose, gather, kaggle_facts, probes
 from labkit.diagnosis.display import COLUMNS
 from labkit.diagnosis.facts import UNLIMITED, NotebookKernel, Process, TorchBuild, nvml_from_json
 from labkit.errors import LabError, LaunchError
-from labkit.launcher import hardware as hardware_module
+from labkit.hardware import machine as hardware_module
 from labkit.hardware.machine import ASKED_AGAIN, DRIVER_FILES, Gpu, driver_version, hardware, has_kernels
-from labkit.link.preflight import preflight, remembered
 from labkit.hardware.nvml import report
 from labkit.hardware.torch_wheels import install_for
+from labkit.link.preflight import remembered_preflight, try_link
 from labkit.machine import Machine
 from labkit.planner.data_sheets import this_machine
-from labkit.record import container, session
 from labkit.record.folder import check_root
 from labkit.view import frontend
 from labkit.worker.measures import memory as worker_memory
@@ -508,10 +507,10 @@ def test_a_folder_that_cannot_be_written_to_is_found_without_a_trace(monkeypatch
 def test_a_preflight_that_the_shell_prevents_is_not_kept_as_the_machines(monkeypatch):
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth99")
     here = hardware()
-    before = remembered(here, 2, "gloo")
+    before = remembered_preflight(here, 2, "gloo")
 
-    assert "no interface eth99" in str(preflight(here, 2, "gloo"))
-    assert remembered(here, 2, "gloo") == before
+    assert "no interface eth99" in str(try_link(here, 2, "gloo"))
+    assert remembered_preflight(here, 2, "gloo") == before
 
 
 def test_a_session_is_as_long_as_its_variable_says(monkeypatch, on_made_up_kaggle):
@@ -606,8 +605,8 @@ def test_the_memory_of_a_control_group_is_the_least_of_all_above_it(tmp_path, mo
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text + "\n")
     (tmp_path / "own").write_text(own)
-    monkeypatch.setattr(container, "GROUPS", tmp_path)
-    monkeypatch.setattr(container, "OWN_GROUPS", tmp_path / "own")
+    monkeypatch.setattr(hardware_module, "GROUPS", tmp_path)
+    monkeypatch.setattr(hardware_module, "OWN_GROUPS", tmp_path / "own")
 
     assert probes.memory_limit(hardware()) == expected
     assert worker_memory.host_memory() == (psutil.virtual_memory().total if expected == UNLIMITED else expected)
@@ -627,8 +626,8 @@ def test_the_planner_reckons_with_what_a_container_has_left(tmp_path, monkeypatc
     (group / now).write_text("50000000\n")
     (group / "memory.stat").write_text(f"anon 1\n{cached} 20000000\n")
     (tmp_path / "own").write_text(own)
-    monkeypatch.setattr(container, "GROUPS", tmp_path)
-    monkeypatch.setattr(container, "OWN_GROUPS", tmp_path / "own")
+    monkeypatch.setattr(hardware_module, "GROUPS", tmp_path)
+    monkeypatch.setattr(hardware_module, "OWN_GROUPS", tmp_path / "own")
 
     here = hardware("")
 

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from labkit.errors import RunFolderError
-from labkit.record import RunFolder, find_run, list_runs, runs_root
 from labkit.files import SLOW_SECONDS, in_parallel, read_json, write_json
+from labkit.record import RunFolder, find_run, list_runs, runs_root
 from labkit.record.folder import slug
 
 HOSTILE = [

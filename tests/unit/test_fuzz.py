@@ -17,7 +17,7 @@ import labkit
 from labkit.errors import LabError
 from labkit.launcher.causes.background_errors import background_errors
 from labkit.launcher.causes.explain import find_cause
-from labkit.launcher.stop import requested
+from labkit.launcher.stopping import requested
 from labkit.record import RunFolder, RunReader, read_state
 from labkit.view.charts.run_figures import runs_together
 from labkit.view.live.page import run_html

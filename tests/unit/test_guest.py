@@ -13,8 +13,8 @@ import pytest
 
 import labkit
 from labkit.launcher.invisible import write_starting_files
-from labkit.record import RunFolder
 from labkit.rank_files import FOLDER, GUEST, HIDDEN, RankFile
+from labkit.record import RunFolder
 from labkit.worker.guest import as_json, first_word
 
 LABKIT = Path(labkit.__file__).parents[1]

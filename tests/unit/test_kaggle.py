@@ -19,14 +19,14 @@ from slugify import slugify
 
 import labkit
 from labkit.errors import LabError
-from labkit.kaggle import follow
+from labkit.files import write_json
+from labkit.kaggle import following
 from labkit.kaggle.earlier_checkpoints import previous_checkpoints
-from labkit.kaggle.follow import _show
+from labkit.kaggle.following import _show
 from labkit.kaggle.kernel_files import MOST_BYTES, TWO_T4, build
 from labkit.kaggle.service import Status
-from labkit.kaggle.wheel import wheel
+from labkit.kaggle.wheels import wheel
 from labkit.record import RunFolder, runs_root
-from labkit.files import write_json
 from labkit.session import RESERVED_SECONDS, seconds_left, seconds_to_train, working_folder
 from labkit.view.live.terminal import StatusLine
 
@@ -218,7 +218,7 @@ def test_pip_installs_the_wheel_offline_and_it_makes_itself_again(own, tmp_path)
     (tmp_path / name).write_bytes(content)
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps", "--target", "there", name]
     subprocess.run(pip, cwd=tmp_path, check=True, timeout=60)
-    again = "import sys, labkit.kaggle.wheel as w; print(w.__file__); sys.stdout.flush(); "
+    again = "import sys, labkit.kaggle.wheels as w; print(w.__file__); sys.stdout.flush(); "
     again += "sys.stdout.buffer.write(w.wheel()[1])"
 
     done = subprocess.run(
@@ -279,32 +279,32 @@ class Made:
 
 @pytest.fixture
 def in_a_hurry(monkeypatch):
-    monkeypatch.setattr(follow, "LOOK_SECONDS", 0.01)
-    monkeypatch.setattr(follow, "PATIENCE_SECONDS", 0.1)
-    monkeypatch.setattr(follow, "OUTAGE_SECONDS", 0.2)
+    monkeypatch.setattr(following, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(following, "PATIENCE_SECONDS", 0.1)
+    monkeypatch.setattr(following, "OUTAGE_SECONDS", 0.2)
 
 
 def test_a_log_that_was_read_for_long_does_not_make_its_end_look_like_another_sessions(in_a_hurry, capsys):
     """The session is over when its log, in which the mark was long ago, has ended."""
     service = Made("RUNNING", "COMPLETE", log=["push 1", *"abc"], seconds=0.05)
 
-    assert follow.follow(service, "me/x", mark="push 1").name == "COMPLETE"
+    assert following.follow(service, "me/x", mark="push 1").name == "COMPLETE"
     assert capsys.readouterr().out.split() == ["a", "b", "c"]
 
 
 def test_a_log_that_is_cut_is_read_again_as_often_as_it_takes(in_a_hurry, capsys):
     service = Made(*["RUNNING"] * 4, "COMPLETE", log="ab", seconds=0.1, cuts=4)
 
-    assert follow.follow(service, "me/x").name == "COMPLETE"
+    assert following.follow(service, "me/x").name == "COMPLETE"
     assert capsys.readouterr().out.split() == ["a", "b"]
     with pytest.raises(LabError, match="the connection was cut"):
-        follow.follow(Made("COMPLETE", cuts=10_000), "me/x")
+        following.follow(Made("COMPLETE", cuts=10_000), "me/x")
 
 
 def test_an_outage_is_waited_out_and_one_that_does_not_end_is_told(in_a_hurry):
-    assert follow.follow(Made("RUNNING", *[None] * 5, "RUNNING", "ERROR"), "me/x").name == "ERROR"
+    assert following.follow(Made("RUNNING", *[None] * 5, "RUNNING", "ERROR"), "me/x").name == "ERROR"
     with pytest.raises(LabError, match="no answer"):
-        follow.follow(Made("RUNNING", None), "me/x")
+        following.follow(Made("RUNNING", None), "me/x")
 
 
 # In a session

@@ -10,9 +10,6 @@ import xml.etree.ElementTree as ElementTree
 from types import SimpleNamespace
 
 import pytest
-
-import labkit
-from labkit import LabError, Script
 from labkit_labs import Lesson, defined, draw, sized
 from labkit_labs.draw.charts.float_formats import FORMATS, limits
 from labkit_labs.draw.over_ranks.mesh import groups
@@ -24,6 +21,9 @@ from labkit_labs.labs.traffic import noting_bytes, sent_in_a_step
 from labkit_labs.lesson import Score, _script
 from labkit_labs.on_ranks import cells_text
 from labkit_labs.other_devices import elsewhere
+
+import labkit
+from labkit import LabError, Script
 from labkit.record import RunFolder
 
 SVG = "{http://www.w3.org/2000/svg}"

@@ -11,12 +11,12 @@ import pytest
 from many_hosts import many_hosts
 from rich.console import Console
 
-from labkit.record import RunReader, Series, State, files
+from labkit import files, words
 from labkit.files import write_json
+from labkit.record import RunReader, Series, State
 from labkit.record.measured import metrics_file
 from labkit.record.nodes import beat
 from labkit.run import attach
-from labkit.view import words
 from labkit.view.live import dashboard
 from labkit.view.live.by_host import by_host, names_of, ranges
 from labkit.view.live.dashboard import Dashboard

@@ -15,22 +15,23 @@ import labkit
 from labkit.cluster import hosts, remote, slurm_runs, ssh
 from labkit.cluster.hosts import _ranks
 from labkit.errors import LaunchError
-from labkit.launcher import hardware, node
+from labkit.files import is_deleted, write_json
+from labkit.hardware import machine as hardware
+from labkit.hardware.machine import Gpu, GpusUnknownError, Hardware
+from labkit.hardware.network import interface_of, own_address_towards, resolved
+from labkit.host import HOST, Identity, host_name
+from labkit.launcher import node
 from labkit.launcher.causes import stacks
 from labkit.launcher.causes.several_nodes import conclusion
-from labkit.hardware.machine import Gpu, GpusUnknownError, Hardware
 from labkit.launcher.locks import gpus
-from labkit.launcher.multinode import create, node_command, torchrun_of_node
-from labkit.hardware.network import interface_of, own_address_towards, resolved
+from labkit.launcher.multinode import create_on_nodes, node_command, torchrun_of_node
 from labkit.launcher.node import check_port, main
 from labkit.launcher.supervisor import Supervisor
 from labkit.launcher.torchrun import rank_environment
 from labkit.launcher.watch import peers
 from labkit.launcher.watch.peers import Peer
 from labkit.launcher.watch.progress import Progress
-from labkit.record import Identity, Nodes, State, read_state, write_state
-from labkit.files import is_deleted, write_json
-from labkit.host import HOST, host_name
+from labkit.record import Nodes, State, read_state, write_state
 from labkit.record.nodes import beat, heard_nodes, is_heard, last_beat
 from labkit.record.state import merged
 from labkit.sweeps.devices import Room
@@ -288,7 +289,9 @@ def test_ranks_on_another_host_are_asked_through_the_folder(run, monkeypatch):
 
 def test_the_line_of_a_node_is_a_prefix_before_plain_torchrun(runs_dir):
     env = {"OMP_NUM_THREADS": "1", "HF_TOKEN": "secret"}
-    run = create("ddp", Nodes(2, 2, ("hA", "hB")), LaunchOptions(env=env), {"steps": 5}, address="10.0.0.1", port=29501)
+    run = create_on_nodes(
+        "ddp", Nodes(2, 2, ("hA", "hB")), LaunchOptions(env=env), {"steps": 5}, address="10.0.0.1", port=29501
+    )
     command = node_command(run, 1, "10.0.0.1", 29501)
 
     where = command.index("--")
@@ -307,7 +310,7 @@ def test_the_line_of_a_node_is_a_prefix_before_plain_torchrun(runs_dir):
 
 def test_a_run_that_cannot_be_made_leaves_no_folder(runs_dir):
     with pytest.raises(LaunchError, match="cannot be split evenly into 3 ranks"):
-        create("ddp", Nodes(3, 1), LaunchOptions(), {"global_batch_size": 8})
+        create_on_nodes("ddp", Nodes(3, 1), LaunchOptions(), {"global_batch_size": 8})
     assert not list(runs_dir.glob("*"))
 
 

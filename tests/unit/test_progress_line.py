@@ -8,7 +8,7 @@ import pytest
 
 from labkit.record import RunReader, State
 from labkit.view.live.progress_line import progress_line, read_progress_line
-from labkit.view.words import headline
+from labkit.words import headline
 
 
 @pytest.fixture

@@ -2,10 +2,10 @@ import math
 
 import pytest
 
+from labkit import words
 from labkit.record import RunReader, Tail
 from labkit.record.measured.rank_history import KEPT_NAMES, KEPT_REPORTS, RankHistory
 from labkit.record.measured.reader import rows
-from labkit.view import words
 
 META = {"k": "meta", "t": 100.0, "rank": 0, "device": "cpu"}
 

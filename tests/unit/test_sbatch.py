@@ -15,7 +15,7 @@ from labkit import LabError, LaunchError, Script
 from labkit.cluster.job_options import JobOptions
 from labkit.cluster.sbatch import NODE, LaunchFile, array_text, sbatch_text
 from labkit.cluster.slurm import tasks_in
-from labkit.cluster.submission import plain_text, prepare
+from labkit.cluster.submission import plain_text, prepare_submission
 from labkit.cluster.timelimit import seconds_of
 from labkit.write.launch_options import LaunchOptions
 
@@ -148,7 +148,7 @@ def test_torchruns_own_parser_reads_the_command_of_a_job_as_meant(form, tmp_path
     script.write_text("import sys\n")
     launch = LaunchOptions(args=["--log", "x", "--", "--nnodes=9"])
     job = replace(TWO_NODES, nodes=1)
-    run = prepare(script, launch, job, {}) if form == "labkit" else None
+    run = prepare_submission(script, launch, job, {}) if form == "labkit" else None
 
     text = run.launch_file.read_text() if run else plain_text(script, launch, job)
     command = started_by(text, sys.executable, tmp_path)
@@ -235,12 +235,12 @@ def test_a_run_has_one_job_however_often_its_file_is_submitted(tmp_path):
 @pytest.mark.parametrize("option", ["--output=x", "-ox", "--nodes=3", "-N3", "--no-requeue", "--array=1-3", "--ntasks"])
 def test_what_the_launch_file_itself_says_is_no_further_option(option, runs_dir):
     with pytest.raises(LaunchError, match="conflicts with an option of the launch file"):
-        prepare("ddp", LaunchOptions(), replace(TWO_NODES, options=["--qos=high", option]), {})
+        prepare_submission("ddp", LaunchOptions(), replace(TWO_NODES, options=["--qos=high", option]), {})
     assert not list(runs_dir.glob("*"))
 
 
 def test_a_job_of_labkit_s_own_script_can_save_and_resume():
-    folder = prepare("ddp", LaunchOptions(), TWO_NODES, {})
+    folder = prepare_submission("ddp", LaunchOptions(), TWO_NODES, {})
 
     assert Script.load(folder.script) == Script.load("ddp", "checkpoints")
     assert f"--checkpoint-dir {folder.checkpoints}" in folder.launch_file.read_text()

@@ -23,7 +23,7 @@ from labkit.errors import LabError, LaunchError, RankFailedError
 from labkit.launcher.causes.stacks import RankStack
 from labkit.launcher.causes.stuck import Stacks
 from labkit.launcher.checks import check_arguments
-from labkit.launcher.stop import processes_of
+from labkit.launcher.stopping import processes_of
 from labkit.record import RunFolder, RunReader, State, read_state, write_state
 from labkit.view.live.page import run_html
 from labkit.write import Cell

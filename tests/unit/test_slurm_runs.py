@@ -8,7 +8,7 @@ import os
 import pytest
 
 from labkit.cluster import slurm
-from labkit.cluster.slurm_runs import job_in_words, job_of, state_of, stop
+from labkit.cluster.slurm_runs import job_in_words, job_of, state_of_run, stop_run
 from labkit.record import RunFolder, State, read_state, write_state
 
 TOLD = 'echo "JobId=7 JobName=x JobState=$(cat {folder}/job-state) Reason=None Restarts=0 ExitCode=1:0 StdOut={out} "'
@@ -37,13 +37,13 @@ def run(tmp_path, monkeypatch):
 
 def test_what_slurm_said_at_the_end_is_kept_and_slurm_is_asked_no_more(run, tmp_path):
     (tmp_path / "job-state").write_text("COMPLETING")
-    assert state_of(run).state == "running"
+    assert state_of_run(run).state == "running"
     (tmp_path / "job-state").write_text("TIMEOUT")
-    state = state_of(run)
+    state = state_of_run(run)
     asked = (tmp_path / "asked").read_text()
 
     assert (state.state, state.cause["sentence"]) == ("failed", "Slurm ended job 7: it reached its time limit")
-    assert state_of(run) == state == read_state(run)
+    assert state_of_run(run) == state == read_state(run)
     assert (tmp_path / "asked").read_text() == asked
 
 
@@ -52,7 +52,7 @@ def test_another_cluster_s_job_of_that_number_tells_nothing(run, tmp_path):
     elsewhere = tmp_path / "elsewhere"
     run.path.rename(elsewhere)
 
-    assert state_of(RunFolder(elsewhere)).cause["sentence"] == "the supervisor on n1 received SIGTERM"
+    assert state_of_run(RunFolder(elsewhere)).cause["sentence"] == "the supervisor on n1 received SIGTERM"
     assert json.loads((elsewhere / "state.json").read_text())["state"] == "starting"
 
 
@@ -71,7 +71,7 @@ def test_whether_a_job_is_over_is_said_by_slurm_only(run, tmp_path, monkeypatch)
 def test_a_run_without_a_job_is_what_its_folder_says(run, tmp_path):
     run.job.unlink()
 
-    assert state_of(run) == read_state(run)
+    assert state_of_run(run) == read_state(run)
     assert not (tmp_path / "asked").exists()
 
 
@@ -84,7 +84,7 @@ def test_what_is_no_job_s_number_is_no_word_of_a_command_line(run, tmp_path, job
     run.job.write_text(json.dumps({"job": job}))
 
     assert job_of(run) is None
-    assert stop(run).state == "stopped"
+    assert stop_run(run).state == "stopped"
     assert not (tmp_path / "asked").exists()
 
 
@@ -100,7 +100,7 @@ def test_before_a_run_is_taken_for_lost_its_folders_are_asked_for_anew(run, tmp_
     (tmp_path / "job-state").write_text("COMPLETED")
     for place in (run.nodes, run.node(1).path):
         os.utime(place, (0, 0))
-    state_of(run)
+    state_of_run(run)
     assert run.nodes.stat().st_mtime > 0 < run.node(1).path.stat().st_mtime
 
 
@@ -111,5 +111,5 @@ def test_what_saved_and_goes_on_is_not_over_because_another_cluster_does_not_kno
     for name, says in (("scontrol", "Invalid job id specified"), ("sacct", "disabled")):
         (tmp_path / name).write_text(f"#!/bin/sh\necho {says} >&2; exit 1\n")
         (tmp_path / name).chmod(0o755)
-    state_of(run)
+    state_of_run(run)
     assert json.loads(run.state.read_text())["state"] == "starting"

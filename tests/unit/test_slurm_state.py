@@ -13,7 +13,7 @@ from labkit.cluster import slurm
 from labkit.cluster.job_options import JobOptions
 from labkit.cluster.slurm import Job, most_gpus
 from labkit.cluster.slurm_state import with_job
-from labkit.cluster.submission import prepare
+from labkit.cluster.submission import prepare_submission
 from labkit.record import State
 from labkit.view.live.page import attempt_ended
 from labkit.write.launch_options import LaunchOptions
@@ -219,45 +219,45 @@ FORGOTTEN = 'echo "slurm_load_jobs error: Invalid job id specified" >&2; exit 1'
 def test_a_job_that_the_controller_has_forgotten_is_looked_up_in_the_accounts(tmp_path, monkeypatch):
     commands(tmp_path, monkeypatch, scontrol=FORGOTTEN, sacct="echo 'CANCELLED by 1000|0:15|n[1-2]|None'")
 
-    assert slurm.ask("42") == Job("42", "CANCELLED", nodes="n[1-2]", exit_code=0)
+    assert slurm.ask_slurm("42") == Job("42", "CANCELLED", nodes="n[1-2]", exit_code=0)
 
 
 def test_without_accounts_it_is_gone(tmp_path, monkeypatch):
     accounts = 'echo "Slurm accounting storage is disabled" >&2; exit 1'
     commands(tmp_path, monkeypatch, scontrol=FORGOTTEN, sacct=accounts)
 
-    assert slurm.ask("42").state == "GONE"
+    assert slurm.ask_slurm("42").state == "GONE"
 
 
 def test_without_a_command_for_accounts_it_is_gone_too(tmp_path, monkeypatch):
     commands(tmp_path, monkeypatch, scontrol=FORGOTTEN)
     monkeypatch.setenv("PATH", str(tmp_path))
 
-    assert slurm.ask("42").state == "GONE"
+    assert slurm.ask_slurm("42").state == "GONE"
 
 
 def test_slurm_is_asked_once_however_often_the_run_is(tmp_path, monkeypatch):
     commands(tmp_path, monkeypatch, scontrol="echo 'JobId=42 JobName=x JobState=RUNNING Reason=None Restarts=0 '")
-    assert {slurm.ask("42").state for _ in range(50)} == {"RUNNING"}
+    assert {slurm.ask_slurm("42").state for _ in range(50)} == {"RUNNING"}
 
     assert (tmp_path / "asked").read_text().split() == ["scontrol"]
-    slurm.ask("42", refresh=True)
+    slurm.ask_slurm("42", refresh=True)
     assert (tmp_path / "asked").read_text().split() == ["scontrol"] * 2
 
 
 def test_a_controller_that_does_not_answer_is_not_a_job_that_is_gone(tmp_path, monkeypatch):
     commands(tmp_path, monkeypatch, scontrol="echo 'JobId=42 JobName=x JobState=RUNNING Reason=None '")
-    assert slurm.ask("42").state == "RUNNING"
+    assert slurm.ask_slurm("42").state == "RUNNING"
     commands_say = 'echo "slurm_load_jobs error: Unable to contact slurm controller" >&2; exit 1'
     (tmp_path / "scontrol").write_text(f"#!/bin/sh\n{commands_say}\n")
 
-    assert slurm.ask("42", refresh=True).state == "RUNNING"
+    assert slurm.ask_slurm("42", refresh=True).state == "RUNNING"
 
 
 def test_a_controller_that_does_not_answer_is_not_asked_for_every_run(tmp_path, monkeypatch):
     commands(tmp_path, monkeypatch, scontrol='echo "Unable to contact slurm controller" >&2; exit 1')
 
-    assert [slurm.ask(str(number)) for number in range(20)] == [None] * 20
+    assert [slurm.ask_slurm(str(number)) for number in range(20)] == [None] * 20
     assert (tmp_path / "asked").read_text().split() == ["scontrol"]
 
 
@@ -301,7 +301,7 @@ def test_an_option_that_the_launch_file_counts_on_is_refused(tmp_path, option):
     job = JobOptions(time="10", nodes=2, nproc_per_node=1, options=asked)
 
     with pytest.raises(LaunchError, match="conflicts with an option of the launch file"):
-        prepare("ddp", LaunchOptions(runs_dir=tmp_path), job, {})
+        prepare_submission("ddp", LaunchOptions(runs_dir=tmp_path), job, {})
 
     assert not list(tmp_path.iterdir())
 

@@ -9,14 +9,14 @@ import psutil
 import pytest
 
 import labkit
-from labkit import LabError
-from labkit.launcher import stop as stopping
-from labkit.launcher.start import _supervisors
-from labkit.record import FINAL_STATES, Identity, RunFolder, State, read_state, write_state
-from labkit.record import state as state_module
+from labkit import LabError, words
 from labkit.files import write_json
+from labkit.host import Identity
+from labkit.launcher import stopping
+from labkit.launcher.starting import _supervisors
+from labkit.record import FINAL_STATES, RunFolder, State, read_state, write_state
+from labkit.record import state as state_module
 from labkit.record.nodes import record_starting_supervisor
-from labkit.view import words
 
 FINAL = ("succeeded", "failed", "stopped", "lost")
 

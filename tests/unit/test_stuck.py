@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
+from labkit.files import write_json
 from labkit.launcher.causes import stacks
 from labkit.launcher.causes.stacks import Frame, RankStack, _readable, crash_frames, main_thread
 from labkit.launcher.causes.stuck import Stacks, explain
-from labkit.files import write_json
 from labkit.write import Script
 
 SCRIPT = Script.parse("# %% setup\nimport time\n\n# %% main\ntime.sleep(600)\nwork()\n", name="train.py")

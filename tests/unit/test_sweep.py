@@ -11,8 +11,9 @@ import pytest
 from conftest import SCRIPTS
 
 from labkit.errors import LabError, LaunchError, RunFolderError
-from labkit.record import Identity, RunFolder, list_runs
 from labkit.files import write_json
+from labkit.host import Identity
+from labkit.record import RunFolder, list_runs
 from labkit.record.stored_runs import unfinished_launches
 from labkit.sweeps.devices import chosen
 from labkit.sweeps.folder import Job, RunIndex, SweepFolder, SweepState, find_sweep

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from labkit.diagnosis.detections import Diagnosis, detection
 from labkit.diagnosis.facts import GpuLink, MachineFacts
-from labkit.hardware.machine import SYMMETRIC_MEMORY
+from labkit.hardware import SYMMETRIC_MEMORY
 
 
 @detection

@@ -7,9 +7,8 @@ from collections.abc import Sequence
 
 from labkit.diagnosis.detections import Diagnosis, detection
 from labkit.diagnosis.facts import MachineFacts
-from labkit.hardware.machine import ASKED_AGAIN, FP8, Gpu, without_kernels
-from labkit.hardware.torch_wheels import install_for
-from labkit.planner.data_sheets import OUTSIDE_TENSORS
+from labkit.hardware import ASKED_AGAIN, FP8, Gpu, install_for, without_kernels
+from labkit.planner import OUTSIDE_TENSORS
 from labkit.text import gib
 
 FLASH = (8, 0)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from labkit import words
 from labkit.diagnosis.detections import Diagnosis, detection
 from labkit.diagnosis.facts import MachineFacts
 from labkit.session import before_saving
 from labkit.text import gib
-from labkit.view import words
 
 SAVED = 20_000_000_000  # bytes of /kaggle/working
 LITTLE_TIME = 3600

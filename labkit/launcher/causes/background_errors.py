@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
+from labkit.files import in_parallel, opened
 from labkit.launcher.causes.evidence import Evidence
 from labkit.launcher.causes.explain import COLLATERAL, find_cause
 from labkit.record import RunFolder
-from labkit.files import in_parallel, opened
 from labkit.text import first_line
 
 __all__ = ["background_errors"]

@@ -8,10 +8,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from labkit.files import in_parallel, opened, read_json, read_source
 from labkit.launcher.causes.flight_record import Call, calls_of
 from labkit.record import Nodes, RankHistory, RunFolder, Tail
-from labkit.files import in_parallel, opened, read_json
-from labkit.files import read_source
 from labkit.text import last_line, shortened
 from labkit.write import Script
 

@@ -14,10 +14,8 @@ from labkit.launcher.causes.failure_advice import BLOCKING, disk_advice, fragmen
 from labkit.launcher.causes.no_error import disagreed, exited, hung, left_early, vanished
 from labkit.launcher.causes.node_loss import agent_killed, gone, parted
 from labkit.launcher.causes.signals import killed, killer, signal_name
-from labkit.record import RunFolder
-from labkit.record.measured.metrics_file import end_record, number
-from labkit.text import first_line, last_line
-from labkit.text import gib
+from labkit.record import RunFolder, end_record, number
+from labkit.text import first_line, gib, last_line
 
 __all__ = ["explain", "find_cause", "own_failures"]
 

@@ -7,8 +7,7 @@ import shutil
 from collections.abc import Mapping
 from typing import Any
 
-from labkit.record import RankHistory, RunFolder
-from labkit.record.measured.metrics_file import number
+from labkit.record import RankHistory, RunFolder, number
 from labkit.text import gib
 from labkit.write import Script, extra_options, options_of
 

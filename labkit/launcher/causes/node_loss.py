@@ -10,10 +10,10 @@ import re
 import time
 from typing import Any
 
+from labkit.files import in_parallel
 from labkit.launcher.causes.evidence import Evidence
 from labkit.launcher.causes.signals import signal_name
-from labkit.files import in_parallel
-from labkit.record.nodes import Nodes, last_beat
+from labkit.record import Nodes, last_beat
 
 __all__ = ["MEETING_SECONDS", "agent_killed", "gone", "missing", "parted"]
 

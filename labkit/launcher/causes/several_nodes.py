@@ -11,9 +11,7 @@ from typing import Any
 from labkit.launcher.causes.evidence import Evidence
 from labkit.launcher.causes.explain import explain, own_failures
 from labkit.launcher.causes.node_loss import missing
-from labkit.record import RunFolder
-from labkit.record.measured.metrics_file import finite
-from labkit.record.state import StateName
+from labkit.record import RunFolder, StateName, finite
 
 __all__ = ["FOLLOWS", "conclusion"]
 

@@ -7,12 +7,11 @@ import signal
 from pathlib import Path
 from typing import Any
 
+from labkit.files import read_json
 from labkit.launcher.causes.evidence import Evidence, tail_text
 from labkit.launcher.causes.failure_advice import BLOCKING, memory_advice
 from labkit.launcher.causes.stacks import crash_frames
-from labkit.record import RankHistory, RunFolder
-from labkit.files import read_json
-from labkit.record.measured.metrics_file import finite, number
+from labkit.record import RankHistory, RunFolder, finite, number
 from labkit.text import gib
 
 __all__ = ["killed", "killer", "oom_kills", "signal_name"]

@@ -19,13 +19,10 @@ from typing import Any
 
 import psutil
 
-from labkit.launcher.stop import processes_of
-from labkit.record import Nodes, RunFolder
 from labkit.files import in_parallel, read_json, write_json
-from labkit.record.measured.metrics_file import end_record
-from labkit.record.nodes import is_on_this_host
+from labkit.launcher.stopping import processes_of
 from labkit.rank_files import DUMP_SIGNAL
-from labkit.record.state import supervisor_is_elsewhere
+from labkit.record import Nodes, RunFolder, end_record, is_on_this_host, supervisor_is_elsewhere
 
 __all__ = ["Frame", "RankStack", "ask", "crash_frames"]
 

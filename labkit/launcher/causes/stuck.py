@@ -11,11 +11,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from labkit.files import lines_of, read_source
 from labkit.launcher.causes.background_errors import background_errors
 from labkit.launcher.causes.flight_record import absent, calls_of, disagreement, mutual_waiting, waits_in
 from labkit.launcher.causes.stacks import RankStack, ask, threads
 from labkit.record import RunFolder
-from labkit.files import lines_of, read_source
 from labkit.text import escaped, in_lines, plain
 from labkit.write import Script
 

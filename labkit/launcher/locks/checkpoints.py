@@ -10,8 +10,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from labkit.errors import LaunchError
-from labkit.record import RunFolder, read_state
 from labkit.files import read_json
+from labkit.record import RunFolder, read_state
 
 __all__ = ["lock_checkpoints", "run_that_saves_to", "unlock_checkpoints"]
 

@@ -11,10 +11,9 @@ from pathlib import Path
 import psutil
 
 from labkit.errors import LaunchError
-from labkit.hardware.machine import GpusUnknownError, Hardware, torch_report
-from labkit.launcher.stop import supervised
-from labkit.record import RunFolder
-from labkit.record.state import read_state
+from labkit.hardware import GpusUnknownError, Hardware, torch_report
+from labkit.launcher.stopping import supervised
+from labkit.record import RunFolder, read_state
 
 __all__ = ["GpusInUseError", "cards", "check_gpus_are_free", "gpus_in_use", "gpus_of", "one_launch_at_a_time"]
 

@@ -21,8 +21,7 @@ from typing import Any
 from labkit.launcher.warm.become import Become
 from labkit.launcher.warm.messages import receive
 from labkit.launcher.warm.proc import can_show, show_command
-from labkit.record import RunFolder, read_state
-from labkit.record.nodes import record_starting_supervisor
+from labkit.record import RunFolder, read_state, record_starting_supervisor
 
 POLL_SECONDS = 0.5
 

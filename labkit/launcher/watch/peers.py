@@ -6,12 +6,10 @@ import time
 from contextlib import suppress
 from typing import Any
 
-from labkit.hardware.network import is_loopback
-from labkit.record import Identity, RunFolder, State
 from labkit.files import read_json, refresh
-from labkit.host import boot_id
-from labkit.record.nodes import last_beat, supervisor_of
-from labkit.record.state import written_state
+from labkit.hardware import is_loopback
+from labkit.host import Identity, boot_id
+from labkit.record import RunFolder, State, last_beat, supervisor_of, written_state
 
 __all__ = ["CONCLUSIONS", "ENDING_TIMEOUT_SECONDS", "POLL_SECONDS", "WORKS", "Peer"]
 

@@ -12,10 +12,11 @@ from typing import Any
 
 import psutil
 
-from labkit.launcher.rank_processes import Work, command_in_words, is_alive, ranks_of
-from labkit.record import Identity, RunFolder
 from labkit.files import read_json
+from labkit.host import Identity
+from labkit.launcher.rank_processes import Work, command_in_words, is_alive, ranks_of
 from labkit.rank_files import HEARTBEAT_BYTES
+from labkit.record import RunFolder
 
 __all__ = ["Programs"]
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 import time
 from typing import Any
 
+from labkit.files import in_parallel, read_json
 from labkit.launcher.causes.evidence import CLOSED_BY_TORCHRUN, tail_text
 from labkit.launcher.rank_processes import named_ranks
-from labkit.record import RunFolder
-from labkit.files import in_parallel, read_json
-from labkit.record.measured.metrics_file import Tail, end_record
+from labkit.record import RunFolder, Tail, end_record
 
 __all__ = ["SURVIVOR_SECONDS", "Closing", "FirstRank", "Progress"]
 

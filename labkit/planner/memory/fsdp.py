@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 
-from labkit.launcher.checks import release_of
+from labkit.launcher import release_of
 from labkit.planner.memory.ledger import Ledger
 from labkit.planner.model.facts import Profile
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from labkit.planner.model.facts import Moment, Profile
-from labkit.record.measured.peak import CATEGORIES, Peak
+from labkit.record import CATEGORIES, Peak
 
 __all__ = ["Keeper", "Ledger", "backward", "forward", "loss", "note"]
 

@@ -20,7 +20,7 @@ from labkit.planner.memory.pipeline import Stage, pipelined
 from labkit.planner.memory.replicated import Whole
 from labkit.planner.model.facts import ModelFacts, Profile, Variant
 from labkit.planner.speed.schedules import actions
-from labkit.record.measured.peak import Peak
+from labkit.record import Peak
 
 __all__ = ["UnknownToFormulas", "moments", "peak", "states", "variant_of", "worst"]
 

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 
-from labkit.launcher.checks import release_of
+from labkit.launcher import release_of
 from labkit.planner.layout import SCHEDULES_LOOPED, SCHEDULES_THERE_AND_BACK
 from labkit.planner.memory.ledger import Keeper, Ledger, backward, forward, note
 from labkit.planner.model.facts import ByteCount, Moment, Profile

@@ -14,7 +14,7 @@ from typing import Any
 from labkit.planner.layout import able_to
 from labkit.planner.model.child import ask
 from labkit.planner.model.facts import Capability
-from labkit.record.measured.peak import Peak
+from labkit.record import Peak
 from labkit.write import Script, command_line
 
 __all__ = ["peak_in_a_step", "rehearse"]
@@ -51,8 +51,7 @@ def peak_in_a_step(
 
     from labkit.planner.model.fake.fake_run import CPU, FakeRun
     from labkit.planner.model.fake.fakes import Replicated, silence
-    from labkit.worker.measures.memory import optimizers
-    from labkit.worker.measures.tracker import Tracker
+    from labkit.worker import Tracker, live_optimizers
 
     fake_run = FakeRun(text, argv, path, capability, skewed)
     script, args = fake_run.script, fake_run.args
@@ -81,7 +80,7 @@ def peak_in_a_step(
         _make_state(stepping, alike, updated)
         model.train()
         tracker = Tracker()
-        tracker.mark_training([model], optimizers())
+        tracker.mark_training([model], live_optimizers())
         tracker.mark(batches.tensors(batch), "activations")
         with tracker:
             script.forward_backward(model, batch, data, scaler, args)

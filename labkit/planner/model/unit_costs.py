@@ -17,8 +17,8 @@ import torch
 from labkit.planner.model.facts import ByteCount, Moment, Profile
 from labkit.planner.model.operators import Operator, operator_of, work_of
 from labkit.planner.model.split_backward import Between, parting
-from labkit.record.measured.peak import CATEGORIES
-from labkit.worker.measures.tracker import Tracker
+from labkit.record import CATEGORIES
+from labkit.worker import Tracker
 
 __all__ = ["SAMPLES", "Beside", "Compute", "Computed", "Flow", "Take", "profile"]
 

@@ -10,15 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from labkit.errors import LaunchError
-from labkit.hardware.machine import Hardware, hardware
-from labkit.link.bandwidth import KINDS, CollectiveTime, Link
-from labkit.link.short_run import load, machine_key, short_run, store
+from labkit.hardware import Hardware, hardware
+from labkit.link import KINDS, CollectiveTime, Link, load, machine_key, short_run, store
 from labkit.planner.data_sheets import Device
 from labkit.planner.layout import able_to
 from labkit.planner.model.facts import ModelFacts
 from labkit.planner.speed.kernels import SPREAD, kernel_times
 from labkit.planner.speed.traffic import wire
-from labkit.planner.variants import under
+from labkit.planner.variations import under
 from labkit.write import Script, command_line
 
 __all__ = ["OPTIMIZER_BYTES", "Rates", "assumed_link", "assumed_rates", "measure_rates", "remembered_rates"]

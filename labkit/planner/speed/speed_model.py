@@ -7,8 +7,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from labkit.errors import LaunchError
-from labkit.hardware.machine import hardware
-from labkit.link.bandwidth import Link, measure_link, remembered_link
+from labkit.hardware import hardware
+from labkit.link import Link, measure_link, remembered_link
 from labkit.planner.data_sheets import Device
 from labkit.planner.layout import Layout
 from labkit.planner.memory.peak import variant_of

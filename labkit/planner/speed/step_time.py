@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from math import log2
 
-from labkit.link.bandwidth import CollectiveTime, Link
+from labkit.link import CollectiveTime, Link
 from labkit.planner.layout import Layout
 from labkit.planner.model.facts import ModelFacts, Unit
 from labkit.planner.networks import NETWORK_SHARE, Hosts

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from labkit.record.measured.peak import CATEGORIES
-from labkit.text import escaped
-from labkit.text import gib
+from labkit.record import CATEGORIES
+from labkit.text import escaped, gib
 from labkit.view.charts.svg import COLOURS
 
 __all__ = ["CATEGORY_COLOURS", "LIMIT_COLOUR", "Bar", "bars", "key"]

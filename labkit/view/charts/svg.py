@@ -16,11 +16,11 @@ from operator import itemgetter
 from statistics import median
 from typing import Any, TypeVar
 
-from labkit.record.measured.series import Point
+from labkit.record import Point
 from labkit.text import escaped
 from labkit.view.charts.bands import CELLS, MANY, Column, Grid, Line, band, columns, path, ranges, thinned
 
-__all__ = ["COLOURS", "DASHES", "HIGH", "Chart", "are_banded", "charts", "clock", "dot"]
+__all__ = ["COLOURS", "DASHES", "HIGH", "Chart", "are_banded", "clock", "dot", "drawn_together"]
 
 T = TypeVar("T", bound=tuple[Any, ...])
 
@@ -99,7 +99,7 @@ def clock(seconds: float) -> str:
     )
 
 
-def charts(
+def drawn_together(
     all_charts: list[Chart],
     columns: int = 2,
     show_x: Callable[[float], str] = clock,

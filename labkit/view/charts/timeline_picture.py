@@ -6,7 +6,7 @@ import math
 from collections import defaultdict
 from collections.abc import Sequence
 
-from labkit.record.measured.spans import COMMUNICATION, Span
+from labkit.record import COMMUNICATION, Span
 from labkit.text import escaped
 from labkit.view.charts.timeline_figures import IDLE, KIND_COLOURS
 

@@ -5,9 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 
-from labkit.record import RankHistory, RunReader
-from labkit.record.folder import slug
-from labkit.record.hosts import HostHistory
+from labkit.record import HostHistory, RankHistory, RunReader, slug
 
 __all__ = ["by_host", "names_of", "ranges", "watched"]
 

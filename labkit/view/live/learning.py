@@ -9,11 +9,8 @@ from math import sqrt
 from operator import itemgetter
 from statistics import median
 
-from labkit.record import RankHistory, RunReader
-from labkit.record.measured.metric_names import is_evaluated, is_lower_better, parted
-from labkit.record.measured.metrics_file import finite
-from labkit.record.measured.series import Point
-from labkit.view import words
+from labkit import words
+from labkit.record import Point, RankHistory, RunReader, finite, is_evaluated, is_lower_better, parted
 
 __all__ = ["learning", "training_loss"]
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from labkit.record import RunFolder
 from labkit.files import opened
+from labkit.record import RunFolder
 from labkit.text import escaped, plain
 
 __all__ = ["log_html", "tail_of_log"]

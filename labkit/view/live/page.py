@@ -6,12 +6,10 @@ import time
 from functools import lru_cache
 from typing import Any
 
-from labkit.record import RunFolder, RunReader, State
+from labkit import words
 from labkit.files import read_json
-from labkit.record.left_running import left_running
-from labkit.record.measured.fold import NodeFolds
+from labkit.record import NodeFolds, RunFolder, RunReader, State, left_running
 from labkit.text import escaped, first_line, in_lines, plain
-from labkit.view import words
 from labkit.view.charts.bands import MANY
 from labkit.view.live.by_host import by_host
 from labkit.view.live.log_tail import log_html

@@ -7,9 +7,9 @@ import math
 import re
 from typing import Any
 
+from labkit import words
 from labkit.record import RunReader, State
 from labkit.text import plain
-from labkit.view import words
 
 __all__ = ["progress_line", "read_progress_line"]
 

@@ -7,11 +7,10 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from labkit.record import RankHistory, RunReader, Series
-from labkit.record.measured.metric_names import is_evaluated, is_lower_better, parted
-from labkit.view import words
+from labkit import words
+from labkit.record import RankHistory, RunReader, Series, is_evaluated, is_lower_better, parted
 from labkit.view.charts.bands import MANY, Line
-from labkit.view.charts.svg import HIGH, Chart, charts
+from labkit.view.charts.svg import HIGH, Chart, drawn_together
 
 __all__ = ["AXES", "SCALES", "SIZES", "Look", "charts_svg", "curves", "run_charts", "show_step", "titles"]
 
@@ -56,8 +55,8 @@ def charts_svg(reader: RunReader, look: Look, stall: tuple[float, float] | None 
     if look.only in (names := [chart.title for chart in drawn]):
         drawn = [drawn[names.index(look.only)]]
     if look.axis == "time":
-        return charts(drawn, look.columns, stall=stall)
-    return charts(drawn, look.columns, lambda x: f"{look.axis} {words.quantity(round(x))}", look.axis)
+        return drawn_together(drawn, look.columns, stall=stall)
+    return drawn_together(drawn, look.columns, lambda x: f"{look.axis} {words.quantity(round(x))}", look.axis)
 
 
 def show_step(x: float) -> str:

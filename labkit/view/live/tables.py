@@ -6,11 +6,9 @@ import re
 from collections.abc import Collection
 from statistics import median
 
-from labkit.record import RankHistory, RunReader
-from labkit.record.folder import slug
-from labkit.record.hosts import HostHistory
+from labkit import words
+from labkit.record import HostHistory, RankHistory, RunReader, slug
 from labkit.text import escaped, plain
-from labkit.view import words
 from labkit.view.charts.bands import MANY
 from labkit.view.charts.svg import dot
 from labkit.view.live.by_host import by_host, names_of, ranges, watched

@@ -9,9 +9,9 @@ import sys
 from types import TracebackType
 from typing import Any
 
+from labkit import words
 from labkit.record import RunReader, State
 from labkit.text import plain
-from labkit.view import words
 from labkit.view.charts.spark import spark_text
 from labkit.view.live.log_tail import tail_of_log
 from labkit.view.live.page import attempt_ended

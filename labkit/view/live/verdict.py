@@ -15,7 +15,7 @@ from labkit.record import RankHistory, RunReader
 from labkit.text import gib
 from labkit.view.live.by_host import by_host, names_of, ranges, watched
 from labkit.view.live.learning import learning, training_loss
-from labkit.view.words import seconds
+from labkit.words import seconds
 
 __all__ = ["host_verdicts", "verdict"]
 

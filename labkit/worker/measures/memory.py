@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from labkit.hardware.machine import memory_limit
+from labkit.hardware import memory_limit
 from labkit.rank_files import RankFile
 
-__all__ = ["allocator", "computing_device", "held_by", "host_memory", "optimizers", "resident_set"]
+__all__ = ["allocator", "computing_device", "held_by", "host_memory", "live_optimizers", "resident_set"]
 
 
 def resident_set() -> Callable[[], dict[str, float]]:
@@ -71,7 +71,7 @@ def host_memory() -> int:
     return total if limit is None else min(total, limit)
 
 
-def optimizers() -> list[Any]:
+def live_optimizers() -> list[Any]:
     """Every optimizer of this process: a GAN has two, and some wrap others."""
     from torch.optim import Optimizer
 

@@ -6,7 +6,7 @@ import gc
 import sys
 from typing import Any
 
-from labkit.worker.measures.memory import computing_device, optimizers
+from labkit.worker.measures.memory import computing_device, live_optimizers
 from labkit.worker.recorder import Recorder
 
 __all__ = ["StepTrace"]
@@ -77,7 +77,7 @@ class StepTrace:
         modules = [thing for thing in gc.get_objects() if issubclass(type(thing), torch.nn.Module)]
         first = next(p for group in self._optimizer.param_groups for p in group["params"])
         self._tracker = Tracker(computing_device(torch, first.device).type)
-        self._tracker.mark_training(modules, optimizers())
+        self._tracker.mark_training(modules, live_optimizers())
         self._tracker.__enter__()
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from labkit.record.measured.peak import CATEGORIES, Peak
+from labkit.record import CATEGORIES, Peak
 from labkit.worker.measures.weights import unpacked
 
 __all__ = ["Tracker"]

@@ -7,7 +7,7 @@ import os
 import time
 from typing import Any
 
-from labkit.record.folder import RunFolder
+from labkit.record import RunFolder
 
 __all__ = ["append_event"]
 

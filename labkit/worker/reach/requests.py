@@ -13,8 +13,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from labkit.files import read_json, write_json
-from labkit.record.folder import RunFolder
-from labkit.record.requests import Decision, RequestFolder, is_only_writable_by
+from labkit.record import Decision, RequestFolder, RunFolder, is_only_writable_by
 from labkit.worker.reach.breakpoint import Breakpoint
 from labkit.worker.reach.evaluate import evaluate, execute, name_of, names_around
 from labkit.worker.reach.events import append_event

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from labkit.record.folder import RunFolder
+from labkit.record import RunFolder
 from labkit.worker.reach.evaluate import names_around
 from labkit.worker.reach.events import append_event
 

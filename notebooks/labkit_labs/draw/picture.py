@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from labkit.text import escaped
-from labkit.view.charts.images import as_image
-from labkit.view.charts.svg import COLOURS
+from labkit.view import as_image
+from labkit.view import COLOURS
 
 __all__ = ["GREY", "WIDTH", "Picture", "box", "boxes", "colour_of", "frames", "sheet", "stacked", "sweep", "words"]
 

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from statistics import median
 
 from labkit_labs.on_ranks import cells_text
-from labkit.record.measured.intervals import intersection, subtracted, total, union
-from labkit.record.measured.spans import COMMUNICATION, COMPUTE, WAITING, Span
+from labkit.record import intersection, subtracted, total, union
+from labkit.record import COMMUNICATION, COMPUTE, WAITING, Span
 from labkit.run import Run
 from labkit.write import Script
 

@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Sequence
 from itertools import pairwise
 
-from labkit.planner.speed.schedules import actions
-from labkit.record.measured.spans import Span, bubble
+from labkit.planner import actions
+from labkit.record import Span, bubble
 
 __all__ = ["bubble", "in_flight", "measured", "simulated"]
 

@@ -10,12 +10,12 @@ from typing import Any
 from labkit_labs.draw.charts.curves import curves
 from labkit_labs.draw.over_time.lanes import lanes
 from labkit_labs.draw.picture import Picture
-from labkit.planner.data_sheets import device_named
-from labkit.planner.layout import layout_of
-from labkit.planner.model.facts import facts_of
-from labkit.planner.speed.speed_model import SpeedModel
-from labkit.planner.speed.step_time import StepTime
-from labkit.record.measured.spans import WAITING, Span
+from labkit.planner import device_named
+from labkit.planner import layout_of
+from labkit.planner import facts_of
+from labkit.planner import SpeedModel
+from labkit.planner import StepTime
+from labkit.record import WAITING, Span
 from labkit.run import Run
 from labkit.write import Script
 

@@ -15,7 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensor, is_fake
 from torch.backends import cuda
 from torch.nn import functional as F
 
-from labkit.launcher.checks import release_of
+from labkit.launcher import release_of
 from labkit.planner.model.fake.cuda_autocast import HALVES
 
 __all__ = ["KEPT", "follow_kernels", "record"]

@@ -29,6 +29,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.pipelining import schedules
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
+from labkit.files import lines_of
 from labkit.planner.model.answers import Reads, Watched
 from labkit.planner.model.facts import Capability
 from labkit.planner.model.fake.checked_fakes import CheckedFakeMode
@@ -45,9 +46,7 @@ from labkit.planner.model.fake.fakes import (
 )
 from labkit.planner.model.fake.time_steps import skip_steps
 from labkit.planner.model.samples import longest
-from labkit.files import lines_of
-from labkit.write import Script
-from labkit.write.compose import library
+from labkit.write import Script, library
 
 __all__ = ["DEPENDS_ON_DATA", "SCRIPT_FILE", "Batches", "FakeRun"]
 

@@ -17,7 +17,7 @@ import torch
 from torch.nn import functional as F
 
 from labkit.planner.model.fake.cuda_kernels import record
-from labkit.worker.measures.weights import unpacked
+from labkit.worker import unpacked
 
 __all__ = ["CELLS", "ENDS", "skip_steps"]
 

@@ -8,7 +8,7 @@ from itertools import cycle
 from labkit_labs.claims import amount
 from labkit_labs.draw.picture import GREY, WIDTH, Picture, box, colour_of, sheet, words
 from labkit.text import gib
-from labkit.view.charts.bars import CATEGORY_COLOURS, LIMIT_COLOUR
+from labkit.view import CATEGORY_COLOURS, LIMIT_COLOUR
 
 __all__ = ["Quantity", "bars"]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from labkit_labs.draw.picture import GREY, WIDTH, Picture, box, sheet, sweep, words
-from labkit.view.charts.timeline_figures import KIND_COLOURS
+from labkit.view import KIND_COLOURS
 
 __all__ = ["loader"]
 

@@ -6,9 +6,9 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
 from labkit_labs.draw.picture import WIDTH, Picture, box, boxes, sheet, sweep, words
-from labkit.record.measured.spans import COMMUNICATION, Span
-from labkit.view import words as texts
-from labkit.view.charts.timeline_figures import KIND_COLOURS
+from labkit.record import COMMUNICATION, Span
+from labkit import words as texts
+from labkit.view import KIND_COLOURS
 
 __all__ = ["lanes"]
 

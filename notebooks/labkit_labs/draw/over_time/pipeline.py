@@ -6,8 +6,8 @@ from collections import defaultdict
 from collections.abc import Sequence
 
 from labkit_labs.draw.picture import GREY, WIDTH, Picture, box, boxes, sheet, words
-from labkit.record.measured.spans import Span, bubble, elapsed
-from labkit.view.charts.timeline_figures import KIND_COLOURS
+from labkit.record import Span, bubble, elapsed
+from labkit.view import KIND_COLOURS
 
 __all__ = ["grid"]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from labkit_labs.draw.picture import GREY, WIDTH, Picture, sheet, words
-from labkit.view.charts.bars import CATEGORY_COLOURS, LIMIT_COLOUR
+from labkit.view import CATEGORY_COLOURS, LIMIT_COLOUR
 
 __all__ = ["step"]
 

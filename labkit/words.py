@@ -5,12 +5,9 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from labkit.record import RankHistory, RunFolder, RunReader, State
 from labkit.files import read_json
-from labkit.record.measured.metrics_file import finite, number
-from labkit.record.measured.reader import DESCRIBING
-from labkit.text import plain
-from labkit.text import gib
+from labkit.record import DESCRIBING, RankHistory, RunFolder, RunReader, State, finite, number
+from labkit.text import gib, plain
 
 __all__ = [
     "gib",

@@ -14,13 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from labkit.errors import LabError
-from labkit.hardware.machine import Hardware, driver_version
-from labkit.launcher.start import start
-from labkit.launcher.stop import stop
-from labkit.record import read_state
 from labkit.files import read_json, write_json
+from labkit.hardware import Hardware, driver_version
 from labkit.host import host_name
-from labkit.write.launch_options import LaunchOptions
+from labkit.launcher import start, stop
+from labkit.record import read_state
+from labkit.write import LaunchOptions
 
 __all__ = ["load", "machine_key", "short_run", "store"]
 

@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from labkit.errors import RunFolderError
+from labkit.files import write_json
+from labkit.hardware import Hardware, hardware, platform_name
 from labkit.launcher import checks
-from labkit.hardware.machine import Hardware, hardware, platform_name
 from labkit.launcher.invisible import write_starting_files
 from labkit.launcher.locks.checkpoints import lock_checkpoints
 from labkit.launcher.locks.gpus import check_gpus_are_free, gpus_of, one_launch_at_a_time
@@ -38,14 +39,11 @@ from labkit.launcher.torchrun import (
 from labkit.launcher.warm import client as warm
 from labkit.launcher.warm.eligibility import why_new_processes
 from labkit.launcher.warm.proc import with_room
-from labkit.record import RunFolder, State, runs_root, write_state
-from labkit.files import write_json
-from labkit.record.nodes import record_starting_supervisor
 from labkit.rank_files import MODULES
+from labkit.record import RunFolder, State, record_starting_supervisor, runs_root, write_state
 from labkit.session import current_folder
 from labkit.version import __version__
-from labkit.write import command_line
-from labkit.write.launch_options import LaunchOptions
+from labkit.write import LaunchOptions, command_line
 
 __all__ = [
     "removed_on_failure",

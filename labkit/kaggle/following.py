@@ -9,8 +9,7 @@ from labkit.errors import LabError
 from labkit.kaggle.service import Service, Status
 from labkit.record import FINAL_STATES
 from labkit.text import plain
-from labkit.view.live.progress_line import read_progress_line
-from labkit.view.live.terminal import StatusLine
+from labkit.view import StatusLine, read_progress_line
 
 __all__ = ["follow"]
 

@@ -9,8 +9,7 @@ from typing import Any
 
 from labkit.errors import ScriptError
 from labkit.planner.layout import options_of_strategy
-from labkit.write import Cell, Option, Script, extra_options, options_of, script_names, strategy_of
-from labkit.write.compose import library, with_extra
+from labkit.write import Cell, Option, Script, extra_options, library, options_of, script_names, strategy_of, with_extra
 
 __all__ = ["SUPERSEDED", "extras_of", "needed", "own_parameters", "simplicity", "under", "variants"]
 

@@ -16,15 +16,27 @@ from typing import Any
 import psutil
 
 from labkit.errors import RunFolderError
-from labkit.launcher.rank_processes import cleans_up, is_alive
-from labkit.record import Identity, RunFolder, State, read_state, write_state
 from labkit.files import in_parallel, read_json, write_json
-from labkit.record.folder import MARKER, NODE_MARKER
-from labkit.record.left_running import LeftRunning, left_running
-from labkit.record.measured.metrics_file import finite
-from labkit.record.nodes import heard_nodes, supervisor_is_starting, supervisor_of
-from labkit.record.place import check_original, check_own, original_of
-from labkit.record.state import supervisor_is_elsewhere, written_state
+from labkit.host import Identity
+from labkit.launcher.rank_processes import cleans_up, is_alive
+from labkit.rank_files import MARKER, NODE_MARKER
+from labkit.record import (
+    LeftRunning,
+    RunFolder,
+    State,
+    check_original,
+    check_own,
+    finite,
+    heard_nodes,
+    left_running,
+    original_of,
+    read_state,
+    supervisor_is_elsewhere,
+    supervisor_is_starting,
+    supervisor_of,
+    write_state,
+    written_state,
+)
 
 __all__ = [
     "GRACE_SECONDS",
