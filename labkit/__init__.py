@@ -47,9 +47,9 @@ def _add_pictures() -> None:
 
     ipython = sys.modules.get("IPython")
     if shell := ipython.get_ipython() if ipython else None:
-        from labkit.view.plotly_pictures import register
+        from labkit.view import register_pictures
 
-        register(shell)
+        register_pictures(shell)
 
 
 _add_pictures()

@@ -4,6 +4,7 @@ from labkit.faces import face
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from labkit.hardware.container import memory_limit as memory_limit  # The smallest limit of the groups that this
     from labkit.hardware.machine import ASKED_AGAIN as ASKED_AGAIN  # in the message of a GpusUnknownError, between the
     from labkit.hardware.machine import FP8 as FP8  # this, and that each GPU can read every other's memory:
     from labkit.hardware.machine import SYMMETRIC_MEMORY as SYMMETRIC_MEMORY  # this, and that each GPU can read every
@@ -14,7 +15,6 @@ if TYPE_CHECKING:
     from labkit.hardware.machine import hardware as hardware  # This machine now, or as ranks with
     from labkit.hardware.machine import has_driver as has_driver
     from labkit.hardware.machine import may_have_gpus as may_have_gpus  # Whether an NVIDIA driver is installed and
-    from labkit.hardware.machine import memory_limit as memory_limit  # The smallest limit of the groups that this
     from labkit.hardware.machine import platform_name as platform_name
     from labkit.hardware.machine import torch_report as torch_report  # What torch reports about the visible GPUs
     from labkit.hardware.machine import without_kernels as without_kernels  # The GPUs on which a torch with these

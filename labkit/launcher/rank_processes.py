@@ -27,7 +27,6 @@ LOOK_SECONDS = 0.5
 LONGEST_WORD = 60
 NAMED_RANKS = 4
 MASKS = {"handled": "SigCgt", "ignored": "SigIgn"}  # lines of /proc/<pid>/status
-GUEST = RunFolder("").guest.name  # which is between the interpreter and the script of a rank
 CLEANERS = ("torch_shm_manager", "multiprocessing.resource_tracker")
 INTERPRETERS = re.compile(r"(python[\d.]*|pypy[\d.]*|(ba|da|z|k|c|tc|fi)?sh|perl|node|ruby)$")
 
@@ -135,9 +134,10 @@ def command_in_words(process: psutil.Process) -> str:
 
 def _what_runs(arguments: list[str], process: psutil.Process) -> list[str]:
     """`-m` and the module, `-c`, or the name of a file, of the arguments of an interpreter."""
+    guest = RunFolder("").guest.name  # between the interpreter and the script of a rank
     for word, following in zip(arguments, [*arguments[1:], ""], strict=True):
         if word in ("-m", "-c"):
             return [word, following] if word == "-m" else [word]
-        if not word.startswith("-") and (file := Path(process.cwd(), word)).is_file() and file.name != GUEST:
+        if not word.startswith("-") and (file := Path(process.cwd(), word)).is_file() and file.name != guest:
             return [file.name]
     return []

@@ -54,6 +54,7 @@ if TYPE_CHECKING:
     from labkit.view.plan_tables import percent_off as percent_off  # ` (+12.0%)`
     from labkit.view.plan_tables import plan_html as plan_html  # The same, with `drawn` as bars against a limit of
     from labkit.view.plan_tables import plan_text as plan_text  # `peaks` by source
+    from labkit.view.plotly_pictures import register_pictures as register_pictures  # saves pictures of plotly figures
     from labkit.view.report import ReportPath as ReportPath  # A path that a notebook shows as a link
     from labkit.view.report import static_bundle as static_bundle  # The MIME bundle that replaces the live view
     from labkit.view.report import write_report as write_report  # Write one HTML file about the run that opens offline

@@ -7,13 +7,13 @@ from typing import Any
 
 from labkit.view.charts.images import as_image
 
-__all__ = ["bundle_of", "register"]
+__all__ = ["bundle_of", "register_pictures"]
 
 INTERACTIVE = "application/vnd.plotly.v1+json"
 WITHOUT_A_PICTURE = {"plotly_mimetype", "jupyterlab", "nteract", "vscode"}  # renderers of plotly's
 
 
-def register(shell: Any) -> None:
+def register_pictures(shell: Any) -> None:
     """Add the picture to the figures that this shell displays; without effect until plotly is imported."""
     formatter = shell.display_formatter.ipython_display_formatter
     formatter.for_type_by_name("plotly.graph_objs._figure", "Figure", _show)

@@ -23,6 +23,7 @@ from labkit.diagnosis import Diagnosis, MachineFacts, detections, diagnose, gath
 from labkit.diagnosis.display import COLUMNS
 from labkit.diagnosis.facts import UNLIMITED, NotebookKernel, Process, TorchBuild, nvml_from_json
 from labkit.errors import LabError, LaunchError
+from labkit.hardware import container
 from labkit.hardware import machine as hardware_module
 from labkit.hardware.machine import ASKED_AGAIN, DRIVER_FILES, Gpu, driver_version, hardware, has_kernels
 from labkit.hardware.nvml import report
@@ -605,8 +606,8 @@ def test_the_memory_of_a_control_group_is_the_least_of_all_above_it(tmp_path, mo
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text + "\n")
     (tmp_path / "own").write_text(own)
-    monkeypatch.setattr(hardware_module, "GROUPS", tmp_path)
-    monkeypatch.setattr(hardware_module, "OWN_GROUPS", tmp_path / "own")
+    monkeypatch.setattr(container, "GROUPS", tmp_path)
+    monkeypatch.setattr(container, "OWN_GROUPS", tmp_path / "own")
 
     assert probes.memory_limit(hardware()) == expected
     assert worker_memory.host_memory() == (psutil.virtual_memory().total if expected == UNLIMITED else expected)
@@ -626,8 +627,8 @@ def test_the_planner_reckons_with_what_a_container_has_left(tmp_path, monkeypatc
     (group / now).write_text("50000000\n")
     (group / "memory.stat").write_text(f"anon 1\n{cached} 20000000\n")
     (tmp_path / "own").write_text(own)
-    monkeypatch.setattr(hardware_module, "GROUPS", tmp_path)
-    monkeypatch.setattr(hardware_module, "OWN_GROUPS", tmp_path / "own")
+    monkeypatch.setattr(container, "GROUPS", tmp_path)
+    monkeypatch.setattr(container, "OWN_GROUPS", tmp_path / "own")
 
     here = hardware("")
 

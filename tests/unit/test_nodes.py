@@ -12,7 +12,8 @@ import psutil
 import pytest
 
 import labkit
-from labkit.cluster import hosts, remote, slurm_runs, ssh
+from labkit import run as run_module
+from labkit.cluster import hosts, remote, ssh
 from labkit.cluster.hosts import _ranks
 from labkit.errors import LaunchError
 from labkit.files import is_deleted, write_json
@@ -179,7 +180,7 @@ def test_what_a_node_has_said_once_is_read_once(run, monkeypatch):
 
 def test_the_state_of_many_nodes_is_read_less_often(run, monkeypatch):
     write_state(begun(run, 0), RUNNING)
-    looks = counted(monkeypatch, slurm_runs, "state_of")
+    looks = counted(monkeypatch, run_module, "state_of_run")
     with pytest.raises(TimeoutError):
         labkit.attach(run.path).wait(timeout=1.5)
     assert len(looks) < 10

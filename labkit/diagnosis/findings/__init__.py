@@ -3,3 +3,4 @@
 # isort: off
 from labkit.diagnosis.findings import platforms, gpus, notebook_kernel, wsl, gpu_processes, communication  # noqa: F401
 from labkit.diagnosis.findings import resources, kaggle, versions  # noqa: F401
+from labkit.diagnosis.detections import diagnose as diagnose  # by all of them

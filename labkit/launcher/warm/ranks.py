@@ -39,7 +39,7 @@ _guest: dict[str, Any] = {"__name__": "labkit.worker.guest"}
 def import_guest(printed: Callable[[], bool]) -> None:
     """Import what ranks need, once, so that forks of this process need not. `printed`: whether importing torch has
     printed anything, which each rank must do itself."""
-    import labkit.worker.recording  # noqa: F401
+    from labkit.worker import Recording  # noqa: F401
 
     if not printed():
         exec(guest_code(), _guest)

@@ -76,10 +76,7 @@ def serve(control: socket.socket) -> None:
 
 def _import_torch() -> None:
     gc.disable()  # the import allocates much and frees little: a fifth of its time
-    import labkit.planner.model.counting
-    import labkit.planner.model.rehearsal
-    import labkit.planner.model.sizes
-    import labkit.worker.measures.tracker  # noqa: F401
+    from labkit.worker import Tracker  # noqa: F401
 
     gc.enable()
     gc.freeze()  # children share what is never collected
