@@ -1,4 +1,4 @@
-"""Situations in which a strategy of docs/beyond.md is the planner's choice. decision_table.py prints them."""
+"""Situations in which a strategy of docs/how_to/beyond.md is the planner's choice. decision_table.py prints them."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Planned and traced memory of models from other projects, as docs/model_memory.md: vision, language, diffusion,
-recommendation, graphs, mixtures of experts, each as the text of a model cell and of a data cell.
+"""Planned and traced memory of models from other projects, as docs/evidence/model_memory.md: vision, language,
+diffusion, recommendation, graphs, mixtures of experts, each as the text of a model cell and of a data cell.
 
-PYTHONPATH=build/vision python benchmarks/foreign_memory.py > docs/model_memory.md   # about 10 minutes; needs timm
+PYTHONPATH=build/vision python benchmarks/foreign_memory.py > docs/evidence/model_memory.md  # 10 minutes; needs timm
 """
 
 from __future__ import annotations
@@ -310,7 +310,7 @@ def row_of(name: str, strategy: str, runs: str) -> tuple[list[str], float, bool]
 
 def main() -> None:
     chosen = sys.argv[1:]
-    print("<!-- PYTHONPATH=build/vision python benchmarks/foreign_memory.py > docs/model_memory.md -->\n")
+    print("<!-- PYTHONPATH=build/vision python benchmarks/foreign_memory.py > docs/evidence/model_memory.md -->\n")
     print("# Memory of models from other projects\n")
     print(
         f"labkit was not developed with these models. Each trains three steps on {RANKS} gloo ranks; the measured value"

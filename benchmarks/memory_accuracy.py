@@ -1,7 +1,7 @@
 """The planner's memory formulas against a rehearsed step, the traced step of a real run and other estimators, over
 models, strategies, ranks and precisions, as a table. About 300 runs: forty minutes on two cores.
 
-python benchmarks/memory_accuracy.py [--only fsdp --models CNN] > docs/memory.md
+python benchmarks/memory_accuracy.py [--only fsdp --models CNN] > docs/evidence/memory.md
 """
 
 from __future__ import annotations
@@ -284,7 +284,7 @@ def main() -> None:
     chosen = parser.parse_args()
     each = [case for case in dict.fromkeys(cases()) if case.model in (chosen.models or [case.model])][:: chosen.every]
     wanted = [case for case in each if case.strategy in (chosen.only or [case.strategy])]
-    print(f"<!-- written by: python {shlex.join(sys.argv)} > docs/memory.md -->")
+    print(f"<!-- written by: python {shlex.join(sys.argv)} > docs/evidence/memory.md -->")
     print(INTRODUCTION)
     print("| case | measured, MiB | at | states | formulas | at | rehearsed | accelerate | DeepSpeed | playbook |")
     print("|---|---|---|---|---|---|---|---|---|---|")

@@ -1,6 +1,6 @@
 """labkit compared with other launchers: one script, the same ranks, alternating runs, as a table.
 
-    python benchmarks/peers.py > docs/peers.md            (about eleven minutes on two quiet cores; installs the peers)
+    python benchmarks/peers.py > docs/evidence/peers.md  (about eleven minutes on two quiet cores; installs the peers)
     python benchmarks/peers.py --rounds 0                 without what depends on the machine's load
 
 The peers are installed from PyPI at their newest versions into build/peers, which reuses this environment's packages.
@@ -434,7 +434,7 @@ def main() -> None:
             f"predicted memory per rank, of {size} measured": predicted,
             "bytes added to the executed notebook": each(notebook),
         }
-    print("<!-- written by: python benchmarks/peers.py > docs/peers.md -->")
+    print("<!-- written by: python benchmarks/peers.py > docs/evidence/peers.md -->")
     facts = versions() | {"cores": os.cpu_count(), "day": time.strftime("%Y-%m-%d"), "rounds": rounds or "no"}
     print(INTRODUCTION.format(**facts))
     names = [*(launcher.name for launcher in LAUNCHERS), TRACKIO.name]

@@ -109,3 +109,21 @@ def test_links_lead_somewhere(page):
     text = (ROOT / page).read_text()
     for link in re.findall(r"\]\(([^)#]+)", text):
         assert link.startswith("http") or ((ROOT / page).parent / link).exists(), link
+
+
+def test_pages_that_the_texts_name_exist():
+    listed = subprocess.run(
+        ["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout.splitlines()
+    texts = [ROOT / name for name in listed if name.endswith((".md", ".py", ".ipynb", ".yml", "Makefile"))]
+    # made on demand; a page of another project; a placeholder
+    elsewhere = {"docs/evidence/kaggle_runs.md", "docs/performance.md", "docs/x.md"}
+
+    named = {
+        (path.relative_to(ROOT).as_posix(), page)
+        for path in texts
+        if path.exists()
+        for page in re.findall(r"\bdocs/[\w/]+\.md\b", path.read_text(encoding="utf-8"))
+    }
+    assert len(named) > 50
+    assert [pair for pair in named if pair[1] not in elsewhere and not (ROOT / pair[1]).exists()] == []
