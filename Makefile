@@ -17,7 +17,7 @@
 #   make gpu         the tests that need GPUs, on all of them; a page in build/gpu. GPU_PYTHON: use your own torch
 #   make cuda-dispatch  plans for GPUs against a CUDA build of torch (5 GB), which needs no GPU for it
 #   make kaggle      an exported notebook with Kaggle's versions, offline; creates the environment in build/kaggle-image
-#   make kaggle-table  the GPU suite and three labs on Kaggle's two T4s, with your account; docs/kaggle_runs.md
+#   make kaggle-table  the GPU suite and three labs on Kaggle's two T4s, with your account; docs/evidence/kaggle_runs.md
 #   make soak        many launches, for statistics
 #   make bench       side-by-side measurements
 #   make docs        the documentation as a website that opens offline, in build/docs; run make notebooks first for labs with results
@@ -113,7 +113,7 @@ kaggle: .venv/dev
 	$(BIN)/python -m pytest -m kaggle tests/integration/test_kaggle_batch.py
 
 kaggle-table: .venv/dev
-	$(BIN)/python benchmarks/kaggle_table.py docs/kaggle_runs.md
+	$(BIN)/python benchmarks/kaggle_table.py docs/evidence/kaggle_runs.md
 
 soak: .venv/dev
 	PYTHONPATH=$(CURDIR)/build/vision $(BIN)/python -m pytest -m soak -s tests/integration tests/strategies tests/planner tests/same_program tests/faults tests/labs tests/cluster

@@ -1,7 +1,4 @@
-"""Situations in which a strategy of docs/beyond.md is the planner's choice. decision_table.py prints them.
-
-`python benchmarks/beyond_situations.py` prints the longest sequence that two T4s train.
-"""
+"""Situations in which a strategy of docs/how_to/beyond.md is the planner's choice. decision_table.py prints them."""
 
 from __future__ import annotations
 
@@ -16,7 +13,7 @@ from labkit.planner.planned import Plan
 from labkit.planner.speed.traffic import volume, wire
 from labkit.text import gib
 
-__all__ = ["SITUATIONS", "Situation", "bytes_sent", "longest_sequence"]
+__all__ = ["SITUATIONS", "Situation", "bytes_sent"]
 
 SIZES, CONTEXT, LIMIT = "vocabulary=256, context=128, width=128, heads=4, layers=4", "context=128", "limit=2**20"
 
@@ -122,31 +119,3 @@ SITUATIONS = (
         asked="diloco",
     ),
 )
-
-
-def longest_sequence(strategy: str, sequences: int, **options: object) -> int:
-    """The most positions, in multiples of 1,024, with which a decoder of 0.2 billion parameters fits two T4s; they
-    train `sequences` of them in a step."""
-
-    def fits(thousands: int) -> bool:
-        how = {"device": "2xT4", "precision": "fp16", "global_batch_size": sequences, **options}
-        return bool(Situation("", strategy, "", 1024, 12, 1024 * thousands, how, asked=strategy).plan().fits)
-
-    fitting, beyond = 0, 1
-    while fits(beyond):
-        fitting, beyond = beyond, 2 * beyond
-    while beyond - fitting > 1:
-        middle = (fitting + beyond) // 2
-        fitting, beyond = (middle, beyond) if fits(middle) else (fitting, middle)
-    return 1024 * fitting
-
-
-def main() -> None:
-    for strategy, sequences in (("fsdp", 2), ("context_parallel", 1)):
-        for recomputed in (False, True):
-            longest = longest_sequence(strategy, sequences, activation_checkpointing=recomputed)
-            print(f"{strategy}{', activation checkpointing' * recomputed}: {longest:,} positions")
-
-
-if __name__ == "__main__":
-    main()

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import subprocess
 import sys
@@ -23,22 +24,48 @@ from statistics import median, quantiles
 from typing import Any
 
 import psutil
-from live_view import HZ, record, report
 
 from labkit.files import write_json
 from labkit.host import Identity
 from labkit.record import RunFolder, State, Tail, list_runs, write_state
 
-LOOP = Path(__file__).with_name("metrics_loop.py")
 TESTS = Path(__file__).parents[1] / "tests"
 sys.path.insert(0, str(TESTS))
 from browser.conftest import Notebook, chromium, jupyterlab  # noqa: E402
 from browser.test_numbers import kernel_process, metrics  # noqa: E402
 
-METRICS = 12  # as in metrics_loop.py
+HZ, METRICS = 10, 12
 WARM_UP_SECONDS = 10
 RERUNS = 10
 SETTLING_SECONDS = 2
+# Ranks that report as many metrics of their own, as often.
+LOOP = """
+import logging
+import math
+import sys
+import time
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+NAMES = ("accuracy", "grad_norm", "entropy", "perplexity", "f1", "tokens", "weight_norm", "kl", "recall", "precision")
+NAMES += ("auc", "margin")
+
+metrics = logging.getLogger("metrics")
+metrics.setLevel(logging.INFO)
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+model = DistributedDataParallel(torch.nn.Linear(16, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+for step in range(1, int(sys.argv[1]) + 1):
+    (model(torch.randn(32, 16)) ** 2).mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    metrics.info({"step": step} | {name: rank + 2 + math.sin(step * i) for i, name in enumerate(NAMES)})
+    time.sleep(0.1)
+dist.destroy_process_group()
+"""
 # Each new step that the headline shows, and when the frame that has it was drawn (the next one begins then).
 WATCH = r"""() => {
   window.seen = []; window.updates = 0;
@@ -78,8 +105,11 @@ def main() -> None:
 @contextmanager
 def launched() -> Iterator[list[str]]:
     """Cells that show a run of two real ranks, show it again, and end it."""
-    launch = f"import labkit\nrun = labkit.launch({str(LOOP)!r}, nproc_per_node=2, args=[1_000_000])"
-    yield [launch, "labkit.attach('latest')", "run.stop()\nprint('the end')"]
+    with tempfile.TemporaryDirectory() as folder:
+        loop = Path(folder, "loop.py")
+        loop.write_text(LOOP)
+        launch = f"import labkit\nrun = labkit.launch({str(loop)!r}, nproc_per_node=2, args=[1_000_000])"
+        yield [launch, "labkit.attach('latest')", "run.stop()\nprint('the end')"]
 
 
 @contextmanager
@@ -114,8 +144,20 @@ def write(folder: RunFolder, ranks: int) -> None:
         time.sleep(max(0.0, began + step / HZ - time.monotonic()))
         for rank in range(ranks):
             now = time.monotonic()
-            files[rank].write(record(step, rank, now) + report(step, rank, now, METRICS))
+            files[rank].write(record(step, rank, now) + report(step, rank, now))
             logs[rank].write(f"step {step} of rank {rank}\n")
+
+
+def record(step: int, rank: int, t: float) -> str:
+    figures = {"k": "step", "t": t, "step": step, "n": 1, "seconds": [0.1, 0.1, 0.1], "samples": 32}
+    phases = {"input": 0.004, "forward": 0.03, "backward": 0.05, "optimizer": 0.005}
+    memory = {"allocated": 5e9 + rank * 1e8 + step % 7 * 1e7, "reserved": 7e9, "peak": 6e9, "retries": 0}
+    return json.dumps(figures | phases | memory | {"loss": 2.5 / (1 + step / 500) + step % 5 / 100}) + "\n"
+
+
+def report(step: int, rank: int, t: float) -> str:
+    values = {f"metric_{i}": rank + 2 + math.sin(step * i) for i in range(METRICS)}
+    return json.dumps({"k": "report", "t": t, "step": step} | values) + "\n"
 
 
 def measure(notebook: Notebook, cells: list[str], ranks: int, minutes: float) -> None:

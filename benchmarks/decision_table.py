@@ -1,6 +1,6 @@
 """The articles' decision guides beside the planner's advice.
 
-    python benchmarks/decision_table.py > docs/articles/decisions.md
+    python benchmarks/decision_table.py > docs/evidence/decisions.md
 
 Every row of a guide becomes situations: a decoder of that size on those devices. What the planner says of each is
 computed when this is run; whether an article agrees with it follows from that, and is not written down here.
@@ -59,9 +59,9 @@ count as equally fast, and the simpler one is chosen.
 """
 BEYOND = """## Beyond the articles' strategies
 
-Four situations where a strategy from [docs/beyond.md](../beyond.md) is the better choice, next to the best alternative
-(or the one that needs least memory). diloco trains differently, so `plan` compares it only on request. The
-figures are calculated by `labkit.plan`, not measured; "waiting" is communication that does not overlap.
+Four situations where a strategy from [Beyond data-parallel training](../how_to/beyond.md) is the better choice, next to
+the best alternative (or the one that needs least memory). diloco trains differently, so `plan` compares it only on
+request. The figures are calculated by `labkit.plan`, not measured; "waiting" is communication that does not overlap.
 
 | situation | the planner's choice, per rank and step | the best of the others | why |
 | --- | --- | --- | --- |"""
@@ -387,7 +387,7 @@ ROWS = (
 
 
 def main() -> None:
-    print("<!-- written by: python benchmarks/decision_table.py > docs/articles/decisions.md -->")
+    print("<!-- written by: python benchmarks/decision_table.py > docs/evidence/decisions.md -->")
     print(HEAD)
     print("| article, section | it says | situation | the planner finds | verdict | why |")
     print("| --- | --- | --- | --- | --- | --- |")

@@ -1,6 +1,6 @@
 """What each fault looks like under bare torchrun and under labkit, on this machine.
 
-python benchmarks/fault_table.py > docs/faults.md        (about twelve minutes)
+python benchmarks/fault_table.py > docs/evidence/faults.md        (about twelve minutes)
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ that cleared its environment, or a double fork into its own session (`tests/faul
 processes are not ended, or not at once:
 
 - **What a rank leaves running when the run succeeds**: it has a minute to end by itself
-  ([launch.md](launch.md#what-outlives-what)). `labkit stop` ends it at once.
+  ([Launch](../how_to/launch.md#what-outlives-what)). `labkit stop` ends it at once.
 - **What frees a rank's shared memory** (torch's `torch_shm_manager`, multiprocessing's resource tracker): it ends by
   itself within 2 s after its rank, and is killed after 3 s; otherwise the memory would stay in use until a reboot.
 - **Processes that another program starts for a rank**: `systemd-run`, `docker run`, `at`, cron, a tmux server or a
@@ -162,7 +162,7 @@ def row(what: str, script: Path, arguments: list[str], act: str = "") -> str:
 def main() -> None:
     import torch
 
-    print("<!-- written by: python benchmarks/fault_table.py > docs/faults.md -->")
+    print("<!-- written by: python benchmarks/fault_table.py > docs/evidence/faults.md -->")
     print("# Faults, under bare torchrun and under labkit\n")
     print(
         f"Two gloo ranks on this machine ({os.cpu_count()} cores, torch {torch.__version__}), one all-reduce per step, "

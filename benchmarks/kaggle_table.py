@@ -1,6 +1,6 @@
 """The GPU suite and three labs on Kaggle's two T4s, as a table: for a scheduled workflow, or by hand.
 
-    python benchmarks/kaggle_table.py docs/kaggle_runs.md            (about an hour of GPU quota)
+    python benchmarks/kaggle_table.py docs/evidence/kaggle_runs.md            (about an hour of GPU quota)
 
 Each is pushed by Kaggle's own client, followed to its end, and its runs are fetched and checked. Without an account, or
 with little quota left, it says so and leaves the table as it is. Exit code 1 if something failed on Kaggle.
@@ -48,7 +48,7 @@ for page in folder.glob("build/gpu/*.md"):
 assert done.returncode == 0, "the GPU suite failed"
 '''
 INTRODUCTION = """\
-<!-- written by: python benchmarks/kaggle_table.py docs/kaggle_runs.md -->
+<!-- written by: python benchmarks/kaggle_table.py docs/evidence/kaggle_runs.md -->
 # On Kaggle's two T4s
 
 The GPU suite and three labs, pushed as kernels of {user} with labkit {version} on {day}. A lab fails if one of its

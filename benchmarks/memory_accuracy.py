@@ -1,7 +1,7 @@
 """The planner's memory formulas against a rehearsed step, the traced step of a real run and other estimators, over
 models, strategies, ranks and precisions, as a table. About 300 runs: forty minutes on two cores.
 
-python benchmarks/memory_accuracy.py [--only fsdp --models CNN] > docs/memory.md
+python benchmarks/memory_accuracy.py [--only fsdp --models CNN] > docs/evidence/memory.md
 """
 
 from __future__ import annotations
@@ -21,16 +21,17 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from accelerate.commands.estimate import estimate_training_usage
+
 import labkit
 from labkit import Script
-from labkit.planner.layout import layout_of
+from labkit.planner.layout import Layout, layout_of
 from labkit.planner.memory.peak import peak, states
 from labkit.planner.model.facts import ModelFacts, facts_of
 from labkit.planner.model.rehearsal import rehearse
 from labkit.record.measured.peak import Peak
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
-from other_estimators import accelerate, deepspeed, playbook  # noqa: E402
 from strategies.matrix import CNN, IMAGES, MLP  # noqa: E402
 
 # Five square layers, as in the fourth article, whose layers are 16,384 wide.
@@ -50,6 +51,49 @@ SHAPES = {
     "transformer": {"tokens": 128, "width": 128, "heads": 4, "blocks": 4},
     "larger transformer": {"tokens": 128, "width": 256, "heads": 4, "blocks": 8},
 }
+STAGES = {"single": 0, "ddp": 0, "zero1": 1, "zero2": 2, "fsdp": 3, "fsdp1": 3}  # as ZeRO counts them
+HALF = ("bf16", "fp16")
+
+
+def accelerate(facts: ModelFacts, layout: Layout) -> float | None:
+    """`accelerate estimate-memory`, the column of training with Adam: a multiple of the weights, for one device."""
+    if layout.strategy not in STAGES:
+        return None
+    usage = estimate_training_usage(facts.elements * 4, "bfloat16" if layout.precision in HALF else "float32")
+    return max(usage.values())
+
+
+def deepspeed(facts: ModelFacts, layout: Layout) -> float | None:
+    """`estimate_zero2_model_states_mem_needs` and `estimate_zero3_…` without offload. Source: DeepSpeed's
+    documentation, Memory Requirements: 4 params + 16 params/N; 4 x largest layer + 18 params/N. States only.
+    """
+    stage, elements = STAGES.get(layout.strategy, 0), facts.elements
+    if stage == 2:
+        return 4 * elements + 16 * elements / layout.shards
+    if stage == 3:
+        largest = max(size for unit in facts.units for size in unit.parameters)
+        return 4 * largest + 18 * elements / layout.shards
+    return None
+
+
+def playbook(facts: ModelFacts, layout: Layout, *, tokens: int, width: int, heads: int, blocks: int) -> float | None:
+    """The Ultra-Scale Playbook ("First steps: training on one GPU" and "Data parallelism: ZeRO"): 16 bytes per
+    parameter, of which the stage divides 12, 14 or all by N, and L s b h (34 + 5 n s / h) of activations in 16 bits,
+    twice that in 32; with recomputation only each block's input.
+    """
+    if layout.strategy not in STAGES:
+        return None
+    elements, ranks = facts.elements, layout.ranks
+    stage = STAGES[layout.strategy]
+    parameters, gradients, rest = (4, 4, 8) if layout.precision not in HALF else (2, 2, 12)
+    states = (
+        parameters / (ranks if stage == 3 else 1)
+        + gradients / (ranks if stage >= 2 else 1)
+        + rest / (ranks if stage >= 1 else 1)
+    )
+    per_token = 2 if layout.activation_checkpointing else 34 + 5 * heads * tokens / width
+    wide = 1 if layout.precision in HALF else 2
+    return states * elements + wide * blocks * tokens * layout.micro_batch * width * per_token
 
 
 @dataclass(frozen=True)
@@ -240,7 +284,7 @@ def main() -> None:
     chosen = parser.parse_args()
     each = [case for case in dict.fromkeys(cases()) if case.model in (chosen.models or [case.model])][:: chosen.every]
     wanted = [case for case in each if case.strategy in (chosen.only or [case.strategy])]
-    print(f"<!-- written by: python {shlex.join(sys.argv)} > docs/memory.md -->")
+    print(f"<!-- written by: python {shlex.join(sys.argv)} > docs/evidence/memory.md -->")
     print(INTRODUCTION)
     print("| case | measured, MiB | at | states | formulas | at | rehearsed | accelerate | DeepSpeed | playbook |")
     print("|---|---|---|---|---|---|---|---|---|---|")

@@ -1,6 +1,6 @@
-"""How far every strategy's losses and gradient norms are from one rank's, for docs/parity.md.
+"""How far every strategy's losses and gradient norms are from one rank's, for docs/evidence/parity.md.
 
-python benchmarks/parity_table.py > docs/parity.md        (about twenty minutes; --only ddp fsdp: those rows)
+python benchmarks/parity_table.py > docs/evidence/parity.md        (about twenty minutes; --only ddp fsdp: those rows)
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from strategies.matrix import MATRIX, OPTIONS, STEPS, Row, curve, difference, sc
 import labkit  # noqa: E402
 
 MODELS = ("transformer", "MLP", "CNN", "mixture")
-HEAD = f"""<!-- python benchmarks/parity_table.py > docs/parity.md -->
+HEAD = f"""<!-- python benchmarks/parity_table.py > docs/evidence/parity.md -->
 # Every strategy trains the same model
 
 Each figure is the largest relative difference from `single` on one rank, over the loss and the gradient norm of the

@@ -1,4 +1,4 @@
-"""A plain DDP loop that knows of no launcher, for peers.py and stop_times.py.
+"""A plain DDP loop that knows of no launcher, for peers.py.
 
     torchrun --nproc-per-node 2 peer_loop.py FOLDER [--steps N] [--fault raise|stall|deaf] [--watch traceml|trackio]
 

@@ -1,6 +1,6 @@
-"""Published training throughputs and the planner's predictions from data sheets, as docs/published_speed.md.
+"""Published training throughputs and the planner's predictions from data sheets, as docs/evidence/published_speed.md.
 
-PYTHONPATH=build/vision python benchmarks/published_speed.py > docs/published_speed.md   # about 15 minutes; needs timm
+PYTHONPATH=build/vision python benchmarks/published_speed.py > docs/evidence/published_speed.md  # 15 min; needs timm
 
 With arguments, only the rows whose names begin with one of them.
 """
@@ -278,7 +278,7 @@ def planned_run(row: Run) -> tuple[StepTime, float]:
 
 def main() -> None:
     chosen = tuple(sys.argv[1:]) or ("",)
-    print("<!-- PYTHONPATH=build/vision python benchmarks/published_speed.py > docs/published_speed.md -->\n")
+    print("<!-- PYTHONPATH=build/vision python benchmarks/published_speed.py > docs/evidence/published_speed.md -->\n")
     print("# Published throughputs and the planner's predictions\n")
     print("No GPU was used: predictions use the figures in `labkit/planner/data_sheets.py` and the fractions in")
     print(

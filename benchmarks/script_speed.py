@@ -1,6 +1,6 @@
 """labkit's scripts against a hand-written loop, accelerate, Lightning and Trainer: same model, batches and threads.
 
-    python benchmarks/script_speed.py > docs/script_speed.md            (about twelve minutes on two quiet cores)
+    python benchmarks/script_speed.py > docs/evidence/script_speed.md  (about twelve minutes on two quiet cores)
     python benchmarks/script_speed.py --repeats 3 --strategies ddp
 
 Under bare torchrun with one thread a rank. All means take turns, in alternating order; a ratio is of two times of one
@@ -126,7 +126,7 @@ def main() -> None:
     parser.add_argument("--strategies", nargs="*", choices=RANKS, default=list(RANKS))
     chosen = parser.parse_args()
     where = f"{GPUS} x {torch.cuda.get_device_name(0)}" if GPUS else f"{os.cpu_count()} cores"
-    print("<!-- written by: python benchmarks/script_speed.py > docs/script_speed.md -->")
+    print("<!-- written by: python benchmarks/script_speed.py > docs/evidence/script_speed.md -->")
     facts = {"torch": torch.__version__, "day": time.strftime("%Y-%m-%d"), "where": where, "repeats": chosen.repeats}
     print(INTRODUCTION.format(batch=BATCH, warm=WARM, steps=STEPS, **facts))
     with tempfile.TemporaryDirectory() as folder:

@@ -1,6 +1,6 @@
 """The planner's step time, predicted before the run, and the measured one: every strategy on 1, 2 and 4 gloo ranks.
 
-python benchmarks/speed_accuracy.py [repeats [ranks …]] > docs/speed.md      (one repeat: about ten minutes)
+python benchmarks/speed_accuracy.py [repeats [ranks …]] > docs/evidence/speed.md      (one repeat: about ten minutes)
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ def main() -> None:
                     after = Load.now(ranks)
                     said[case].append(between(before.predicts(case, facts), after.predicts(case, facts)))
                     before = after
-    print(f"<!-- python benchmarks/speed_accuracy.py {' '.join(sys.argv[1:])} > docs/speed.md -->\n")
+    print(f"<!-- python benchmarks/speed_accuracy.py {' '.join(sys.argv[1:])} > docs/evidence/speed.md -->\n")
     print(HEADING.format(cores=os.cpu_count(), steps=STEPS - WARM, date=datetime.now(UTC).date(), repeats=repeats))
     print(
         "| ranks | strategy | predicted | band | measured | error | of each repeat | order predicted, measured "

@@ -31,14 +31,12 @@ NOT_EXECUTED = (
     "*This page shows the notebook as it is, without results: `make notebooks docs` executes the labs first.*"
 )
 DOWNLOAD = "{{download}}`Download this notebook <../downloads/{name}>`"  # without results, to be executed
-# What every page's sidebar lists. GitHub shows the README, which has no sidebar.
-CONTENTS = {
-    "Guide": ["scripts", "models", "launch", "view", "reach", "sweep", "export", "plan", "check", "beyond"]
-    + ["cluster", "kaggle"],
-    "Reference": ["api", "same_program", "faults", "memory", "model_memory", "speed", "published_speed", "parity"]
-    + ["peers", "script_speed", "platforms", "security", "log"],
-    "The source articles": ["articles/claims", "articles/decisions"],
-}
+# The folders of docs/, shelves of every page's sidebar. GitHub shows the README, which has no sidebar.
+HOW_TO = ["scripts", "models", "launch", "view", "reach", "sweep", "export", "plan", "beyond", "cluster", "kaggle"]
+REFERENCE = ["api", "check", "same_program", "platforms", "security"]
+# A single entry of the sidebar, closed, because other pages state the results and link here.
+EVIDENCE = ["parity", "memory", "model_memory", "speed", "published_speed", "script_speed", "faults", "peers"]
+EVIDENCE += ["claims", "decisions", "log"]
 DIAGRAM = "docs/static/diagram.svg"
 
 
@@ -57,16 +55,26 @@ def write_pages() -> None:
     diagram = (ROOT / DIAGRAM).read_text(encoding="utf-8")
     readme = re.sub(r"```mermaid\n.*?```", lambda _: f'<div class="diagram">{diagram}</div>', readme, flags=re.S)
     labs = sorted(f"notebooks/{path.stem}" for path in (SOURCE / "notebooks").glob("[0-9]*.ipynb"))
-    trees = {caption: [f"docs/{page}" for page in pages] for caption, pages in CONTENTS.items()}
-    others = [name for name in ("CONTRIBUTING", "SECURITY", "CHANGELOG") if (SOURCE / f"{name}.md").exists()]
-    trees = {"Guide": trees.pop("Guide"), "Labs": labs, **trees, "Project": others}
-    for caption, pages in trees.items():
-        readme += f"\n```{{toctree}}\n:hidden:\n:caption: {caption}\n\n" + "\n".join(pages) + "\n```\n"
+    shelves = {
+        "Learn": labs,
+        "How to": [f"docs/how_to/{page}" for page in HOW_TO],
+        "Reference": [f"docs/reference/{page}" for page in REFERENCE],
+        "Project": ["CONTRIBUTING", "SECURITY", "CHANGELOG"],
+        "Evidence": ["docs/evidence/README"],
+    }
+    readme += "".join(toctree(pages, caption) for caption, pages in shelves.items())
     (SOURCE / "index.md").write_text(readme, encoding="utf-8")
+    evidence = SOURCE / "docs" / "evidence" / "README.md"
+    evidence.write_text(evidence.read_text(encoding="utf-8") + toctree(EVIDENCE), encoding="utf-8")
     (SOURCE / "README.md").unlink()
     for page in SOURCE.rglob("*.md"):
         text = page.read_text(encoding="utf-8")
         page.write_text(re.sub(r"\]\(((?:\.\./)*)README\.md", r"](\1index.md", text), encoding="utf-8")
+
+
+def toctree(pages: list[str], caption: str = "") -> str:
+    head = f":caption: {caption}\n" if caption else ""
+    return f"\n```{{toctree}}\n:hidden:\n{head}\n" + "\n".join(pages) + "\n```\n"
 
 
 def write_labs() -> int:
@@ -102,7 +110,7 @@ def _drawn(figure: dict[str, Any]) -> str:
 
 def missing_names() -> list[str]:
     """Public names of labkit that the API page leaves out."""
-    page = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "reference" / "api.md").read_text(encoding="utf-8")
     return [name for name in labkit.__all__ if not re.search(rf":: labkit\.{name}$", page, re.M)]
 
 
@@ -161,7 +169,7 @@ def main() -> int:
     )
     if done.returncode:
         return done.returncode
-    faults = [f"docs/api.md leaves out labkit.{name}" for name in missing_names()] + faults_of(into)
+    faults = [f"docs/reference/api.md leaves out labkit.{name}" for name in missing_names()] + faults_of(into)
     print("\n".join(faults), file=sys.stderr)
     size = sum(path.stat().st_size for path in into.rglob("*") if path.is_file())
     print(f"{into / 'index.html'}: {size / 1e6:.1f} MB, {executed} labs with their results")

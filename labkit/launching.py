@@ -47,8 +47,8 @@ def launch(
     `run.timeline()` draws them.
 
     `hosts=["hA", "hB"]` launches on several machines over ssh, with `nproc_per_node` ranks on each. They need the same
-    Python at the same path and a shared `runs_dir` (docs/cluster.md). `"localhost"` twice starts two nodes on this
-    machine.
+    Python at the same path and a shared `runs_dir` (docs/how_to/cluster.md). `"localhost"` twice starts two nodes on
+    this machine.
 
     `export="tensorboard"`, or a list of formats of `Run.export`, is written during the run by a separate process that
     only reads the run folder; `tensorboard --logdir runs/tensorboard` shows it.

@@ -219,7 +219,7 @@ lab.plans(wide, global_batch_size=512, precision="fp16")
 #
 # ## Sources
 #
-# docs/scripts.md: what each cell defines. docs.pytorch.org, *torchrun*.
+# docs/how_to/scripts.md: what each cell defines. docs.pytorch.org, *torchrun*.
 #
 # ### Appendix: what was claimed, and what the articles say
 #

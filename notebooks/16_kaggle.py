@@ -227,7 +227,7 @@ else:
 #
 # ## Sources
 #
-# The table above. docs/kaggle.md; docs/memory.md.
+# The table above. docs/how_to/kaggle.md; docs/evidence/memory.md.
 #
 # ### Appendix: what was claimed, and what the articles say
 #

@@ -217,7 +217,7 @@ lab.plans({"1 host": gpt} | networks, global_batch_size=64)
 # ## Sources
 #
 # Goyal et al. (arXiv 1706.02677) and Malladi et al. (arXiv 2205.10287): learning rate and batch. docs.pytorch.org,
-# *torchrun*: static and elastic rendezvous. slurm.schedmd.com, *sbatch* and *srun*. docs/cluster.md.
+# *torchrun*: static and elastic rendezvous. slurm.schedmd.com, *sbatch* and *srun*. docs/how_to/cluster.md.
 
 # %%
 lab.check()

@@ -204,7 +204,7 @@ else:
 #
 # ## Sources
 #
-# Hu et al., *LoRA* (arXiv 2106.09685). huggingface.co/docs/peft: `LoraConfig`. docs/models.md.
+# Hu et al., *LoRA* (arXiv 2106.09685). huggingface.co/docs/peft: `LoraConfig`. docs/how_to/models.md.
 
 # %%
 lab.check()

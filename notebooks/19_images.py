@@ -176,7 +176,7 @@ else:
 # ## Sources
 #
 # He et al., *Deep Residual Learning* (arXiv 1512.03385). Ioffe and Szegedy, *Batch Normalization* (arXiv 1502.03167).
-# huggingface.co/docs/timm. docs/models.md.
+# huggingface.co/docs/timm. docs/how_to/models.md.
 
 # %%
 lab.check()

@@ -193,7 +193,7 @@ lab.plans({"DDP": sized(labkit.Script.load("ddp"), width=768, layers=16, heads=1
 #
 # ## Sources
 #
-# labkit's docs/reach.md. torch/distributed/\_\_init\_\_.py: `breakpoint`.
+# labkit's docs/how_to/reach.md. torch/distributed/\_\_init\_\_.py: `breakpoint`.
 
 # %%
 lab.check()

@@ -162,7 +162,8 @@ REACHED = {
     "RTX": 0.95,
 }
 REACHED_ELSEWHERE = 0.8
-# Fitted to published throughputs: docs/published_speed.md. Operators are rarely long enough for HBM's full bandwidth.
+# Fitted to published throughputs: docs/evidence/published_speed.md. Operators are rarely long enough for HBM's full
+# bandwidth.
 HBM, MOVED_HBM, MOVED_GDDR = ("P100", "V100", "A100", "H100", "H200", "B200", "MI300X"), 0.6, 0.8
 # GB/s one way. PCIe: PCI-SIG, 8, 16 and 32 GT/s on 16 lanes less 128b/130b coding. NVLink: half of the total bandwidth
 # in NVIDIA's data sheets (300, 600, 900 and 1,800 GB/s). Infinity Fabric: half of the MI300X's 7 x 128 GB/s.

@@ -21,7 +21,7 @@ EXAMPLES = """examples:
   labkit check src/
   labkit check --from ddp.py fsdp.py
 
-A comment `# labkit: ignore[rule]` silences a rule on its line. docs/check.md lists the rules.
+A comment `# labkit: ignore[rule]` silences a rule on its line. docs/reference/check.md lists the rules.
 """
 
 

@@ -71,7 +71,7 @@ class LaunchOptions(CallOptions):
     hosts: Sequence[str] | None = field(
         default=None,
         metadata=flag(
-            "run on these machines, over ssh (docs/cluster.md)",
+            "run on these machines, over ssh (docs/how_to/cluster.md)",
             type=_names,
             metavar="A,B",
             expected="a list of host names such as ['hA', 'hB']",
@@ -80,7 +80,7 @@ class LaunchOptions(CallOptions):
     export: str | Sequence[str] | None = field(
         default=None,
         metadata=flag(
-            "write tensorboard, csv, … while it runs (docs/export.md)",
+            "write tensorboard, csv, … while it runs (docs/how_to/export.md)",
             type=_names,
             metavar="A,B",
             expected="one or a list of 'csv', 'parquet', 'tensorboard', 'trackio' and 'wandb'",

@@ -23,7 +23,7 @@ __all__ = ["Claim", "Claims", "amount"]
 
 WAYS = ("equals", "at least", "at most")
 ARTICLES = (
-    "article: what an article on distributed training says; docs/articles/claims.md has their titles and all claims."
+    "article: what an article on distributed training says; docs/evidence/claims.md has their titles and all claims."
 )
 
 

@@ -16,7 +16,7 @@ from playwright.sync_api import expect
 WATCH_SECONDS = 20
 UPDATE_BYTES = 40_000
 HEAP_BYTES = 2 << 20
-CPU_SHARE = 0.10  # of one core that others use too; `python benchmarks/live_view.py` measures it in peace
+CPU_SHARE = 0.10  # of one core that others use too; `python benchmarks/browser_view.py` measures it in peace
 
 OBSERVE = """() => {
   window.changes = 0;

@@ -1,6 +1,6 @@
 """Several hosts by ssh: what every user meets on the way to two machines, on two network namespaces.
 
-Times are safety limits; docs/cluster.md has those that were measured.
+Times are safety limits; docs/how_to/cluster.md has those that were measured.
 """
 
 from __future__ import annotations

@@ -134,7 +134,7 @@ def test_plans_are_sure_of_the_operators_above_and_of_no_others() -> None:
 
 
 def test_sixteen_bits_are_planned_as_bf16_which_softmax_of_fp16_is_not(tmp_path: Path) -> None:
-    """The one known difference, named in docs/memory.md: CUDA reads fp16 and writes 32 bits in one kernel."""
+    """The one known difference, named in docs/evidence/memory.md: CUDA reads fp16 and writes 32 bits in one kernel."""
     case = Case("", LAYERS["softmax of heads"], {"precision": "fp16", "global_batch_size": 16})
     (on_cuda,) = peaks_on_cuda(TURING, [case.question], tmp_path)
     plan = rehearse(case.script, 1, case.options, capability=(7, 5))

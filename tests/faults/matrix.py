@@ -1,6 +1,6 @@
 """The faults that a run must survive being explained: what is done to it, and whom labkit must name for what.
 
-Read by the tests and by the command that writes docs/faults.md.
+Read by the tests and by the command that writes docs/evidence/faults.md.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A rank that raises, one that hangs, and a stop, under the strategies of docs/beyond.md: three attempts of one run."""
+"""A rank that raises, one that hangs, and a stop, under strategies of docs/how_to/beyond.md: one run, 3 attempts."""
 
 from __future__ import annotations
 

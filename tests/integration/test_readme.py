@@ -6,6 +6,8 @@ import ast
 import re
 import shlex
 import subprocess
+import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -20,26 +22,43 @@ COMMANDS = [
     for block in re.findall(r"```bash\n(.*?)```", README + CONTRIBUTING, re.S)
     for line in block.splitlines()
 ]
+CI_RUN = (ROOT / ".ci" / "run").read_text()
+EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+# What .ci/run calls as `make <target>`.
+CI_TARGETS = set(" ".join(map(" ".join, re.findall(r"^for name in ([\w -]+);|^suite (\w+)", CI_RUN, re.M))).split())
 
 
 def test_the_readme_is_short():
     assert len(README.splitlines()) <= 120
 
 
-def test_the_first_screen_names_the_commands_that_set_everything_up():
-    first = README.split("## ")[0]
+def test_the_first_screen_says_for_whom_what_must_be_there_and_the_two_commands_that_ci_runs_too():
+    first = "\n".join(README.splitlines()[:20])
+    (commands,) = re.findall(r"```bash\n(.*?)```", first, re.S)
 
-    assert "make demo " in first
-    assert "make test " in first
+    assert "For people who" in first
+    assert "You need git, Python 3.11 to 3.13 with venv (Debian and Ubuntu: `python3-venv`), and make." in first
+    assert [line.split("#")[0].strip() for line in commands.splitlines()] == ["make demo", "make test"]
+    assert {"demo", "test"} <= CI_TARGETS
 
 
 def test_labkit_is_installed_only_from_where_it_is():
-    """It is on no index."""
-    pages = [ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *(ROOT / "labkit").rglob("*.py")]
+    """It is on no index: in a clone's folder it is `.`, in a published lab the address of a commit."""
+    suffixes = (".md", ".py", ".ipynb", ".yml", ".yaml")
+    folders = [path for name in ("docs", "labkit", "notebooks", "scripts") for path in (ROOT / name).rglob("*")]
+    pages = [path for path in [*ROOT.iterdir(), *folders] if path.suffix in suffixes]
     lines = [line for page in pages for line in page.read_text(encoding="utf-8").splitlines() if "pip install" in line]
+    extras = [extra for line in lines for extra in re.findall(r"""install ['"]\.\[(.*?)\]""", line)]
 
     assert len(lines) > 10
     assert [line for line in lines if re.search(r"install [^`]*labkit(?! @)", line)] == []
+    assert {"notebooks", "kaggle", "models"} <= {*extras} <= {*EXTRAS}
+    assert "Would install labkit" in dry_run(f".[{','.join(sorted({*extras}))}]")
+
+
+def dry_run(requirement: str) -> str:
+    pip = [sys.executable, "-m", "pip", "install", "--dry-run", "--no-deps", requirement]
+    return subprocess.run(pip, cwd=ROOT, capture_output=True, text=True, timeout=300, check=True).stdout
 
 
 def test_there_are_commands():
@@ -50,14 +69,17 @@ def test_there_are_commands():
 def test_make_targets_exist_and_ci_calls_them(target):
     dry = subprocess.run(["make", "--dry-run", target], cwd=ROOT, capture_output=True, text=True)
     assert dry.returncode == 0, dry.stderr
-    # `demo` is `notebooks` with one notebook; `lab` waits for a person and is what the browser tests open; `kaggle`
-    # makes an environment of its own, which takes minutes: the workflow has a job for it;
-    # `kaggle-table` needs an account.
-    suites = re.findall(r"^for name in ([\w -]+);|^suite (\w+)", (ROOT / ".ci" / "run").read_text(), re.M)
-    assert (
-        target in ("demo", "lab", "bench", "kaggle", "kaggle-table", "quick")
-        or target in " ".join(map(" ".join, suites)).split()
-    )
+    # `lab` waits for a person and is what the browser tests open; `kaggle` makes an environment of its own, which takes
+    # minutes: the workflow has a job for it; `kaggle-table` needs an account.
+    assert target in ("lab", "bench", "kaggle", "kaggle-table", "quick") or target in CI_TARGETS
+
+
+@pytest.mark.parametrize("arguments", [c.split("-m ")[1].split() for c in COMMANDS if " -m pytest " in c])
+def test_the_examples_of_running_one_test_find_it(arguments):
+    collect = [sys.executable, "-m", *arguments, "--collect-only", "-q", "-o", "addopts="]
+    done = subprocess.run(collect, cwd=ROOT, capture_output=True, text=True)
+
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_the_terminals_commands_work_one_after_another(tmp_path):
@@ -87,3 +109,21 @@ def test_links_lead_somewhere(page):
     text = (ROOT / page).read_text()
     for link in re.findall(r"\]\(([^)#]+)", text):
         assert link.startswith("http") or ((ROOT / page).parent / link).exists(), link
+
+
+def test_pages_that_the_texts_name_exist():
+    listed = subprocess.run(
+        ["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout.splitlines()
+    texts = [ROOT / name for name in listed if name.endswith((".md", ".py", ".ipynb", ".yml", "Makefile"))]
+    # made on demand; a page of another project; a placeholder
+    elsewhere = {"docs/evidence/kaggle_runs.md", "docs/performance.md", "docs/x.md"}
+
+    named = {
+        (path.relative_to(ROOT).as_posix(), page)
+        for path in texts
+        if path.exists()
+        for page in re.findall(r"\bdocs/[\w/]+\.md\b", path.read_text(encoding="utf-8"))
+    }
+    assert len(named) > 50
+    assert [pair for pair in named if pair[1] not in elsewhere and not (ROOT / pair[1]).exists()] == []

@@ -1,4 +1,4 @@
-"""Where a strategy of docs/beyond.md is the planner's choice, and that it is not where the others are as good."""
+"""Where a strategy of docs/how_to/beyond.md is the planner's choice, and where it is not, as the others are as good."""
 
 from __future__ import annotations
 

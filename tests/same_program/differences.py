@@ -1,6 +1,6 @@
-"""What may differ between a program under bare torchrun and under labkit, and why: the entries of docs/same_program.md.
+"""What may differ between a program under bare torchrun and under labkit, and why: the entries of docs/reference/same_program.md.
 
-cd tests && python -m same_program.differences > ../docs/same_program.md
+cd tests && python -m same_program.differences > ../docs/reference/same_program.md
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ ENTRIES: list[tuple[str, str, re.Pattern[str] | None]] = [
     ),
     (
         "Ranks may be forks",
-        "If nothing in a script can tell (see [How fast a run starts](launch.md#how-fast-a-run-starts)), its ranks are "
+        "If nothing in a script can tell (see [How fast a run starts](../how_to/launch.md#how-fast-a-run-starts)), its ranks are "
         "forked from a process that has imported torch. They share the seed of Python's hashes, so sets of texts have "
         "one order on all ranks, `multiprocessing`'s authkey, and torch's memory, so each rank's own is smaller. What an "
         "optimizer and torchrun import of torch is there from the start, such as loggers and warning filters. `env={'LABKIT_WARM': '0'}` "

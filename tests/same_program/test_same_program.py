@@ -1,4 +1,4 @@
-"""A script does under labkit what it does under bare torchrun; what differs is in docs/same_program.md.
+"""A script does under labkit what it does under bare torchrun; what differs is in docs/reference/same_program.md.
 
 CI runs every hand-written program and a seeded part of the others; `make soak` runs all.
 """
@@ -56,7 +56,7 @@ def test_a_variant_or_a_composed_program_is_the_same_under_labkit(program):
 
 
 def test_the_page_is_generated_from_the_entries():
-    written = Path(__file__).parents[2] / "docs" / "same_program.md"
+    written = Path(__file__).parents[2] / "docs" / "reference" / "same_program.md"
 
     assert written.read_text() == page(len(HAND_WRITTEN) + len(OTHERS))
     assert len(ENTRIES) <= 8

@@ -1,7 +1,7 @@
 """How long a model's operators take on a GPU, from its data sheet: the roofline model (Williams, Waterman and Patterson
 2009) for each operator, with the fraction of the peak that kernels of its kind reach.
 
-The fractions are fitted to published throughputs: benchmarks/published_speed.py, docs/published_speed.md.
+The fractions are fitted to published throughputs: benchmarks/published_speed.py, docs/evidence/published_speed.md.
 """
 
 from __future__ import annotations

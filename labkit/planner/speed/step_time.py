@@ -37,8 +37,8 @@ WITHIN_BOX = 8
 # Offloaded shards move over the host's link, PCIe 3 x16, and AdamW updates them on the host's cores: measured 24 ns per
 # element on two slow cores; a server's memory would allow 1 to 2. A guess between them, within a factor of 4.
 HOST_LINK, HOST_STEP, HOST_SPREAD = 15.75e9, 6e-9, 4
-# What the formulas leave out, relative to the computing: the median error in docs/speed.md. Rates that were measured
-# on a quiet machine spread less.
+# What the formulas leave out, relative to the computing: the median error in docs/evidence/speed.md. Rates that were
+# measured on a quiet machine spread less.
 FORMULA_ERROR = 0.06
 # Seconds from rank to rank in a ring of NCCL's Simple protocol, over NVLink and over a network (NCCL 2.11,
 # src/graph/tuning.cc, hwLat; the numbers of steps below are those of ncclTopoTuneModel).
