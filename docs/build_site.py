@@ -33,7 +33,8 @@ NOT_EXECUTED = (
 DOWNLOAD = "{{download}}`Download this notebook <../downloads/{name}>`"  # without results, to be executed
 # The folders of docs/, shelves of every page's sidebar. GitHub shows the README, which has no sidebar.
 HOW_TO = ["scripts", "models", "launch", "view", "reach", "sweep", "export", "plan", "beyond", "cluster", "kaggle"]
-REFERENCE = ["api", "check", "same_program", "platforms", "security"]
+HOW_TO += ["troubleshooting", "faq"]
+REFERENCE = ["concepts", "api", "check", "same_program", "platforms", "security"]
 # A single entry of the sidebar, closed, because other pages state the results and link here.
 EVIDENCE = ["parity", "memory", "model_memory", "speed", "published_speed", "script_speed", "faults", "peers"]
 EVIDENCE += ["claims", "decisions", "log"]

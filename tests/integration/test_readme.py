@@ -127,3 +127,30 @@ def test_pages_that_the_texts_name_exist():
     }
     assert len(named) > 50
     assert [pair for pair in named if pair[1] not in elsewhere and not (ROOT / pair[1]).exists()] == []
+
+
+def test_the_sentences_that_troubleshooting_quotes_are_labkits():
+    page = (ROOT / "docs" / "how_to" / "troubleshooting.md").read_text(encoding="utf-8")
+    rows = [line.strip("|").split(" | ") for line in page.splitlines() if line.startswith("| ") and "says" not in line]
+    said = [row[1] if len(row) == 3 and row[1].startswith("`") else row[0] for row in rows]
+    sources = [ast.parse(path.read_text(encoding="utf-8")) for path in (ROOT / "labkit").rglob("*.py")]
+    texts = [n for tree in sources for n in ast.walk(tree) if isinstance(n, ast.Constant | ast.JoinedStr)]
+    everything = "\n".join(map(text_of, texts))
+
+    quotes = [quote for cell in said for quote in re.findall(r"`([^`]+)`", cell)]
+    parts = {part.strip(" :;,.(") for quote in quotes for part in re.split(r"…|ranks? [01](?:, 1)?|\(train.*", quote)}
+    assert len(parts) > 30
+    unknown = sorted(part for part in parts if part not in everything)
+    assert not unknown, unknown
+
+
+def text_of(node: ast.AST) -> str:
+    """A string of the code; an f-string with … for what it inserts, and `{'has' if … else 'have'}` as `has`."""
+    match node:
+        case ast.Constant(value=str(text)):
+            return text
+        case ast.JoinedStr(values=parts):
+            return "".join(map(text_of, parts))
+        case ast.FormattedValue(value=ast.IfExp(body=ast.Constant(value=str(text)))):
+            return text
+    return "…"
