@@ -15,11 +15,17 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Integral, Real
 from types import NoneType, SimpleNamespace, UnionType
-from typing import Annotated, Any, Literal, ParamSpec, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, ParamSpec, TypeAlias, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from labkit.errors import LabError
 
-__all__ = ["AtLeastOne", "Expected", "Seconds", "ZeroOrMore", "check_argument", "checked"]
+__all__ = ["AtLeastOne", "Expected", "Parameters", "Seconds", "Value", "ZeroOrMore", "check_argument", "checked"]
+
+Value: TypeAlias = "None | bool | int | float | str | os.PathLike[str] | Sequence[Value]"
+"""The value of an option of a script."""
+Parameters: TypeAlias = Mapping[str, Value]
+"""Options of a script with their values, as `launch(script, steps=100, precision="bf16")` has them."""
+
 
 P = ParamSpec("P")
 R = TypeVar("R")

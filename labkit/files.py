@@ -13,9 +13,10 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, BinaryIO, TypeVar
+from typing import Any, BinaryIO, TypeAlias, TypeVar
 
 __all__ = [
+    "Json",
     "decoded",
     "encoded",
     "in_parallel",
@@ -30,6 +31,9 @@ __all__ = [
     "refresh",
     "write_json",
 ]
+
+Json: TypeAlias = "None | bool | int | float | str | Sequence[Json] | Mapping[str, Json]"
+"""What a JSON file holds."""
 
 
 def decoded(source: bytes) -> str:
