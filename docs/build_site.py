@@ -37,7 +37,7 @@ HOW_TO += ["troubleshooting", "faq"]
 REFERENCE = ["concepts", "api", "check", "same_program", "platforms", "security"]
 # A single entry of the sidebar, closed, because other pages state the results and link here.
 EVIDENCE = ["parity", "memory", "model_memory", "speed", "published_speed", "script_speed", "faults", "peers"]
-EVIDENCE += ["claims", "decisions", "log"]
+EVIDENCE += ["check_findings", "claims", "decisions", "log"]
 DIAGRAM = "docs/static/diagram.svg"
 
 

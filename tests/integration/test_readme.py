@@ -154,3 +154,9 @@ def text_of(node: ast.AST) -> str:
         case ast.FormattedValue(value=ast.IfExp(body=ast.Constant(value=str(text)))):
             return text
     return "…"
+
+
+def test_the_page_of_rules_is_the_one_that_the_rules_print():
+    done = subprocess.run([sys.executable, "benchmarks/check_table.py"], cwd=ROOT, capture_output=True, text=True)
+
+    assert done.stdout == (ROOT / "docs" / "reference" / "check.md").read_text(encoding="utf-8"), done.stderr
