@@ -171,14 +171,8 @@ def layout_of(script: Script, ranks: int, parameters: Mapping[str, Any]) -> Layo
 
 def check_contract(script: Script) -> None:
     """Raise LaunchError unless the script has the functions of labkit's cells, which a plan calls."""
-    defined = _defined(script)
-    if defined >= CALLED and "global_batch_size" in options_of(script):
+    if _defined(script) >= CALLED and "global_batch_size" in options_of(script):
         return
-    if {"losses_of", "load_datasets"} <= defined:
-        raise LaunchError(
-            f"{script.name}.py was written by an older labkit with other cells. Compose it again with "
-            "labkit.Script.load('ddp').with_cells(model=…, data=…) and plan that script"
-        )
     raise LaunchError(
         f"{script.name}.py cannot be planned: it lacks the cells of labkit's scripts. Put your model and data into "
         "one of them with labkit.Script.load('ddp').with_cells(model=…) and plan that script"

@@ -116,8 +116,8 @@ def test_pages_that_the_texts_name_exist():
         ["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True
     ).stdout.splitlines()
     texts = [ROOT / name for name in listed if name.endswith((".md", ".py", ".ipynb", ".yml", "Makefile"))]
-    # made on demand; a page of another project; a placeholder
-    elsewhere = {"docs/evidence/kaggle_runs.md", "docs/performance.md", "docs/x.md"}
+    # made on demand; a page of another project
+    elsewhere = {"docs/evidence/kaggle_runs.md", "docs/performance.md"}
 
     named = {
         (path.relative_to(ROOT).as_posix(), page)

@@ -288,14 +288,6 @@ def test_options_of_extras_are_planned_as_they_are_launched():
         labkit.plan("fsdp", nproc_per_node=2, precison="fp16")
 
 
-def test_a_script_of_an_older_labkit_must_be_composed_again(tmp_path):
-    old = tmp_path / "mine.py"
-    old.write_text("# %% data\ndef load_datasets(data_dir): ...\n\n\n# %% loss\ndef losses_of(logits, y): ...\n")
-
-    with pytest.raises(labkit.LaunchError, match=r"mine.py was written by an older labkit .*Compose it again"):
-        labkit.plan(old, nproc_per_node=2)
-
-
 def test_a_hugging_face_model_on_texts_of_any_length_is_planned_layer_by_layer():
     plan = labkit.plan(Script.load("fsdp", task="causal_lm"), nproc_per_node=2, device="2xT4", global_batch_size=16)
 
