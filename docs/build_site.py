@@ -36,8 +36,8 @@ HOW_TO = ["scripts", "models", "launch", "view", "reach", "sweep", "export", "pl
 HOW_TO += ["troubleshooting", "faq"]
 REFERENCE = ["concepts", "api", "check", "same_program", "platforms", "security"]
 # A single entry of the sidebar, closed, because other pages state the results and link here.
-EVIDENCE = ["parity", "memory", "model_memory", "speed", "published_speed", "script_speed", "faults", "peers"]
-EVIDENCE += ["check_findings", "claims", "decisions", "log"]
+EVIDENCE = ["parity", "memory", "model_memory", "hub_models", "speed", "published_speed", "script_speed"]
+EVIDENCE += ["faults", "peers", "check_findings", "claims", "decisions", "log"]
 DIAGRAM = "docs/static/diagram.svg"
 
 

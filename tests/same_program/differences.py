@@ -19,32 +19,32 @@ ENTRIES: list[tuple[str, str, re.Pattern[str] | None]] = [
         "A few environment variables",
         "`LABKIT_RUN` (on several hosts also `LABKIT_NODE`) marks every process of a run, so that all of them can be found "
         "and stopped. `TORCH_FR_…`, `TORCH_NCCL_DUMP_ON_TIMEOUT`, `TORCH_NCCL_DEBUG_INFO_TEMP_FILE` and "
-        "`TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC` turn on torch's flight recorder, which knows the collective that ranks wait "
+        "`TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC` turn on torch's flight recorder, which records the collective that ranks wait "
         "in. `GLOO_SOCKET_IFNAME` and `MASTER_ADDR` (on hosts also `NCCL_SOCKET_IFNAME`) keep the ranks of one "
         "machine on its loopback, since its name may not resolve. Variables that an earlier torchrun or a job has left "
-        "(`RANK`, `PET_…`) are removed. `profile=True` adds `KINETO_LOG_LEVEL`. What you set yourself always counts.",
+        "(`RANK`, `PET_…`) are removed. `profile=True` adds `KINETO_LOG_LEVEL`. Variables that you set keep your values.",
         re.compile(rf"\('({VARIABLES})', '[^']*'\)(, )?|^({VARIABLES})[ =].*\n", re.MULTILINE),
     ),
     (
         "A run has a folder, output goes into files, and there is no input",
-        "The folder is in `runs/` of the working directory, unless `LABKIT_RUNS` or `runs_dir` names another place, which a "
-        "script needs that creates, lists or deletes a folder `runs` itself. A run outlives the terminal or notebook that "
+        "The folder is in `runs/` of the working directory, unless `LABKIT_RUNS` or `runs_dir` names another place. Name "
+        "one if the script itself creates, lists or deletes a folder `runs`. A run outlives the terminal or notebook that "
         "started it. stdout and stderr are files in the run's folder, "
         "written without a buffer, as with torchrun's `--redirects 3`; stdin is empty.",
         None,
     ),
     (
         "One more thread, and up to four descriptors from 1023 downwards",
-        "Once a second a rank says that it is alive. The thread is not one of Python's `threading`, and descriptors count "
-        "from 3 upwards as ever. From Python 3.12 on, an `os.fork()` in the script itself warns of several threads.",
+        "The thread writes a heartbeat once a second. It is not one of Python's `threading`, and descriptors are numbered "
+        "from 3 upwards as usual. From Python 3.12 on, an `os.fork()` in the script itself warns of several threads.",
         None,
     ),
     (
         "Stacks can be dumped at any time",
-        "`faulthandler` is enabled and writes into the run's folder, so that a crash has a line; so does the real-time "
-        "signal 62, for ranks that hold the GIL. In such dumps, also your own, labkit's thread and two or three outermost "
-        "frames can be seen. Nothing else shows them but `sys._current_frames()` and audit hooks, and recursion "
-        "ends three calls earlier.",
+        "`faulthandler` is enabled and writes into the run's folder, so that a crash can be traced to a line. The "
+        "real-time signal 62 also dumps the stacks, of ranks that hold the GIL too. These dumps, like your own, contain "
+        "labkit's thread and two or three outermost frames. Only `sys._current_frames()` and audit hooks show them "
+        "otherwise, and recursion ends three calls earlier.",
         re.compile(
             r"Previous line repeated \d+ more times"
             r'|\n?Thread 0xADDRESS.*\n  (File ".*labkit/worker/guest.py", line \d+ in live|<no Python frame>)\n'
@@ -54,8 +54,8 @@ ENTRIES: list[tuple[str, str, re.Pattern[str] | None]] = [
     (
         "What labkit adds to torch",
         "Importing torch, or asking for the logger `metrics`, also loads labkit's modules, which wrap that logger and the "
-        "functions that tell of steps, such as `torch.autograd.backward`, `DataLoader`'s `__next__`, `GradScaler.step` and "
-        "`destroy_process_group`; on CPUs, DDP measures each step instead of some. Until then a finder for both is the first "
+        "functions that make up a step, such as `torch.autograd.backward`, `DataLoader`'s `__next__`, `GradScaler.step` and "
+        "`destroy_process_group`; on CPUs, DDP measures every step instead of some. Until then, a finder for both is the first "
         "in `sys.meta_path`. `os.execv` and `os.execve` are wrapped, too: a script that starts itself again is still "
         "recorded. A profiler of your own also shows these functions and the copy of a loss.",
         None,
@@ -63,22 +63,23 @@ ENTRIES: list[tuple[str, str, re.Pattern[str] | None]] = [
     (
         "The command line of the process",
         "`ps` and `sys.orig_argv` show `python -u …/guest.pyc train.py`; `sys.argv` is the script's own. A module "
-        "is what `runpy` makes of it in either case.",
+        "is run by `runpy` in both cases.",
         None,
     ),
     (
         "Nothing of a run outlives it for long",
-        "A rank dies with its torchrun. What a rank leaves running when it ends well, such as an upload, has 60 seconds. "
-        "A training that has succeeded stays a success where gloo's threads would abort the process at its very end "
-        "(torch 2.10 to 2.13: up to half of all ranks).",
+        "A rank dies with its torchrun. Processes that a rank leaves running when it succeeds, such as an upload, have 60 "
+        "seconds to end. A training that has succeeded remains a success even where gloo's threads would abort the process "
+        "at its very end (torch 2.10 to 2.13: up to half of all ranks).",
         None,
     ),
     (
         "Ranks may be forks",
         "If nothing in a script can tell (see [How fast a run starts](../how_to/launch.md#how-fast-a-run-starts)), its ranks are "
         "forked from a process that has imported torch. They share the seed of Python's hashes, so sets of texts have "
-        "one order on all ranks, `multiprocessing`'s authkey, and torch's memory, so each rank's own is smaller. What an "
-        "optimizer and torchrun import of torch is there from the start, such as loggers and warning filters. `env={'LABKIT_WARM': '0'}` "
+        "one order on all ranks, `multiprocessing`'s authkey, and torch's memory, so each rank's own is smaller. The "
+        "modules of torch that an optimizer and torchrun import are loaded from the start, with their loggers and filters "
+        "of warnings. `env={'LABKIT_WARM': '0'}` "
         "turns it off.",
         None,
     ),
