@@ -1,4 +1,4 @@
-"""Numbers and states formatted for people."""
+"""Formats numbers and states for people."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Views of a run: pure data in; text, SVG and HTML out. Only the dashboard needs a kernel."""
+"""Shows runs: pure data goes in; text, SVG and HTML come out. Only the dashboard needs a kernel."""
 
 from labkit.faces import face
 

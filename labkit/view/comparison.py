@@ -1,4 +1,4 @@
-"""Runs side by side in one table, computed from their folders alone."""
+"""Compares runs in one table, computed from their folders alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The kind of front end that displays this process's output; `LABKIT_UI` overrides the detection."""
+"""Detects the kind of front end that displays this process's output; `LABKIT_UI` overrides the detection."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The panel's sliders and lists, and their values as a strategy's name and launch parameters."""
+"""Makes the panel's sliders and lists, and reads from them a strategy's name and launch parameters."""
 
 from __future__ import annotations
 
@@ -39,7 +39,8 @@ TINTS = {"fits": "#2da44e", "does not fit": "#e5534b", "impossible": "#b08d1c", 
 
 
 class Controls:
-    """`changed` is called after every change; `own` maps each strategy to its own options; `begin`: initial values."""
+    """`changed` is called after every change; `own` maps each strategy to its own options; `begin` holds the initial
+    values."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""A plan as text for terminals and as HTML for notebooks: verdict, memory, strategies, assumptions."""
+"""Shows a plan as text for terminals and as HTML for notebooks: verdict, memory, strategies, assumptions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every plotly figure of a notebook that uses labkit gets a picture beside it, for viewers without plotly."""
+"""Gives every plotly figure of a notebook that uses labkit a picture, for viewers without plotly."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The static, script-free view of a run in a saved notebook, and `report.html`: one interactive file for offline use,
-whose content security policy allows its two scripts only, by their hashes."""
+"""Makes the static, script-free view of a run in a saved notebook, and `report.html`: one interactive file for offline
+use, whose content security policy allows only its two scripts, by their hashes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The charts of `report.html` as data: report.js draws them and answers to the pointer."""
+"""Prepares the charts of `report.html` as data: report.js draws them and answers to the pointer."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def _chart(reader: RunReader, chart: Chart) -> dict[str, Any]:
 
 
 def _lines(reader: RunReader, chart: Chart) -> Iterator[tuple[str, list[list[float]]]]:
-    """A line per rank. Of many ranks: the median of each host, or the lowest, median and highest of all; and the one
+    """A line per rank; for many ranks, the median of each host, or the lowest, median and highest of all, and the rank
     that stands out."""
     if len(chart.series) <= MANY:
         for rank, line in chart.series.items():

@@ -1,4 +1,4 @@
-"""Many runs as one table: what they differ in, how their loss fell, their best values."""
+"""Lists many runs in one table: the options in which they differ, how their loss fell, their best values."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def _metric_keys(metrics: Mapping[str, float]) -> SortKeys:
 
 
 def _parameter_key(text: str) -> tuple[int, float | str]:
-    """Numbers before text."""
+    """Sorts numbers before text."""
     try:
         number = finite(float(text))
     except ValueError:
@@ -181,7 +181,7 @@ class RunList(list[Any]):
 
 
 def _fitting(rows: Sequence[Mapping[str, Any]], names: Sequence[str], optional: Sequence[str]) -> list[str]:
-    """The columns that fit side by side when their words wrap: of the optional ones as many as possible."""
+    """The columns that fit side by side when their words wrap, with as many optional ones as possible."""
 
     def width(name: str) -> int:
         if name == CURVE:
@@ -201,8 +201,8 @@ def _in_any(name: str, mappings: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def metric_columns(glances: Sequence[Glance], by: str, most: int = METRICS) -> dict[str, str]:
-    """Of the metrics that have a column the titles: the one that sorts the runs, the evaluated ones, then those that
-    are not also evaluated."""
+    """The titles of the metrics that have a column, by name: first the metric that sorts the runs, then the evaluated
+    ones, then those that are not also evaluated."""
     evaluated = dict.fromkeys(name for glance in glances for name in glance.best)
     metrics = {parted(name)[1] for name in evaluated}
     others = (name for glance in glances for name in glance.newest if parted(name)[1] not in metrics)
@@ -223,7 +223,7 @@ def differing(parameters: Sequence[Mapping[str, Any]], by: str = "", most: int =
 
 
 def parameter_text(value: Any) -> str:
-    """At most 24 characters of a script's parameter; of a number that was drawn at random five digits."""
+    """At most 24 characters of a script's parameter, and five digits of a number that was drawn at random."""
     text = plain(str(value))
     if len(text) > DRAWN_DIGITS and not text.lstrip("-").isdecimal():
         with suppress(ValueError):
@@ -232,7 +232,7 @@ def parameter_text(value: Any) -> str:
 
 
 class _Value(str):
-    """An option's, which is shown in at most 24 characters."""
+    """The value of an option, which is shown in at most 24 characters."""
 
 
 def _text(value: str | Glance) -> str:

@@ -1,4 +1,4 @@
-"""What every rank did during a profiled step: phases, collectives and waiting, on one clock."""
+"""Says what every rank did during a profiled step: phases, collectives and waiting, on one clock."""
 
 from __future__ import annotations
 
@@ -85,8 +85,8 @@ class Timeline:
     @property
     def bubble(self) -> float | None:
         """The fraction of time in which a pipeline's ranks are between chunks, from the first chunk of a step to the
-        last; None without a pipeline. Waits within a chunk, as for tensor-parallel ranks, do not count. Like
-        Megatron-LM's (2104.04473, section 2.2.1), but relative to the total time: ideally (p-1)/(m+p-1)."""
+        last; None without a pipeline. Waits within a chunk, as for tensor-parallel ranks, do not count. It is defined
+        like Megatron-LM's (2104.04473, section 2.2.1), but relative to the total time: ideally (p-1)/(m+p-1)."""
         return bubble(self.spans)
 
     def of_step(self, step: int | None = None) -> list[Span]:

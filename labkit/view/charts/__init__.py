@@ -1,1 +1,1 @@
-"""Charts of runs and plans as SVG text and plotly figures, made by pure functions."""
+"""Draws charts of runs and plans as SVG text and plotly figures, with pure functions."""

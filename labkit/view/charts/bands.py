@@ -1,4 +1,4 @@
-"""Many ranks in one chart: the band from minimum to maximum, the median, and the rank that stands out."""
+"""Draws many ranks in one chart: the band from minimum to maximum, the median, and the rank that stands out."""
 
 from __future__ import annotations
 
@@ -22,12 +22,13 @@ Grid = list[tuple[float, Column]]  # x in the middle of each column
 
 class Line(Protocol):
     def points(self) -> list[Point]:
-        """In the order of x."""
+        """The points in the order of x."""
         ...
 
 
 def thinned(line: Line, most: int) -> list[Point]:
-    """At most so many points, but no fewer than FEWEST; merged neighbours keep both extremes."""
+    """Merges neighbouring points until at most so many are left, but no fewer than FEWEST; merged ones keep both
+    extremes."""
     points = line.points()
     group = next((n for n in GROUPS if n * max(FEWEST, most) >= len(points)), len(points))
     if group == 1:
@@ -57,7 +58,7 @@ def columns(series: Mapping[int, Line], cells: int = CELLS) -> Grid:
 
 
 def ranges(grid: Grid) -> list[Point]:
-    """Over the ranks, the lowest and highest value of each column, and the median of the last ones."""
+    """The lowest and highest value of each column over the ranks, and the median of their last values."""
     values = ((x, zip(*column.values(), strict=True)) for x, column in grid)
     return [(x, min(lows), max(highs), median(lasts)) for x, (lows, highs, lasts) in values]
 
@@ -74,7 +75,7 @@ def path(pixels: Iterable[tuple[int, int]]) -> str:
 
 def outlier(grid: Grid, summary: Sequence[Point]) -> int | None:
     """The rank that is furthest from the median in the sum over all columns, if it is much further than is usual.
-    `summary`: the `ranges` of the grid."""
+    `summary` holds the `ranges` of the grid."""
     distances: defaultdict[int, float] = defaultdict(float)
     for (_, column), (_, _, _, middle) in zip(grid, summary, strict=True):
         for rank, (_, _, last) in column.items():

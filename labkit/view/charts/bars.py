@@ -1,4 +1,4 @@
-"""Memory by category as stacked horizontal bars in SVG text, against a device's capacity."""
+"""Draws memory by category as stacked horizontal bars in SVG text, against a device's capacity."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ LETTER, BROAD = 5.3, 5.9  # pixels per character at this font size: the usual, a
 
 
 class Bar(NamedTuple):
-    """`held`: bytes by category, None if it could not be planned; `note` follows the bar. `source` is "formulas",
-    "rehearsed" or "measured". A `chosen` bar is marked."""
+    """`held` has the bytes by category, and is None if they could not be planned; `note` follows the bar. `source` is
+    "formulas", "rehearsed" or "measured". A `chosen` bar is marked."""
 
     name: str
     held: Mapping[str, int] | None
@@ -78,7 +78,7 @@ def key(categories: Sequence[str] = CATEGORIES) -> str:
 
 
 def _bar(row: Bar, y: float, scale: float, line: float | None, *, first: bool) -> str:
-    """`line`: where the limit is; the note does not cross it."""
+    """`line` is where the limit is; the note does not cross it."""
     middle = y + ROW - 5
     name = f"{'▸ ' if row.chosen else ''}{row.name}" if first else ""
     if row.source != "formulas":

@@ -1,4 +1,4 @@
-"""The axes of a plotly figure: from values to fractions of their length, and ticks."""
+"""Computes the axes of a plotly figure: from values to fractions of their length, and ticks."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["Axis"]
 
 
 class Axis:
-    """From a value to a fraction of the axis' length."""
+    """Maps a value to a fraction of the axis' length."""
 
     def __init__(self, options: dict[str, Any], values: Sequence[Any]):
         self.options, self.log = options, options.get("type") == "log"

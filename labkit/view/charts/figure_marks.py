@@ -1,4 +1,4 @@
-"""The marks of a plotly figure as SVG: lines, markers, bars and texts, and how its data name them."""
+"""Draws the marks of a plotly figure as SVG: lines, markers, bars and texts."""
 
 from __future__ import annotations
 

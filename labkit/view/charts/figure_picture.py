@@ -1,4 +1,4 @@
-"""A plotly figure as SVG text, for viewers without plotly: papermill's output in nbconvert, GitHub, mail.
+"""Draws a plotly figure as SVG text, for viewers without plotly: papermill's output in nbconvert, GitHub, mail.
 
 It draws what labkit and its labs draw: lines, markers, text, filled areas, bars, shapes and annotations on linear,
 logarithmic and category axes in any grid. Traces of other types are named instead.
@@ -323,7 +323,7 @@ class _Picture:
         return text_at(x, y + down, anchor, without_markup(str(note.get("text") or "")))
 
     def _legend(self) -> tuple[str, float]:
-        """(keys, height of the whole picture): the names in rows below the axes."""
+        """The names in rows below the axes, as (keys, height of the whole picture)."""
         drawn, x, y = "", float(self.margins["l"]), self.height - self.margins["b"] + 46.0
         named = [(without_markup(t["name"]), self._colour(t), t) for t in self._named()]
         for name, colour, trace in named:

@@ -1,4 +1,4 @@
-"""SVG in a page, converted to images that every viewer displays."""
+"""Converts SVG in a page to images that every viewer displays."""
 
 from __future__ import annotations
 

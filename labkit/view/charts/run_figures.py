@@ -1,4 +1,4 @@
-"""Interactive figures of finished runs: pure functions that return plotly `Figure`s (plotly 5.24 to 7)."""
+"""Makes interactive figures of ended runs, with pure functions that return plotly `Figure`s (plotly 5.24 to 7)."""
 
 from __future__ import annotations
 

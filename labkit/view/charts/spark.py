@@ -1,4 +1,4 @@
-"""A curve in the space of a word, as text and as SVG."""
+"""Draws a curve in the space of a word, as text and as SVG."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def spark_text(values: Sequence[float]) -> str:
 
 
 def spark_svg(values: Sequence[float], line: int | None = 0) -> str:
-    """In the style of a chart's `line`, or grey; empty without values."""
+    """Drawn in the style of a chart's `line`, or in grey; empty without values."""
     group = -(-len(values) // POINTS) or 1
     heights = _scaled(values[group - 1 :: group])
     step = (WIDTH - 2) / max(1, len(heights) - 1)
@@ -37,6 +37,6 @@ def spark_svg(values: Sequence[float], line: int | None = 0) -> str:
 
 
 def _scaled(values: Sequence[float]) -> list[float]:
-    """From 0 for the lowest to 1 for the highest."""
+    """The values scaled to 0 for the lowest and 1 for the highest."""
     low, high = min(values, default=0.0), max(values, default=0.0)
     return [(value - low) / ((high - low) or 1.0) for value in values]

@@ -1,4 +1,5 @@
-"""Line charts as SVG text: one line per rank, bounded in size, readable on light and dark pages and without colour.
+"""Draws line charts as SVG text: one line per rank, bounded in size, readable on light and dark pages and without
+color.
 
 The value under the pointer is the `<title>` of an invisible column: there are no scripts.
 """
@@ -135,8 +136,8 @@ def drawn_together(
 
 
 def are_banded(all_charts: Sequence[Chart], most_lines: int = LINES) -> list[bool]:
-    """Whether each chart's ranks are drawn as a band: they are too many for it, or for the charts up to it. Of many
-    charts with too many lines all are."""
+    """Whether each chart's ranks are drawn as a band, because there are too many for it, or for the charts up to it. If
+    many charts have too many lines, all are."""
     totals = [*accumulate(len(chart.series) for chart in all_charts)]
     allowed = most_lines if len(all_charts) <= FEW or totals[-1] <= most_lines else 0
     return [

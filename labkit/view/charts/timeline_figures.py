@@ -1,4 +1,4 @@
-"""Spans of ranks as plotly figures, static or animated with a Play button."""
+"""Draws spans of ranks as plotly figures, static or animated with a Play button."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A step's spans as SVG text, for saved notebooks and front ends without plotly."""
+"""Draws a step's spans as SVG text, for saved notebooks and front ends without plotly."""
 
 from __future__ import annotations
 

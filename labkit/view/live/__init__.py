@@ -1,1 +1,1 @@
-"""Live view of a run in a notebook and in a terminal: page, tables, verdict."""
+"""Shows a run while it trains, in a notebook and in a terminal: page, tables, verdict."""

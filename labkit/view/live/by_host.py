@@ -1,4 +1,4 @@
-"""The ranks of a run, grouped by host."""
+"""Groups the ranks of a run by host."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The live view: one thread updates one HTML widget; at the end a static bundle replaces it."""
+"""Shows a live run in a notebook: one thread updates one HTML widget; at the end a static bundle replaces it."""
 
 from __future__ import annotations
 

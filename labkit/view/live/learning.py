@@ -1,4 +1,5 @@
-"""What the evaluations of a run say, or without any its loss: whether it still learns, has stopped, or overfits."""
+"""Says whether a run still learns, has stopped learning or overfits, from its evaluations, or without any from its
+loss."""
 
 from __future__ import annotations
 
@@ -24,8 +25,8 @@ ERRORS = 3.0  # standard errors by which means differ, if that is not noise
 
 
 def learning(histories: list[RankHistory]) -> str:
-    """`val_loss has risen since step 300 (best 0.5) while the training loss fell: overfitting`. Of several evaluated
-    metrics a loss counts, otherwise the first. Empty for fewer than four evaluations."""
+    """`val_loss has risen since step 300 (best 0.5) while the training loss fell: overfitting`. If several metrics are
+    evaluated, a loss counts, otherwise the first. Empty for fewer than four evaluations."""
     evaluated = [
         (name, history)
         for history in histories[:1]
@@ -51,9 +52,9 @@ def learning(histories: list[RankHistory]) -> str:
 
 def training_loss(reader: RunReader) -> str:
     """`loss is still falling: median 1.87 over the last 40 steps, 2.31 over the 40 before`, or since which step it has
-    not fallen. Compared are places in the order of all losses, which a few very large ones do not decide: a change is
-    one of more than three standard errors; that of a longer part counts if the newest losses do not contradict it.
-    Empty for fewer than 50 losses."""
+    not fallen. It compares places in the order of all losses, which a few very large losses do not decide. Only a
+    change of more than three standard errors counts; that of a longer part counts if the newest losses do not
+    contradict it. Empty for fewer than 50 losses."""
     steps = next((points for line in reader.lines("step").values() if (points := line.points())), [])
     losses = _mean_losses(reader)
     count, means = len(losses), [mean for _, mean in losses]

@@ -1,4 +1,4 @@
-"""The end of a rank's log, optionally filtered by a search text."""
+"""Reads the end of a rank's log, optionally filtered by a search text."""
 
 from __future__ import annotations
 

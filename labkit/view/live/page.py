@@ -1,4 +1,4 @@
-"""A run as one HTML fragment and as plain text. All text from a log, a script or a file name is escaped here."""
+"""Draws a run as one HTML fragment and as plain text. All text from a log, a script or a file name is escaped here."""
 
 from __future__ import annotations
 
@@ -158,7 +158,8 @@ def _strips(reader: RunReader) -> str:
 
 @lru_cache(maxsize=8)
 def _folded_strips(folds: NodeFolds, time: int) -> str:
-    """Drawn again only after STRIPS_SECONDS, because of many ranks it is the most expensive part of the page."""
+    """The strips are drawn again only after STRIPS_SECONDS, because with many ranks they are the most expensive part of
+    the page."""
     return heat_strips("own work (input, forward, optimizer)", folds.own, folds.hosts, folds.shown)
 
 

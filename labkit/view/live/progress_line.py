@@ -1,4 +1,4 @@
-"""One line about a run: text for people, then JSON for programs."""
+"""Describes a run in one line: text for people, then JSON for programs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Buttons of the live view that pause a run and change its learning rate."""
+"""Provides the live view's buttons, which pause a run and change its learning rate."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ class ReachControls:
         self._show_rate.on_click(lambda button: self._start(button, self._ask_rate))
 
     def update(self, *, reachable: bool, paused: bool) -> None:
-        """Show the controls of a run that is reachable, and take over whether it is paused when that has changed: what
-        is known of a run may be older than the last click."""
+        """Show the controls of a run that is reachable. Whether it is paused is only taken over when it has changed,
+        because what is known of a run may be older than the last click."""
         self.box.layout.display = None if reachable else "none"
         if paused != self._noticed:
             self._paused = self._noticed = paused
@@ -58,7 +58,7 @@ class ReachControls:
         self._pause.description, self._pause.icon = ("Resume", "play") if self._paused else ("Pause", "pause")
 
     def _start(self, control: Any, action: Callable[[], str]) -> None:
-        """In a thread: a request waits for the end of a step."""
+        """Runs the request in a thread, because it waits for the end of a step."""
         control.disabled = True
         self._answer.value = "asking every rank…"
 

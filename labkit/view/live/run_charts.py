@@ -1,4 +1,4 @@
-"""The charts of a run: loss, throughput, step time, memory, and every scalar that the script reports."""
+"""Draws the charts of a run: loss, throughput, step time, memory, and every scalar that the script reports."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Look:
 
 @dataclass(frozen=True)
 class _Shown:
-    """A line as it is looked at: smoothed, and over another axis."""
+    """A line as it is shown: smoothed, and over the chosen axis."""
 
     line: Line
     smoothing: float
@@ -64,7 +64,7 @@ def show_step(x: float) -> str:
 
 
 def titles(reader: RunReader) -> list[str]:
-    """What there are charts of."""
+    """The titles of all charts that the run has."""
     return [chart.title for chart in run_charts(reader, Look())]
 
 
@@ -168,7 +168,7 @@ class _AfterFirst:
 
 
 def curves(reader: RunReader) -> dict[str, Line]:
-    """By title: the loss, the mean over the ranks, and every evaluated metric, over steps."""
+    """The loss (the mean over the ranks) and every evaluated metric, over steps, by title."""
     histories = reader.reporting
     if not histories:
         return {}
@@ -213,7 +213,7 @@ def _extremes(series: Series) -> tuple[float, float, float]:
 
 
 def _place(reader: RunReader, history: RankHistory, axis: str) -> Callable[[float], float]:
-    """From seconds since the launch to the axis, along a rank's steps."""
+    """Converts seconds since the launch to a value of the axis, along a rank's steps."""
     if axis == "time":
         return float
     steps = history.series["step"].points()

@@ -1,5 +1,5 @@
-"""A heat strip per rank, grouped by host; dark cells are times at which the rank was slower than the others. It shows
-at a glance whether one rank or one host is late."""
+"""Draws a heat strip per rank, grouped by host: dark cells are times at which the rank was slower than the others. It
+shows at a glance whether one rank or one host is late."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ Row = tuple[str, list[int]]  # a host, and the ranks whose slowest is drawn
 def heat_strips(
     title: str, series: Mapping[int, Series], hosts: Mapping[int, str], shown: Mapping[int, range] | None = None
 ) -> str:
-    """SVG on one time axis, relative to the median of all ranks at each time; `hosts` by rank. `shown`: the ranks of
-    whose slowest each series is."""
+    """Strips as SVG on one time axis, relative to the median of all ranks at each time. `hosts` names them by rank;
+    `shown` lists the ranks whose slowest a series shows."""
     grid = columns(series)
     if not grid:
         return ""
@@ -79,7 +79,7 @@ def heat_strips(
 def _slower(
     grid: list[tuple[float, Column]], rows: list[Row], start: float, end: float, fewer: int
 ) -> dict[float, set[tuple[int, int]]]:
-    """(row, cell) by shade, with `CELLS / fewer` cells along the time axis; a cell has its darkest shade."""
+    """Pairs (row, cell) by shade, with `CELLS / fewer` cells along the time axis; a cell has its darkest shade."""
     width = (end - start) / (CELLS - 1) or 1.0
     shades: dict[tuple[int, int], float] = {}
     for x, column in grid:
@@ -152,7 +152,7 @@ def _latest(rows: list[Row], tops: list[int], late: Mapping[float, set[tuple[int
 
 
 def _lateness(rows: list[Row], late: Mapping[float, set[tuple[int, int]]]) -> dict[int, float]:
-    """By row: its cells, each weighted by how late it was."""
+    """The cells of each row, weighted by how late they were."""
     weight = dict.fromkeys(range(len(rows)), 0.0)
     for shade, cells in late.items():
         for row, _ in cells:
@@ -167,7 +167,7 @@ def _late_marks(
     late: Mapping[float, set[tuple[int, int]]],
     bottom: int,
 ) -> tuple[str, str]:
-    """Of very many hosts, the names of those that were late most, as far as there is room, and one background."""
+    """For very many hosts: the names of those that were late most, as far as there is room, and one background."""
     weight = _lateness(rows, late)
     names, marks = names_of(groups, 17), ""
     named: list[int] = []

@@ -1,4 +1,4 @@
-"""Tables of the ranks and of the machines they run on."""
+"""Draws the tables of the ranks and of the machines they run on."""
 
 from __future__ import annotations
 
@@ -68,7 +68,8 @@ def grid(
     transposes: bool = False,
 ) -> str:
     """A table of text with an SVG mark before each row. Only names of columns wrap, and the columns that `sentences`
-    names. One that is too wide is transposed, if it `transposes` and that is narrower; then all cells may wrap."""
+    names. A table that is too wide is transposed if `transposes` allows it and that is narrower; then all cells may
+    wrap."""
     if not rows:
         return ""
     names = list(dict.fromkeys(name for row in rows for name in row))  # a rank that has not started has fewer
@@ -92,7 +93,7 @@ def grid(
 
 
 def _width(table: list[list[str]]) -> int:
-    """In characters; the first line wraps."""
+    """The width in characters; the first line wraps."""
     columns = zip(*table, strict=True)
     return sum(max(map(len, [*re.split(r"[\s_-]", name), *cells])) + GAP for name, *cells in columns)
 

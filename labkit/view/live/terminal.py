@@ -1,4 +1,4 @@
-"""Live view of a run in a terminal: one line that is rewritten in place, or the whole view drawn with rich."""
+"""Shows a live run in a terminal: one line that is rewritten in place, or the whole view drawn with rich."""
 
 from __future__ import annotations
 

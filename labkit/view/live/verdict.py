@@ -1,4 +1,4 @@
-"""The one or two most important observations about a run, such as a straggler or slow input.
+"""States the one or two most important observations about a run, such as a straggler or slow input.
 
 Pure functions of what the ranks recorded. Each rule returns a sentence or an empty string; the most urgent rules come
 first.
@@ -32,7 +32,8 @@ PHASES = {"input": "input wait", "forward": "forward", "optimizer": "optimizer"}
 
 @dataclass(frozen=True)
 class Ranks:
-    """The ranks' histories, and what several rules need of them: computed once, because there may be thousands."""
+    """Holds the ranks' histories and what several rules derive from them, which is computed once, because there may be
+    thousands of ranks."""
 
     histories: list[RankHistory]
 
@@ -47,12 +48,12 @@ class Ranks:
 
     @cached_property
     def step_seconds(self) -> float:
-        """Of the slowest rank."""
+        """The step time of the slowest rank."""
         return max((h.recent_step_seconds for h in self.histories), default=0.0)
 
     @cached_property
     def late_host(self) -> tuple[str, float, str] | None:
-        """(host, lateness as a fraction of a step, phase) of the host all of whose ranks are later than the others."""
+        """The host all of whose ranks are later than the others, as (host, lateness as a fraction of a step, phase)."""
         if len(self.hosts) < 2 or not self.step_seconds:
             return None
         least = {host: min(h.own_seconds for h in own) for host, own in self.hosts.items()}
@@ -63,7 +64,7 @@ class Ranks:
 
     @cached_property
     def late_rank(self) -> tuple[RankHistory, float, str] | None:
-        """(history, how many seconds of a step it is behind, phase) of the rank that the others wait for, unless they
+        """The rank that the others wait for, as (history, seconds that it is behind in a step, phase); None if they
         wait for its whole host."""
         if len(self.histories) < 2 or slow_host(self):
             return None
@@ -107,7 +108,7 @@ def _warm(reader: RunReader) -> Ranks:
 
 
 def host_verdicts(reader: RunReader) -> dict[str, str]:
-    """By host if there are several: its problem in a few words, or an empty string."""
+    """Each host's problem in a few words, or an empty string; no hosts if there is only one."""
     ranks = _warm(reader)
     verdicts = {}
     for host in ranks.hosts if len(ranks.hosts) > 1 else ():
@@ -242,8 +243,8 @@ def no_problem(ranks: Ranks) -> str:
 
 
 def compute_bound(ranks: Ranks) -> str:
-    """What a step consists of, on the rank that waits least. Empty if the phases are unknown, or how long several ranks
-    wait for each other, which they do in backward."""
+    """Names the phases of a step on the rank that waits least. Empty if they are unknown, or if it is unknown how long
+    several ranks wait for each other in backward."""
     if len(ranks.histories) > 1 and not all(h.communicates for h in ranks.histories):
         return ""
     least = min(ranks.histories, key=lambda h: h.recent_share("input") + h.recent_share("communication"))
