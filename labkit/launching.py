@@ -11,8 +11,8 @@ from typing import Any
 from labkit.checking import warn
 from labkit.cluster import begin as begin_on_hosts
 from labkit.errors import LaunchError
-from labkit.export import check_live
-from labkit.launcher import Launchable, Module, start, start_exporter
+from labkit.export import check_live, start_exporter
+from labkit.launcher import Launchable, Module, start
 from labkit.link import link_settings
 from labkit.planner import Plan
 from labkit.rank_files import PROFILE, REACHABLE, TRACE_MEMORY

@@ -4,6 +4,8 @@ folder, so no script needs a logger."""
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from difflib import get_close_matches
@@ -13,11 +15,13 @@ from pathlib import Path
 from labkit.errors import LabError
 from labkit.export import tables, trackers
 from labkit.export.scalars import points
+from labkit.rank_files import MARKER, NODE_MARKER
 from labkit.record import RunFolder
 
-__all__ = ["FILES", "FORMATS", "check_live", "export", "log_of"]
+__all__ = ["FILES", "FORMATS", "check_live", "export", "log_of", "start_exporter"]
 
 FILES = {"csv": tables.write_csv, "parquet": tables.write_parquet}
+EXPORTER = "labkit.export.live"
 FORMATS = (*FILES, "tensorboard", "trackio", "wandb")
 
 
@@ -57,6 +61,24 @@ def check_live(formats: str | Sequence[str] | None) -> list[str]:
                 f"export={name!r} needs the package {package}, which is not installed: pip install {package}"
             )
     return names
+
+
+def start_exporter(folder: RunFolder, formats: Sequence[str]) -> None:
+    """Start the process that exports a run while it trains, in a session of its own, without the run's marker and
+    without GPUs: it is not part of the run, which does not wait for it. It ends by itself soon after the run."""
+    inherited = {name: value for name, value in os.environ.items() if name not in (MARKER, NODE_MARKER)}
+    try:
+        with folder.export_log.open("ab") as log:
+            subprocess.Popen(
+                [sys.executable, "-m", EXPORTER, str(folder.path), *formats],
+                env=inherited | {"CUDA_VISIBLE_DEVICES": ""},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+    except OSError as error:
+        print(f"{folder.id} cannot be exported while it runs: {error}", flush=True)
 
 
 def log_of(

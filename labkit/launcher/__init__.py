@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from labkit.launcher.checks import check_ranks as check_ranks  # The number of ranks
     from labkit.launcher.checks import check_torch as check_torch  # torch is installed and not older than 2.8, below
     from labkit.launcher.checks import release_of as release_of  # (2, 10) of "2.10.0+cu128"
-    from labkit.launcher.exporter import start_exporter as start_exporter  # Start it in a session of its own, without
     from labkit.launcher.gpu_memory import freed_in_words as freed_in_words  # What NVML says about the processes of a
     from labkit.launcher.locks.checkpoints import run_that_saves_to as run_that_saves_to  # The live run that holds the
     from labkit.launcher.locks.gpus import GpusInUseError as GpusInUseError  # Another run holds a GPU that the launch

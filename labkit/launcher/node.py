@@ -35,13 +35,13 @@ from labkit.launcher import checks
 from labkit.launcher.causes.node_loss import MEETING_SECONDS
 from labkit.launcher.causes.several_nodes import conclusion
 from labkit.launcher.causes.signals import oom_kills
-from labkit.launcher.leftovers import LEFT_SECONDS, Leftovers
 from labkit.launcher.locks.checkpoints import lock_checkpoints
+from labkit.launcher.peers import CONCLUSIONS, ENDING_TIMEOUT_SECONDS, POLL_SECONDS, WORKS, Peer
+from labkit.launcher.shutdown import LEFT_SECONDS, Leftovers
 from labkit.launcher.stopping import SAVING_SECONDS, StopRequest
 from labkit.launcher.supervisor import Supervisor, prepare
 from labkit.launcher.torchrun import rank_environment
-from labkit.launcher.watch.peers import CONCLUSIONS, ENDING_TIMEOUT_SECONDS, POLL_SECONDS, WORKS, Peer
-from labkit.launcher.watch.progress import Progress
+from labkit.launcher.watch import Progress
 from labkit.rank_files import MODULES, NODE_MARKER
 from labkit.record import (
     NodeFold,

@@ -5,6 +5,9 @@ torchrun gets one signal and passes it on; a second one would make it abandon it
 each signal if they do something about it: after SIGINT as long as they work, because a rank that waits for another one
 in C code never sees a KeyboardInterrupt; after TERM if they handle it, which others do not need more than 5 s for. A
 checkpoint that is being saved has 60 s.
+
+What the ranks of a run that has succeeded left running, such as an upload, is left alone by bare torchrun; labkit gives
+it a minute. The run has its final state meanwhile, and nobody waits for it.
 """
 
 from __future__ import annotations
@@ -15,23 +18,34 @@ import signal
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from dataclasses import replace
 from functools import cache
 
 import psutil
 
 from labkit.files import in_parallel, read_json
 from labkit.host import Identity
-from labkit.launcher.rank_processes import Work, disposition, is_alive, named_ranks, ranks_of
+from labkit.launcher.rank_processes import (
+    Work,
+    cleans_up,
+    command_in_words,
+    disposition,
+    is_alive,
+    named_ranks,
+    ranks_of,
+)
 from labkit.launcher.stopping import GRACE_SECONDS, SAVING_SECONDS, StopRequest, processes_of, requested, sweep
-from labkit.record import Nodes, RunFolder, finite
+from labkit.record import LeftRunning, Nodes, RunFolder, finite, write_left_running
 
-__all__ = ["Shutdown", "torchrun_seconds"]
+__all__ = ["LEFT_SECONDS", "Leftovers", "Shutdown", "torchrun_seconds"]
 
 TORCHRUN_TIMEOUT = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
 IDLE_SECONDS = 5.0  # a rank that has done nothing for so long after SIGINT has not seen it, or waits for one
 QUIET_SECONDS = 1.0  # what ends within them is not worth a word
-POLL_SECONDS = 0.1
+POLL_SECONDS, POLL_SECONDS_OF_LEFTOVERS = 0.1, 0.05
 RECENT_SECONDS = 3.0  # what other nodes are told; less than IDLE_SECONDS, because they hear of it late
+LEFT_SECONDS = 60.0  # for what has outlived its rank
+SETTLING_SECONDS = 0.3  # in which processes end that have only lost their rank
 Ranks = dict[int, psutil.Process]
 
 
@@ -194,3 +208,62 @@ def _signal_groups(ranks: Iterable[psutil.Process]) -> None:
     for rank in ranks:
         with suppress(OSError):  # it has just exited
             os.killpg(rank.pid, signal.SIGTERM)
+
+
+class Leftovers:
+    """Of a run, or of one `node` of it on `host`, when its ranks have ended. `home` is the folder of their supervisor.
+    Without `seconds` they are ended now."""
+
+    def __init__(
+        self,
+        folder: RunFolder,
+        home: RunFolder,
+        node: int | None = None,
+        host: str = "",
+        seconds: float = LEFT_SECONDS,
+    ):
+        self._folder, self._home, self._node, self._host = folder, home, node, host
+        settled = time.monotonic() + SETTLING_SECONDS
+        while (left := processes_of(folder, node)) and time.monotonic() < settled:
+            time.sleep(POLL_SECONDS_OF_LEFTOVERS)
+        self._processes, self._until = left, time.monotonic() + seconds
+        named = tuple(self._name(process) for process in left if not cleans_up(process))
+        self._record = LeftRunning(named, time.time() + seconds if seconds else None)
+        if not seconds:
+            self._end(0.0)
+
+    @property
+    def notice(self) -> str | None:
+        return self._record.notice if self._record.processes else None
+
+    def outlive(self, must_end: Callable[[], StopRequest | None]) -> None:
+        """Return when they have ended. When their time is up, or `must_end()` says how, they are ended."""
+        self._write()
+        request = None
+        while self._processes and time.monotonic() < self._until and not (request := must_end()):
+            if not any(map(is_alive, self._processes)):
+                self._processes = processes_of(self._folder, self._node)  # what they have started meanwhile
+        self._end(GRACE_SECONDS if request is None or request.grace is None else request.grace)
+
+    def _end(self, grace: float) -> None:
+        """TERM, `grace` seconds, KILL, for those that are left. What frees shared memory ends by itself after them."""
+        left = [process for process in processes_of(self._folder, self._node) if not cleans_up(process)]
+        killed = tuple(map(self._name, left))
+        for process in left:
+            with suppress(psutil.Error):  # it has just exited, or belongs to another user
+                process.terminate()
+        deadline = time.monotonic() + grace
+        while any(map(is_alive, left)) and time.monotonic() < deadline:
+            time.sleep(POLL_SECONDS_OF_LEFTOVERS)
+        sweep(self._folder, self._node)
+        self._record = replace(self._record, ended=time.time(), killed=killed)
+        self._write()
+
+    def _write(self) -> None:
+        if self._record.processes or self._record.killed:
+            with suppress(OSError):  # a full disk, a deleted folder
+                write_left_running(self._home, self._record)
+
+    def _name(self, process: psutil.Process) -> str:
+        where = f" on {self._host}" if self._host else ""
+        return f"`{command_in_words(process)}` (pid {process.pid}{where})"

@@ -21,7 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from labkit.errors import LabError
-from labkit.launcher import GpusInUseError, start, start_exporter, stop
+from labkit.export import start_exporter
+from labkit.launcher import GpusInUseError, start, stop
 from labkit.record import RunFolder, RunReader, read_state, supervisor_is_alive
 from labkit.sweeps.devices import room_for
 from labkit.sweeps.folder import Job, RunIndex, SweepFolder, SweepState

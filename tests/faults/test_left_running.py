@@ -15,8 +15,8 @@ import pytest
 from faults.scene import assert_clean, read, the_run, wait_until
 
 import labkit
-from labkit.launcher import leftovers
-from labkit.launcher.leftovers import Leftovers
+from labkit.launcher import shutdown
+from labkit.launcher.shutdown import Leftovers
 from labkit.launcher.stopping import StopRequest
 from labkit.record import RunFolder
 
@@ -239,6 +239,6 @@ def test_it_has_a_minute(tmp_path, uploaded) -> None:
 
     wait_until(lambda: run.is_over)
 
-    assert leftovers.LEFT_SECONDS - 5 < time.monotonic() - began < leftovers.LEFT_SECONDS + 10
+    assert shutdown.LEFT_SECONDS - 5 < time.monotonic() - began < shutdown.LEFT_SECONDS + 10
     assert len(read(run.folder.left_running)["killed"]) == 1
     assert_clean(run, state="succeeded")

@@ -16,7 +16,7 @@ from faults.scene import assert_clean, wait_until
 import labkit
 from labkit.files import read_json
 from labkit.host import Identity
-from labkit.launcher.watch import programs
+from labkit.launcher import rank_processes
 from labkit.record import RunFolder
 
 SCRIPT = """
@@ -129,7 +129,7 @@ def test_a_rank_that_waited_for_one_is_explained_by_what_it_had_become(tmp_path)
 
 def test_a_rank_whose_guest_has_ended_is_not_another_program_before_it_execs(folder, monkeypatch) -> None:
     """Its process may take long to exit."""
-    monkeypatch.setattr(programs, "POLL_SECONDS", 0.0)
+    monkeypatch.setattr(rank_processes, "POLL_SECONDS", 0.0)
     folder.rank(0).mkdir(parents=True)
     folder.heartbeat(0).touch()
     command = [sys.executable, "-c", GUEST, folder.heartbeat(0)]
@@ -137,7 +137,7 @@ def test_a_rank_whose_guest_has_ended_is_not_another_program_before_it_execs(fol
     with subprocess.Popen(command, env=os.environ | {"RANK": "0"}, text=True, **streams) as rank:
         thread = int(rank.stdout.readline())
         folder.heartbeat(0).write_text(json.dumps({"pid": rank.pid, "thread": thread, "step": 3}))
-        looking = programs.Programs(folder, Identity.of(os.getpid()))
+        looking = rank_processes.Programs(folder, Identity.of(os.getpid()))
         looking.update()
         for _ in ("the guest ends", "exec"):
             assert "program" not in json.loads(folder.heartbeat(0).read_text())

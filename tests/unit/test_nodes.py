@@ -21,17 +21,16 @@ from labkit.hardware import machine as hardware
 from labkit.hardware.machine import Gpu, GpusUnknownError, Hardware
 from labkit.hardware.network import interface_of, own_address_towards, resolved
 from labkit.host import HOST, Identity, host_name
-from labkit.launcher import node
+from labkit.launcher import node, peers
 from labkit.launcher.causes import stacks
 from labkit.launcher.causes.several_nodes import conclusion
 from labkit.launcher.locks import gpus
 from labkit.launcher.multinode import create_on_nodes, node_command, torchrun_of_node
 from labkit.launcher.node import check_port, main
+from labkit.launcher.peers import Peer
 from labkit.launcher.supervisor import Supervisor
 from labkit.launcher.torchrun import rank_environment
-from labkit.launcher.watch import peers
-from labkit.launcher.watch.peers import Peer
-from labkit.launcher.watch.progress import Progress
+from labkit.launcher.watch import Progress
 from labkit.record import Nodes, State, read_state, write_state
 from labkit.record.nodes import beat, heard_nodes, is_heard, last_beat
 from labkit.record.state import merged

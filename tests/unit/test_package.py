@@ -26,7 +26,7 @@ MAY_IMPORT = {
     "view": BASIC,
     "cluster": BASIC | {"launcher"},
     "kaggle": BASIC | {"view"},
-    "sweeps": BASIC | {"launcher", "cluster", "view"},
+    "sweeps": BASIC | {"cluster", "export", "launcher", "view"},
     "export": BASIC | {"view"},
     "planner": BASIC | {"checking", "worker", "launcher", "link", "view"},
     "diagnosis": BASIC | {"data", "launcher", "link", "planner", "view"},

@@ -6,14 +6,14 @@ import json
 
 import pytest
 
-from labkit.launcher.watch import progress as progress_module
-from labkit.launcher.watch.progress import FIRST_STEP_SECONDS, PATIENCE_SECONDS, Progress
+from labkit.launcher import watch as watch_module
+from labkit.launcher.watch import FIRST_STEP_SECONDS, PATIENCE_SECONDS, Progress
 
 
 @pytest.fixture
 def now(monkeypatch):
     clock = {"now": 1000.0}
-    monkeypatch.setattr(progress_module.time, "monotonic", lambda: clock["now"])
+    monkeypatch.setattr(watch_module.time, "monotonic", lambda: clock["now"])
     return clock
 
 

@@ -1,16 +1,22 @@
-"""Does a run make progress? Reads the heartbeats of its ranks once a second: a few bytes each, however long the run."""
+"""What a supervisor watches while its run lives: whether its ranks make progress, where they are if they do not, and
+whether this host resolves the names that torchrun looks up. Heartbeats are read once a second: a few bytes of each
+rank, however long the run."""
 
 from __future__ import annotations
 
+import socket
+import threading
 import time
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 from labkit.files import in_parallel, read_json
 from labkit.launcher.causes.evidence import CLOSED_BY_TORCHRUN, tail_text
+from labkit.launcher.causes.stuck import look_at
 from labkit.launcher.rank_processes import named_ranks
 from labkit.record import RunFolder, Tail, end_record
 
-__all__ = ["SURVIVOR_SECONDS", "Closing", "FirstRank", "Progress"]
+__all__ = ["Closing", "FirstRank", "HostNames", "Progress", "SURVIVOR_SECONDS", "Stalls"]
 
 POLL_SECONDS = 1.0
 RANKS_PER_SECOND = 512  # whose files are read, up to 768 ranks: one process reads those of a whole run
@@ -19,6 +25,8 @@ PATIENCE_SECONDS = 5.0
 LEFT_SECONDS = 3.0  # a rank whose script has ended has exited after this long without a heartbeat
 SURVIVOR_SECONDS = 2.5  # of a rank on a GPU that torchrun has told to exit; torchrun itself waits 30 s or longer
 FIRST_STEP_SECONDS = 30.0  # until the first step: imports, data, compilation
+START_SECONDS = 3.0  # ranks have usually started after this time
+SLOW_SECONDS = 2.0  # of a lookup of a name
 
 
 class Progress:
@@ -32,7 +40,7 @@ class Progress:
         self._changed: dict[int, float] = {}
         self._beats: dict[int, tuple[Any, float]] = {}  # the newest beat's own time, and when it was first read
         self._ended: set[int] = set()  # ranks whose script has ended
-        self._programs: set[int] = set()  # ranks that have become another program, see programs.py
+        self._programs: set[int] = set()  # ranks that have become another program, see rank_processes.Programs
         self._unmeasured: dict[int, str] = {}  # ranks that cannot be measured, and why
         self.paused: set[int] = set()
         self.hit: str | None = None  # the condition of the breakpoint that they are paused at
@@ -161,3 +169,83 @@ class FirstRank:
     @property
     def notices(self) -> list[str | None]:
         return [self._not_saved, self._unseen]
+
+
+class Stalls:
+    """Of one run. `notice` says which ranks have stalled, since when and where; None if none have. Looking takes
+    seconds; a thread does it, so that a stop never waits."""
+
+    def __init__(self, run: RunFolder):
+        self.notice: str | None = None
+        self._run = run
+        self._ranks: set[int] = set()  # that the notice names, or will name
+        self._inspection: Future[Any] | None = None
+        self._inspector = ThreadPoolExecutor(1, "labkit-stacks")
+
+    def update(self, attempt: RunFolder, progress: Progress) -> None:
+        """Start an inspection if other ranks than before have stalled, and read one that has ended."""
+        stalled = progress.stalled()
+        if self._inspection is None and stalled and set(stalled) != self._ranks:
+            self._ranks = set(stalled)
+            self._inspection = self._inspector.submit(look_at, attempt, self._run)
+        elif self._inspection is not None and self._inspection.done():
+            stacks, self._inspection = self._inspection, None
+            if stalled and stacks.exception() is None and not stacks.result().are_gone:
+                self.notice = _notice(stalled, attempt, stacks.result().sentence)
+        elif not stalled and self._ranks:
+            self._ranks, self.notice = set(), None
+
+    def where(self, attempt: RunFolder) -> str:
+        """Where all ranks are, in one sentence."""
+        try:
+            return look_at(attempt, self._run).sentence
+        except OSError as error:  # a full disk; the run is stopped regardless
+            return f"its ranks could not be inspected: {error}"
+
+
+def _notice(stalled: dict[int, float], attempt: RunFolder, where: str) -> str:
+    since = time.strftime("%H:%M:%S", time.localtime(time.time() - min(stalled.values())))
+    if len(stalled) == len(attempt.started_ranks()):
+        return f"no rank has made progress since {since}: {where}"
+    who = "rank " + ", ".join(map(str, sorted(stalled)))
+    return f"{who} {'has' if len(stalled) == 1 else 'have'} made no progress since {since}: {where}"
+
+
+class HostNames:
+    """Of one attempt. `notice` says why no rank has started, if a name is the reason: a name server that does not
+    answer delays each lookup by 10 s, and torchrun waits without a message."""
+
+    def __init__(self, attempt: RunFolder):
+        self.notice: str | None = None
+        self._attempt = attempt
+        self._started = time.monotonic()
+        self._thread: threading.Thread | None = None
+        self._lookup: tuple[str, float] | None = None  # the name that is being looked up, and since when
+
+    def update(self) -> None:
+        """Look the names up if no rank starts. A lookup may take a minute, so a thread does it."""
+        if self._attempt.started_ranks():
+            self.notice = None
+        elif self._thread is None and time.monotonic() - self._started > START_SECONDS:
+            self._thread = threading.Thread(target=self._look_up, name="labkit-host-names", daemon=True)
+            self._thread.start()
+        elif (lookup := self._lookup) is not None and time.monotonic() - lookup[1] > SLOW_SECONDS:
+            name = lookup[0]
+            self.notice = (
+                f"no name server answers for {name}, which torchrun looks up several times before it starts the ranks: "
+                f"add the line `127.0.0.1 {name}` to /etc/hosts"
+            )
+
+    def _look_up(self) -> None:
+        for name in ("localhost", socket.gethostname()):  # torchrun's rendezvous is at the first
+            self._lookup = name, time.monotonic()
+            try:
+                socket.getaddrinfo(name, None)
+            except OSError as error:
+                if name == "localhost":
+                    self.notice = (
+                        f"localhost, to which torchrun connects, cannot be resolved ({error.strerror}): add the line "
+                        "`127.0.0.1 localhost` to /etc/hosts"
+                    )
+                    break
+        self._lookup = None
