@@ -1,4 +1,5 @@
-"""How much of the machine's memory this process's container allows it to use (control groups, versions 1 and 2)."""
+"""Reads how much of the machine's memory this process's container allows it to use (control groups, versions 1 and
+2)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What this machine has, without opening a CUDA context, which would take memory that the ranks need."""
+"""Finds out what this machine has, without opening a CUDA context, which would take memory that the ranks need."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class GpusUnknownError(LaunchError):
 
 @dataclass(frozen=True)
 class Gpu:
-    """`memory` in bytes; `capability` is CUDA's, (7, 5) for a T4."""
+    """`memory` is in bytes; `capability` is CUDA's, (7, 5) for a T4."""
 
     name: str
     memory: int
@@ -89,7 +89,8 @@ class Gpu:
 
     @property
     def has_bf16(self) -> bool:
-        """bf16 in hardware. torch's `is_bf16_supported()` also counts emulation, which is slower than fp32."""
+        """Whether it has bf16 in hardware. torch's `is_bf16_supported()` also counts emulation, which is slower than
+        fp32."""
         return self.capability >= (8, 0)
 
 

@@ -1,4 +1,4 @@
-"""Which network interface leads to another host, for gloo and NCCL where host names are wrong.
+"""Finds the network interface that leads to another host, for gloo and NCCL where host names are wrong.
 
 Linux installers write `127.0.1.1 <own name>` into /etc/hosts. gloo, which looks up its own name, then listens on the
 loopback and refuses connections from other hosts.

@@ -1,4 +1,4 @@
-"""What NVML knows of the GPUs. It is asked in a process of its own, because broken drivers have crashed the caller, and
+"""Asks NVML about the GPUs. This happens in a process of its own, because broken drivers have crashed the caller, and
 opens nothing on a GPU. Unavailable values are None; WSL2's driver lacks several.
 """
 

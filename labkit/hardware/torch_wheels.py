@@ -1,4 +1,4 @@
-"""Which of torch's wheels for Linux (x86) run on a GPU under a driver.
+"""Finds which of torch's wheels for Linux (x86) run on a GPU under a driver.
 
 Architectures: "PyTorch CUDA Support Matrix" in pytorch's RELEASE.md, pytorch issues #157517, #172352 and #190385 (which
 proposes to end CUDA 12.6 with torch 2.15), pull requests #164471, #175253 and #182849. Drivers: NVIDIA's "CUDA

@@ -1,4 +1,4 @@
-"""What must be true before a run starts. Each error says what was given, what was expected and what to do."""
+"""Checks what must be true before a run starts. Each error says what was given, what was expected and what to do."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ LONGEST_WORD = 100_000  # the limit on Linux is 131,072 bytes
 
 
 def check_torch(platform: str) -> None:
-    """torch is installed and not older than 2.8, below which gloo hangs in pipelines or sums wrongly."""
+    """Check that torch is installed and not older than 2.8, below which gloo hangs in pipelines or sums wrongly."""
     if platform == "windows":
         raise LaunchError("torch.distributed has no NCCL on native Windows. Use WSL2: https://aka.ms/wsl")
     try:
@@ -114,7 +114,8 @@ def check_ranks(nproc_per_node: Any, backend: Any, hardware: Hardware) -> int:
 
 
 def _check_kernels(hardware: Hardware, ranks: int) -> None:
-    """torch has kernels for the ranks' GPUs. Without them `is_available()` is true, but every operation fails."""
+    """Check that torch has kernels for the ranks' GPUs. Without them `is_available()` is true, but every operation
+    fails."""
     if not hardware.gpus:
         return
     built = (torch_report(hardware.visible_devices) or {}).get("kernels", ())
@@ -128,7 +129,7 @@ def _check_kernels(hardware: Hardware, ranks: int) -> None:
 
 
 def check_precision(precision: Any, hardware: Hardware, ranks: int) -> None:
-    """The ranks' GPUs compute in bf16 themselves, if that is what a script of labkit's is to use."""
+    """Check that the ranks' GPUs compute in bf16 in hardware, if one of labkit's scripts is to use it."""
     slow = [gpu for gpu in hardware.gpus[:ranks] if not gpu.has_bf16] if precision == "bf16" else []
     if slow:
         raise LaunchError(
@@ -138,8 +139,8 @@ def check_precision(precision: Any, hardware: Hardware, ranks: int) -> None:
 
 
 def check_batch(script: Script, parameters: Mapping[str, Any], ranks: int) -> None:
-    """The global batch splits into ranks x micro-batches, for scripts that have these options, and into ranks for a
-    script composed of labkit's cells."""
+    """Check that the global batch splits into ranks x micro-batches, for scripts that have these options, and into
+    ranks for a script composed of labkit's cells."""
     options = options_of(script)
     splits = "accumulate" in options
     if "global_batch_size" not in options or not (splits or is_composed(script)):
@@ -165,7 +166,7 @@ def check_batch(script: Script, parameters: Mapping[str, Any], ranks: int) -> No
 
 
 def check_numbers(script: Script, parameters: Mapping[str, str]) -> None:
-    """Numeric options of labkit's own scripts are numbers of at least 0; anything else is a typo."""
+    """Check that numeric options of labkit's own scripts are numbers of at least 0; anything else is a typo."""
     for name, option in options_of(script).items():
         if option.kind not in ("int", "float") or name not in parameters:
             continue
@@ -178,7 +179,7 @@ def check_numbers(script: Script, parameters: Mapping[str, str]) -> None:
 
 
 def check_imports(script: Script, folders: list[str]) -> None:
-    """The modules that the script imports unconditionally are found by this interpreter or in `folders`."""
+    """Check that this interpreter, or one of the `folders`, has the modules that the script imports unconditionally."""
     missing = sorted(name for name in imported(script) if not _can_be_found(name, folders))
     if missing:
         raise LaunchError(
@@ -191,8 +192,8 @@ def check_imports(script: Script, folders: list[str]) -> None:
 def imports_in_doubt(script: Script, folder: str, python_path: str) -> list[str]:
     """One sentence for each module that the user's own script imports first and that a new interpreter does not find.
 
-    From the first statement that runs code on, nothing is known: it may change where modules are found, as may a module
-    of the user's own. So may a package that was installed after this process started; hence the new interpreter.
+    Imports after the first statement that runs code are not judged: it may change where modules are found, as may a
+    module of the user's own. So may a package that was installed after this process started; hence the new interpreter.
     """
     names: dict[str, int] = {}
     for statement in ast.parse(str(script)).body:
@@ -246,7 +247,7 @@ def imported(script: Script) -> set[str]:
 
 
 def _packages(statement: ast.Import | ast.ImportFrom) -> list[str]:
-    """The top-level packages of an import, of a relative one none."""
+    """The top-level packages of an import; a relative import has none."""
     if isinstance(statement, ast.Import):
         return [alias.name.split(".")[0] for alias in statement.names]
     return [statement.module.split(".")[0]] if statement.module and not statement.level else []
@@ -292,7 +293,7 @@ def check_environment(env: Mapping[str, Any]) -> dict[str, str]:
 
 
 def check_interface(names: str) -> None:
-    """The network interfaces that gloo is told to use exist; torch's own message is "ifa != nullptr"."""
+    """Check that the network interfaces that gloo is told to use exist; torch's own message is "ifa != nullptr"."""
     here = psutil.net_if_addrs()
     for name in filter(None, names.split(",")):
         if name not in here:

@@ -1,4 +1,4 @@
-"""Whether the GPUs of a run that was stopped are free again, according to NVML."""
+"""Asks NVML whether the GPUs of a stopped run are free again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The files that Python starts, whose frames are invisible (worker/frames.py), compiled into a run's folder."""
+"""Compiles the files that Python starts, whose frames are invisible (worker/frames.py), into a run's folder."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ HEADER = importlib.util.MAGIC_NUMBER + bytes(12)  # no flags, time or size: it i
 
 
 def write_starting_files(folder: RunFolder) -> None:
-    """What torchrun starts on each rank, and what starts the supervisor."""
+    """Write what torchrun starts on each rank, and what starts the supervisor."""
     folder.guest.write_bytes(HEADER + marshal.dumps(guest_code()))
     folder.outermost.write_bytes(HEADER + marshal.dumps(_compiled(OUTERMOST)))
 

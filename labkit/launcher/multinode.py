@@ -1,4 +1,4 @@
-"""A multi-node run before anything starts: its folder, and the command that starts each node."""
+"""Prepares a multi-node run before anything starts: its folder, and the command that starts each node."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ def create_on_nodes(
     prediction: Mapping[str, Any] | None = None,
     saves: bool = False,
 ) -> RunFolder:
-    """The folder of a run on several nodes, with nothing started. Raises LaunchError or ScriptError.
+    """Create the folder of a run on several nodes, and start nothing. Raises LaunchError or ScriptError.
 
     `address` and `port` are the rendezvous, placeholders if only the job will know them. `machine` describes each host;
-    None if it is not known yet. `saves`: a script that can save checkpoints does, so that the run can be resumed.
+    None if it is not known yet. With `saves`, a script that can save checkpoints does so, and the run can be resumed.
     """
     checks.check_torch(platform_name())
     env = checks.check_environment(options.env or {})

@@ -256,7 +256,7 @@ class NodeSupervisor(Supervisor):
         return killed
 
     def others_work(self, works: bool) -> bool:
-        """As far as the first node knows, which reads the files of all."""
+        """Whether ranks of other nodes work, as far as the first node knows, which reads the files of all."""
         if works != self.works:
             self.works = works
             self.news.set()
@@ -272,7 +272,7 @@ class NodeSupervisor(Supervisor):
             self.news.set()
 
     def peers_are_fine(self) -> bool:
-        """As far as the first live node knows, which looks at all of them."""
+        """Whether no peer has a problem, as far as the first live node knows, which looks at all of them."""
         for node in range(self.node):
             if not self.peers[node].is_fine():
                 return False
@@ -367,7 +367,8 @@ def _check_is_free(run: RunFolder, attempt: RunFolder, node: int) -> None:
 
 
 def check_port(port: str | None, host: str) -> None:
-    """The rendezvous port is free; otherwise torchrun would wait for a store that never answers. Raises LaunchError."""
+    """Check that the rendezvous port is free; otherwise torchrun would wait for a store that never answers. Raises
+    LaunchError."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as torch's store does
         try:

@@ -1,4 +1,4 @@
-"""The other nodes of a run, as one node sees them through their files."""
+"""Shows the other nodes of a run as one node sees them through their files."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ class Peer:
         return self._beat is not None
 
     def reports(self, news: str) -> bool:
-        """Whether its newest heartbeat has this news, see `NodeSupervisor.beat`."""
+        """Whether the newest heartbeat has this news, see `NodeSupervisor.beat`."""
         self._poll()
         return self._beat is not None and self._beat.get(news) is True
 
     def works(self) -> bool:
-        """Whether its ranks work after an interrupt, by a heartbeat that is not old."""
+        """Whether the node's ranks work after an interrupt, according to a recent heartbeat."""
         return self.reports(WORKS) and self.is_alive_at_the_end()
 
     @property

@@ -1,5 +1,4 @@
-"""The processes of ranks as the system shows them from outside: what they do with a signal, whether they work, what
-they run."""
+"""Inspects the processes of ranks from outside: what they do with a signal, whether they work, what they run."""
 
 from __future__ import annotations
 
@@ -46,8 +45,9 @@ INTERPRETERS = re.compile(r"(python[\d.]*|pypy[\d.]*|(ba|da|z|k|c|tc|fi)?sh|perl
 
 
 def is_alive(process: psutil.Process) -> bool:
-    """Whether it still runs, and is not another process with its pid. A zombie does not count, unless other threads of
-    it have not ended: as long as they run, or the driver frees the memory of a GPU, the process has not exited."""
+    """Whether the process still runs, and is not another one with its pid. A zombie does not count, unless other
+    threads of it have not ended: as long as they run, or the driver frees the memory of a GPU, the process has not
+    exited."""
     with suppress(psutil.Error):
         return process.is_running() and (process.status() != psutil.STATUS_ZOMBIE or _has_threads(process.pid))
     return False
@@ -103,7 +103,7 @@ class Work:
         self._used = self._look()
 
     def last(self) -> float:
-        """When it last worked, by the monotonic clock. Looks at most twice a second."""
+        """When the process last worked, by the monotonic clock. It looks at most twice a second."""
         now = time.monotonic()
         if now - self._looked >= LOOK_SECONDS:
             self._looked, used = now, self._look()
@@ -127,7 +127,7 @@ class Work:
 
 
 def cleans_up(process: psutil.Process) -> bool:
-    """Whether it is a helper that frees the shared memory of a rank that has ended; then it ends, too."""
+    """Whether the process is a helper that frees the shared memory of a rank that has ended, and then ends as well."""
     with suppress(psutil.Error):
         return any(cleaner in word for word in process.cmdline() for cleaner in CLEANERS)
     return False
@@ -147,7 +147,7 @@ def command_in_words(process: psutil.Process) -> str:
 
 
 def _what_runs(arguments: list[str], process: psutil.Process) -> list[str]:
-    """`-m` and the module, `-c`, or the name of a file, of the arguments of an interpreter."""
+    """What an interpreter runs, from its arguments: `-m` and the module, `-c`, or the name of a file."""
     guest = RunFolder("").guest.name  # between the interpreter and the script of a rank
     for word, following in zip(arguments, [*arguments[1:], ""], strict=True):
         if word in ("-m", "-c"):
@@ -185,7 +185,7 @@ class Programs:
                 self._write(rank, process, beat)
 
     def _is_another(self, rank: int, process: psutil.Process, beat: dict[str, Any]) -> bool:
-        """Whether the guest is not in its process: neither its thread nor its file, which exec closes."""
+        """Whether the guest is no longer in the process: neither its thread nor its file, which exec closes."""
         thread = beat.get("thread")
         if isinstance(thread, int) and _has_thread(process.pid, thread):
             self._threads[rank] = thread

@@ -1,4 +1,4 @@
-"""How a supervisor ends its ranks: a signal, time to react, KILL, and nothing of the run is left.
+"""Ends the ranks of a supervisor: a signal, time to react, KILL, and nothing of the run is left.
 
 torchrun gets one signal and passes it on; a second one would make it abandon its ranks. Ctrl-C is SIGINT, so that
 `except KeyboardInterrupt` runs, and whoever is left after it gets TERM. As under bare torchrun, ranks have 30 s after
@@ -77,7 +77,7 @@ class Activity:
 
 
 class Shutdown:
-    """Of a run, or of one `node` of it. `agent` is its torchrun; `tell` is called with what is waited for and until
+    """Ends a run, or one `node` of it. `agent` is its torchrun; `tell` is called with what is waited for and until
     when, in seconds since the epoch. `others_work` is told whether ranks here work after an interrupt, and returns
     whether those of other nodes do. `again` tells whether a second interrupt has come, which ends all waiting."""
 
@@ -111,7 +111,7 @@ class Shutdown:
         return sweep(self._folder, self._node, lambda notice, seconds: self._tell(notice, time.time() + seconds))
 
     def _interrupt(self, ranks: Ranks, activity: Activity) -> None:
-        """SIGINT, and time for the ranks to save and leave, until another request or until none of them works."""
+        """Send SIGINT, and give the ranks time to save and leave, until another request comes or none of them works."""
         os.kill(self._agent.pid, signal.SIGINT)
         began, seconds = time.monotonic(), torchrun_seconds()
         while self._current().interrupts and (left := _alive(ranks)) and time.monotonic() < began + seconds:
@@ -123,7 +123,7 @@ class Shutdown:
             time.sleep(POLL_SECONDS)
 
     def _terminate(self, ranks: Ranks, activity: Activity | None = None) -> None:
-        """TERM, and time for those that handle it, after an interrupt as long as a rank works."""
+        """Send TERM, and give time to those that handle it; after an interrupt, as long as a rank works."""
         left = _alive(ranks)
         # a handler may begin by putting itself away, so what counts is what a rank did before
         handling, ignoring = (
@@ -158,7 +158,7 @@ class Shutdown:
             time.sleep(POLL_SECONDS)
 
     def _current(self) -> StopRequest:
-        """What was asked first, made stricter by later requests."""
+        """The first request, made stricter by later ones."""
         if self._request.interrupts and self._again():
             self._request = StopRequest(grace=0.0)
         later = requested(self._folder)
@@ -204,15 +204,15 @@ def _alive(ranks: Ranks) -> Ranks:
 
 
 def _signal_groups(ranks: Iterable[psutil.Process]) -> None:
-    """TERM to the process groups of these ranks, as torchrun sends it."""
+    """Send TERM to the process groups of these ranks, as torchrun does."""
     for rank in ranks:
         with suppress(OSError):  # it has just exited
             os.killpg(rank.pid, signal.SIGTERM)
 
 
 class Leftovers:
-    """Of a run, or of one `node` of it on `host`, when its ranks have ended. `home` is the folder of their supervisor.
-    Without `seconds` they are ended now."""
+    """The leftovers of a run, or of one `node` of it on `host`, after its ranks have ended. `home` is the folder of
+    their supervisor. Without `seconds` they are ended at once."""
 
     def __init__(
         self,
@@ -246,7 +246,8 @@ class Leftovers:
         self._end(GRACE_SECONDS if request is None or request.grace is None else request.grace)
 
     def _end(self, grace: float) -> None:
-        """TERM, `grace` seconds, KILL, for those that are left. What frees shared memory ends by itself after them."""
+        """Send TERM to those that are left, and KILL after `grace` seconds. What frees shared memory ends by itself
+        after them."""
         left = [process for process in processes_of(self._folder, self._node) if not cleans_up(process)]
         killed = tuple(map(self._name, left))
         for process in left:

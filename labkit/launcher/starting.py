@@ -1,4 +1,4 @@
-"""Start a run: have it checked, write its folder, start its supervisor."""
+"""Starts a run: has it checked, writes its folder, starts its supervisor."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The process that owns a run: it starts torchrun, watches it and carries out stop requests. When it exits, no process
-of the run is left and state.json is correct.
+"""Owns a run as a process of its own: it starts torchrun, watches it and carries out stop requests. When it exits, no
+process of the run is left and state.json is correct.
 
 It outlives the notebook's kernel, unless it is given the pid of an owner: when that process exits, the run is stopped.
 The supervisor does not carry the run's marker, so a sweep spares it.
@@ -80,7 +80,7 @@ def main() -> None:
 
 
 class Supervisor:
-    """One run, from its first attempt to its last. `owner` is the pid that the run is tied to, 0 for none.
+    """Supervises one run from its first attempt to its last. `owner` is the pid that the run is tied to, 0 for none.
 
     `home` holds the supervisor's own files: the run's folder, or the folder of the one `node` that it supervises.
     """
@@ -149,7 +149,7 @@ class Supervisor:
         return StopRequest() if ready or is_deleted(self.folder.state) else requested(self.folder)
 
     def leave_out(self, rank: int) -> None:
-        """Further attempts do not see the device of this rank, if each rank has one of its own."""
+        """Hide the device of this rank from further attempts, if each rank has one of its own."""
         if not self.devices:
             visible = os.environ.get("CUDA_VISIBLE_DEVICES")
             devices = visible.split(",") if visible else [] if visible == "" else self.manifest.get("gpus") or []
@@ -248,8 +248,7 @@ class Supervisor:
         return killed
 
     def others_work(self, works: bool) -> bool:
-        """Whether ranks of other nodes work, of which a run on one machine has none. `works` says whether those here
-        do."""
+        """Whether ranks of other nodes work; a run on one machine has no others. `works` says whether those here do."""
         return False
 
     def end_survivors(self, closing: Closing) -> int:

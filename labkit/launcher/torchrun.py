@@ -1,4 +1,4 @@
-"""The torchrun command of a run and the environment of its ranks, as pure functions."""
+"""Builds the torchrun command of a run and the environment of its ranks, with pure functions."""
 
 from __future__ import annotations
 
@@ -53,7 +53,8 @@ SECRET_WORDS = ("TOKEN", "SECRET", "PASSWORD", "PASSWD", "PWD", "KEY", "CREDENTI
 
 
 def torchrun_command(folder: RunFolder, nproc_per_node: int, program: Sequence[str], args: Sequence[str]) -> list[str]:
-    """Unmodified torchrun with labkit's guest on each rank. No restarts: torch 2.13's own are unreliable.
+    """The command of unmodified torchrun with labkit's guest on each rank. It never restarts them, because torch 2.13's
+    own restarts are unreliable.
 
     `-P`: a `random.py` in the working folder must not break torchrun's own imports, nor does it under `torchrun`.
     `--local-addr`: by default the ranks connect to this host's own name, which may not resolve, or to another address.

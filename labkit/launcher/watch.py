@@ -47,7 +47,8 @@ class Progress:
         self._step_seconds = 0.0  # of the slowest rank, 0 before the first step
 
     def update(self) -> bool:
-        """Read the heartbeats, at most once a second, of many ranks less often; returns whether they were read."""
+        """Read the heartbeats at most once a second, and less often if there are many ranks. Returns whether they were
+        read."""
         now = time.monotonic()
         if now - self._polled < self._period:
             return False
@@ -102,8 +103,8 @@ class Progress:
         return time.monotonic() - max([self._started, *self._changed.values()])
 
     def stalled(self) -> dict[int, float]:
-        """Seconds since each overdue rank made progress. A rank whose script has ended is expected to exit; of one that
-        has become another program nobody knows what to expect."""
+        """Seconds since each overdue rank made progress. A rank whose script has ended is expected to exit. What a rank
+        that has become another program will do is unknown."""
         idle = {rank: seconds for rank, seconds in self._idle().items() if rank not in self._programs}
         working = PATIENCE_SECONDS + 2 * self._step_seconds if self._step_seconds else FIRST_STEP_SECONDS
         patience = {rank: PATIENCE_SECONDS if rank in self._ended else working for rank in idle}
@@ -172,7 +173,7 @@ class FirstRank:
 
 
 class Stalls:
-    """Of one run. `notice` says which ranks have stalled, since when and where; None if none have. Looking takes
+    """Watches one run. `notice` says which ranks have stalled, since when and where; None if none have. Looking takes
     seconds; a thread does it, so that a stop never waits."""
 
     def __init__(self, run: RunFolder):

@@ -1,4 +1,4 @@
-"""The link between this machine's ranks: tried and measured by short runs."""
+"""Tries and measures the link between this machine's ranks, with short runs."""
 
 from labkit.faces import face
 

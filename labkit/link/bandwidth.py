@@ -1,4 +1,4 @@
-"""The link between this machine's ranks, measured: latency and bandwidth of each kind of collective.
+"""Measures the link between this machine's ranks: latency and bandwidth of each kind of collective.
 
 The model of a message is latency + bytes / bandwidth (Hockney 1994; nccl-tests' doc/PERFORMANCE.md uses it for
 collectives). On gloo a collective also takes CPU time away from the ranks' computation, which is measured, too.
@@ -28,7 +28,7 @@ KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast"
 @dataclass(frozen=True)
 class CollectiveTime:
     """Seconds of one call on an array of `bytes`: `latency` + `per_byte` x bytes, within a factor 1 +- `residual` (root
-    mean square of the relative errors). `cpu`: core-seconds per byte that it takes on each rank."""
+    mean square of the relative errors). `cpu` is the core-seconds per byte that it takes on each rank."""
 
     latency: float
     per_byte: float

@@ -1,4 +1,5 @@
-"""How long collectives take: each kind at sizes from 4 KiB to 64 MiB. A plain torchrun script, run by bandwidth.py.
+"""Measures how long collectives take, each kind at sizes from 4 KiB to 64 MiB. A plain torchrun script, run by
+bandwidth.py.
 
 torchrun --standalone --nproc-per-node=2 collective_times.py gloo answer.json
 """
@@ -45,7 +46,8 @@ def calls(size: int, device: torch.device) -> dict[str, Callable[[], None]]:
                 dist.send(whole, partner) if sends else dist.recv(whole, partner)
 
     def one_from_each_rank() -> None:
-        """As ZeroRedundancyOptimizer sends the parameters that each rank has updated."""
+        """Broadcast from each rank in turn, as ZeroRedundancyOptimizer sends the parameters that each rank has
+        updated."""
         for work in [dist.broadcast(whole, root, async_op=True) for root in range(ranks)]:
             work.wait()
 

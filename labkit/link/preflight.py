@@ -1,4 +1,5 @@
-"""Can the ranks of this machine reach each other? Sums, messages and a split group, with settings known to help.
+"""Tests whether the ranks of this machine reach each other: sums, messages and a split group, with settings known to
+help.
 
 The settings that worked are stored, so that this runs once per machine. NCCL may hang silently between consumer GPUs,
 in WSL2 and in containers, and nearly always one of the same few variables helps (see NCCL's list of them).

@@ -1,4 +1,4 @@
-"""One live run per checkpoint folder: two would overwrite each other's checkpoints."""
+"""Allows one live run per checkpoint folder, because two would overwrite each other's checkpoints."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which of this user's runs hold which GPUs of this machine."""
+"""Says which of this user's runs hold which GPUs of this machine."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def check_gpus_are_free(wanted: list[str]) -> None:
 
 
 def cards(names: Iterable[str]) -> dict[str, str]:
-    """By a GPU's name in `CUDA_VISIBLE_DEVICES` (its index, its UUID or the beginning of it): one name for each card.
+    """One name for each card, by a GPU's name in `CUDA_VISIBLE_DEVICES` (its index, its UUID or the beginning of it).
 
     Raises LaunchError if indices and UUIDs are mixed, and torch cannot list the GPUs.
     """
@@ -94,7 +94,8 @@ def active_runs() -> list[RunFolder]:
 
 @contextmanager
 def one_launch_at_a_time() -> Iterator[None]:
-    """One launch at a time per user, so that no other launch sees the GPUs as free before this one holds them."""
+    """Let one launch of this user run at a time, so that no other launch sees the GPUs as free before this one holds
+    them."""
     import fcntl  # missing on native Windows, where the launch is refused earlier
 
     lock = Path(tempfile.gettempdir(), f"labkit-{os.getuid()}.lock")

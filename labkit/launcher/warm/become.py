@@ -1,4 +1,4 @@
-"""How a fork leaves the stack of the process that it was forked from."""
+"""Lets a fork leave the stack of the process that it was forked from."""
 
 from __future__ import annotations
 

@@ -135,13 +135,14 @@ def _surroundings(environment: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _close() -> None:
-    """Let it exit, which it does when its socket is closed. Its forks continue."""
+    """Let the warm process exit, which it does when its socket is closed. Its forks continue."""
     while _warm:
         _warm.pop().control.close()
 
 
 def _after_fork() -> None:
-    """In a fork of this process: the warm process is not ours, and nobody will release the lock."""
+    """Forget the warm process in a fork of this process, which does not own it, and replace the lock, which nobody
+    would release."""
     global _lock
     _lock = threading.Lock()
     _close()

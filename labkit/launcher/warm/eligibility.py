@@ -1,4 +1,4 @@
-"""Which ranks may be forks of a process that has imported torch: those of scripts that cannot tell.
+"""Decides which ranks may be forks of a process that has imported torch: those of scripts that cannot tell.
 
 A fork differs from a new process in what happened before its first line: torch has been imported, in the environment
 and with the settings of that moment, Python's memory has a history, and the ranks share a hash seed. So nothing that a

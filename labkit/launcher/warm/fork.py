@@ -1,4 +1,4 @@
-"""torchrun as a fork of a supervisor that has imported it."""
+"""Runs torchrun as a fork of a supervisor that has imported it."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def has_open_gpu() -> bool:
 
 
 def _run(command: list[str], forks_ranks: bool) -> None:
-    """Be torchrun, or one of its ranks: then it raises Become."""
+    """Run as torchrun, or as one of its ranks; then it raises Become."""
     show_command(command)
     show_variables({name: os.environ[name] for name in (MARKER, NODE_MARKER) if name in os.environ})
     if forks_ranks:

@@ -1,4 +1,4 @@
-"""JSON and descriptors over a Unix socket, to a process that becomes what the message asks for."""
+"""Sends JSON and descriptors over a Unix socket, to a process that becomes what the message asks for."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What /proc, and so `ps`, shows for a fork: its own command and variables, in room that its first ancestor left."""
+"""Sets what /proc, and so `ps`, shows for a fork: its own command and variables, in room that its first ancestor
+left."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ranks as forks of torchrun's agent, made before the agent has threads. They wait until torchrun starts them."""
+"""Makes ranks as forks of torchrun's agent, before the agent has threads. They wait until torchrun starts them."""
 
 from __future__ import annotations
 
@@ -68,7 +68,8 @@ class Child:
         return self.returncode
 
     def wait(self, timeout: float = float("inf")) -> int:
-        """Its exit code, minus the signal's number if a signal ended it; raises TimeoutExpired after `timeout` s."""
+        """The fork's exit code, minus the signal's number if a signal ended it; raises TimeoutExpired after `timeout`
+        s."""
         deadline = time.monotonic() + timeout
         while (code := self.poll()) is None:
             if time.monotonic() > deadline:
@@ -89,7 +90,7 @@ class _Waiting(Child):
         theirs.close()
 
     def start(self, command: Sequence[str], environment: Mapping[str, str], descriptors: Sequence[int]) -> bool:
-        """False if it has died or does not answer."""
+        """Start the rank; False if the fork has died or does not answer."""
         with self._control, suppress(OSError):
             self._control.settimeout(START_SECONDS)
             if self._control.recv(1):
