@@ -280,7 +280,7 @@ def main() -> None:
     chosen = tuple(sys.argv[1:]) or ("",)
     print("<!-- PYTHONPATH=build/vision python benchmarks/published_speed.py > docs/evidence/published_speed.md -->\n")
     print("# Published throughputs and the planner's predictions\n")
-    print("No GPU was used: predictions use the figures in `labkit/planner/data_sheets.py` and the fractions in")
+    print("No GPU was used: predictions use the figures in `labkit/planner/devices.csv` and the fractions in")
     print(
         "`labkit/planner/speed/kernels.py`. The fractions were fitted by hand to the image models; nothing was fitted"
     )

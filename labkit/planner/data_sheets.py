@@ -1,21 +1,31 @@
-"""Devices that can be planned for, with memory and peak rates from the manufacturers' data sheets.
+"""Devices that can be planned for: devices.csv has a row for each, with figures from the manufacturer's data sheet.
 
-The figures are upper bounds; the fraction that training reaches is measured (rates) or assumed (speed). Each row names
-its data sheet. FLOP/s are dense (without sparsity) and with fp32 accumulation.
+`memory_gib` is what torch reports, less than the nominal size; from out-of-memory messages in public issues. The rates
+are upper bounds, one way for links; FLOP/s are dense (without sparsity) and with fp32 accumulation, "none" if the
+device does not support the precision. `network_gb_s` is that of a box: DGX-1 4 x 100 Gbit/s, DGX A100 8 x 200, DGX
+H100 8 x 400 (their user guides). `capability`: developer.nvidia.com/cuda-gpus; AMD's as torch reports it (gfx942).
+`reached`, the fraction of the peak that matrix products reach, was measured in bf16 for A100 to MI300X: Bekman,
+"Machine Learning Engineering", compute/accelerator, "Maximum Achievable Matmul FLOPS". A T4 throttles at 70 W; GeForce
+cards multiply with fp32 sums at half of their tensor cores' rate and reach nearly all of it: both assumed. An empty
+field means that the fact is unknown: a plan that uses it says what it assumes instead.
 """
 
 from __future__ import annotations
 
+import csv
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
+from pathlib import Path
+from typing import TypeVar
 
 from labkit.errors import LaunchError
 from labkit.hardware import FP8, SYMMETRIC_MEMORY, Hardware, hardware
 
-__all__ = ["DEVICES", "THIS_MACHINE", "Device", "device_named", "devices_named", "this_machine"]
+__all__ = ["DEVICES", "THIS_MACHINE", "Device", "device_named", "devices_in", "devices_named", "this_machine"]
 
+T = TypeVar("T")
 GIB = 1 << 30
 THIS_MACHINE = "this machine"
 # GPU memory of a process beside its tensors: CUDA's context, 0.1-0.5 GiB (out-of-memory messages of T4s show 0.11-0.16;
@@ -29,9 +39,31 @@ CUBLAS_WORKSPACE, CUBLAS_WORKSPACE_OF_HOPPER = 8320 << 10, 32 << 20
 # Host memory of a process that has loaded Python and torch: measured with torch 2.13 on Linux (`resident` in the first
 # records of every run), assumed for other versions.
 OUTSIDE_TENSORS_ON_CPU = 222 << 20
+# GB/s one way, and the fraction of it that collectives reach. PCIe: PCI-SIG, 8, 16 and 32 GT/s on 16 lanes less
+# 128b/130b coding; through the host, 5 of 15.75 GB/s; 1.4 was observed between two T4s. NVLink: half of the total
+# bandwidth in NVIDIA's data sheets (300, 600, 900 and 1,800 GB/s); about 230 of 300 GB/s in nccl-tests on 8 A100.
+# Infinity Fabric: half of the MI300X's 7 x 128 GB/s. The fractions are assumed.
+LINKS = {
+    "PCIe 3 x16": (15.75, 0.32),
+    "PCIe 4 x16": (31.5, 0.32),
+    "PCIe 5 x16": (63.0, 0.32),
+    "NVLink 2": (150.0, 0.75),
+    "NVLink 3": (300.0, 0.75),
+    "NVLink 4": (450.0, 0.75),
+    "NVLink 5": (900.0, 0.75),
+    "Infinity Fabric": (448.0, 0.75),
+}
+# Fitted to published throughputs: docs/evidence/published_speed.md. Operators are rarely long enough for HBM's full
+# bandwidth.
+MOVED = {"HBM": 0.6, "GDDR": 0.8}
+# What is assumed where a row says nothing.
+REACHED, CAPABILITY = 0.8, (8, 0)
+GBIT_100, GBIT_25 = 12.5e9, 3.125e9  # bytes/s of boxes of eight, and of smaller ones in a cloud or at home
+# The facts of a preset that hold for a GPU of this machine with its name.
+SPEED = ("flops", "bandwidth", "link", "link_name", "link_share", "network", "reached", "moved", "assumed")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Device:
     """`memory` and `usable` (for tensors) in bytes; `flops` in FLOP/s by supported precision; `bandwidth` of memory,
     `link` from one device to the others in its box and `network` from a whole box to others, in bytes/s one way.
@@ -43,13 +75,14 @@ class Device:
     name: str
     memory: int
     usable: int
-    flops: Mapping[str, float]
-    bandwidth: float | None
-    link: float | None
-    link_name: str
     box: int
-    network: float
     source: str
+    flops: Mapping[str, float] = field(default_factory=dict)
+    bandwidth: float | None = None
+    link: float | None = None
+    link_name: str = "unknown"
+    link_share: float = 1.0
+    network: float = GBIT_25
     aliases: tuple[str, ...] = field(default=(), repr=False)
     shared: bool = False
     nodes: int = 1
@@ -58,6 +91,7 @@ class Device:
     reached: float = 1.0
     moved: float = 1.0
     capability: tuple[int, int] = (0, 0)
+    assumed: tuple[str, ...] = ()  # what its row in devices.csv does not say
 
     @property
     def is_this_machine(self) -> bool:
@@ -99,271 +133,88 @@ class Device:
         return tuple(self.flops) or self.halves
 
 
-def _gpu(
-    name: str,
-    visible: float,
-    fp32: float,
-    fp16: float,
-    bf16: float | None,
-    bandwidth: float,
-    link_name: str,
-    box: int,
-    network: float,
-    source: str,
-    *aliases: str,
-) -> Device:
-    """`visible` in GiB, as torch reports it; the others in TFLOP/s and GB/s."""
-    flops = {"fp32": fp32 * 1e12, "fp16": fp16 * 1e12} | ({"bf16": bf16 * 1e12} if bf16 else {})
-    memory = int(visible * GIB)
+def devices_in(table: str) -> tuple[Device, ...]:
+    """The devices of a table in CSV with the columns of devices.csv. Raises ValueError for a field that cannot be read,
+    with its row and column."""
+    return tuple(_device(_Row(fields)) for fields in csv.DictReader(table.splitlines(), skipinitialspace=True))
+
+
+class _Row:
+    """One row of devices.csv."""
+
+    def __init__(self, fields: Mapping[str, str]):
+        self._fields, self.name = fields, fields["name"]
+        if None in fields:
+            raise ValueError(
+                f"devices.csv, row {self.name!r}: it has more fields than columns; quote a text with commas"
+            )
+
+    def get(self, column: str, read: Callable[[str], T], what: str) -> T | None:
+        """What `read` makes of a field; None if it is empty. `what` says what belongs there."""
+        text = (self._fields.get(column) or "").strip()
+        try:
+            return read(text) if text else None
+        except (ValueError, KeyError):
+            raise self._error(column, f"{text!r}", what) from None
+
+    def need(self, column: str, read: Callable[[str], T], what: str) -> T:
+        """As `get`, for a field that must not be empty."""
+        value = self.get(column, read, what)
+        if value is None:
+            raise self._error(column, "nothing", what)
+        return value
+
+    def _error(self, column: str, found: str, what: str) -> ValueError:
+        return ValueError(f"devices.csv, row {self.name!r}, column {column!r}: it has {found}; write {what}")
+
+
+def _device(row: _Row) -> Device:
+    number = "a number"
+    memory = int(row.need("memory_gib", float, number) * GIB)
+    rate = "a number, or none if the device does not support it"
+    tflops = {kind: row.need(f"{kind}_tflops", _tflops, rate) for kind in ("fp32", "fp16", "bf16")}
+    links = f"one of {', '.join(LINKS)}"
+    link, link_share = row.need("link", LINKS.__getitem__, links)
+    box = row.need("box", int, "the number of devices in a box")
+    moved = row.get("memory_type", MOVED.__getitem__, "HBM or GDDR, or nothing if it is unknown")
+    capability = row.get("capability", _capability, "a compute capability such as 8.0, or nothing if it is unknown")
+    reached = row.get("reached", float, "the fraction of the peak that matrix products reach, or nothing")
+    network = row.get("network_gb_s", float, "a number, or nothing if it is unknown")
+    assumed = {
+        f"{row.name} has compute capability {CAPABILITY[0]}.{CAPABILITY[1]}": capability,
+        f"{row.name} reaches {REACHED:.0%} of its peak in matrix products": reached,
+        f"{row.name} reaches {MOVED['HBM']:.0%} of its memory's bandwidth in other operators": moved,
+    }
     return Device(
-        name,
-        memory,
-        memory - OUTSIDE_TENSORS,
-        flops,
-        bandwidth * 1e9,
-        LINKS[link_name] * 1e9,
-        link_name,
-        box,
-        network * 1e9,
-        source,
-        aliases,
-        reached=next((share for start, share in REACHED.items() if name.startswith(start)), REACHED_ELSEWHERE),
-        moved=MOVED_HBM if name.startswith(HBM) else MOVED_GDDR,
-        capability=next(value for start, value in CAPABILITIES.items() if name.startswith(start)),
+        name=row.name,
+        memory=memory,
+        usable=memory - OUTSIDE_TENSORS,
+        flops={kind: rate * 1e12 for kind, rate in tflops.items() if rate},
+        bandwidth=row.need("bandwidth_gb_s", float, number) * 1e9,
+        link=link * 1e9,
+        link_name=row.need("link", str, links),
+        link_share=link_share,
+        box=box,
+        network=network * 1e9 if network else GBIT_100 if box >= 8 else GBIT_25,
+        source=row.need("source", str, "the data sheet that has these figures"),
+        aliases=tuple((row.get("aliases", str, "") or "").split()),
+        reached=reached or REACHED,
+        moved=moved or MOVED["HBM"],
+        capability=capability or CAPABILITY,
+        assumed=tuple(what for what, value in assumed.items() if value is None),
     )
 
 
-# By the beginning of the name: developer.nvidia.com/cuda-gpus; AMD's as torch reports it (gfx942).
-CAPABILITIES = {
-    "P100": (6, 0),
-    "V100": (7, 0),
-    "T4": (7, 5),
-    "A100": (8, 0),
-    "A10": (8, 6),
-    "RTX 30": (8, 6),
-    "L4": (8, 9),
-    "RTX 40": (8, 9),
-    "H": (9, 0),
-    "MI300X": (9, 4),
-    "B200": (10, 0),
-    "RTX 50": (12, 0),
-}
-# By the beginning of the name. Measured in bf16 for A100 to MI300X: Bekman, "Machine Learning Engineering",
-# compute/accelerator, "Maximum Achievable Matmul FLOPS". A T4 throttles at 70 W; GeForce cards multiply with fp32 sums
-# at half of their tensor cores' rate and reach nearly all of it: both assumed.
-REACHED = {
-    "A100 PCIe": 0.81,
-    "A100": 0.87,
-    "H100": 0.80,
-    "H200": 0.80,
-    "B200": 0.78,
-    "MI300X": 0.51,
-    "T4": 0.5,
-    "RTX": 0.95,
-}
-REACHED_ELSEWHERE = 0.8
-# Fitted to published throughputs: docs/evidence/published_speed.md. Operators are rarely long enough for HBM's full
-# bandwidth.
-HBM, MOVED_HBM, MOVED_GDDR = ("P100", "V100", "A100", "H100", "H200", "B200", "MI300X"), 0.6, 0.8
-# GB/s one way. PCIe: PCI-SIG, 8, 16 and 32 GT/s on 16 lanes less 128b/130b coding. NVLink: half of the total bandwidth
-# in NVIDIA's data sheets (300, 600, 900 and 1,800 GB/s). Infinity Fabric: half of the MI300X's 7 x 128 GB/s.
-LINKS = {
-    "PCIe 3 x16": 15.75,
-    "PCIe 4 x16": 31.5,
-    "PCIe 5 x16": 63.0,
-    "NVLink 2": 150.0,
-    "NVLink 3": 300.0,
-    "NVLink 4": 450.0,
-    "NVLink 5": 900.0,
-    "Infinity Fabric": 448.0,
-}
-# GB/s per box: DGX-1 4 x 100 Gbit/s, DGX A100 8 x 200, DGX H100 8 x 400 (their user guides); the others are assumed:
-# 100 Gbit/s for boxes of eight, 25 for smaller ones in a cloud or at home.
-GBIT_100, GBIT_25 = 12.5, 3.125
-# Memory is what torch reports, less than the nominal size; from out-of-memory messages in public issues.
-DEVICES: tuple[Device, ...] = (
-    _gpu(
-        "T4",
-        14.74,
-        8.1,
-        65,
-        None,
-        320,
-        "PCIe 3 x16",
-        2,
-        GBIT_25,
-        "NVIDIA T4 data sheet; memory from messages on Kaggle and Colab",
-    ),
-    _gpu(
-        "P100",
-        15.89,
-        9.3,
-        18.7,
-        None,
-        732,
-        "PCIe 3 x16",
-        1,
-        GBIT_25,
-        "NVIDIA Tesla P100 PCIe 16 GB data sheet",
-        "p10016",
-        "p100pcie16",
-    ),
-    _gpu("L4", 22.16, 30.3, 121, 121, 300, "PCIe 4 x16", 8, GBIT_100, "NVIDIA L4 data sheet"),
-    _gpu("L40S", 44.4, 91.6, 362, 362, 864, "PCIe 4 x16", 8, GBIT_100, "NVIDIA L40S data sheet", "l40s48"),
-    _gpu("A10", 22.06, 31.2, 125, 125, 600, "PCIe 4 x16", 8, GBIT_100, "NVIDIA A10 data sheet"),
-    _gpu("A10G", 22.06, 35, 70, 70, 600, "PCIe 4 x16", 8, GBIT_100, "NVIDIA A10G data sheet (Amazon's g5)", "a10g24"),
-    _gpu("V100 16", 15.77, 15.7, 125, None, 900, "NVLink 2", 8, 50, "NVIDIA V100 SXM2 data sheet"),
-    _gpu("V100 32", 31.73, 15.7, 125, None, 900, "NVLink 2", 8, 50, "NVIDIA V100 SXM2 data sheet"),
-    _gpu(
-        "V100 PCIe 16",
-        15.77,
-        14,
-        112,
-        None,
-        900,
-        "PCIe 3 x16",
-        8,
-        GBIT_100,
-        "NVIDIA V100 PCIe data sheet",
-        "v10016pcie",
-    ),
-    _gpu(
-        "V100 PCIe 32",
-        31.73,
-        14,
-        112,
-        None,
-        900,
-        "PCIe 3 x16",
-        8,
-        GBIT_100,
-        "NVIDIA V100 PCIe data sheet",
-        "v10032pcie",
-    ),
-    _gpu("A100 40", 39.39, 19.5, 312, 312, 1555, "NVLink 3", 8, 200, "NVIDIA A100 SXM data sheet"),
-    _gpu("A100 80", 79.15, 19.5, 312, 312, 2039, "NVLink 3", 8, 200, "NVIDIA A100 SXM data sheet"),
-    _gpu(
-        "A100 PCIe 40",
-        39.39,
-        19.5,
-        312,
-        312,
-        1555,
-        "PCIe 4 x16",
-        8,
-        GBIT_100,
-        "NVIDIA A100 PCIe data sheet",
-        "a10040pcie",
-    ),
-    _gpu(
-        "A100 PCIe 80",
-        79.15,
-        19.5,
-        312,
-        312,
-        1935,
-        "PCIe 4 x16",
-        8,
-        GBIT_100,
-        "NVIDIA A100 PCIe data sheet",
-        "a10080pcie",
-    ),
-    _gpu("H100 PCIe", 79.1, 51, 756, 756, 2000, "PCIe 5 x16", 8, GBIT_100, "NVIDIA H100 PCIe data sheet", "h100pcie80"),
-    _gpu(
-        "H100",
-        79.1,
-        67,
-        989,
-        989,
-        3350,
-        "NVLink 4",
-        8,
-        400,
-        "NVIDIA H100 SXM data sheet (1,979 TFLOP/s in it is with sparsity)",
-        "h10080",
-    ),
-    _gpu(
-        "H200",
-        139.7,
-        67,
-        989,
-        989,
-        4800,
-        "NVLink 4",
-        8,
-        400,
-        "NVIDIA H200 SXM data sheet (1,979 TFLOP/s in it is with sparsity)",
-        "h200141",
-    ),
-    _gpu(
-        "B200",
-        178,
-        80,
-        2250,
-        2250,
-        8000,
-        "NVLink 5",
-        8,
-        400,
-        "NVIDIA HGX B200 data sheet (4,500 TFLOP/s in it is with sparsity); memory assumed, of 180 GB",
-        "b200180",
-    ),
-    _gpu(
-        "MI300X",
-        191,
-        163.4,
-        1307,
-        1307,
-        5300,
-        "Infinity Fabric",
-        8,
-        400,
-        "AMD Instinct MI300X data sheet; memory assumed, of 192 GB",
-        "mi300x192",
-    ),
-    _gpu(
-        "RTX 5090",
-        31.36,
-        104.8,
-        209.5,
-        209.5,
-        1792,
-        "PCIe 5 x16",
-        2,
-        GBIT_25,
-        "NVIDIA RTX Blackwell white paper (FP16 Tensor with FP32 accumulate)",
-        "5090",
-        "rtx509032",
-    ),
-    _gpu(
-        "RTX 3090",
-        23.69,
-        35.6,
-        71,
-        71,
-        936,
-        "PCIe 4 x16",
-        2,
-        GBIT_25,
-        "NVIDIA GA102 white paper (FP16 Tensor with FP32 accumulate)",
-        "3090",
-        "rtx309024",
-    ),
-    _gpu(
-        "RTX 4090",
-        23.64,
-        82.6,
-        165.2,
-        165.2,
-        1008,
-        "PCIe 4 x16",
-        2,
-        GBIT_25,
-        "NVIDIA Ada white paper (FP16 Tensor with FP32 accumulate)",
-        "4090",
-        "rtx409024",
-    ),
-)
+def _tflops(text: str) -> float:
+    return 0.0 if text == "none" else float(text)
+
+
+def _capability(text: str) -> tuple[int, int]:
+    major, minor = text.split(".")
+    return int(major), int(minor)
+
+
+DEVICES = devices_in(Path(__file__).with_name("devices.csv").read_text(encoding="utf-8"))
 
 
 # What notebook services lend: kaggle.com/docs/notebooks, colab.research.google.com (2026)
@@ -407,37 +258,29 @@ def this_machine(here: Hardware) -> Device:
     """The devices of this machine. A GPU has the speed of the preset with its name, if there is one."""
     if not here.gpus:
         return Device(
-            THIS_MACHINE,
-            here.memory,
-            here.memory_available,
-            {},
-            None,
-            None,
-            "shared memory of the CPU",
-            max(1, here.cores),
-            GBIT_25 * 1e9,
-            "reported by the operating system",
+            name=THIS_MACHINE,
+            memory=here.memory,
+            usable=here.memory_available,
+            box=max(1, here.cores),
+            link_name="shared memory of the CPU",
+            source="reported by the operating system",
             shared=True,
             outside=OUTSIDE_TENSORS_ON_CPU,
         )
     gpu = min(here.gpus, key=lambda each: each.memory)
-    like = _preset(gpu.name)
-    return Device(
-        f"{THIS_MACHINE}'s {gpu.name}",
-        gpu.memory,
-        gpu.memory - OUTSIDE_TENSORS,
-        like.flops if like else {},
-        like.bandwidth if like else None,
-        like.link if like else None,
-        like.link_name if like else "unknown",
-        len(here.gpus),
-        like.network if like else GBIT_25 * 1e9,
-        f"memory reported by the driver; {like.source}" if like else "memory reported by the driver",
+    own = Device(
+        name=f"{THIS_MACHINE}'s {gpu.name}",
+        memory=gpu.memory,
+        usable=gpu.memory - OUTSIDE_TENSORS,
+        box=len(here.gpus),
+        source="memory reported by the driver",
         halves=("fp32", "fp16", *(["bf16"] if gpu.has_bf16 else [])),
-        reached=like.reached if like else REACHED_ELSEWHERE,
-        moved=like.moved if like else MOVED_GDDR,
         capability=min(each.capability for each in here.gpus),
     )
+    if not (like := _preset(gpu.name)):
+        return own
+    same = {name: getattr(like, name) for name in SPEED}
+    return replace(own, source=f"{own.source}; {like.source}", **same)
 
 
 def _preset(name: str) -> Device | None:

@@ -50,7 +50,7 @@ SCHEDULES_THERE_AND_BACK = ("ZBVZeroBubble", "DualPipeV")
 SCHEDULES_LOOPED = ("Interleaved1F1B", "LoopedBFS", "InterleavedZeroBubble")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Layout:
     """`ranks` = `data` x `tensor` x `pipeline` x `context`. `micro_batch` in samples. `options` are those of the
     strategy's cells and of extras that work with this strategy only, whether or not the script has them."""
@@ -151,21 +151,21 @@ def layout_of(script: Script, ranks: int, parameters: Mapping[str, Any]) -> Layo
         )
     selective = values.get("selective_checkpointing", False)
     return Layout(
-        strategy,
-        ranks,
-        batch // (data * accumulate),
-        data,
-        tensor,
-        pipeline,
-        accumulate,
-        values.get("precision", "fp32"),
-        values.get("activation_checkpointing", False) and not selective,
-        {name: values[name] for name in own},
-        selective,
-        context,
-        values.get("offload_activations", False),
-        tuple(name for name in AFTER_BACKWARD if values.get(name) not in (None, 0, "constant")),
-        values.get("optimizer", "adamw"),
+        strategy=strategy,
+        ranks=ranks,
+        micro_batch=batch // (data * accumulate),
+        data=data,
+        tensor=tensor,
+        pipeline=pipeline,
+        context=context,
+        accumulate=accumulate,
+        precision=values.get("precision", "fp32"),
+        activation_checkpointing=values.get("activation_checkpointing", False) and not selective,
+        selective=selective,
+        offloads=values.get("offload_activations", False),
+        options={name: values[name] for name in own},
+        after_backward=tuple(name for name in AFTER_BACKWARD if values.get(name) not in (None, 0, "constant")),
+        optimizer=values.get("optimizer", "adamw"),
     )
 
 

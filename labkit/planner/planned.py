@@ -34,7 +34,7 @@ __all__ = ["Plan"]
 MOST_RANKS_WRITTEN = 64
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Plan:
     """The result of `labkit.plan`. It displays itself; `labkit.launch(plan)` runs it and stores the prediction with the
     run.

@@ -103,19 +103,19 @@ def plan(
     if facts and formulas and rehearsed:
         problems += _disagreement(facts, formulas, rehearsed)
     return Plan(
-        script,
-        path,
-        ranks,
-        parameters,
-        kind,
-        layout,
-        rank,
-        facts,
-        formulas,
-        rehearsed,
-        states,
-        advice,
-        tuple(problems),
+        script=script,
+        path=path,
+        ranks=ranks,
+        parameters=parameters,
+        device=kind,
+        layout=layout,
+        rank=rank,
+        facts=facts,
+        formulas=formulas,
+        rehearsed=rehearsed,
+        states=states,
+        advice=advice,
+        problems=tuple(problems),
     )
 
 

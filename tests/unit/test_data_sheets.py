@@ -2,7 +2,7 @@ import pytest
 
 from labkit.errors import LaunchError
 from labkit.hardware.machine import Gpu, Hardware
-from labkit.planner.data_sheets import DEVICES, device_named, devices_named, this_machine
+from labkit.planner.data_sheets import DEVICES, device_named, devices_in, devices_named, this_machine
 
 GIB = 1 << 30
 
@@ -80,6 +80,75 @@ def test_every_figure_has_a_source_and_the_right_unit(device):
     assert 1e12 < device.flops["fp32"] < device.flops["fp16"] < 2.5e15
     assert 2e11 < device.bandwidth < 1e13
     assert 1e9 < device.network < device.link < 1e12
+
+
+HEADER = (
+    "name, memory_gib, fp32_tflops, fp16_tflops, bf16_tflops, bandwidth_gb_s, memory_type, link, box, network_gb_s, "
+    "capability, reached, aliases, source\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("name", "capability", "reached", "moved", "network"),
+    [
+        ("P100", (6, 0), 0.8, 0.6, 3.125e9),
+        ("V100 32", (7, 0), 0.8, 0.6, 50e9),
+        ("T4", (7, 5), 0.5, 0.8, 3.125e9),
+        ("A100 80", (8, 0), 0.87, 0.6, 200e9),
+        ("A100 PCIe 80", (8, 0), 0.81, 0.6, 12.5e9),
+        ("A10G", (8, 6), 0.8, 0.8, 12.5e9),
+        ("RTX 3090", (8, 6), 0.95, 0.8, 3.125e9),
+        ("L40S", (8, 9), 0.8, 0.8, 12.5e9),
+        ("H200", (9, 0), 0.8, 0.6, 400e9),
+        ("MI300X", (9, 4), 0.51, 0.6, 400e9),
+        ("B200", (10, 0), 0.78, 0.6, 400e9),
+    ],
+)
+def test_a_preset_has_the_facts_of_its_row(name, capability, reached, moved, network):
+    device = device_named(name)
+
+    assert (device.capability, device.reached, device.moved, device.network) == (capability, reached, moved, network)
+
+
+def test_a_new_device_needs_one_row_whatever_its_name():
+    h20, gaudi = devices_in(
+        HEADER
+        + "H20, 95.0, 44, 148, 148, 4000, HBM, NVLink 4, 8, 400, 9.0, 0.9, h2096 h20141, NVIDIA H20 data sheet\n"
+        + 'Gaudi 3, 126.0, 14, none, 1835, 3700, , PCIe 5 x16, 8, , , , , "a data sheet, with a comma"\n'
+    )
+
+    assert (h20.moved, h20.reached, h20.capability, h20.assumed) == (0.6, 0.9, (9, 0), ())
+    assert (h20.link, h20.link_share, h20.network, h20.aliases) == (450e9, 0.75, 400e9, ("h2096", "h20141"))
+    assert gaudi.flops == {"fp32": 14e12, "bf16": 1835e12}
+    assert gaudi.source == "a data sheet, with a comma"
+    assert gaudi.assumed == (
+        "Gaudi 3 has compute capability 8.0",
+        "Gaudi 3 reaches 80% of its peak in matrix products",
+        "Gaudi 3 reaches 60% of its memory's bandwidth in other operators",
+    )
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        (
+            "X, many, 1, 2, 2, 3, HBM, NVLink 4, 8, , 8.0, , , a",
+            "row 'X', column 'memory_gib': it has 'many'; write a n",
+        ),
+        (
+            "X, 1, , 2, 2, 3, HBM, NVLink 4, 8, , 8.0, , , a",
+            "row 'X', column 'fp32_tflops': it has nothing; write a nu",
+        ),
+        ("X, 1, 1, 2, 2, 3, DDR, NVLink 4, 8, , 8.0, , , a", "column 'memory_type': it has 'DDR'; write HBM or GDDR"),
+        ("X, 1, 1, 2, 2, 3, HBM, NVLink, 8, , 8.0, , , a", "column 'link': it has 'NVLink'; write one of PCIe 3 x16, "),
+        ("X, 1, 1, 2, 2, 3, HBM, NVLink 4, 8, , 8, , , a", "column 'capability': it has '8'; write a compute"),
+        ("X, 1, 1, 2, 2, 3, HBM, NVLink 4, 8, , 8.0, , , a, b", "row 'X': it has more fields than columns"),
+        ("X, 1, 1", "row 'X', column 'fp16_tflops': it has nothing"),
+    ],
+)
+def test_a_wrong_row_is_refused_with_its_column(row, message):
+    with pytest.raises(ValueError, match=f"devices.csv, .*{message}"):
+        devices_in(HEADER + row)
 
 
 def machine(*gpus):

@@ -5,7 +5,7 @@ import pytest
 
 from labkit.errors import LaunchError
 from labkit.link.bandwidth import KINDS, CollectiveTime, Link, fit
-from labkit.planner.data_sheets import device_named
+from labkit.planner.data_sheets import DEVICES, device_named
 from labkit.planner.layout import Layout
 from labkit.planner.model.facts import ByteCount, ModelFacts, Profile, Unit, Variant, Work
 from labkit.planner.networks import Hosts
@@ -13,6 +13,7 @@ from labkit.planner.speed.kernels import COMPUTED, HOST, SHORTEST, kernel_times
 from labkit.planner.speed.rates import Rates, alone, assumed_link, assumed_rates
 from labkit.planner.speed.speed_model import crowded
 from labkit.planner.speed.step_time import DISPATCH, FORMULA_ERROR, HOST_LINK, HOST_STEP, UNIT_HOST, scaling, step_time
+from labkit.planner.speed.traffic import wire
 from labkit.write import Script
 
 MIB = 1 << 20
@@ -52,7 +53,7 @@ FSDP = {"reshard_after_forward": "auto", "cpu_offload": False, "replicas": 1}
 
 
 def layout(strategy, ranks, micro_batch=1, **more):
-    return Layout(strategy, ranks, micro_batch, **({"data": ranks} | more))
+    return Layout(strategy=strategy, ranks=ranks, micro_batch=micro_batch, **({"data": ranks} | more))
 
 
 def test_without_communication_a_step_is_its_computing():
@@ -268,6 +269,19 @@ def test_what_is_assumed_of_a_device_is_said_and_the_band_is_wide():
     assert found.high - found.low > 0.3 * found.seconds
     assert any("T4's data-sheet speed" in each for each in found.assumed)
     assert any("link" in each for each in found.assumed)
+
+
+def test_a_fact_that_is_unknown_of_a_device_is_said_to_be_assumed():
+    assert (
+        "L4 reaches 80% of its peak in matrix products" in assumed_rates(COUNTED, device_named("L4"), "fp16", 1).assumed
+    )
+
+
+@pytest.mark.parametrize("device", DEVICES, ids=lambda device: device.name)
+def test_collectives_reach_a_part_of_every_link(device):
+    line = assumed_link(device, 2).kinds["all_reduce"]
+
+    assert 0.3 * device.link < wire("all_reduce", 2) / line.per_byte < 0.8 * device.link
 
 
 def test_a_precision_that_the_hardware_lacks_is_refused():

@@ -25,7 +25,7 @@ FSDP = {"reshard_after_forward": "auto", "cpu_offload": False, "replicas": 1}
 
 
 def layout(strategy, ranks, **more):
-    return Layout(strategy, ranks, **({"micro_batch": 2, "data": ranks} | more))
+    return Layout(strategy=strategy, ranks=ranks, **({"micro_batch": 2, "data": ranks} | more))
 
 
 def volume(*asked):

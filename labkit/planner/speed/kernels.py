@@ -13,7 +13,7 @@ from labkit.planner.model.facts import ModelFacts, Profile, Variant, Work
 
 __all__ = ["SPREAD", "KernelTimes", "kernel_times", "matrix_share"]
 
-# On tensor cores: fractions of what large matrix products reach (data_sheets.REACHED).
+# On tensor cores: fractions of what large matrix products reach (Device.reached).
 COMPUTED = {"matmul": 0.8, "convolution": 0.7, "depthwise": 0.5, "attention": 0.5, "recurrent": 0.2}
 TF32 = 0.67  # of what 16 bits reach, relative to its own peak
 PLAIN = 0.9  # of the peak without tensor cores

@@ -28,16 +28,13 @@ CARRIED_OVER = ("precision", "compile", "deterministic", "data_dir")  # the scri
 # torch's AdamW with foreach passes over its elements in ten kernels, which read and write 80 bytes of each: counted in
 # torch/optim/adamw.py (_multi_tensor_adamw).
 OPTIMIZER_BYTES = 80
-# Fraction of a link's peak that collectives reach. NVLink: about 230 of 300 GB/s in nccl-tests on 8 A100. PCIe through
-# the host: 5 of 15.75 GB/s; 1.4 was observed between two T4s. Assumed.
-LINK_SHARE = {"NVLink": 0.75, "PCIe": 0.32}
 # Bytes that a block moves, per byte of its output, in the work that each tensor rank repeats: two norms (2 in forward,
 # 3 in backward) and two residual sums (3 and 3). Counted.
 ALIKE_BYTES = 22
 LATENCY = 20e-6  # seconds of a small NCCL collective; assumed
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Rates:
     """Seconds of one rank while `ranks` compute at the same time. `both`, `forward` and `ends` are (per micro-batch,
     per sample): forward and backward of the model, forward alone, and forward and backward outside of the blocks.
@@ -134,6 +131,7 @@ def assumed_rates(
         spread=(1 - 1 / SPREAD, SPREAD - 1),
         assumed=(
             f"the fraction of {device.name}'s data-sheet speed that is reached (times within a factor of {SPREAD:g})",
+            *device.assumed,
         ),
     )
 
@@ -142,8 +140,8 @@ def assumed_link(device: Device, ranks: int) -> Link:
     """The link between devices of one box, from its data sheet. Raises LaunchError if there is none."""
     if device.link is None:
         raise LaunchError(f"the link of {device.name} is unknown; measure it with labkit.doctor(bandwidth=True)")
-    share = LINK_SHARE[device.link_name.split()[0]]
-    lines = {kind: CollectiveTime(LATENCY, wire(kind, max(2, ranks)) / (device.link * share), 0.5) for kind in KINDS}
+    bandwidth = device.link * device.link_share
+    lines = {kind: CollectiveTime(LATENCY, wire(kind, max(2, ranks)) / bandwidth, 0.5) for kind in KINDS}
     return Link("nccl", max(2, ranks), lines)
 
 
@@ -181,18 +179,18 @@ def _rates(result: dict[str, Any], ranks: int, samples: tuple[int, int], cores: 
     middle, low, high = times["both_large"]
     elements = times["optimizer"][0] - overheads["tensor"] * result["tensors"]
     return Rates(
-        ranks,
-        both,
-        line("forward"),
-        ends,
-        alike,
-        max(0.0, elements) / result["elements"],
-        times["copy"][0] / result["copied"],
-        overheads["tensor"],
-        overheads["dtensor"],
-        overheads["split_pair"],
-        middle / times["alone"][0],
-        result["waiting"],
-        cores,
-        (1 - low / middle, high / middle - 1),
+        ranks=ranks,
+        both=both,
+        forward=line("forward"),
+        ends=ends,
+        alike=alike,
+        optimizer=max(0.0, elements) / result["elements"],
+        copy=times["copy"][0] / result["copied"],
+        tensor=overheads["tensor"],
+        dtensor=overheads["dtensor"],
+        split_pair=overheads["split_pair"],
+        contention=middle / times["alone"][0],
+        waiting=result["waiting"],
+        cores=cores,
+        spread=(1 - low / middle, high / middle - 1),
     )

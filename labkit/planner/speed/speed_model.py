@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from labkit.errors import LaunchError
 from labkit.hardware import hardware
@@ -33,7 +33,8 @@ class SpeedModel:
     device: Device
     ranks: int
     parameters: Mapping[str, Any] = field(default_factory=dict)
-    _known: dict[Any, Any] = field(default_factory=dict, repr=False)
+    _known_rates: dict[_Setting, Rates | None] = field(default_factory=dict, repr=False)
+    _known_links: dict[int, Link | None] = field(default_factory=dict, repr=False)
 
     def __call__(self, layout: Layout) -> StepTime | None:
         """None if the speed is unknown: a CPU has no data sheet, so it must be measured."""
@@ -41,8 +42,8 @@ class SpeedModel:
             return None
         device = self.device
         here = min(layout.ranks, device.box) if device.nodes > 1 else layout.ranks
-        rates = self._once(_key(layout, here), self._rates, layout, here)
-        link = self._once(("link", layout.ranks), self._link, layout.ranks) if layout.ranks > 1 else None
+        rates = self._rates(layout, here)
+        link = self._link(layout.ranks) if layout.ranks > 1 else None
         if rates is None or (link is None and layout.ranks > 1):
             return None
         several = device.nodes > 1 or not device.shared  # CPU ranks use only the hosts requested
@@ -54,9 +55,8 @@ class SpeedModel:
         if the speed is unknown."""
         if not self._knows(layout):
             return {}
-        rates = self._once(_key(layout, self.ranks), self._rates, layout, self.ranks)
-        near = max(2, min(layout.ranks, self.device.box))
-        link = self._once(("link", near), self._link, near)
+        rates = self._rates(layout, self.ranks)
+        link = self._link(max(2, min(layout.ranks, self.device.box)))
         if rates is None or link is None:
             return {}
         return scaling(self.facts, layout, rates, link, box=self.device.box, network=self.device.network)
@@ -66,44 +66,50 @@ class SpeedModel:
         layers are units, whose output sizes are known."""
         return bool(layout.strategy) and not (self.facts.layers and (layout.tensor > 1 or layout.stages > 1))
 
-    def _once(self, key: Any, make: Any, *arguments: Any) -> Any:
-        if key not in self._known:
-            try:
-                self._known[key] = make(*arguments)
-            except LaunchError:
-                self._known[key] = None
-        return self._known[key]
-
     def _rates(self, layout: Layout, ranks: int) -> Rates | None:
-        """Rates measured with `ranks` ranks if available, else with another number."""
-        parameters = _with_precision(self.parameters, layout.precision)
-        measured = (
-            rates
-            for n in dict.fromkeys((ranks, self.ranks, *MEASURED_WITH) if self.device.is_this_machine else ())
-            if (rates := remembered_rates(self.script, n, parameters))
-        )
-        if known := next(measured, None):
-            return known
-        half = variant_of(layout).half_parameters
-        samples = layout.micro_batch / layout.context
-        return assumed_rates(self.facts, self.device, layout.precision, samples, half)
+        half, samples = variant_of(layout).half_parameters, layout.micro_batch / layout.context
+        setting = _Setting(layout.precision, half, samples, ranks)
+        if setting not in self._known_rates:
+            try:
+                self._known_rates[setting] = self._find_rates(setting)
+            except LaunchError:
+                self._known_rates[setting] = None
+        return self._known_rates[setting]
+
+    def _find_rates(self, setting: _Setting) -> Rates:
+        """Rates measured with these ranks if available, else with another number, else from the data sheet."""
+        parameters = _with_precision(self.parameters, setting.precision)
+        counts = (setting.ranks, self.ranks, *MEASURED_WITH) if self.device.is_this_machine else ()
+        for ranks in dict.fromkeys(counts):
+            if rates := remembered_rates(self.script, ranks, parameters):
+                return rates
+        return assumed_rates(self.facts, self.device, setting.precision, setting.samples, setting.half_parameters)
 
     def _link(self, ranks: int) -> Link | None:
-        here = hardware() if self.device.is_this_machine else None
+        if ranks not in self._known_links:
+            try:
+                self._known_links[ranks] = self._find_link(ranks)
+            except LaunchError:
+                self._known_links[ranks] = None
+        return self._known_links[ranks]
+
+    def _find_link(self, ranks: int) -> Link:
         near = max(2, min(ranks, self.device.box))
-        measured = next(
-            (
-                link
-                for n in dict.fromkeys((ranks, near, self.ranks))
-                if here and (link := remembered_link(here, n, here.backend))
-            ),
-            None,
-        )
-        return measured or assumed_link(self.device, near)
+        if self.device.is_this_machine:
+            here = hardware()
+            for count in dict.fromkeys((ranks, near, self.ranks)):
+                if link := remembered_link(here, count, here.backend):
+                    return link
+        return assumed_link(self.device, near)
 
 
-def _key(layout: Layout, ranks: int) -> tuple[Any, ...]:
-    return "rates", layout.precision, variant_of(layout).half_parameters, layout.micro_batch / layout.context, ranks
+class _Setting(NamedTuple):
+    """What the rates of a model depend on."""
+
+    precision: str
+    half_parameters: bool
+    samples: float
+    ranks: int
 
 
 def crowded(rates: Rates, ranks: int) -> Rates:
