@@ -1,4 +1,4 @@
-"""Which strategy to use: the fastest of those that fit the device, and what is wrong with the others."""
+"""Advises which strategy to use: the fastest of those that fit the device, and what is wrong with the others."""
 
 from __future__ import annotations
 
@@ -111,7 +111,8 @@ def _choice(rows: list[Candidate], precision: str) -> Candidate | None:
 
 
 def _smallest(one: Candidate) -> tuple[int, int]:
-    """The most promising to rescue holds least; but a sequence split over more ranks leaves more micro-batches."""
+    """The candidate that is most promising to rescue: the one that holds least, but a sequence split over more ranks
+    leaves more micro-batches."""
     return -one.layout.context if one.layout else 0, held_by(one)
 
 
@@ -225,8 +226,8 @@ def _in_words(count: int) -> str:
 
 
 def _beyond(rows: list[Candidate], best: Candidate | None, search: Search) -> Iterator[str]:
-    """What other numbers or methods would decide: 16 bits for a choice in fp32, and methods that labkit does not vary
-    or have."""
+    """Names what else would change the choice: 16 bits for a choice in fp32, and methods that labkit does not vary or
+    have."""
     requested, half = rows[0], half_of(search.device)
     if best and best.step and best.layout and best.layout.precision == "fp32" and half:
         others = search.ways(best.strategy, best.ranks, {**best.parameters, "precision": half}, best.layout)
@@ -242,7 +243,7 @@ def _beyond(rows: list[Candidate], best: Candidate | None, search: Search) -> It
 
 
 def _fused(best: Candidate | None, search: Search) -> Iterator[str]:
-    """What the choice gains if a GPU updates all parameters in one kernel."""
+    """Says what the choice gains if a GPU updates all parameters in one kernel."""
     if not (best and best.step and best.layout and (fused := fused_adamw(best.layout, search.device))):
         return
     other = search.look(best.strategy, best.ranks, {**best.parameters, **fused}, best.changes)
@@ -255,7 +256,8 @@ def _fused(best: Candidate | None, search: Search) -> Iterator[str]:
 
 
 def _in_backward(requested: Candidate, best: Candidate | None, search: Search) -> Iterator[str]:
-    """Which strategy would fit if gradients never existed together: the requested one, or any if nothing else does."""
+    """Says which strategy would fit if all gradients never existed at once: the requested one, or any if nothing else
+    does."""
     if requested.fits or not requested.peak:
         return
     usable, on_gpu = search.device.usable_by(requested.ranks), not search.device.shared
@@ -288,7 +290,7 @@ def _waits(one: Candidate) -> bool:
 
 
 def _diloco(requested: Candidate, best: Candidate | None, search: Search) -> Iterator[str]:
-    """What DiLoCo would save of a step that waits for communication."""
+    """Says what DiLoCo would save of a step that waits for communication."""
     alone = best and best.ranks < requested.ranks  # because several would wait
     if not best or not best.step or requested.strategy == "diloco" or not (alone or _waits(best)):
         return
@@ -305,7 +307,7 @@ def _diloco(requested: Candidate, best: Candidate | None, search: Search) -> Ite
 
 
 def _other_methods(requested: Candidate, best: Candidate | None, search: Search) -> Iterator[str]:
-    """Methods that the comparison does not vary, or that labkit does not have, where they would decide."""
+    """Names methods that the comparison does not vary, or that labkit does not have, where they would decide."""
     facts, device = search.facts, search.device
     if requested.peak and not requested.fits and _offloads(best):
         held = requested.peak.categories
@@ -342,7 +344,7 @@ def _other_methods(requested: Candidate, best: Candidate | None, search: Search)
 
 
 def _symmetric_memory(requested: Candidate, best: Candidate | None, device: Device) -> Iterator[str]:
-    """What would shorten the communication of tensor ranks within a box."""
+    """Names what would shorten the communication of tensor ranks within a box."""
     for one in filter(None, (requested, best)):
         layout, step = one.layout, one.step
         if layout and step and 1 < layout.tensor <= device.box and device.has_symmetric_memory:

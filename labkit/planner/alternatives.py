@@ -1,4 +1,5 @@
-"""Option values that vary a strategy on the same ranks, and remedies that reduce its memory, with descriptions."""
+"""Lists option values that vary a strategy on the same ranks, and remedies that reduce its memory, with
+descriptions."""
 
 from __future__ import annotations
 
@@ -88,7 +89,8 @@ def half_of(device: Device) -> str | None:
 
 
 def _filling(stages: int, accumulate: int, samples: int) -> int:
-    """As many micro-batches as keep a pipeline of this many stages busy, or as its samples make."""
+    """A number of micro-batches that keeps a pipeline of this many stages busy and divides its samples, at least
+    `accumulate`; `accumulate` if there is none."""
     counts = (times * stages for times in MICRO_BATCHES_A_STAGE)
     return max(accumulate, next((count for count in counts if samples % count == 0), accumulate))
 

@@ -1,4 +1,4 @@
-"""One way to train a model: its memory, its speed, whether it fits, and if not, why."""
+"""Evaluates one way to train a model: its memory, its speed, whether it fits, and if not, why."""
 
 from __future__ import annotations
 

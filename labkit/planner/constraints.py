@@ -1,4 +1,4 @@
-"""The checks that labkit's scripts make before training, without starting the script: those of the strategy and step
+"""Makes the checks of labkit's scripts before training, without starting the script: those of the strategy and step
 cells that depend only on the model and the layout."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How a script with its options divides training over the ranks: the input of the formulas."""
+"""Says how a script with its options divides training over the ranks, which is the input of the formulas."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ SCHEDULES_LOOPED = ("Interleaved1F1B", "LoopedBFS", "InterleavedZeroBubble")
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
-    """`ranks` = `data` x `tensor` x `pipeline` x `context`. `micro_batch` in samples. `options` are those of the
+    """`ranks` = `data` x `tensor` x `pipeline` x `context`. `micro_batch` is in samples. `options` are those of the
     strategy's cells and of extras that work with this strategy only, whether or not the script has them."""
 
     strategy: str  # the name of labkit's script; "" if the strategy cell is the user's own

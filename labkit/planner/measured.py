@@ -1,4 +1,4 @@
-"""The measured memory of a run's ranks compared with the plan."""
+"""Compares the measured memory of a run's ranks with the plan."""
 
 from __future__ import annotations
 

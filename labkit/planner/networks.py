@@ -1,4 +1,4 @@
-"""The network between hosts, and which communication uses it.
+"""Describes the network between hosts, and which communication uses it.
 
 Ranks are numbered host by host. A ring over n ranks sends wire(n) x bytes over each of its edges (speed/traffic.py),
 including the few between hosts, so the slowest edge bounds it: Patarasuk and Yuan, "Bandwidth optimal all-reduce
@@ -55,7 +55,7 @@ class Hosts:
         return NETWORK_SHARE * self.network / min(stride, self.each)
 
     def exchanged(self, group: int, stride: int) -> float:
-        """Seconds for a byte of what a rank of the group has for all of it: the part for ranks of other hosts. All
+        """Seconds per byte of what a rank of the group has for the whole group: the part for ranks of other hosts. All
         ranks of a host share its network."""
         here = max(1, min(group, self.each // stride))
         return (group - here) / group * min(self.each, group * stride) / (NETWORK_SHARE * self.network)

@@ -1,4 +1,4 @@
-"""All strategies at one setting, as a panel shows them after each change."""
+"""Evaluates all strategies at one setting, as a panel shows them after each change."""
 
 from __future__ import annotations
 

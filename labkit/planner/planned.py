@@ -1,4 +1,4 @@
-"""A plan: the predicted memory per rank and step time of a training run."""
+"""Holds a plan: the predicted memory per rank and step time of a training run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A plan's predictions for other numbers of ranks and other batches, as curves with bands."""
+"""Extends a plan's predictions to other numbers of ranks and other batches, as curves with bands."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Search for changes that make training fit: the fewest changes, and among those the fastest."""
+"""Searches for changes that make training fit: the fewest changes, and among those the fastest."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The same model, data and loss under every strategy of labkit, with the same extras where they are compatible."""
+"""Composes the same model, data and loss under every strategy of labkit, with the same extras where they are
+compatible."""
 
 from __future__ import annotations
 
@@ -27,7 +28,7 @@ OTHER_TRAINING = ("diloco",)
 
 
 def variants(script: Script, divides: Collection[str] = ()) -> dict[str, Script]:
-    """By name: the script itself, and its cells under every other strategy; of FOR_SOME, those in `divides`.
+    """The script itself and its cells under every other strategy, by name; of FOR_SOME, only those in `divides`.
 
     The script has its strategy's name as key; with the user's own strategy cell, it comes first under its own name. The
     others are ordered from the strategy that keeps most on each rank to the one that shards most.

@@ -1,1 +1,1 @@
-"""Formulas for the peak memory of a rank in a step: no torch, no processes."""
+"""Computes the peak memory of a rank in a step by formulas, without torch and without processes."""

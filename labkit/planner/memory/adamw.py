@@ -1,4 +1,4 @@
-"""Memory of the optimizer in labkit's scripts, and the parameters that a rank updates."""
+"""Computes the memory of the optimizer in labkit's scripts, and the parameters that a rank updates."""
 
 from __future__ import annotations
 

@@ -22,14 +22,15 @@ def on_rank(profile: Profile, unit: Unit | None, layout: Layout, keys_and_values
 
 
 def shards_of(unit: Unit, layout: Layout) -> tuple[int, ...]:
-    """By parameter, the number of ranks that share what a rank computes with: experts only with their replicas."""
+    """The number of ranks that share each parameter that a rank computes with; experts are shared only with their
+    replicas."""
     replicas = layout.ranks // layout.expert_ranks
     experts = unit.experts if layout.expert_ranks > 1 else ()
     return tuple(replicas if i in experts else layout.shards for i in range(len(unit.parameters)))
 
 
 def mask_bytes(positions: int, layout: Layout, itemsize: int) -> int:
-    """Of the masks of a rank's two chunks of a sequence, (r+1) and (2C-r) chunks wide, shared by all blocks."""
+    """Bytes of the masks of a rank's two chunks of a sequence, (r+1) and (2C-r) chunks wide, which all blocks share."""
     chunk = positions // (2 * layout.context)
     return chunk * chunk * (2 * layout.context + 1) * itemsize
 

@@ -1,5 +1,6 @@
-"""Memory of a rank under FSDP2 (ZeRO-2 and ZeRO-3): shards always; for a group of parameters (a block, or the root:
-everything outside of blocks) the gathered parameters during computation, an all-gather buffer and a reduction buffer.
+"""Computes the memory of a rank under FSDP2 (ZeRO-2 and ZeRO-3): shards always; for a group of parameters (a block, or
+the root: everything outside of blocks) the gathered parameters during computation, an all-gather buffer and a reduction
+buffer.
 
 Source of the order of events: torch/distributed/fsdp/_fully_shard of torch 2.13, _fsdp_param_group.py (unshard,
 wait_for_unshard, reshard, post_backward, _backward_prefetch) and _fsdp_collectives.py (foreach_all_gather,
@@ -37,8 +38,8 @@ class Group:
 def groups_of(
     names: Sequence[str], profiles: Sequence[Profile], ranks: Sequence[Sequence[int]], rank: int
 ) -> list[Group]:
-    """The group of each unit: a block has its own; all others are in the root. `ranks`: over how many each unit's
-    parameters are sharded."""
+    """The group of each unit: a block has its own; all others are in the root. `ranks` says over how many ranks each
+    unit's parameters are sharded."""
     alone = [(name,) if name.startswith("blocks.") else () for name in names]
     groups = {}
     for key in dict.fromkeys(alone):
@@ -60,7 +61,7 @@ def groups_of(
 
 @dataclass(frozen=True)
 class Sharding:
-    """The settings of FSDP. `compute`, `reduce`: bytes per element in computation and in reduction."""
+    """The settings of FSDP. `compute` and `reduce` are the bytes per element in computation and in reduction."""
 
     ranks: int
     compute: int

@@ -1,4 +1,4 @@
-"""Memory of a rank under FSDP1: for each unit, a shard of one flat tensor of all parameters.
+"""Computes the memory of a rank under FSDP1: for each unit, a shard of one flat tensor of all parameters.
 
 Source: torch/distributed/fsdp/_flat_param.py and _runtime_utils.py of torch 2.13: a unit is gathered directly into its
 flat tensor, the next unit is prefetched completely, and the gradients of single parameters are flattened at the end of
@@ -19,7 +19,8 @@ __all__ = ["Flat", "flat_groups_of"]
 def flat_groups_of(
     names: Sequence[str], profiles: Sequence[Profile], ranks: int, rank: int, aligned: int, *, wrapped: bool
 ) -> list[Group]:
-    """The group of each unit. Parameters are aligned to `aligned` elements (16 bytes). `wrapped`: blocks are units."""
+    """The group of each unit. Parameters are aligned to `aligned` elements (16 bytes). With `wrapped`, blocks are
+    units."""
     alone = [name if wrapped and name.startswith("blocks.") else "the root" for name in names]
     groups = {}
     for key in dict.fromkeys(alone):

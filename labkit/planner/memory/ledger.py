@@ -40,27 +40,27 @@ class Keeper(Protocol):
         """Start a micro-batch, which may be the first or the last of its step."""
 
     def before_forward(self, unit: int, incoming: int) -> None:
-        """`incoming`: bytes of the unit's input."""
+        """`incoming` is the bytes of the unit's input."""
 
     def after_forward(self, unit: int) -> None: ...
 
     def end_of_forward(self) -> None: ...
 
     def before_backward(self, unit: int, incoming: int) -> None:
-        """`incoming`: bytes of the gradient of the unit's output."""
+        """`incoming` is the bytes of the gradient of the unit's output."""
 
     def more_gradients(self, settled: int) -> int:
         """Change in bytes of gradients when `settled` bytes of the current unit's gradients are complete."""
 
     def after_backward(self, unit: int, result: int) -> None:
-        """`result`: bytes of the gradient of the unit's input."""
+        """`result` is the bytes of the gradient of the unit's input."""
 
     def end_of_step(self) -> None:
         """Reduce the remaining gradients."""
 
 
 def forward(ledger: Ledger, keeper: Keeper, names: Sequence[str], profiles: Sequence[Profile], samples: int) -> None:
-    """Forward of all units; what they keep for backward stays in the ledger."""
+    """Run forward of all units; what they keep for backward stays in the ledger."""
     casts = 0
     for unit, (name, profile) in enumerate(zip(names, profiles, strict=True)):
         keeper.before_forward(unit, profile.input.at(samples) if unit else 0)
@@ -74,13 +74,13 @@ def forward(ledger: Ledger, keeper: Keeper, names: Sequence[str], profiles: Sequ
 
 
 def loss(ledger: Ledger, profile: Profile, samples: int) -> None:
-    """Forward and backward of the loss."""
+    """Run forward and backward of the loss."""
     note(ledger, "forward", "loss", profile.forward, samples)
     note(ledger, "backward", "backward of the loss", profile.backward, samples)
 
 
 def backward(ledger: Ledger, keeper: Keeper, names: Sequence[str], profiles: Sequence[Profile], samples: int) -> None:
-    """Backward of all units, the last first."""
+    """Run backward of all units, the last first."""
     for unit, (name, profile) in reversed([*enumerate(zip(names, profiles, strict=True))]):
         keeper.before_backward(unit, profile.output.at(samples))
         ledger.held["activations"] -= profile.saved.at(samples)

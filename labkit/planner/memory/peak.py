@@ -1,4 +1,4 @@
-"""Peak memory of a rank in a training step, by formulas: no torch, no processes, milliseconds.
+"""Computes the peak memory of a rank in a training step by formulas, without torch or processes, in milliseconds.
 
 A step is a short list of named moments; the peak is the largest. The memory of computation is determined once (see
 facts.py); the strategy's parameters, gradients, optimizer state and buffers are added to it.
@@ -36,7 +36,8 @@ class UnknownToFormulas(LaunchError):
 def peak(facts: ModelFacts, layout: Layout, rank: int = 0, *, on_gpu: bool = False) -> Peak:
     """The largest moment of a step after the optimizer has its state.
 
-    `on_gpu`: in GPU memory, where AdamW updates all parameters of one mesh at once and offloaded tensors do not count.
+    With `on_gpu` it is in GPU memory, where AdamW updates all parameters of one mesh at once and offloaded tensors do
+    not count.
     """
     return max(moments(facts, layout, rank, on_gpu=on_gpu), key=lambda moment: moment.bytes)
 

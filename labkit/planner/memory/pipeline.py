@@ -1,4 +1,5 @@
-"""Memory of a pipeline rank: the micro-batches in flight in each of its stages, and the buffers between stages.
+"""Computes the memory of a pipeline rank: the micro-batches in flight in each of its stages, and the buffers between
+stages.
 
 Source: torch/distributed/pipelining/stage.py of torch 2.13: receive buffers for all micro-batches are made once
 (_setup_forward_recv_info, _create_grad_recv_info), since 2.15 one at a time (_recv_buffers.py). A stage's output is
@@ -28,8 +29,8 @@ RECEIVES_LATE = release_of(version("torch")) >= (2, 15)
 
 @dataclass(frozen=True)
 class Stage:
-    """Consecutive units. `first`: it reads the data. `loss` is set in the last stage; `wide`: the loss uses the output
-    itself, not a copy with higher precision.
+    """A stage of consecutive units. A `first` one reads the data. `loss` is set in the last stage; with `wide` the loss
+    uses the output itself, not a copy with higher precision.
     """
 
     names: Sequence[str]

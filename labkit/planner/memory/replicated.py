@@ -1,4 +1,4 @@
-"""Parameters and gradients of a rank that holds all of them: alone, under DDP, and under ZeRO-1.
+"""Computes the memory of parameters and gradients on a rank that holds all of them: alone, under DDP, and under ZeRO-1.
 
 Sources: torch/csrc/distributed/c10d/reducer.cpp (gradients are copied into buckets or, with gradient_as_bucket_view,
 live in them); measured: buckets add exactly the bytes of the parameters.
@@ -14,7 +14,8 @@ __all__ = ["Whole"]
 
 
 class Whole:
-    """`sizes`: bytes of each unit's gradients. `buckets`: DDP's buckets exist. `views`: gradients live in them."""
+    """`sizes` has the bytes of each unit's gradients. With `buckets`, DDP's buckets exist; with `views`, gradients live
+    in them."""
 
     def __init__(self, ledger: Ledger, sizes: Sequence[int], itemsize: int, *, buckets: bool, views: bool):
         self.gradient_itemsize = itemsize
@@ -40,7 +41,7 @@ class Whole:
         pass
 
     def more_gradients(self, settled: int) -> int:
-        """New in the first micro-batch, later added to the existing ones; a bucket view frees them."""
+        """Gradients are new in the first micro-batch and later added to the existing ones; a bucket view frees them."""
         return settled * (self.first - self.into_buckets)
 
     def after_backward(self, unit: int, result: int) -> None:

@@ -1,4 +1,5 @@
-"""Published formulas for the activations of a transformer block, for teaching and for checking the measured ones."""
+"""Gives published formulas for the activations of a transformer block, for teaching and for checking the measured
+ones."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Facts about a model, determined before training on tensors without data."""
+"""Determines facts about a model before training, on tensors without data."""

@@ -1,5 +1,5 @@
-"""Answers of the planner's children that need not be computed again: a child reports which options of the script it
-read and which files it opened, and as long as these are the same, so is the answer. Of a number that only scales
+"""Keeps answers of the planner's children that need not be computed again: a child reports which options of the script
+it read and which files it opened, and as long as these are the same, so is the answer. Of a number that only scales
 values, such as the learning rate, only the sign needs to be the same.
 """
 

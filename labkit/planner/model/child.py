@@ -1,4 +1,4 @@
-"""Run what needs torch in child processes: the notebook's kernel never imports torch, and the patches for tensors
+"""Runs what needs torch in child processes: the notebook's kernel never imports torch, and the patches for tensors
 without data end with the child.
 
 The first question starts a server that imports torch, which takes seconds, and forks a child for each question
@@ -187,7 +187,8 @@ def close() -> None:
 
 
 def _forget() -> None:
-    """In a fork of this process: the server is not ours, and nobody will release the lock."""
+    """Forget the server in a fork of this process, which does not own it, and replace the lock, which nobody would
+    release."""
     global _lock
     _lock = threading.Lock()
     _servers.clear()

@@ -1,5 +1,5 @@
-"""Facts about a model, determined once on tensors without data. Memory is linear in the batch: a fixed number of bytes
-plus bytes per sample.
+"""Holds the facts about a model, which are determined once, on tensors without data. Memory is linear in the batch: a
+fixed number of bytes plus bytes per sample.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ class Moment(NamedTuple):
 
 class Work(NamedTuple):
     """`calls` operators of a unit that do the same: each computes `flops` FLOPs and reads and writes `bytes`, both as
-    functions of the samples. `kind`: "matmul", "convolution", "depthwise" (convolution), "attention", "recurrent", or
-    "memory" for all that only move data. `phase`: "forward" or "backward".
+    functions of the samples. `kind` is "matmul", "convolution", "depthwise" (convolution), "attention", "recurrent", or
+    "memory" for all that only move data; `phase` is "forward" or "backward".
     """
 
     kind: str
@@ -53,7 +53,7 @@ class Work(NamedTuple):
 
 
 class Variant(NamedTuple):
-    """How units were computed. `half_parameters`: parameters in 16 bits, under autocast."""
+    """How units were computed. With `half_parameters`, parameters were in 16 bits, under autocast."""
 
     precision: str = "fp32"  # "fp32", "16" (autocast) or "fp64"
     half_parameters: bool = False

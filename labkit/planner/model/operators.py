@@ -1,4 +1,4 @@
-"""What each operator of a model computes and moves, seen by torch's dispatcher on tensors without data.
+"""Records what each operator of a model computes and moves, seen by torch's dispatcher on tensors without data.
 
 Runs in the planner's child process.
 """

@@ -1,4 +1,5 @@
-"""The sample from which a plan makes its batches: samples of text may differ in length, and batches are padded."""
+"""Finds the sample from which a plan makes its batches: samples of text may differ in length, and batches are
+padded."""
 
 from __future__ import annotations
 

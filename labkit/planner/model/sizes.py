@@ -1,4 +1,4 @@
-"""Memory of parameters, gradients and optimizer state, for a model that cannot be run without data."""
+"""Computes the memory of parameters, gradients and optimizer state, for a model that cannot be run without data."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ class Flow(NamedTuple):
         return cls(tuple(tensor.shape[1:]), tensor.dtype)
 
     def make(self, samples: int) -> torch.Tensor:
-        """Such a tensor for `samples` samples."""
+        """Makes such a tensor for `samples` samples."""
         return torch.empty((samples, *self.shape), dtype=self.dtype)
 
     @property
@@ -179,10 +179,10 @@ def profile(
     input_kept: bool = False,
     beside: Callable[[int], Beside] = lambda samples: ((), []),
 ) -> Computed:
-    """The memory of `compute` and its backward. `data`: the input is data, which is counted elsewhere, as are the other
-    inputs that `beside` makes for a number of samples.
+    """The memory of `compute` and its backward.
 
-    `input_kept`: the previous unit keeps the input.
+    With `data` the input is data, which is counted elsewhere, as are the other inputs that `beside` makes for a number
+    of samples. With `input_kept` the previous unit keeps the input.
     """
     few, more = runs = [_run(compute, parameters, flow, context, n, data, input_kept, beside(n)) for n in SAMPLES]
     local = [getattr(p, "_local_tensor", p) for p in few.trained]

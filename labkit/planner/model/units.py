@@ -37,7 +37,7 @@ EMBED, UNEMBED, LOSS = "embed", "unembed", "loss"
 
 class Part(NamedTuple):
     """A unit of a copy of the model. Parts of equal `kind` have the same computation; `parameters` are those it may
-    use. `again`: it repeats the first part's computation before it takes its input."""
+    use. With `again` it repeats the first part's computation before it takes its input."""
 
     name: str
     kind: Any
@@ -69,7 +69,7 @@ class Experts:
         self.sizes, self.sizes_in_tensor = len(sizes), torch.is_tensor(sizes)
 
     def undivided(self) -> str:
-        """Why it cannot compute with a share of its experts, as it does with all of them; "" if it can."""
+        """Why the module cannot compute with a share of its experts, as it does with all of them; "" if it can."""
         number, name = len(next(self.module.parameters())), self.module.forward.__qualname__
         if self.flow is not None and self.sizes != number:
             return f"{name} got {self.sizes} sizes, not one for each of {number} experts (0 without tokens)"
@@ -79,7 +79,7 @@ class Experts:
         return f"{name} fails with {share} of its {number} experts ({failure}): it must compute len(sizes) of them"
 
     def _failure(self, number: int) -> str:
-        """How it fails with the first `number` of its experts, each with two rows; "" if it does not."""
+        """How the module fails with the first `number` of its experts, each with two rows; "" if it does not."""
         if self.flow is None:  # it was not called
             return ""
         share, sizes = copy.copy(self.module), [2] * number
@@ -174,7 +174,7 @@ class Model:
         return sizes.pop() if len(sizes) == 1 else 0
 
     def divides(self) -> tuple[str, ...]:
-        """Of context_parallel and expert_parallel, those whose cells accept the model; known after its forward."""
+        """Which of context_parallel and expert_parallel have cells that accept the model; known after its forward."""
         if self.is_one_unit:
             return ()
         accepted = () if self.undivided() else ("expert_parallel",)

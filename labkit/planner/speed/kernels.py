@@ -1,5 +1,5 @@
-"""How long a model's operators take on a GPU, from its data sheet: the roofline model (Williams, Waterman and Patterson
-2009) for each operator, with the fraction of the peak that kernels of its kind reach.
+"""Predicts how long a model's operators take on a GPU, from its data sheet: the roofline model (Williams, Waterman and
+Patterson 2009) for each operator, with the fraction of the peak that kernels of its kind reach.
 
 The fractions are fitted to published throughputs: benchmarks/published_speed.py, docs/evidence/published_speed.md.
 """
@@ -37,8 +37,9 @@ class KernelTimes:
 def kernel_times(
     facts: ModelFacts, device: Device, precision: str, samples: float, half_parameters: bool = False
 ) -> KernelTimes:
-    """The longer of the GPU's and the host's time: the host launches operators ahead of the GPU. `half_parameters`: as
-    FSDP computes in 16 bits, not autocast alone; the host launches as many casts, when it gathers parameters."""
+    """The longer of the GPU's and the host's time: the host launches operators ahead of the GPU. With `half_parameters`
+    it computes in 16 bits as FSDP does, not with autocast alone; the host launches as many casts when it gathers
+    parameters."""
     profiles = _profiles(facts, precision, half_parameters)
     names = [unit.name for unit in facts.units] + ["loss"] * (len(profiles) - len(facts.units))
     known: dict[int, dict[str, float]] = {}

@@ -1,4 +1,4 @@
-"""How fast devices compute: measured by a short run on this machine, otherwise assumed from data sheets."""
+"""Finds how fast devices compute: measured by a short run on this machine, otherwise assumed from data sheets."""
 
 from __future__ import annotations
 

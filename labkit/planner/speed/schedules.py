@@ -1,5 +1,5 @@
-"""The order in which a pipeline rank computes: forwards (F) and backwards (B) of micro-batches through its stages. A
-backward may be split into gradients of inputs (I) and, later, gradients of weights (W).
+"""Gives the order in which a pipeline rank computes: forwards (F) and backwards (B) of micro-batches through its
+stages. A backward may be split into gradients of inputs (I) and, later, gradients of weights (W).
 
 As in torch/distributed/pipelining/schedules.py of torch 2.13. Sources: GPipe (1811.06965), 1F1B and interleaved
 (2104.04473), breadth-first (2211.05953), zero bubble and ZBV (2401.10241), DualPipeV (2412.19437).

@@ -1,4 +1,5 @@
-"""How fast a script's model trains on a device under any layout, from measurements on this machine or data sheets."""
+"""Predicts how fast a script's model trains on a device under any layout, from measurements on this machine or data
+sheets."""
 
 from __future__ import annotations
 
@@ -25,8 +26,8 @@ MEASURED_WITH = (2, 1, 4, 8)  # other numbers of ranks whose measurements are us
 
 @dataclass
 class SpeedModel:
-    """Looks up rates and links once for each precision and number of ranks. `ranks`: the number with which the rates of
-    this machine were measured; `parameters`: those of the requested script."""
+    """Looks up rates and links once for each precision and number of ranks. `ranks` is the number of ranks with which
+    this machine's rates were measured; `parameters` are those of the requested script."""
 
     script: Script
     facts: ModelFacts
@@ -143,8 +144,8 @@ def crowded(rates: Rates, ranks: int) -> Rates:
 def measure_speed(
     script: Script, ranks: int, parameters: Mapping[str, Any], *, again: bool = True, nodes: int = 1
 ) -> None:
-    """Measure on this machine what SpeedModel looks up, in about 20 seconds; only what is missing, unless `again`.
-    `ranks` are those of one of the `nodes`. Raises LaunchError if it cannot."""
+    """Measure on this machine what SpeedModel looks up, in about 20 seconds. Only what is missing is measured, unless
+    `again`. `ranks` are those of one of the `nodes`. Raises LaunchError if it cannot."""
     precision, here = str(parameters.get("precision", "fp32")), hardware()
     parameters = _with_precision(parameters, precision)
     if again or remembered_rates(script, ranks, parameters) is None:

@@ -1,4 +1,4 @@
-"""The collectives of one optimizer step under each strategy, by count and bytes.
+"""Counts the collectives of one optimizer step under each strategy, with their bytes.
 
 Verified with torch's flight recorder (tests/planner/test_volume_recorded.py). The counts of FSDP2 match its design:
 L blocks and a root make 2(L+1) all-gathers with reshard_after_forward, 2(L+1)-1 if the root stays gathered, L+1 if all
@@ -28,8 +28,8 @@ NORMS = 4  # the weights and biases of two norms
 @dataclass(frozen=True)
 class Collective:
     """`count` calls in a group of `group` ranks, which are `stride` apart. `bytes` is the sum over all calls of the
-    full array (the output of an all-gather, the input of a reduce-scatter and of an all-to-all), as in nccl-tests.
-    `hidden`: the strategy overlaps it with computation."""
+    full array (the output of an all-gather, the input of a reduce-scatter and of an all-to-all), as in nccl-tests. A
+    `hidden` one overlaps with computation."""
 
     kind: str  # all_reduce, all_gather, reduce_scatter, all_to_all, broadcast, send
     group: int
@@ -89,7 +89,7 @@ def buckets(sizes: Iterable[int], bucket_mib: float = 0.0) -> list[int]:
 
 
 def _replicated(facts: ModelFacts, layout: Layout) -> Iterator[Collective]:
-    """DDP: every gradient once, for any number of micro-batches (no_sync). Its last bucket is complete only when
+    """DDP sends every gradient once, for any number of micro-batches (no_sync). Its last bucket is complete only when
     backward ends. ZeRO-1 also broadcasts each parameter from the rank that has updated it."""
     gradients = [n * facts.itemsize for unit in facts.units for n in unit.parameters]
     sent = buckets(reversed(gradients), layout.options.get("bucket_mib", 0.0))
@@ -155,9 +155,9 @@ def _sharded(facts: ModelFacts, layout: Layout) -> Iterator[Collective]:
 
 
 def _context(facts: ModelFacts, layout: Layout) -> Iterator[Collective]:
-    """Keys and values of each block: gathered, and their gradients reduce-scattered (Llama 3, arXiv 2407.21783, section
-    3.3.2); in a ring, where grouped ones are repeated for every head, C-1 sends, and in backward C more of their
-    gradients."""
+    """Keys and values of each block are gathered, and their gradients reduce-scattered (Llama 3, arXiv 2407.21783,
+    section 3.3.2). A ring, where grouped ones are repeated for every head, sends them C-1 times, and in backward their
+    gradients C more times."""
     if layout.context == 1:
         return
     blocks = [unit for unit in facts.units if unit.name.startswith("blocks.")]
@@ -178,10 +178,10 @@ def _context(facts: ModelFacts, layout: Layout) -> Iterator[Collective]:
 
 
 def _experts(facts: ModelFacts, layout: Layout) -> Iterator[Collective]:
-    """Of each mixture: how many rows a rank sends to each expert, then the rows to the ranks of their experts and the
-    results back, and in backward their gradients (GShard, arXiv 2006.16668, section 3.2). A router that divides its
-    tokens evenly is assumed; over all ranks the rows are as many with any. With replicas of the experts, FSDP gathers
-    and reduce-scatters each rank's among them."""
+    """For each mixture, a rank sends how many rows go to each expert, then the rows to the ranks of their experts,
+    which send the results back, and in backward their gradients (GShard, arXiv 2006.16668, section 3.2). It assumes a
+    router that divides its tokens evenly; the number of rows over all ranks is the same for any router. With replicas
+    of the experts, FSDP gathers and reduce-scatters each rank's among them."""
     ranks, replicas = layout.expert_ranks, layout.ranks // layout.expert_ranks
     units = [unit for unit in facts.units if unit.routed] if ranks > 1 else []
     calls, again = len(units) * layout.accumulate, int(layout.activation_checkpointing)
@@ -202,8 +202,8 @@ def _experts(facts: ModelFacts, layout: Layout) -> Iterator[Collective]:
 def _scattered(
     facts: ModelFacts, blocks: list[Unit], root: list[Unit], kind: str, ranks: int, times: int, divided: int = 0
 ) -> Iterator[Collective]:
-    """Gradients in the parameters' precision, but not of `divided` elements of the blocks. The root's come last,
-    because its embedding is the first layer."""
+    """Gradients are reduce-scattered in the parameters' precision, except those of `divided` elements of the blocks.
+    The root's come last, because its embedding is the first layer."""
     elements = [sum(sum(unit.parameters) for unit in units) for units in (blocks, root)]
     sizes = [n * facts.itemsize * times for n in (elements[0] - divided, elements[1])]
     yield Collective(kind, ranks, sizes[0], len(blocks) * times, "backward", True)
@@ -211,8 +211,9 @@ def _scattered(
 
 
 def _staged(facts: ModelFacts, layout: Layout, rank: int) -> Iterator[Collective]:
-    """A pipeline: activations to the next stage and their gradients back for every micro-batch, and the loss at the end
-    of a step. With a data axis, the stages' parameters as under ZeRO-2, but reduce-scattered once per step."""
+    """A pipeline sends activations to the next stage and their gradients back for every micro-batch, and the loss at
+    the end of a step. With a data axis, the stages' parameters are sent as under ZeRO-2, but reduce-scattered once per
+    step."""
     owners = {stage: r for r in range(layout.pipeline) for stage in layout.stages_of(r)}
     apart = layout.data * layout.tensor  # mesh axes: pipeline, data, tensor; the last varies fastest
     me = rank // apart

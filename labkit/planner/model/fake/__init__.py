@@ -1,1 +1,1 @@
-"""The script run on tensors without data: what stands in for DDP, FSDP, kernels and CUDA's autocast."""
+"""Runs a script on tensors without data, with stand-ins for DDP, FSDP, kernels and CUDA's autocast."""

@@ -1,5 +1,5 @@
-"""Tensors without data whose sizes are checked against real ones: some of torch's fake kernels return less than the
-real operator, for example no workspace of an LSTM.
+"""Checks the sizes of tensors without data against real ones: some of torch's fake kernels return less than the real
+operator, for example no workspace of an LSTM.
 
 Runs in the planner's child process.
 """
@@ -145,7 +145,8 @@ class CheckedFakeMode(FakeTensorMode):
         return out
 
     def _grouped(self, args: Any, kwargs: Any) -> Any:
-        """The products of the experts: torch's fake kernel takes bf16 only, its real ones other types, too."""
+        """Compute the products of the experts: torch's fake kernel takes bf16 only, but its real ones take other types,
+        too."""
 
         def on_meta(value: Any) -> Any:
             if not isinstance(value, torch.Tensor):
@@ -183,7 +184,7 @@ class CheckedFakeMode(FakeTensorMode):
             return func(args[0], indices, *args[2:], **kwargs)
 
     def _chosen(self, condition: Any) -> Any:
-        """As `nonzero` returns it."""
+        """The result as `nonzero` returns it."""
         if self._experts:
             self.assumed.add(f"each of {self._experts} experts is assumed to get the same share of the tokens")
         else:
@@ -196,7 +197,7 @@ class CheckedFakeMode(FakeTensorMode):
         return torch.zeros(chosen, condition.dim(), dtype=torch.int64)
 
     def _compared(self, func: Any, args: Any, kwargs: Any, leaves: list[Any]) -> list[Shape | None]:
-        """For each result, its real size, strides and type if they take more memory or have other strides."""
+        """The real size, strides and type of each result, if they take more memory or have other strides."""
         inputs = [leaf for leaf in tree_flatten((args, kwargs))[0] if isinstance(leaf, torch.Tensor)]
         if sum(tensor.untyped_storage().nbytes() for tensor in inputs) > MOST_BYTES:
             return [None] * len(leaves)
@@ -222,7 +223,7 @@ def _say_device(tensors: list[FakeTensor], device: torch.device) -> None:
 
 @cache
 def is_suspect(func: Any) -> bool:
-    """Whether the size of its results may be another than its arguments and torch's definition say."""
+    """Whether its results may have another size than its arguments and torch's definition say."""
     if func.namespace != "aten":
         return func.namespace not in TRUSTED
     returns = func._schema.returns
@@ -252,7 +253,8 @@ def _is_larger(real: Any, fake: Any) -> bool:
 
 
 def _is_strided_otherwise(real: Any, fake: Any) -> bool:
-    """Then what follows may copy it where it would not copy the other. Strides of single elements do not matter."""
+    """Whether the strides differ, so that what follows may copy one result and not the other. Strides of single
+    elements do not matter."""
     if not _are_comparable(real, fake) or real.shape != fake.shape:
         return False
     return any(size > 1 and a != b for size, a, b in zip(real.shape, real.stride(), fake.stride(), strict=True))

@@ -1,5 +1,5 @@
-"""CUDA's autocast for plans made on CPU tensors: the CPU's own leaves layer norms and softmax in 16 bits and pads in
-32, for example. Runs in the planner's child process.
+"""Imitates CUDA's autocast for plans made on CPU tensors: the CPU's own leaves layer norms and softmax in 16 bits and
+pads in 32, for example. Runs in the planner's child process.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ def _in_32_bits(operator: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _to_32_bits(operator: Any, args: Any, kwargs: Any) -> Any:
-    """Its result has 32 bits, unless the caller names a type; its argument is not copied."""
+    """Return 32 bits, unless the caller names a type, without copying the argument."""
     if args[0].dtype in HALVES and kwargs.get("dtype") is None and not _names_type(operator, args):
         kwargs = {**kwargs, "dtype": torch.float32}
     return operator(*args, **kwargs)
@@ -124,7 +124,7 @@ def _norm_to_32_bits(operator: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _in_widest(operator: Any, args: Any, kwargs: Any) -> Any:
-    """In 16 bits unless an argument has 32."""
+    """Compute in 16 bits unless an argument has 32."""
     is_wide = any(torch.is_tensor(value) and value.dtype is torch.float32 for value in tree_leaves((args, kwargs)))
     return (_in_32_bits if is_wide else _in_half)(operator, args, kwargs)
 
@@ -143,7 +143,7 @@ def _names_type(operator: Any, args: Any) -> bool:
 
 
 def _as(dtype: torch.dtype, values: Any) -> Any:
-    """All but 64 bits, and weights once for all operators in an autocast, as CUDA's does."""
+    """Cast all but 64 bits, and weights once for all operators in an autocast, as CUDA's does."""
 
     def cast(value: Any) -> Any:
         is_float = isinstance(value, torch.Tensor) and value.is_floating_point() and value.dtype is not torch.float64

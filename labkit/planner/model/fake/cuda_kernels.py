@@ -1,5 +1,5 @@
-"""What a GPU has one kernel for and a CPU has not, for plans made on CPU tensors: kernels that torch's operators call
-on CUDA only, recurrent layers, where cuDNN has one call for all steps, and optimizers, which update all parameters
+"""Imitates what only a GPU has one kernel for, for plans made on CPU tensors: kernels that torch's operators call on
+CUDA only, recurrent layers, where cuDNN has one call for all steps, and optimizers, which update all parameters
 together. Runs in the planner's child process.
 """
 
@@ -150,13 +150,15 @@ class _Attention:
         return _first(aten._scaled_dot_product_attention_math(*tensors, attn_mask, dropout_p, is_causal, **options))
 
     def _can_flash(self, query: torch.Tensor, value: torch.Tensor) -> bool:
-        """Also where cuDNN's attention is the only one that is left on, which keeps as much."""
+        """Whether flash attention can compute it, or cuDNN's, if that is the only kernel left on, which keeps as
+        much."""
         is_on = cuda.flash_sdp_enabled() or (cuda.cudnn_sdp_enabled() and not cuda.mem_efficient_sdp_enabled())
         is_narrow = query.shape[-1] == value.shape[-1] <= 256
         return is_on and self._is_ampere and is_narrow and query.dtype in HALVES
 
     def _can_save_memory(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, grouped: bool) -> bool:
-        """Needs vectors of 16 bytes, except in 32 bits before Ampere."""
+        """Whether the memory-efficient kernel can compute it: it needs vectors of 16 bytes, except in 32 bits before
+        Ampere."""
         alignment = 8 if query.dtype in HALVES else 4 if self._is_ampere else 1
         starts = [x.storage_offset() for x in (query, key, value)] if self._is_ampere and not _is_older() else []
         return (
@@ -174,7 +176,7 @@ def _is_older() -> bool:
 def _validate(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, causal: bool
 ) -> None:
-    """As validate_sdpa_input in attention.cpp, in torch's words."""
+    """Check the arguments as validate_sdpa_input in attention.cpp does, in torch's words."""
     if not query.dtype == key.dtype == value.dtype:
         raise RuntimeError(
             "Expected query, key, and value to have the same dtype, but got query.dtype: "
@@ -190,8 +192,8 @@ def _validate(
 
 
 def _are_fusible(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, grouped: bool) -> bool:
-    """Whether all have four dimensions, the last one without gaps, and as many samples and heads; keys and values may
-    have a divisor of the queries' heads if `grouped`, and since torch 2.14 in any case one."""
+    """Whether all have four dimensions, the last one without gaps, and as many samples and heads. Keys and values may
+    have a divisor of the queries' heads if `grouped`, and one head in any case since torch 2.14."""
     tensors = query, key, value
     if any(x.dim() != 4 or x.stride(-1) != 1 for x in tensors) or query.shape[-1] != key.shape[-1]:
         return False

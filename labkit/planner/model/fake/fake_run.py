@@ -58,9 +58,9 @@ DEPENDS_ON_DATA = ("DataDependentOutputException", "DynamicOutputShapeException"
 
 
 class FakeRun:
-    """`script` has the script's names, `args` its options; in the mode `fake` new tensors have no data. `capability`:
-    as on a GPU of this compute capability, until the process ends. `skewed`: a router sends all tokens to the same
-    experts."""
+    """`script` has the script's names, `args` its options; in the mode `fake` new tensors have no data. With a
+    `capability` it runs as on a GPU of this compute capability, until the process ends. With `skewed`, a router sends
+    all tokens to the same experts."""
 
     options: ClassVar[dict[str, Any]] = {}  # the defaults of the script's, by name
 
@@ -126,7 +126,7 @@ class FakeRun:
         return adapted
 
     def _without_data(self, model: nn.Module) -> nn.Module:
-        """Pretrained weights, too: they are pages of files, which are not read."""
+        """The same for pretrained weights: they are pages of files, which are not read."""
         for module in model.modules():
             for tensors in _tensors_of(module):
                 for name, tensor in tensors.items():
@@ -290,7 +290,7 @@ def _stay_on_cpu() -> None:
 
 
 def _ctc_loss(log_probs: torch.Tensor, targets: torch.Tensor, lengths: Any, target_lengths: Any, *more: Any) -> Any:
-    """Lengths as lists, which torch would write into a tensor without data."""
+    """Pass lengths as lists, which torch would write into a tensor without data."""
     return torch.ops.aten.ctc_loss.Tensor(
         log_probs, targets, torch.tensor(lengths), torch.tensor(target_lengths), *more
     )
@@ -331,8 +331,8 @@ def _parsed(parse_args: Callable[[], argparse.Namespace]) -> tuple[dict[str, Any
 
 
 def _patch_transformers() -> None:
-    """Its models look at the values of the positions for packed sequences, and without values take them for packed.
-    Positions that the model numbered itself, the same for all samples, are one sequence."""
+    """Transformers' models look at the values of the positions for packed sequences, and take positions without values
+    for packed. Positions that the model numbered itself, the same for all samples, are one sequence."""
     masks: Any = sys.modules.get("transformers.masking_utils")
     indices_in: Any = getattr(masks, "find_packed_sequence_indices", None)
 

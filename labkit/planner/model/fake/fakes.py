@@ -1,5 +1,5 @@
-"""Stand-ins for parts of torch that cannot run on fake tensors because they are C++ or communicate: DDP's reducer and
-the pipeline's exchange. Each allocates the same memory as the original at the same time.
+"""Provides stand-ins for parts of torch that cannot run on fake tensors because they are C++ or communicate: DDP's
+reducer and the pipeline's exchange. Each allocates the same memory as the original at the same time.
 """
 
 from __future__ import annotations

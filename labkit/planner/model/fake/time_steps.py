@@ -1,5 +1,5 @@
-"""Recurrent layers on this CPU, where torch calls a dozen small operators for each time step: a plan computes the first
-and the last steps, and takes those in between to keep what the step before them kept.
+"""Shortens recurrent layers on this CPU, where torch calls a dozen small operators for each time step: a plan computes
+the first and the last steps, and assumes that those in between keep what the step before them kept.
 
 `_layers`, `_gru` and `_rnn` do what aten/src/ATen/native/RNN.cpp does, in the same order, so that memory is exact. Of
 the steps in between, only the products are recorded. Runs in the planner's child process.
