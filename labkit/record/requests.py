@@ -96,6 +96,6 @@ def post(requests: Path, request: Mapping[str, Any]) -> RequestFolder:
 
 
 def is_only_writable_by(user: int, *paths: Path) -> bool:
-    """Whether these files and folders belong to the user, are not links, and nobody else may write to them."""
+    """Whether these files and folders belong to the user, are not links, and can be written by nobody else."""
     stats = [path.lstat() for path in paths]
     return all(each.st_uid == user and not each.st_mode & 0o022 and not stat.S_ISLNK(each.st_mode) for each in stats)

@@ -1,4 +1,4 @@
-"""The code inside a rank: the guest of its script (guest.py), and what observes the training."""
+"""Runs inside a rank: the guest of its script (guest.py), and what observes the training."""
 
 from labkit.faces import face
 

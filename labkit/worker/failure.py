@@ -1,4 +1,4 @@
-"""`error.json`: the error report of a rank, written by the failing rank itself before the interpreter reports it."""
+"""Writes `error.json`: the error report of a rank, from the failing rank itself, before the interpreter reports it."""
 
 from __future__ import annotations
 
@@ -60,8 +60,8 @@ def write(known: Mapping[str, Any], error: BaseException, attempt: str, script: 
 
 
 def _memory(error: BaseException) -> dict[str, Any]:
-    """For an error that is, was caused or may be caused by running out of memory: of which, and how many bytes this
-    rank used.
+    """For an error that is, was caused or may be caused by running out of memory: which memory, and how many bytes of
+    it this rank used.
 
     torch's pipelines and compiler raise another error from the original one."""
     return next(filter(None, map(_out_of_memory, (error, *_origins(error)))), {})
@@ -83,7 +83,7 @@ def _out_of_memory(error: BaseException) -> dict[str, Any]:
 
 
 def _device_memory(message: str) -> dict[str, int]:
-    """Of the GPU that torch names, or else the current one: on another one, asking would open a context."""
+    """The memory of the GPU that torch names, or else of the current one: on any other, asking would open a context."""
     import torch
 
     if not torch.cuda.is_initialized():  # the error is another process's

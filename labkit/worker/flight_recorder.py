@@ -1,4 +1,4 @@
-"""A rank's newest collectives from torch's flight recorders, for `collectives.json`."""
+"""Writes a rank's newest collectives from torch's flight recorders to `collectives.json`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Functions whose frames are invisible: those of labkit that stand between a script and what it calls, or below it.
+"""Makes the frames of functions invisible: those of labkit that stand between a script and what it calls, or below it.
 
 CPython leaves a frame out of tracebacks, of `f_back` and of `inspect.stack()` as long as it has not executed RESUME, an
 instruction at the start of each function that does nothing else that matters here (`_PyFrame_IsIncomplete`, Python 3.11

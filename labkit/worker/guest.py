@@ -1,4 +1,4 @@
-"""A rank's guest: in the interpreter of a training script from before its first line until after its last.
+"""Is a rank's guest: in the interpreter of a training script from before its first line until after its last.
 
 torchrun starts `python -u RUN/guest.pyc train.py …` for each rank; launcher/invisible.py makes that file of this one.
 Until the script imports torch, or asks for the logger of its metrics, the guest needs only modules that every
@@ -185,7 +185,7 @@ class Guest:
         return call
 
     def _with_guest(self, path: "Any", argv: "Any", env: "Any" = None) -> "tuple[Any, ...]":
-        """What to start instead, to have the script's guest again; empty if that is another program."""
+        """What to start instead, so that the script has its guest again; empty if that is another program."""
         words = [*map(os.fsdecode, argv)] if isinstance(argv, (list, tuple)) else []
         place = first_word(words)
         program = [word for word in words[place:] if word != self.file]
@@ -283,7 +283,7 @@ class Guest:
             sys.path = paths
 
     def _write_failure(self, record: "Mapping[str, Any]") -> None:
-        """The least that must be known."""
+        """Write the least that must be known."""
         try:
             file = os.open(f"{self.home}/{self.files.ERROR}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
             os.write(file, as_json(record))
@@ -309,7 +309,7 @@ class Guest:
         self.has_ended.release()
 
     def leave(self) -> None:
-        """In a child that the script has forked: it is not the rank."""
+        """Stop observing in a child that the script has forked, which is not the rank."""
         if self.finder in sys.meta_path:
             sys.meta_path.remove(self.finder)
         self.heartbeat.let_go()
@@ -443,7 +443,7 @@ def as_json(record: "Mapping[str, Any]") -> bytes:
 
 def doing_now(thread: int, script: str) -> str:
     """`importing transformers` · `joining the process group` · `line 40, in build`; at most 80 ASCII characters, empty
-    if unknown. The outermost call that says something is taken: what it calls in turn is a detail."""
+    if unknown. It takes the outermost call that is known, because what this calls in turn is a detail."""
     frame = sys._current_frames().get(thread)
     stack: list[FrameType] = []
     while frame is not None:

@@ -1,4 +1,4 @@
-"""What torch calls while a script trains: the `__next__` and `_next_index` of a DataLoader's iterator,
+"""Hooks what torch calls while a script trains: the `__next__` and `_next_index` of a DataLoader's iterator,
 `autograd.backward` and `grad`, `GradScaler.scale` and `step`, and torch's global hooks before and after
 `Optimizer.step`.
 
@@ -20,7 +20,7 @@ __all__ = ["Observer", "hook"]
 
 
 class Observer(Protocol):
-    """What the hooks call. `stepping` is the time at which the newest step of an optimizer started."""
+    """Is called by the hooks. `stepping` is the time at which the newest step of an optimizer started."""
 
     recorder: Recorder
     stepping: float

@@ -1,4 +1,4 @@
-"""Values that a script logs to the logger "metrics" become the metrics of its run.
+"""Turns values that a script logs to the logger "metrics" into the metrics of its run.
 
     import logging
 

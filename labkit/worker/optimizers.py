@@ -1,4 +1,4 @@
-"""Which optimizer's steps are the steps of the training.
+"""Decides which optimizer's steps are the steps of the training.
 
 A script may have several: a GAN's two, one that wraps another, one for each of two trainings. A training's steps are
 those of the optimizer that steps most regularly, usually the first one.

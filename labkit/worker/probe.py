@@ -143,7 +143,7 @@ class Probe:
         self.recorder.write(end if self.step else end | {"passes": self.passes})
 
     def leave(self) -> None:
-        """In a forked child: record and answer nothing."""
+        """Record and answer nothing in a forked child."""
         self.recorder.file.let_go()
         self.reach = self._trace = self._profile = None
 
@@ -188,7 +188,7 @@ class Probe:
         now = clock()
         self._forward += now - (self._fetched or self._step_started) - self._waiting_since_mark()
         if not self.passes:
-            # it will probably be written
+            # this step will probably be recorded
             is_needed = now + self._latest >= self._due or self.step < self._optimizers.start + FIRST_STEPS
             self._losses = StepLoss(alone=self._most == 1) if is_needed else None
         self.passes += 1
@@ -381,7 +381,7 @@ class Probe:
     def _await_device(
         self, told: dict[str, Any] | None, new: dict[str, Any], start_clock: Callable[[], DeviceClock]
     ) -> None:
-        """Have the records of steps written when the device has finished them: of those that `tick` has told of, and of
+        """Have the records of steps written when the device has finished them: of those that `tick` has written, and of
         those since then."""
         described, timed = self._described(self._loss), self._measured or start_clock()
         self._measured = None
@@ -395,7 +395,7 @@ class Probe:
             self._unfinished.add(record, timed, is_newest=record is records[-1], is_told=record is told)
 
     def _sums(self) -> dict[str, Any]:
-        """Of the steps since the last record."""
+        """The sums of the steps since the last record."""
         return {
             "k": "step",
             "t": time.monotonic() - (clock() - self._step_ended),  # of the step, even if it is written later
@@ -442,7 +442,7 @@ class Probe:
 
 
 def _without(sums: dict[str, Any], told: dict[str, Any] | None) -> dict[str, Any]:
-    """The sums of the steps that have not been told of."""
+    """The sums of the steps that have not been written yet."""
     if told is None:
         return sums
     rest = sums | {name: sums[name] - told[name] for name in SUMMED}

@@ -1,4 +1,4 @@
-"""One rank's `metrics.jsonl`: complete lines, one write each, and no error that could fail the training."""
+"""Writes one rank's `metrics.jsonl`: complete lines, one write each, and no error that could fail the training."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a rank records of its training, from its script's import of torch on, or its metrics, if they come before.
+"""Records a rank's training, from its script's import of torch on, or its metrics, if they come before.
 
 torch has imported everything that this package imports, so that nothing next to the script can take its place.
 """
@@ -27,8 +27,8 @@ PR_SET_PDEATHSIG = 1
 
 
 class Recording:
-    """One rank's, called by its guest. `folder` is the attempt's, `settings` are the variables that the guest has taken
-    out of the environment, `header` begins the records, with the rank's `rank` and `world_size`."""
+    """One rank's recording, called by its guest. `folder` is the attempt's, `settings` are the variables that the guest
+    has taken out of the environment, `header` begins the records, with the rank's `rank` and `world_size`."""
 
     def __init__(self, folder: str, settings: Mapping[str, str], header: Mapping[str, Any]) -> None:
         self._folder, self._rank, self._world_size = RunFolder(folder), header["rank"], header["world_size"]
@@ -90,7 +90,7 @@ class Recording:
         record_collectives(self._folder, self._rank)
 
     def leave(self) -> None:
-        """In a forked child, which is not the rank: what it does is not recorded, and nobody can reach it."""
+        """Record nothing in a forked child, which is not the rank, and let nobody reach it."""
         self.probe.leave()
 
     def end(self, outcome: str) -> None:

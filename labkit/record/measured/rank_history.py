@@ -43,8 +43,8 @@ PASSED = "as passed to backward()"
 
 
 class _Points:
-    """Of the records being read. A series takes many at once in a fifth of the time; two lists, because the garbage
-    collector follows pairs."""
+    """Collects the points of the records being read, because a series takes many at once in a fifth of the time. It has
+    two lists, because the garbage collector follows pairs."""
 
     def __init__(self) -> None:
         self.times: list[float] = []

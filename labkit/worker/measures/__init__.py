@@ -1,1 +1,1 @@
-"""What a rank measures: the loss, memory, and when it computes or waits for other ranks."""
+"""Measures a rank: the loss, memory, and when it computes or waits for other ranks."""

@@ -1,4 +1,4 @@
-"""How long this rank waits for collectives: the part of communication that its computation does not hide.
+"""Measures how long this rank waits for collectives: the part of communication that its computation does not hide.
 
 Three places cover all strategies: `Work.wait`, where FSDP, ZeRO, pipelines and a script's own collectives
 wait; `wait_tensor`, where DTensor's do (tensor parallel); and DDP's own log, because its reducer waits in C++.
@@ -113,5 +113,5 @@ def _release_before_destroying(distributed: Any) -> None:
 
 
 def _alone(log: dict[str, int]) -> float:
-    """`log` is DDP's, in nanoseconds."""
+    """The seconds that computation does not hide, from DDP's `log`, which is in nanoseconds."""
     return max(0.0, (log["backward_comm_time"] - log["backward_compute_comm_overlap_time"]) / 1e9)

@@ -1,4 +1,4 @@
-"""Times and the loss of a CUDA device, measured without making the host wait for it."""
+"""Measures times and the loss of a CUDA device without making the host wait for it."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ class Unfinished:
         return len(self._records)
 
     def tell(self, seconds: float = 0.0) -> None:
-        """Write what the host knows of those that have waited for so long. It makes no call to the device."""
+        """Write what the host knows of the steps that have waited that long. It makes no call to the device."""
         for one in self._records:
             if not one.is_told and time.monotonic() - one.record["t"] >= seconds:
                 self.tell_of(one.record)

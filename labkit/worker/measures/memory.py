@@ -1,4 +1,4 @@
-"""How much memory this rank uses, as measured on its device."""
+"""Measures how much memory this rank uses on its device."""
 
 from __future__ import annotations
 

@@ -152,7 +152,7 @@ class Batches:
             stream.has_ended = True
 
     def _stream_of(self, sampler: Any, elsewhere: bool) -> Stream:
-        """That of the loader's last epoch, if the training uses it, or a new one."""
+        """The stream of the loader's last epoch, if the training uses it, or a new one."""
         for stream in self._streams:
             is_same = sampler is not None and stream.sampler() is sampler
             if stream.is_used and (is_same or (elsewhere and stream.has_ended)):

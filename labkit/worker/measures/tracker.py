@@ -1,4 +1,4 @@
-"""What a training step holds in memory, by category, from each storage that torch allocates and frees.
+"""Tracks what a training step holds in memory, by category, from each storage that torch allocates and frees.
 
 It works the same on real and on fake tensors, so that a rehearsed step can be compared with a measured one. It sees
 only what goes through torch's dispatcher on the training thread, not the internal memory of gloo, NCCL or CUDA kernels.

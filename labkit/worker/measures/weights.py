@@ -1,4 +1,4 @@
-"""How the backward passes of a step are weighted, from the last operations of their losses.
+"""Finds how the backward passes of a step are weighted, from the last operations of their losses.
 
 Scripts that accumulate gradients divide the loss of each micro-batch by their number, weight it with its share of the
 step's samples or tokens, or divide sums by the count of all. Passes whose weights sum to 1 add up to the loss of the
@@ -268,7 +268,7 @@ def _is_tensor(value: Any) -> bool:
 
 
 def _is_number(value: Any) -> bool:
-    """Also as a tensor, but not as a DTensor."""
+    """Whether a value is a number, or a tensor of one, but not a DTensor."""
     return isinstance(value, int | float) or (type(value) is sys.modules["torch"].Tensor and value.numel() == 1)
 
 
@@ -279,7 +279,7 @@ def _numbers(one: Pass) -> Iterator[Any]:
 
 
 def _read(term: Term) -> Term:
-    """With numbers instead of tensors."""
+    """The same with numbers instead of tensors."""
     factors, count, values = ([*map(_float, each)] for each in (term.factors, [term.count], [term.values]))
     return Term(factors, count[0], values[0], term.has_weights, term.is_mean)
 

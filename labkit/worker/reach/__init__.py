@@ -1,1 +1,1 @@
-"""Requests of the run's owner to a running training, carried out on each rank where a step ends."""
+"""Carries out requests of the run's owner to a running training, on each rank where a step ends."""

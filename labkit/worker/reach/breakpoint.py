@@ -1,4 +1,4 @@
-"""A condition that pauses all ranks at the end of the first step where it holds on any of them."""
+"""Pauses all ranks at the end of the first step where a condition holds on any of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The run's `events.jsonl`, as far as its ranks write it."""
+"""Writes the ranks' part of the run's `events.jsonl`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Quantities of a training that expressions can use by name; `__all__` has their names.
+"""Defines the quantities of a training that expressions can use by name; `__all__` has their names.
 
 Norms are of the whole model, also where its parameters are sharded, so all ranks must call them together. The others
 are of this rank's batch and shards, and only hooks can see them: what modules put out, and what an optimizer's step
@@ -36,7 +36,7 @@ def weight_norm(model: Any) -> float:
 
 
 def _norm(model: Any, tensors: Iterable[Any]) -> float:
-    """Over all ranks that hold a part of a tensor; on a pipeline, of this rank's stage."""
+    """The norm over all ranks that hold a part of a tensor; in a pipeline, that of this rank's stage."""
     import torch
     import torch.distributed as dist
     from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy
@@ -146,7 +146,7 @@ def _dead(output: Any) -> tuple[Any, int]:
 
 
 def _inner(model: Any) -> Any:
-    """Without what DDP, FSDP1 or torch.compile put around it."""
+    """The module without what DDP, FSDP1 or torch.compile put around it."""
     from torch.distributed.fsdp import FullyShardedDataParallel
     from torch.nn.parallel import DistributedDataParallel
 

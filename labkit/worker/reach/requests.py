@@ -1,4 +1,4 @@
-"""Requests of the run's owner to a running training, carried out where an optimizer's step ends.
+"""Carries out requests of the run's owner to a running training, where an optimizer's step ends.
 
 The guest's thread looks for requests; the training's own thread only compares two attributes after a step, and meets
 the other ranks (record/requests.py) when there is one.

@@ -1,4 +1,5 @@
-"""Options that the run's owner has changed while it trains. labkit's own scripts keep them in their checkpoints."""
+"""Keeps the options that the run's owner has changed while it trains. labkit's own scripts keep them in their
+checkpoints."""
 
 from __future__ import annotations
 
@@ -17,8 +18,8 @@ KEY = "set"  # in the notes of a checkpoint: {name: [value, that of the command 
 
 
 class Settings:
-    """One rank's. They override the script's own schedule of an optimizer's options. `folder` is the run's, if this
-    rank writes to its events what a checkpoint has brought back."""
+    """One rank's settings. They override the script's own schedule of an optimizer's options. `folder` is the run's, if
+    this rank writes to its events what a checkpoint has brought back."""
 
     def __init__(self, folder: RunFolder | None = None):
         self.pinned: dict[str, Any] = {}  # options of the optimizer
@@ -26,7 +27,7 @@ class Settings:
         self._originals: dict[str, Any] = {}  # the command line's values of the script's options that have been changed
 
     def pin(self, optimizer: Any) -> None:
-        """Before a step."""
+        """Set the options before a step."""
         for group in optimizer.param_groups:
             for name, value in self.pinned.items():
                 if hasattr(group[name], "fill_"):
