@@ -27,7 +27,7 @@ import psutil
 
 from labkit.files import write_json
 from labkit.host import Identity
-from labkit.record import RunFolder, State, Tail, list_runs, write_state
+from labkit.record import Records, RunFolder, State, Step, list_runs, write_state
 
 TESTS = Path(__file__).parents[1] / "tests"
 sys.path.insert(0, str(TESTS))
@@ -269,9 +269,9 @@ def ages(folder: RunFolder, seen: list[tuple[int, float]]) -> tuple[list[float],
     """
     written: dict[int, float] = {}
     for rank in folder.started_ranks():
-        for row in Tail(folder.metrics(rank)).read_all():
-            if row["k"] == "step":
-                written[row["step"]] = max(row["t"], written.get(row["step"], 0.0))
+        for row in Records(folder.metrics(rank)).read_all():
+            if isinstance(row, Step) and row.step is not None:
+                written[row.step] = max(row.t, written.get(row.step, 0.0))
     shown = [step for step, _ in seen]
     steps = [step for step in written if shown[0] < step <= shown[-1]]
     every = [seen[bisect_left(shown, step)][1] - written[step] for step in steps]

@@ -5,18 +5,31 @@ from __future__ import annotations
 import ast
 import time
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from labkit.arguments import AtLeastOne, Seconds, checked
 from labkit.cluster import state_of_run
 from labkit.errors import LabError
-from labkit.record import Meeting, RequestFolder, RunFolder, Tail, check_own, current_ranks, post
+from labkit.record import (
+    Events,
+    Meeting,
+    Records,
+    Report,
+    RequestFolder,
+    RunFolder,
+    Tail,
+    check_own,
+    current_ranks,
+    post,
+)
 from labkit.text import plain
 
 if TYPE_CHECKING:
     import pandas as pd
 
 __all__ = ["Reachable"]
+
+T = TypeVar("T")
 
 TIMEOUT = 30.0
 POLL_SECONDS = 0.02
@@ -121,14 +134,14 @@ class Reachable:
         that step, with all ranks paused at its end. An interrupt leaves the breakpoint set. Raises LabError if the run
         ends first."""
         attempt = self.folder.latest
-        events = Tail(attempt.events)
+        events = Events(attempt.events)
         for _ in events.chunks():  # those of before
             pass
         self._set_breakpoint(condition, resume=True)
         for event in self._new_records(events, attempt, f"{condition} was true"):
-            if event.get("kind") == "hit":
-                return int(event["step"])
-            if event.get("kind") == "breakpoint" and event.get("condition") != condition:
+            if event.kind == "hit" and event.step is not None:
+                return event.step
+            if event.kind == "breakpoint" and event.condition != condition:
                 break
         raise LabError(plain(f"another breakpoint replaced {condition}"))
 
@@ -153,15 +166,15 @@ class Reachable:
         if errors := [result["error"] for each in answers.values() for result in each["results"] if "error" in result]:
             raise LabError(plain(errors[0]))
         attempt, step = self.folder.latest, _step_of(answers)
-        for record in self._new_records(Tail(attempt.metrics(0)), attempt, f"step {step} was saved"):
-            checkpoint = str(record.get("checkpoint"))
+        for record in self._new_records(Records(attempt.metrics(0)), attempt, f"step {step} was saved"):
+            checkpoint = str(record.values.get("checkpoint")) if isinstance(record, Report) else ""
             if checkpoint.startswith(f"step {step} not saved"):
                 raise LabError(plain(checkpoint))
             if checkpoint == f"step-{step}":
                 break
         return f"step-{step}"
 
-    def _new_records(self, tail: Tail, attempt: RunFolder, awaited: str) -> Iterator[dict[str, Any]]:
+    def _new_records(self, tail: Tail[T], attempt: RunFolder, awaited: str) -> Iterator[T]:
         """The records of a file as they are written. Raises LabError when the attempt ends."""
         while True:
             state = state_of_run(self.folder)  # before the records, so that the last ones are read

@@ -104,7 +104,7 @@ def together(reader: RunReader, samples: list[float]) -> float | None:
 
 def slowest_step(reader: RunReader) -> int:
     """The lowest step among the ranks that have written a readable record."""
-    return min((h.step for h in reader.current.values() if h.meta or h.step), default=0)
+    return min((h.step for h in reader.current.values() if h.header or h.step), default=0)
 
 
 def total_steps(reader: RunReader) -> int:
@@ -132,7 +132,7 @@ def progress(reader: RunReader, state: State) -> str:
     beat = {} if state.is_final else _last_beat(reader.attempt, first.rank)
     doing = beat.get("doing")
     if not step:
-        passes = finite((beat or first.end).get("passes")) or 0.0
+        passes = finite(beat.get("passes")) or (first.end.passes if first.end and not beat else None) or 0.0
         why = f": {passes:,.0f} backward passes, but no torch.optim optimizer has stepped" if passes > 1 else ""
         so_far = f" ({passes:,.0f} backward passes so far)" if passes > 1 else ""
         before = f"in the first step{so_far}" if doing == "first step" else f"preparing: {starting(reader)}"
@@ -207,7 +207,7 @@ def loss_of(reader: RunReader) -> str:
 
 def mean_latest(reader: RunReader, name: str) -> float | None:
     if reader.folds:
-        return reader.folds.series[name].last[-1] if reader.folds.series[name].last else None
+        return reader.folds.latest.get(name)
     values = [h.latest[name] for h in reader.current.values() if name in h.latest]
     return sum(values) / len(values) if values else None
 

@@ -34,7 +34,7 @@ def train_alone(folder: Path, programs: Mapping[str, str], **options: Any) -> di
         run = labkit.launch("any.py", nproc_per_node=len(programs), runs_dir=folder / "runs", wait=True, **options)
     assert "labkit:" not in run.logs(stream="stderr")
     histories, metrics = RunReader(run.folder).read_all().ranks, run.metrics()
-    assert not any(int(history.end["dropped"]) for history in histories.values())
+    assert not any(history.end.dropped for history in histories.values())
     return {
         name: Trained(
             metrics[metrics["rank"] == rank], histories[rank], json.loads(run.logs(rank=rank).splitlines()[-1])

@@ -9,7 +9,7 @@ from itertools import groupby
 from typing import Any
 
 from labkit.export.refusals import no_records
-from labkit.record import PHASES, RunFolder, RunReader, Tail, finite, number, rows
+from labkit.record import PHASES, Header, Records, RunFolder, RunReader, number, rows
 from labkit.text import plain
 from labkit.words import together
 
@@ -114,6 +114,6 @@ def _starts(folder: RunFolder) -> dict[int, float]:
     for attempt in folder.attempts():
         for rank in attempt.started_ranks():
             if rank not in starts:
-                header = next(iter(Tail(attempt.metrics(rank)).poll()), {})
-                starts[rank] = finite(header.get("time")) or 0.0
+                header = next(iter(Records(attempt.metrics(rank)).poll()), None)
+                starts[rank] = (header.time if isinstance(header, Header) else None) or 0.0
     return starts

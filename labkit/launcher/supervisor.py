@@ -48,10 +48,11 @@ from labkit.rank_files import REACHABLE
 from labkit.record import (
     FINAL_STATES,
     OpenFolder,
+    Records,
     RunFolder,
     State,
     StateName,
-    Tail,
+    Step,
     read_state,
     write_state,
     written_state,
@@ -413,8 +414,8 @@ class Supervisor:
 
 def has_stepped(attempt: RunFolder) -> bool:
     """Whether any of its ranks has completed a step."""
-    files = [Tail(attempt.metrics(rank)) for rank in attempt.started_ranks()]
-    return any(record["k"] == "step" for file in files for records in file.chunks() for record in records)
+    files = [Records(attempt.metrics(rank)) for rank in attempt.started_ranks()]
+    return any(isinstance(record, Step) for file in files for records in file.chunks() for record in records)
 
 
 def prepare(run: RunFolder, attempt: RunFolder) -> None:

@@ -14,7 +14,7 @@ from labkit.files import in_parallel, read_json
 from labkit.launcher.causes.evidence import CLOSED_BY_TORCHRUN, tail_text
 from labkit.launcher.causes.stuck import look_at
 from labkit.launcher.rank_processes import named_ranks
-from labkit.record import RunFolder, Tail, end_record
+from labkit.record import End, Model, Records, Report, RunFolder
 
 __all__ = ["Closing", "FirstRank", "HostNames", "Progress", "SURVIVOR_SECONDS", "Stalls"]
 
@@ -77,7 +77,7 @@ class Progress:
             if isinstance(seconds, int | float):
                 self._step_seconds = max(self._step_seconds, seconds)
         quiet = [r for r, at in self._changed.items() if r not in self._ended and now - at > LEFT_SECONDS]
-        ends = in_parallel(lambda rank: end_record(self._folder.metrics(rank)), quiet)
+        ends = in_parallel(lambda rank: End.read(self._folder.metrics(rank)), quiet)
         self._ended |= {rank for rank, end in zip(quiet, ends, strict=True) if end}
         self.hit = next(filter(None, hits), None)
         return True
@@ -148,7 +148,7 @@ class FirstRank:
     device of its model, which is none of the `devices` of the launch if that saw no GPU."""
 
     def __init__(self, attempt: RunFolder, devices: Any):
-        self._tail, self._on_cpu = Tail(attempt.metrics(0)), devices == ["cpu"]
+        self._tail, self._on_cpu = Records(attempt.metrics(0)), devices == ["cpu"]
         self._not_saved: str | None = None  # why the newest checkpoint was not
         self._unseen: str | None = None
 
@@ -156,10 +156,10 @@ class FirstRank:
         """Read the new records; returns notices."""
         for records in self._tail.chunks():
             for record in records:
-                checkpoint = record.get("checkpoint") if record.get("k") == "report" else None
+                checkpoint = record.values.get("checkpoint") if isinstance(record, Report) else None
                 if isinstance(checkpoint, str):
                     self._not_saved = checkpoint if " not saved" in checkpoint else None
-                device = str(record.get("device")) if record.get("k") == "model" else ""
+                device = record.device if isinstance(record, Model) else ""
                 if self._on_cpu and device.startswith("cuda"):
                     self._unseen = (
                         f"rank 0 trains on {device}, but the launch saw no GPU here: it checked nothing, and other "

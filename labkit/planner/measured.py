@@ -142,7 +142,7 @@ def _held(history: Any, written: dict[str, Any]) -> Held:
     process = history.memory_peak
     cuda = history.device.startswith("cuda")
     name = "allocator's peak" if cuda else "resident set"
-    at_start = None if cuda else finite(history.meta.get("resident"))
+    at_start = None if cuda else history.header.resident if history.header else None
     return Held(history.rank, planned, history.traced, process, name, at_start, history.untraced)
 
 

@@ -30,15 +30,13 @@ if TYPE_CHECKING:
     from labkit.record.measured.metric_names import is_lower_better as is_lower_better
     from labkit.record.measured.metric_names import parted as parted  # (data, metric)
     from labkit.record.measured.metrics_file import Tail as Tail  # Reads the new records of one file
-    from labkit.record.measured.metrics_file import end_record as end_record  # The record of how a rank's script
     from labkit.record.measured.metrics_file import finite as finite  # The value if it is a finite number, else None
     from labkit.record.measured.metrics_file import number as number  # A metric's value
     from labkit.record.measured.peak import CATEGORIES as CATEGORIES  # A storage that fits several categories counts
     from labkit.record.measured.peak import Peak as Peak  # Bytes held at the peak, in total and by category
-    from labkit.record.measured.rank_history import DESCRIBING as DESCRIBING  # Reported values that describe the run,
-    from labkit.record.measured.rank_history import PHASES as PHASES
     from labkit.record.measured.rank_history import RankHistory as RankHistory  # What one rank has written so far,
     from labkit.record.measured.reader import COLUMNS as COLUMNS  # Every row has these columns, even if nothing was
+    from labkit.record.measured.reader import Row as Row  # A row of `rows`
     from labkit.record.measured.reader import RunReader as RunReader  # All ranks of a run, through all its attempts
     from labkit.record.measured.reader import rows as rows  # One row per attempt, rank and logged step, from all
     from labkit.record.measured.series import Point as Point  # x, minimum, maximum, last
@@ -64,6 +62,18 @@ if TYPE_CHECKING:
     from labkit.record.place import check_original as check_original  # The folder is not a copy of another one
     from labkit.record.place import check_own as check_own  # The folder of a run belongs to this user
     from labkit.record.place import original_of as original_of  # The folder that this one is a copy of
+    from labkit.record.records import DESCRIBING as DESCRIBING  # Reported values that describe the run,
+    from labkit.record.records import PHASES as PHASES
+    from labkit.record.records import End as End  # How a rank's script ended
+    from labkit.record.records import Event as Event  # What the owner asked of the ranks
+    from labkit.record.records import Events as Events  # The events of an attempt, as they are written
+    from labkit.record.records import Header as Header  # The start of a rank
+    from labkit.record.records import Losses as Losses  # Says which of the losses that a rank recorded count
+    from labkit.record.records import Model as Model  # What a rank holds after its first step, and where
+    from labkit.record.records import Records as Records  # The records of one rank's file, as they are written
+    from labkit.record.records import Report as Report  # What the script reported
+    from labkit.record.records import Scalar as Scalar  # A reported value
+    from labkit.record.records import Step as Step  # The sums over some steps
     from labkit.record.requests import Decision as Decision
     from labkit.record.requests import Meeting as Meeting  # How far the ranks have come, from one look at the folder
     from labkit.record.requests import RequestFolder as RequestFolder  # The files of one request

@@ -23,9 +23,9 @@ class HostHistory:
     """One machine, in memory that does not grow with the run. Each of `devices` has `name`, `uuid`,
     `memory_total` and the newest READINGS, None if the machine does not report them."""
 
-    def __init__(self, name: str, tail: Tail):
+    def __init__(self, name: str, path: Path):
         self.name = name
-        self.tail = tail
+        self._tail = Tail(path, self._take)
         self.memory_total: float | None = None
         self.cores: float | None = None
         self.cpu: float | None = None
@@ -34,13 +34,7 @@ class HostHistory:
 
     def poll(self) -> bool:
         """Read the new records; returns whether there were any."""
-        records = self.tail.poll()
-        for record in records:
-            try:
-                self._take(record)
-            except (TypeError, ValueError, AttributeError):
-                self.tail.undecodable += 1
-        return bool(records)
+        return bool(self._tail.poll())
 
     def as_dict(self) -> dict[str, Any]:
         return {k: getattr(self, k) for k in ("memory_total", "cores", "cpu", "memory_used", "devices")}
@@ -48,7 +42,7 @@ class HostHistory:
     @classmethod
     def of(cls, name: str, values: Mapping[str, Any]) -> HostHistory:
         """From `as_dict`. Raises TypeError, KeyError or AttributeError for anything else."""
-        host = cls(name, Tail(Path(name)))
+        host = cls(name, Path(name))
         host.memory_total, host.cores = finite(values["memory_total"]), finite(values["cores"])
         host.cpu, host.memory_used = finite(values["cpu"]), finite(values["memory_used"])
         host.devices = [
@@ -62,7 +56,7 @@ class HostHistory:
         used = [d for d in self.devices if d["uuid"].removeprefix("GPU-") in uuids]
         return used or self.devices
 
-    def _take(self, record: dict[str, Any]) -> None:
+    def _take(self, record: dict[str, Any]) -> bool:
         devices = [d for d in record.get("devices") or [] if isinstance(d, dict)]
         if record.get("k") == "meta":
             self.memory_total, self.cores = finite(record.get("memory_total")), finite(record.get("cores"))
@@ -75,3 +69,4 @@ class HostHistory:
             self.cpu, self.memory_used = finite(record.get("cpu")), finite(record.get("memory_used"))
             for device, sample in zip(self.devices, devices, strict=False):
                 device.update({reading: finite(sample.get(reading)) for reading in READINGS})
+        return True

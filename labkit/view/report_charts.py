@@ -9,7 +9,7 @@ from statistics import median
 from typing import Any
 
 from labkit.errors import LabError
-from labkit.record import COMMUNICATION, RunReader, finite
+from labkit.record import COMMUNICATION, RunReader
 from labkit.text import plain
 from labkit.view.charts.bands import MANY, Line, columns, outlier, ranges
 from labkit.view.charts.bars import Bar, bars, key
@@ -104,7 +104,7 @@ def _held(reader: RunReader) -> str:
     gradients and optimizer state are shown; on a GPU also the rest at the peak."""
     drawn = []
     for history in reader.ranks.values():
-        held = {name: int(size) for name in CATEGORIES if (size := finite(history.held.get(name))) is not None}
+        held = {name: int(size) for name in CATEGORIES if (size := history.held.get(name)) is not None}
         if held and history.memory_name == "allocated":
             held["activations"] = max(0, int(history.memory_peak) - sum(held.values()))
         if held:

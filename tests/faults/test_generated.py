@@ -75,7 +75,7 @@ def disagreements(script: Generated, run: labkit.Run, folder: Path) -> Iterator[
             if not math.isnan(loss) and (own is None or not math.isclose(loss, own, rel_tol=1e-3, abs_tol=1e-4)):
                 yield f"rank {rank}: loss {loss} at step {step}, not {own}"
     ends = {rank: history.end for rank, history in RunReader(run.folder).read_all().ranks.items()}
-    if dropped := {rank: end["dropped"] for rank, end in ends.items() if end.get("dropped")}:
+    if dropped := {rank: end.dropped for rank, end in ends.items() if end and end.dropped}:
         yield f"hooks of the probe failed: {dropped}"
     if left := processes_with(str(folder)):
         yield f"left behind: {left}"

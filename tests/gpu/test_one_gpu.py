@@ -195,7 +195,7 @@ def test_a_run_records_memory_phases_and_losses_also_around_validation_with_work
 
     assert rank.device.startswith(KIND)
     assert rank.memory_peak > 0
-    assert rank.end["dropped"] == 0
+    assert rank.end.dropped == 0
     assert [*run.losses().index[:20], run.losses().index[-1]] == [*range(1, 21), 40]  # then ten a second
     figures["step, ms"] = 1e3 * steps["step_seconds"].median()
     figures["phases / step"], figures["at most"] = float(shares.median()), float(shares.max())

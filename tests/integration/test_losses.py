@@ -596,7 +596,7 @@ def test_of_several_optimizers_all_states_count_and_the_headline_says_why_there_
 
     assert f"loss {OF_SEVERAL}" in headline
     held = {"parameters": 4 * (both + idle), "gradients": 4 * both, "optimizer": states}
-    assert history.held == {"device": "cpu", **held}
+    assert (history.device, history.held) == ("cpu", held)
     assert history.traced.categories["optimizer"] == states
 
 

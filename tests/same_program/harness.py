@@ -9,6 +9,7 @@ A program is a cell of programs/*.py or one that generated.py composes. Comments
 from __future__ import annotations
 
 import io
+import json
 import os
 import re
 import select
@@ -28,7 +29,7 @@ import psutil
 
 import labkit
 from labkit.launcher.warm import client
-from labkit.record import RunFolder, Tail
+from labkit.record import RunFolder
 
 PROGRAMS = Path(__file__).parent / "programs"
 EXIT_CODE = re.compile(r"^\s*rank\s*: (\d+) \(local_rank.*\n\s*exitcode\s*: (-?\d+)", re.MULTILINE)
@@ -221,7 +222,7 @@ def _labkit(program: Program, folder: Path, outside: Path, environment: dict[str
         os.chdir(here)
     folder = RunFolder(run.path)
     if client.FORKS and folder.read_manifest()["new_processes"] is None:
-        header = Tail(folder.metrics(0)).poll()[0]
+        header = json.loads(folder.metrics(0).read_text().splitlines()[0])
         assert header.get("forked"), f"{program.name} should have run as a fork"
     names = ("stdout", "stderr")
     streams = {f"rank {rank} {name}": folder.log(rank, name) for rank in range(program.ranks) for name in names}

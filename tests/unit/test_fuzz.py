@@ -624,7 +624,7 @@ def test_a_clock_that_goes_backwards_loses_no_step(runs_dir):
     history = RunReader(folder).read_all().ranks[0]
     drawn = [x for x, *_ in history.series["loss"].points()]
 
-    assert (history.step, history.totals["steps"], history.tail.undecodable) == (500, 500.0, 0)
+    assert (history.step, history.totals["steps"], history.undecodable) == (500, 500.0, 0)
     assert drawn == sorted(drawn)
     assert drawn[0] >= 0
     assert len(labkit.Run(folder).metrics().query("rank == 0")) == 500
@@ -664,7 +664,7 @@ def test_lines_of_two_megabytes_are_counted_and_not_kept(runs_dir):
     reader = RunReader(folder)
 
     assert peak_of(reader.read_all) < 40 << 20
-    assert reader.ranks[0].tail.undecodable == 12
+    assert reader.ranks[0].undecodable == 12
     assert reader.ranks[0].step == 6
 
 

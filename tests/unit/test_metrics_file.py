@@ -46,14 +46,14 @@ def append(path, data):
 
 def test_records_are_read_in_order_and_only_once(path):
     append(path, b'{"t": 1}\n{"t": 2, "x": [1]}\n')
-    tail = Tail(path)
+    tail = Tail(path, dict)
 
     assert tail.poll() == [{"t": 1}, {"t": 2, "x": [1]}]
     assert tail.poll() == []
 
 
 def test_a_file_that_is_not_there_yet_has_no_records(path):
-    tail = Tail(path)
+    tail = Tail(path, dict)
 
     assert tail.poll() == tail.read_all() == []
     append(path, b'{"t": 1}\n')
@@ -64,7 +64,7 @@ def test_a_file_that_is_not_there_yet_has_no_records(path):
 def test_a_torn_last_line_waits_for_its_rest(path, cut):
     line = '{"t": 1, "x": "é"}\n'.encode()
     append(path, line[:cut])
-    tail = Tail(path)
+    tail = Tail(path, dict)
 
     assert tail.poll() == []
     assert tail.undecodable == 0
@@ -75,7 +75,7 @@ def test_a_torn_last_line_waits_for_its_rest(path, cut):
 @pytest.mark.parametrize("line", NO_RECORDS, ids=lambda line: ascii(line[:20]))
 def test_a_line_that_is_no_record_is_counted_and_skipped(path, line):
     append(path, b'{"t": 1}\n' + line + b'\n{"t": 2}\n')
-    tail = Tail(path)
+    tail = Tail(path, dict)
 
     assert tail.read_all() == [{"t": 1}, {"t": 2}]
     assert tail.undecodable == 1
@@ -83,7 +83,7 @@ def test_a_line_that_is_no_record_is_counted_and_skipped(path, line):
 
 def test_empty_lines_are_nothing(path):
     append(path, b'\n\n{"t": 1}\n  \n\r\n')
-    tail = Tail(path)
+    tail = Tail(path, dict)
 
     assert (tail.poll(), tail.undecodable) == ([{"t": 1}], 0)
 
@@ -91,13 +91,13 @@ def test_empty_lines_are_nothing(path):
 def test_records_of_another_kind_are_handed_on(path):
     append(path, b'{"t": 0.5, "k": "of the future", "v": 9, "nested": {"a": null}}\n')
 
-    assert Tail(path).poll() == [{"t": 0.5, "k": "of the future", "v": 9, "nested": {"a": None}}]
+    assert Tail(path, dict).poll() == [{"t": 0.5, "k": "of the future", "v": 9, "nested": {"a": None}}]
 
 
 @pytest.mark.parametrize("t", ["NaN", "Infinity", "-Infinity", "1e999", "true"])
 def test_a_record_whose_time_is_no_finite_number_is_no_record(path, t):
     append(path, f'{{"t": {t}}}\n'.encode())
-    tail = Tail(path)
+    tail = Tail(path, dict)
 
     assert (tail.poll(), tail.undecodable) == ([], 1)
 
@@ -107,13 +107,13 @@ def test_one_poll_reads_a_bounded_part_and_read_all_the_rest(path):
     count = 2 * CHUNK_BYTES // len(line) + 3
     append(path, line * count)
 
-    assert len(Tail(path).poll()) <= CHUNK_BYTES // len(line)
-    assert len(Tail(path).read_all()) == count
+    assert len(Tail(path, dict).poll()) <= CHUNK_BYTES // len(line)
+    assert len(Tail(path, dict).read_all()) == count
 
 
 def test_a_huge_line_does_not_stop_what_follows_it(path):
     append(path, b"x" * (2 * CHUNK_BYTES + 7) + b'\n{"t": 1}\n')
-    tail = Tail(path)
+    tail = Tail(path, dict)
 
     assert tail.read_all() == [{"t": 1}]
     assert tail.undecodable >= 1
@@ -121,7 +121,7 @@ def test_a_huge_line_does_not_stop_what_follows_it(path):
 
 def test_a_huge_unfinished_line_is_not_kept_in_memory_and_dropped_up_to_its_end(path):
     append(path, b"x" * (LONGEST_LINE_BYTES + 1))
-    tail = Tail(path)
+    tail = Tail(path, dict)
     tail.poll()
 
     assert len(tail._rest) <= LONGEST_LINE_BYTES
@@ -133,7 +133,7 @@ def test_a_huge_unfinished_line_is_not_kept_in_memory_and_dropped_up_to_its_end(
 
 def test_a_file_replaced_by_a_shorter_one_is_read_from_its_start(path):
     append(path, b'{"t": 1}\n{"t": 2}\n{"t": ')
-    tail = Tail(path)
+    tail = Tail(path, dict)
     tail.poll()
     path.write_bytes(b'{"t": 3}\n')
 
@@ -143,7 +143,7 @@ def test_a_file_replaced_by_a_shorter_one_is_read_from_its_start(path):
 
 def test_a_file_that_is_removed_has_no_news(path):
     append(path, b'{"t": 1}\n')
-    tail = Tail(path)
+    tail = Tail(path, dict)
     tail.poll()
     path.unlink()
 
@@ -155,7 +155,7 @@ def test_however_a_file_is_chopped_the_records_are_its_whole_lines(tmp_path_fact
     content = b"".join(line + b"\n" for line, _ in lines) + torn.replace(b"\n", b"")
     cuts = sorted(data.draw(st.lists(st.integers(0, len(content)), max_size=8)))
     path = tmp_path_factory.mktemp("chopped") / "metrics.jsonl"
-    tail, read = Tail(path), []
+    tail, read = Tail(path, dict), []
 
     for start, end in zip([0, *cuts], [*cuts, len(content)], strict=True):
         append(path, content[start:end])

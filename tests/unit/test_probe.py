@@ -15,7 +15,6 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from labkit.record.measured.metrics_file import Tail
 from labkit.record.measured.rank_history import RankHistory
 from labkit.worker.measures import weights
 from labkit.worker.measures.device_clock import DeviceClock
@@ -464,7 +463,7 @@ def test_on_made_up_cuda_steps_are_told_of_before_the_device_has_finished_them(p
     assert (third["step"], third["n"], third["samples"], third["loss"]) == (3, 1, 4, 2.5)
     assert "n" not in first and "loss" not in second
 
-    history = RankHistory(0, Tail(tmp_path / "metrics.jsonl"))
+    history = RankHistory(0, tmp_path / "metrics.jsonl")
     history.read_all()
     assert (history.step, history.totals["steps"], history.totals["samples"]) == (3, 3, 12)
     assert history.totals["forward"] == pytest.approx(0.02)  # the first step had no events

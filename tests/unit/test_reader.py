@@ -3,7 +3,7 @@ import math
 import pytest
 
 from labkit import words
-from labkit.record import RunReader, Tail
+from labkit.record import RunReader
 from labkit.record.measured.rank_history import KEPT_NAMES, KEPT_REPORTS, RankHistory
 from labkit.record.measured.reader import rows
 
@@ -47,11 +47,11 @@ def test_the_ends_of_the_records_tell_the_step_and_how_it_ended(folder, write_me
     after = [report(2200 + n, val_loss=n / 7) for n in range(reports)]
     write_metrics(0, META, report(100, start_step=300), *steps, *after, {"k": "end", "t": 3000, "outcome": "raised"})
 
-    history = RankHistory(0, Tail(folder.metrics(0)))
+    history = RankHistory(0, folder.metrics(0))
     history.read_ends()
 
     assert history.step == 2300
-    assert history.end["outcome"] == "raised"
+    assert history.end.outcome == "raised"
     assert (history.totals["steps"] < 2000) == (reports == 0)
 
 
@@ -131,7 +131,7 @@ def test_what_a_rank_holds_and_how_it_ended_are_kept(history):
     )
 
     assert read.held == {"parameters": 4, "gradients": 4, "optimizer": 8}
-    assert read.end["outcome"] == "finished"
+    assert read.end.outcome == "finished"
 
 
 def test_the_newest_value_of_everything_reported_is_kept(history):

@@ -10,7 +10,7 @@ from typing import Any
 
 from labkit.files import in_parallel, opened, read_json, read_source
 from labkit.launcher.causes.flight_record import Call, calls_of
-from labkit.record import Nodes, RankHistory, RunFolder, Tail
+from labkit.record import Nodes, RankHistory, RunFolder
 from labkit.text import last_line, shortened
 from labkit.write import Script
 
@@ -83,7 +83,7 @@ class Evidence:
         """All records of one rank; None if it has not started."""
         if rank not in self.ranks:
             return None
-        whole = RankHistory(rank, Tail(self.folder.metrics(rank)))
+        whole = RankHistory(rank, self.folder.metrics(rank))
         whole.read_all()
         return whole
 
@@ -157,7 +157,7 @@ def _homes(folder: RunFolder, nodes: Nodes | None) -> list[RunFolder]:
 
 
 def _ends(folder: RunFolder, rank: int) -> RankHistory:
-    history = RankHistory(rank, Tail(folder.metrics(rank)))
+    history = RankHistory(rank, folder.metrics(rank))
     history.read_ends()
     return history
 

@@ -14,7 +14,7 @@ from labkit.launcher.causes.failure_advice import BLOCKING, disk_advice, fragmen
 from labkit.launcher.causes.no_error import disagreed, exited, hung, left_early, vanished
 from labkit.launcher.causes.node_loss import agent_killed, gone, parted
 from labkit.launcher.causes.signals import killed, killer, signal_name
-from labkit.record import RunFolder, end_record, number
+from labkit.record import End, RunFolder, number
 from labkit.text import first_line, gib, last_line
 
 __all__ = ["explain", "find_cause", "own_failures"]
@@ -90,7 +90,8 @@ def _add_last_words(folder: RunFolder, failure: dict[str, Any]) -> None:
     """A bare exit code explains nothing; the last line printed before it, such as argparse's, often does."""
     if failure["kind"] == "exit" and failure["message"].lstrip("-").isdigit():
         last = last_line(tail_text(folder.log(failure["rank"], "stderr"), LAST_WORDS_BYTES))
-        ended = end_record(folder.metrics(failure["rank"])).get("outcome") == "finished"
+        end = End.read(folder.metrics(failure["rank"]))
+        ended = end is not None and end.outcome == "finished"
         if ended and failure["message"] == UNFLUSHED:
             last = f"its script ended, and then Python could not flush stdout or stderr{f': {last}' if last else ''}"
         failure["message"] += f": {last}" if last else ""

@@ -29,7 +29,7 @@ def memory_in_words(kind: str, memory: Mapping[str, Any], history: RankHistory |
         most = number(memory.get("peak")) or peak
         return f"; it held up to {gib(most)} (resident set)" if most else ""
     allocated, total = number(memory.get("allocated")) or peak, number(memory.get("total"))
-    held = {k: n for k, v in (history.held if history else {}).items() if k != "device" and (n := number(v))}
+    held = {name: size for name, size in (history.held if history else {}).items() if size}
     shares = [f"{name} {gib(size)}" for name, size in held.items()]
     if held and allocated > sum(held.values()):
         shares.append(f"activations and buffers {gib(allocated - sum(held.values()))}")

@@ -49,7 +49,7 @@ def hung(evidence: Evidence, notice: str | None) -> dict[str, Any] | None:
 
 def left_early(evidence: Evidence) -> dict[str, Any] | None:
     """A rank whose script ended without an error while other ranks still ran."""
-    finished = [h for h in evidence.ends.values() if h.end.get("outcome") in ("finished", "exited")]
+    finished = [h for h in evidence.ends.values() if h.end and h.end.outcome in ("finished", "exited")]
     running = [h for h in evidence.ends.values() if h not in finished]
     if not finished or not running:
         return None

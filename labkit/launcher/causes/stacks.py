@@ -22,7 +22,7 @@ import psutil
 from labkit.files import in_parallel, read_json, write_json
 from labkit.launcher.stopping import processes_of
 from labkit.rank_files import DUMP_SIGNAL
-from labkit.record import Nodes, RunFolder, end_record, is_on_this_host, supervisor_is_elsewhere
+from labkit.record import End, Nodes, RunFolder, Step, is_on_this_host, supervisor_is_elsewhere
 
 __all__ = ["Frame", "RankStack", "ask", "crash_frames"]
 
@@ -31,8 +31,6 @@ SIGNAL_SECONDS = 1.0
 POLL_SECONDS = 0.05
 LIBC = ctypes.CDLL(None)
 TGKILL = {"x86_64": 234, "aarch64": 131}  # the system call's number; C libraries before 2019 have no wrapper
-RECORD_BYTES = 2000
-LAST_STEP = re.compile(r'"step": (\d+)')
 FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+) in (?P<function>.*)$')
 # Frames around the script, and two that Python 3.13 inserts.
 OURS = re.compile(r'File "(.*labkit/(worker|launcher)/[\w/]+\.py|<frozen runpy>|<shim>|__init__)"')
@@ -149,14 +147,14 @@ def _rank_stack(folder: RunFolder, rank: int, ours: dict[int, psutil.Process], o
     collectives = record.get("collectives") if isinstance(record, dict) else None
     return RankStack(
         rank=rank,
-        step=max(int(beat.get("step") or 0), _last_step(folder.metrics(rank))),
+        step=max(int(beat.get("step") or 0), Step.last(folder.metrics(rank))),
         idle=max(0.0, float(beat.get("t") or 0) - float(beat.get("moved") or 0)),
         process=_process_state(ours.get(beat.get("pid", -1))),
         answered="itself" if itself else "signal" if text else "no",
         frames=main_thread(text),
         collectives=collectives if isinstance(collectives, list) else [],
         text=text,
-        outcome=str(beat.get("outcome") or end_record(folder.metrics(rank)).get("outcome", "")),
+        outcome=str(beat.get("outcome") or ((end := End.read(folder.metrics(rank))) and end.outcome) or ""),
         program=str(beat.get("program") or ""),
         pid=beat["pid"] if isinstance(beat.get("pid"), int) else None,
     )
@@ -208,12 +206,6 @@ def _process_state(process: psutil.Process | None) -> str:
     except psutil.Error:
         return "gone"
     return {"tracing-stop": "stopped", "zombie": "gone", "dead": "gone"}.get(state, state)
-
-
-def _last_step(metrics: Path) -> int:
-    """The step in the last complete record, which may be newer than the heartbeat."""
-    steps = LAST_STEP.findall(_since(metrics, max(0, _size(metrics) - RECORD_BYTES)))
-    return int(steps[-1]) if steps else 0
 
 
 def _beat(folder: RunFolder, rank: int) -> dict[str, Any]:

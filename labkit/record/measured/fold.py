@@ -19,9 +19,10 @@ from typing import Any
 from labkit.files import in_parallel, read_json, read_text, write_json
 from labkit.record.folder import RunFolder, slug
 from labkit.record.hosts import HostHistory
-from labkit.record.measured.metrics_file import LATEST_SECONDS, Tail, finite
-from labkit.record.measured.rank_history import OWN, PHASES, SERIES, RankHistory
+from labkit.record.measured.metrics_file import LATEST_SECONDS, finite
+from labkit.record.measured.rank_history import OWN, SERIES, RankHistory
 from labkit.record.measured.series import Point, Series
+from labkit.record.records import PHASES, End, Model
 
 __all__ = ["FoldedRank", "NodeFold", "NodeFolds", "are_folded"]
 
@@ -48,15 +49,18 @@ class NodeFold:
         self._machine: HostHistory | None = None
         self._series = {name: Series(bins=BINS) for name in SERIES}
         self._own: dict[int, Series] = {}
+        self._voided: dict[int, float | None] = {}  # by rank, as of the last fold
+        self._cut: float | None = None  # the newest time from which losses were found not to count
         self._count = 0
 
     def update(self) -> None:
         """Read what the ranks have written and rewrite the files. Raises OSError."""
         for rank in self._all:
             if rank not in self._ranks and self._attempt.rank(rank).is_dir():
-                self._ranks[rank] = RankHistory(rank, Tail(self._attempt.metrics(rank)), self._launched)
+                self._ranks[rank] = RankHistory(rank, self._attempt.metrics(rank), self._launched)
         for history in self._ranks.values():
             history.poll()
+        self._forget_losses()
         text = json.dumps(_rounded(self._newest()), separators=(",", ":")).encode() + b"\n"
         file = os.open(self._home.fold, os.O_WRONLY | os.O_CREAT, 0o600)
         try:
@@ -69,13 +73,23 @@ class NodeFold:
             write_json(self._home.fold_series, _rounded({"series": series, "own": own}))
         self._count += 1
 
+    def _forget_losses(self) -> None:
+        """Those that a rank now knows not to count."""
+        voided = {rank: history.voided for rank, history in self._ranks.items()}
+        new = [at for rank, at in voided.items() if at is not None and at != self._voided.get(rank)]
+        if new:
+            self._cut = min(new)
+            self._series["loss"].cut(self._cut)
+        self._voided = voided
+
     def _newest(self) -> dict[str, Any]:
         every = list(self._ranks.values())
         alive = [history for history in every if history.step]
         ranges: dict[str, tuple[float, float, float]] = {}
         seen = max((history.seen for history in every), default=0.0)
         for name in SERIES:
-            if values := [line.last[-1] for history in alive if (line := history.series[name]).last]:
+            lines = [h.series[name] for h in alive if name != "loss" or h.losses.newest is not None]
+            if values := [line.last[-1] for line in lines if line.last]:
                 ranges[name] = low, high, middle = min(values), max(values), median(values)
                 self._series[name].extend([seen] * 3, [low, high, middle])
         for history in alive:
@@ -88,17 +102,18 @@ class NodeFold:
             "host": next((history.host for history in every if history.host), ""),
             "machine": self._read_machine(next((history.host for history in every if history.host), "")),
             "ranges": ranges,
+            "void": self._cut,
             "own": {rank: series.last[-1] for rank, series in self._own.items()},
             "throughput": sum(history.latest.get("throughput", 0.0) for history in alive),
             "samples": sum(history.totals["samples"] for history in alive),
-            "undecodable": sum(history.tail.undecodable for history in every),
-            "dropped": sum(int(finite(history.end.get("dropped")) or 0) for history in every),
+            "undecodable": sum(history.undecodable for history in every),
+            "dropped": sum(history.end.dropped for history in every if history.end),
             "ranks": [_shown(history) for history in standing_out(every)],
         }
 
     def _read_machine(self, host: str) -> dict[str, Any] | None:
         if self._machine is None and host:
-            self._machine = HostHistory(slug(host), Tail(self._run.host(host)))
+            self._machine = HostHistory(slug(host), self._run.host(host))
         if self._machine is None:
             return None
         self._machine.poll()
@@ -126,7 +141,7 @@ def _shown(history: RankHistory) -> dict[str, Any]:
     return {
         "rank": history.rank,
         "device": history.device,
-        "held": {k: v for k, v in history.held.items() if k != "device"},
+        "held": history.held,
         "uuid": history.uuid,
         "step": history.step,
         "latest": history.latest,
@@ -138,7 +153,7 @@ def _shown(history: RankHistory) -> dict[str, Any]:
         "lost_at": history.lost_at,
         "finite_at": history.finite_at,
         "retries": history.allocation_retries,
-        "end": {k: history.end[k] for k in ("outcome", "passes") if k in history.end},
+        "end": {"outcome": history.end.outcome, "passes": history.end.passes} if history.end else {},
     }
 
 
@@ -158,7 +173,7 @@ class FoldedRank(RankHistory):
     """A rank that stands out on its node, as its supervisor folded it; it has no series."""
 
     def __init__(self, attempt: RunFolder, rank: int, host: str, node_ranks: range):
-        super().__init__(rank, Tail(attempt.metrics(rank)))
+        super().__init__(rank, attempt.metrics(rank))
         self.series = NO_SERIES
         self._host, self._node_ranks = host, node_ranks
         self._recent_seconds: dict[str, float] = {}
@@ -166,18 +181,18 @@ class FoldedRank(RankHistory):
 
     def take(self, shown: Mapping[str, Any], host: str) -> None:
         """Raises KeyError, TypeError or ValueError if the file is damaged."""
-        self._host, self.meta = host, {"host": host}
-        self.held = {"device": str(shown["device"]), **shown["held"]}
-        self.uuid, self.step = str(shown["uuid"]), int(shown["step"])
+        self._host, self.step = host, int(shown["step"])
+        held = {str(k): n for k, v in shown["held"].items() if (n := finite(v)) is not None}
+        self.model = Model(0.0, str(shown["device"]), str(shown["uuid"]), finite(shown["limit"]), held)
         self.latest = {str(k): n for k, v in shown["latest"].items() if (n := finite(v)) is not None}
         self.totals = self.totals | {str(k): finite(v) or 0.0 for k, v in shown["totals"].items()}
         self._recent_seconds = {phase: float(shown["recent"][phase] or 0.0) for phase in ("seconds", *PHASES)}
         self._own_seconds = sum(self._recent_seconds[phase] for phase in OWN)
         self.communicates, self.memory_peak = bool(shown["communicates"]), float(shown["peak"])
-        self.memory_limit = finite(shown["limit"])
         self.lost_at = None if shown["lost_at"] is None else int(shown["lost_at"])
         self.finite_at = int(shown.get("finite_at", 0))  # older folds lack it
-        self.allocation_retries, self.end = float(shown["retries"]), dict(shown["end"])
+        self.allocation_retries, end = float(shown["retries"]), shown["end"]
+        self.end = End(0.0, str(end["outcome"]), passes=finite(end.get("passes"))) if end else None
 
     @property
     def host(self) -> str:
@@ -221,6 +236,7 @@ class NodeFolds:
         self.ranks: dict[int, FoldedRank] = {}
         self.seen = self.samples = self.throughput = 0.0
         self.undecodable = self.dropped = self.started = 0
+        self.latest: dict[str, float] = {}  # the medians over the ranks that have one now
         self._texts: dict[int, str] = {}
         self._made: dict[int, FoldedRank] = {}
         self._newest: dict[int, dict[str, Any]] = {}
@@ -242,6 +258,8 @@ class NodeFolds:
                 self._take_node(self._nodes[node], fold)
             except (KeyError, TypeError, ValueError, AttributeError, OverflowError, RecursionError):
                 continue  # read while it was written, another version's, or damaged
+            if fold["void"] is not None and fold["void"] != self._newest.get(node, {}).get("void"):
+                self.series["loss"].cut(fold["void"])
             self._texts[node], self._newest[node], changed = text, fold, True
         if changed:
             self._take_all(list(self._newest.values()))
@@ -275,10 +293,11 @@ class NodeFolds:
 
     def _take_all(self, newest: Sequence[Mapping[str, Any]]) -> None:
         self.ranks = dict(sorted(self.ranks.items()))
-        self.seen = max(fold["seen"] for fold in newest)
+        self.seen, self.latest = max(fold["seen"] for fold in newest), {}
         for name in SERIES:
             if ranges := [each for fold in newest if (each := fold["ranges"].get(name))]:
-                self.series[name].extend([self.seen] * 3, _together(ranges))
+                low, high, self.latest[name] = _together(ranges)
+                self.series[name].extend([self.seen] * 3, [low, high, self.latest[name]])
         self.throughput, self.samples = (sum(fold[name] for fold in newest) for name in ("throughput", "samples"))
         self.undecodable, self.dropped, self.started = (
             sum(fold[name] for fold in newest) for name in ("undecodable", "dropped", "started")
@@ -305,7 +324,7 @@ def _sound(fold: Any) -> dict[str, Any]:
     ranges = {name: (float(low), float(high), float(last)) for name, (low, high, last) in fold["ranges"].items()}
     if not 0 <= numbers["seen"] < LATEST_SECONDS:
         raise ValueError(f"a fold at {numbers['seen']} s")
-    return {**fold, **numbers, **counts, "ranges": ranges}
+    return {**fold, **numbers, **counts, "ranges": ranges, "void": finite(fold.get("void"))}
 
 
 def _read(path: Path) -> str | None:

@@ -7,18 +7,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
-from itertools import chain
 from math import isfinite
 from pathlib import Path
 from statistics import fmean
-from typing import Any
 
 from labkit.files import opened
 from labkit.record.folder import RunFolder
 from labkit.record.measured.metric_names import is_evaluated, is_lower_better
-from labkit.record.measured.metrics_file import decoded, finite, number
-from labkit.record.measured.reader import DESCRIBING
+from labkit.record.measured.metrics_file import UNSOUND, decoded, finite
+from labkit.record.records import DESCRIBING, Losses, Record, Report, Step, decode
 
 __all__ = ["Glance", "glance"]
 
@@ -60,24 +59,24 @@ def glance(folder: RunFolder, *, only: str = "") -> Glance:
     return seen
 
 
-def _seen(records: Iterable[dict[str, Any]]) -> Glance:
-    seen, reported, measured = Glance(), [], []
+def _seen(records: Iterable[Record]) -> Glance:
+    seen, losses, counted = Glance(), Losses(), list[tuple[int, float]]()
     for record in records:
-        loss = number(record.get("loss"))
-        if record.get("k") == "step" and loss is not None:
-            measured.append(loss)
-        elif record.get("k") == "report":
-            reported += [loss] if loss is not None else []
+        loss, void_after = losses.take(record)
+        if void_after is not None:
+            counted = [(step, loss) for step, loss in counted if step <= void_after and void_after]
+        if loss is not None and isinstance(record, Step | Report):
+            counted.append((record.step or 0, loss))
+        if isinstance(record, Report):
             _take(seen, record)
-    losses = reported or measured
-    seen.loss, seen.losses = losses[-1] if losses else None, list(filter(isfinite, losses))
+    seen.loss, seen.losses = losses.newest, [loss for _, loss in counted if isfinite(loss)]
     return seen
 
 
-def _take(seen: Glance, record: dict[str, Any]) -> None:
-    values = {name: n for name, value in record.items() if (n := finite(value)) is not None}
+def _take(seen: Glance, record: Report) -> None:
+    values = {name: n for name, value in record.values.items() if (n := finite(value)) is not None}
     for name, value in values.items():
-        if name in DESCRIBING or name in ("t", "time") or name.startswith("best_"):
+        if name in DESCRIBING or name == "time" or name.startswith("best_"):
             continue
         seen.newest[name] = value
         if is_evaluated(name):
@@ -86,22 +85,14 @@ def _take(seen: Glance, record: dict[str, Any]) -> None:
             seen.best[name] = pick(value, own, seen.best.get(name, value))
 
 
-def _records(path: Path, most: int, parts: int, only: str) -> list[dict[str, Any]]:
+def _records(path: Path, most: int, parts: int, only: str) -> Iterator[Record]:
     """The records of a file; of one with more than `most` bytes those of evenly spaced parts, and of its end."""
     text = _lines(path, most, parts)
-    if only == "loss":
-        return _newest_loss(text)
-    lines = [*_backwards(text, json.dumps(only).encode())][::-1] if only else text.splitlines()
-    return [record for record in decoded([line for line in lines if line.strip()]) if isinstance(record, dict)]
-
-
-def _newest_loss(text: bytes) -> list[dict[str, Any]]:
-    """The newest record with a loss, if there is any; what the script reported takes precedence."""
-    for line in chain(_backwards(text, b'"report"'), _backwards(text, b'"loss"')):
-        record = decoded([line])[0] if b'"loss"' in line else None
-        if isinstance(record, dict) and number(record.get("loss")) is not None:
-            return [record]
-    return []
+    lines = [*_backwards(text, json.dumps(only).encode())][::-1] if only not in ("", "loss") else text.splitlines()
+    for record in decoded([line for line in lines if line.strip()]):
+        with suppress(*UNSOUND):
+            if (made := decode(record)) is not None:
+                yield made
 
 
 def _backwards(text: bytes, part: bytes) -> Iterator[bytes]:

@@ -1,68 +1,41 @@
-"""Reading files of one JSON object per line while another process appends to them.
-
-The records of a rank's `metrics.jsonl`, by `k` (times `t` are `time.monotonic()` seconds on the rank's host;
-the header pairs one of them with the wall clock):
-
-    {"k": "meta", "v": 1, "t": …, "time": …, "rank": 0, "local_rank": 0, "world_size": 2, "host": …,
-     "pid": …, "forked": true, "torch": "2.13.0", "resident": bytes}
-     (forked: of a process that had imported torch; resident: Python and torch, before there is a model)
-    {"k": "step", "t": …, "step": 40, "n": 4, "seconds": [sum, min, max], "samples": 512, "input": s,
-     "forward": s, "backward": s, "optimizer": s, "communication": s, "loss": 0.31, "rss": bytes}
-     (n is how many steps the line sums up; "samples" is null if they are unknown; on CUDA "allocated", "reserved",
-      "peak" in bytes and "retries" instead of "rss", and the phases are those of one step, timed by events, times n.
-      The phases exclude each other: "communication" is the wait for collectives that no computation hides, null if it
-      is unknown.
-      Most lines have "loss", null if there is known to be none. "loss_of" says what the loss is, unless it is what
-      backward() was called on, or why it is null; "void_after": 0 means that the losses of the steps after that one
-      do not belong to the training. "training": 2 is present from a script's second training on.
-      A line with "of" instead of "n" is the second part of an earlier one for the same step, which was written before
-      the device had finished its "of" steps and so lacks their phases, memory and loss)
-    {"k": "model", "t": …, "device": "cpu", "limit": bytes, "parameters": bytes, "gradients": bytes, "optimizer": bytes}
-     (the bytes that this rank holds after its first step, and the memory of its device, or of the host; on CUDA also
-      the GPU's "uuid")
-    {"k": "memory", "t": …, "step": 3, "bytes": …, "phase": "backward", "operation": "aten.mm.default",
-     "categories": {"parameters": bytes, …}}
-     (the peak of the step that `trace_memory` traced, see peak.py; "missed": tensors that it could not trace)
-    {"k": "untraced", "t": …, "why": …}                                                or why there is none
-    {"k": "report", "t": …, "step": 40, "f1": 0.7}
-     (what the script logged to the logger "metrics", see worker/metrics_logger.py; names and values are the script's
-      own, and "step" may be missing)
-    {"k": "end", "t": …, "step": 200, "outcome": "finished" | "raised" | "exited", "dropped": 0}
-     ("passes": backward passes, if there was no step; "problem": the first of what was dropped)
-"""
+"""Reads files of one JSON object per line while another process appends to them."""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from labkit.files import opened
 
-__all__ = ["Tail", "decoded", "end_record"]
+__all__ = ["UNSOUND", "Tail", "decoded", "finite", "last_records", "number"]
+
+T = TypeVar("T")
 
 # One poll reads at most this much, which bounds a reader's memory.
 CHUNK_BYTES = 1 << 20
 LONGEST_LINE_BYTES = 1 << 20
 TAIL_BYTES = 2000  # enough for a rank's last lines
 LATEST_SECONDS = 1e10  # 317 years, longer than any host's clock has run
+# What a decoder raises for fields that are not those of the record's kind.
+UNSOUND = (TypeError, ValueError, KeyError, AttributeError, OverflowError)
 
 
-class Tail:
-    """Reads the new records of one file. An incomplete last line is kept for the next poll; `undecodable` counts lines
-    that are not records."""
+class Tail(Generic[T]):
+    """Reads the new records of one file: what `decode` makes of each, unless that is None. An incomplete last line is
+    kept for the next poll; `undecodable` counts lines that are not records."""
 
-    def __init__(self, path: Path):
-        self.path = path
+    def __init__(self, path: Path, decode: Callable[[dict[str, Any]], T | None]):
+        self.path, self._decode = path, decode
         self.undecodable = 0
         self._offset = 0
         self._rest = b""
         self._skipping = False  # inside a line that is too long
 
-    def poll(self, most: int = CHUNK_BYTES) -> list[dict[str, Any]]:
+    def poll(self, most: int = CHUNK_BYTES) -> list[T]:
         """Records appended since the last call, at most `most` bytes; empty if the file does not exist yet."""
         try:
             with opened(self.path) as file:
@@ -82,7 +55,7 @@ class Tail:
             self.undecodable += not self._skipping
             self._rest, self._skipping = b"", True
         lines = [line for line in lines if line.strip()]
-        return [record for record in decoded(lines) if self._is_sound(record)]
+        return list(self._records(lines))
 
     def skip(self, size: int) -> None:
         """Continue with the first whole record in the last `size` bytes, if the next one is not among them already."""
@@ -91,23 +64,30 @@ class Tail:
             if start > self._offset:
                 self._offset, self._rest, self._skipping = start, b"", True
 
-    def read_all(self) -> list[dict[str, Any]]:
+    def read_all(self) -> list[T]:
         """All remaining records."""
         return [record for chunk in self.chunks() for record in chunk]
 
-    def chunks(self) -> Iterator[list[dict[str, Any]]]:
+    def chunks(self) -> Iterator[list[T]]:
         """All remaining records, one poll at a time, for readers that do not keep all of them."""
         offset = -1
         while offset != self._offset:
             offset = self._offset
             yield self.poll()
 
-    def _is_sound(self, record: Any) -> bool:
-        t = number(record.get("t")) if isinstance(record, dict) else None
-        if t is None or not abs(t) < LATEST_SECONDS:
-            self.undecodable += 1
-            return False
-        return True
+    def _records(self, lines: list[bytes]) -> Iterator[T]:
+        for record in decoded(lines):
+            t = number(record.get("t")) if isinstance(record, dict) else None
+            if t is None or not abs(t) < LATEST_SECONDS:
+                self.undecodable += 1
+                continue
+            try:
+                made = self._decode(record)
+            except UNSOUND:
+                self.undecodable += 1
+                continue
+            if made is not None:
+                yield made
 
 
 def decoded(lines: list[bytes]) -> list[Any]:
@@ -148,17 +128,15 @@ def number(value: Any) -> float | None:
     return None
 
 
-def end_record(metrics: Path) -> dict[str, Any]:
-    """The record of how a rank's script ended, from the end of its file; empty while it runs."""
+def last_records(path: Path, decode: Callable[[dict[str, Any]], T | None]) -> Iterator[T]:
+    """The records at the end of a file, the last one first."""
     try:
-        with opened(metrics) as file:
+        with opened(path) as file:
             file.seek(max(0, file.seek(0, 2) - TAIL_BYTES))
             lines = file.read().splitlines()
     except OSError:
-        return {}
+        return
     for line in reversed(lines):
-        with suppress(ValueError, RecursionError):
-            record = json.loads(line)
-            if isinstance(record, dict) and record.get("k") == "end":
-                return record
-    return {}
+        with suppress(*UNSOUND):
+            if isinstance(record := _decode(line), dict) and (made := decode(record)) is not None:
+                yield made

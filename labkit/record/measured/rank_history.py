@@ -4,42 +4,39 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict, deque
-from typing import Any
+from collections.abc import Sequence
+from pathlib import Path
 
-from labkit.record.measured.metrics_file import Tail, finite, number
+from labkit.record.measured.metrics_file import number
 from labkit.record.measured.peak import Peak
 from labkit.record.measured.series import LARGEST, Series
+from labkit.record.records import (
+    DESCRIBING,
+    PHASES,
+    End,
+    Header,
+    Losses,
+    Memory,
+    Model,
+    Record,
+    Records,
+    Report,
+    Scalar,
+    Step,
+)
 
-__all__ = ["DESCRIBING", "KEPT_CHANGES", "OWN", "PHASES", "SERIES", "RankHistory"]
+__all__ = ["KEPT_CHANGES", "OWN", "SERIES", "RankHistory"]
 
-PHASES = ("input", "forward", "backward", "optimizer", "communication")
 KEPT_REPORTS = 1000
 KEPT_NAMES = 1000
 KEPT_CHANGES = 100
 CHARTED_RANKS, CHARTED = 8, 16  # ranks whose reported scalars are kept as series, and how many of them
-# Reported values that describe the run, or are recorded otherwise.
-DESCRIBING = {
-    "step",
-    "epoch",
-    "loss",
-    "total_steps",
-    "start_step",
-    "steps_per_epoch",
-    "parameters",
-    "data_ranks",
-    "train_samples",
-    "test_samples",
-    "epoch_seconds",
-    "training_seconds",
-}
-LONGEST_TEXT = 1000  # of a reported value
 END_BYTES = 1 << 14
 RECENT_RECORDS = 50
 RECENT = ("steps", "seconds", *PHASES)
 FIRST_STEPS = 2
 SERIES = ("step", "loss", "step_seconds", "own_seconds", "throughput", "memory", "reserved")
 OWN = ("input", "forward", "optimizer")
-PASSED = "as passed to backward()"
 
 
 class _Points:
@@ -67,40 +64,38 @@ class RankHistory:
     steps whose samples are unknown; the others are `counted_steps` and take `counted_seconds`.
     """
 
-    def __init__(self, rank: int, tail: Tail, origin: float | None = None):
+    def __init__(self, rank: int, metrics: Path, origin: float | None = None):
         self.rank = rank
         self.origin = origin
-        self.tail = tail
+        self._records = Records(metrics)
         self.restarts: list[float] = []  # when later attempts of the run started, in the seconds of the series
-        self.meta: dict[str, Any] = {}
+        self.header: Header | None = None
         self.step = 0
         self.seen = 0.0  # when the newest record was written, in the same seconds
         self._shift: float | None = None  # from the host's monotonic clock to those seconds
         self.totals = dict.fromkeys(("steps", "samples", "counted_steps", "counted_seconds", "seconds", *PHASES), 0.0)
         self.latest: dict[str, float] = {}
         self.memory_peak = 0.0
-        self.held: dict[str, Any] = {}  # device; bytes of parameters, gradients and optimizer state on this rank
-        self.uuid = ""  # of its GPU, without NVML's prefix
+        self.model: Model | None = None
         self.traced: Peak | None = None  # of the step whose allocations were traced
         self.untraced = ""  # why no step was traced
         self.lost_at: int | None = None  # the first step whose recorded loss is not finite
         self.finite_at = 0  # the last one before it whose recorded loss is
-        self.loss_of = ""  # what the newest loss is, or why there is none; empty if the script reports it
-        self._training = 1  # the number of the current training in this script
+        self.losses = Losses()  # of this attempt
+        self.voided: float | None = None  # the losses from then on were found not to count, in the same seconds
+        self._attempt_at = 0.0  # when the attempt started
         self._steps_before = 0  # steps of the run that this one resumed
-        self.reports: deque[dict[str, Any]] = deque(maxlen=KEPT_REPORTS)
-        self.values: dict[str, Any] = {}  # the newest value of every name that the script reported
+        self.reports: deque[dict[str, Scalar]] = deque(maxlen=KEPT_REPORTS)
+        self.values: dict[str, Scalar] = {}  # the newest value of every name that the script reported
         self.extremes: dict[str, tuple[float, float]] = {}  # the lowest and highest finite value of each of these names
-        self.end: dict[str, Any] = {}
+        self.end: End | None = None
         self.series = {name: Series() for name in SERIES}
         self.scalars: dict[str, Series] = {}
         self.saved: deque[float] = deque(maxlen=KEPT_CHANGES)  # when checkpoints were saved, in the same seconds
         self.allocation_retries = 0.0
         self.communicates = False  # whether the time that it waits for collectives is known
-        self.memory_limit: float | None = None  # bytes of the device, or of the host for ranks on the CPU
         self._recent: deque[tuple[float, ...]] = deque(maxlen=RECENT_RECORDS)  # what RECENT names
         self._recent_sums: dict[str, float] | None = None  # None when out of date
-        self._script_reports_loss = False
         self._measured: defaultdict[str, _Points] = defaultdict(_Points)
         self._reported: defaultdict[str, _Points] = defaultdict(_Points)
 
@@ -134,7 +129,7 @@ class RankHistory:
     @property
     def host(self) -> str:
         """The machine that the rank is on; empty before its first record."""
-        return str(self.meta.get("host") or "")
+        return self.header.host if self.header else ""
 
     @property
     def recent_step_seconds(self) -> float:
@@ -146,13 +141,37 @@ class RankHistory:
 
     @property
     def device(self) -> str:
-        return str(self.held.get("device") or self.meta.get("device", "?"))
+        return (self.model.device if self.model else "") or (self.header.device if self.header else "") or "?"
+
+    @property
+    def held(self) -> dict[str, float]:
+        """Bytes of parameters, gradients and optimizer state on this rank; empty before its first step."""
+        return self.model.held if self.model else {}
 
     @property
     def held_bytes(self) -> float | None:
-        """Bytes of parameters, gradients and optimizer state on this rank; None before its first step."""
-        sizes = [v for k in ("parameters", "gradients", "optimizer") if (v := number(self.held.get(k))) is not None]
-        return sum(sizes) if sizes else None
+        """Their sum; None before the first step."""
+        return sum(self.held.values()) if self.held else None
+
+    @property
+    def memory_limit(self) -> float | None:
+        """Bytes of the device, or of the host for a rank on the CPU."""
+        return self.model.limit if self.model else None
+
+    @property
+    def uuid(self) -> str:
+        """Of its GPU, without NVML's prefix."""
+        return self.model.uuid if self.model else ""
+
+    @property
+    def loss_of(self) -> str:
+        """What the newest loss is, or why there is none; empty if the script reports it."""
+        return self.losses.what
+
+    @property
+    def undecodable(self) -> int:
+        """How many lines were not records."""
+        return self._records.undecodable
 
     @property
     def memory_name(self) -> str:
@@ -161,41 +180,42 @@ class RankHistory:
 
     def poll(self) -> bool:
         """Read the new records; returns whether there were any."""
-        return self._take_all(self.tail.poll())
+        return self._take_all(self._records.poll())
 
     def read_ends(self) -> None:
         """Read only the first and the last 16 KiB, or all if the last step is not among them: they tell its step
         and how it ended. Sums, series and peaks have gaps."""
-        self._take_all(self.tail.poll(END_BYTES))
-        last = Tail(self.tail.path)
+        self._take_all(self._records.poll(END_BYTES))
+        last = Records(self._records.path)
         last.skip(END_BYTES)
-        if any(record.get("k") == "step" for record in last.read_all()):
-            self.tail.skip(END_BYTES)
+        if any(isinstance(record, Step) for record in last.read_all()):
+            self._records.skip(END_BYTES)
         self.read_all()
 
     def read_all(self) -> None:
         """Read all remaining records."""
-        for records in self.tail.chunks():
+        for records in self._records.chunks():
             self._take_all(records)
 
-    def continue_with(self, tail: Tail) -> None:
+    def continue_with(self, metrics: Path) -> None:
         """Read the rest of the rank's records in one attempt, then continue with those of the next."""
         self.read_all()
-        tail.undecodable += self.tail.undecodable
-        self.tail = tail
-        self.meta, self.end, self._shift, self._steps_before, self.step = {}, {}, None, 0, 0
+        undecodable, self._records = self.undecodable, Records(metrics)
+        self._records.undecodable = undecodable
+        self.header, self.end, self._shift, self._steps_before, self.step = None, None, None, 0, 0
+        self.losses = Losses()
 
-    def _take_all(self, records: list[dict[str, Any]]) -> bool:
+    def _take_all(self, records: Sequence[Record]) -> bool:
         for record in records:
-            try:
-                self._take(record)
-            except (TypeError, ValueError, OverflowError, KeyError):  # fields that do not match metrics_file.py
-                self.tail.undecodable += 1
+            self._take(record)
+        self._add_measured()
         self._add_reported()
+        return bool(records)
+
+    def _add_measured(self) -> None:
         for name, points in self._measured.items():
             self.series[name].extend(points.times, points.values)
         self._measured.clear()
-        return bool(records)
 
     def _add_reported(self) -> None:
         for name, points in self._reported.items():
@@ -209,132 +229,108 @@ class RankHistory:
                     self.scalars[name].extend(points.times, points.values)
         self._reported.clear()
 
-    def _take(self, record: dict[str, Any]) -> None:
-        kind = record.get("k")
-        if kind == "meta":
-            self.meta = record
+    def _take(self, record: Record) -> None:
         if self._shift is None:  # the header pairs the monotonic clock with the wall clock, which ranks share
-            wall = number(record.get("time"))
+            wall = record.time if isinstance(record, Header) else None
             since = max(0.0, wall - self.origin) if wall and self.origin else 0.0
-            self._shift = max(self.seen, since) - record["t"]
+            self._attempt_at = max(self.seen, since)
+            self._shift = self._attempt_at - record.t
             if self.seen:
-                self.restarts.append(record["t"] + self._shift)
-        t = self.seen = max(self.seen, record["t"] + self._shift)
-        if kind == "step":
+                self.restarts.append(self._attempt_at)
+        t = self.seen = max(self.seen, record.t + self._shift)
+        if isinstance(record, Step):
             self._take_step(t, record)
-        elif kind == "report":
+        elif isinstance(record, Report):
             self._take_report(t, record)
-        elif kind == "model":
-            self.held = {k: v for k, v in record.items() if k not in ("k", "t", "limit", "uuid")}
-            self.uuid = str(record.get("uuid") or "")
-            self.memory_limit = finite(record.get("limit"))
-        elif kind == "memory":
-            self.traced = Peak(*(record[field] for field in Peak._fields))
-        elif kind == "untraced":
-            self.untraced = str(record["why"])[:LONGEST_TEXT]
-        elif kind == "end":
+        elif isinstance(record, Header):
+            self.header = record
+        elif isinstance(record, Model):
+            self.model = record
+        elif isinstance(record, Memory):
+            self.traced, self.untraced = record.peak or self.traced, record.why or self.untraced
+        else:
             self.end = record
 
-    def _take_step(self, t: float, record: dict[str, Any]) -> None:
-        is_second_part = "of" in record  # of a line with the same step
-        steps = number(record.get("of" if is_second_part else "n")) or 1.0
-        seconds, _fastest, slowest = record.get("seconds", (0, 0, 0))
-        seconds, slowest = finite(seconds) or 0.0, finite(slowest) or 0.0
-        phases = {phase: finite(record.get(phase)) or 0.0 for phase in PHASES}
-        totals = self.totals
+    def _take_step(self, t: float, record: Step) -> None:
+        phases = {phase: record.phases.get(phase) or 0.0 for phase in PHASES}
+        totals, steps = self.totals, record.steps
         for phase, spent in phases.items():
             totals[phase] += spent
-        if not is_second_part:
-            self.step = self._steps_before + int(number(record.get("step")) or 0)
+        if not record.is_rest:
+            self.step = self._steps_before + (record.step or 0)
             self._measured["step"].add(t, self.step)
             totals["steps"] += steps
-            totals["seconds"] += seconds
-            self.latest["step_seconds"] = seconds / steps
-            self._measured["step_seconds"].add(t, slowest)
-            self._take_samples(t, finite(record.get("samples")) or 0.0, steps, seconds)
-        if "communication" in record:
-            self.communicates = finite(record["communication"]) is not None
+            totals["seconds"] += record.seconds
+            self.latest["step_seconds"] = record.seconds / steps
+            self._measured["step_seconds"].add(t, record.slowest)
+            self._take_samples(t, record)
+        if "communication" in record.phases:
+            self.communicates = record.phases["communication"] is not None
         if self.step > FIRST_STEPS:  # the first steps compile, allocate and warm caches
-            self._recent.append((0.0 if is_second_part else steps, seconds, *phases.values()))
+            self._recent.append((0.0 if record.is_rest else steps, record.seconds, *phases.values()))
             self._recent_sums = None
-        self.allocation_retries = max(self.allocation_retries, number(record.get("retries")) or 0.0)
+        self.allocation_retries = max(self.allocation_retries, record.retries or 0.0)
         if own := sum(phases[phase] for phase in OWN):
             self._measured["own_seconds"].add(t, own / steps)
-        if not self._script_reports_loss:
-            self._take_probed_loss(t, record)
-        if (reserved := number(record.get("reserved"))) is not None:
-            self.latest["reserved"] = reserved
-            self._measured["reserved"].add(t, reserved)
-        memory = number(record.get("allocated", record.get("rss")))
+        self._take_loss(t, record)
+        if record.reserved is not None:
+            self.latest["reserved"] = record.reserved
+            self._measured["reserved"].add(t, record.reserved)
+        memory = record.rss if record.allocated is None else record.allocated
         if memory is not None:
             self.latest["memory"] = memory
             self._measured["memory"].add(t, memory)
-            self.memory_peak = max(self.memory_peak, number(record.get("peak")) or memory)
+            self.memory_peak = max(self.memory_peak, record.peak or memory)
 
-    def _take_samples(self, t: float, samples: float, steps: float, seconds: float) -> None:
-        """Samples are 0 if they are unknown."""
+    def _take_samples(self, t: float, record: Step) -> None:
         self.latest.pop("throughput", None)
-        if samples and seconds:
-            self.totals["samples"] += samples
-            self.totals["counted_steps"] += steps
-            self.totals["counted_seconds"] += seconds
-            self.latest["throughput"] = samples / seconds
-            self._measured["throughput"].add(t, samples / seconds)
+        if record.samples and record.seconds:
+            self.totals["samples"] += record.samples
+            self.totals["counted_steps"] += record.steps
+            self.totals["counted_seconds"] += record.seconds
+            self.latest["throughput"] = rate = record.samples / record.seconds
+            self._measured["throughput"].add(t, rate)
 
-    def _take_report(self, t: float, record: dict[str, Any]) -> None:
-        values = {}
-        for name, value in record.items():
-            if name in ("k", "t") or len(name) >= LONGEST_TEXT:
-                continue
+    def _take_report(self, t: float, record: Report) -> None:
+        values = record.values
+        for name, value in values.items():
             if (scalar := number(value)) is not None:
                 self._reported[name].add(t, scalar)
-            elif not _is_short(value):
-                continue
-            values[name] = value
-        self._steps_before = int(finite(values.get("start_step")) or self._steps_before)
-        if step := int(finite(values.get("step")) or 0):
-            self.step = max(self.step, step)
+        self._steps_before = record.start_step or self._steps_before
+        if record.step:
+            self.step = max(self.step, record.step)
             self._measured["step"].add(t, self.step)
         self.reports.append(values)
         has_room = len(self.values) < KEPT_NAMES
         self.values |= values if has_room else {k: v for k, v in values.items() if k in self.values}
         if str(values.get("checkpoint", "")).removeprefix("step-").isdecimal():  # "step 8 not saved: …" otherwise
             self.saved.append(t)
-        loss = number(values.get("loss"))
+        self._take_loss(t, record)
+
+    def _take_loss(self, t: float, record: Step | Report) -> None:
+        loss, void_after = self.losses.take(record)
+        if void_after is not None:
+            self._forget_losses(void_after)
         if loss is not None:
-            if not self._script_reports_loss:  # the script's own value takes precedence over the probe's
-                self._script_reports_loss, self.loss_of = True, ""
-                self._forget_losses()
-            self._take_loss(t, loss)
+            self._measured["loss"].add(t, loss)
+            if self.lost_at is None:
+                if abs(loss) <= LARGEST:
+                    self.finite_at = self.step
+                else:
+                    self.lost_at = self.step
+        self.latest.pop("loss", None)
+        if self.losses.newest is not None:
+            self.latest["loss"] = self.losses.newest
 
-    def _take_probed_loss(self, t: float, record: dict[str, Any]) -> None:
-        """The loss that the probe derived from what backward() was called on."""
-        if (training := record.get("training", 1)) != self._training:
-            self._training, self.loss_of = training, ""
-            self.latest.pop("loss", None)
-        if record.get("void_after") == 0:
-            self._forget_losses()
-        if "loss" in record:
-            self.loss_of = str(record.get("loss_of", PASSED))[:LONGEST_TEXT]
-            self.latest.pop("loss", None)
-        loss = number(record.get("loss"))
-        if loss is not None:
-            self._take_loss(t, loss)
-
-    def _forget_losses(self) -> None:
-        self.series["loss"], self.lost_at, self.finite_at = Series(), None, 0
-        self._measured.pop("loss", None)
-
-    def _take_loss(self, t: float, loss: float) -> None:
-        self.latest["loss"] = loss
-        self._measured["loss"].add(t, loss)
-        if self.lost_at is None:
-            if abs(loss) <= LARGEST:
-                self.finite_at = self.step
-            else:
-                self.lost_at = self.step
-
-
-def _is_short(value: Any) -> bool:
-    """Whether a value is small enough to keep in memory: a script may report anything."""
-    return value is None or isinstance(value, bool) or (isinstance(value, str) and len(value) < LONGEST_TEXT)
+    def _forget_losses(self, after: int) -> None:
+        """Those of this attempt's steps after this one."""
+        self._add_measured()
+        last = self._steps_before + after
+        if after:
+            self.voided = self.series["step"].first_above(last, self._attempt_at)
+            self.finite_at = min(self.finite_at, last)
+        else:
+            self.voided, self.finite_at = self._attempt_at, 0
+        if self.lost_at is not None and (not after or self.lost_at > last):
+            self.lost_at = None
+        self.series["loss"].cut(self.voided)

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from labkit.record.folder import RunFolder
 from labkit.record.hosts import HostHistory
 from labkit.record.measured.fold import NodeFolds, are_folded
-from labkit.record.measured.metrics_file import Tail, finite, number
-from labkit.record.measured.rank_history import DESCRIBING, KEPT_CHANGES, PHASES, RankHistory
+from labkit.record.measured.metrics_file import number
+from labkit.record.measured.rank_history import KEPT_CHANGES, RankHistory
 from labkit.record.measured.series import Series
 from labkit.record.nodes import Nodes
+from labkit.record.records import PASSED, PHASES, Event, Events, Header, Losses, Record, Records, Report, Scalar, Step
 
-__all__ = ["COLUMNS", "DESCRIBING", "RankHistory", "RunReader", "rows"]
+__all__ = ["COLUMNS", "Row", "RunReader", "rows"]
+
+Row = dict[str, Scalar]
+MEMORY = ("rss", "allocated", "reserved", "peak", "retries")
 
 LONGEST_NAME = 60  # in a chart
 # Every row has these columns, even if nothing was recorded.
@@ -33,7 +37,7 @@ COLUMNS = (
 )
 
 
-def _change(name: str, value: Any) -> str:
+def _change(name: str, value: Scalar) -> str:
     if value is None:
         return f"{name} as scheduled"
     return f"{name}={value:.4g}" if isinstance(value, float) else f"{name}={value}"
@@ -57,7 +61,7 @@ class RunReader:
         self._launched = folder.launched()
         self.hosts: dict[str, HostHistory] = {}
         self._read: dict[int, int] = {}  # the attempt that each rank's history has reached
-        self._events: list[Tail] = []  # of each attempt
+        self._events: list[Events] = []  # of each attempt
         self.changes: list[tuple[float, str]] = []  # seconds since the launch, and what the owner set then
 
     def poll(self) -> bool:
@@ -67,20 +71,20 @@ class RunReader:
         is_folded = bool(self._nodes) and (self.folds is not None or NodeFolds.exist(self.attempt))
         for position, attempt in enumerate(attempts):
             if position == len(self._events):
-                self._events.append(Tail(attempt.events))
+                self._events.append(Events(attempt.events))
             self._take_events(self._events[position].poll())
             for rank in (0,) if is_folded else attempt.started_ranks():
                 if rank not in self._own:
-                    self._own[rank] = RankHistory(rank, Tail(attempt.metrics(rank)), self._launched)
+                    self._own[rank] = RankHistory(rank, attempt.metrics(rank), self._launched)
                     self._read[rank] = position
                 elif position > self._read[rank]:
-                    self._own[rank].continue_with(Tail(attempt.metrics(rank)))
+                    self._own[rank].continue_with(attempt.metrics(rank))
                     self._read[rank] = position
         if is_folded:
             return self._poll_folds(attempts)
         self.ranks = self._own = dict(sorted(self._own.items()))  # ranks start in any order
         for path in self.folder.hosts.glob("*.jsonl"):
-            self.hosts.setdefault(path.stem, HostHistory(path.stem, Tail(path)))
+            self.hosts.setdefault(path.stem, HostHistory(path.stem, path))
         histories: list[RankHistory | HostHistory] = [*self.ranks.values(), *self.hosts.values()]
         polls = [history.poll() for history in histories]
         return any(polls)
@@ -101,8 +105,9 @@ class RunReader:
     @property
     def current(self) -> dict[int, RankHistory]:
         """`ranks` without those that are gone since the run was restarted on fewer."""
-        size = self.reporting[0].meta.get("world_size") if self._own else None
-        return {rank: history for rank, history in self.ranks.items() if not isinstance(size, int) or rank < size}
+        header = self.reporting[0].header if self._own else None
+        size = header.world_size if header else None
+        return {rank: history for rank, history in self.ranks.items() if size is None or rank < size}
 
     @property
     def rank_numbers(self) -> range | list[int]:
@@ -127,13 +132,12 @@ class RunReader:
             return [self.folds.throughput / self.folds.world_size] * self.folds.world_size
         return [h.latest["throughput"] for h in self.current.values() if "throughput" in h.latest]
 
-    def _take_events(self, events: list[dict[str, Any]]) -> None:
+    def _take_events(self, events: Sequence[Event]) -> None:
         for event in events:
-            values, wall = event.get("values"), finite(event.get("time"))
-            if event.get("kind") == "set" and isinstance(values, dict) and "errors" not in event and wall is not None:
-                text = ", ".join(map(_change, values, values.values()))
+            if event.kind == "set" and event.values and not event.has_errors and event.time is not None:
+                text = ", ".join(_change(name, value) for name, value in event.values.items())
                 if len(self.changes) < KEPT_CHANGES:
-                    self.changes.append((wall - (self._launched or wall), text[:LONGEST_NAME]))
+                    self.changes.append((event.time - (self._launched or event.time), text[:LONGEST_NAME]))
 
     @property
     def restarts(self) -> list[float]:
@@ -150,12 +154,12 @@ class RunReader:
     @property
     def undecodable(self) -> int:
         """Lines that were not records: the disk was full, or another program wrote them."""
-        return self.folds.undecodable if self.folds else sum(h.tail.undecodable for h in self.ranks.values())
+        return self.folds.undecodable if self.folds else sum(h.undecodable for h in self.ranks.values())
 
     @property
     def dropped(self) -> int:
         """Measurements that could not be written."""
-        return self.folds.dropped if self.folds else sum(int(h.end.get("dropped") or 0) for h in self.ranks.values())
+        return self.folds.dropped if self.folds else sum(h.end.dropped for h in self.ranks.values() if h.end)
 
 
 def _folded_nodes(manifest: Any) -> list[range]:
@@ -166,7 +170,7 @@ def _folded_nodes(manifest: Any) -> list[range]:
     return [nodes.ranks_of(node) for node in range(nodes.count)]
 
 
-def rows(folder: RunFolder) -> Iterator[dict[str, Any]]:
+def rows(folder: RunFolder) -> Iterator[Row]:
     """One row per attempt, rank and logged step, from all records: the probe's values, overridden by the script's
     reports for the same step. A report without a step goes into the row of the preceding step in the rank's file, or,
     unless the name is taken, into the first row; a rank without steps has one row of these. Times are in seconds since
@@ -174,44 +178,45 @@ def rows(folder: RunFolder) -> Iterator[dict[str, Any]]:
     first: dict[int, float] = {}  # each rank's first start by the wall clock
     for position, attempt in enumerate(folder.attempts(), 1):
         for rank in attempt.started_ranks():
-            records = Tail(attempt.metrics(rank)).read_all()
-            wall = finite(records[0].get("time")) if records else None
+            records = Records(attempt.metrics(rank)).read_all()
+            wall = records[0].time if records and isinstance(records[0], Header) else None
             first.setdefault(rank, wall or 0.0)
             since = max(0.0, (wall or 0.0) - first[rank])
             for row in _rows_of_rank(records, since):
-                key = {"rank": rank, "attempt": position}
+                key: Row = {"rank": rank, "attempt": position}
                 yield key | row | key
 
 
-def _rows_of_rank(records: list[dict[str, Any]], since: float) -> Iterator[dict[str, Any]]:
-    measured: dict[int, dict[str, Any]] = {}
-    reported: dict[int, dict[str, Any]] = {}
-    before: dict[str, Any] = {}  # reports before the first step
+def _rows_of_rank(records: Sequence[Record], since: float) -> Iterator[Row]:
+    measured: dict[int, Row] = {}
+    reported: dict[int, Row] = {}
+    before: Row = {}  # reports before the first step
     first = newest = None
     steps_before = 0
+    losses = Losses()
     for record in records:
-        kind, step, start = record.get("k"), record.get("step"), record.get("start_step")
-        steps_before = start if isinstance(start, int) and start else steps_before
-        if kind not in ("step", "report"):
+        if not isinstance(record, Step | Report):
             continue
-        try:
-            values = _flat(record)
-            if "void_after" in values:
-                void_after = values.pop("void_after")
-                for earlier in (measured[step] for step in measured if step > void_after):
-                    earlier.pop("loss", None)
-            if isinstance(step, int):
-                newest = step + (steps_before if kind == "step" else 0)
-                first = newest if first is None else first
-                values |= {"step": newest, "time": since + record["t"] - records[0]["t"]}
-                (measured if kind == "step" else reported).setdefault(newest, {}).update(values)
-            elif kind == "report":
-                (before if newest is None else reported.setdefault(newest, {})).update(values)
-        except (TypeError, ValueError):
-            continue
-    if any("loss" in values for values in (before, *reported.values())):  # the script's own loss replaces the probe's
-        for values in measured.values():
-            values.pop("loss", None), values.pop("loss_of", None)
+        loss, void_after = losses.take(record)
+        if void_after is not None:
+            for step, row in measured.items():
+                if not void_after or step > steps_before + void_after:
+                    row.pop("loss", None)
+        if isinstance(record, Report):
+            steps_before = record.start_step or steps_before
+            values, rows_of_kind = _of_report(record), reported
+        else:
+            values, rows_of_kind = _of_step(record, loss), measured
+        if record.step is not None:
+            newest = record.step + (steps_before if isinstance(record, Step) else 0)
+            first = newest if first is None else first
+            values |= {"step": newest, "time": since + record.t - records[0].t}
+            rows_of_kind.setdefault(newest, {}).update(values)
+        elif isinstance(record, Report):
+            (before if newest is None else reported.setdefault(newest, {})).update(values)
+    if losses.are_scripts:
+        for row in measured.values():
+            row.pop("loss_of", None)
     if first is None and before:
         first, measured = steps_before, {steps_before: {"step": steps_before, "time": since}}
     for step in sorted(measured.keys() | reported.keys()):
@@ -219,16 +224,23 @@ def _rows_of_rank(records: list[dict[str, Any]], since: float) -> Iterator[dict[
         yield row | {name: value for name, value in before.items() if step == first and name not in row}
 
 
-def _flat(record: dict[str, Any]) -> dict[str, Any]:
-    own = ("k", "t", "step", "n", "of", "seconds") if record["k"] == "step" else ("k", "t", "step", "time")
-    row = {k: v for k, v in record.items() if k not in own}
-    row = {k: v if (n := number(v)) is None else n for k, v in row.items()}
-    if record["k"] == "step":
-        steps = record.get("of") or record.get("n") or 1
-        row |= {phase: row[phase] / steps for phase in PHASES if row.get(phase)}
-    if record["k"] == "step" and "of" not in record:
-        seconds, fastest, slowest = record.get("seconds", (0.0, 0.0, 0.0))
-        row |= {"steps": steps, "step_seconds": seconds / steps}
-        row |= {"step_seconds_min": fastest, "step_seconds_max": slowest}
-        row["throughput"] = row["samples"] / seconds if row.get("samples") and seconds else None
+def _of_report(record: Report) -> Row:
+    values = {k: v for k, v in record.values.items() if k not in ("step", "time")}
+    return {k: v if (n := number(v)) is None else n for k, v in values.items()}
+
+
+def _of_step(record: Step, loss: float | None) -> Row:
+    row: Row = {phase: None if s is None else s / record.steps for phase, s in record.phases.items()}
+    row |= {name: value for name in MEMORY if (value := getattr(record, name)) is not None}
+    if loss is not None:
+        row["loss"] = loss
+    if record.loss_of != PASSED:
+        row["loss_of"] = record.loss_of
+    if record.training > 1:
+        row["training"] = record.training
+    if record.is_rest:
+        return row
+    row |= {"samples": record.samples, "steps": record.steps, "step_seconds": record.seconds / record.steps}
+    row |= {"step_seconds_min": record.fastest, "step_seconds_max": record.slowest}
+    row["throughput"] = record.samples / record.seconds if record.samples and record.seconds else None
     return row

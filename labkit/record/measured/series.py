@@ -78,6 +78,24 @@ class Series:
             start = end
         self._points = None
 
+    def cut(self, x: float) -> None:
+        """Remove what was added at `x` or later, and what shares a bin with it."""
+        kept = sum((self.origin or 0.0) + (i + 1) * self.width <= x for i in range(len(self.last)))
+        del self.low[kept:], self.high[kept:], self.last[kept:]
+        while self.last and math.isnan(self.last[-1]):  # a bin without a point
+            del self.low[-1], self.high[-1], self.last[-1]
+        if not self.last:
+            self.origin, self.width = None, NARROWEST
+        self.lowest, self.highest = min(self.low, default=math.inf), max(self.high, default=-math.inf)
+        self._points = None if self.last else []
+        self._unsettle()
+
+    def first_above(self, value: float, x: float) -> float:
+        """Where the first bin starts, at `x` or later, that holds more than `value`; infinity if there is none."""
+        origin, width = self.origin or 0.0, self.width
+        above = (origin + i * width for i, high in enumerate(self.high) if high > value)
+        return next((max(x, start) for start in above if start + width > x), math.inf)
+
     def _unsettle(self) -> None:
         self._settled, self._settled_bins, self._merged = [], 0, []
 

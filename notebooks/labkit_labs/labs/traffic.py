@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from labkit_labs.on_ranks import cells_text
-from labkit.record import Tail
+from labkit.record import Records, Report, number
 from labkit.run import Run
 from labkit.write import Script
 
@@ -37,8 +37,12 @@ def sent_in_a_step(run: Run, ranks: int, steps: int, *, after: int = 1) -> float
     """Bytes of all ranks, the mean over the steps that follow the first `after` of `steps`."""
     total = 0.0
     for rank in range(ranks):
-        records = Tail(run.folder.metrics(rank)).read_all()
-        counts = [record["sent"] for record in records if record["k"] == "report" and "sent" in record]
+        records = Records(run.folder.metrics(rank)).read_all()
+        counts = [
+            n
+            for record in records
+            if isinstance(record, Report) and (n := number(record.values.get("sent"))) is not None
+        ]
         each = len(counts) // steps  # a rank with two optimizers notes each step twice
         total += (counts[-1] - counts[after * each - 1]) / (steps - after)
     return total
