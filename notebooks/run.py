@@ -48,7 +48,8 @@ def main() -> int:
         if not any(name in own for own in known.values()):
             parser.error(f"none of these notebooks has a parameter {name!r}")
     with ThreadPoolExecutor(arguments.jobs) as pool:
-        codes = list(pool.map(lambda notebook: run(notebook, into, known[notebook], arguments), arguments.notebooks))
+        last_first = reversed(arguments.notebooks)  # the later labs take longer, and nothing should wait for a long one
+        codes = list(pool.map(lambda notebook: run(notebook, into, known[notebook], arguments), last_first))
     if any(codes):
         return max(codes)
     there = {*into.glob("[0-9]*.ipynb"), *(into / notebook.name for notebook in arguments.notebooks)}
