@@ -1,4 +1,4 @@
-"""What the labs in `notebooks/` are made of, so that a lab holds its lesson and little else.
+"""Provides what the labs in `notebooks/` are made of, so that a lab holds its lesson and little else.
 
 `Lesson` keeps predictions, claims and measurements, `draw` has the pictures, `labs` what single labs need, and
 `on_ranks` the cells that become part of a lab's scripts.

@@ -1,4 +1,4 @@
-"""Claims that can be wrong: a number predicted before a run, the measured number, and the difference."""
+"""Records claims that can be wrong: a number predicted before a run, the measured number, and the difference."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ ARTICLES = (
 class Claim:
     """`within` is relative to the prediction: 0.02 is 2%, 0 is exact. `article` is what somebody else claims, and
     `article_value` the number in it, if any; `because` names the reason for the difference. `timed` claims are measured
-    with a clock, so that a busy machine makes them wrong. `planned`: `measured` is what a second, independent
-    calculation gave, and nothing was run. `options`: texts that stand for numbers."""
+    with a clock, so that a busy machine makes them wrong. With `planned`, `measured` is the result of a second,
+    independent calculation, and nothing was run. `options` are texts that stand for numbers."""
 
     name: str
     predicted: float

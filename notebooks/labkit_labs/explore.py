@@ -1,4 +1,4 @@
-"""A formula that can be moved: sliders in a live notebook, three of their positions in a saved one."""
+"""Lets the reader vary a formula: with sliders in a live notebook, and at three of their positions in a saved one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the reader predicts: asked by a widget, or where nobody is there to answer, the default."""
+"""Asks what the reader predicts, with a widget; where nobody can answer, the default counts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One lab: the reader's predictions, its claims, its runs, and what other devices would do."""
+"""Runs one lab: the reader's predictions, its claims, its runs, and what other devices would do."""
 
 from __future__ import annotations
 
@@ -89,8 +89,8 @@ class Lesson(Claims):
         shown: bool = True,
         **options: Any,
     ) -> Run:
-        """`labkit.launch` on the lesson's ranks, or another number of them, and wait for the end. `shown`: with its
-        view, which adds some 30 kB to the notebook."""
+        """`labkit.launch` on the lesson's ranks, or another number of them, and wait for the end. With `shown` the
+        notebook has its view, which adds some 30 kB."""
         count: dict[str, Any] = {"nproc_per_node": ranks or self.ranks} if isinstance(script, Script) else {}
         with nullcontext() if shown else capture_output():
             run = launch(script, env={**self.env, **(env or {})}, **count, **options)
@@ -119,7 +119,7 @@ class Lesson(Claims):
     def plans(
         self, scripts: Mapping[str, Any], *, devices: Sequence[str] = DEVICES, title: str = "", **options: Any
     ) -> Elsewhere:
-        """What the planner expects of the scripts on other devices: planned, nothing is run. `options` are those of
+        """What the planner expects of the scripts on other devices, without running anything. `options` are those of
         `labkit.launch`."""
         return elsewhere(scripts, devices, options, title)
 
@@ -156,7 +156,7 @@ class Lesson(Claims):
 
 
 class Score:
-    """The reader's predictions beside the measurements. `has_reader`: otherwise the predictions are the questions'
+    """The reader's predictions beside the measurements. Without `has_reader`, the predictions are the questions'
     defaults. It displays itself."""
 
     def __init__(self, rows: list[dict[str, str]], *, has_reader: bool):

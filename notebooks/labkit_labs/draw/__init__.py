@@ -1,4 +1,4 @@
-"""The drawings of the labs."""
+"""Draws the pictures of the labs."""
 
 from labkit_labs.draw.cells import cells
 from labkit_labs.draw.charts.bars import bars

@@ -1,4 +1,4 @@
-"""A script as its titled cells."""
+"""Draws a script as its titled cells."""
 
 from __future__ import annotations
 

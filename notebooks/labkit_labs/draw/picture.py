@@ -1,4 +1,4 @@
-"""Drawings as SVG that every viewer shows: JupyterLab, a page without scripts, GitHub."""
+"""Makes drawings as SVG that every viewer shows: JupyterLab, a page without scripts, GitHub."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Picture:
         )
 
     def still(self) -> Picture:
-        """The end of what moves."""
+        """The picture without animation, as viewers without it show it."""
         shown = re.sub(rf'<g opacity="0">(?:(?!{FRAME}).)*</g>{FRAME}', "", self.body)
         return replace(self, body=re.sub(r"<animate\w*[^>]*/>", "", shown))
 
@@ -110,7 +110,7 @@ def boxes(places: Iterable[tuple[float, float, float, float]], fill: str, more: 
 
 
 def frames(parts: Sequence[str], seconds: float, still: int = -1) -> str:
-    """One after another, `seconds` each, for ever. Where nothing moves, the one with the number `still` is shown."""
+    """Show the frames in a loop, each for `seconds`. Viewers without animation show the frame number `still`."""
     count, drawn = len(parts), ""
     for number, part in enumerate(parts):
         first, last = number == 0, number == count - 1
@@ -125,7 +125,7 @@ def frames(parts: Sequence[str], seconds: float, still: int = -1) -> str:
 
 
 def sweep(drawn: str, left: float, height: float, moving: bool = True) -> str:
-    """What is drawn to the right of `left`, uncovered from left to right again and again."""
+    """Uncover what is drawn to the right of `left`, from left to right in a loop."""
     if not moving:
         return drawn
     return (

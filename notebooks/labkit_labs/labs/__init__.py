@@ -1,1 +1,1 @@
-"""What single labs need besides `Lesson`: one module for each subject."""
+"""Provides what single labs need besides `Lesson`: one module for each subject."""

@@ -1,4 +1,4 @@
-"""A script that is broken in one place on purpose: what is expected of its run, the run, and how it ended."""
+"""Breaks a script in one place on purpose: what is expected of its run, the run, and how it ended."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def broken(script: Script, before: str, after: str) -> Script:
 
 
 class Ended:
-    """A run that has ended, and with which error, if any. -1 stands for what it does not say."""
+    """A run that has ended, with its error, if any. -1 stands for a number that the run does not report."""
 
     def __init__(self, run: Run, error: RankFailedError | None, notice: str):
         self.run, self.error, self.notice = run, error, notice
@@ -80,7 +80,7 @@ class Ended:
 
     @property
     def parted(self) -> int:
-        """The number of the collective at which the ranks part, in labkit's notice."""
+        """The number of the collective at which the ranks differ, according to labkit's notice."""
         return _number(re.search(r"collective #(\d+)", self.notice))
 
     @property
@@ -127,7 +127,8 @@ def attempt(
 ) -> Ended:
     """Predict the `expected` properties of `Ended`, run a script of `Lesson.run`'s, and measure them.
 
-    `until`: stop the run when labkit's notice has this word. `watchdog`: seconds without progress until a run is ended.
+    With `until` the run is stopped when labkit's notice has this word; `watchdog` is the number of seconds without
+    progress after which a run is ended.
     """
     for field, value in expected.items():
         lab.predict(f"{name}: {NAMES[field]}", value)

@@ -1,4 +1,4 @@
-"""The collectives of a profiled run."""
+"""Counts the collectives of a profiled run."""
 
 from __future__ import annotations
 

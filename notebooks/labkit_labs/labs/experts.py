@@ -1,4 +1,5 @@
-"""Experts on ranks of their own: who gets which tokens, and experts that sleep, so that a busy one costs exact time."""
+"""Shows experts on ranks of their own: which tokens each gets, and experts that sleep, so that a busy one costs an
+exact time."""
 
 from __future__ import annotations
 
@@ -69,9 +70,9 @@ def by_rank(of_experts: Sequence[float], ranks: int) -> list[float]:
 
 
 def routed(ranks: int, share: float = 0.0, capacity: float = 0.0, *, moving: bool = False) -> Picture:
-    """Left each rank's tokens, right those of its experts, in the color of the rank that they come from. `share` of
-    them choose expert 0, the others evenly. `capacity`: the most tokens of a rank that an expert takes, in multiples of
-    an even share (0: all)."""
+    """Each rank's tokens are on the left, those of its experts on the right, in the color of the rank that they come
+    from. `share` of them choose expert 0, the others evenly. `capacity` is the largest number of a rank's tokens that
+    an expert takes, in multiples of an even share (0: all)."""
     sizes = [0] * EXPERTS
     for token in range(TOKENS):
         sizes[0 if token < share * TOKENS else token % EXPERTS] += 1

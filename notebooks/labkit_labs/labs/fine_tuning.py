@@ -1,4 +1,4 @@
-"""Fine-tuning without a hub: sums as questions and answers, a small language model, what checkpoints hold."""
+"""Prepares fine-tuning without a hub: sums as questions and answers, a small language model, what checkpoints hold."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Small pictures of shapes in folders, one for each class, and how many of them a model recognizes."""
+"""Makes small pictures of shapes in folders, one for each class, and counts how many of them a model recognizes."""
 
 from __future__ import annotations
 

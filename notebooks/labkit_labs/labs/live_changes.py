@@ -1,4 +1,4 @@
-"""A run that is asked and changed while it trains: its losses, and what was done to it."""
+"""Describes a run that is inspected and changed while it trains: its losses, and what was done to it."""
 
 from __future__ import annotations
 

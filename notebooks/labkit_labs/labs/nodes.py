@@ -1,4 +1,4 @@
-"""Nodes of a cluster on one machine: what launch lines say, and a node that dies."""
+"""Runs nodes of a cluster on one machine: what launch lines say, and a node that dies."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def differing_words(command: str) -> int:
 
 
 def slurm() -> bool:
-    """Whether a Slurm answers here."""
+    """Whether Slurm answers on this machine."""
     if not (shutil.which("sbatch") and shutil.which("sinfo")):
         return False
     try:

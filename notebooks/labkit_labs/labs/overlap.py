@@ -1,4 +1,4 @@
-"""A step of DDP: which of its all-reduces backward hides, calculated and in a profile; and who waits for whom."""
+"""Calculates a step of DDP: which of its all-reduces backward hides, also in a profile; and who waits for whom."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def straggler(run: Run) -> int:
 
 def all_reduces(run: Run) -> tuple[float, float]:
     """How many all-reduces a step of a profiled run has, and how many of them backward hides: medians over ranks and
-    steps. The last recorded step is left out, for its all-reduces may end after the profiler has."""
+    steps. The last recorded step is left out, because its all-reduces may end after the profiler has."""
     timeline = run.timeline()
     counts, hidden = [], []
     for rank in timeline.ranks:

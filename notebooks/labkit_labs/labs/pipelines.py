@@ -1,4 +1,4 @@
-"""One step of a pipeline schedule, calculated: an action begins when its rank is free and what it needs is there."""
+"""Calculates one step of a pipeline schedule: an action begins when its rank is free and what it needs is there."""
 
 from __future__ import annotations
 

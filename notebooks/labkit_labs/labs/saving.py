@@ -1,4 +1,4 @@
-"""A training that is killed while it saves: what the killed run left, and what its files hold."""
+"""Kills a training while it saves, and shows what the killed run left and what its files hold."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def trained_again(run: Run, resumed: Run) -> int:
 
 
 def not_once(samples: int, *parts: tuple[Run, int]) -> int:
-    """How many of so many samples were not trained on exactly once in the first steps of runs: pairs of a run and a
+    """How many of `samples` were not trained on exactly once in the first steps of runs, which are pairs of a run and a
     number of its steps."""
     steps = [numbers for run, count in parts for numbers in samples_of(run)[:count]]
     seen = Counter(number for numbers in steps for number in numbers)

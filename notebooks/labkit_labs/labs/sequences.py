@@ -1,4 +1,4 @@
-"""A sequence that several ranks divide: how much attention each of them computes."""
+"""Divides a sequence over several ranks: how much attention each of them computes."""
 
 from __future__ import annotations
 

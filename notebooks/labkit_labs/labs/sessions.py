@@ -1,4 +1,4 @@
-"""A training in several sessions: what each of them did, and what it left."""
+"""Runs a training in several sessions: what each of them did, and what it left."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Training over a slow link: who sends when, how far losses are apart, and up to which bandwidth talking less pays."""
+"""Compares ways to train over a slow link: who sends when, how far losses are apart, and up to which bandwidth
+communicating less pays off."""
 
 from __future__ import annotations
 
@@ -57,7 +58,7 @@ def validation_losses(run: Run) -> dict[int, float]:
 
 
 def differences(losses: Losses, other: str) -> dict[str, dict[int, list[float]]]:
-    """By way and step: how much higher the loss is than that of `other` from the same seed, for every seed."""
+    """How much higher the loss is than that of `other` from the same seed, for every seed, by way and step."""
     base = losses[other]
     return {
         way: {step: [by_step[step] - base[seed][step] for seed, by_step in seeds.items()] for step in base[min(base)]}

@@ -1,4 +1,4 @@
-"""What ranks send while one of labkit's scripts trains, as the kernel counts it (Linux, gloo)."""
+"""Measures what ranks send while one of labkit's scripts trains, as the kernel counts it (Linux, gloo)."""
 
 from __future__ import annotations
 

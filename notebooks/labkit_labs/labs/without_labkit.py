@@ -1,4 +1,4 @@
-"""A script that has left: run by bare torchrun in a folder of its own."""
+"""Runs a script without labkit, by bare torchrun in a folder of its own."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Measured and predicted numbers."""
+"""Draws measured and predicted numbers."""

@@ -1,4 +1,4 @@
-"""Quantities as bars: what was predicted above, what was measured below, in the same colour."""
+"""Draws quantities as bars: what was predicted above, what was measured below, in the same color."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Numbers by step, as lines: each thinner than the one below it, so that equal ones are seen."""
+"""Draws numbers by step, as lines: each thinner than the one below it, so that equal ones are seen."""
 
 from __future__ import annotations
 
@@ -21,8 +21,9 @@ def curves(
     marks: Mapping[float, str] | None = None,
     ranges: Mapping[str, Iterable[tuple[float, float, float]]] | None = None,
 ) -> Picture:
-    """`lines`: pairs of a step and a number; what is not finite is left out. `marks`: texts at steps. `log`: the scale
-    of the numbers. `ranges`: for some lines, a step and the lowest and the highest number there."""
+    """`lines` are pairs of a step and a number; what is not finite is left out. `marks` are texts at steps, and `log`
+    makes the scale of the numbers logarithmic. `ranges` has for some lines a step, and the lowest and the highest
+    number there."""
     kept = {name: [(x, y) for x, y in line if math.isfinite(y) and (y > 0 or not log)] for name, line in lines.items()}
     bands = {name: [*band] for name, band in (ranges or {}).items()}
     steps = [x for line in kept.values() for x, _ in line]

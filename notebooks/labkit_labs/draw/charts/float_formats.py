@@ -1,4 +1,4 @@
-"""Floating-point formats on a scale of powers of two, and gradients above them."""
+"""Draws floating-point formats on a scale of powers of two, and gradients above them."""
 
 from __future__ import annotations
 
@@ -60,7 +60,8 @@ def gradients(shares: Mapping[int, float], scale: float = 1) -> Picture:
 
 
 def _borders(exponent_bits: int, fraction_bits: int) -> tuple[int, int, int]:
-    """Exponents of 2: the smallest number, the smallest with all digits, where infinity begins."""
+    """The exponents of 2 of the smallest number, of the smallest with all digits, and of the one where infinity
+    begins."""
     bias = 2 ** (exponent_bits - 1) - 1
     return 1 - bias - fraction_bits, 1 - bias, bias + 1
 

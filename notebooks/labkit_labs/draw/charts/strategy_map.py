@@ -1,4 +1,4 @@
-"""Strategies on a map: what a rank holds, and what is sent."""
+"""Draws strategies on a map: what a rank holds, and what is sent."""
 
 from __future__ import annotations
 

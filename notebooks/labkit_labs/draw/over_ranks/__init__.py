@@ -1,1 +1,1 @@
-"""How a batch, a model or a machine is divided among ranks."""
+"""Draws how a batch, a model or a machine is divided among ranks."""

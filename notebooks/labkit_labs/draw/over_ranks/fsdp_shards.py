@@ -1,4 +1,4 @@
-"""FSDP: units that are gathered before they compute and freed after it, and what a rank holds meanwhile."""
+"""Draws FSDP: units that are gathered before they compute and freed afterwards, and what a rank holds meanwhile."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ LEFT, ROW, BARS = 78.0, 34, 66
 
 
 def moments(units: int, *, reshard: bool = True) -> Iterator[tuple[str, int, set[int]]]:
-    """(phase, unit that computes, units that are whole) in a step. `reshard`: freed after forward."""
+    """(phase, unit that computes, units that are whole) in a step. With `reshard` they are freed after forward."""
     whole: set[int] = set()
     for unit in range(units):
         whole = {unit} if reshard else whole | {unit}
@@ -26,7 +26,7 @@ def moments(units: int, *, reshard: bool = True) -> Iterator[tuple[str, int, set
 
 def shards(units: int, ranks: int, *, reshard: bool = True) -> Picture:
     """Above, the units on every rank: pale is the part that lives elsewhere. Below, parameters held over the step. The
-    still picture is of the end of forward."""
+    still picture shows the end of forward."""
     wide = (WIDTH - LEFT - 10) / units
     steps = list(moments(units, reshard=reshard))
     bar = (WIDTH - LEFT - 10) / len(steps)

@@ -1,4 +1,4 @@
-"""Hosts with a torchrun each, their ranks, and where they meet."""
+"""Draws hosts with a torchrun each, their ranks, and where they meet."""
 
 from __future__ import annotations
 

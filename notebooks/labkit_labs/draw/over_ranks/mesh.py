@@ -1,4 +1,4 @@
-"""A mesh of ranks, and the process groups along each of its axes."""
+"""Draws a mesh of ranks, and the process groups along each of its axes."""
 
 from __future__ import annotations
 

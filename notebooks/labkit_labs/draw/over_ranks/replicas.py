@@ -1,4 +1,4 @@
-"""Ranks: what each of them has, and what they do with a batch."""
+"""Draws ranks: what each of them has, and what they do with a batch."""
 
 from __future__ import annotations
 

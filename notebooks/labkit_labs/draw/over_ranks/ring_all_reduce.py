@@ -1,4 +1,4 @@
-"""An all-reduce as a ring: chunks that are passed on, and sums that grow."""
+"""Draws an all-reduce as a ring: chunks that are passed on, and sums that grow."""
 
 from __future__ import annotations
 

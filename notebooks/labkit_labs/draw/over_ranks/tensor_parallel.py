@@ -1,4 +1,4 @@
-"""Two layers split over ranks: the first by columns, the second by rows."""
+"""Draws two layers split over ranks: the first by columns, the second by rows."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What ranks do in the course of a step."""
+"""Draws what ranks do in the course of a step."""

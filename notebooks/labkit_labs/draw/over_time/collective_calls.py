@@ -1,4 +1,4 @@
-"""The collectives that ranks call, one after another: where they part, all of them wait."""
+"""Draws the collectives that ranks call, one after another: where they differ, all of them wait."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ LEFT, ROW, APART = 66.0, 38, "#d1495b"
 
 
 def calls(made: Mapping[int | str, Sequence[str]], first: int | None = 1) -> Picture:
-    """`made`: by rank, or by another name, the names of its calls in order, numbered from `first`, if any; "" is no
-    call. Calls with the same number must have the same name; where they do not, all wait."""
+    """`made` has the names of the calls of each rank, or of another name, in order, numbered from `first`, if any; ""
+    is no call. Calls with the same number must have the same name; where they do not, all wait."""
     count = max(map(len, made.values()))
     wide = (WIDTH - LEFT) / (count + 1)
     columns = [

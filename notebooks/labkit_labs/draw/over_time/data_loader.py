@@ -1,4 +1,4 @@
-"""Batches that are loaded while earlier ones are computed on."""
+"""Draws batches that are loaded while earlier ones are computed on."""
 
 from __future__ import annotations
 

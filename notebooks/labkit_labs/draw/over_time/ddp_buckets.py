@@ -1,4 +1,4 @@
-"""DDP's buckets: gradients in the order in which backward makes them, and the all-reduces that carry them."""
+"""Draws DDP's buckets: gradients in the order in which backward makes them, and the all-reduces that carry them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ranks do over time: computation, below it communication, and waiting."""
+"""Draws what ranks do over time: computation, below it communication, and waiting."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ LEFT, TOP, ROW, THICK, THIN = 56.0, 24, 42, 18, 9
 def lanes(
     spans: Sequence[Span], title: str = "", *, moving: bool = False, names: Mapping[int, str] | None = None
 ) -> Picture:
-    """Two lanes for each rank, in the colors of a run's timeline. `moving` lets the time pass again and again. `names`:
-    what the spans' ranks are called instead."""
+    """Two lanes for each rank, in the colors of a run's timeline. With `moving` the picture plays in a loop. `names`
+    replaces the names of the spans' ranks."""
     called = names or {rank: f"rank {rank}" for rank in sorted({span.rank for span in spans})}
     end = max(span.end for span in spans)
     scale = (WIDTH - LEFT - 4) / end

@@ -1,4 +1,4 @@
-"""Micro-batches through the stages of a pipeline."""
+"""Draws micro-batches that pass through the stages of a pipeline."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What fills the memory of a rank in the course of a training step."""
+"""Draws what fills the memory of a rank in the course of a training step."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def step(
     limit_name: str = "",
 ) -> Picture:
     """Activations grow in forward and shrink in backward, while gradients appear. Parameters and the optimizer's state
-    are there all the time. All in the same unit, also `top`, the end of the axis, and `limit`, a line."""
+    are there all the time. All have the same unit, including `top`, the end of the axis, and `limit`, a line."""
     highest = top or parameters + optimizer + max(activations, gradients) or 1.0
     flat = [(0.0, 1.0), (1.0, 1.0)]
     layers = (
