@@ -140,12 +140,12 @@ constraints: .venv/dev
 clean:
 	rm -rf .venv build dist
 
-.venv/notebooks: pyproject.toml constraints.txt | .venv
-	$(PIP) --editable ".[notebooks]"
+.venv/notebooks: pyproject.toml notebooks/pyproject.toml constraints.txt | .venv
+	$(PIP) --editable ".[notebooks]" --editable notebooks
 	@touch $@
 
-.venv/dev: pyproject.toml constraints.txt | .venv
-	$(PIP) --editable ".[dev]"
+.venv/dev: pyproject.toml notebooks/pyproject.toml constraints.txt | .venv
+	$(PIP) --editable ".[dev]" --editable notebooks
 	@touch $@ .venv/notebooks
 
 build/vision: | .venv/dev

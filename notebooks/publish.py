@@ -3,7 +3,7 @@
     python notebooks/publish.py build/notebooks build/labs --repository OWNER/NAME --commit SHA
 
 Writes a copy of every executed notebook, and a README that lists them. A copy's first cell has the buttons, its second
-one installs labkit of this commit where there is none. The notebooks in the repository have neither: they cannot know
+one installs labkit and the labs' package of this commit where they are missing. The notebooks in the repository have neither: they cannot know
 from which fork they will be opened.
 """
 
@@ -25,8 +25,9 @@ INSTALL = """\
 # For Colab and Kaggle (there, turn the internet on in the settings): the labkit that executed this lab.
 import importlib.util
 
-if not importlib.util.find_spec("labkit"):
-    %pip install --quiet "labkit @ git+https://github.com/{repository}@{commit}"\
+if not importlib.util.find_spec("labkit_labs"):
+    source = "git+https://github.com/{repository}@{commit}"
+    %pip install --quiet "labkit @ {{source}}" "labkit-labs @ {{source}}#subdirectory=notebooks"\
 """
 
 

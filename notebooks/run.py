@@ -17,8 +17,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from pages import unseen, write_index, write_page
 from papermill import inspect_notebook
+
+from pages import unseen, write_index, write_page
 
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
 parser.add_argument("notebooks", nargs="+", type=Path)

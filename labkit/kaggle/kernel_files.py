@@ -1,4 +1,4 @@
-"""The two files of a Kaggle kernel, made from a notebook: text in, text out. service.py pushes them."""
+"""Makes the two files of a Kaggle kernel from a notebook: text in, text out. service.py pushes them."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ import json
 import lzma
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from labkit.errors import LabError
+from labkit.kaggle.wheels import wheel
 
 __all__ = ["TWO_T4", "Kernel", "build", "check_address"]
 
@@ -22,10 +23,11 @@ MOST_BYTES = 1_000_000
 SHORTEST_TITLE = 5  # of title and slug; the client refuses shorter ones
 
 WHEEL_CELL = "as a wheel in text, because a session may have no internet"  # identifies an export
-INSTALL = '''\
+LABS = re.compile(r"^\s*(?:from|import) labkit_labs\b", re.MULTILINE)
+INSTALL = """\
 # labkit {version} as a wheel in text, because a session may have no internet and Kaggle takes one file. `labkit kaggle`
 # put it here. Where this version can already be imported, this does nothing.
-def install_labkit(wheel, packed):
+def install(wheel, packed):
     import importlib.util, lzma, os, re, shutil, subprocess, sys, tempfile
     from functools import reduce
     from importlib.metadata import PackageNotFoundError, requires, version
@@ -37,10 +39,12 @@ def install_labkit(wheel, packed):
         except PackageNotFoundError:
             return None
 
+    package, its_version = wheel.split("-")[:2]
+
     def is_here():
         importlib.invalidate_caches()
-        spec = importlib.util.find_spec("labkit")  # a folder of that name has no origin
-        return bool(spec and spec.origin) and installed("labkit") == wheel.split("-")[1]
+        spec = importlib.util.find_spec(package)  # a folder of that name has no origin
+        return bool(spec and spec.origin) and installed(package) == its_version
 
     if not is_here():
         digits = {{chr(c): i for i, c in enumerate(c for c in range(33, 127) if c not in (34, 92))}}
@@ -52,21 +56,23 @@ def install_labkit(wheel, packed):
         done = subprocess.run(pip, capture_output=True, text=True)
         if done.returncode or not is_here():
             why = (done.stderr.strip().splitlines() or ["it is not on sys.path"])[-1]
-            print(f"labkit: pip could not install it ({{why}}); it is used from {{file.parent}}")
+            print(f"{{package}}: pip could not install it ({{why}}); it is used from {{file.parent}}")
             shutil.unpack_archive(file, file.parent, "zip")
             sys.path.insert(0, str(file.parent))
             path = [str(file.parent), os.environ.get("PYTHONPATH")]
             os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, path))  # for the ranks
-    needed = [re.match(r"[\\w.-]+", need)[0] for need in requires("labkit") if "extra ==" not in need]
+    needed = [re.match(r"[\\w.-]+", need)[0] for need in requires(package) if "extra ==" not in need]
     if lacking := [package for package in needed if not installed(package)]:
-        print("labkit: not installed here, so code that needs it will fail:", ", ".join(lacking))
+        print(f"{{package}}: not installed here, so code that needs it will fail:", ", ".join(lacking))
 
 
-install_labkit("{wheel}", """
+{calls}del install
+print("{mark}")
+"""
+CALL = '''\
+install("{wheel}", """
 {packed}
 """)
-del install_labkit
-print("{mark}")
 '''
 
 
@@ -101,8 +107,8 @@ def build(
     *,
     name: str,
     user: str,
-    wheel: tuple[str, bytes],
     push: str,
+    wheel_of: Callable[[str], tuple[str, bytes]] = wheel,
     title: str | None = None,
     parameters: Mapping[str, Any] | None = None,
     internet: bool = False,
@@ -111,8 +117,9 @@ def build(
 ) -> Kernel:
     """The kernel of a notebook with this text and `name` ("03_ddp.ipynb").
 
-    `inputs` are kernels whose output it reads. `push` identifies the push: the first cell prints it. Raises LabError
-    for invalid notebooks, unknown parameters and invalid addresses.
+    It brings labkit and, if it imports that, labkit_labs: `wheel_of` them. `inputs` are kernels whose output it reads.
+    `push` identifies the push: the first cell prints it. Raises LabError for invalid notebooks, unknown parameters and
+    invalid addresses.
     """
     if not re.fullmatch(r"[\w-]+", user):
         raise LabError(f"a Kaggle user name has only letters, digits, - and _; got {user!r}")
@@ -120,11 +127,13 @@ def build(
         check_address(each)
     book = _parsed(notebook, name)
     title = title or "labkit " + re.sub(r"[^A-Za-z0-9]+", " ", Path(name).stem).strip()
-    mark = f"labkit {wheel[0].split('-')[1]}, push {push}"
     cells = [_stripped(cell) for cell in book["cells"]]
+    wheels = [wheel_of("labkit"), *([wheel_of("labkit_labs")] if _imports_labs(cells) else [])]
+    version = wheels[0][0].split("-")[1]
+    mark = f"labkit {version}, push {push}"
     if parameters:
         cells = _with_parameters(cells, parameters, name)
-    cells.insert(0, _install_cell(wheel, mark))
+    cells.insert(0, _install_cell(wheels, version, mark))
     if (book["nbformat"], book.get("nbformat_minor", 0)) >= (4, 5):
         for number, cell in enumerate(cells):
             cell.setdefault("id", f"labkit-{number}")
@@ -183,11 +192,17 @@ def _code_cell(source: str, **metadata: Any) -> dict[str, Any]:
     return {"cell_type": "code", "metadata": metadata, "source": source, "outputs": [], "execution_count": None}
 
 
-def _install_cell(wheel: tuple[str, bytes], mark: str) -> dict[str, Any]:
-    name, content = wheel
-    packed = _in_text(lzma.compress(content, preset=9 | lzma.PRESET_EXTREME))
-    lines = "\n".join(packed[i : i + 1000] for i in range(0, len(packed), 1000))
-    source = INSTALL.format(version=name.split("-")[1], wheel=name, packed=lines, mark=mark)
+def _imports_labs(cells: Sequence[Mapping[str, Any]]) -> bool:
+    return any(cell.get("cell_type") == "code" and LABS.search(cell["source"]) for cell in cells)
+
+
+def _install_cell(wheels: Sequence[tuple[str, bytes]], version: str, mark: str) -> dict[str, Any]:
+    calls = ""
+    for name, content in wheels:
+        packed = _in_text(lzma.compress(content, preset=9 | lzma.PRESET_EXTREME))
+        lines = "\n".join(packed[i : i + 1000] for i in range(0, len(packed), 1000))
+        calls += CALL.format(wheel=name, packed=lines)
+    source = INSTALL.format(version=version, calls=calls, mark=mark)
     # folded: in Kaggle's editor and in JupyterLab
     return _code_cell(source, **{"_kg_hide-input": True, "jupyter": {"source_hidden": True}})
 

@@ -1,7 +1,8 @@
-"""Builds a wheel from the installed labkit, without network, build tools or a checkout."""
+"""Builds the wheel of an installed package of labkit's, without network, build tools or a checkout."""
 
 from __future__ import annotations
 
+import importlib.util
 import io
 import sys
 import zipfile
@@ -19,10 +20,13 @@ TAG = "py3-none-any"
 MADE = (1980, 1, 1, 0, 0, 0)  # a constant, so that the same labkit gives the same bytes
 
 
-def wheel() -> tuple[str, bytes]:
-    """`(file name, content)`; not compressed, because it is compressed as a whole when embedded."""
-    stem = f"labkit-{__version__}"
-    files = dict(_package()) | dict(_metadata(f"{stem}.dist-info"))
+def wheel(package: str = "labkit") -> tuple[str, bytes]:
+    """`(file name, content)`; not compressed, because it is compressed as a whole when embedded.
+
+    `package` is labkit or labkit_labs, which have the same version.
+    """
+    stem = f"{package}-{__version__}"
+    files = dict(_package(package)) | dict(_metadata(package, f"{stem}.dist-info"))
     record = f"{stem}.dist-info/RECORD"
     # Without digests, which would be 4 % of a notebook: what is embedded has a checksum as a whole.
     files[record] = "".join(f"{name},,\n" for name in (*files, record)).encode()
@@ -35,25 +39,34 @@ def wheel() -> tuple[str, bytes]:
     return f"{stem}-{TAG}.whl", out.getvalue()
 
 
-def _package() -> Iterator[tuple[str, bytes]]:
-    folder = Path(__file__).parents[1]
+def _package(package: str) -> Iterator[tuple[str, bytes]]:
+    folder = _folder(package)
     for path in sorted(folder.rglob("*")):
         inside = path.relative_to(folder)
         # the scripts are added below: in a checkout they are next to the package, otherwise inside it
         if path.is_file() and "__pycache__" not in inside.parts and inside.parts[0] != "scripts":
-            yield f"labkit/{inside.as_posix()}", path.read_bytes()
-    for name, path in script_files().items():
+            yield f"{package}/{inside.as_posix()}", path.read_bytes()
+    for name, path in script_files().items() if package == "labkit" else ():
         yield f"labkit/scripts/{name}", path.read_bytes()
 
 
-def _metadata(folder: str) -> Iterator[tuple[str, bytes]]:
+def _folder(package: str) -> Path:
+    spec = importlib.util.find_spec(package)
+    if spec is None or spec.origin is None:
+        raise LabError(
+            f"{package} is not installed for {sys.executable}, so it cannot be packed for Kaggle. Install it, in the "
+            f"folder of a clone of labkit: {sys.executable} -m pip install . ./notebooks"
+        )
+    return Path(spec.origin).parent
+
+
+def _metadata(package: str, folder: str) -> Iterator[tuple[str, bytes]]:
     try:
-        own = distribution("labkit")
+        own = distribution(package)
     except PackageNotFoundError:
         raise LabError(
-            f"labkit is not installed for {sys.executable}, only imported from {Path(__file__).parents[2]}, so it "
-            f"cannot be packed for Kaggle. Install it there: {sys.executable} -m pip install "
-            f"{Path(__file__).parents[2]}"
+            f"{package} is not installed for {sys.executable}, only imported from {_folder(package).parent}, so it "
+            f"cannot be packed for Kaggle. Install it there: {sys.executable} -m pip install {_folder(package).parent}"
         ) from None
     headers = (own.read_text("METADATA") or "").partition("\n\n")[0].strip()  # without the README
     yield f"{folder}/METADATA", f"{headers}\n".encode()

@@ -116,8 +116,6 @@ def _come_back(kernel: str) -> str:
 
 
 def _kernel(arguments: argparse.Namespace) -> Kernel:
-    from labkit.kaggle import wheel
-
     try:
         text = arguments.notebook.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -126,7 +124,6 @@ def _kernel(arguments: argparse.Namespace) -> Kernel:
         text,
         name=arguments.notebook.name,
         user=arguments.user,
-        wheel=wheel(),
         push=secrets.token_hex(4),
         title=arguments.title,
         parameters={name: _value(text) for name, text in arguments.p},

@@ -8,16 +8,13 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Self
 
+from labkit import words
 from labkit.errors import LabError
 from labkit.files import write_json
-from labkit.record import slug
-from labkit.record import runs_root
-from labkit.text import plain
-from labkit.text import gib
+from labkit.record import runs_root, slug
 from labkit.run import Run
-from labkit import words
-from labkit.view import grid
-from labkit.view import aligned
+from labkit.text import gib, plain
+from labkit.view import aligned, grid
 
 __all__ = ["Claim", "Claims", "amount"]
 

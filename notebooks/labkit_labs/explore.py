@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from labkit_labs.draw.picture import Picture, stacked
 from labkit.view import ui
+from labkit_labs.draw.picture import Picture, stacked
 
 __all__ = ["explore"]
 

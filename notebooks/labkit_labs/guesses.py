@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from labkit_labs.claims import amount
 from labkit.errors import LabError
 from labkit.text import escaped
 from labkit.view import ui
+from labkit_labs.claims import amount
 
 __all__ = ["YOURS", "Guess"]
 

@@ -13,21 +13,18 @@ from typing import Any
 
 from IPython.utils.capture import capture_output
 
-from labkit_labs.claims import Claims, amount
 from labkit.errors import LabError
 from labkit.hardware import hardware
 from labkit.launching import launch
+from labkit.run import Run
+from labkit.view import aligned, grid, ui
+from labkit.write import Script, as_cell
+from labkit_labs.claims import Claims, amount
 from labkit_labs.draw.picture import Picture
 from labkit_labs.explore import explore
 from labkit_labs.guesses import YOURS, Guess
 from labkit_labs.on_ranks import cells_text
 from labkit_labs.other_devices import Elsewhere, elsewhere
-from labkit.run import Run
-from labkit.view import ui
-from labkit.view import grid
-from labkit.view import aligned
-from labkit.write import Script
-from labkit.write import as_cell
 
 __all__ = ["Lesson", "defined", "sized"]
 

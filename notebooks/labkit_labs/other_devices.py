@@ -6,16 +6,13 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from labkit import words
 from labkit.errors import LabError
+from labkit.planner import Candidate, Plan, plan, unfit
+from labkit.text import escaped
+from labkit.view import aligned, band, grid
 from labkit_labs.draw.charts.bars import bars
 from labkit_labs.draw.picture import Picture, stacked
-from labkit.planner import Candidate, unfit
-from labkit.planner import Plan
-from labkit.planner import plan
-from labkit.text import escaped
-from labkit import words
-from labkit.view import grid
-from labkit.view import aligned, band
 
 __all__ = ["Elsewhere", "elsewhere"]
 

@@ -132,7 +132,8 @@ def test_a_lab_runs_as_save_and_run_all_runs_it_and_its_runs_are_like_others(ses
 
     assert "pip could not" not in log
     assert "not installed here" not in log
-    assert (_site(session.root.parent / "python") / "labkit").is_dir()
+    for package in ("labkit", "labkit_labs"):
+        assert (_site(session.root.parent / "python") / package).is_dir()
     told = facts_in(log)
     book = nbformat.read(session.working / "__notebook__.ipynb", 4)
     assert "widgets" not in book.metadata

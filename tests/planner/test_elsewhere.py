@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from labkit_labs.other_devices import elsewhere
-
 import labkit
 from labkit import Script
 from labkit.text import gib
+from labkit_labs.other_devices import elsewhere
 
 
 def test_one_plan_for_each_device_answers_for_all_strategies(monkeypatch):

@@ -2,10 +2,10 @@ import json
 import math
 
 import pytest
-from labkit_labs.claims import Claims
 
 from labkit import LabError, Run
 from labkit.record import RunFolder
+from labkit_labs.claims import Claims
 
 
 @pytest.fixture

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
+import re
 import subprocess
 import sys
 import time
@@ -20,8 +22,7 @@ from slugify import slugify
 import labkit
 from labkit.errors import LabError
 from labkit.files import write_json
-from labkit.kaggle import following
-from labkit.kaggle.earlier_checkpoints import previous_checkpoints
+from labkit.kaggle import following, previous_checkpoints
 from labkit.kaggle.following import _show
 from labkit.kaggle.kernel_files import MOST_BYTES, TWO_T4, build
 from labkit.kaggle.service import Status
@@ -31,8 +32,12 @@ from labkit.session import RESERVED_SECONDS, seconds_left, seconds_to_train, wor
 from labkit.view.live.terminal import StatusLine
 
 ROOT = Path(__file__).parents[2]
+LABS = ROOT / "notebooks"
 CLIENT = KaggleApi()
-SMALL = ("labkit-1.2-py3-none-any.whl", b"a wheel")
+
+
+def small(package):
+    return f"{package}-1.2-py3-none-any.whl", b"a wheel"
 
 
 def notebook(*cells, minor=5):
@@ -49,7 +54,7 @@ PARAMETERS = code("nproc_per_node: int = 2  # ranks\nlr = 0.1", "parameters")
 
 
 def kernel(*cells, **options):
-    options = {"name": "03_ddp.ipynb", "user": "me", "wheel": SMALL, "push": "0a1b"} | options
+    options = {"name": "03_ddp.ipynb", "user": "me", "wheel_of": small, "push": "0a1b"} | options
     return build(notebook(*cells), **options)
 
 
@@ -65,6 +70,23 @@ def test_a_kernel_is_the_notebook_after_one_folded_cell_that_says_what_it_is():
     assert first.metadata == {"_kg_hide-input": True, "jupyter": {"source_hidden": True}}
     assert first.source.startswith("# labkit 1.2 as a wheel in text, because")
     assert [cell.source for cell in rest] == ["# Title", PARAMETERS.source, "1 + 1"]
+
+
+@pytest.mark.parametrize(
+    ("source", "wheels"),
+    [
+        ("import torch\nfrom labkit_labs import Lesson", ["labkit", "labkit_labs"]),
+        ("if True:\n    import labkit_labs.lesson", ["labkit", "labkit_labs"]),
+        ("%matplotlib inline\nimport labkit_labs", ["labkit", "labkit_labs"]),
+        ("import labkit  # from labkit_labs import Lesson", ["labkit"]),
+        ("from labkit_labs_of_mine import x", ["labkit"]),
+    ],
+)
+def test_a_kernel_brings_the_labs_package_if_it_imports_it(source, wheels):
+    prose = nbformat.v4.new_markdown_cell("from labkit_labs import Lesson")
+    first = cells_of(kernel(prose, code(source)))[0].source
+
+    assert re.findall(r'^install\("(\w+)-1\.2-', first, re.M) == wheels
 
 
 def test_outputs_stay_behind():
@@ -110,7 +132,7 @@ def test_a_parameter_that_the_notebook_lacks_raises(cells, told):
 )
 def test_what_is_not_a_notebook_is_refused(text):
     with pytest.raises(labkit.LabError, match="x.ipynb is not a notebook"):
-        build(text, name="x.ipynb", user="me", wheel=SMALL, push="")
+        build(text, name="x.ipynb", user="me", wheel_of=small, push="")
 
 
 def test_a_kernel_that_kaggle_would_not_take_is_refused():
@@ -231,8 +253,32 @@ def test_pip_installs_the_wheel_offline_and_it_makes_itself_again(own, tmp_path)
     assert (tmp_path / "there" / "bin" / "labkit").exists()
 
 
-def test_all_of_labkit_leaves_a_third_of_what_kaggle_takes_to_the_notebook(own):
-    assert len(kernel(wheel=own).notebook) < MOST_BYTES * 2 / 3
+def test_labkit_and_the_labs_package_leave_three_tenths_of_what_kaggle_takes_to_the_notebook():
+    labs = code("from labkit_labs import Lesson")
+    sizes = [len(kernel(cell, wheel_of=wheel).notebook) for cell in (code("import labkit"), labs)]
+
+    assert sizes[0] < MOST_BYTES * 0.64
+    assert sizes[0] < sizes[1] < MOST_BYTES * 0.7
+
+
+def test_the_labs_wheel_is_their_package():
+    name, content = wheel("labkit_labs")
+    archive = zipfile.ZipFile(BytesIO(content))
+    tracked = subprocess.run(["git", "ls-files", "labkit_labs"], cwd=LABS, capture_output=True, text=True)
+
+    assert name == f"labkit_labs-{labkit.__version__}-py3-none-any.whl"
+    packed = {path for path in archive.namelist() if path.startswith("labkit_labs/")}
+    assert packed >= ({*tracked.stdout.split()} or {"labkit_labs/__init__.py", "labkit_labs/lesson.py"})
+    assert not any(".dist-info/" not in path for path in {*archive.namelist()} - packed)
+    assert b"Requires-Dist: labkit\n" in archive.read(f"labkit_labs-{labkit.__version__}.dist-info/METADATA")
+
+
+def test_a_notebook_that_imports_the_labs_package_where_it_is_not_is_refused_with_the_command(monkeypatch):
+    found = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "labkit_labs" else found(name))
+
+    with pytest.raises(labkit.LabError, match=r"labkit_labs is not installed for .* pip install \. \./notebooks"):
+        kernel(code("import labkit_labs"), wheel_of=wheel)
 
 
 def test_in_a_terminal_what_goes_on_is_written_over_and_the_rest_stays(capsys):
@@ -407,8 +453,8 @@ def test_several_trainings_go_on_each_with_its_own(session):
     assert not list(previous_checkpoints("fsdp1").glob("*"))
 
 
-def test_the_first_cell_leaves_the_labkit_that_is_there_alone(own, tmp_path):
-    sent = kernel(wheel=own)
+def test_the_first_cell_leaves_the_packages_that_are_there_alone(tmp_path):
+    sent = kernel(code("import labkit_labs"), wheel_of=wheel)
     (tmp_path / "labkit").mkdir()  # a folder of that name is no package
     (tmp_path / "cell.py").write_text(cells_of(sent)[0].source)
 

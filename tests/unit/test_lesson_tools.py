@@ -7,6 +7,9 @@ import re
 import xml.etree.ElementTree as ElementTree
 
 import pytest
+
+from labkit import LabError, Script
+from labkit.view.charts.svg import COLOURS
 from labkit_labs import defined, draw
 from labkit_labs.labs.broken_scripts import broken
 from labkit_labs.labs.fine_tuning import adapter
@@ -15,9 +18,6 @@ from labkit_labs.labs.overlap import pauses, simulated, sleeping
 from labkit_labs.labs.saving import copy_with_a_bit_flipped, lost, on_slow_disk
 from labkit_labs.labs.sequences import divided, in_order, pairs, zigzag
 from labkit_labs.labs.without_labkit import changed
-
-from labkit import LabError, Script
-from labkit.view.charts.svg import COLOURS
 
 TITLES = [*Script.load("ddp").cells]
 PICTURES = {

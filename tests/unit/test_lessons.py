@@ -10,6 +10,10 @@ import xml.etree.ElementTree as ElementTree
 from types import SimpleNamespace
 
 import pytest
+
+import labkit
+from labkit import LabError, Script
+from labkit.record import RunFolder
 from labkit_labs import Lesson, defined, draw, sized
 from labkit_labs.draw.charts.float_formats import FORMATS, limits
 from labkit_labs.draw.over_ranks.mesh import groups
@@ -21,10 +25,6 @@ from labkit_labs.labs.traffic import noting_bytes, sent_in_a_step
 from labkit_labs.lesson import Score, _script
 from labkit_labs.on_ranks import cells_text
 from labkit_labs.other_devices import elsewhere
-
-import labkit
-from labkit import LabError, Script
-from labkit.record import RunFolder
 
 SVG = "{http://www.w3.org/2000/svg}"
 SPANS = simulated("InterleavedZeroBubble", 2, 4, 1, 2, 2)

@@ -61,8 +61,14 @@ def test_a_published_lab_installs_the_labkit_that_executed_it(branch):
     book = nbformat.read(branch / NOTEBOOKS[1].name, 4)
     install = book.cells[1].source
 
-    required = Requirement(re.search(r'%pip install --quiet "(.*)"$', install, re.M)[1])
-    assert (required.name, required.url) == ("labkit", f"git+https://github.com/me/fork@{COMMIT}")
+    source = f"git+https://github.com/me/fork@{COMMIT}"
+    assert f'source = "{source}"\n' in install
+    words = re.search(r'%pip install --quiet "(.*)" "(.*)"$', install, re.M).groups()
+    required = [Requirement(word.replace("{source}", source)) for word in words]
+    assert [(each.name, each.url) for each in required] == [
+        ("labkit", source),
+        ("labkit-labs", f"{source}#subdirectory=notebooks"),
+    ]
     compile(TransformerManager().transform_cell(install), "install", "exec")
     assert [cell.source for cell in book.cells[2:]] == [
         cell.source for cell in nbformat.read(NOTEBOOKS[1], 4).cells[1:]

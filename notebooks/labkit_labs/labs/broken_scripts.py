@@ -14,9 +14,9 @@ from typing import Any
 
 from labkit.errors import LabError, RankFailedError
 from labkit.launching import launch
-from labkit_labs.lesson import Lesson
 from labkit.run import Run
 from labkit.write import Script
+from labkit_labs.lesson import Lesson
 
 __all__ = ["Ended", "attempt", "broken"]
 

@@ -6,9 +6,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import ceil
 
-from labkit_labs.draw.picture import GREY, WIDTH, Picture, box, boxes, colour_of, frames, sheet, words
 from labkit.run import Run
 from labkit.write import Script
+from labkit_labs.draw.picture import GREY, WIDTH, Picture, box, boxes, colour_of, frames, sheet, words
 
 __all__ = ["EXPERTS", "SECONDS", "by_rank", "routed", "shares_by_step", "sleeping_experts"]
 

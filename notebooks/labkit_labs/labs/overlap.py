@@ -7,11 +7,10 @@ import re
 from collections.abc import Mapping
 from statistics import median
 
-from labkit_labs.on_ranks import cells_text
-from labkit.record import intersection, subtracted, total, union
-from labkit.record import COMMUNICATION, COMPUTE, WAITING, Span
+from labkit.record import COMMUNICATION, COMPUTE, WAITING, Span, intersection, subtracted, total, union
 from labkit.run import Run
 from labkit.write import Script
+from labkit_labs.on_ranks import cells_text
 
 __all__ = ["all_reduces", "parts", "pauses", "simulated", "sleeping", "straggler"]
 

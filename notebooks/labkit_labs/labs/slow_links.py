@@ -8,17 +8,13 @@ from dataclasses import replace
 from statistics import median
 from typing import Any
 
-from labkit_labs.draw.charts.curves import curves
-from labkit_labs.draw.over_time.lanes import lanes
-from labkit_labs.draw.picture import Picture
-from labkit.planner import device_named
-from labkit.planner import layout_of
-from labkit.planner import facts_of
-from labkit.planner import SpeedModel
-from labkit.planner import StepTime
+from labkit.planner import SpeedModel, StepTime, device_named, facts_of, layout_of
 from labkit.record import WAITING, Span
 from labkit.run import Run
 from labkit.write import Script
+from labkit_labs.draw.charts.curves import curves
+from labkit_labs.draw.over_time.lanes import lanes
+from labkit_labs.draw.picture import Picture
 
 __all__ = [
     "at_the_end",

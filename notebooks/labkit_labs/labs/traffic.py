@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from labkit_labs.on_ranks import cells_text
 from labkit.record import Records, Report, number
 from labkit.run import Run
 from labkit.write import Script
+from labkit_labs.on_ranks import cells_text
 
 __all__ = ["noting_bytes", "sent_in_a_step"]
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from itertools import cycle
 
-from labkit_labs.claims import amount
-from labkit_labs.draw.picture import GREY, WIDTH, Picture, box, colour_of, sheet, words
 from labkit.text import gib
 from labkit.view import CATEGORY_COLOURS, LIMIT_COLOUR
+from labkit_labs.claims import amount
+from labkit_labs.draw.picture import GREY, WIDTH, Picture, box, colour_of, sheet, words
 
 __all__ = ["Quantity", "bars"]
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from labkit_labs.draw.picture import GREY, WIDTH, Picture, box, sheet, sweep, words
 from labkit.view import KIND_COLOURS
+from labkit_labs.draw.picture import GREY, WIDTH, Picture, box, sheet, sweep, words
 
 __all__ = ["loader"]
 

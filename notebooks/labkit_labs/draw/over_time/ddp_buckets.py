@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from labkit_labs.draw.picture import GREY, WIDTH, Picture, box, colour_of, frames, sheet, words
 from labkit.text import gib
+from labkit_labs.draw.picture import GREY, WIDTH, Picture, box, colour_of, frames, sheet, words
 
 __all__ = ["buckets", "filled"]
 

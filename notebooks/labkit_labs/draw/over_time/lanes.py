@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
-from labkit_labs.draw.picture import WIDTH, Picture, box, boxes, sheet, sweep, words
-from labkit.record import COMMUNICATION, Span
 from labkit import words as texts
+from labkit.record import COMMUNICATION, Span
 from labkit.view import KIND_COLOURS
+from labkit_labs.draw.picture import WIDTH, Picture, box, boxes, sheet, sweep, words
 
 __all__ = ["lanes"]
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 
-from labkit_labs.draw.picture import GREY, WIDTH, Picture, box, boxes, sheet, words
 from labkit.record import Span, bubble, elapsed
 from labkit.view import KIND_COLOURS
+from labkit_labs.draw.picture import GREY, WIDTH, Picture, box, boxes, sheet, words
 
 __all__ = ["grid"]
 

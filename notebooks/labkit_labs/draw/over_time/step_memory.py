@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from labkit_labs.draw.picture import GREY, WIDTH, Picture, sheet, words
 from labkit.view import CATEGORY_COLOURS, LIMIT_COLOUR
+from labkit_labs.draw.picture import GREY, WIDTH, Picture, sheet, words
 
 __all__ = ["step"]
 
