@@ -3,8 +3,8 @@
     python notebooks/publish.py build/notebooks build/labs --repository OWNER/NAME --commit SHA
 
 Writes a copy of every executed notebook, and a README that lists them. A copy's first cell has the buttons, its second
-one installs labkit and the labs' package of this commit where they are missing. The notebooks in the repository have neither: they cannot know
-from which fork they will be opened.
+one installs labkit and the labs' package of this commit where they are missing. The notebooks in the repository have
+neither: they cannot know from which fork they will be opened.
 """
 
 from __future__ import annotations
