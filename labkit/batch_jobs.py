@@ -1,4 +1,4 @@
-"""Runs that are started by a scheduler."""
+"""Starts runs by a scheduler."""
 
 from __future__ import annotations
 

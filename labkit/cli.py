@@ -1,4 +1,4 @@
-"""The command line: the functions of the notebook as verbs."""
+"""Offers the functions of the notebook as verbs of a command line."""
 
 from __future__ import annotations
 

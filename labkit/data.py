@@ -1,4 +1,4 @@
-"""Data sets for the labs: from disk if present, otherwise downloaded once and checked."""
+"""Provides data sets for the labs: from disk if present, otherwise downloaded once and checked."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Files of a run folder: read as untrusted, because they may come from another user, and replaced atomically."""
+"""Reads the files of a run folder as untrusted, because they may come from another user, and replaces them
+atomically."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The cell magic `%%ranks`: a notebook cell that is executed on the ranks of a running training."""
+"""Provides the cell magic `%%ranks`: a notebook cell that is executed on the ranks of a running training."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reaching into a running training: the asker's side of requests to its ranks (record/requests.py)."""
+"""Reaches into a running training: the asker's side of requests to its ranks (record/requests.py)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The Kaggle session that this process runs in: whether there is one, where its files are, when it ends."""
+"""Describes the Kaggle session that this process runs in: whether there is one, where its files are, when it ends."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An interactive panel: move sliders to see each strategy's predicted memory and speed, then run it."""
+"""Shows an interactive panel: move sliders to see each strategy's predicted memory and speed, then run it."""
 
 from __future__ import annotations
 

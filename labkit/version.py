@@ -1,4 +1,5 @@
-"""labkit's version. Not from the metadata of an installation: labkit may run from a folder on PYTHONPATH."""
+"""Holds labkit's version, which is not that of an installation's metadata: labkit may run from a folder on
+PYTHONPATH."""
 
 __all__ = ["__version__"]
 

@@ -1,4 +1,4 @@
-"""Warnings before a launch: a few lines, and never an error of the checker itself."""
+"""Warns before a launch, in a few lines, and never with an error of the checker itself."""
 
 from __future__ import annotations
 

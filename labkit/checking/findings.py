@@ -1,4 +1,4 @@
-"""The findings of a check and their display."""
+"""Holds and displays the findings of a check."""
 
 from __future__ import annotations
 

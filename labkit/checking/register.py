@@ -1,4 +1,4 @@
-"""The register of rules. A rule is a function that looks at a Tree and yields (node, message) for each mistake."""
+"""Registers the rules. A rule is a function that looks at a Tree and yields (node, message) for each mistake."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The doctor: facts are gathered once, and small pure functions of them produce findings.
+"""Diagnoses this machine: facts are gathered once, and small pure functions of them produce findings.
 
 A new detection is one function with `@detection` in the file of its topic in `findings/`, and a machine in
 `tests/unit/machines` for which it reports a finding.

@@ -1,4 +1,4 @@
-"""The doctor's findings, and the list of functions that produce them."""
+"""Defines the doctor's findings, and lists the functions that produce them."""
 
 from __future__ import annotations
 

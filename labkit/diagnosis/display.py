@@ -1,4 +1,5 @@
-"""Findings as a table for a terminal and as a card for a notebook: problems first, then facts in short form."""
+"""Displays findings as a table for a terminal and as a card for a notebook: problems first, then facts in short
+form."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The facts about a machine: plain values, gathered once; they can be written as JSON and read back.
+"""Holds the facts about a machine: plain values, gathered once; they can be written as JSON and read back.
 
 A fact is a field here and a function of the same name in `probes.py`. None means that it could not be determined.
 """

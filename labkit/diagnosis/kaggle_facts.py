@@ -1,4 +1,4 @@
-"""Facts about a Kaggle session, determined from inside."""
+"""Determines facts about a Kaggle session from inside."""
 
 from __future__ import annotations
 

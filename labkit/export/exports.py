@@ -1,5 +1,5 @@
-"""A run for other tools: CSV and Parquet files, TensorBoard, Trackio, Weights & Biases. Everything is read from the run
-folder, so no script needs a logger."""
+"""Exports a run for other tools: CSV and Parquet files, TensorBoard, Trackio, Weights & Biases. Everything is read
+from the run folder, so no script needs a logger."""
 
 from __future__ import annotations
 

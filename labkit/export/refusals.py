@@ -1,4 +1,4 @@
-"""Why an export is refused, in one sentence each."""
+"""Says why an export is refused, in one sentence each."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A run's records as scalars by step, which is what experiment trackers take."""
+"""Converts a run's records to scalars by step, which is what experiment trackers take."""
 
 from __future__ import annotations
 

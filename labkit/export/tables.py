@@ -1,4 +1,4 @@
-"""`run.metrics()` as a CSV or Parquet file. NaN and infinity stay apart from values that were not recorded."""
+"""Writes `run.metrics()` as a CSV or Parquet file. NaN and infinity stay apart from values that were not recorded."""
 
 from __future__ import annotations
 

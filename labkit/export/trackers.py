@@ -1,4 +1,4 @@
-"""A run in experiment trackers: TensorBoard, Trackio, Weights & Biases, by their own packages."""
+"""Logs a run to experiment trackers: TensorBoard, Trackio, Weights & Biases, by their own packages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Kaggle's two T4s: push a notebook as a kernel, follow it, and fetch its runs."""
+"""Trains on Kaggle's two T4s: pushes a notebook as a kernel, follows it, and fetches its runs."""
 
 from labkit.faces import face
 

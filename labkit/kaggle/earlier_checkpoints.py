@@ -1,4 +1,4 @@
-"""Checkpoints of an earlier version of a kernel, to resume from."""
+"""Finds checkpoints of an earlier version of a kernel, to resume from."""
 
 from __future__ import annotations
 

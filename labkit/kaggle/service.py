@@ -1,4 +1,4 @@
-"""Kaggle's service, reached through its own client, the `kaggle` package."""
+"""Reaches Kaggle's service through its own client, the `kaggle` package."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sweeps: many runs of one script from a queue that survives the kernel."""
+"""Runs one script many times, from a queue that survives the kernel."""
 
 from labkit.faces import face
 

@@ -1,5 +1,5 @@
-"""A sweep under Slurm: each point is a run of its own, and a task of one job array. Slurm is the queue, so labkit needs
-no process: which runs belong to the sweep is in their `run.json`, as on one machine."""
+"""Runs a sweep under Slurm: each point is a run of its own, and a task of one job array. Slurm is the queue, so labkit
+needs no process: which runs belong to the sweep is in their `run.json`, as on one machine."""
 
 from __future__ import annotations
 

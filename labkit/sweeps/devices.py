@@ -1,4 +1,4 @@
-"""How many runs of a sweep fit this machine at a time, and on which GPUs the next one starts."""
+"""Decides how many runs of a sweep fit this machine at a time, and on which GPUs the next one starts."""
 
 from __future__ import annotations
 

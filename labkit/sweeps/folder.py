@@ -1,4 +1,4 @@
-"""The folder of a sweep: `<runs>/sweeps/<UTC>-<name>-<4 hex>/`, beside the runs that it starts.
+"""Names the files in the folder of a sweep, `<runs>/sweeps/<UTC>-<name>-<4 hex>/`, beside the runs that it starts.
 
     sweep.json   the points, the options and where it was started; written once, before anything runs
     script.py    the script of every run, as it was when the sweep was made

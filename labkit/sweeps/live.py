@@ -1,4 +1,4 @@
-"""The live view of a sweep: one thread updates one HTML widget; at the end a static bundle replaces it."""
+"""Shows a live sweep: one thread updates one HTML widget; at the end a static bundle replaces it."""
 
 from __future__ import annotations
 

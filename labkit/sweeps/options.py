@@ -1,4 +1,4 @@
-"""The options of a sweep: those of every launch in it, and how its points are chosen and queued."""
+"""Defines the options of a sweep: those of every launch in it, and how its points are chosen and queued."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The points of a sweep: a grid, random draws, or a list of dicts, as plain parameters."""
+"""Makes the points of a sweep: a grid, random draws, or a list of dicts, as plain parameters."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A sweep from its call to its process: check every point, write the folder, start the queue."""
+"""Takes a sweep from its call to its process: checks every point, writes the folder, starts the queue."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the points of a sweep have reached, read from the folders of their runs."""
+"""Reads what the points of a sweep have reached from the folders of their runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which jobs of a sweep may start: all points, or with successive halving the best of the rung before."""
+"""Decides which jobs of a sweep may start: all points, or with successive halving the best of the rung before."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The process that owns the queue of a sweep: it starts runs as others end, and records how the sweep ended.
+"""Owns the queue of a sweep as a process of its own: it starts runs as others end, and records how the sweep ended.
 
 python -m labkit.sweeps.sweeper SWEEP_FOLDER OWNER_PID < JSON
 

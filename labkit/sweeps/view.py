@@ -1,4 +1,4 @@
-"""A sweep as one table and one overlay of losses: HTML, plain text, and the static bundle of a saved notebook."""
+"""Shows a sweep as one table and one overlay of losses: HTML, plain text, and the static bundle of a saved notebook."""
 
 from __future__ import annotations
 

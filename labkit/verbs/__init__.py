@@ -1,4 +1,4 @@
-"""The verbs of the terminal, by subject; `cli.py` puts them together."""
+"""Defines the verbs of the terminal, by subject; `cli.py` puts them together."""
 
 from labkit.faces import face
 

@@ -1,4 +1,4 @@
-"""Training scripts as lists of titled cells, and the notebook cells that replace them."""
+"""Handles training scripts as lists of titled cells, and the notebook cells that replace them."""
 
 from labkit.faces import face
 

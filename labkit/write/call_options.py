@@ -1,4 +1,4 @@
-"""Options of a call as the fields of a dataclass, which define its keywords, its signature and its flags."""
+"""Turns the fields of a dataclass into the options of a call: its keywords, its signature and its flags."""
 
 from __future__ import annotations
 

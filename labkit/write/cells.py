@@ -1,4 +1,4 @@
-"""One cell: its text, the names that it defines and uses, and its errors."""
+"""Describes one cell: its text, the names that it defines and uses, and its errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The contract that a user's cell must fulfil to replace a cell of a script."""
+"""Checks the contract that a user's cell must fulfil to replace a cell of a script."""
 
 from __future__ import annotations
 

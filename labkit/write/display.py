@@ -1,4 +1,4 @@
-"""Displays of scripts, of diffs of scripts, and of the parts that scripts are composed of."""
+"""Displays scripts, diffs of scripts, and the parts that scripts are composed of."""
 
 from __future__ import annotations
 

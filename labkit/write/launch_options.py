@@ -1,5 +1,5 @@
-"""The options of a launch besides the script's own parameters. They are defined only here, for `launch`, its signature
-and its suggestions for mistyped names, the command line, and launches on hosts and under Slurm."""
+"""Defines the options of a launch besides the script's own parameters. They are defined only here, for `launch`, its
+signature and its suggestions for mistyped names, the command line, and launches on hosts and under Slurm."""
 
 from __future__ import annotations
 

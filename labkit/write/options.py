@@ -1,4 +1,4 @@
-"""The command line of a script, read from its `add_argument` calls without running it."""
+"""Reads the command line of a script from its `add_argument` calls, without running it."""
 
 from __future__ import annotations
 

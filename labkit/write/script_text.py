@@ -1,4 +1,4 @@
-"""A script's text as cells: what a `Script` is, without the ways to compose, change and display it."""
+"""Splits a script's text into cells: what a `Script` is, without the ways to compose, change and display it."""
 
 from __future__ import annotations
 

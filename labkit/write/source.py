@@ -1,4 +1,4 @@
-"""The text of the notebook cell that created a live object."""
+"""Finds the text of the notebook cell that created a live object."""
 
 from __future__ import annotations
 

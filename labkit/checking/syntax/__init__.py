@@ -1,1 +1,1 @@
-"""A script's syntax tree and the queries of the rules."""
+"""Answers the rules' queries about a script's syntax tree."""

@@ -1,4 +1,4 @@
-"""Calls that all ranks must make."""
+"""Finds calls that all ranks must make."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Queries about models: where they are trained or moved, and the origin of values."""
+"""Answers queries about models: where they are trained or moved, and the origin of values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Helpers for nodes of a syntax tree."""
+"""Helps with nodes of a syntax tree."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A script's text, parsed once: resolved imports, the position of each node, and the values of names."""
+"""Parses a script's text once: resolved imports, the position of each node, and the values of names."""
 
 from __future__ import annotations
 

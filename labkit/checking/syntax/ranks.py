@@ -1,4 +1,4 @@
-"""Which ranks reach a line: conditions on the rank, early returns, and functions called under them."""
+"""Decides which ranks reach a line: conditions on the rank, early returns, and functions called under them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A parsed script with the strategies it uses and the models they wrap, as input of the rules."""
+"""Holds a parsed script with the strategies it uses and the models they wrap, as input of the rules."""
 
 from __future__ import annotations
 

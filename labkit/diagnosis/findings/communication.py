@@ -1,4 +1,4 @@
-"""How ranks communicate: backend, paths between the GPUs, and earlier measurements."""
+"""Judges how ranks communicate: backend, paths between the GPUs, and earlier measurements."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Other processes on the GPUs."""
+"""Finds other processes on the GPUs."""
 
 from __future__ import annotations
 

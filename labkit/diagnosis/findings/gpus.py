@@ -1,4 +1,4 @@
-"""The GPUs: memory, precisions, and whether torch can use them."""
+"""Judges the GPUs: memory, precisions, and whether torch can use them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A Kaggle session. Limits are from kaggle.com/docs/notebooks, copies of August and September 2026."""
+"""Judges a Kaggle session. Limits are from kaggle.com/docs/notebooks, copies of August and September 2026."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""This process: GPU memory held by a notebook's kernel is not available to ranks."""
+"""Judges this process: GPU memory that a notebook's kernel holds is not available to ranks."""
 
 from __future__ import annotations
 

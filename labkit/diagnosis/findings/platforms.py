@@ -1,4 +1,4 @@
-"""The platform: the system, the front end, and leftovers in the environment."""
+"""Judges the platform: the system, the front end, and leftovers in the environment."""
 
 from __future__ import annotations
 

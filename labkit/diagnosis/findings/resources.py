@@ -1,4 +1,4 @@
-"""Resources that the ranks share: cores, memory, disk, /dev/shm, and their limits."""
+"""Judges the resources that the ranks share: cores, memory, disk, /dev/shm, and their limits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Versions, and those that are known not to work."""
+"""Judges versions, and finds those that are known not to work."""
 
 from __future__ import annotations
 

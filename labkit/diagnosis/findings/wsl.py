@@ -1,4 +1,5 @@
-"""WSL2, according to documentation and issues (docs/reference/platforms.md): labkit has not been tested there yet."""
+"""Judges WSL2, according to documentation and issues (docs/reference/platforms.md): labkit has not been tested there
+yet."""
 
 from __future__ import annotations
 
