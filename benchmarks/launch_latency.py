@@ -24,14 +24,14 @@ PRINTS = "            step += 1\n"  # in the main cell
 LAUNCHES = """
 import select, sys, time
 import labkit
-from labkit.launcher.warm import client
+from labkit.launcher.warm import session
 
 for launch in range(3):
-    client.FORKS = launch < 2
+    session.FORKS = launch < 2
     began = time.time()
     run = labkit.launch(sys.argv[1], nproc_per_node=int(sys.argv[2]), args=sys.argv[3:], wait=True)
     print("seconds", float(run.logs(rank=0).split("first ")[1].split()[0]) - began, flush=True)
-    select.select([client._warm[0].control], [], [])  # until it is ready
+    select.select([session._warm[0].control], [], [])  # until it is ready
 """
 
 

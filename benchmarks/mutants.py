@@ -325,7 +325,7 @@ MUTANTS = [
     ),
     Mutant(
         "the ladder",
-        LAUNCHER + "link/preflight.py",
+        "labkit/link/measure.py",
         "for rung in NCCL_LADDER",
         "for rung in NCCL_LADDER[:1]",
         ("test_gpus.py", "climbed"),

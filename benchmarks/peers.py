@@ -239,12 +239,12 @@ SESSION = """
 import select, sys, time
 from pathlib import Path
 import labkit
-from labkit.launcher.warm import client
+from labkit.launcher.warm import session
 
 script, folder, *options = sys.argv[2:]
 (earlier := Path(folder, "earlier")).mkdir()
 labkit.launch(script, nproc_per_node=int(sys.argv[1]), args=[str(earlier), *options], wait=True)
-select.select([client._warm[0].control], [], [])  # until it is ready
+select.select([session._warm[0].control], [], [])  # until it is ready
 Path(folder, "began").write_text(str(time.time()))
 labkit.launch(script, nproc_per_node=int(sys.argv[1]), args=[folder, *options], wait=True)
 """

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import labkit
 from labkit import Script
-from labkit.link.bandwidth import Link, measure_link
+from labkit.link.measure import Link, measure_link
 from labkit.planner.layout import layout_of
 from labkit.planner.model.facts import ModelFacts, facts_of
 from labkit.planner.speed.rates import Rates, measure_rates

@@ -1,4 +1,6 @@
-"""A run on several hosts by plain ssh: look at each, make its folder, begin its part on each.
+"""Starts a run on several hosts by plain ssh: looks at each, makes the run's folder, begins its part on each.
+
+    python -m labkit.cluster.hosts RUN_FOLDER OWNER_PID      ends the run when the process that started it has ended
 
 torchrun's rendezvous is static, at an address of the first host that the others were seen to reach; names in
 /etc/hosts, which are often wrong, are not relied upon.
@@ -12,22 +14,24 @@ import secrets
 import shlex
 import shutil
 import subprocess
+import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
 
-from labkit.cluster.ssh import ask, check_names, is_address, is_this_host
-from labkit.cluster.tie import tie
+from labkit.cluster.remote import ask, check_names, is_address, is_this_host
 from labkit.errors import LaunchError, RunFolderError
 from labkit.hardware import Gpu, Hardware, hardware, is_loopback, own_address_towards, resolved
-from labkit.launcher import Launchable, check_ranks, create_on_nodes, node_command
-from labkit.record import Nodes, RunFolder, runs_root
+from labkit.launcher import Launchable, check_ranks, create_on_nodes, node_command, stop
+from labkit.record import Nodes, RunFolder, read_state, runs_root
 from labkit.write import LaunchOptions, Script
 
-__all__ = ["begin", "lines_to_paste"]
+__all__ = ["begin", "lines_to_paste", "tie"]
 
 HOSTS_AT_ONCE = 64  # each is a thread that waits for an ssh
+LOOK_SECONDS = 0.5
 PORTS = range(20_000, 30_000)  # below those that systems hand out themselves
 T = TypeVar("T")
 _ties: list[subprocess.Popen[bytes]] = []
@@ -180,3 +184,28 @@ def _each(names: Sequence[str], do: Callable[[int, str], T]) -> list[T]:
 def _machine(value: dict[str, Any]) -> Hardware:
     gpus = tuple(Gpu(g["name"], g["memory"], (g["capability"][0], g["capability"][1])) for g in value["gpus"])
     return Hardware(**{**value, "gpus": gpus})
+
+
+def tie(folder: RunFolder) -> subprocess.Popen[bytes]:
+    """End the run when this process ends, as the supervisor does on one machine."""
+    with folder.supervisor_log.open("ab") as log:
+        return subprocess.Popen(
+            [sys.executable, "-m", "labkit.cluster.hosts", str(folder.path), str(os.getpid())],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+
+
+def main() -> None:
+    folder, owner = RunFolder(sys.argv[1]), int(sys.argv[2])
+    while os.getppid() == owner:
+        if read_state(folder).is_final:
+            return
+        time.sleep(LOOK_SECONDS)
+    stop(folder)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,19 +1,38 @@
-"""The launch file of a Slurm job, as a pure function. Comments in the file explain lines that are not obvious."""
+"""Writes the launch file of a Slurm job from the job's options, which are defined only here.
+
+Comments in the file explain lines that are not obvious.
+"""
 
 from __future__ import annotations
 
 import re
 import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from labkit.cluster.job_options import JobOptions
-from labkit.cluster.timelimit import seconds_of
+from labkit.arguments import AtLeastOne, ZeroOrMore
 from labkit.errors import LaunchError
 from labkit.launcher import node_torchrun_command
+from labkit.record import Nodes
+from labkit.write import CallOptions, flag, whole_number
 
-__all__ = ["HEAD", "NODE", "PORT", "LaunchFile", "array_text", "sbatch_text"]
+__all__ = [
+    "HEAD",
+    "JobOptions",
+    "LaunchFile",
+    "NODE",
+    "NOTICE_SECONDS",
+    "PORT",
+    "array_text",
+    "sbatch_text",
+    "seconds_of",
+]
 
+# A job is notified this long before its time limit to finish its step and save.
+NOTICE_SECONDS = 120
+# sbatch(1): minutes, minutes:seconds, hours:minutes:seconds, days-hours, days-hours:minutes, days-hours:minutes:seconds
+DAYS = re.compile(r"(\d+)-(\d+)(?::(\d+))?(?::(\d+))?")
+SHORT = re.compile(r"(?:(?:(\d+):)?(\d+):(\d+)|(\d+))")
 # Placeholders for words that only the job knows. They cannot clash with user input, which has no control characters.
 NODE, HEAD, PORT = "\1", "\2", "\3"
 VARIABLES = {NODE: '"$SLURM_NODEID"', HEAD: '"$HEAD"', PORT: '"$PORT"'}
@@ -21,6 +40,53 @@ CONTROL = re.compile(r"[\x00-\x1f\x7f\x85\u2028\u2029\ud800-\udfff]")
 # Linux uses ports from 32768 on as ephemeral ports.
 FIRST_PORT, PORTS = 20_000, 12_000
 KEPT_SECONDS = 15  # part of the time to save, reserved for the end of the job after the ranks
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobOptions(CallOptions):
+    """How a script is run as a Slurm job, independent of the script; `submit` explains the options."""
+
+    time: str | int = field(
+        metadata=flag(
+            "time limit: 02:00:00, 1-12:00:00, or minutes", expected="'02:00:00', '1-12:00:00' or a number of minutes"
+        )
+    )
+    nodes: AtLeastOne = field(default=1, metadata=flag(type=int, metavar="N"))
+    nproc_per_node: int | str = field(
+        default="auto",
+        metadata=flag(
+            "ranks per node (default: one per GPU)", type=whole_number, metavar="N", expected="an integer or 'auto'"
+        ),
+    )
+    partition: str | None = field(default=None, metadata=flag())
+    account: str | None = field(default=None, metadata=flag())
+    gpus_per_node: ZeroOrMore | None = field(
+        default=None, metadata=flag("default: one per rank, if the nodes have them", type=int, metavar="N")
+    )
+    cpus_per_task: AtLeastOne | None = field(
+        default=None, metadata=flag("cores of each node (default: two per rank)", type=int, metavar="N")
+    )
+    options: Sequence[str] = field(
+        default=(),
+        metadata=flag(
+            "any other sbatch option, such as --option=--qos=high; may be repeated",
+            flag="--option",
+            action="append",
+            default=[],
+            metavar="OPTION",
+            expected="a list such as ['--qos=high', '--mem=64G']",
+        ),
+    )
+    setup: str = field(default="", metadata=flag("commands to run first, such as 'module load cuda'", metavar="SHELL"))
+    saving_seconds: ZeroOrMore = field(
+        default=NOTICE_SECONDS,
+        metadata=flag("save this long before the time limit (default: %(default)s)", type=int, metavar="S"),
+    )
+
+    @property
+    def counts(self) -> Nodes:
+        """The nodes and their ranks, once `nproc_per_node` is a number."""
+        return Nodes(self.nodes, int(self.nproc_per_node))
 
 
 @dataclass(frozen=True)
@@ -75,6 +141,27 @@ def sbatch_text(file: LaunchFile) -> str:
     parts = [_options(file), _setup(file), _meeting(file), _task(file)]
     parts += [_saving(file), _requeueing(file)] if file.checkpoints else ["\n".join(_step(file))]
     return "\n\n".join(parts) + "\n"
+
+
+def seconds_of(time: str | int) -> int | None:
+    """A time limit in seconds; None for UNLIMITED. Raises LaunchError for what sbatch would refuse."""
+    text = str(time)
+    if text.upper() in ("UNLIMITED", "INFINITE"):
+        return None
+    if match := DAYS.fullmatch(text):
+        days, hours, minutes, seconds = (int(part or 0) for part in match.groups())
+    elif match := SHORT.fullmatch(text):
+        hours, minutes, seconds, alone = (int(part or 0) for part in match.groups())
+        days, minutes = 0, minutes + alone
+    else:
+        raise LaunchError(
+            f"time={time!r} is not a Slurm time limit: expected '02:00:00' (hours:minutes:seconds), '1-12:00:00' "
+            "(with days) or '90' (minutes)"
+        )
+    total = ((days * 24 + hours) * 60 + minutes) * 60 + seconds
+    if total < 1:
+        raise LaunchError(f"time={time!r} must be greater than zero, for example '02:00:00'")
+    return total
 
 
 def _options(file: LaunchFile, tasks: str = "") -> str:

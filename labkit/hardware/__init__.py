@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from labkit.hardware.machine import driver_version as driver_version  # The NVIDIA driver's version, without asking
     from labkit.hardware.machine import hardware as hardware  # This machine now, or as ranks with
     from labkit.hardware.machine import has_driver as has_driver
+    from labkit.hardware.machine import install_for as install_for  # The pip command for the newest torch that
     from labkit.hardware.machine import may_have_gpus as may_have_gpus  # Whether an NVIDIA driver is installed and
     from labkit.hardware.machine import platform_name as platform_name
     from labkit.hardware.machine import torch_report as torch_report  # What torch reports about the visible GPUs
@@ -23,6 +24,5 @@ if TYPE_CHECKING:
     from labkit.hardware.network import own_address_towards as own_address_towards  # The source address of packets to
     from labkit.hardware.network import resolved as resolved  # The address that a host name or address resolves to on
     from labkit.hardware.nvml import ask_nvml as ask_nvml  # `driver`, `cuda`, `cards` and `links`, see `report`
-    from labkit.hardware.torch_wheels import install_for as install_for  # The pip command for the newest torch that
 else:
     __getattr__, __dir__ = face(__name__)

@@ -1,4 +1,9 @@
-"""Finds out what this machine has, without opening a CUDA context, which would take memory that the ranks need."""
+"""Finds out what this machine has, without opening a CUDA context, which would take memory that the ranks need.
+
+The architectures of torch's wheels: "PyTorch CUDA Support Matrix" in pytorch's RELEASE.md, pytorch issues #157517,
+#172352 and #190385 (which proposes to end CUDA 12.6 with torch 2.15), pull requests #164471, #175253 and #182849. Their
+drivers: NVIDIA's "CUDA Compatibility": one of a CUDA major version runs all of its minor versions.
+"""
 
 from __future__ import annotations
 
@@ -34,6 +39,7 @@ __all__ = [
     "hardware",
     "has_driver",
     "has_kernels",
+    "install_for",
     "may_have_gpus",
     "platform_name",
     "torch_report",
@@ -63,6 +69,7 @@ print(json.dumps({"gpus": [[p.name, p.total_memory, [p.major, p.minor]] for p in
                   "uuids": [str(getattr(p, "uuid", "")) for p in gpus], "problem": problem,
                   "cuda": torch.version.cuda, "kernels": torch.cuda.get_arch_list()}))
 """
+WHEELS_INDEX = "https://download.pytorch.org/whl/"
 KERNEL = re.compile(r"(sm|compute)_(\d+)(\d)([af]?)")
 # The first compute capabilities with fp8 (torch._scaled_mm) and with symmetric memory (torch's own tests of it require
 # this, and that each GPU can read every other's memory: requires_cuda_p2p_access in torch/testing).
@@ -279,3 +286,36 @@ def has_kernels(capability: tuple[int, int], built: Sequence[str]) -> bool:
         if runs:
             return True
     return False
+
+
+@dataclass(frozen=True)
+class _Wheels:
+    """torch's wheels of one CUDA version for Linux (x86): on which architectures they run, and the first torch that no
+    longer has them."""
+
+    cuda: tuple[int, int]
+    lowest: tuple[int, int]
+    highest: tuple[int, int] | None
+    ends_with: str | None
+
+    def run_on(self, gpu: Gpu) -> bool:
+        return self.lowest <= gpu.capability and (self.highest is None or gpu.capability[0] <= self.highest[0])
+
+
+# The newest first; CUDA 13's have PTX for architectures that do not exist yet.
+WHEELS = (
+    _Wheels((13, 0), (7, 5), None, None),
+    _Wheels((12, 8), (7, 5), (12, 0), "2.12"),
+    _Wheels((12, 6), (5, 0), (9, 0), "2.15"),
+)
+
+
+def install_for(gpus: Sequence[Gpu], driver_cuda: str | None) -> str:
+    """The pip command for the newest torch that has kernels for these GPUs and runs under a driver that supports CUDA
+    up to `driver_cuda`, such as "12.4" (None: unknown); empty if there is none."""
+    major = int(driver_cuda.split(".")[0]) if driver_cuda else WHEELS[0].cuda[0]
+    for wheels in WHEELS:
+        if wheels.cuda[0] <= major and gpus and all(wheels.run_on(gpu) for gpu in gpus):
+            torch = f"'torch<{wheels.ends_with}'" if wheels.ends_with else "torch"
+            return f"python -m pip install {torch} --index-url {WHEELS_INDEX}cu{wheels.cuda[0]}{wheels.cuda[1]}"
+    return ""

@@ -15,13 +15,12 @@ if TYPE_CHECKING:
     from labkit.launcher.checks import check_ranks as check_ranks  # The number of ranks
     from labkit.launcher.checks import check_torch as check_torch  # torch is installed and not older than 2.8, below
     from labkit.launcher.checks import release_of as release_of  # (2, 10) of "2.10.0+cu128"
-    from labkit.launcher.gpu_memory import freed_in_words as freed_in_words  # What NVML says about the processes of a
-    from labkit.launcher.locks.checkpoints import run_that_saves_to as run_that_saves_to  # The live run that holds the
-    from labkit.launcher.locks.gpus import GpusInUseError as GpusInUseError  # Another run holds a GPU that the launch
-    from labkit.launcher.locks.gpus import cards as cards  # By a GPU's name in `CUDA_VISIBLE_DEVICES` (its index, its
-    from labkit.launcher.locks.gpus import check_gpus_are_free as check_gpus_are_free  # Raises LaunchError when an
-    from labkit.launcher.locks.gpus import gpus_in_use as gpus_in_use  # The active runs on this machine, each with its
-    from labkit.launcher.locks.gpus import gpus_of as gpus_of  # The GPUs that this many ranks will use, as
+    from labkit.launcher.locks import GpusInUseError as GpusInUseError  # Another run holds a GPU that the launch
+    from labkit.launcher.locks import cards as cards  # By a GPU's name in `CUDA_VISIBLE_DEVICES` (its index, its
+    from labkit.launcher.locks import check_gpus_are_free as check_gpus_are_free  # Raises LaunchError when an
+    from labkit.launcher.locks import gpus_in_use as gpus_in_use  # The active runs on this machine, each with its
+    from labkit.launcher.locks import gpus_of as gpus_of  # The GPUs that this many ranks will use, as
+    from labkit.launcher.locks import run_that_saves_to as run_that_saves_to  # The live run that holds the
     from labkit.launcher.multinode import create_on_nodes as create_on_nodes  # The folder of a run on several nodes,
     from labkit.launcher.multinode import node_command as node_command  # The command that one host of a run executes
     from labkit.launcher.multinode import torchrun_of_node as torchrun_of_node  # The torchrun command, with labkit's
@@ -36,6 +35,7 @@ if TYPE_CHECKING:
     from labkit.launcher.starting import start as start  # Start a run and return its folder immediately
     from labkit.launcher.stopping import LONGEST_GRACE as LONGEST_GRACE
     from labkit.launcher.stopping import check_may_stop as check_may_stop  # The run belongs to this user, and this is
+    from labkit.launcher.stopping import freed_in_words as freed_in_words  # What NVML says about the processes of a
     from labkit.launcher.stopping import processes_of as processes_of  # Every live process of the run, or of one node
     from labkit.launcher.stopping import request_stop as request_stop  # Ask the supervisors of a run to stop it
     from labkit.launcher.stopping import still_running as still_running  # What the ranks of a run that is over left

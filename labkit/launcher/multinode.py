@@ -11,7 +11,7 @@ from labkit.errors import RunFolderError
 from labkit.files import write_json
 from labkit.hardware import Hardware, platform_name
 from labkit.launcher import checks
-from labkit.launcher.locks.gpus import gpus_of
+from labkit.launcher.locks import gpus_of
 from labkit.launcher.request import Launchable, check, checkpoint_arguments, with_options
 from labkit.launcher.starting import removed_on_failure, write_folder
 from labkit.launcher.torchrun import (

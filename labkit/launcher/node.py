@@ -35,7 +35,7 @@ from labkit.launcher import checks
 from labkit.launcher.causes.node_loss import MEETING_SECONDS
 from labkit.launcher.causes.several_nodes import conclusion
 from labkit.launcher.causes.signals import oom_kills
-from labkit.launcher.locks.checkpoints import lock_checkpoints
+from labkit.launcher.locks import lock_checkpoints
 from labkit.launcher.peers import CONCLUSIONS, ENDING_TIMEOUT_SECONDS, POLL_SECONDS, WORKS, Peer
 from labkit.launcher.shutdown import LEFT_SECONDS, Leftovers
 from labkit.launcher.stopping import SAVING_SECONDS, StopRequest

@@ -18,9 +18,7 @@ from labkit.errors import RunFolderError
 from labkit.files import write_json
 from labkit.hardware import Hardware, hardware, platform_name
 from labkit.launcher import checks
-from labkit.launcher.invisible import write_starting_files
-from labkit.launcher.locks.checkpoints import lock_checkpoints
-from labkit.launcher.locks.gpus import check_gpus_are_free, gpus_of, one_launch_at_a_time
+from labkit.launcher.locks import check_gpus_are_free, gpus_of, lock_checkpoints, one_launch_at_a_time
 from labkit.launcher.request import (
     Launchable,
     LaunchRequest,
@@ -36,9 +34,9 @@ from labkit.launcher.torchrun import (
     reproducing_command,
     torchrun_command,
 )
-from labkit.launcher.warm import client as warm
+from labkit.launcher.warm import session as warm
 from labkit.launcher.warm.eligibility import why_new_processes
-from labkit.launcher.warm.proc import with_room
+from labkit.launcher.warm.process import with_room, write_starting_files
 from labkit.rank_files import MODULES
 from labkit.record import RunFolder, State, record_starting_supervisor, runs_root, write_state
 from labkit.session import current_folder

@@ -1,4 +1,4 @@
-"""Stop a run so that none of its processes is left: ask its supervisor (shutdown.py), wait for it, KILL, verify.
+"""Stops a run so that none of its processes is left: asks its supervisor (shutdown.py), waits for it, KILLs, verifies.
 
 A process of a run carries the run's marker or descends from its supervisor, which adopts the orphans of its ranks. The
 sampler records these descendants, because a supervisor that is killed leaves them to a parent that does not know them.
@@ -7,6 +7,7 @@ sampler records these descendants, because a supervisor that is killed leaves th
 from __future__ import annotations
 
 import os
+import subprocess
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -17,6 +18,7 @@ import psutil
 
 from labkit.errors import RunFolderError
 from labkit.files import in_parallel, read_json, write_json
+from labkit.hardware import ask_nvml
 from labkit.host import Identity
 from labkit.launcher.rank_processes import cleans_up, is_alive
 from labkit.rank_files import MARKER, NODE_MARKER
@@ -37,6 +39,7 @@ from labkit.record import (
     write_state,
     written_state,
 )
+from labkit.text import gib
 
 __all__ = [
     "GRACE_SECONDS",
@@ -45,6 +48,7 @@ __all__ = [
     "StopRequest",
     "check_may_stop",
     "descendants",
+    "freed_in_words",
     "processes_of",
     "request_stop",
     "requested",
@@ -69,6 +73,8 @@ POLL_NODES_SECONDS = 0.5  # reads the files of many nodes
 KILL_SECONDS = 4.0  # how long processes may take to receive a KILL
 EXIT_SECONDS = 30.0  # how long one that was killed may take to exit
 QUIET_SECONDS = 1.0  # what ends within them is not worth a word
+NVML_SECONDS, NVML_POLL_SECONDS = 5.0, 0.5
+FREEING_SECONDS = 10.0  # how long a driver may take to free the memory of a process that has exited
 CLEANING_SECONDS = 3.0  # torch's manager of shared memory notices within 2 s that its ranks are dead
 
 
@@ -313,3 +319,30 @@ def request_in_words(folder: RunFolder) -> dict[str, Any]:
     if isinstance(request, dict) and request.get("goes_on") is True:
         return {"kind": "stopped", "goes_on": True, "sentence": "saved and stopped near the job's time limit"}
     return {"kind": "stopped", "sentence": "stopped on request"}
+
+
+def freed_in_words(folder: RunFolder) -> str:
+    """What NVML says about the processes of a run that has been stopped: `and their GPU memory is free`, or which of
+    them it still lists. Empty if it cannot tell: it did not list them while they ran, as in many containers, does not
+    answer now, or the run had several nodes."""
+    record = read_json(folder.processes)
+    pids = set(record.get("on_gpus") or ()) if isinstance(record, dict) else set()
+    until = time.monotonic() + FREEING_SECONDS
+    while pids and not folder.nodes.is_dir():
+        try:
+            cards = ask_nvml(NVML_SECONDS)["cards"]
+        except (OSError, ValueError, subprocess.TimeoutExpired):
+            return ""
+        if any(card["processes"] is None for card in cards):
+            return ""
+        listed = [(card["index"], each) for card in cards for each in card["processes"] if each["pid"] in pids]
+        if not listed:
+            return "and their GPU memory is free"
+        if time.monotonic() > until:
+            each = ", ".join(
+                f"pid {process['pid']}{f' with {gib(memory)}' if (memory := process['memory']) else ''} on GPU {index}"
+                for index, process in listed
+            )
+            return f"but after {FREEING_SECONDS:.0f} s NVML still lists {each}"
+        time.sleep(NVML_POLL_SECONDS)
+    return ""

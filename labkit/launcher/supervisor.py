@@ -29,7 +29,7 @@ from labkit.host import Identity
 from labkit.launcher.causes.background_errors import background_errors
 from labkit.launcher.causes.explain import find_cause
 from labkit.launcher.causes.signals import oom_kills
-from labkit.launcher.locks.checkpoints import unlock_checkpoints
+from labkit.launcher.locks import unlock_checkpoints
 from labkit.launcher.rank_processes import Programs
 from labkit.launcher.shutdown import Leftovers, Shutdown, torchrun_seconds
 from labkit.launcher.stopping import (
@@ -42,7 +42,7 @@ from labkit.launcher.stopping import (
 )
 from labkit.launcher.torchrun import TORCHRUN, attempt_command, marked
 from labkit.launcher.warm.fork import ForkedTorchrun, import_torchrun
-from labkit.launcher.warm.proc import ROOM, can_show, show_command
+from labkit.launcher.warm.process import ROOM, can_show, show_command
 from labkit.launcher.watch import SURVIVOR_SECONDS, Closing, FirstRank, HostNames, Progress, Stalls
 from labkit.rank_files import REACHABLE
 from labkit.record import (

@@ -1,5 +1,5 @@
 """Measures how long collectives take, each kind at sizes from 4 KiB to 64 MiB. A plain torchrun script, run by
-bandwidth.py.
+measure.py.
 
 torchrun --standalone --nproc-per-node=2 collective_times.py gloo answer.json
 """

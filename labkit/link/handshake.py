@@ -1,5 +1,5 @@
 """Each rank reports who and where it is, and tries what training needs: all sum 16 MiB, each sends as much to the next
-rank, and a group split from all sums again. A plain torchrun script, run by preflight.py.
+rank, and a group split from all sums again. A plain torchrun script, run by measure.py.
 
 torchrun --standalone --nproc-per-node=2 handshake.py nccl answer.json
 """

@@ -1,6 +1,6 @@
 """Is a rank's guest: in the interpreter of a training script from before its first line until after its last.
 
-torchrun starts `python -u RUN/guest.pyc train.py …` for each rank; launcher/invisible.py makes that file of this one.
+torchrun starts `python -u RUN/guest.pyc train.py …` for each rank; warm/process.py of the launcher makes that file.
 Until the script imports torch, or asks for the logger of its metrics, the guest needs only modules that every
 interpreter has loaded at its start, a thread that `threading` does not know, and descriptors far above the script's:
 the script sees what bare Python and torchrun let it see. Then it loads the rest of this package (recording.py).

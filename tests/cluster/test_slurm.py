@@ -16,8 +16,7 @@ from conftest import SCRIPTS as FAULTS
 
 import labkit
 from labkit.cluster import slurm
-from labkit.cluster.job_options import JobOptions
-from labkit.cluster.sbatch import LaunchFile, sbatch_text
+from labkit.cluster.sbatch import JobOptions, LaunchFile, sbatch_text
 from labkit.record.measured.reader import rows
 
 pytestmark = [pytest.mark.skipif(bool(why_not()), reason=f"a Slurm cluster {why_not()}"), pytest.mark.timeout(300)]

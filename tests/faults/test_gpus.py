@@ -16,8 +16,8 @@ import labkit
 from labkit.hardware import machine as hardware_module
 from labkit.hardware.machine import Gpu, hardware
 from labkit.launcher import starting
-from labkit.launcher.locks.gpus import gpus_of
-from labkit.link import preflight, short_runs
+from labkit.launcher.locks import gpus_of
+from labkit.link import measure
 from labkit.machine import Machine
 from labkit.write.launch_options import LaunchOptions
 
@@ -46,7 +46,7 @@ def only_one_test(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 @pytest.fixture
 def two_gpus(only_one_test: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hardware_module, "_gpus", lambda visible: () if visible == "" else (T4, T4))
-    monkeypatch.setattr(preflight, "link_settings", lambda *_: {})
+    monkeypatch.setattr(measure, "link_settings", lambda *_: {})
 
 
 RAISING = """import os, signal, time
@@ -119,41 +119,41 @@ def test_simulated_gpus_are_held_by_the_names_they_are_asked_for(
 
 def test_ranks_meet_and_what_they_said_is_kept_for_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     machine = hardware()
-    assert preflight.remembered(machine, 2, "gloo") is None
+    assert measure.remembered_preflight(machine, 2, "gloo") is None
 
     found = labkit.doctor(preflight=True)
 
-    kept = preflight.remembered(machine, 2, "gloo")
+    kept = measure.remembered_preflight(machine, 2, "gloo")
     assert kept
     assert kept.env == {}
     assert [rank["rank"] for rank in kept.ranks] == [0, 1]
     assert "2 ranks communicate over gloo" in str(found)
     assert "2 ranks communicate over gloo" in str(labkit.doctor())
-    assert preflight.remembered(machine, 4, "gloo") is None
+    assert measure.remembered_preflight(machine, 4, "gloo") is None
     monkeypatch.setenv("LABKIT_HOST", "another host of this home folder")
-    assert preflight.remembered(machine, 2, "gloo") is None
+    assert measure.remembered_preflight(machine, 2, "gloo") is None
 
 
 def ladder(monkeypatch: pytest.MonkeyPatch, *rungs: dict[str, str]) -> None:
     """gloo climbs a ladder like NCCL's, made of settings that do or do not work for it."""
-    monkeypatch.setattr(preflight, "NCCL_LADDER", rungs)
+    monkeypatch.setattr(measure, "NCCL_LADDER", rungs)
     real = starting.start
 
     def over_gloo(script: Path, options: LaunchOptions, parameters: dict[str, object], **more: bool) -> object:
         return real(script, dataclasses.replace(options, args=["gloo", options.args[1]]), parameters, **more)
 
-    monkeypatch.setattr(short_runs, "start", over_gloo)
+    monkeypatch.setattr(measure, "start", over_gloo)
 
 
 def test_the_ladder_is_climbed_until_a_setting_works_simulating_nccl(monkeypatch: pytest.MonkeyPatch) -> None:
     ladder(monkeypatch, {"GLOO_SOCKET_IFNAME": "none0"}, {"GLOO_SOCKET_IFNAME": "lo"})
 
-    found = preflight.try_link(hardware(), 2, "nccl", seconds=30)
+    found = measure.try_link(hardware(), 2, "nccl", seconds=30)
 
     assert found.env == {"GLOO_SOCKET_IFNAME": "lo"}
     assert len(found.tried) == 1
     assert "no interface none0" in found.tried[0]["problem"]
-    kept = preflight.remembered(hardware(), 2, "nccl")
+    kept = measure.remembered_preflight(hardware(), 2, "nccl")
     assert kept
     assert kept.env == {"GLOO_SOCKET_IFNAME": "lo"}
 
@@ -164,10 +164,10 @@ def test_ranks_that_never_meet_are_given_up_in_time_simulating_nccl(
 ) -> None:
     silent = tmp_path / "handshake.py"
     silent.write_text("import time\ntime.sleep(600)\n")
-    monkeypatch.setattr(preflight, "HANDSHAKE", silent)
+    monkeypatch.setattr(measure, "HANDSHAKE", silent)
     ladder(monkeypatch, {}, {"NCCL_P2P_DISABLE": "1"})
 
-    found = preflight.try_link(hardware(), 2, "nccl", seconds=4)
+    found = measure.try_link(hardware(), 2, "nccl", seconds=4)
 
     assert found.env is None
     assert [t["env"] for t in found.tried] == [{}, {"NCCL_P2P_DISABLE": "1"}]

@@ -29,7 +29,7 @@ from faults.scene import (
 
 import labkit
 from labkit.host import Identity
-from labkit.launcher import gpu_memory, stopping
+from labkit.launcher import stopping
 from labkit.launcher.rank_processes import is_alive
 from labkit.launcher.starting import _supervisors
 from labkit.record import RunFolder
@@ -218,7 +218,7 @@ def test_a_stop_says_of_simulated_gpus_what_nvml_does(lists, said, tmp_path, mon
     (tmp_path / "pynvml.py").write_text(PYNVML.format(folder=str(tmp_path)))
     (tmp_path / "train.py").write_text(ON_GPU)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
-    monkeypatch.setattr(gpu_memory, "FREEING_SECONDS", 1.0)
+    monkeypatch.setattr(stopping, "FREEING_SECONDS", 1.0)
     (tmp_path / "elsewhere").mkdir()
     folder = tmp_path / "elsewhere" if lists == "nobody" else tmp_path
     run = labkit.launch(tmp_path / "train.py", args=[str(folder)], nproc_per_node=1, wait=False)

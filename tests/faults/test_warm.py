@@ -21,11 +21,11 @@ from faults.scene import ENDLESS, FAULTY, assert_clean, last_step, read, wait_fo
 
 import labkit
 from labkit.launcher import starting
-from labkit.launcher.warm import client, fork
+from labkit.launcher.warm import fork, session
 from labkit.launcher.warm.eligibility import READ_WHEN_LOADED
-from labkit.launcher.warm.messages import receive
+from labkit.launcher.warm.process import receive
 
-pytestmark = pytest.mark.skipif(not client.FORKS, reason="only Linux's processes are forked")
+pytestmark = pytest.mark.skipif(not session.FORKS, reason="only Linux's processes are forked")
 PRINTS = """
 import json, multiprocessing, os, random, sys, time
 import numpy, torch
@@ -49,7 +49,7 @@ print(json.dumps({
     "descriptors": sorted(map(opened, os.listdir("/proc/self/fd"))),
     "time": time.strftime("%H", time.gmtime(0)) + time.strftime("%H", time.localtime(0)),
     "command": [*map(os.path.basename, sys.orig_argv)],
-    "forked": "labkit.launcher.warm.ranks" in sys.modules,
+    "forked": "labkit.launcher.warm.fork" in sys.modules,
     "random": [random.random(), numpy.random.random(), torch.rand(()).item()],
 }))
 """
@@ -67,9 +67,9 @@ sys.meta_path.insert(0, Noisy())
 """
 TWICE = f"""
 import labkit
-from labkit.launcher.warm import client
+from labkit.launcher.warm import session
 labkit.launch({str(FAULTY)!r}, nproc_per_node=1, steps=1, detach=False, wait=True)
-print(client._warm[0].process.pid, flush=True)
+print(session._warm[0].process.pid, flush=True)
 for name, detach in (("tied", False), ("free", True)):
     labkit.launch({str(FAULTY)!r}, nproc_per_node=1, steps={ENDLESS}, name=name, detach=detach, wait=False)
 input()
@@ -93,7 +93,7 @@ def launch(*args: object, **options: Any) -> labkit.Run:
 def warm() -> int:
     """The pid of this process's warm process, which imports torch now."""
     launch("--steps", 1).wait()  # replaces one that tests with other variables have left
-    return client._warm[0].process.pid
+    return session._warm[0].process.pid
 
 
 @pytest.fixture
@@ -154,7 +154,7 @@ def test_torchrun_is_a_fork_that_looks_and_ends_like_any_other(
         run.wait()
     assert_clean(run, state="failed")
 
-    assert client._warm[0].process.pid == warm
+    assert session._warm[0].process.pid == warm
 
 
 def seen(script: Path | labkit.Script, ranks: int = 1, **options: Any) -> list[dict[str, Any]]:
@@ -174,7 +174,7 @@ def test_a_rank_is_a_fork_that_sees_what_a_new_process_sees(
     monkeypatch.setenv("MINE", "changed")
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
     forks = seen(script, 2)
-    monkeypatch.setenv(client.VARIABLE, "0")
+    monkeypatch.setenv(session.VARIABLE, "0")
     new = seen(script, 2)
 
     drawn = [number for rank in (*forks, *new) for number in rank.pop("random")]
@@ -182,7 +182,7 @@ def test_a_rank_is_a_fork_that_sees_what_a_new_process_sees(
     assert [rank.pop("forked") for rank in (*forks, *new)] == [True, True, False, False]
     for forked, other in zip(forks, new, strict=True):
         assert {k: (v, other[k]) for k, v in forked.items() if v != other[k]} == {}
-    assert client._warm[0].process.pid == warm
+    assert session._warm[0].process.pid == warm
 
 
 def test_a_script_that_could_tell_is_run_by_new_processes_of_a_torchrun_that_is_a_fork(
@@ -194,7 +194,7 @@ def test_a_script_that_could_tell_is_run_by_new_processes_of_a_torchrun_that_is_
     assert not seen(script)[0]["forked"]
 
     assert labkit.attach().folder.read_manifest()["new_processes"] == "line 24 uses sys.modules"
-    assert client._warm[0].process.pid == warm
+    assert session._warm[0].process.pid == warm
 
 
 def test_ranks_are_new_processes_where_importing_torch_prints_something(tmp_path: Path) -> None:
@@ -287,4 +287,4 @@ def test_a_variable_that_torch_reads_when_it_is_imported_decides_whether_a_warm_
     )
     read = json.loads(done.stdout.splitlines()[-1])
     assert "TORCH_LOGS" in read
-    assert [name for name in read if not name.startswith((*client.READ_AT_IMPORT, *ALIKE))] == []
+    assert [name for name in read if not name.startswith((*session.READ_AT_IMPORT, *ALIKE))] == []

@@ -25,7 +25,7 @@ from gpu.devices import (
 )
 
 import labkit
-from labkit.link.bandwidth import measure_link
+from labkit.link.measure import measure_link
 
 pytestmark = needs_two
 

@@ -8,7 +8,7 @@ import labkit
 from labkit import Script
 from labkit.errors import LaunchError
 from labkit.hardware.machine import hardware
-from labkit.link import bandwidth
+from labkit.link import measure
 from labkit.planner.layout import layout_of
 from labkit.planner.model.facts import facts_of
 from labkit.planner.speed import rates as rates_module
@@ -27,14 +27,14 @@ def test_the_doctor_measures_collectives_and_remembers_them(monkeypatch):
     measured = labkit.doctor(bandwidth=2)
 
     rows = {what: value for what, value, _ in measured.findings}
-    assert {f"{kind} of 2" for kind in bandwidth.KINDS} <= set(rows)
-    assert all("GB/s" in rows[f"{kind} of 2"] for kind in bandwidth.KINDS)
-    link = bandwidth.remembered_link(hardware(), 2, "gloo")
+    assert {f"{kind} of 2" for kind in measure.KINDS} <= set(rows)
+    assert all("GB/s" in rows[f"{kind} of 2"] for kind in measure.KINDS)
+    link = measure.remembered_link(hardware(), 2, "gloo")
     assert link is not None
     assert all(line.per_byte > 0 and line.cpu > 0 for line in link.kinds.values())
-    monkeypatch.setattr(bandwidth, "short_run", None)  # asked no more
+    monkeypatch.setattr(measure, "short_run", None)  # asked no more
     assert str(labkit.doctor()) != ""
-    assert bandwidth.remembered_link(hardware(), 4, "gloo") is None
+    assert measure.remembered_link(hardware(), 4, "gloo") is None
 
 
 def test_a_link_needs_two_ranks():
@@ -45,10 +45,10 @@ def test_a_link_needs_two_ranks():
 def test_a_failed_measurement_raises_with_the_ranks_error(monkeypatch, tmp_path):
     broken = tmp_path / "collectives.py"
     broken.write_text("raise RuntimeError('no link at all')\n")
-    monkeypatch.setattr(bandwidth, "COLLECTIVES", broken)
+    monkeypatch.setattr(measure, "COLLECTIVES", broken)
 
     with pytest.raises(LaunchError, match="between 2 ranks could not be measured: .*no link at all"):
-        bandwidth.measure_link(2)
+        measure.measure_link(2)
 
 
 def test_rates_are_measured_once_for_a_model_and_any_strategy(monkeypatch):
@@ -104,7 +104,7 @@ def test_a_prediction_from_measurements_has_a_band_and_assumes_nothing():
     script, options = Script.load("fsdp"), {"global_batch_size": 8}
     facts = facts_of(script, options)
     layout = layout_of(script, 2, options)
-    found = step_time(facts, layout, measure_rates(script, 2, options), bandwidth.measure_link(2))
+    found = step_time(facts, layout, measure_rates(script, 2, options), measure.measure_link(2))
 
     assert 0 < found.low < found.seconds < found.high
     assert found.parts["communication"] > 0

@@ -28,7 +28,7 @@ from pathlib import Path
 import psutil
 
 import labkit
-from labkit.launcher.warm import client
+from labkit.launcher.warm import session
 from labkit.record import RunFolder
 
 PROGRAMS = Path(__file__).parent / "programs"
@@ -131,12 +131,12 @@ def under_labkit(program: Program, *, warm: bool) -> Seen:
 
 def warm_up() -> None:
     """Have a warm process that has imported torch."""
-    if not client._warm or client._warm[0].process.poll() is not None:
+    if not session._warm or session._warm[0].process.poll() is not None:
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder, "nothing.py")
             path.write_text("import torch\n")
             labkit.launch(path, nproc_per_node=1, runs_dir=folder, wait=True)
-            select.select([client._warm[0].control], [], [], 60)
+            select.select([session._warm[0].control], [], [], 60)
 
 
 def _run(program: Program, start) -> Seen:
@@ -184,11 +184,11 @@ def _torchrun(program: Program, folder: Path, outside: Path, environment: dict[s
 
 
 def _labkit_cold(program: Program, folder: Path, outside: Path, environment: dict[str, str]):
-    client.FORKS = False
+    session.FORKS = False
     try:
         return _labkit(program, folder, outside, environment)
     finally:
-        client.FORKS = True
+        session.FORKS = True
 
 
 def _labkit_warm(program: Program, folder: Path, outside: Path, environment: dict[str, str]):
@@ -221,7 +221,7 @@ def _labkit(program: Program, folder: Path, outside: Path, environment: dict[str
         os.environ.update(before)
         os.chdir(here)
     folder = RunFolder(run.path)
-    if client.FORKS and folder.read_manifest()["new_processes"] is None:
+    if session.FORKS and folder.read_manifest()["new_processes"] is None:
         header = json.loads(folder.metrics(0).read_text().splitlines()[0])
         assert header.get("forked"), f"{program.name} should have run as a fork"
     names = ("stdout", "stderr")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from labkit.launcher import invisible
+from labkit.launcher.warm import process
 from same_program.differences import differences
 from same_program.harness import programs, under_labkit, under_torchrun
 
@@ -42,20 +42,20 @@ MISTAKES = {
 
 
 def test_frames_that_can_be_seen_are_noticed(monkeypatch):
-    monkeypatch.setattr(invisible, "with_late_resume", lambda code: code)
+    monkeypatch.setattr(process, "with_late_resume", lambda code: code)
 
     assert noticed("stack")
 
 
 @pytest.mark.parametrize(("program", "right", "wrong"), MISTAKES.values(), ids=MISTAKES)
 def test_a_guest_that_leaves_a_trace_is_noticed(program, right, wrong, monkeypatch, tmp_path):
-    source = invisible.GUEST.read_text()
+    source = process.GUEST.read_text()
     assert source.count(right) >= 1
     # a module's folder tells the guest where labkit is, and this file has another
-    source = source.replace("main.__code__.co_filename", repr(str(invisible.GUEST)))
+    source = source.replace("main.__code__.co_filename", repr(str(process.GUEST)))
     changed = tmp_path / "guest.py"
     changed.write_text(source.replace(right, wrong))
-    monkeypatch.setattr(invisible, "GUEST", changed)
+    monkeypatch.setattr(process, "GUEST", changed)
 
     assert noticed(program)
 

@@ -14,7 +14,7 @@ import pytest
 
 import labkit
 from labkit.arguments import AtLeastOne, Seconds, ZeroOrMore, checked
-from labkit.cluster.job_options import JobOptions
+from labkit.cluster.sbatch import JobOptions
 from labkit.errors import LabError, LaunchError
 from labkit.files import write_json
 from labkit.record import RunFolder, State, write_state

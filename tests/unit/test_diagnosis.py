@@ -25,10 +25,9 @@ from labkit.diagnosis.facts import UNLIMITED, NotebookKernel, Process, TorchBuil
 from labkit.errors import LabError, LaunchError
 from labkit.hardware import container
 from labkit.hardware import machine as hardware_module
-from labkit.hardware.machine import ASKED_AGAIN, DRIVER_FILES, Gpu, driver_version, hardware, has_kernels
+from labkit.hardware.machine import ASKED_AGAIN, DRIVER_FILES, Gpu, driver_version, hardware, has_kernels, install_for
 from labkit.hardware.nvml import report
-from labkit.hardware.torch_wheels import install_for
-from labkit.link.preflight import remembered_preflight, try_link
+from labkit.link.measure import remembered_preflight, try_link
 from labkit.machine import Machine
 from labkit.planner.data_sheets import this_machine
 from labkit.record.folder import check_root

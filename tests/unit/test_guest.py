@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import labkit
-from labkit.launcher.invisible import write_starting_files
+from labkit.launcher.warm.process import write_starting_files
 from labkit.rank_files import FOLDER, GUEST, HIDDEN, RankFile
 from labkit.record import RunFolder
 from labkit.worker.guest import as_json, first_word
@@ -47,8 +47,8 @@ def run(folder: RunFolder, text: str, *args: str, python: str = sys.executable, 
     if python == sys.executable:
         write_starting_files(folder)
     else:
-        code = "import sys; from labkit.launcher import invisible; from labkit.record import RunFolder; "
-        code += "invisible.write_starting_files(RunFolder(sys.argv[1]))"
+        code = "import sys; from labkit.launcher.warm import process; from labkit.record import RunFolder; "
+        code += "process.write_starting_files(RunFolder(sys.argv[1]))"
         subprocess.run([python, "-c", code, str(folder.path)], cwd=LABKIT, check=True)
     environment = {**os.environ, "RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}
     environment |= {FOLDER: str(folder.path), HIDDEN: "SECRET_OF_OURS", "SECRET_OF_OURS": "1"}

@@ -6,7 +6,7 @@ import pytest
 
 import labkit
 from labkit.errors import LaunchError
-from labkit.link.bandwidth import KINDS, CollectiveTime, Link
+from labkit.link.measure import KINDS, CollectiveTime, Link
 from labkit.planner.data_sheets import device_named
 from labkit.planner.networks import NETWORK_SHARE, Hosts, bandwidth_of, between_hosts
 from labkit.planner.speed.step_time import step_time

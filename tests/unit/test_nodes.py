@@ -13,7 +13,7 @@ import pytest
 
 import labkit
 from labkit import run as run_module
-from labkit.cluster import hosts, remote, ssh
+from labkit.cluster import hosts, remote
 from labkit.cluster.hosts import _ranks
 from labkit.errors import LaunchError
 from labkit.files import is_deleted, write_json
@@ -21,10 +21,9 @@ from labkit.hardware import machine as hardware
 from labkit.hardware.machine import Gpu, GpusUnknownError, Hardware
 from labkit.hardware.network import interface_of, own_address_towards, resolved
 from labkit.host import HOST, Identity, host_name
-from labkit.launcher import node, peers
+from labkit.launcher import locks, node, peers
 from labkit.launcher.causes import stacks
 from labkit.launcher.causes.several_nodes import conclusion
-from labkit.launcher.locks import gpus
 from labkit.launcher.multinode import create_on_nodes, node_command, torchrun_of_node
 from labkit.launcher.node import check_port, main
 from labkit.launcher.peers import Peer
@@ -367,17 +366,17 @@ def test_a_job_that_is_requeued_does_not_start_a_run_that_was_stopped(run, capsy
 @pytest.mark.parametrize("hosts", ["hA,hB", [], None, ["-oProxyCommand=x"], ["hA", "h;B"], ["h B"], [3], ["a@-b"]])
 def test_what_is_no_name_of_a_host_is_refused(hosts):
     with pytest.raises(LaunchError, match="host"):
-        ssh.check_names(hosts)
+        remote.check_names(hosts)
 
 
 def test_names_that_ssh_takes_are_taken():
     names = ["hA", "user@node-1.cluster.edu", "10.0.0.1", "fe80::1"]
-    assert ssh.check_names(names) == names
+    assert remote.check_names(names) == names
 
 
 def test_this_machine_is_known_by_its_names():
-    assert all(ssh.is_this_host(name) for name in ("localhost", "127.0.0.1", socket.gethostname()))
-    assert not ssh.is_this_host("no.such.host.invalid")
+    assert all(remote.is_this_host(name) for name in ("localhost", "127.0.0.1", socket.gethostname()))
+    assert not remote.is_this_host("no.such.host.invalid")
 
 
 def test_an_ssh_that_a_busy_jump_host_closed_is_tried_again(tmp_path, monkeypatch):
@@ -389,7 +388,7 @@ def test_an_ssh_that_a_busy_jump_host_closed_is_tried_again(tmp_path, monkeypatc
     fake.chmod(0o700)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
 
-    assert ssh.ask("no.such.host.invalid", "reach", address="10.0.0.1") == {"from": "10.0.0.2"}
+    assert remote.ask("no.such.host.invalid", "reach", address="10.0.0.1") == {"from": "10.0.0.2"}
 
 
 @pytest.mark.parametrize(
@@ -403,7 +402,7 @@ def test_an_ssh_that_a_busy_jump_host_closed_is_tried_again(tmp_path, monkeypatc
     ],
 )
 def test_what_ssh_says_is_put_into_words(code, errors, says):
-    assert re.search(says, ssh._why("hB", code, errors))
+    assert re.search(says, remote._why("hB", code, errors))
 
 
 def machine(*gpus):
@@ -451,7 +450,7 @@ def test_a_transient_error_of_the_file_server_ends_no_run(run, monkeypatch, numb
 
 
 def test_gpus_that_a_run_holds_on_a_host_are_not_given_to_another(run, folder, monkeypatch):
-    monkeypatch.setattr(gpus, "active_runs", lambda: [folder])
+    monkeypatch.setattr(locks, "active_runs", lambda: [folder])
     manifest = json.loads(run.manifest.read_text())
     write_json(run.manifest, manifest | {"gpus": ["0", "1"]})
     with pytest.raises(LaunchError, match=r"uses GPU 0, 1\. Wait for it"):
@@ -477,12 +476,12 @@ def test_with_torchs_answer_faked_a_gpu_is_one_card_by_index_uuid_or_the_beginni
     run, monkeypatch, wanted, held, free
 ):
     asked = []
-    monkeypatch.setattr(gpus, "active_runs", lambda: [run])
-    monkeypatch.setattr(gpus, "torch_report", lambda names: asked.append(names) or {"uuids": ["aa11", "bb22", "dd44"]})
+    monkeypatch.setattr(locks, "active_runs", lambda: [run])
+    monkeypatch.setattr(locks, "torch_report", lambda names: asked.append(names) or {"uuids": ["aa11", "bb22", "dd44"]})
     write_json(run.manifest, json.loads(run.manifest.read_text()) | {"gpus": held})
 
     with pytest.raises(LaunchError, match=f"uses GPU {wanted[0]}. Wait") if free else nullcontext():
-        gpus.check_gpus_are_free(wanted)
+        locks.check_gpus_are_free(wanted)
 
     mixed = len({name.isdecimal() for name in wanted + held}) == 2
     assert [names.split(",")[:3] for names in asked] == [["0", "1", "2"]] * mixed
@@ -494,11 +493,11 @@ def test_runs_whose_gpus_torch_cannot_tell_apart_are_refused_with_its_failure_fa
     def fails(_):
         raise GpusUnknownError("torch could not list the GPUs: timeout")
 
-    monkeypatch.setattr(gpus, "active_runs", lambda: [run])
-    monkeypatch.setattr(gpus, "torch_report", fails)
+    monkeypatch.setattr(locks, "active_runs", lambda: [run])
+    monkeypatch.setattr(locks, "torch_report", fails)
     write_json(run.manifest, json.loads(run.manifest.read_text()) | {"gpus": ["GPU-aa11"]})
     with pytest.raises(LaunchError, match=r"by index and by UUID \(0, GPU-aa11\).*Use one kind of id.*could not list"):
-        gpus.check_gpus_are_free(["0"])
+        locks.check_gpus_are_free(["0"])
 
 
 def test_a_part_of_a_run_that_does_not_begin_in_time_is_not_left_to_begin_later(run, monkeypatch):
@@ -514,7 +513,7 @@ def commands():
 
 
 def test_an_interrupt_while_hosts_start_leaves_nothing_of_the_run(runs_dir, monkeypatch):
-    asked = ssh.ask
+    asked = remote.ask
 
     def interrupted(host, question, **request):
         answer = asked(host, question, **request)

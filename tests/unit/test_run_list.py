@@ -10,7 +10,7 @@ import pytest
 
 import labkit
 from labkit import LabError, cli
-from labkit.launcher.locks.checkpoints import lock_checkpoints
+from labkit.launcher.locks import lock_checkpoints
 from labkit.record import RunFolder, State, write_state
 from labkit.record.measured.glance import WHOLE_BYTES, glance
 

@@ -12,11 +12,9 @@ from pathlib import Path
 import pytest
 
 from labkit import LabError, LaunchError, Script
-from labkit.cluster.job_options import JobOptions
-from labkit.cluster.sbatch import NODE, LaunchFile, array_text, sbatch_text
+from labkit.cluster.jobs import plain_text, prepare_submission
+from labkit.cluster.sbatch import NODE, JobOptions, LaunchFile, array_text, sbatch_text, seconds_of
 from labkit.cluster.slurm import tasks_in
-from labkit.cluster.submission import plain_text, prepare_submission
-from labkit.cluster.timelimit import seconds_of
 from labkit.write.launch_options import LaunchOptions
 
 GOLDEN = Path(__file__).parent / "golden"

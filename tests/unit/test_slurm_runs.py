@@ -8,7 +8,7 @@ import os
 import pytest
 
 from labkit.cluster import slurm
-from labkit.cluster.slurm_runs import job_in_words, job_of, state_of_run, stop_run
+from labkit.cluster.jobs import job_in_words, job_of, state_of_run, stop_run
 from labkit.record import RunFolder, State, read_state, write_state
 
 TOLD = 'echo "JobId=7 JobName=x JobState=$(cat {folder}/job-state) Reason=None Restarts=0 ExitCode=1:0 StdOut={out} "'

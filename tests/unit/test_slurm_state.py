@@ -10,10 +10,9 @@ import pytest
 import labkit
 from labkit import LaunchError
 from labkit.cluster import slurm
-from labkit.cluster.job_options import JobOptions
-from labkit.cluster.slurm import Job, most_gpus
-from labkit.cluster.slurm_state import with_job
-from labkit.cluster.submission import prepare_submission
+from labkit.cluster.jobs import prepare_submission
+from labkit.cluster.sbatch import JobOptions
+from labkit.cluster.slurm import Job, most_gpus, with_job
 from labkit.record import State
 from labkit.view.live.page import attempt_ended
 from labkit.write.launch_options import LaunchOptions

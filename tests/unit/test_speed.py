@@ -4,7 +4,7 @@ import math
 import pytest
 
 from labkit.errors import LaunchError
-from labkit.link.bandwidth import KINDS, CollectiveTime, Link, fit
+from labkit.link.measure import KINDS, CollectiveTime, Link, fit
 from labkit.planner.data_sheets import DEVICES, device_named
 from labkit.planner.layout import Layout
 from labkit.planner.model.facts import ByteCount, ModelFacts, Profile, Unit, Variant, Work

@@ -1,4 +1,4 @@
-"""The outermost frame of the supervisor and of the warm process, invisible like a guest's (launcher/invisible.py).
+"""The outermost frame of the supervisor and of the warm process, invisible like a guest's (launcher/warm/process.py).
 
     python -u RUN/outermost.pyc labkit.launcher.supervisor RUN OWNER
 
@@ -9,7 +9,7 @@ bottom of its stack, as in a process of its own, and the interpreter ends it as 
 import importlib
 import sys
 
-from labkit.launcher.warm.become import Become
+from labkit.launcher.warm.process import Become
 
 
 def main() -> None:

@@ -1,37 +1,56 @@
-"""Submits a script as a Slurm job: run folder, launch file, sbatch."""
+"""Submits a script as a Slurm job (run folder, launch file, sbatch), reads the state of its run, and stops it."""
 
 from __future__ import annotations
 
 import os
 import re
 import sys
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from labkit.cluster import slurm
-from labkit.cluster.job_options import JobOptions
-from labkit.cluster.sbatch import HEAD, NODE, PORT, LaunchFile, array_text, sbatch_text
-from labkit.errors import LaunchError
-from labkit.files import write_json
+from labkit.cluster.sbatch import HEAD, NODE, PORT, JobOptions, LaunchFile, array_text, sbatch_text
+from labkit.errors import LabError, LaunchError, RunFolderError
+from labkit.files import read_json, refresh, write_json
 from labkit.launcher import (
     check,
     check_arguments,
+    check_may_stop,
     create_on_nodes,
     removed_on_failure,
+    request_stop,
+    stop,
+    tail_text,
     torchrun_of_node,
     without_leftovers,
 )
-from labkit.record import RunFolder, slug
+from labkit.record import FINAL_STATES, RunFolder, State, read_state, slug, write_state
 from labkit.text import plain
 from labkit.write import LaunchOptions, Script
 
-__all__ = ["plain_text", "prepare_submission", "resolved", "submit_to_slurm", "submit_array"]
+__all__ = [
+    "job_in_words",
+    "job_of",
+    "plain_text",
+    "prepare_submission",
+    "resolved",
+    "state_of_run",
+    "stop_run",
+    "submit_array",
+    "submit_to_slurm",
+]
 
 # Options of sbatch that would conflict with the launch file's own: nodes, output, start and restart.
 OWN_NAMES = "nodes|ntasks|ntasks-per-node|output|open-mode|chdir|signal|requeue|no-requeue|array"
 OWN = re.compile(rf"--({OWN_NAMES})([=\s].*)?|-[NnoDa].*", re.DOTALL)
+# Slurm waits KillWait, by default 30 s, between TERM and KILL of a cancelled job; then nodes clean up.
+ENDING_SECONDS = 90.0
+LOOK_SECONDS = 0.5
+LAST_LINES_BYTES = 4000
 CORES_PER_RANK = 2  # one for the rank and one for its data loading
 
 
@@ -158,3 +177,123 @@ def resolved(job: JobOptions) -> JobOptions:
     return replace(
         job, nproc_per_node=ranks, partition=partition, account=account, gpus_per_node=gpus, cpus_per_task=cores
     )
+
+
+def job_of(folder: RunFolder) -> str | None:
+    """The id of the job that starts a run's nodes; None for a run that Slurm has nothing to do with.
+
+    It becomes a word of scancel's command line, and the folder may be somebody else's: so it is a number, with that of
+    the task in an array, or nothing.
+    """
+    record = read_json(folder.job)
+    number = str(record.get("job")) if isinstance(record, dict) else ""
+    return number if re.fullmatch("[0-9]+(_[0-9]+)?", number) else None
+
+
+def job_in_words(folder: RunFolder) -> str | None:
+    """Whether the job of a stopped run has ended, in words; None for a run without a job."""
+    job_id = job_of(folder)
+    job = slurm.ask_slurm(job_id, output=_output(folder)) if job_id else None
+    if job is None:
+        return job_id and f"cannot query Slurm for job {job_id} from here"
+    return f"job {job.id} {'has ended' if job.is_over else f'is {job.state}'}"
+
+
+def state_of_run(folder: RunFolder) -> State:
+    """The state of a run, including its job.
+
+    Once the job has ended, its result is kept in state.json, because Slurm forgets it, and Slurm is not asked again.
+    """
+    job_id = job_of(folder)
+    own = read_state(folder)
+    if job_id is None or _is_settled(folder):
+        return own
+    job = slurm.ask_slurm(job_id, output=_output(folder))
+    if job is None:
+        return own
+    if job.is_over:
+        _refresh(folder)
+        own = read_state(folder)  # its nodes may have written their last words before it ended
+    state = slurm.with_job(own, job, _last_line(folder))
+    # a job that is gone may wait in the queue of another cluster than the one that was asked
+    is_known = job.state != "GONE" or (own.state in ("succeeded", "failed") and state == own)
+    if job.is_over and state.is_final and is_known:
+        state = replace(state, ended=state.ended or time.time())
+        with suppress(OSError):  # of somebody else's run, or on a full disk
+            write_state(folder, state)
+    return state
+
+
+def _output(folder: RunFolder) -> Path | None:
+    """Where Slurm writes the job's output; None for a task of an array, whose output it names only once it runs."""
+    return None if folder.job_output.is_symlink() else folder.job_output
+
+
+def _refresh(folder: RunFolder) -> None:
+    """Refresh the file system's cache before concluding that a node has written no result."""
+    refresh(folder.path)
+    refresh(folder.path / "attempts")
+    newest = folder.latest
+    for place in (newest.path, newest.nodes):
+        refresh(place)
+    for node in newest.nodes.glob("*"):
+        refresh(node)
+
+
+def _is_settled(folder: RunFolder) -> bool:
+    """Whether the run's own state.json, not only those of its nodes, has a final state."""
+    state = read_json(folder.state)
+    return isinstance(state, dict) and state.get("state") in FINAL_STATES
+
+
+def stop_run(
+    folder: RunFolder, *, grace: float | None = None, interrupts: bool = False, say: Callable[[str], object] = str
+) -> State:
+    """End a run: request a stop of its nodes, cancel its job, and wait until Slurm reports its end; see
+    `launcher.stop.stop`. Raises LabError if it does not end, or if it may not be stopped from here.
+    """
+    check_may_stop(folder)
+    job_id = job_of(folder)
+    job = slurm.ask_slurm(job_id, output=_output(folder), refresh=True) if job_id else None
+    if job is None:
+        return stop(folder, grace=grace, interrupts=interrupts, say=say)
+    if job.is_over:
+        return state_of_run(folder)
+    refused = ""
+    if job.is_waiting:  # if it starts right now, it finds the request
+        request_stop(folder, grace)
+    else:
+        try:
+            stop(folder, grace=grace, interrupts=interrupts, say=say)
+        except RunFolderError as error:  # its nodes did not stop
+            refused = f": {error}"
+    slurm.cancel(job.id)
+    _await_end(folder, job, refused)
+    state = read_state(folder)
+    if state.is_final and state.state != "lost":
+        return state_of_run(folder)
+    state = replace(
+        state,
+        state="stopped",
+        ended=time.time(),
+        notice=None,
+        cause={"kind": "stopped", "sentence": "stopped on request"},
+    )
+    write_state(folder, state)
+    return state
+
+
+def _await_end(folder: RunFolder, job: slurm.Job, refused: str) -> None:
+    deadline = time.monotonic() + ENDING_SECONDS
+    while not job.is_over:
+        if time.monotonic() > deadline:
+            raise LabError(f"job {job.id} was cancelled but is still {job.state} after {ENDING_SECONDS:.0f} s{refused}")
+        time.sleep(LOOK_SECONDS)
+        job = slurm.ask_slurm(job.id, output=_output(folder), refresh=True) or job
+
+
+def _last_line(folder: RunFolder) -> str:
+    """The last line printed by the launch file, preferably labkit's message on a node rather than srun's."""
+    lines = tail_text(folder.job_output, LAST_LINES_BYTES).strip().splitlines()
+    ours = [line.partition(": ")[2] for line in lines if re.match(r"\d+: labkit: ", line)]
+    return (ours or lines or [""])[-1].strip()
