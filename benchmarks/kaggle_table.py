@@ -77,7 +77,7 @@ def pushed(notebook: Path, runs_dir: Path) -> str:
     code = run_labkit(["kaggle", "push", str(notebook), "--runs-dir", str(runs_dir)])
     runs = labkit.runs(runs_dir=runs_dir) if runs_dir.exists() else []
     states = [run.status().state for run in runs]
-    devices = {" + ".join(run.folder.read_manifest().get("devices", [])) for run in runs}
+    devices = {" + ".join(run.folder.read_manifest().devices) for run in runs}
     outcome = "passed" if code == 0 else "**failed**"
     minutes = (time.monotonic() - began) / 60
     ended = ", ".join(f"{states.count(state)} {state}" for state in sorted(set(states)))

@@ -182,7 +182,7 @@ MUTANTS = [
     Mutant(
         "retries",
         LAUNCHER + "supervisor.py",
-        'self.manifest.get("retries", 0)',
+        "self.manifest.retries",
         "0",
         ("test_retries.py", "as_if_nothing and single"),
     ),
@@ -287,7 +287,7 @@ MUTANTS = [
     Mutant(
         "the run of another user",
         LAUNCHER + "stop.py",
-        'check_own(folder.path, folder.id, "stop it")',
+        'folder.check_own("stop it")',
         "pass",
         ("test_identity.py", "another_user"),
     ),

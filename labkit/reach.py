@@ -18,7 +18,6 @@ from labkit.record import (
     RequestFolder,
     RunFolder,
     Tail,
-    check_own,
     current_ranks,
     post,
 )
@@ -217,7 +216,7 @@ class Reachable:
 
     def _reachable_attempt(self, timeout: float) -> RunFolder:
         run, deadline = self.folder, time.monotonic() + timeout
-        check_own(run.path, run.id, "send it requests")
+        run.check_own("send it requests")
         while (state := state_of_run(run)).state == "starting" and time.monotonic() < deadline:
             time.sleep(POLL_SECONDS)
         if state.state != "running":

@@ -32,8 +32,6 @@ from labkit.record import (
     RunReader,
     State,
     StateName,
-    check_original,
-    check_own,
     current_ranks,
     find_run,
     list_runs,
@@ -113,7 +111,7 @@ def runs(
     stored = list_runs(runs_dir)
     chosen = [Run(folder) for folder in reversed(stored)]
     if script is not None:
-        chosen = [run for run in chosen if run.folder.glimpsed_manifest()["name"] == script]
+        chosen = [run for run in chosen if run.folder.glimpsed_manifest().name == script]
     if tag is not None:
         chosen = [run for run in chosen if tag in run.tags]
     if state is not None:
@@ -154,7 +152,7 @@ class Run(Reachable):
     @property
     def script(self) -> Script:
         """The script exactly as it ran."""
-        name = self.folder.read_manifest()["name"]
+        name = self.folder.read_manifest().name
         try:
             return Script.read(read_bytes(self.folder.script), self.folder.script, name=name)
         except OSError as error:
@@ -254,10 +252,10 @@ class Run(Reachable):
 
         This takes up to 5 seconds, needs neither root nor a debugger, and does not disturb the ranks.
         """
-        check_original(self.path, self.folder.manifest_content)
+        self.folder.check_original()
         if self.status().is_final:
             raise LabError(f"{self.id} has ended, so no rank is running; see run.status() and run.logs()")
-        check_own(self.path, self.id, "read the stacks of its ranks")
+        self.folder.check_own("read the stacks of its ranks")
         try:
             return look_at(self.folder.latest, self.folder)
         except OSError as error:

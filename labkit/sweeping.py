@@ -18,7 +18,8 @@ from labkit.errors import LabError, LaunchError, RankFailedError
 from labkit.export import check_live
 from labkit.launcher import removed_on_failure, stop
 from labkit.launching import settings_for
-from labkit.record import RunFolder, RunReader, check_original, check_own
+from labkit.place import check_original, check_own
+from labkit.record import RunFolder, RunReader
 from labkit.run import Interrupted, Run
 from labkit.sweeps import (
     Result,

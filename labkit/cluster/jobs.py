@@ -28,7 +28,7 @@ from labkit.launcher import (
     torchrun_of_node,
     without_leftovers,
 )
-from labkit.record import FINAL_STATES, RunFolder, State, read_state, slug, write_state
+from labkit.record import FINAL_STATES, RunFolder, State, SweepPoint, read_state, slug, write_state
 from labkit.text import plain
 from labkit.write import LaunchOptions, Script
 
@@ -77,11 +77,11 @@ def prepare_submission(
     folder = create_on_nodes(script, job.counts, launch, parameters, saves=True)
     with removed_on_failure(folder):
         if sweep:
-            write_json(folder.manifest, folder.read_manifest() | {"sweep": dict(sweep)})
+            write_json(folder.manifest, replace(folder.read_manifest(), sweep=SweepPoint(**sweep)).to_json())
         command = torchrun_of_node(folder, NODE, HEAD, PORT)
         file = LaunchFile(
             job,
-            name=str(launch.name or folder.read_manifest()["name"]),
+            name=str(launch.name or folder.read_manifest().name),
             cwd=str(Path.cwd()),
             output=str(folder.job_output),
             python=sys.executable,
@@ -105,7 +105,7 @@ def submit_array(
 ) -> str:
     """Submit prepared runs as the tasks of one job array and return its id. `where` is the folder for the array's
     launch file and output. Raises LaunchError if Slurm refuses it."""
-    saves = any("--checkpoint-dir" in folder.read_manifest()["args"] for folder in folders)
+    saves = any("--checkpoint-dir" in folder.read_manifest().args for folder in folders)
     file = LaunchFile(
         resolved(job),
         name=name,

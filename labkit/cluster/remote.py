@@ -165,7 +165,7 @@ def begin(folder: str, node: int, command: Sequence[str], env: Mapping[str, str]
     if not run.manifest.is_file():
         raise LaunchError(f"{run.path} does not exist: runs_dir must be on a file system that all hosts share")
     if {**os.environ, **env}.get("LABKIT_SHARE_GPUS") != "1":
-        check_gpus_are_free(run.read_manifest().get("gpus") or [])
+        check_gpus_are_free(list(run.read_manifest().gpus))
     home.path.mkdir(parents=True, exist_ok=True)
     with home.supervisor_log.open("ab") as log:
         process = subprocess.Popen(

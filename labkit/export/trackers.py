@@ -107,8 +107,7 @@ def trackio_log(folder: RunFolder, project: str) -> Iterator[Log]:
 
 
 def _parameters(folder: RunFolder) -> dict[str, Any]:
-    parameters = folder.read_manifest().get("parameters")
-    return parameters if isinstance(parameters, dict) else {}
+    return dict(folder.read_manifest().parameters)
 
 
 def _make(path: Path) -> None:

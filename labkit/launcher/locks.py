@@ -87,9 +87,7 @@ def cards(names: Iterable[str]) -> dict[str, str]:
 
 def gpus_in_use() -> list[tuple[RunFolder, list[str]]]:
     """The active runs on this machine, each with its GPUs as `CUDA_VISIBLE_DEVICES` names them."""
-    manifests = [(folder, folder.manifest_content) for folder in active_runs()]
-    uses = [(folder, manifest.get("gpus")) for folder, manifest in manifests if isinstance(manifest, dict)]
-    return [(folder, gpus) for folder, gpus in uses if isinstance(gpus, list)]
+    return [(folder, list(folder.glimpsed_manifest().gpus)) for folder in active_runs()]
 
 
 def active_runs() -> list[RunFolder]:

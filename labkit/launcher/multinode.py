@@ -80,10 +80,10 @@ def torchrun_of_node(folder: RunFolder, node: int | str, address: str, port: int
     """The torchrun command, with labkit's guest in each rank, for one node of a created run; `node` may be a shell
     variable."""
     manifest = folder.read_manifest()
-    nodes = Nodes.read(manifest)
+    nodes = manifest.nodes
     if nodes is None:
         raise RunFolderError(f"{folder.id} is a single-node run; expected a multi-node run")
-    return _torchrun(folder, nodes, node, address, port, manifest["program"], manifest["args"])
+    return _torchrun(folder, nodes, node, address, port, manifest.program, manifest.args)
 
 
 def node_command(folder: RunFolder, node: int, address: str, port: int) -> list[str]:

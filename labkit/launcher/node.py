@@ -93,12 +93,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def check_folder(folder: RunFolder, node: int) -> Nodes:
     """Raises LaunchError when this host cannot see the run folder, or the run has no such node."""
-    manifest = read_json(folder.manifest)
-    if not isinstance(manifest, dict) or manifest.get("id") != folder.id:
+    manifest = folder.glimpsed_manifest()
+    if manifest.id != folder.id:
         raise LaunchError(
             f"host {host_name()} cannot see {folder.path}: runs_dir must be on a file system that all hosts share"
         )
-    nodes = Nodes.read(manifest)
+    nodes = manifest.nodes
     if nodes is None:
         raise LaunchError(f"{folder.id} is a single-node run; expected a multi-node run")
     if not 0 <= node < nodes.count:
@@ -190,8 +190,8 @@ class NodeSupervisor(Supervisor):
         """Wait until all nodes have started; returns the cause if they do not. Raises LaunchError."""
         if self.node == 0:
             check_port(_option(self.command, "--master-port"), self.name)
-            if chosen := self.manifest["parameters"].get("checkpoint_dir"):
-                lock_checkpoints(Path(self.manifest["cwd"], chosen), self.folder)  # for as long as this process lives
+            if chosen := self.manifest.parameters.get("checkpoint_dir"):
+                lock_checkpoints(Path(self.manifest.cwd, str(chosen)), self.folder)  # for as long as this process lives
         deadline = time.monotonic() + MEETING_SECONDS
         while not self.all_have_started():
             if reason := self.reason_to_stop():
@@ -218,7 +218,7 @@ class NodeSupervisor(Supervisor):
 
     def environment(self) -> dict[str, str]:
         """The environment of this node's ranks, with the settings of this host. Raises LaunchError."""
-        modules = {} if self.manifest["script"]["path"] else {MODULES: str(self.manifest["cwd"])}
+        modules = {} if self.manifest.script.path else {MODULES: self.manifest.cwd}
         environment, _ = rank_environment(os.environ, modules, self.interface())
         checks.check_interface(environment["GLOO_SOCKET_IFNAME"])
         return environment | {NODE_MARKER: str(self.node)}

@@ -35,7 +35,7 @@ from labkit.launcher.rank_processes import (
     ranks_of,
 )
 from labkit.launcher.stopping import GRACE_SECONDS, SAVING_SECONDS, StopRequest, processes_of, requested, sweep
-from labkit.record import LeftRunning, Nodes, RunFolder, finite, write_left_running
+from labkit.record import LeftRunning, RunFolder, finite, write_left_running
 
 __all__ = ["LEFT_SECONDS", "Leftovers", "Shutdown", "torchrun_seconds"]
 
@@ -188,11 +188,10 @@ def patience(folder: RunFolder, grace: float, node: int | None = None) -> float:
     """Seconds to wait after a TERM: the grace period, or longer if the ranks, or those of one `node`, save when they
     are stopped and need time to agree on a step and finish it. A grace of 0 stays 0.
     """
-    manifest = folder.manifest_content
-    command = manifest.get("torchrun") if isinstance(manifest, dict) else None
-    if grace <= 0 or not isinstance(command, list) or "--checkpoint-dir" not in command:
+    manifest = folder.glimpsed_manifest()
+    if grace <= 0 or "--checkpoint-dir" not in manifest.torchrun:
         return grace
-    newest, nodes = folder.latest, Nodes.read(manifest)
+    newest, nodes = folder.latest, manifest.nodes
     ranks = newest.started_ranks() if node is None or nodes is None else nodes.ranks_of(node)
     beats = in_parallel(lambda rank: read_json(newest.heartbeat(rank)), ranks)
     steps = [finite(beat.get("step_seconds")) or 0.0 for beat in beats if isinstance(beat, dict)]

@@ -26,12 +26,9 @@ from labkit.record import (
     LeftRunning,
     RunFolder,
     State,
-    check_original,
-    check_own,
     finite,
     heard_nodes,
     left_running,
-    original_of,
     read_state,
     supervisor_is_elsewhere,
     supervisor_is_starting,
@@ -107,7 +104,7 @@ def stop(
             f"{folder.id} runs on another machine, or started before this one was rebooted; stop it there"
         )
     before = read_state(folder)
-    if before.is_final and original_of(folder.path, folder.manifest_content):
+    if before.is_final and folder.original():
         return before
     if before.is_final and before.state != "lost":
         return _end_leftovers(folder, before, grace)
@@ -142,9 +139,9 @@ def stop(
 
 def check_may_stop(folder: RunFolder) -> None:
     """The run belongs to this user, and this is its folder and not a copy of it. Raises RunFolderError."""
-    check_own(folder.path, folder.id, "stop it")
+    folder.check_own("stop it")
     if not written_state(folder).is_final:  # else there is nothing to stop
-        check_original(folder.path, folder.manifest_content)
+        folder.check_original()
 
 
 def sweep(folder: RunFolder, node: int | None = None, say: Callable[[str, float], object] | None = None) -> int:

@@ -44,10 +44,10 @@ from labkit.launcher.torchrun import TORCHRUN, attempt_command, marked
 from labkit.launcher.warm.fork import ForkedTorchrun, import_torchrun
 from labkit.launcher.warm.process import ROOM, can_show, show_command
 from labkit.launcher.watch import SURVIVOR_SECONDS, Closing, FirstRank, HostNames, Progress, Stalls
+from labkit.place import OpenFolder
 from labkit.rank_files import REACHABLE
 from labkit.record import (
     FINAL_STATES,
-    OpenFolder,
     Records,
     RunFolder,
     State,
@@ -97,10 +97,10 @@ class Supervisor:
         self.signals = _Signals()
         self.look_seconds, self.looked = 0.0, 0.0  # between two looks for a stop request, and when the last one was
         self.manifest = folder.read_manifest()
-        self.ranks = range(self.manifest["world_size"])  # that are started here
-        self.watchdog: float | None = self.manifest.get("watchdog")
+        self.ranks = range(self.manifest.world_size)  # that are started here
+        self.watchdog = self.manifest.watchdog
         self.stalls = Stalls(folder)
-        self.first_rank = FirstRank(folder, self.manifest.get("devices"))
+        self.first_rank = FirstRank(folder, self.manifest.devices)
         self.leftovers: Leftovers | None = None  # of a run that has succeeded
         self.names = HostNames(folder)
         self.devices: list[str] = []  # that CUDA shows to the ranks, once one of them is left out
@@ -113,8 +113,8 @@ class Supervisor:
 
     def run(self) -> None:
         """Run attempts until one succeeds, one is stopped, or none is left."""
-        retries = self.manifest.get("retries", 0)
-        fewer: list[int] = self.manifest.get("fewer_ranks", [])
+        retries = self.manifest.retries
+        fewer = list(self.manifest.fewer_ranks)
         final = self.state
         while not self.has_ended():
             final = self.attempt()
@@ -153,8 +153,8 @@ class Supervisor:
         """Hide the device of this rank from further attempts, if each rank has one of its own."""
         if not self.devices:
             visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-            devices = visible.split(",") if visible else [] if visible == "" else self.manifest.get("gpus") or []
-            ranks = self.manifest["world_size"]
+            devices = visible.split(",") if visible else [] if visible == "" else list(self.manifest.gpus)
+            ranks = self.manifest.world_size
             self.devices = devices[:ranks] if len(devices) >= ranks else []
         if rank < len(self.devices):
             del self.devices[rank]
@@ -163,13 +163,13 @@ class Supervisor:
         """Start torchrun, wait for it to exit, and return the final state."""
         folder = self.folder.attempt(self.state.attempt)
         prepare(self.folder, folder)
-        self.first_rank = FirstRank(folder, self.manifest.get("devices"))
+        self.first_rank = FirstRank(folder, self.manifest.devices)
         try:
             self.import_torchrun()
         except _StopImporting as stop:
             return self.ended("stopped", cause=stop.cause)
         elapsed, devices = time.monotonic() - self.clock, ",".join(self.devices)
-        command = attempt_command(self.manifest["torchrun"], self.folder, folder, elapsed, self.state.ranks)
+        command = attempt_command(self.manifest.torchrun, self.folder, folder, elapsed, self.state.ranks)
         environment = {**os.environ} | ({"CUDA_VISIBLE_DEVICES": devices} if devices else {})
         try:
             agent = self.start_agent(command, environment, folder, folder.torchrun_log)
@@ -181,7 +181,7 @@ class Supervisor:
     def import_torchrun(self) -> None:
         """Import torch here, once, so that torchrun and its ranks can be forks. Raises _StopImporting if the run must
         stop before it is done."""
-        if self.manifest.get("new_processes") or not can_show() or TORCHRUN in sys.modules:
+        if self.manifest.new_processes or not can_show() or TORCHRUN in sys.modules:
             return
         stop: _StopImporting | None = None
 
@@ -269,7 +269,7 @@ class Supervisor:
 
     def may_wait_on_gpus(self) -> bool:
         """Whether the ranks here use NCCL; before a job was submitted, nobody knew its machines."""
-        backend = self.manifest.get("backend")
+        backend = self.manifest.backend
         return backend == "nccl" or (backend is None and may_have_gpus(os.environ.get("CUDA_VISIBLE_DEVICES")))
 
     def sweep(self) -> int:
@@ -286,7 +286,7 @@ class Supervisor:
         environment = marked(environment, self.folder, folder, command)
         with log_file.open("ab") as log:
             if ForkedTorchrun.can_run(command):
-                forks = self.manifest.get("new_processes") is None
+                forks = self.manifest.new_processes is None
                 return ForkedTorchrun(command, environment, log.fileno(), die_with_parent, forks_ranks=forks)
             return subprocess.Popen(
                 command,

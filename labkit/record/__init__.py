@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from labkit.record.leaving import LeftRunning as LeftRunning  # `processes` are such as "`python upload.py` (pid
     from labkit.record.leaving import left_running as left_running  # What the supervisors of a run have written, by
     from labkit.record.leaving import write_left_running as write_left_running  # Raises OSError
+    from labkit.record.manifest import Manifest as Manifest  # What was launched
+    from labkit.record.manifest import Nodes as Nodes  # The nodes of a run on several
+    from labkit.record.manifest import SweepPoint as SweepPoint  # The place of a run in a sweep
     from labkit.record.measured.fold import NodeFold as NodeFold  # Folds the ranks of one node of an attempt
     from labkit.record.measured.fold import NodeFolds as NodeFolds  # What the supervisors of the nodes have folded
     from labkit.record.measured.fold import are_folded as are_folded  # Whether the ranks of such a run are folded
@@ -49,19 +52,14 @@ if TYPE_CHECKING:
     from labkit.record.measured.spans import bubble as bubble  # The fraction of time in which a pipeline's ranks are
     from labkit.record.measured.spans import elapsed as elapsed  # Seconds from the first start to the last end
     from labkit.record.measured.spans import read_spans as read_spans  # The spans of all ranks on one clock, sorted by
-    from labkit.record.nodes import Nodes as Nodes  # `hosts` are the names from the launch
     from labkit.record.nodes import beat as beat  # Write a node's heartbeat, with its address towards the first node,
     from labkit.record.nodes import heard_nodes as heard_nodes  # The names of a run's nodes that have not ended and
     from labkit.record.nodes import is_on_this_host as is_on_this_host  # Whether a node's processes run on this host
     from labkit.record.nodes import last_beat as last_beat  # `time` (seconds since the epoch, on that node's clock),
+    from labkit.record.nodes import name_of as name_of  # The name of a node in messages
     from labkit.record.nodes import record_starting_supervisor as record_starting_supervisor  # Record the identity of
     from labkit.record.nodes import supervisor_is_starting as supervisor_is_starting  # Whether a run's supervisor has
     from labkit.record.nodes import supervisor_of as supervisor_of  # The supervisor of a node, or of a run on one
-    from labkit.record.place import OpenFolder as OpenFolder  # A folder that is held open, so that it is found again
-    from labkit.record.place import belongs_to_another_user as belongs_to_another_user  # Whether a folder belongs to
-    from labkit.record.place import check_original as check_original  # The folder is not a copy of another one
-    from labkit.record.place import check_own as check_own  # The folder of a run belongs to this user
-    from labkit.record.place import original_of as original_of  # The folder that this one is a copy of
     from labkit.record.records import DESCRIBING as DESCRIBING  # Reported values that describe the run,
     from labkit.record.records import PHASES as PHASES
     from labkit.record.records import End as End  # How a rank's script ended

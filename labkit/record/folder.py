@@ -6,6 +6,7 @@ import errno
 import os
 import re
 import time
+from dataclasses import replace
 from datetime import UTC, datetime
 from functools import lru_cache
 from pathlib import Path
@@ -14,12 +15,13 @@ from typing import Any
 from labkit import rank_files
 from labkit.errors import RunFolderError
 from labkit.files import read_json
+from labkit.place import check_original, check_own, moved_from, original_of
 from labkit.rank_files import MARKER, NODE_MARKER
+from labkit.record.manifest import Manifest
 from labkit.text import plain
 
 __all__ = ["MARKER", "NODE_MARKER", "RUN_ID", "RunFolder", "check_root"]
 
-MOST_RANKS = 1_000_000
 # Disk space that is released for the final records when the disk is full.
 RESERVE_BYTES = 256 << 10
 RUN_ID = re.compile(r"\d{8}T\d{6}Z-.+-[0-9a-f]{4}")
@@ -77,7 +79,8 @@ class RunFolder:
     def __init__(self, path: str | os.PathLike[str]):
         self.path = Path(path).absolute()
         self.id = self.path.name
-        self._manifest: Any = None
+        self._content: Any = None  # of run.json, once it is there
+        self._manifest: Manifest | None = None
 
     def rank(self, rank: int) -> Path:
         return self.ranks / str(rank)
@@ -118,30 +121,18 @@ class RunFolder:
     @property
     def marker(self) -> str:
         """The value of MARKER in the environment of the run's processes: the name of its folder at the launch."""
-        manifest = self.manifest_content
-        recorded = manifest.get("id") if isinstance(manifest, dict) else None
-        return recorded if isinstance(recorded, str) else self.id
+        return self.glimpsed_manifest().id or self.id
 
     @property
     def latest(self) -> RunFolder:
         """The folder of the newest attempt."""
         return self.attempts()[-1]
 
-    @property
-    def manifest_content(self) -> Any:
-        """The content of run.json; None if it cannot be read."""
-        if self._manifest is None:
-            self._manifest = read_json(self.manifest)
-        return self._manifest
-
     def checkpoint_folder(self) -> Path:
         """Where the script saves its checkpoints: in this folder, or in its `--checkpoint-dir`."""
-        manifest = self.manifest_content
-        if not isinstance(manifest, dict):
-            return self.checkpoints
-        parameters = manifest.get("parameters")
-        path = parameters.get("checkpoint_dir") if isinstance(parameters, dict) else None
-        return Path(str(manifest.get("cwd", "")), str(path)) if path else self.checkpoints
+        manifest = self.glimpsed_manifest()
+        path = manifest.parameters.get("checkpoint_dir")
+        return Path(manifest.cwd, str(path)) if path else self.checkpoints
 
     def newest_checkpoint(self) -> str | None:
         """The newest committed checkpoint, such as "step-200"; None if there is none."""
@@ -176,23 +167,43 @@ class RunFolder:
         """The ranks that have created their folders, in order."""
         return _numbers_in(self.ranks)
 
-    def read_manifest(self) -> dict[str, Any]:
+    def read_manifest(self) -> Manifest:
         """The content of `run.json`. Raises RunFolderError when it is missing or has another format."""
-        manifest = self.manifest_content
-        if not isinstance(manifest, dict) or manifest.get("format") != 1:
-            raise RunFolderError(plain(f"{self.path} is not a run folder this labkit can read: {_format_of(manifest)}"))
-        return _sound(manifest, self)
+        manifest, content = self.glimpsed_manifest(), self._content
+        if not isinstance(content, dict) or content.get("format") != 1:
+            raise RunFolderError(plain(f"{self.path} is not a run folder this labkit can read: {_format_of(content)}"))
+        return manifest
 
-    def glimpsed_manifest(self) -> dict[str, Any]:
+    def glimpsed_manifest(self) -> Manifest:
         """What can be read of `run.json`, for a list that must not fail for one run."""
-        return _sound(self.manifest_content if isinstance(self.manifest_content, dict) else {}, self)
+        if self._manifest is None:
+            self._content = read_json(self.manifest)
+            manifest = Manifest.decode(self._content)
+            size = manifest.world_size or len(self.started_ranks())
+            manifest = replace(manifest, name=manifest.name or self.id, world_size=size)
+            if self._content is None:
+                return manifest
+            self._manifest = manifest
+        return self._manifest
 
-    def launched(self) -> float | None:
-        """When the run was launched, in seconds since the epoch; None if run.json does not say."""
-        try:
-            return datetime.fromisoformat(self.manifest_content["created"]).timestamp()
-        except (KeyError, TypeError, ValueError):
-            return None
+    def original(self) -> Path | None:
+        """The folder that this one is a copy of; None if it is the original itself, wherever it is now."""
+        self.glimpsed_manifest()
+        return original_of(self.path, self._content)
+
+    def moved_from(self) -> Path | None:
+        """Where the folder was made, if it has been moved or copied since; None if not, or if run.json does not say."""
+        self.glimpsed_manifest()
+        return moved_from(self.path, self._content)
+
+    def check_original(self) -> None:
+        """The folder is not a copy of another one. Raises RunFolderError."""
+        self.glimpsed_manifest()
+        check_original(self.path, self._content)
+
+    def check_own(self, what: str) -> None:
+        """The folder belongs to this user. `what` continues "only its owner can". Raises RunFolderError."""
+        check_own(self.path, self.id, what)
 
     def __repr__(self) -> str:
         return f"RunFolder({str(self.path)!r})"
@@ -221,22 +232,6 @@ def _numbers_in(folder: Path) -> list[int]:
             return sorted(int(entry.name) for entry in entries if entry.name.isdecimal())
     except OSError:  # not there yet
         return []
-
-
-def _sound(manifest: dict[str, Any], folder: RunFolder) -> dict[str, Any]:
-    """The manifest with the fields that every reader relies on, even if the file was edited."""
-    keys = ("name", "world_size", "script", "cells", "parameters")
-    name, ranks, script, cells, parameters = (manifest.get(key) for key in keys)
-    path = script.get("path") if isinstance(script, dict) else None
-    digest = script.get("sha256") if isinstance(script, dict) else None
-    is_count = isinstance(ranks, int) and not isinstance(ranks, bool) and 0 < ranks <= MOST_RANKS
-    return manifest | {
-        "name": name if isinstance(name, str) else folder.id,
-        "world_size": ranks if is_count else len(folder.started_ranks()),
-        "script": {"path": path if isinstance(path, str) else None, "sha256": digest},
-        "cells": {k: v for k, v in cells.items() if isinstance(v, dict)} if isinstance(cells, dict) else {},
-        "parameters": parameters if isinstance(parameters, dict) else {},
-    }
 
 
 def check_root(root: Path) -> None:

@@ -10,21 +10,21 @@ import os
 import socket
 import time
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import Any, TypeGuard
+from typing import Any
 
 from labkit.files import read_json
 from labkit.host import Identity, boot_id
-from labkit.record.folder import MOST_RANKS, RunFolder
+from labkit.record.folder import RunFolder
+from labkit.record.manifest import Nodes
 from labkit.record.measured.metrics_file import finite
 
 __all__ = [
-    "Nodes",
     "beat",
     "heard_nodes",
     "is_heard",
     "is_on_this_host",
     "last_beat",
+    "name_of",
     "record_starting_supervisor",
     "supervisor_is_starting",
     "supervisor_of",
@@ -35,57 +35,10 @@ LOST_SECONDS = 60.0
 BEAT_BYTES = 512  # a fixed size, because it is written in place
 
 
-@dataclass(frozen=True)
-class Nodes:
-    """`hosts` are the names from the launch; None if a scheduler chooses them."""
-
-    count: int
-    nproc_per_node: int
-    hosts: tuple[str, ...] | None = None
-
-    @property
-    def world_size(self) -> int:
-        return self.count * self.nproc_per_node
-
-    @classmethod
-    def read(cls, manifest: Any) -> Nodes | None:
-        """The nodes in run.json; None for a run on one machine."""
-        value = manifest.get("nodes") if isinstance(manifest, dict) else None
-        if not isinstance(value, dict):
-            return None
-        count, ranks, hosts = value.get("count"), value.get("nproc_per_node"), value.get("hosts")
-        if not _is_count(count) or not _is_count(ranks):
-            return None
-        if not isinstance(hosts, list) or len(hosts) != count or not all(isinstance(h, str) for h in hosts):
-            hosts = None
-        return cls(count, ranks, tuple(hosts) if hosts else None)
-
-    def as_dict(self) -> dict[str, Any]:
-        hosts = list(self.hosts) if self.hosts else None
-        return {"count": self.count, "nproc_per_node": self.nproc_per_node, "hosts": hosts}
-
-    def of_rank(self, rank: int) -> int:
-        """The node that a global rank is on."""
-        return rank // self.nproc_per_node
-
-    def ranks_of(self, node: int) -> range:
-        return range(node * self.nproc_per_node, (node + 1) * self.nproc_per_node)
-
-    def sharing(self, node: int) -> int:
-        """How many nodes are on this node's host, including itself."""
-        return self.hosts.count(self.hosts[node]) if self.hosts else 1
-
-    def name(self, node: int) -> str | None:
-        """A node's name before its first heartbeat; nodes on the same host are numbered."""
-        if self.hosts is None:
-            return None
-        host = self.hosts[node]
-        return host if self.sharing(node) == 1 else f"{host}-{self.hosts[: node + 1].count(host) - 1}"
-
-    def shown(self, node: int, folder: RunFolder) -> str:
-        """Its name in messages. `folder` is the attempt's."""
-        newest = last_beat(folder.node(node))
-        return str((newest or {}).get("host") or self.name(node) or f"node {node}")
+def name_of(nodes: Nodes, node: int, attempt: RunFolder) -> str:
+    """The name of a node in messages."""
+    newest = last_beat(attempt.node(node))
+    return str((newest or {}).get("host") or nodes.name(node) or f"node {node}")
 
 
 def beat(node: RunFolder, name: str, address: str | None = None, **news: bool) -> None:
@@ -106,10 +59,6 @@ def last_beat(node: RunFolder) -> dict[str, Any] | None:
     """`time` (seconds since the epoch, on that node's clock), `host` and `address`; None before a node has started."""
     newest = read_json(node.node_heartbeat)
     return newest if isinstance(newest, dict) and finite(newest.get("time")) is not None else None
-
-
-def _is_count(value: Any) -> TypeGuard[int]:
-    return type(value) is int and 0 < value <= MOST_RANKS
 
 
 def supervisor_of(node: RunFolder) -> Identity | None:
@@ -150,8 +99,8 @@ def is_heard(node: RunFolder) -> bool:
 
 def heard_nodes(folder: RunFolder) -> list[str]:
     """The names of a run's nodes that have not ended and are still alive."""
-    nodes, attempt = Nodes.read(folder.manifest_content), folder.latest
+    nodes, attempt = folder.glimpsed_manifest().nodes, folder.latest
     if nodes is None:
         return []
     each = [(node, attempt.node(node)) for node in range(nodes.count)]
-    return [nodes.shown(node, attempt) for node, own in each if is_heard(own) and not read_json(own.outcome)]
+    return [name_of(nodes, node, attempt) for node, own in each if is_heard(own) and not read_json(own.outcome)]

@@ -9,9 +9,9 @@ from typing import Any, Literal, get_args
 
 from labkit.files import in_parallel, read_json, read_text, write_json
 from labkit.record.folder import RunFolder
+from labkit.record.manifest import Nodes
 from labkit.record.measured.metrics_file import finite
-from labkit.record.nodes import Nodes, is_heard, supervisor_is_starting, supervisor_of
-from labkit.record.place import moved_from, original_of
+from labkit.record.nodes import is_heard, supervisor_is_starting, supervisor_of
 
 __all__ = [
     "FINAL_STATES",
@@ -99,7 +99,7 @@ def read_state(folder: RunFolder) -> State:
     state = written_state(folder)
     if state.is_final:
         return state
-    if original := original_of(folder.path, folder.manifest_content):
+    if original := folder.original():
         sentence = f"this folder is a copy of {original}, made while the run was active, and does not follow it"
         cause = {"kind": "copy", "sentence": sentence, "advice": f"The run itself: labkit attach {original}"}
         return replace(state, state="lost", ended=_last_heartbeat(folder, state), cause=cause)
@@ -128,7 +128,7 @@ def _why_lost(folder: RunFolder) -> dict[str, str]:
             "must be installed, or on PYTHONPATH; a notebook's sys.path does not reach it.",
         }
     why = "killed, or the machine was rebooted"
-    if place := moved_from(folder.path, folder.manifest_content):
+    if place := folder.moved_from():
         why += f", or this folder was moved or copied from {place} to another file system while the run was active"
     return {"sentence": f"the run's supervisor is gone ({why}) and left no result"}
 
@@ -141,7 +141,7 @@ def _last_heartbeat(folder: RunFolder, state: State) -> float:
 
 
 def _of_nodes(folder: RunFolder, root: State) -> State:
-    nodes = Nodes.read(folder.manifest_content)
+    nodes = folder.glimpsed_manifest().nodes
     if nodes is None:
         return replace(root, state="lost", cause={"kind": "lost", "sentence": "run.json is missing or damaged"})
     *before, newest = folder.attempts()
@@ -253,7 +253,7 @@ def _is_sound(value: Any) -> bool:
 
 def current_ranks(folder: RunFolder) -> range:
     """The ranks of the newest attempt."""
-    return range(read_state(folder).ranks or folder.read_manifest()["world_size"])
+    return range(read_state(folder).ranks or folder.read_manifest().world_size)
 
 
 def supervisor_is_alive(folder: RunFolder, state: State) -> bool:

@@ -23,7 +23,8 @@ from typing import Any, NamedTuple
 from labkit.errors import RunFolderError
 from labkit.files import is_a, read_bytes, read_json, write_json
 from labkit.host import Identity
-from labkit.record import FINAL_STATES, RUN_ID, RunFolder, original_of, path_of, runs_root, the_one
+from labkit.place import original_of
+from labkit.record import FINAL_STATES, RUN_ID, RunFolder, path_of, runs_root, the_one
 from labkit.text import plain
 from labkit.write import Script
 
@@ -178,13 +179,12 @@ class RunIndex:
         return {job: max(runs, key=lambda run: run[:2])[2] for job, runs in self._runs.items()}
 
     def _look(self, folder: RunFolder) -> None:
-        manifest = read_json(folder.manifest)
-        if not isinstance(manifest, dict):  # just being launched
+        if not folder.manifest.exists():  # just being launched
             return
         self._seen.add(folder.id)
-        mark = manifest.get("sweep")
-        if isinstance(mark, dict) and mark.get("id") == self._sweep.id and isinstance(mark.get("point"), int):
-            job = Job(mark["point"], int(mark.get("rung") or 0))
+        mark = folder.glimpsed_manifest().sweep
+        if mark is not None and mark.id == self._sweep.id:
+            job = Job(mark.point, mark.rung or 0)
             launched = folder.manifest.stat().st_mtime_ns
             self._runs.setdefault(job, []).append((folder.id.partition("-")[0], launched, folder))
 

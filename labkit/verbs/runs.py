@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, get_args
 import labkit
 from labkit.errors import LabError
 from labkit.export import FORMATS
-from labkit.record import StateName, belongs_to_another_user
+from labkit.place import belongs_to_another_user
+from labkit.record import StateName
 from labkit.text import plain
 from labkit.verbs.adding import AddVerb
 from labkit.verbs.slurm import follow

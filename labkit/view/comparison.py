@@ -16,7 +16,7 @@ from labkit.errors import LabError
 from labkit.record import (
     DESCRIBING,
     Glance,
-    Nodes,
+    Manifest,
     RankHistory,
     RunFolder,
     RunReader,
@@ -80,7 +80,7 @@ def compare(runs: Any, *, sort: str | None = None) -> Comparison:
 
 def _sort_keys(reader: RunReader) -> SortKeys:
     manifest = reader.folder.read_manifest()
-    return sort_keys(read_state(reader.folder), manifest["world_size"], _glance(reader).metrics, manifest["parameters"])
+    return sort_keys(read_state(reader.folder), manifest.world_size, _glance(reader).metrics, manifest.parameters)
 
 
 def _glance(reader: RunReader) -> Glance:
@@ -110,12 +110,12 @@ def summary(reader: RunReader) -> dict[str, Any]:
     return {
         "run": folder.id,
         "name": folder.id.partition("-")[2],
-        "script": manifest["name"],
-        "ranks": manifest["world_size"],
+        "script": manifest.name,
+        "ranks": manifest.world_size,
         "last_ranks": state.ranks,
         "nodes": _nodes(manifest),
         "recipe": _recipe(manifest, state),
-        "parameters_given": {name: str(value) for name, value in manifest["parameters"].items()},
+        "parameters_given": {name: str(value) for name, value in manifest.parameters.items()},
         "state": state.state,
         "notice": state.notice,
         "training_seconds": number(values.get("training_seconds")) or (max(stepping) if stepping else None),
@@ -147,22 +147,22 @@ def _shares(histories: list[RankHistory], phase: str) -> list[float]:
     return [share for h in histories if (share := words.share(h, phase)) is not None]
 
 
-def _recipe(manifest: dict[str, Any], state: State) -> str:
+def _recipe(manifest: Manifest, state: State) -> str:
     """Runs with equal recipes are repeats: same script text, arguments but the seed, numbers of ranks and of nodes."""
-    script, args = manifest.get("script"), manifest.get("args")
-    text = script.get("sha256") if isinstance(script, dict) else None
-    own = str(manifest.get("id"))  # the run's own checkpoint folder does not count
-    arguments = [str(arg) for arg in args if own not in str(arg)] if isinstance(args, list) else []
+    # the run's own checkpoint folder does not count
+    arguments = [arg for arg in manifest.args if not manifest.id or manifest.id not in arg]
     arguments = SEED.sub("", "\n".join(arguments)).split("\n")
-    return json.dumps([text, arguments, manifest.get("world_size"), state.ranks, _nodes(manifest)], default=str)
+    return json.dumps(
+        [manifest.script.sha256, arguments, manifest.world_size, state.ranks, _nodes(manifest)], default=str
+    )
 
 
 def _measured(name: str, value: float | None) -> str:
     return f"{value:.2%}" if name == "test_accuracy" and value is not None else words.quantity(value, 4)
 
 
-def _nodes(manifest: dict[str, Any]) -> int:
-    nodes = Nodes.read(manifest)
+def _nodes(manifest: Manifest) -> int:
+    nodes = manifest.nodes
     return nodes.count if nodes else 1
 
 

@@ -14,7 +14,7 @@ from statistics import median
 from typing import Any
 
 from labkit import words
-from labkit.files import read_source, read_text
+from labkit.files import read_json, read_source, read_text
 from labkit.record import RunFolder, RunReader, State, read_state
 from labkit.text import escaped
 from labkit.view.charts.bands import columns
@@ -68,17 +68,23 @@ def write_report(folder: RunFolder) -> Path:
     reader, state = RunReader(folder, each_rank=True).read_all(), read_state(folder)
     manifest, latest = folder.read_manifest(), folder.latest
     logs = {rank: "\n".join(tail_of_log(latest, rank, REPORT_LOG_LINES)) for rank in latest.started_ranks()}
-    facts = {name: manifest.get(name) for name in ("name", "created", "world_size", "devices", "cwd")}
-    facts["world_size"] = words.ranks(manifest["world_size"], state.ranks)
-    for group in (manifest.get("versions"), manifest.get("parameters"), manifest.get("env")):
-        facts |= group if isinstance(group, dict) else {}
+    facts = {
+        "name": manifest.name,
+        "created": manifest.created,
+        "world_size": words.ranks(manifest.world_size, state.ranks),
+        "devices": list(manifest.devices),
+        "cwd": manifest.cwd,
+        **manifest.versions,
+        **manifest.parameters,
+        **manifest.env,
+    }
     rows = "".join(f"<tr><th>{_escaped(name)}</th><td>{_escaped(value)}</td></tr>" for name, value in facts.items())
     places, scripts = _interactive(reader)
     sections = {
         "Figures": places,
         "Facts": f"<table>{rows}</table>",
         "Command": f"<pre>{escaped(_text(folder.command))}</pre>",
-        "Record": _folded("run.json", json.dumps(manifest, indent=1)),
+        "Record": _folded("run.json", json.dumps(read_json(folder.manifest), indent=1)),
         "Script": _folded("script.py", _text(folder.script, read_source)),
         "Logs": _logs(reader, logs),
     }
@@ -94,7 +100,7 @@ def write_report(folder: RunFolder) -> Path:
         "padding:0 1em}pre{white-space:pre-wrap;overflow-wrap:anywhere;font-size:12px}"
         "th{text-align:left;font-weight:400;opacity:.7;padding-right:1em}"
         f"{STYLE}</style>"
-        f"<h1>{_escaped(manifest.get('name'))}</h1>"
+        f"<h1>{_escaped(manifest.name)}</h1>"
         f"{run_html(folder, reader, state, with_log=False, with_charts=not places)}{body}"
         + "".join(f"<script>{script}</script>" for script in scripts)
         + "</html>",

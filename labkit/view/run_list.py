@@ -14,7 +14,7 @@ from typing import Any, SupportsIndex, TypeVar, overload
 from labkit import words
 from labkit.arguments import ZeroOrMore, checked
 from labkit.errors import LabError
-from labkit.record import Glance, State, finite, glance, is_lower_better, parted
+from labkit.record import Glance, Manifest, State, finite, glance, is_lower_better, parted
 from labkit.text import escaped, plain
 from labkit.view.charts.images import as_image
 from labkit.view.charts.spark import spark_svg, spark_text
@@ -101,12 +101,12 @@ class RunList(list[Any]):
     def sorted(self, name: str) -> RunList:
         """The runs sorted by `name` (see `labkit.runs`). Raises LabError if no run has it."""
         manifests = [run.folder.glimpsed_manifest() for run in self]
-        is_metric = name not in OWN_KEYS and not any(name in m["parameters"] for m in manifests)
+        is_metric = name not in OWN_KEYS and not any(name in m.parameters for m in manifests)
         keys = [_metric_keys(glance(run.folder, only=name).metrics) for run in self] if is_metric else []
         if not any(name in each for each in keys):  # not a metric, or refused with all names that there are
             metrics = [glance(run.folder).metrics if is_metric else {} for run in self]
             keys = [
-                sort_keys(run.status(), m["world_size"], each, m["parameters"])
+                sort_keys(run.status(), m.world_size, each, m.parameters)
                 for run, m, each in zip(self, manifests, metrics, strict=True)
             ]
         return RunList(sorted_by(name, self, keys), self.unfinished, by=name, empty=self.empty)
@@ -115,7 +115,7 @@ class RunList(list[Any]):
         """One row per shown run, all with the same columns; and the names of the columns of metrics and options, the
         most important first."""
         shown = [(run, run.folder.glimpsed_manifest(), run.status(), glance(run.folder)) for run in self[:SHOWN]]
-        options = [manifest["parameters"] for _, manifest, _, _ in shown]
+        options = [manifest.parameters for _, manifest, _, _ in shown]
         parameters = differing(options, self.by, len(set().union(*options)))
         metrics = metric_columns([seen for *_, seen in shown], self.by)
         tagged = any(run.tags or run.note for run, *_ in shown)
@@ -127,8 +127,8 @@ class RunList(list[Any]):
                 "loss": words.quantity(seen.loss, 4),
                 CURVE: seen,
                 **{title: words.quantity(seen.metrics.get(name), 4) for name, title in metrics.items()},
-                **{name: _Value(plain(str(manifest["parameters"].get(name, "")))) for name in parameters},
-                "ranks": words.ranks(manifest["world_size"], state.ranks),
+                **{name: _Value(plain(str(manifest.parameters.get(name, "")))) for name in parameters},
+                "ranks": words.ranks(manifest.world_size, state.ranks),
                 "duration": words.seconds(state.seconds),
                 **({"tags": ", ".join(run.tags), "note": run.note} if tagged else {}),
                 "sweep": _sweep_of(manifest),
@@ -254,12 +254,10 @@ def _wrapping(text: str) -> str:
     return escaped(text).replace("_", "_<wbr>").replace("/", "/<wbr>")
 
 
-def _sweep_of(manifest: dict[str, Any]) -> str:
+def _sweep_of(manifest: Manifest) -> str:
     """`ddp-3f2a, point 3`, if the run is one of a sweep."""
-    mark = manifest.get("sweep")
-    return (
-        plain(f"{str(mark.get('id')).partition('-')[2]}, point {mark.get('point')}") if isinstance(mark, dict) else ""
-    )
+    mark = manifest.sweep
+    return plain(f"{mark.id.partition('-')[2]}, point {mark.point}") if mark else ""
 
 
 def _sentence(state: State) -> str:

@@ -41,8 +41,8 @@ class Timeline:
     def __init__(self, folder: RunFolder):
         """Raises LabError if no rank of the run has written a profile."""
         self.id = folder.id
-        self.name = str(folder.read_manifest()["name"])
-        ranks = range(folder.read_manifest()["world_size"])
+        self.name = folder.read_manifest().name
+        ranks = range(folder.read_manifest().world_size)
         newest = folder.latest
         traces = {rank: path for rank in ranks if (path := newest.profile(rank)).is_file()}
         try:

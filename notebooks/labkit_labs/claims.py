@@ -150,7 +150,7 @@ class Claims:
         Raises LabError when there is no prediction, or it was made after the launch.
         """
         claim = self._claim(name)
-        launched = run.folder.launched() if run is not None else None
+        launched = run.folder.read_manifest().launched if run is not None else None
         if launched is not None and launched < claim.at:
             raise LabError(f"{name!r} was predicted after {run and run.id} was launched: predict first, then run")
         self._claims[name] = replace(claim, measured=float(value), because=because)

@@ -63,7 +63,7 @@ def the_run(seconds: float = 120) -> RunFolder:
 def wait_for_step(run: labkit.Run | RunFolder, step: int = 3, seconds: float = 120) -> RunFolder:
     """Until every rank has written `step` or one after it."""
     folder = folder_of(run)
-    world_size = folder.read_manifest()["world_size"]
+    world_size = folder.read_manifest().world_size
 
     def there() -> bool:
         assert read(folder.state)["state"] in ("starting", "running"), read(folder.state)
@@ -157,7 +157,7 @@ def assert_over(run: labkit.Run | RunFolder) -> None:
 def assert_goes_on(run: labkit.Run | RunFolder, before: Written, *, within: float = 8) -> None:
     """It is still running, every rank of it, and no step is missing."""
     folder = folder_of(run)
-    world_size = folder.read_manifest()["world_size"]
+    world_size = folder.read_manifest().world_size
     wait_for_step(folder, 1 + max(last_step(folder, rank) for rank in range(world_size)), within * SHARED_MACHINE)
     time.sleep(APART_SECONDS)
     assert labkit.attach(folder.path).status().state == "running"
@@ -169,7 +169,7 @@ def assert_goes_on(run: labkit.Run | RunFolder, before: Written, *, within: floa
 def assert_nothing_lost(folder: RunFolder, before: Written) -> None:
     for path, content in before.items():
         assert path.read_bytes().startswith(content), path
-    assert folder.read_manifest()["id"] == folder.id
+    assert folder.read_manifest().id == folder.id
     compile(folder.script.read_text(), str(folder.script), "exec")
     for rank in folder.started_ranks():
         records = steps_of(folder, rank)

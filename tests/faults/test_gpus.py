@@ -194,7 +194,7 @@ def test_a_launch_on_simulated_gpus_is_refused_until_they_meet_and_then_asks_no_
     assert first.status().state == "succeeded"
     assert capsys.readouterr().out.count("testing NCCL between these 2 GPUs") == 2
     for run in (first, again):
-        assert run.folder.read_manifest()["env"]["NCCL_P2P_DISABLE"] == "1"
+        assert run.folder.read_manifest().env["NCCL_P2P_DISABLE"] == "1"
         assert "NCCL_P2P_DISABLE=1" in run.command
 
 

@@ -148,7 +148,7 @@ def test_torchrun_is_a_fork_that_looks_and_ends_like_any_other(
         "labkit.launcher.supervisor",
         str(run.folder.path),
     ]
-    assert shown == run.folder.read_manifest()["torchrun"]
+    assert shown == [*run.folder.read_manifest().torchrun]
     assert agent.environ()["LABKIT_RUN"] == run.id
     with pytest.raises(labkit.RankFailedError, match="boom"):
         run.wait()
@@ -193,7 +193,7 @@ def test_a_script_that_could_tell_is_run_by_new_processes_of_a_torchrun_that_is_
 
     assert not seen(script)[0]["forked"]
 
-    assert labkit.attach().folder.read_manifest()["new_processes"] == "line 24 uses sys.modules"
+    assert labkit.attach().folder.read_manifest().new_processes == "line 24 uses sys.modules"
     assert session._warm[0].process.pid == warm
 
 

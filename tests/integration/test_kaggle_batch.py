@@ -147,7 +147,7 @@ def test_a_lab_runs_as_save_and_run_all_runs_it_and_its_runs_are_like_others(ses
     assert {run.status().state for run in runs} == {"succeeded"}
     assert {facts["run"] for facts in told} == {run.id for run in runs}
     assert main(["compare", runs[0].id]) == main(["report", runs[0].id]) == main(["timeline", runs[0].id]) == 0
-    assert runs[0].folder.read_manifest()["versions"]["torch"].startswith(TORCH)
+    assert runs[0].folder.read_manifest().versions["torch"].startswith(TORCH)
 
 
 LAUNCH = "import labkit\nrun = labkit.launch('single', nproc_per_node=1, steps=2, global_batch_size=4)"

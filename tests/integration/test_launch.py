@@ -315,7 +315,7 @@ def test_leftovers_of_another_launcher_do_not_change_the_world_size(monkeypatch)
         monkeypatch.setenv(name, value)
     run = labkit.launch(SCRIPTS / "faulty.py", nproc_per_node=2, steps=2)
     assert run.folder.started_ranks() == [0, 1]
-    assert run.folder.read_manifest()["env_dropped"] == ["MASTER_PORT", "PET_NPROC_PER_NODE", "RANK", "WORLD_SIZE"]
+    assert [*run.folder.read_manifest().env_dropped] == ["MASTER_PORT", "PET_NPROC_PER_NODE", "RANK", "WORLD_SIZE"]
 
 
 def test_a_run_is_found_again_by_any_part_of_its_id():

@@ -118,7 +118,7 @@ def test_a_sweep_whose_process_is_killed_goes_on_where_it_was_and_runs_each_poin
     sweep = Sweep.attach(sweep.id)  # as after a kernel restart
     sweep.resume()
 
-    succeeded = [run.folder.read_manifest()["sweep"] for run in labkit.runs() if run.status().state == "succeeded"]
+    succeeded = [run.folder.read_manifest().sweep for run in labkit.runs() if run.status().state == "succeeded"]
     assert sweep.status().state == "succeeded"
     assert Counter(mark["point"] for mark in succeeded) == {0: 1, 1: 1, 2: 1, 3: 1, 4: 1}
     if detach:  # otherwise a script that had finished may have been stopped with its torchrun

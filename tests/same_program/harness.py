@@ -221,7 +221,7 @@ def _labkit(program: Program, folder: Path, outside: Path, environment: dict[str
         os.environ.update(before)
         os.chdir(here)
     folder = RunFolder(run.path)
-    if session.FORKS and folder.read_manifest()["new_processes"] is None:
+    if session.FORKS and folder.read_manifest().new_processes is None:
         header = json.loads(folder.metrics(0).read_text().splitlines()[0])
         assert header.get("forked"), f"{program.name} should have run as a fork"
     names = ("stdout", "stderr")

@@ -189,7 +189,7 @@ def curve_of(run: labkit.Run, **options: Any):
     assert set(metrics.dropna(subset=["step_seconds"]).groupby("rank")["step"].max()) == {options["steps"]}
     by_step = metrics.groupby("step")[["loss", "gradient_norm"]]
     # Later steps are reported ten times a second, by each rank at steps of its own.
-    ranks = run.folder.read_manifest()["world_size"]
+    ranks = run.folder.read_manifest().world_size
     steps = by_step.mean()[by_step.count()["loss"] == ranks].loc[[*range(1, 21), STEPS]]
     return steps, metrics[["test_loss", "test_accuracy"]].dropna().iloc[0]
 

@@ -216,7 +216,7 @@ def test_a_script_of_any_name_is_started_by_the_name_that_was_given(launched, tm
 
     expected = [f"./{given}" if given.startswith("-") else given, "--text", "a b"]  # torchrun takes -x for an option
     assert shlex.split(run.command)[-3:] == expected
-    assert run.folder.read_manifest()["torchrun"][-3:] == expected
+    assert [*run.folder.read_manifest().torchrun[-3:]] == expected
     assert ID.fullmatch(run.id)
 
 
@@ -230,7 +230,7 @@ def test_a_script_whose_name_is_not_utf8_is_accepted_or_refused_in_words(launche
         assert "UTF-8" in str(refused)
         assert not runs_dir.exists() or not list(runs_dir.iterdir())
     else:
-        assert run.folder.read_manifest()["torchrun"][-1] == str(path)
+        assert run.folder.read_manifest().torchrun[-1] == str(path)
 
 
 @pytest.mark.parametrize(
@@ -381,7 +381,7 @@ def test_a_parameter_of_any_text_is_kept_and_written_as_it_was_given(launched, t
     words = shlex.split(run.command)
 
     assert words[words.index(str(train)) + 1 :] in (["--text", value], [f"--text={value}"])
-    assert run.folder.read_manifest()["parameters"] == {"text": value}
+    assert run.folder.read_manifest().parameters == {"text": value}
 
 
 @pytest.mark.parametrize("value", ["x" * 200_000, "a\0b", "\udcff"], ids=["too long", "NUL", "not UTF-8"])
@@ -414,7 +414,7 @@ def test_leftovers_of_another_launcher_are_named_and_their_values_kept_nowhere(l
 
     run = launched(train, nproc_per_node=1)
 
-    assert run.folder.read_manifest()["env_dropped"] == ["MASTER_ADDR", "PET_NNODES", "TORCHELASTIC_RUN_ID"]
+    assert [*run.folder.read_manifest().env_dropped] == ["MASTER_ADDR", "PET_NNODES", "TORCHELASTIC_RUN_ID"]
     assert not [path for path in run.path.iterdir() if path.is_file() and b"left-over" in path.read_bytes()]
 
 
@@ -441,7 +441,7 @@ def test_an_interface_that_is_given_wins_over_one_that_is_set(launched, train, m
 
     run = launched(train, nproc_per_node=1, env={"GLOO_SOCKET_IFNAME": here})
 
-    assert run.folder.read_manifest()["env"]["GLOO_SOCKET_IFNAME"] == here
+    assert run.folder.read_manifest().env["GLOO_SOCKET_IFNAME"] == here
 
 
 def test_two_launches_in_one_second_are_two_runs(launched, train, runs_dir):

@@ -272,9 +272,9 @@ def test_a_session_that_ends_brings_the_checkpoints_unless_they_are_ones_own(mon
     saving, own = (labkit.launch(script, nproc_per_node=2, wait=False, env=nowhere) for script in (ddp, mine))
 
     assert saving.script == Script.load("ddp", "checkpoints")
-    assert saving.folder.read_manifest()["args"][:3] == ["--deadline-seconds", "1000", "--checkpoint-dir"]
+    assert [*saving.folder.read_manifest().args[:3]] == ["--deadline-seconds", "1000", "--checkpoint-dir"]
     assert own.script == mine
-    assert own.folder.read_manifest()["args"] == []
+    assert [*own.folder.read_manifest().args] == []
 
 
 def test_own_options_are_those_of_the_strategys_cells_and_of_extras_for_it():

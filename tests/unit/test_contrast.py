@@ -109,7 +109,7 @@ def swept(root, runs):
     sweep.write_state(SweepState("stopped", 0.0, 60.0, "stopped on request", refused))
     for point, run in enumerate(runs):
         manifest = run.folder.read_manifest()
-        write_json(run.folder.manifest, manifest | {"sweep": {"id": sweep.id, "point": point}})
+        write_json(run.folder.manifest, manifest.to_json() | {"sweep": {"id": sweep.id, "point": point}})
     seen = Results(sweep)
     page = sweep_html(sweep.id, sweep.read_state(), seen.poll(), seen)
     assert "val_loss" in page and "the disk is full" in page

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from labkit.errors import RunFolderError
 from labkit.files import SLOW_SECONDS, in_parallel, read_json, write_json
-from labkit.record import RunFolder, find_run, list_runs, runs_root
+from labkit.record import Manifest, RunFolder, find_run, list_runs, runs_root
 from labkit.record.folder import slug
 
 HOSTILE = [
@@ -239,8 +239,52 @@ def test_a_manifest_of_format_1_is_read(folder):
 
     read = folder.read_manifest()
 
-    assert (read["format"], read["name"], read["of the future"]) == (1, "ddp", 2)
-    assert (read["world_size"], read["script"]["path"], read["cells"]) == (0, None, {})
+    assert (read.name, read.world_size, read.script.path, read.cells) == ("ddp", 0, None, {})
+
+
+def test_a_manifest_is_written_as_it_was_read():
+    content = {
+        "format": 1,
+        "name": "ddp",
+        "id": "20260102T030405Z-ddp-0a1b",
+        "folder": "/runs/20260102T030405Z-ddp-0a1b",
+        "created": "2026-01-02T03:04:05.000+00:00",
+        "world_size": 4,
+        "script": {"sha256": "0a", "path": None},
+        "program": ["script.py"],
+        "cells": {"model": {"origin": "cell 3"}},
+        "parameters": {"lr": 0.1, "sizes": [1, 2]},
+        "args": ["--lr", "0.1"],
+        "cwd": "/home",
+        "versions": {"torch": "2.13.0"},
+        "git": None,
+        "torchrun": ["torchrun", "script.py"],
+        "backend": "gloo",
+        "devices": ["cpu"],
+        "platform": "linux",
+        "env": {"A": "1"},
+        "env_dropped": [],
+        "new_processes": None,
+        "retries": 1,
+        "fewer_ranks": [2],
+        "watchdog": 60.0,
+        "gpus": [],
+        "nodes": {"count": 2, "nproc_per_node": 2, "hosts": ["hA", "hB"]},
+        "sweep": {"id": "s", "point": 3, "rung": None},
+    }
+    read = Manifest.decode(content)
+
+    assert json.loads(json.dumps(read.to_json())) == content
+    assert read.launched == 1767323045.0
+    assert not {"nodes", "sweep"} & Manifest().to_json().keys()
+
+
+@pytest.mark.parametrize("value", [None, 3, "x", [1], {"a": [1]}, True, 1e400])
+def test_what_a_manifest_holds_of_another_type_is_left_out(value):
+    read = Manifest.decode(dict.fromkeys(Manifest().to_json(), value) | {"nodes": value, "sweep": value})
+
+    assert Manifest.decode(json.loads(json.dumps(read.to_json()))) == read
+    assert (read.launched, read.nodes, read.sweep) == (None, None, None)
 
 
 @pytest.mark.parametrize("text", [None, "", "not json", "[]", "null", "{}", "\udcff"])

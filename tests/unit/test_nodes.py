@@ -94,12 +94,12 @@ def test_a_run_is_stuck_when_all_of_its_nodes_are():
 def test_nodes_are_read_back_and_damage_is_no_node():
     nodes = Nodes(2, 3, ("hA", "hB"))
 
-    assert Nodes.read({"nodes": nodes.as_dict()}) == nodes
-    assert Nodes.read({"nodes": Nodes(2, 3).as_dict()}) == Nodes(2, 3)
+    assert Nodes.decode(json.loads(json.dumps(nodes.as_dict()))) == nodes
+    assert Nodes.decode(Nodes(2, 3).as_dict()) == Nodes(2, 3)
     assert (nodes.world_size, nodes.of_rank(2), nodes.of_rank(3), list(nodes.ranks_of(1))) == (6, 0, 1, [3, 4, 5])
     for damage in (None, [], "2", {}, {"count": 0, "nproc_per_node": 1}, {"count": True, "nproc_per_node": 1}):
-        assert Nodes.read({"nodes": damage}) is None
-    assert Nodes.read({"nodes": {"count": 2, "nproc_per_node": 1, "hosts": ["hA"]}}) == Nodes(2, 1)
+        assert Nodes.decode(damage) is None
+    assert Nodes.decode({"count": 2, "nproc_per_node": 1, "hosts": ["hA"]}) == Nodes(2, 1)
 
 
 def test_two_nodes_on_one_host_have_different_names():
@@ -303,7 +303,7 @@ def test_the_line_of_a_node_is_a_prefix_before_plain_torchrun(runs_dir):
         f"--max-restarts 0 -- {run.script} --steps 5"
     )
     assert command[-3:] == [str(run.script), "--steps", "5"]
-    assert run.read_manifest()["world_size"] == 4
+    assert run.read_manifest().world_size == 4
     assert "nodes/$SLURM_NODEID/torchrun" in " ".join(torchrun_of_node(run, "$SLURM_NODEID", "$HEAD", "$PORT"))
 
 

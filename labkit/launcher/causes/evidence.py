@@ -10,7 +10,7 @@ from typing import Any
 
 from labkit.files import in_parallel, opened, read_json, read_source
 from labkit.launcher.causes.flight_record import Call, calls_of
-from labkit.record import Nodes, RankHistory, RunFolder
+from labkit.record import Manifest, Nodes, RankHistory, RunFolder, name_of
 from labkit.text import last_line, shortened
 from labkit.write import Script
 
@@ -37,7 +37,7 @@ class Evidence:
 
     run: RunFolder
     folder: RunFolder
-    manifest: dict[str, Any]
+    manifest: Manifest
     script: Script
     path: str
     ranks: list[int]
@@ -50,8 +50,8 @@ class Evidence:
     @classmethod
     def gather(cls, run: RunFolder, folder: RunFolder) -> Evidence:
         manifest = run.read_manifest()
-        path = str(manifest["script"]["path"] or run.script)
-        nodes = Nodes.read(manifest)
+        path = str(manifest.script.path or run.script)
+        nodes = manifest.nodes
         homes, ranks = _homes(folder, nodes), folder.started_ranks()
         logs = in_parallel(lambda home: tail_text(home.torchrun_log), homes)
         outcomes = in_parallel(lambda home: read_json(home.outcome), homes) if nodes else []
@@ -92,7 +92,7 @@ class Evidence:
         return self.logs.get(self.nodes.of_rank(rank) if self.nodes else 0, "")
 
     def host(self, node: int) -> str:
-        return self.nodes.shown(node, self.folder) if self.nodes else ""
+        return name_of(self.nodes, node, self.folder) if self.nodes else ""
 
     def was_ended(self, rank: int) -> bool:
         """Whether the rank's node was stopped because of an event elsewhere."""
@@ -128,7 +128,7 @@ class Evidence:
         if location is None:
             return {"line": line, "place": f" ({self.script.name} line {line})"}
         cell, line_in_cell = location
-        origin = (self.manifest.get("cells", {}).get(cell.title) or {}).get("origin", "")
+        origin = self.manifest.cells.get(cell.title, "")
         from_notebook = f" from {origin}" if origin else ""
         where = f"{self.script.name} line {line}, cell `{cell.title}`{from_notebook}, line {line_in_cell} of the cell"
         return {

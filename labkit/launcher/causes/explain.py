@@ -139,7 +139,7 @@ def _with_advice(cause: dict[str, Any], failure: dict[str, Any], evidence: Evide
         printed = DEVICE_ASSERTION.search(tail_text(evidence.folder.log(failure["rank"], "stderr")))
         first += f": {printed[1]}" if printed else ""
         return cause | {"sentence": first + also + others, "advice": BLOCKING}
-    options = evidence.manifest.get("parameters")
+    options = evidence.manifest.parameters
     parameters = options if isinstance(options, dict) else {}
     measured = memory if isinstance(memory, dict) else {}
     if not kind and failure.get("perhaps_out_of_memory"):
@@ -154,7 +154,7 @@ def _with_advice(cause: dict[str, Any], failure: dict[str, Any], evidence: Evide
         return cause | ({"sentence": f"{cause['sentence']}; the disk is full", "advice": advice} if advice else {})
     history = evidence.history(failure["rank"])
     where = memory_in_words(kind, measured, history)
-    has_expandable = "expandable_segments:True" in str(evidence.manifest.get("env"))
+    has_expandable = "expandable_segments:True" in str(evidence.manifest.env)
     return cause | {
         "out_of_memory": kind,
         "memory": memory,

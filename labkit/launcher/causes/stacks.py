@@ -22,7 +22,7 @@ import psutil
 from labkit.files import in_parallel, read_json, write_json
 from labkit.launcher.stopping import processes_of
 from labkit.rank_files import DUMP_SIGNAL
-from labkit.record import End, Nodes, RunFolder, Step, is_on_this_host, supervisor_is_elsewhere
+from labkit.record import End, RunFolder, Step, is_on_this_host, supervisor_is_elsewhere
 
 __all__ = ["Frame", "RankStack", "ask", "crash_frames"]
 
@@ -99,7 +99,7 @@ def ask(folder: RunFolder, run: RunFolder) -> list[RankStack]:
 
 def _elsewhere(folder: RunFolder, run: RunFolder, ranks: list[int]) -> set[int]:
     """The ranks whose processes run on another machine."""
-    if nodes := Nodes.read(run.manifest_content):
+    if nodes := run.glimpsed_manifest().nodes:
         each = in_parallel(lambda node: is_on_this_host(folder.node(node)), range(nodes.count))
         here = {node for node, is_here in enumerate(each) if is_here}
         return {rank for rank in ranks if nodes.of_rank(rank) not in here}

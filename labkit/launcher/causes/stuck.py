@@ -54,7 +54,7 @@ class Stacks:
 def look_at(folder: RunFolder, run: RunFolder) -> Stacks:
     """Ask every rank of an attempt where it is. Takes about 5 seconds if ranks do not answer."""
     manifest = run.read_manifest()
-    path = str(manifest["script"]["path"] or run.script)
+    path = str(manifest.script.path or run.script)
     script = Script.parse(read_source(run.script), name=Path(path).name)
     ranks = ask(folder, run)
     raised = background_errors(run, folder, [rank.rank for rank in ranks])

@@ -44,7 +44,7 @@ class NodeFold:
 
     def __init__(self, run: RunFolder, attempt: RunFolder, home: RunFolder, ranks: range):
         self._run, self._attempt, self._home, self._all = run, attempt, home, ranks
-        self._launched = run.launched()
+        self._launched = run.glimpsed_manifest().launched
         self._ranks: dict[int, RankHistory] = {}
         self._machine: HostHistory | None = None
         self._series = {name: Series(bins=BINS) for name in SERIES}

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 from labkit.record.folder import RunFolder
 from labkit.record.hosts import HostHistory
+from labkit.record.manifest import Nodes
 from labkit.record.measured.fold import NodeFolds, are_folded
 from labkit.record.measured.metrics_file import number
 from labkit.record.measured.rank_history import KEPT_CHANGES, RankHistory
 from labkit.record.measured.series import Series
-from labkit.record.nodes import Nodes
 from labkit.record.records import PASSED, PHASES, Event, Events, Header, Losses, Record, Records, Report, Scalar, Step
 
 __all__ = ["COLUMNS", "Row", "RunReader", "rows"]
@@ -57,8 +56,8 @@ class RunReader:
         self.folds: NodeFolds | None = None
         self._own: dict[int, RankHistory] = {}  # read from the ranks' own files
         self.attempt = folder  # the newest, as of the last poll
-        self._nodes = [] if each_rank else _folded_nodes(folder.manifest_content)
-        self._launched = folder.launched()
+        self._nodes = [] if each_rank else _folded_nodes(folder.glimpsed_manifest().nodes)
+        self._launched = folder.glimpsed_manifest().launched
         self.hosts: dict[str, HostHistory] = {}
         self._read: dict[int, int] = {}  # the attempt that each rank's history has reached
         self._events: list[Events] = []  # of each attempt
@@ -162,9 +161,8 @@ class RunReader:
         return self.folds.dropped if self.folds else sum(h.end.dropped for h in self.ranks.values() if h.end)
 
 
-def _folded_nodes(manifest: Any) -> list[range]:
+def _folded_nodes(nodes: Nodes | None) -> list[range]:
     """The ranks of each node, if the run has so many that they are folded."""
-    nodes = Nodes.read(manifest)
     if nodes is None or not are_folded(nodes.world_size, nodes.count):
         return []
     return [nodes.ranks_of(node) for node in range(nodes.count)]

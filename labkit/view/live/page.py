@@ -112,7 +112,7 @@ def _progress(reader: RunReader, state: State) -> str:
 
 def _stall(folder: RunFolder, state: State) -> tuple[float, float] | None:
     """From when to when no rank made progress, in seconds since the launch."""
-    if state.stuck_since is None or (launched := folder.launched()) is None:
+    if state.stuck_since is None or (launched := folder.glimpsed_manifest().launched) is None:
         return None
     return state.stuck_since - launched, (state.ended or time.time()) - launched
 

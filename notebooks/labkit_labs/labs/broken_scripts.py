@@ -90,7 +90,7 @@ class Ended:
     @cached_property
     def blamed(self) -> int:
         """The rank that torchrun names when it runs the same script without labkit."""
-        ranks = self.run.folder.read_manifest()["world_size"]
+        ranks = self.run.folder.read_manifest().world_size
         torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
         command = [*torchrun, str(self.run.folder.script), "[]"]
         bare = subprocess.run(
