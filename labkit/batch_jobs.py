@@ -9,9 +9,9 @@ from typing import Any
 from labkit.checking import warn
 from labkit.cluster import JobOptions, prepare_submission, submit_to_slurm
 from labkit.errors import LaunchError
+from labkit.frontend import ui
 from labkit.planner import Plan
 from labkit.run import Run
-from labkit.view import ui
 from labkit.write import LaunchOptions, Script
 
 __all__ = ["submit"]

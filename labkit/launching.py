@@ -12,12 +12,12 @@ from labkit.checking import warn
 from labkit.cluster import begin as begin_on_hosts
 from labkit.errors import LaunchError
 from labkit.export import check_live, start_exporter
+from labkit.frontend import check_kernel, is_headless, notebook_shell, ui
 from labkit.launcher import Launchable, Module, start
 from labkit.link import link_settings
 from labkit.planner import Plan
 from labkit.rank_files import PROFILE, REACHABLE, TRACE_MEMORY
 from labkit.run import Run
-from labkit.view import check_kernel, is_headless, notebook_shell, ui
 from labkit.write import LaunchOptions, Script
 
 __all__ = ["launch", "settings_for", "start_run"]

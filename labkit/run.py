@@ -10,11 +10,13 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
+from labkit import words
 from labkit.arguments import Expected, Seconds, checked
 from labkit.cluster import job_in_words, state_of_run, stop_run
 from labkit.errors import LabError, RankFailedError, RunFolderError, rank_failed
 from labkit.export import export
 from labkit.files import opened, read_bytes, read_json, read_text, write_json
+from labkit.frontend import check_kernel, execution_count, is_headless, ui
 from labkit.launcher import (
     LONGEST_GRACE,
     Stacks,
@@ -42,18 +44,12 @@ from labkit.session import is_session
 from labkit.text import gib, plain
 from labkit.view import (
     Dashboard,
-    ReportPath,
     RunList,
     Screen,
     StatusLine,
     Timeline,
-    attempt_ended,
-    check_kernel,
-    execution_count,
-    is_headless,
     run_text,
     static_bundle,
-    ui,
     verdict,
     write_report,
 )
@@ -313,7 +309,7 @@ class Run(Reachable):
     def report(self) -> Path:
         """Write `report.html` into the run folder and return its path, which a notebook shows as a link."""
         try:
-            return ReportPath(write_report(self.folder))
+            return write_report(self.folder)
         except OSError as error:
             raise RunFolderError(plain(f"{self.folder.report} cannot be written: {error.strerror}")) from None
 
@@ -427,7 +423,7 @@ class Run(Reachable):
 
 def _news(state: State) -> list[str]:
     """Messages about an active run: that it was restarted, that it makes no progress."""
-    restarted = attempt_ended(state.attempt - 1, state.earlier[-1]) if state.earlier else ""
+    restarted = words.attempt_ended(state.attempt - 1, state.earlier[-1]) if state.earlier else ""
     return [plain(message) for message in (restarted, state.notice) if message]
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from importlib.metadata import version
 from typing import Any
 
 from labkit import words
 from labkit.arguments import checked
 from labkit.errors import LabError
+from labkit.frontend import check_kernel, close_widget, is_headless, ui
 from labkit.launching import start_run
 from labkit.planner import (
     DEVICES,
@@ -38,7 +39,7 @@ from labkit.planner import (
 from labkit.record import RunReader
 from labkit.run import Run
 from labkit.text import escaped, plain
-from labkit.view import Bar, Controls, aligned, check_kernel, close, is_headless, panel_page, ui
+from labkit.view import Bar, Controls, Palette, aligned, bars, grid
 from labkit.write import LaunchOptions, Option, Script, strategy_of
 
 __all__ = ["Panel", "panel"]
@@ -47,6 +48,7 @@ STEPS = 30
 PERIOD_SECONDS = 0.5
 TENSOR = [(2, False), (4, False), (8, False)]  # tensor ranks, and whether the sequence is split, too
 MEASURES = "Measure computation and collectives on this machine for 20 seconds, for use in predictions"
+TINTS = {"fits": Palette.GREEN, "does not fit": Palette.RED, "impossible": Palette.AMBER, "": Palette.GREY}
 COUNTING = "calculating the model's memory without allocating it (a few seconds) …"
 
 
@@ -279,11 +281,11 @@ class Panel:
         speed = {"step_seconds": [step.seconds, step.low, step.high], "assumed": list(step.assumed)} if step else {}
         return plan.record() | speed
 
-    def close(self) -> None:
+    def close_widget(self) -> None:
         """Close the widgets. A current run continues; stop it with labkit.attach("latest").stop()."""
         self._closed.set()
         if self.box is not None:
-            close(self.box)
+            close_widget(self.box)
 
     def _ipython_display_(self) -> None:
         from IPython.display import display
@@ -311,3 +313,24 @@ class Panel:
             print(plain(text))
         else:
             display({"text/html": page, "text/plain": plain(text)}, raw=True)
+
+
+def panel_page(
+    verdict: str,
+    sentence: str,
+    drawn: Sequence[Bar],
+    limit: float | None,
+    limit_name: str,
+    runs: Sequence[Mapping[str, str]],
+) -> str:
+    """`verdict` is "fits", "does not fit", "impossible", or "" while unknown; `runs` are table rows of texts."""
+    tint = TINTS[verdict]
+    pill = (
+        f'<b style="border:1px solid {tint};background:{tint}30;border-radius:10px;padding:0 9px;white-space:nowrap">'
+        f"{escaped(verdict)}</b> "
+    )
+    head = f'<div style="min-height:3em">{pill if verdict else ""}{escaped(sentence)}</div>'
+    return (
+        '<div style="font-family:system-ui,sans-serif;font-size:13px;line-height:1.5;max-width:760px">'
+        f"{head}{bars(drawn, limit, limit_name)}{grid(runs)}</div>"
+    )

@@ -16,6 +16,7 @@ from labkit.checking import warn
 from labkit.cluster import JobOptions
 from labkit.errors import LabError, LaunchError, RankFailedError
 from labkit.export import check_live
+from labkit.frontend import check_kernel, execution_count, is_headless, ui
 from labkit.launcher import removed_on_failure, stop
 from labkit.launching import settings_for
 from labkit.place import check_original, check_own
@@ -45,7 +46,7 @@ from labkit.sweeps import (
     sweep_text,
 )
 from labkit.text import plain
-from labkit.view import RunList, check_kernel, execution_count, is_headless, runs_together, ui
+from labkit.view import RunList, runs_together
 from labkit.write import Script
 
 if TYPE_CHECKING:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from contextlib import suppress
 from typing import Any
 
 from labkit.files import read_json
@@ -10,9 +11,12 @@ from labkit.record import DESCRIBING, RankHistory, RunFolder, RunReader, State, 
 from labkit.text import gib, plain
 
 __all__ = [
+    "attempt_ended",
+    "band",
     "gib",
     "headline",
     "mean_throughput",
+    "parameter_text",
     "progress",
     "quantity",
     "ranks",
@@ -23,6 +27,7 @@ __all__ = [
     "together",
 ]
 
+LONGEST_VALUE, DRAWN_DIGITS = 24, 10
 SHOWN_VALUES = 12
 SHOWN_RANKS = 8
 LONGEST_TEXT = 80
@@ -250,3 +255,32 @@ def final_values(reader: RunReader) -> dict[str, Any]:
     """What the script reported about the whole run, from the lowest rank that reported."""
     first = next(iter(reader.reporting), None)
     return dict(first.values) if first else {}
+
+
+def parameter_text(value: Any) -> str:
+    """At most 24 characters of a script's parameter, and five digits of a number that was drawn at random."""
+    text = plain(str(value))
+    if len(text) > DRAWN_DIGITS and not text.lstrip("-").isdecimal():
+        with suppress(ValueError):
+            return f"{float(text):.5g}"
+    return text if len(text) <= LONGEST_VALUE else f"{text[:8]}…{text[9 - LONGEST_VALUE :]}"
+
+
+def band(value: float | None, low: float | None, high: float | None) -> str:
+    """`0.31 s (0.25 to 0.40 s)`; n/a if the speed is unknown."""
+    if value is None:
+        return "n/a"
+    if low is None or high is None or low == high:
+        return seconds(value)
+    return f"{seconds(value)} ({seconds(low)} to {seconds(high)})"
+
+
+def attempt_ended(number: int, ended: dict[str, Any]) -> str:
+    """`attempt 1 failed: rank 1 was killed (SIGKILL)…; restarted from step-40`"""
+    cause = ended.get("cause")
+    why = str(cause.get("sentence", "")) if isinstance(cause, dict) else ""
+    checkpoint = ended.get("checkpoint")
+    how = "" if isinstance(cause, dict) and cause.get("goes_on") else " failed"  # near the time limit
+    ranks = ended.get("restarted_ranks")
+    fewer = f" on {ranks} rank{'s' * (ranks > 1)}" if isinstance(ranks, int) else ""
+    return f"attempt {number}{how}: {why}; restarted{f' from {checkpoint}' if checkpoint else ''}{fewer}"

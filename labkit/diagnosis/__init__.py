@@ -8,11 +8,11 @@ from labkit.faces import face
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from labkit.diagnosis.detections import Diagnosis as Diagnosis  # `what` was checked, its `value`, `why` it
-    from labkit.diagnosis.display import as_html as as_html  # HTML without scripts and links
-    from labkit.diagnosis.display import as_text as as_text  # Text with lines of at most COLUMNS, except for longer
-    from labkit.diagnosis.facts import MachineFacts as MachineFacts  # Facts about one machine at one moment
-    from labkit.diagnosis.findings import diagnose as diagnose  # All findings, the most urgent first
-    from labkit.diagnosis.probes import gather as gather  # Gather all facts within a few tenths of a second
+    from labkit.diagnosis.detections import Diagnosis as Diagnosis  # one finding and what to do
+    from labkit.diagnosis.detections import as_html as as_html  # findings for a notebook
+    from labkit.diagnosis.detections import as_text as as_text  # findings for a terminal
+    from labkit.diagnosis.facts import MachineFacts as MachineFacts  # facts about one machine at one moment
+    from labkit.diagnosis.findings import diagnose as diagnose  # all findings, the most urgent first
+    from labkit.diagnosis.probes import gather as gather  # the facts about this machine, within a second
 else:
     __getattr__, __dir__ = face(__name__)

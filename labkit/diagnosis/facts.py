@@ -153,6 +153,11 @@ class MachineFacts:
     def ranks(self) -> int:
         return self.hardware.default_ranks
 
+    @property
+    def is_wsl(self) -> bool:
+        """Of either version."""
+        return self.hardware.platform == "wsl2"
+
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
 

@@ -11,8 +11,10 @@ import os
 import platform
 import re
 import shutil
+import socket
 import sys
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from datetime import datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path, PurePosixPath
@@ -20,8 +22,9 @@ from typing import Any
 
 import psutil
 
-from labkit.diagnosis.facts import UNLIMITED, MachineFacts, NotebookKernel, Nvml, TorchBuild, nvml_from_json
-from labkit.diagnosis.kaggle_facts import kaggle
+from labkit import frontend, session
+from labkit.data import SOURCES, complete
+from labkit.diagnosis.facts import UNLIMITED, Kaggle, MachineFacts, NotebookKernel, Nvml, TorchBuild, nvml_from_json
 from labkit.errors import LabError
 from labkit.hardware import GpusUnknownError, Hardware, ask_nvml, hardware, has_driver, torch_report
 from labkit.hardware import memory_limit as _memory_limit
@@ -29,15 +32,17 @@ from labkit.launcher import LEFTOVER_PREFIXES, LEFTOVERS, check_interface
 from labkit.link import remembered_links, remembered_preflight
 from labkit.rank_files import MARKER
 from labkit.record import check_root, runs_root
-from labkit.view import is_headless as _is_headless
-from labkit.view import ui
 
-__all__ = ["gather", "kaggle"]  # and every other function without an underscore
+__all__ = ["gather", "kaggle"]
 
 PACKAGES = ("torch", "ipykernel", "ipywidgets", "IPython")
 NVML_SECONDS = 10.0
 MOUNTS = Path("/proc/self/mounts")
 WINDOWS_USERS = Path("/mnt/c/Users")
+LOOK_SECONDS = 0.2  # limit for each of the two folders
+# The address of Google's name server: without internet, resolving a name would take seconds.
+OUTSIDE = ("8.8.8.8", 53)
+PROBE_SECONDS = 0.5
 
 
 def gather(here: Hardware | None = None) -> MachineFacts:
@@ -198,11 +203,11 @@ def wslconfig(here: Hardware) -> str | None:
 
 
 def front_end(here: Hardware) -> str:
-    return ui()
+    return frontend.ui()
 
 
 def is_headless(here: Hardware) -> bool:
-    return _is_headless()
+    return frontend.is_headless()
 
 
 def leftovers(here: Hardware) -> tuple[str, ...]:
@@ -228,3 +233,70 @@ def bandwidth(here: Hardware) -> dict[str, str]:
         for link in remembered_links(here)
         for kind, line in link.kinds.items()
     }
+
+
+def kaggle(here: Hardware) -> Kaggle | None:
+    """The session's facts; None elsewhere. Testing the internet connection is the doctor's only network access."""
+    if here.platform != "kaggle":
+        return None
+    working, input_folder = session.working_folder(), session.input_folder()
+    inputs = sorted(path.name for path in input_folder.iterdir()) if input_folder.is_dir() else []
+    return Kaggle(
+        run_type=os.environ.get("KAGGLE_KERNEL_RUN_TYPE", ""),
+        session_seconds=_age(),
+        session_length=_length(),
+        disk_free=shutil.disk_usage(working).free,
+        disk_used=_size(working),
+        internet=_internet(),
+        tpu=session.has_tpu(),
+        inputs=tuple(inputs),
+        data_sets=tuple(_data_sets(input_folder)),
+    )
+
+
+def _age() -> float | None:
+    try:
+        return session.age()
+    except psutil.Error:
+        return None
+
+
+def _length() -> float | None:
+    try:
+        return session.length()
+    except LabError:
+        return None
+
+
+def _internet() -> bool:
+    try:
+        with socket.create_connection(OUTSIDE, PROBE_SECONDS):
+            return True
+    except OSError:
+        return False
+
+
+def _folders(root: Path) -> Iterator[tuple[str, list[str]]]:
+    """Each folder below `root` and its files. Raises TimeoutError if there are too many."""
+    until = time.monotonic() + LOOK_SECONDS
+    for folder, _, files in os.walk(root):
+        if time.monotonic() > until:
+            raise TimeoutError
+        yield folder, files
+
+
+def _size(root: Path) -> int | None:
+    try:
+        return sum(os.lstat(Path(folder, file)).st_size for folder, files in _folders(root) for file in files)
+    except OSError:  # includes TimeoutError
+        return None
+
+
+def _data_sets(root: Path) -> set[str]:
+    names = set()
+    try:
+        for _, files in _folders(root):
+            names |= {name for name, (_, required) in SOURCES.items() if complete(required, files)}
+    except OSError:  # too many or unreadable files: return those found so far
+        pass
+    return names

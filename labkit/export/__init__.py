@@ -7,9 +7,9 @@ from labkit.faces import face
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from labkit.export.exports import FORMATS as FORMATS
-    from labkit.export.exports import check_live as check_live  # The formats that a launch is to export while it runs
-    from labkit.export.exports import export as export  # Write a run in one of FORMATS and return where it is
-    from labkit.export.exports import start_exporter as start_exporter  # Start the process that exports a live run
+    from labkit.export.exports import FORMATS as FORMATS  # their names
+    from labkit.export.exports import check_live as check_live  # the formats to export while a run goes on
+    from labkit.export.exports import export as export  # writes a run in one of them
+    from labkit.export.exports import start_exporter as start_exporter  # starts the process of a live export
 else:
     __getattr__, __dir__ = face(__name__)

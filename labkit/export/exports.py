@@ -1,28 +1,33 @@
-"""Exports a run for other tools: CSV and Parquet files, TensorBoard, Trackio, Weights & Biases. Everything is read
-from the run folder, so no script needs a logger."""
+"""Writes a run in the formats of other tools: CSV and Parquet files, TensorBoard, Trackio, Weights & Biases, the last
+three by their own packages. NaN and infinity stay apart from values that were not recorded."""
 
 from __future__ import annotations
 
+import csv
+import io
+import json
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
-from contextlib import AbstractContextManager
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
+from dataclasses import dataclass
 from difflib import get_close_matches
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any, BinaryIO
 
 from labkit.errors import LabError
-from labkit.export import tables, trackers
-from labkit.export.scalars import points
+from labkit.export.scalars import Point, needs, no_records, not_written, points
 from labkit.rank_files import MARKER, NODE_MARKER
-from labkit.record import RunFolder
+from labkit.record import COLUMNS, RunFolder, rows
+from labkit.text import plain
 
-__all__ = ["FILES", "FORMATS", "check_live", "export", "log_of", "start_exporter"]
+__all__ = ["FILES", "FORMATS", "TRACKERS", "Log", "check_live", "export", "start_exporter"]
 
-FILES = {"csv": tables.write_csv, "parquet": tables.write_parquet}
 EXPORTER = "labkit.export.live"
-FORMATS = (*FILES, "tensorboard", "trackio", "wandb")
+EVENTS = "events.out.tfevents."
 
 
 def export(folder: RunFolder, to: str, path: str | os.PathLike[str] | None, project: str) -> Path:
@@ -36,7 +41,7 @@ def export(folder: RunFolder, to: str, path: str | os.PathLike[str] | None, proj
     if to in FILES:
         return FILES[to](folder, where or folder.path / f"metrics.{to}")
     curves = points(folder)
-    with log_of(folder, to, where, project, curves[0].time) as log:
+    with TRACKERS[to](folder, where, project, curves[0].time) as log:
         for point in curves:
             log.add(point)
     return log.where
@@ -81,12 +86,167 @@ def start_exporter(folder: RunFolder, formats: Sequence[str]) -> None:
         print(f"{folder.id} cannot be exported while it runs: {error}", flush=True)
 
 
-def log_of(
-    folder: RunFolder, to: str, where: Path | None, project: str, start: float
-) -> AbstractContextManager[trackers.Log]:
-    """The run in one of the trackers, to be written point by point."""
-    if to == "tensorboard":
-        return trackers.tensorboard_log(folder, where or folder.path.parent / "tensorboard" / folder.id, start)
-    if to == "wandb":
-        return trackers.wandb_log(folder, where or folder.path.parent, project)
-    return trackers.trackio_log(folder, project)
+def write_csv(folder: RunFolder, path: Path) -> Path:
+    """One line per rank and logged step; what was not recorded is empty, NaN is `nan`."""
+    columns = _columns(folder)
+    with _replacing(path) as file:
+        text = io.TextIOWrapper(file, encoding="utf-8", newline="")
+        writer = csv.writer(text)
+        writer.writerow(columns)
+        writer.writerows(zip(*columns.values(), strict=True))
+        text.detach()
+    return path
+
+
+def write_parquet(folder: RunFolder, path: Path) -> Path:
+    """The same; what was not recorded is null. A column of text and numbers is text."""
+    with needs("pyarrow"):
+        import pyarrow as pa
+        from pyarrow import parquet
+
+    def column(values: list[Any]) -> pa.Array:
+        try:
+            return pa.array(values)
+        except (pa.ArrowInvalid, pa.ArrowTypeError):
+            return pa.array([None if value is None else str(value) for value in values])
+
+    table = pa.table({name: column(values) for name, values in _columns(folder).items()})
+    with _replacing(path) as file:
+        parquet.write_table(table, file)
+    return path
+
+
+def _columns(folder: RunFolder) -> dict[str, list[Any]]:
+    """The columns of `run.metrics()`."""
+    table = list(rows(folder))
+    if not table:
+        raise no_records(folder)
+    names = dict.fromkeys([*COLUMNS, *(name for row in table for name in row)])
+    return {plain(name): [_encodable(row.get(name)) for row in table] for name in names}
+
+
+def _encodable(value: Any) -> Any:
+    return plain(value) if isinstance(value, str) else value
+
+
+@contextmanager
+def _replacing(path: Path) -> Iterator[BinaryIO]:
+    """A file that takes the place of `path` once it is complete, also of a symbolic link. Raises LabError."""
+    new = path.with_name(f".{path.name}.new")
+    try:
+        new.unlink(missing_ok=True)
+        with new.open("xb") as file:
+            yield file
+        new.replace(path)
+    except OSError as error:
+        with suppress(OSError):
+            new.unlink()
+        raise not_written(path, error) from None
+
+
+@dataclass(frozen=True)
+class Log:
+    """A run in a tracker while it is written. `restarted` says that the steps from one on are written again."""
+
+    where: Path
+    add: Callable[[Point], None]
+    flush: Callable[[], None] = lambda: None
+    restarted: Callable[[int], None] | None = None
+
+
+@contextmanager
+def _tensorboard(folder: RunFolder, where: Path | None, project: str, start: float) -> Iterator[Log]:
+    """One event file in the folder `where`, in place of those that were written of this run before."""
+    with needs("tensorboard"):
+        from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+        from tensorboard.compat.proto.summary_pb2 import Summary
+        from tensorboard.plugins.text.summary_v2 import text_pb
+        from tensorboard.summary.writer.event_file_writer import EventFileWriter
+    path = _made(where or folder.path.parent / "tensorboard" / folder.id)
+    suffix = f".{folder.id}"
+    older = [file for file in path.iterdir() if file.name.startswith(EVENTS) and file.name.endswith(suffix)]
+    writer = EventFileWriter(str(path), filename_suffix=suffix)
+
+    def add(point: Point) -> None:
+        values = [Summary.Value(tag=name, simple_value=value) for name, value in point.values.items()]
+        writer.add_event(Event(wall_time=point.time, step=point.step, summary=Summary(value=values)))
+
+    def restarted(step: int) -> None:  # TensorBoard forgets the steps from here on
+        writer.add_event(Event(wall_time=time.time(), step=step, session_log=SessionLog(status=SessionLog.START)))
+
+    try:
+        text = json.dumps(_parameters(folder), indent=1, default=str)
+        as_code = "\n".join(f"    {line}" for line in text.splitlines())  # Markdown
+        writer.add_event(Event(wall_time=start, summary=text_pb("parameters", as_code)))
+        yield Log(path, add, writer.flush, restarted)
+    finally:
+        writer.close()
+    for file in older:
+        file.unlink()
+
+
+@contextmanager
+def _wandb(folder: RunFolder, where: Path | None, project: str, start: float) -> Iterator[Log]:
+    """A run that is offline in the folder `where`, or as WANDB_MODE says; the log is the folder that `wandb sync`
+    takes."""
+    with needs("wandb"):
+        import wandb
+    path = _made(where or folder.path.parent)
+    # the defaults would record this process and its machine, which are not the run's
+    settings = wandb.Settings(
+        console="off", disable_git=True, disable_code=True, x_disable_meta=True, x_disable_stats=True
+    )
+    mode: Any = os.environ.get("WANDB_MODE", "offline")
+    with wandb.init(
+        project=project,
+        id=folder.id,
+        name=folder.id,
+        config=_parameters(folder),
+        dir=str(path),
+        mode=mode,
+        reinit="create_new",  # a run of the caller's own stays open
+        settings=settings,
+    ) as run:
+        yield Log(Path(run.dir).parent, lambda p: run.log({**p.values, "_timestamp": p.time}, step=p.step))
+
+
+@contextmanager
+def _trackio(folder: RunFolder, where: Path | None, project: str, start: float) -> Iterator[Log]:
+    """The run in Trackio's database, in place of the same run if it is there."""
+    with needs("trackio"):
+        import trackio
+        from trackio.sqlite_storage import SQLiteStorage
+    database = Path(SQLiteStorage.get_project_db_path(project))
+    for older in trackio.Api().runs(project) if database.exists() else ():
+        if older.name == folder.id:
+            older.delete()
+    # the defaults would record this machine, and embed a dashboard in the notebook
+    options: dict[str, Any] = {"auto_log_gpu": False, "auto_log_cpu": False, "embed": False}
+    run = trackio.init(project=project, name=folder.id, config=_parameters(folder), **options)
+    try:
+        yield Log(database, lambda point: run.log(point.values, step=point.step))
+    finally:
+        trackio.finish()
+
+
+def _parameters(folder: RunFolder) -> dict[str, Any]:
+    return dict(folder.read_manifest().parameters)
+
+
+def _made(path: Path) -> Path:
+    """Create a folder that only its owner can read, like that of a run. Raises LabError."""
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise not_written(path, error) from None
+    return path
+
+
+FILES = {"csv": write_csv, "parquet": write_parquet}
+# A run in a tracker of the user's: its folder, where to write, the project, and the start in seconds since the epoch
+TRACKERS: dict[str, Callable[[RunFolder, Path | None, str, float], AbstractContextManager[Log]]] = {
+    "tensorboard": _tensorboard,
+    "trackio": _trackio,
+    "wandb": _wandb,
+}
+FORMATS = (*FILES, *TRACKERS)

@@ -15,9 +15,8 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from labkit.errors import LabError
-from labkit.export.exports import FILES, log_of
+from labkit.export.exports import FILES, TRACKERS, Log
 from labkit.export.scalars import Point, attempt_starts, points
-from labkit.export.trackers import Log
 from labkit.files import write_json
 from labkit.record import RunFolder, read_state, rows
 from labkit.text import plain
@@ -87,7 +86,7 @@ class _Export:
 
     def _add(self, new: list[Point]) -> None:
         if self.log is None:
-            self.log = self.opened.enter_context(log_of(self.folder, self.name, None, PROJECT, new[0].time))
+            self.log = self.opened.enter_context(TRACKERS[self.name](self.folder, None, PROJECT, new[0].time))
             self.where = self.log.where
         if (attempts := len(self.folder.attempts())) > self.attempts:
             starts = attempt_starts(rows(self.folder))

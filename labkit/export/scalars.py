@@ -1,23 +1,47 @@
-"""Converts a run's records to scalars by step, which is what experiment trackers take."""
+"""Reads a run's records as scalars by step, which is what experiment trackers take, or says why they cannot be."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import groupby
+from pathlib import Path
 from typing import Any
 
-from labkit.export.refusals import no_records
+from labkit.errors import LabError
 from labkit.record import PHASES, Header, Records, RunFolder, RunReader, number, rows
 from labkit.text import plain
 from labkit.words import together
 
-__all__ = ["Point", "attempt_starts", "points"]
+__all__ = ["Point", "attempt_starts", "needs", "no_records", "not_written", "points"]
 
 NOT_DRAWN = {"rank", "attempt", "step", "time", "samples", "steps"}  # they say which steps a row sums up
 MEMORY = ("rss", "allocated", "reserved", "peak")
 MOST_RANKS = 8  # whose values are also kept one by one
+
+
+@contextmanager
+def needs(package: str) -> Iterator[None]:
+    """Turn a failed import of an optional package into a LabError."""
+    try:
+        yield
+    except ImportError as error:
+        raise LabError(
+            f"this export needs the package {package}, which cannot be imported ({error}): pip install {package}"
+        ) from None
+
+
+def no_records(folder: RunFolder) -> LabError:
+    return LabError(
+        f"{plain(folder.id)} has no records to export, expected at least one step or reported number; "
+        "run.status() and run.logs() show what happened"
+    )
+
+
+def not_written(path: Path, error: OSError) -> LabError:
+    return LabError(plain(f"{path} cannot be written: {error.strerror or error}; pass a path that you can write to"))
 
 
 @dataclass(frozen=True)

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import tempfile
 import time
 from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
 
 from labkit.errors import LabError
 from labkit.kaggle.service import Service, Status
-from labkit.record import FINAL_STATES
-from labkit.text import plain
-from labkit.view import StatusLine, read_progress_line
+from labkit.record import RunFolder, RunReader, read_state, write_state
+from labkit.view import StatusLine
 
-__all__ = ["follow"]
+__all__ = ["follow", "pull_runs"]
 
 LOOK_SECONDS = 5.0
 PATIENCE_SECONDS = 120.0  # for a push to become the kernel's newest session
 OUTAGE_SECONDS = 600.0  # without an answer; sessions last hours, and Kaggle closes idle connections
 WAITING = ("QUEUED", "NEW_SCRIPT")
+CUT = "Kaggle's session ended before the run did"
 
 
 def follow(service: Service, kernel: str, *, mark: str = "") -> Status:
@@ -35,7 +38,7 @@ def follow(service: Service, kernel: str, *, mark: str = "") -> Status:
             try:
                 if status.name not in WAITING:  # read after the status, so it is complete if ended
                     for text in log.news():
-                        _show(line, text)
+                        line.relay(text)
             except LabError as error:  # happens on idle connections; the status shows whether it still runs
                 cut = error
             if status.is_over and begun and not cut:
@@ -71,13 +74,27 @@ class _Log:
                 self.begun = self.begun or self.mark in text
 
 
-def _show(line: StatusLine, text: str) -> None:
-    progress = read_progress_line(text)
-    if progress is None or not line.is_live:
-        line.say(plain(text))
-        return
-    text_of_run, facts = progress
-    if facts.get("state") in FINAL_STATES:
-        line.say(plain(f"{facts['run']}: {facts['state']}, {text_of_run}"))
-    else:
-        line.write(plain(f"{facts['run']}: {text_of_run}"))
+def pull_runs(service: Service, kernel: str, root: Path) -> tuple[list[RunFolder], list[str]]:
+    """`(new runs, ids of existing runs)`, oldest first, of a kernel whose session has ended. Nothing is overwritten."""
+    root.mkdir(parents=True, exist_ok=True)
+    new, known = [], []
+    with tempfile.TemporaryDirectory(prefix=".pull-", dir=root) as scratch:  # same disk, for rename
+        service.output(kernel, Path(scratch))
+        for manifest in sorted(Path(scratch).rglob("runs/*/run.json"), key=lambda path: path.parent.name):
+            folder = RunFolder(manifest.parent)
+            if (root / folder.id).exists():
+                known.append(folder.id)
+                continue
+            _finish(folder)
+            folder.path.rename(root / folder.id)
+            new.append(RunFolder(root / folder.id))
+    return new, known
+
+
+def _finish(folder: RunFolder) -> None:
+    """Mark a run as lost if the end of the session cut it off, because its state still says that it is running."""
+    state = read_state(folder)
+    if not state.is_final:
+        histories = RunReader(folder, each_rank=True).read_all().ranks.values()
+        ended = state.started + max((history.seen for history in histories), default=0.0)
+        write_state(folder, replace(state, state="lost", ended=ended, cause={"kind": "lost", "sentence": CUT}))

@@ -23,7 +23,6 @@ from labkit.planner.speed.speed_model import SpeedModel
 from labkit.planner.variations import SUPERSEDED, extras_of, own_parameters, simplicity, under, variants
 from labkit.record import Peak
 from labkit.text import gib
-from labkit.view import band
 from labkit.write import Script, options_of, strategy_of
 
 __all__ = ["Advice", "advise"]
@@ -199,7 +198,7 @@ def _sentences(
         choice = f"{best.strategy} ({arguments})" if arguments else best.name
     if best and best.step:
         assumed = " (assumed, see below)" if best.step.assumed else ""
-        time = band(best.step.seconds, best.step.low, best.step.high)
+        time = words.band(best.step.seconds, best.step.low, best.step.high)
         others = _as_fast(rows, best) if requested.ranks > 1 else []
         close = f"Within {100 * ALIKE - 100:.0f}% of it, but larger or less simple: {', '.join(others)}."
         yield f"Recommended: {choice}, {time} per step{assumed}.{f' {close}' if others else ''}"

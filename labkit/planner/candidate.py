@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from labkit import words
 from labkit.errors import LabError
 from labkit.planner.constraints import refusal, unsupported
 from labkit.planner.data_sheets import Device
@@ -17,7 +18,6 @@ from labkit.planner.speed.step_time import StepTime
 from labkit.planner.variations import simplicity
 from labkit.record import Peak
 from labkit.text import gib
-from labkit.view import band
 from labkit.write import Script
 
 __all__ = ["MARGIN", "Candidate", "evaluate", "fastest", "held_by", "judged", "lacks", "needs", "unfit", "when"]
@@ -65,7 +65,7 @@ class Candidate:
             "strategy": self.strategy,
             "ranks": f"{self.ranks:,}",
             "memory": gib(self.peak.bytes) if self.peak else "n/a",
-            "step": band(step.seconds, step.low, step.high) if step else "n/a",
+            "step": words.band(step.seconds, step.low, step.high) if step else "n/a",
             "verdict": self.remark,
         }
 

@@ -10,9 +10,10 @@ from labkit import words
 from labkit.files import read_text
 from labkit.planner.candidate import Candidate, when
 from labkit.planner.data_sheets import THIS_MACHINE
+from labkit.planner.plan_views import memory_rows
 from labkit.record import CATEGORIES, Peak, RunFolder, RunReader, finite
 from labkit.text import escaped, gib, plain
-from labkit.view import Bar, aligned, as_image, band, bars, grid, key, memory_rows, percent_off
+from labkit.view import Bar, aligned, as_image, bars, grid
 
 __all__ = ["Held", "Memory", "Trial"]
 
@@ -99,8 +100,8 @@ class Memory:
             seconds, low, high = self._step
             within = "within" if low <= self._took <= high else "outside"
             planned = (
-                f"the slowest rank's last steps took {words.seconds(self._took)}, planned {band(seconds, low, high)}: "
-                f"{within} the band"
+                f"the slowest rank's last steps took {words.seconds(self._took)}, "
+                f"planned {words.band(seconds, low, high)}: {within} the band"
             )
         return [planned] if planned else []
 
@@ -118,8 +119,8 @@ class Memory:
         ]
         rows = memory_rows(self.ranks[0].peaks) if self.ranks and self.ranks[0].peaks else []
         sentences = "".join(f"<div>{escaped(text)}</div>" for text in self.sentences())
-        picture = as_image(bars(drawn)) + key() if drawn else ""
-        table = grid([dict(row) for row in rows], [""] * len(rows))
+        picture = as_image(bars(drawn))
+        table = grid(rows)
         style = "font-family:system-ui,sans-serif;font-size:13px;line-height:1.5;max-width:760px"
         return {"text/plain": str(self), "text/html": f'<div style="{style}">{sentences}{picture}{table}</div>'}
 
@@ -180,7 +181,12 @@ class Trial:
             "ranks": f"{planned.ranks:,}",
             "batch": f"{planned.layout.global_batch:,}" if planned.layout else "n/a",
             "step planned": words.seconds(step),
-            "step measured": words.seconds(self.step_seconds) + percent_off(self.step_seconds, step),
+            "step measured": words.seconds(self.step_seconds) + _percent_off(self.step_seconds, step),
             "memory planned": gib(predicted),
-            "memory measured": gib(measured) + percent_off(measured, predicted),
+            "memory measured": gib(measured) + _percent_off(measured, predicted),
         }
+
+
+def _percent_off(measured: float | None, predicted: float | None) -> str:
+    """` (+12.0%)`: the deviation of a measured value from the predicted one; "" if either is missing."""
+    return f" ({measured / predicted - 1:+.1%})" if measured and predicted else ""

@@ -12,7 +12,7 @@ from labkit.planner.data_sheets import Device
 from labkit.planner.model.facts import ModelFacts
 from labkit.planner.speed.speed_model import SpeedModel
 from labkit.planner.variations import own_parameters
-from labkit.view import Bar, band
+from labkit.view import Bar
 from labkit.write import Script, options_of
 
 __all__ = ["bar_of", "outlook", "verdict_of"]
@@ -61,7 +61,7 @@ def verdict_of(candidate: Candidate, device: Device) -> tuple[str, str]:
         return "impossible", candidate.remark
     where = f"{candidate.strategy} on {device.times(candidate.ranks)}"
     step = candidate.step
-    speed = f"; a step takes {band(step.seconds, step.low, step.high)}" if step else "; its speed is unknown"
+    speed = f"; a step takes {words.band(step.seconds, step.low, step.high)}" if step else "; its speed is unknown"
     assumed = f" (assumed: {'; '.join(step.assumed)})" if step and step.assumed else ""
     verdict = "fits" if candidate.fits else "does not fit"
     return verdict, f"{where} {needs(candidate.peak, device.usable_by(candidate.ranks))}{speed}{assumed}"

@@ -18,12 +18,13 @@ from labkit.planner.memory.peak import SHARDED
 from labkit.planner.memory.peak import peak as peak_of
 from labkit.planner.model.facts import ModelFacts
 from labkit.planner.overview import bar_of
+from labkit.planner.plan_views import break_even, memory_planned, plan_html, plan_text, scaling_planned
 from labkit.planner.scaling import break_even_curve, scaling_curves
 from labkit.planner.speed.speed_model import SpeedModel
 from labkit.planner.speed.step_time import StepTime
 from labkit.record import Peak
 from labkit.text import gib
-from labkit.view import Bar, as_image, break_even, memory_planned, plan_html, plan_text, scaling_planned
+from labkit.view import Bar, as_image
 from labkit.write import Script
 
 if TYPE_CHECKING:

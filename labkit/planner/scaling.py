@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
+from typing import NamedTuple
 
 from labkit.planner.candidate import MARGIN, Candidate
 from labkit.planner.data_sheets import Device
@@ -11,14 +12,20 @@ from labkit.planner.layout import Layout
 from labkit.planner.memory.peak import worst
 from labkit.planner.model.facts import ModelFacts
 from labkit.planner.speed.speed_model import SpeedModel
-from labkit.view import Point
 
-__all__ = ["break_even_curve", "bytes_per_parameter", "largest_micro_batch", "scaling_curves"]
+__all__ = ["Point", "break_even_curve", "bytes_per_parameter", "largest_micro_batch", "scaling_curves"]
 
 SAMPLES = tuple(2**n for n in range(13))  # on each of two ranks
-
-
 MOST_SAMPLES = 1 << 30
+
+
+class Point(NamedTuple):
+    """A point of a curve with its band from `low` to `high`."""
+
+    x: float
+    value: float
+    low: float
+    high: float
 
 
 def scaling_curves(candidates: Iterable[Candidate], speed_model: SpeedModel) -> dict[str, list[Point]]:

@@ -24,10 +24,9 @@ from labkit.errors import LaunchError
 from labkit.files import write_json
 from labkit.launcher import removed_on_failure
 from labkit.sweeps.folder import Job, RunIndex, SweepFolder, SweepState
-from labkit.sweeps.options import SweepOptions
-from labkit.sweeps.points import parameters_of
+from labkit.sweeps.options import SweepOptions, parameters_of
 from labkit.sweeps.results import Result, counted
-from labkit.sweeps.stopping import stop_runs
+from labkit.sweeps.sweeper import stop_runs
 from labkit.write import LaunchOptions
 
 __all__ = ["check_array", "missing_points", "settled_points", "stop_points", "submit_points"]

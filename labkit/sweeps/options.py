@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import math
+import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import product
+from pathlib import Path, PurePath
 from typing import Annotated, Any, Literal
 
 from labkit.arguments import AtLeastOne, Expected
-from labkit.errors import LaunchError
+from labkit.errors import LabError, LaunchError
 from labkit.record import is_lower_better
+from labkit.sweeps.folder import Job
 from labkit.write import LaunchOptions, expected, flag, whole_number
 
-__all__ = ["SweepOptions"]
+__all__ = ["SweepOptions", "drawn", "expanded", "parameters_of", "varied"]
 
 MODES = ("min", "max")
 AtLeastTwo = Annotated[int, Expected("an integer, at least 2", lambda value: value >= 2)]
 NameOfMetric = Annotated[str, Expected("the name of a reported value such as 'test_loss'", bool)]
+MOST_POINTS = 10_000
+DRAWS_PER_POINT = 100
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,3 +90,140 @@ class SweepOptions(LaunchOptions):
             raise LaunchError("a sweep does not change the number of ranks of a run; leave min_ranks out")
         if self.trace_memory or self.profile:
             raise LaunchError("trace_memory and profile do not work in a sweep; launch one of its points with them")
+
+
+def expanded(
+    parameters: Mapping[str, Any],
+    *,
+    points: Sequence[Mapping[str, Any]] | None = None,
+    samples: int | None = None,
+    seed: int = 0,
+) -> list[dict[str, Any]]:
+    """The parameters of every point, in the order in which they run.
+
+    Of `parameters`, a list (also a range or an array) is an axis and a tuple (low, high) or (low, high, "log") a range
+    to draw from; anything else is the same at every point. Raises LabError when they make no points.
+    """
+    lists = {name: values for name, value in parameters.items() if (values := _axis(name, value)) is not None}
+    ranges = {name: value for name, value in parameters.items() if isinstance(value, tuple)}
+    fixed = {name: _plain(name, v) for name, v in parameters.items() if name not in lists and name not in ranges}
+    if points is not None:
+        if lists or ranges or samples is not None:
+            other = ", ".join([*lists, *ranges]) or "samples"
+            raise LabError(f"points and {other} both say what to run; pass either points=[…] or axes such as lr=[…]")
+        return _distinct(_listed(points, fixed))
+    for name, (low, high, *scale) in _checked(ranges).items():
+        if samples is None:
+            shown = ", ".join(map(repr, (low, high, *scale)))
+            raise LabError(f"{name}=({shown}) is a range, which needs samples=N; for a grid, pass a list: {name}=[…]")
+    if not lists and not ranges:
+        raise LabError(
+            "a sweep needs a parameter to vary: pass a list for at least one, lr=[1e-3, 3e-4] (in a terminal --lr "
+            "1e-3,3e-4), or points=[{…}, …]"
+        )
+    if samples is not None and samples > MOST_POINTS:
+        raise LabError(f"samples={samples} is too many; the maximum is {MOST_POINTS:,} points")
+    if samples is not None:
+        return drawn({**lists, **ranges}, fixed, samples, seed)
+    count = math.prod(map(len, lists.values()))
+    if count > MOST_POINTS:
+        raise LabError(f"this grid has {count:,} points; the maximum is {MOST_POINTS:,}. Draw some with samples=N")
+    return _distinct([{**fixed, **dict(zip(lists, values, strict=True))} for values in product(*lists.values())])
+
+
+def drawn(axes: Mapping[str, Any], fixed: Mapping[str, Any], samples: int, seed: int) -> list[dict[str, Any]]:
+    """`samples` different random points: uniform on a list or a range, or uniform in the logarithm.
+
+    A range between two whole numbers draws whole numbers, both ends included. The same seed draws the same points.
+    """
+    generator, points = random.Random(seed), dict[str, dict[str, Any]]()
+    for _ in range(samples * DRAWS_PER_POINT):
+        point = {**fixed, **{name: _draw(generator, axis) for name, axis in axes.items()}}
+        points.setdefault(repr(point), point)
+        if len(points) == samples:
+            return list(points.values())
+    raise LabError(f"samples={samples}, but these axes have only {len(points)} distinct points")
+
+
+def varied(points: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The names of the parameters that differ between points."""
+    names = dict.fromkeys(name for point in points for name in point)
+    return [name for name in names if len({repr(point.get(name)) for point in points}) > 1]
+
+
+def _axis(name: str, value: Any) -> list[Any] | None:
+    """The values of an axis; None if it is not one."""
+    if hasattr(value, "tolist") and getattr(value, "ndim", 0) == 1:  # an array
+        value = value.tolist()
+    if not isinstance(value, list | range):
+        return None
+    if not value:
+        raise LabError(f"{name} has no values, so the sweep has no points; pass at least one")
+    if repeated := [each for i, each in enumerate(value) if each in value[:i]]:
+        raise LabError(f"{name} has {repeated[0]!r} twice; each point runs once. To repeat a point, vary its seed")
+    return [_plain(name, each) for each in value]
+
+
+def _plain(name: str, value: Any) -> Any:
+    """The value as what JSON can hold. Raises LabError for anything else."""
+    if hasattr(value, "item") and getattr(value, "shape", None) == ():  # NumPy's and torch's scalars
+        value = value.item()
+    if isinstance(value, PurePath):
+        return str(value)
+    if isinstance(value, list):
+        return [_plain(name, each) for each in value]
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    raise LabError(f"{name} of a point must be a number, text, True, False or None; got {value!r}")
+
+
+def _checked(ranges: Mapping[str, tuple[Any, ...]]) -> dict[str, tuple[Any, ...]]:
+    for name, value in ranges.items():
+        low, high, scale = (*value, None, None, None)[:3]
+        numbers = all(isinstance(end, int | float) and not isinstance(end, bool) for end in (low, high))
+        if len(value) not in (2, 3) or scale not in (None, "log") or not numbers or not low < high:
+            raise LabError(f'{name} must be (low, high) or (low, high, "log") with low < high, or a list; got {value}')
+        if scale and low <= 0:
+            raise LabError(f"{name} is drawn on a logarithmic scale, so low must be above 0; got {value}")
+    return dict(ranges)
+
+
+def _draw(generator: random.Random, axis: Any) -> Any:
+    if isinstance(axis, list):
+        return generator.choice(axis)
+    low, high, *scale = axis
+    whole = isinstance(low, int) and isinstance(high, int)
+    if not scale:
+        return generator.randint(low, high) if whole else generator.uniform(low, high)
+    value = math.exp(generator.uniform(math.log(low), math.log(high)))
+    return min(high, max(low, round(value))) if whole else value
+
+
+def _listed(points: Any, fixed: Mapping[str, Any]) -> list[dict[str, Any]]:
+    if isinstance(points, Mapping | str) or not isinstance(points, Sequence) or not points:
+        raise LabError(f"points must be a list of dicts such as [{{'lr': 1e-3}}, {{'lr': 3e-4}}]; got {points!r}")
+    for point in points:
+        if not isinstance(point, Mapping):
+            raise LabError(f"each of the points must be a dict such as {{'lr': 1e-3}}; got {point!r}")
+        if both := [name for name in point if name in fixed]:
+            raise LabError(f"{both[0]} is set for all points and again in one of them; set it once")
+    return [{**fixed, **{str(name): _plain(str(name), v) for name, v in point.items()}} for point in points]
+
+
+def _distinct(points: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    for i, point in enumerate(points):
+        if (first := points.index(point)) != i:
+            raise LabError(f"points {first} and {i} are the same, {point}; each point runs once. Vary its seed")
+    return points
+
+
+def parameters_of(checkpoints: Path, manifest: Mapping[str, Any], job: Job) -> tuple[dict[str, Any], list[str]]:
+    """The parameters of a job's run, and the arguments that are passed to its script unchanged. `checkpoints` is the
+    folder for those of all points."""
+    parameters = dict(manifest["points"][job.point])
+    args = [*manifest["options"]["args"], *parameters.pop("args", [])]
+    if manifest["rungs"]:
+        parameters["steps"] = manifest["rungs"][job.rung]
+    if manifest["saves"]:
+        parameters["checkpoint_dir"] = str(checkpoints / str(job.point))
+    return parameters, args

@@ -33,9 +33,8 @@ from labkit.record import RunFolder, check_root, runs_root
 from labkit.session import current_folder
 from labkit.sweeps.devices import room_for
 from labkit.sweeps.folder import SweepFolder, SweepState
-from labkit.sweeps.options import SweepOptions
-from labkit.sweeps.points import expanded
-from labkit.sweeps.schedule import rungs_of
+from labkit.sweeps.options import SweepOptions, expanded
+from labkit.sweeps.sweeper import rungs_of
 from labkit.write import Script, completed, options_of
 
 __all__ = ["create", "environment_of", "start_process"]

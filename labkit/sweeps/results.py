@@ -10,7 +10,7 @@ from labkit import words
 from labkit.cluster import ask_array, state_of_run
 from labkit.record import RunFolder, RunReader, finite
 from labkit.sweeps.folder import Job, RunIndex, SweepFolder, SweepState
-from labkit.sweeps.points import varied
+from labkit.sweeps.options import varied
 from labkit.view import Line, curves
 
 __all__ = ["Measured", "Result", "Results", "best_of", "counted", "measured"]

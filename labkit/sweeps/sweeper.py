@@ -10,11 +10,13 @@ The JSON has the variables for the ranks, which may be secrets and are never wri
 from __future__ import annotations
 
 import json
+import math
 import os
 import signal
 import sys
 import time
 from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,14 +28,16 @@ from labkit.launcher import GpusInUseError, start, stop
 from labkit.record import RunFolder, RunReader, read_state, supervisor_is_alive
 from labkit.sweeps.devices import room_for
 from labkit.sweeps.folder import Job, RunIndex, SweepFolder, SweepState
-from labkit.sweeps.points import parameters_of
+from labkit.sweeps.options import parameters_of
 from labkit.sweeps.results import counted, measured
-from labkit.sweeps.schedule import due
-from labkit.sweeps.stopping import STOPPING_AT_ONCE, stop_runs
 from labkit.write import LaunchOptions
+
+__all__ = ["STOPPING_AT_ONCE", "due", "rungs_of", "stop_runs", "survivors"]
 
 POLL_SECONDS = 0.1
 GPU_POLL_SECONDS = 1.0  # looking for GPUs that other runs hold reads every process of the machine
+SETTLED = ("succeeded", "failed", "stopped", "lost")
+STOPPING_AT_ONCE = 16
 
 
 @dataclass(frozen=True)
@@ -223,6 +227,59 @@ class Sweeper:
 
     def on_signal(self, number: int, _: object) -> None:
         self.signalled = signal.Signals(number).name
+
+
+def rungs_of(steps: int, points: int, factor: int) -> list[int]:
+    """The steps, in total, that a point has been trained for at the end of each rung; the last one has all `steps`.
+
+    Each rung trains `factor` times as long as the one before, and there are as many as leave one point for the last.
+
+    >>> rungs_of(900, 9, 3)
+    [100, 300, 900]
+    """
+    rounds = 0
+    while points > 1:
+        points, rounds = math.ceil(points / factor), rounds + 1
+    return sorted({max(1, math.ceil(steps / factor**rung)) for rung in range(rounds + 1)})
+
+
+def due(
+    points: int,
+    states: Mapping[Job, str],
+    scores: Mapping[Job, float],
+    *,
+    rungs: int = 1,
+    factor: int = 1,
+) -> list[Job]:
+    """The jobs that have no state yet and may start, in order.
+
+    A rung starts when every job of the one before has ended. `scores` are those of jobs that succeeded; lower is
+    better, and a job without one, or with NaN, is not kept.
+    """
+    jobs = [Job(point) for point in range(points)]
+    for rung in range(rungs):
+        if waiting := [job for job in jobs if job not in states]:
+            return waiting
+        if rung + 1 == rungs or any(states[job] not in SETTLED for job in jobs):
+            return []
+        jobs = [Job(job.point, rung + 1) for job in survivors(jobs, scores, factor)]
+    return []
+
+
+def survivors(jobs: Sequence[Job], scores: Mapping[Job, float], factor: int) -> list[Job]:
+    """The best 1/factor of a rung's jobs, at least one if any has a score, in the order of their points."""
+    ranked = sorted((job for job in jobs if not math.isnan(scores.get(job, math.nan))), key=lambda job: scores[job])
+    return sorted(ranked[: math.ceil(len(jobs) / factor)])
+
+
+def stop_runs(runs: Iterable[RunFolder], stop: Callable[[RunFolder], object]) -> None:
+    """`stop` each of them, some at a time: each may take the grace period of a run."""
+    with ThreadPoolExecutor(STOPPING_AT_ONCE) as pool:
+        for stopped in [pool.submit(stop, run) for run in runs]:
+            try:
+                stopped.result()
+            except LabError as error:  # the others are stopped all the same
+                print(error, flush=True)
 
 
 if __name__ == "__main__":

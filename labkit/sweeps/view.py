@@ -2,32 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from labkit import words
-from labkit.sweeps.folder import SweepState
+from labkit.frontend import close_widget, notebook_shell
+from labkit.sweeps.folder import SweepFolder, SweepState
 from labkit.sweeps.results import Result, Results, best_of, counted
 from labkit.text import escaped, plain
-from labkit.view import (
-    CELL,
-    HEAD,
-    MANY,
-    MARKS,
-    ROW,
-    TABLE,
-    TINTS,
-    Chart,
-    aligned,
-    as_image,
-    drawn_together,
-    parameter_text,
-    show_step,
-    spark_svg,
-)
+from labkit.view import Chart, Palette, aligned, as_image, drawn_together, grid, spark_svg
 
-__all__ = ["headline", "named", "sweep_bundle", "sweep_html", "sweep_text"]
+__all__ = ["SweepDashboard", "headline", "named", "sweep_bundle", "sweep_html", "sweep_text"]
 
 MOST_ROWS = 40
+PERIOD_SECONDS = 2.0
 
 
 def headline(results: Sequence[Result], seen: Results) -> str:
@@ -42,24 +31,25 @@ def headline(results: Sequence[Result], seen: Results) -> str:
 def named(result: Result, seen: Results) -> str:
     """`lr=0.001, seed=0`: the parameters that differ between points."""
     parameters = {name: value for name in seen.varied if (value := result.parameters.get(name)) is not None}
-    return ", ".join(f"{name}={parameter_text(value)}" for name, value in parameters.items())
+    return ", ".join(f"{name}={words.parameter_text(value)}" for name, value in parameters.items())
 
 
 def sweep_html(title: str, state: SweepState, results: Sequence[Result], seen: Results) -> str:
     """Headline, overlay of the losses, and a table with a row for each point; all text is escaped here."""
-    tint = TINTS.get(state.state, "#8b949e")
+    tint = Palette.STATES.get(state.state, Palette.GREY)
     mark = (
         f'<b style="border:1px solid {tint};background:{tint}30;border-radius:10px;padding:0 9px">'
-        f"{MARKS.get(state.state, '?')} {escaped(state.state)}</b>"
+        f"{Palette.MARKS.get(state.state, '?')} {escaped(state.state)}</b>"
     )
     shown = _shown(results, seen)
     lines = {result.point: i for i, result in enumerate(_overlaid(shown, seen))}
     pictures = [spark_svg(_losses(result), lines.get(result.point)) for result in shown]
+    table = grid(_rows(shown, results, seen), pictures=("loss by step", pictures))
     return (
         '<div style="font-family:system-ui,sans-serif;font-size:13px;line-height:1.5;max-width:760px">'
         f"<div>{mark} <b>{escaped(title)}</b> · {words.seconds(state.seconds)}</div>"
         f"<div>{escaped(headline(results, seen))}</div>{_why(state, results)}"
-        f"{_overlay(shown, lines, seen)}{_table(_rows(shown, results, seen), pictures)}"
+        f"{_overlay(shown, lines, seen)}{table}"
         f"{_more(len(results) - len(shown))}{''.join(f'<div>{escaped(each)}</div>' for each in _reasons(shown))}</div>"
     )
 
@@ -99,7 +89,7 @@ def _overlaid(shown: Sequence[Result], seen: Results) -> list[Result]:
     sign = 1.0 if seen.lowest else -1.0
     drawn = [result for result in shown if result.series is not None and result.series.points()]
     drawn.sort(key=lambda result: (result.best is None, sign * (result.best or 0.0)))
-    return sorted(drawn[:MANY], key=lambda result: result.point)
+    return sorted(drawn[: Palette.MOST_LINES], key=lambda result: result.point)
 
 
 def _overlay(shown: Sequence[Result], lines: dict[int, int], seen: Results) -> str:
@@ -114,25 +104,11 @@ def _overlay(shown: Sequence[Result], lines: dict[int, int], seen: Results) -> s
         if series:
             label = names.__getitem__
             drawn.append(Chart(title, series, words.quantity, note=note, label=label, from_zero=False, log=None))
-    return drawn_together(drawn, 2, show_step, "step")
+    return drawn_together(drawn, 2, "step")
 
 
 def _losses(result: Result) -> list[float]:
     return [last for *_, last in result.series.points()] if result.series else []
-
-
-def _table(rows: Sequence[Mapping[str, str]], pictures: Sequence[str]) -> str:
-    """The rows with their pictures as the last column."""
-    names = list(dict.fromkeys(name for row in rows for name in row))
-    head = "".join(f'<th style="{HEAD};text-align:right">{escaped(name)}</th>' for name in [*names, "loss by step"])
-    lines = [
-        "".join(
-            f'<td style="{CELL}">{text}</td>' for text in [*(escaped(row.get(name, "")) for name in names), picture]
-        )
-        for row, picture in zip(rows, pictures, strict=True)
-    ]
-    body = "".join(f"{ROW}{line}</tr>" for line in lines)
-    return f'<div style="overflow-x:auto">{TABLE}{ROW}{head}</tr>{body}</table></div>'
 
 
 def _rows(shown: Sequence[Result], results: Sequence[Result], seen: Results) -> list[dict[str, str]]:
@@ -147,7 +123,7 @@ def _row(result: Result, seen: Results, is_best: bool) -> dict[str, str]:
         figures[seen.metric] = _value(result.last, result)
     return {
         "point": str(result.point),
-        **{name: parameter_text(result.parameters.get(name, "")) for name in seen.varied},
+        **{name: words.parameter_text(result.parameters.get(name, "")) for name in seen.varied},
         "state": result.state,
         **({"rung": str(result.rung)} if seen.manifest["rungs"] else {}),
         "step": step,
@@ -182,3 +158,67 @@ def _reasons(shown: Sequence[Result]) -> list[str]:
 
 def _first_line(text: str) -> str:
     return text.partition("\n")[0][:200]
+
+
+class SweepDashboard:
+    """Shows one sweep while it runs. It reads only folders; the thread touches nothing but widget traits."""
+
+    def __init__(self, folder: SweepFolder, stop: Callable[[], Any], status: Callable[[], SweepState]):
+        import ipywidgets as widgets
+
+        self.folder, self._status = folder, status
+        self._results = Results(folder)
+        self._closed = threading.Event()
+        self._handle: Any = None
+        self._html = widgets.HTML()
+        self._stop_button = widgets.Button(description="Stop all", icon="stop", tooltip="End every run of the sweep")
+        self._stop_button.on_click(lambda _: self._on_stop(stop))
+        self.box = widgets.VBox([self._html, widgets.HBox([self._stop_button])])
+        self._thread = threading.Thread(target=self._watch, name=f"labkit {folder.id}", daemon=True)
+
+    @property
+    def is_open(self) -> bool:
+        return not self._closed.is_set()
+
+    def show(self) -> None:
+        """Display the view under its own display id, so that it can be replaced in place later."""
+        from IPython.display import display
+
+        self._draw()
+        bundle = dict(self.box._repr_mimebundle_())
+        hint = f"This view is no longer live. Show the sweep again with labkit.Sweep.attach({self.folder.id!r})"
+        self._handle = display(bundle | {"text/html": escaped(hint), "text/plain": hint}, raw=True, display_id=True)
+        self._thread.start()
+
+    def finish(self) -> None:
+        """Replace the live view with the static bundle. Call it on the main thread only; it is idempotent."""
+        if self._closed.is_set() or self._handle is None:
+            return
+        self._closed.set()
+        results = Results(self.folder)  # the thread may be inside a poll of the other one
+        self._handle.update(sweep_bundle(self.folder.id, self._status(), results.poll(), results), raw=True)
+        close_widget(self.box)
+
+    def _watch(self) -> None:
+        while not self._closed.wait(PERIOD_SECONDS):
+            try:
+                final = self._draw()
+            except Exception as error:
+                self._html.value = f"<pre>the view failed: {escaped(repr(error))}</pre>"
+                return
+            if final:
+                loop = getattr(getattr(notebook_shell(), "kernel", None), "io_loop", None)
+                if loop is not None:
+                    loop.add_callback(self.finish)  # only the main thread may display
+                return
+
+    def _draw(self) -> bool:
+        state = self._status()  # read before the runs, so that a final state comes with the last results
+        page = sweep_html(self.folder.id, state, self._results.poll(), self._results)
+        if page != self._html.value:
+            self._html.value = page
+        return state.is_final
+
+    def _on_stop(self, stop: Callable[[], Any]) -> None:
+        self._stop_button.disabled, self._stop_button.description = True, "Stopping…"
+        threading.Thread(target=stop, name="labkit stop", daemon=True).start()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import shutil
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
@@ -14,8 +15,7 @@ from labkit.export import FORMATS
 from labkit.place import belongs_to_another_user
 from labkit.record import StateName
 from labkit.text import plain
-from labkit.verbs.adding import AddVerb
-from labkit.verbs.slurm import follow
+from labkit.verbs.launch import follow
 
 if TYPE_CHECKING:
     from labkit.run import Run
@@ -26,7 +26,7 @@ __all__ = ["add_run_verbs"]
 SORT = "a metric (the best first), a parameter, duration, ranks, or started (the newest first)"
 
 
-def add_run_verbs(verb: AddVerb) -> None:
+def add_run_verbs(verb: Callable[..., argparse.ArgumentParser]) -> None:
     listing = verb("runs", _runs, "list runs: states, the options they differ in, losses")
     listing.add_argument("--clean", action="store_true", help="delete the folders of launches that were killed")
     prune = verb("prune", _prune, "delete the folders of ended runs, with logs and checkpoints")

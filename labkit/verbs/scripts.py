@@ -1,16 +1,31 @@
-"""`labkit write` and `labkit diff` in a terminal."""
+"""What a terminal does with scripts: write, diff, check, plan."""
 
 from __future__ import annotations
 
 import argparse
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import labkit
-from labkit.verbs.adding import AddVerb
+from labkit.errors import LabError
+from labkit.text import plain
+from labkit.write import check_flags, completed, options_of, read_back, script_names, whole_number
 
-__all__ = ["add_script_verbs"]
+__all__ = ["add_check_verb", "add_plan_verb", "add_script_verbs"]
+
+EXAMPLES = """examples:
+  labkit check train.py lab.ipynb
+  labkit check src/
+  labkit check --from ddp.py fsdp.py
+
+A comment `# labkit: ignore[rule]` silences a rule on its line. docs/reference/check.md lists the rules.
+"""
 
 
-def add_script_verbs(verb: AddVerb) -> None:
+def add_script_verbs(verb: Callable[..., argparse.ArgumentParser]) -> None:
     write = verb(
         "write",
         _write,
@@ -36,3 +51,112 @@ def _write(arguments: argparse.Namespace, rest: list[str]) -> None:
 def _diff(arguments: argparse.Namespace, rest: list[str]) -> None:
     before, after = (labkit.Script.load(name) for name in (arguments.before, arguments.after))
     print(after.diff(before))
+
+
+def add_check_verb(verb: Callable[..., argparse.ArgumentParser]) -> None:
+    check = verb(
+        "check",
+        _check,
+        "find mistakes in a training script that hang, corrupt or slow down distributed training; "
+        "exits with 0 without findings, 1 with findings, 2 if a file cannot be read",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    files = "scripts, notebooks, Markdown pages, folders, names of labkit's own scripts, or - for standard input"
+    check.add_argument("files", nargs="+", metavar="FILE", help=files)
+    check.add_argument(
+        "--from",
+        dest="before",
+        metavar="BEFORE",
+        help="compare FILE with this script as a migration, for example from DDP to FSDP: what changed, "
+        "and what was forgotten (exits with 1 if anything was)",
+    )
+    check.add_argument("--json", action="store_true", help="print the findings as JSON")
+
+
+def _check(arguments: argparse.Namespace, rest: list[str]) -> int:
+    from labkit.checking import files_in  # as all that the help does not need
+
+    if arguments.before:
+        return _check_migration(arguments)
+    checked, unreadable, clean = [], 0, 0
+    folders = [file for file in arguments.files if file not in script_names() and Path(file).is_dir()]
+    files: list[Any] = [each for file in arguments.files for each in (files_in(file) if file in folders else [file])]
+    for file in files:
+        try:
+            findings = labkit.check(labkit.Script.parse(sys.stdin.read(), name="stdin") if file == "-" else file)
+        except LabError as error:  # the other files are still checked
+            unreadable += 1
+            print(f"labkit: {plain(str(error))}", file=sys.stderr)
+            continue
+        if findings or not folders:
+            checked.append(findings)
+        else:
+            clean += 1
+    if arguments.json:
+        print(json.dumps([record for findings in checked for record in findings.records()], indent=2))
+    else:
+        for findings in checked:
+            print(findings)
+        if folders:
+            print(f"{len(files)} files checked, {clean} without findings")
+    return 2 if unreadable else 1 if any(checked) else 0
+
+
+def _check_migration(arguments: argparse.Namespace) -> int:
+    if len(arguments.files) != 1:
+        raise LabError(f"--from compares two scripts: expected one FILE, got {len(arguments.files)}")
+    migration = labkit.check(arguments.before, arguments.files[0])
+    print(json.dumps(migration.record(), indent=2) if arguments.json else migration)
+    return 1 if migration.forgotten else 0
+
+
+def add_plan_verb(verb: Callable[..., argparse.ArgumentParser]) -> None:
+    plan = verb(
+        "plan",
+        _plan,
+        "predict memory and speed of each strategy before a launch; exits with 1 if the script does not fit",
+        usage="labkit plan SCRIPT [options] [--] [the script's own options]",
+    )
+    plan.add_argument("script", help="one of labkit's own (ddp) or the path of a script with the same cells")
+    plan.add_argument(
+        "--nproc-per-node",
+        type=whole_number,
+        default="auto",
+        metavar="N",
+        help="ranks (default: the number in --device, or else one per GPU here, or two)",
+    )
+    plan.add_argument("--nodes", type=int, default=1, metavar="N", help="number of hosts (default: 1)")
+    plan.add_argument("--network", help="network between hosts: 100GbE, InfiniBand NDR, … or bits/s of one host")
+    plan.add_argument("--device", help="T4, 2xT4, A100-40, 8xH100 … (default: this machine)")
+    plan.add_argument("--measure", action="store_true", help="measure this machine's speed first (15 seconds)")
+
+
+def _plan(arguments: argparse.Namespace, rest: list[str]) -> int:
+    script = labkit.Script.load(arguments.script)
+    if arguments.script in script_names():
+        script = completed(script, args=rest)
+    check_flags(script, rest)
+    options = options_of(script)
+    parameters: dict[str, Any] = {
+        name: value == "True" if options[name].kind == "flag" else value
+        for name, value in read_back(script, rest).items()
+    }
+    plan = labkit.plan(
+        script,
+        nproc_per_node=arguments.nproc_per_node,
+        nodes=arguments.nodes,
+        device=arguments.device,
+        network=_number(arguments.network),
+        measure=arguments.measure,
+        **parameters,
+    )
+    print(plan)
+    return 2 if plan.fits is None else 0 if plan.fits else 1
+
+
+def _number(text: str | None) -> str | float | None:
+    try:
+        return text and float(text)
+    except ValueError:
+        return text

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import argparse
 import ast
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from labkit.cluster import JobOptions
 from labkit.errors import LabError
 from labkit.sweeps import SweepOptions
-from labkit.verbs.adding import AddVerb
 
 __all__ = ["add_sweep_verb"]
 
@@ -25,7 +24,7 @@ A value with commas is an axis, LOW:HIGH or LOW:HIGH:log a range for --samples; 
 """
 
 
-def add_sweep_verb(verb: AddVerb) -> None:
+def add_sweep_verb(verb: Callable[..., argparse.ArgumentParser]) -> None:
     parser = verb(
         "sweep",
         _sweep,

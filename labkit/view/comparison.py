@@ -30,13 +30,13 @@ from labkit.record import (
     slug,
 )
 from labkit.text import escaped, plain
-from labkit.view.charts.bands import MANY, Line
-from labkit.view.charts.images import as_image
+from labkit.view.charts.bands import Line
+from labkit.view.charts.images import Palette, as_image
 from labkit.view.charts.run_figures import runs_together, scaling
-from labkit.view.charts.svg import COLOURS, Chart, dot, drawn_together
-from labkit.view.live.run_charts import curves, show_step
-from labkit.view.live.tables import grid
-from labkit.view.run_list import SortKeys, differing, metric_columns, parameter_text, sort_keys, sorted_by
+from labkit.view.charts.svg import Chart, dot, drawn_together
+from labkit.view.live.run_charts import curves
+from labkit.view.run_list import SortKeys, differing, metric_columns, sort_keys, sorted_by
+from labkit.view.tables import grid
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -228,7 +228,7 @@ class Comparison:
         return [
             {
                 "run": plain(s["name"]),
-                **{name: parameter_text(s["parameters_given"].get(name, "")) for name in parameters},
+                **{name: words.parameter_text(s["parameters_given"].get(name, "")) for name in parameters},
                 **{title: texts[i] for title, texts in columns.items()},
                 "ranks": words.ranks(s["ranks"], s["last_ranks"])
                 + (f" on {s['nodes']} nodes" if s["nodes"] > 1 else ""),
@@ -275,7 +275,7 @@ class Comparison:
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
         rows, common = self._folded()
         text = "".join(f'<div style="font-size:12px">{escaped(each)}</div>' for each in [*common, *self._remarks()])
-        marks = [f"{dot(i)} " for i in range(len(rows))] if any(self.curves) else None
+        marks = [f"{dot(i)} " for i in range(len(rows))] if any(self.curves) else []
         html = f"{self._overlay()}{grid(rows, marks, transposes=True)}{text}{self._bars()}"
         return {"text/plain": str(self), "text/html": as_image(html)}
 
@@ -293,13 +293,17 @@ class Comparison:
         return rows, [f"the same in all runs: {shared}"] if shared else []
 
     def _overlay(self) -> str:
-        """The loss and the evaluated metrics of the first MANY runs over each other, by step."""
+        """The loss and the evaluated metrics of the first Palette.MOST_LINES runs over each other, by step."""
         titles = list(dict.fromkeys(title for lines in self.curves for title in lines))[:MOST_CURVES]
-        note = f"the first {MANY} of {len(self.curves)} runs" if len(self.curves) > MANY else ""
+        note = (
+            f"the first {Palette.MOST_LINES} of {len(self.curves)} runs"
+            if len(self.curves) > Palette.MOST_LINES
+            else ""
+        )
         drawn = [
             Chart(
                 title,
-                {i: lines[title] for i, lines in enumerate(self.curves[:MANY]) if title in lines},
+                {i: lines[title] for i, lines in enumerate(self.curves[: Palette.MOST_LINES]) if title in lines},
                 words.quantity,
                 note=note,
                 from_zero=False,
@@ -308,7 +312,7 @@ class Comparison:
             )
             for title in titles
         ]
-        return drawn_together(drawn, 2, show_step, "step", most_lines=MANY * MOST_CURVES) if drawn else ""
+        return drawn_together(drawn, 2, "step", most_lines=Palette.MOST_LINES * MOST_CURVES) if drawn else ""
 
     def _remarks(self) -> list[str]:
         return [plain(f"{s['name']}: {s['notice']}") for s in self.summaries if s["notice"]] + self.findings
@@ -326,7 +330,7 @@ class Comparison:
             parts.append(f'<text x="{x}" y="12" font-weight="600">{title}</text>')
             for i, s in enumerate(self.summaries):
                 y, width = 20 + i * 20, 160 * (s[key] or 0) / largest
-                colour = COLOURS[i % len(COLOURS)]
+                colour = Palette.LINES[i % len(Palette.LINES)]
                 parts.append(
                     f'<text x="{x}" y="{y + 11}">{escaped(s["name"][:18])}</text>'
                     f'<rect x="{x + 110}" y="{y}" width="{width:.0f}" height="14" fill="{colour}"/>'
@@ -404,7 +408,7 @@ def _name(group: list[dict[str, Any]], varied: Sequence[str]) -> str:
     """`ddp lr=0.1 on 2 ranks (3 runs)`"""
     first, runs = group[0], f"{len(group)} run{'s' * (len(group) > 1)}"
     parameters = first.get("parameters_given", {})
-    settings = "".join(f" {name}={parameter_text(parameters[name])}" for name in varied if name in parameters)
+    settings = "".join(f" {name}={words.parameter_text(parameters[name])}" for name in varied if name in parameters)
     ranks = words.ranks(first["ranks"], first["last_ranks"])
     where = f"{ranks} rank{'s' * (ranks != '1')}" + (f" on {first['nodes']} nodes" if first["nodes"] > 1 else "")
     return f"{first['script']}{settings} on {where} ({runs})"

@@ -5,12 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from labkit.text import escaped
-from labkit.view.charts.bars import Bar, bars, key
-from labkit.view.live.tables import grid
 from labkit.write import Option
 
-__all__ = ["Controls", "panel_page"]
+__all__ = ["Controls"]
 
 RANKS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64, 128, 256, 512, 1024)
 POWERS = tuple(2**n for n in range(13))
@@ -34,8 +31,6 @@ LABELS = {
     "wrap": "units",
     "wrap_size": "smallest unit (parameters)",
 }
-
-TINTS = {"fits": "#2da44e", "does not fit": "#e5534b", "impossible": "#b08d1c", "": "#8b949e"}
 
 
 class Controls:
@@ -132,26 +127,3 @@ def _control(name: str, option: Option, initial: Any) -> Any:
     if option.kind == "int":
         return widgets.BoundedIntText(value=int(value or 0), min=0, max=1 << 20, **common)
     return widgets.FloatText(value=float(value or 0.0), **common)
-
-
-def panel_page(
-    verdict: str,
-    sentence: str,
-    drawn: Sequence[Bar],
-    limit: float | None,
-    limit_name: str,
-    runs: Sequence[Mapping[str, str]],
-) -> str:
-    """`verdict` is "fits", "does not fit", "impossible", or "" while unknown; `runs` are table rows of texts."""
-    tint = TINTS[verdict]
-    pill = (
-        f'<b style="border:1px solid {tint};background:{tint}30;border-radius:10px;padding:0 9px;white-space:nowrap">'
-        f"{escaped(verdict)}</b> "
-    )
-    head = f'<div style="min-height:3em">{pill if verdict else ""}{escaped(sentence)}</div>'
-    picture = bars(drawn, limit, limit_name) + key() if drawn else ""
-    made = [dict(run) for run in runs]
-    return (
-        '<div style="font-family:system-ui,sans-serif;font-size:13px;line-height:1.5;max-width:760px">'
-        f"{head}{picture}{grid(made)}</div>"
-    )

@@ -7,26 +7,28 @@ import base64
 import io
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 from labkit import words
+from labkit.errors import LabError
 from labkit.files import read_json, read_source, read_text
-from labkit.record import RunFolder, RunReader, State, read_state
-from labkit.text import escaped
-from labkit.view.charts.bands import columns
-from labkit.view.charts.images import as_image
+from labkit.record import COMMUNICATION, RunFolder, RunReader, State, read_state
+from labkit.text import escaped, plain
+from labkit.view.charts.bands import Line, columns, outlier, ranges
+from labkit.view.charts.bars import Bar, bars
+from labkit.view.charts.images import Palette, as_image
 from labkit.view.charts.svg import Chart, are_banded
-from labkit.view.live.by_host import by_host, ranges
-from labkit.view.live.log_tail import tail_of_log
-from labkit.view.live.page import run_html, run_text
-from labkit.view.live.run_charts import Look, run_charts
-from labkit.view.report_charts import LIBRARY, chart_data, still_charts
+from labkit.view.live.hosts import by_host, rank_ranges
+from labkit.view.live.page import run_html, run_text, tail_of_log
+from labkit.view.live.run_charts import Look, charts_svg, run_charts
+from labkit.view.timeline import Timeline
 
-__all__ = ["ReportPath", "static_bundle", "write_report"]
+__all__ = ["LIBRARY", "ReportPath", "chart_data", "static_bundle", "still_charts", "write_report"]
 
 REPORT_LOG_LINES = 200
 MOST_PICTURED = 8
@@ -41,6 +43,10 @@ STYLE = (
     "color:inherit}button[aria-pressed=false]{opacity:.6;text-decoration:line-through}"
 )
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data: blob:"
+LIBRARY = Path(__file__).with_name("report.js")
+AXES = ("time", "step")
+UNITS = {"step time": "s"}
+CATEGORIES = ("parameters", "gradients", "optimizer")
 
 
 class ReportPath(type(Path())):  # type: ignore[misc]
@@ -107,7 +113,7 @@ def write_report(folder: RunFolder) -> Path:
         encoding="utf-8",
     )
     new.replace(folder.report)  # replaces whatever is there, even a symlink, instead of writing through it
-    return folder.report
+    return ReportPath(folder.report)
 
 
 def _logs(reader: RunReader, logs: dict[int, str]) -> str:
@@ -120,7 +126,7 @@ def _logs(reader: RunReader, logs: dict[int, str]) -> str:
     for host, histories in hosts.items():
         ranks = [h.rank for h in histories if h.rank in folded]
         inside = "".join(folded.pop(rank) for rank in ranks)
-        page += f"<details><summary>{escaped(host)}, ranks {ranges(ranks)}</summary>{inside}</details>"
+        page += f"<details><summary>{escaped(host)}, ranks {rank_ranges(ranks)}</summary>{inside}</details>"
     return page + "".join(folded.values())
 
 
@@ -193,3 +199,120 @@ def _band(axes: Any, chart: Chart) -> None:
     lows, highs = ([pick(v[i] for v in values) for _, values in grid] for i, pick in ((0, min), (1, max)))
     axes.fill_between(times, lows, highs, alpha=0.3, linewidth=0, label=f"all {len(chart.series)} ranks")
     axes.plot(times, [median(v[2] for v in values) for _, values in grid], linewidth=1, label="median")
+
+
+def still_charts(reader: RunReader) -> str:
+    """What is seen without JavaScript: the charts by time, and the memory of each rank."""
+    return f'<div id="charts">{charts_svg(reader, Look())}</div>{_held(reader)}'
+
+
+def chart_data(reader: RunReader) -> dict[str, Any]:
+    """The charts over each of AXES, and the timeline of a profiled run."""
+    axes = [
+        {"name": axis, "charts": [_chart(reader, each) for each in run_charts(reader, Look(axis))]} for axis in AXES
+    ]
+    with suppress(LabError):  # most runs were not profiled
+        return {"axes": axes, "timeline": _timeline(Timeline(reader.folder))}
+    return {"axes": axes}
+
+
+def _chart(reader: RunReader, chart: Chart) -> dict[str, Any]:
+    lines = [
+        {
+            "name": name,
+            "colour": Palette.LINES[style % 8],
+            "dash": Palette.DASHES[style // 8 % 8],
+            "width": 1.6,
+            "points": points,
+        }
+        for style, (name, points) in enumerate(_lines(reader, chart))
+    ]
+    if chart.evaluated:
+        points = _points(chart.evaluated, chart.unit)
+        lines.append({"name": "evaluated", "colour": "currentColor", "dash": "", "width": 2.4, "points": points})
+    best = chart.best_point()
+    return {
+        "title": plain(chart.title),
+        "unit": UNITS.get(chart.title, {2**20: "MiB", 2**30: "GiB"}.get(int(chart.unit), "")),
+        "note": plain(chart.note),
+        "from_zero": chart.from_zero,
+        "lines": lines,
+        "limit": chart.limit and _short(chart.limit / chart.unit),
+        "peak": chart.peak and _short(chart.peak / chart.unit),
+        "marks": [[_short(x), "restarted"] for x in chart.restarts] + [[_short(x), plain(t)] for x, t in chart.changes],
+        "best": best and [_short(best[0]), _short(best[1] / chart.unit)],
+    }
+
+
+def _lines(reader: RunReader, chart: Chart) -> Iterator[tuple[str, list[list[float]]]]:
+    """A line per rank; for many ranks, the median of each host, or the lowest, median and highest of all, and the rank
+    that stands out."""
+    if len(chart.series) <= Palette.MOST_LINES:
+        for rank, line in chart.series.items():
+            yield chart.label(rank), _points(line, chart.unit)
+        return
+    hosts = by_host(reader.ranks.values())
+    if 1 < len(hosts) <= Palette.MOST_LINES:
+        for host, histories in hosts.items():
+            own = {h.rank: chart.series[h.rank] for h in histories if h.rank in chart.series}
+            yield plain(host), _over_ranks(own, median, 2, chart.unit)
+    else:
+        summaries: tuple[tuple[str, Callable[[list[float]], float], int], ...]
+        summaries = (("median", median, 2), ("lowest", min, 0), ("highest", max, 1))
+        for name, pick, which in summaries:
+            yield f"{name} of {len(chart.series)} ranks", _over_ranks(chart.series, pick, which, chart.unit)
+    grid = columns(chart.series)
+    if (out := outlier(grid, ranges(grid))) is not None:
+        yield chart.label(out), _points(chart.series[out], chart.unit)
+
+
+def _over_ranks(series: Any, pick: Callable[[list[float]], float], which: int, unit: float) -> list[list[float]]:
+    grid = columns(series, 240)
+    return [[_short(x), _short(pick([each[which] for each in column.values()]) / unit)] for x, column in grid]
+
+
+def _points(line: Line, unit: float) -> list[list[float]]:
+    return [[_short(x), _short(last / unit)] for x, _, _, last in line.points()]
+
+
+def _short(value: float) -> float:
+    return float(f"{value:.6g}")
+
+
+def _held(reader: RunReader) -> str:
+    """Memory of each rank by what holds it. On a CPU the resident set says nothing about tensors, so only parameters,
+    gradients and optimizer state are shown; on a GPU also the rest at the peak."""
+    drawn = []
+    for history in reader.ranks.values():
+        held = {name: int(size) for name in CATEGORIES if (size := history.held.get(name)) is not None}
+        if held and history.memory_name == "allocated":
+            held["activations"] = max(0, int(history.memory_peak) - sum(held.values()))
+        if held:
+            drawn.append(Bar(f"rank {history.rank}", held))
+    limits = [h.memory_limit for h in reader.ranks.values() if h.memory_limit]
+    if not drawn:
+        return ""
+    shown = [name for name in (*CATEGORIES, "activations") if any(name in (bar.held or {}) for bar in drawn)]
+    return f"<h3>Memory per rank</h3>{bars(drawn[:64], min(limits, default=None), 'limit', shown)}"
+
+
+def _timeline(timeline: Timeline) -> dict[str, Any]:
+    spans, ranks = timeline.of_step(), timeline.ranks
+    kinds = {span.kind for span in spans}
+    return {
+        "title": f"step {timeline.step}: what every rank did",
+        "note": "computation above, communication below",
+        "kinds": [[kind.replace("_", "-"), colour] for kind, colour in Palette.SPANS.items() if kind in kinds],
+        "rows": [f"rank {rank}" for rank in ranks],
+        "bars": [
+            [
+                _short(span.start * 1e3),
+                _short(span.end * 1e3),
+                ranks.index(span.rank),
+                int(span.kind in COMMUNICATION),
+                Palette.SPANS[span.kind],
+                plain(f"{span.kind.replace('_', '-')} {span.label}: {span.seconds * 1e3:.3g} ms"),
+            ]
+            for span in spans
+        ],
+    }

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
 from itertools import zip_longest
 from pathlib import Path
 from textwrap import shorten
@@ -16,12 +15,11 @@ from labkit.arguments import ZeroOrMore, checked
 from labkit.errors import LabError
 from labkit.record import Glance, Manifest, State, finite, glance, is_lower_better, parted
 from labkit.text import escaped, plain
-from labkit.view.charts.images import as_image
-from labkit.view.charts.spark import spark_svg, spark_text
-from labkit.view.live.tables import CELL, GAP, ROW, TABLE, WIDEST
+from labkit.view.charts.images import as_image, spark_svg, spark_text
+from labkit.view.tables import GAP, WIDEST
 from labkit.write import nearest
 
-__all__ = ["RunList", "SortKeys", "differing", "metric_columns", "parameter_text", "sort_keys", "sorted_by"]
+__all__ = ["RunList", "SortKeys", "differing", "metric_columns", "sort_keys", "sorted_by"]
 
 T = TypeVar("T")
 SortKeys = dict[str, tuple[int, float | str]]
@@ -32,8 +30,13 @@ OWN_KEYS = ("started", "duration", "ranks")  # of every run
 PARAMETERS, METRICS = 6, 3  # columns
 CURVE, CURVE_WIDTH = "loss so far", 15  # in characters
 WORD_ENDS = re.compile(r"[\s_/-]")  # at which a cell wraps
-LONGEST_NAME, LONGEST_VALUE = 40, 24
-DRAWN_DIGITS = 10
+LONGEST_NAME = 40
+CELL = "border:0;padding:1px 12px 1px 0"
+ROW = '<tr style="background:none">'
+TABLE = (
+    '<table style="border-collapse:collapse;margin:6px 0;text-align:right;font-size:12px;'
+    'font-variant-numeric:tabular-nums">'
+)
 HEAD = "vertical-align:bottom;font-weight:500;opacity:.7"
 
 
@@ -222,15 +225,6 @@ def differing(parameters: Sequence[Mapping[str, Any]], by: str = "", most: int =
     return [name for name in names if name == by or len({str(each.get(name)) for each in parameters}) > 1][:most]
 
 
-def parameter_text(value: Any) -> str:
-    """At most 24 characters of a script's parameter, and five digits of a number that was drawn at random."""
-    text = plain(str(value))
-    if len(text) > DRAWN_DIGITS and not text.lstrip("-").isdecimal():
-        with suppress(ValueError):
-            return f"{float(text):.5g}"
-    return text if len(text) <= LONGEST_VALUE else f"{text[:8]}…{text[9 - LONGEST_VALUE :]}"
-
-
 class _Value(str):
     """The value of an option, which is shown in at most 24 characters."""
 
@@ -238,7 +232,7 @@ class _Value(str):
 def _text(value: str | Glance) -> str:
     if isinstance(value, Glance):
         return spark_text(value.losses)
-    return parameter_text(value) if isinstance(value, _Value) else plain(value)
+    return words.parameter_text(value) if isinstance(value, _Value) else plain(value)
 
 
 def _html(value: str | Glance) -> str:

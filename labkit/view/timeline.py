@@ -23,9 +23,8 @@ from labkit.record import (
 )
 from labkit.text import plain
 from labkit.view.charts.images import as_image
-from labkit.view.charts.timeline_figures import animated, still
-from labkit.view.charts.timeline_picture import picture
-from labkit.view.plan_tables import aligned
+from labkit.view.charts.timeline_figures import animated, picture, still
+from labkit.view.tables import aligned
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from labkit.view import ui
+from labkit.frontend import ui
 from labkit_labs.draw.picture import Picture, stacked
 
 __all__ = ["explore"]

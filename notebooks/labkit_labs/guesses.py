@@ -7,7 +7,7 @@ from typing import Any
 
 from labkit.errors import LabError
 from labkit.text import escaped
-from labkit.view import ui
+from labkit.frontend import ui
 from labkit_labs.claims import amount
 
 __all__ = ["YOURS", "Guess"]

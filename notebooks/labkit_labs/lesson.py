@@ -17,7 +17,8 @@ from labkit.errors import LabError
 from labkit.hardware import hardware
 from labkit.launching import launch
 from labkit.run import Run
-from labkit.view import aligned, grid, ui
+from labkit.view import aligned, grid
+from labkit.frontend import ui
 from labkit.write import Script, as_cell
 from labkit_labs.claims import Claims, amount
 from labkit_labs.draw.picture import Picture

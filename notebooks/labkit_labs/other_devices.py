@@ -10,7 +10,7 @@ from labkit import words
 from labkit.errors import LabError
 from labkit.planner import Candidate, Plan, plan, unfit
 from labkit.text import escaped
-from labkit.view import aligned, band, grid
+from labkit.view import aligned, grid
 from labkit_labs.draw.charts.bars import bars
 from labkit_labs.draw.picture import Picture, stacked
 
@@ -82,7 +82,7 @@ def elsewhere(scripts: Mapping[str, Any], devices: Sequence[str], options: Mappi
                 | {
                     "peak": words.gib(peak.bytes if peak else None),
                     "fits": f"{_yes_or_no(fits)}, of {words.gib(usable)}",
-                    "step": band(step.seconds, step.low, step.high) if step and fits is not False else "n/a",
+                    "step": words.band(step.seconds, step.low, step.high) if step and fits is not False else "n/a",
                     "waiting": f"{_waiting(step.parts):.0%}" if step and fits is not False else "n/a",
                 }
             )

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import nbformat
 
-from labkit.kaggle.kernel_files import build
-from labkit.kaggle.wheels import wheel
+from labkit.kaggle.kernel_files import build, wheel
 
 SESSION = "import os\nos.environ |= {'KAGGLE_KERNEL_RUN_TYPE': 'Interactive', 'LABKIT_SESSION_SECONDS': '1000000000'}"
 LAUNCH = "import labkit\nrun = labkit.launch('ddp', nproc_per_node=2, steps=60, global_batch_size=4)"

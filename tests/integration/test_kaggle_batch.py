@@ -17,8 +17,8 @@ import pytest
 
 import labkit
 from labkit.cli import main
-from labkit.kaggle.wheels import wheel
-from labkit.view.live.progress_line import read_progress_line
+from labkit.kaggle.kernel_files import wheel
+from labkit.view.live.terminal import read_progress_line
 
 pytestmark = [pytest.mark.kaggle, pytest.mark.timeout(900)]
 

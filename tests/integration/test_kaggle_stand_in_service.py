@@ -19,7 +19,7 @@ from labkit.cli import main
 from labkit.files import write_json
 from labkit.kaggle import following
 from labkit.record import RunFolder, State, write_state
-from labkit.view.live.progress_line import read_progress_line
+from labkit.view.live.terminal import read_progress_line
 
 pytest_plugins = ["integration.kaggle_stand_in"]  # its fixture `service`
 KERNEL = "me/labkit-small"

@@ -11,7 +11,7 @@ import pytest
 from conftest import SCRIPTS
 
 import labkit
-from labkit.view.live.progress_line import read_progress_line
+from labkit.view.live.terminal import read_progress_line
 
 
 def test_what_a_plain_script_logs_is_in_its_metrics_its_view_and_its_report(capsys):

@@ -22,10 +22,11 @@ from labkit.record import RunFolder, RunReader, State, read_state, write_state
 from labkit.record.folder import RESERVE_BYTES
 from labkit.record.measured.reader import rows
 from labkit.view.charts.svg import drawn_together
-from labkit.view.live.learning import training_loss
-from labkit.view.live.page import attempt_ended, run_html, run_text
+from labkit.view.live.page import run_html, run_text
 from labkit.view.live.run_charts import Look, run_charts
+from labkit.view.live.verdict import training_loss
 from labkit.view.run_list import RunList
+from labkit.words import attempt_ended
 from labkit.write import Script
 
 

@@ -16,9 +16,7 @@ from labkit.record import RunFolder, list_runs
 from labkit.sweeps.folder import SweepFolder, SweepState
 from labkit.sweeps.results import Results
 from labkit.sweeps.view import sweep_html
-from labkit.view.charts.images import BOTH_THEMES, as_image
-from labkit.view.charts.svg import COLOURS
-from labkit.view.charts.timeline_figures import KIND_COLOURS
+from labkit.view.charts.images import Palette, as_image
 from labkit.view.run_list import RunList
 
 # JupyterLab's: the ground, the text and its opacity
@@ -129,7 +127,7 @@ def test_text_in_pictures_has_the_most_contrast_that_one_colour_can_have_on_both
     drawings = [
         base64.b64decode(code).decode() for page in pages.values() for code in SVG_IMAGE.findall(as_image(page))
     ]
-    texts = [text for drawing in drawings for text in Texts(drawing, THEMES[theme][0], BOTH_THEMES, 1.0).found]
+    texts = [text for drawing in drawings for text in Texts(drawing, THEMES[theme][0], Palette.BOTH_THEMES, 1.0).found]
 
     assert len(texts) > 100
     assert min(texts)[0] > 4.3
@@ -137,7 +135,7 @@ def test_text_in_pictures_has_the_most_contrast_that_one_colour_can_have_on_both
 
 @pytest.mark.parametrize("theme", THEMES)
 def test_lines_and_bars(theme):
-    assert {c for c in (*COLOURS, *KIND_COLOURS.values()) if contrast(c, THEMES[theme][0]) < GRAPHICS} == set()
+    assert {c for c in (*Palette.LINES, *Palette.SPANS.values()) if contrast(c, THEMES[theme][0]) < GRAPHICS} == set()
 
 
 def test_every_drawing_says_what_it_shows(pages):

@@ -18,9 +18,9 @@ import psutil
 import pytest
 
 import labkit
-from labkit import cli, data, session
-from labkit.diagnosis import Diagnosis, MachineFacts, detections, diagnose, gather, kaggle_facts, probes
-from labkit.diagnosis.display import COLUMNS
+from labkit import cli, data, frontend, session
+from labkit.diagnosis import Diagnosis, MachineFacts, detections, diagnose, gather, probes
+from labkit.diagnosis.detections import COLUMNS
 from labkit.diagnosis.facts import UNLIMITED, NotebookKernel, Process, TorchBuild, nvml_from_json
 from labkit.errors import LabError, LaunchError
 from labkit.hardware import container
@@ -31,7 +31,6 @@ from labkit.link.measure import remembered_preflight, try_link
 from labkit.machine import Machine
 from labkit.planner.data_sheets import this_machine
 from labkit.record.folder import check_root
-from labkit.view import frontend
 from labkit.worker.measures import memory as worker_memory
 
 MACHINES = sorted((Path(__file__).parent / "machines").glob("*.json"))
@@ -775,7 +774,7 @@ def test_a_made_up_kaggle_session_is_asked_about_itself(on_made_up_kaggle):
         ("mnist",),
     )
     assert said.internet is False
-    assert on_made_up_kaggle == [(kaggle_facts.OUTSIDE, 0.5)]  # once, and no name is looked up
+    assert on_made_up_kaggle == [(probes.OUTSIDE, 0.5)]  # once, and no name is looked up
     assert said.session_seconds > 0
 
 
@@ -805,7 +804,7 @@ def test_the_doctor_and_the_launch_know_one_length_of_a_session(
 
 
 def test_a_folder_of_too_many_files_is_given_up(on_made_up_kaggle, monkeypatch):
-    monkeypatch.setattr(kaggle_facts, "LOOK_SECONDS", -1)
+    monkeypatch.setattr(probes, "LOOK_SECONDS", -1)
     said = gather().kaggle
 
     assert (said.disk_used, said.data_sets) == (None, ())

@@ -11,8 +11,7 @@ import pytest
 from IPython.utils.capture import capture_output
 from plotly.subplots import make_subplots
 
-from labkit.view import plotly_pictures
-from labkit.view.charts.figure_picture import figure_picture
+from labkit.view.charts.figure_picture import figure_picture, register_pictures
 
 SVG = "{http://www.w3.org/2000/svg}"
 HOSTILE = '</svg><script>alert(1)</script>" onload="x'
@@ -90,7 +89,7 @@ def test_text_of_a_figure_stays_text_and_what_cannot_be_drawn_is_named():
 def test_a_notebook_shows_every_figure_with_its_picture_unless_the_user_chose_a_renderer(shell, monkeypatch):
     import plotly.io
 
-    plotly_pictures.register_pictures(shell)
+    register_pictures(shell)
     monkeypatch.setattr(plotly.io.renderers, "default", "plotly_mimetype")
     figure = go.Figure(layout={"title": {"text": "losses"}}).add_scatter(y=[1, 2])
     with capture_output() as captured:

@@ -10,8 +10,7 @@ import pytest
 from labkit.files import write_json
 from labkit.record import RunReader, State, write_state
 from labkit.view.charts.run_figures import runs_together, scaling
-from labkit.view.report import write_report
-from labkit.view.report_charts import chart_data, still_charts
+from labkit.view.report import chart_data, still_charts, write_report
 
 GIB = 2**30
 

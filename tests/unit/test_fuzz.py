@@ -22,7 +22,7 @@ from labkit.record import RunFolder, RunReader, read_state
 from labkit.view.charts.run_figures import runs_together
 from labkit.view.live.page import run_html
 from labkit.view.live.terminal import picture
-from labkit.view.report_charts import chart_data
+from labkit.view.report import chart_data
 
 pytestmark = pytest.mark.timeout(60)
 

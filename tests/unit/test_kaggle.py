@@ -23,7 +23,6 @@ import labkit
 from labkit.errors import LabError
 from labkit.files import write_json
 from labkit.kaggle import following, previous_checkpoints
-from labkit.kaggle.following import _show
 from labkit.kaggle.kernel_files import MOST_BYTES, TWO_T4, build
 from labkit.kaggle.service import Status
 from labkit.kaggle.wheels import wheel
@@ -289,7 +288,7 @@ def test_in_a_terminal_what_goes_on_is_written_over_and_the_rest_stays(capsys):
         "\x1b[31mof the notebook\x1b[0m",
         'labkit: step 2 {"run": "r", "state": "succeeded"}',
     ):
-        _show(line, text)
+        line.relay(text)
 
     assert capsys.readouterr().out.split("\r") == [
         "",

@@ -9,7 +9,7 @@ import xml.etree.ElementTree as ElementTree
 import pytest
 
 from labkit import LabError, Script
-from labkit.view.charts.svg import COLOURS
+from labkit.view.charts.images import Palette
 from labkit_labs import defined, draw
 from labkit_labs.labs.broken_scripts import broken
 from labkit_labs.labs.fine_tuning import adapter
@@ -53,7 +53,7 @@ def test_where_the_names_of_calls_differ_all_wait():
 def test_each_part_of_a_step_has_a_colour_of_its_own():
     step = dict.fromkeys(("optimizer", "communication", "compute", "copies"), 1.0)
     fills = re.findall(r'fill="(#\w{6})"', draw.bars({"a step": step}).svg)
-    assert len({*fills} & {*COLOURS}) == len(step)
+    assert len({*fills} & {*Palette.LINES}) == len(step)
 
 
 def test_nothing_finite_cannot_be_drawn():

@@ -18,15 +18,13 @@ from labkit.record.measured import metrics_file
 from labkit.record.nodes import beat
 from labkit.run import attach
 from labkit.view.live import dashboard
-from labkit.view.live.by_host import by_host, names_of, ranges
 from labkit.view.live.dashboard import Dashboard
+from labkit.view.live.hosts import by_host, heat_strips, names_of, rank_ranges
 from labkit.view.live.page import run_html, run_text
-from labkit.view.live.strips import heat_strips
 from labkit.view.live.tables import host_rows, rank_rows, rank_table
 from labkit.view.live.terminal import picture
 from labkit.view.live.verdict import host_verdicts, verdict
-from labkit.view.report import static_bundle, write_report
-from labkit.view.report_charts import chart_data
+from labkit.view.report import chart_data, static_bundle, write_report
 
 RUNNING = State("running", 0.0)
 EIGHT = [f"gpu-{n:02}.cluster.example.org" for n in range(8)]
@@ -207,7 +205,7 @@ def test_a_hostile_host_name_never_reaches_the_page(tmp_path, name):
     [([0], "0"), ([0, 1], "0, 1"), ([2, 0, 1], "0-2"), ([0, 1, 2, 5, 7, 8, 9], "0-2, 5, 7-9"), ([], "")],
 )
 def test_ranks_in_a_row_are_a_range(ranks, text):
-    assert ranges(ranks) == text
+    assert rank_ranges(ranks) == text
 
 
 @pytest.mark.parametrize(
@@ -312,7 +310,7 @@ def test_a_fold_that_is_damaged_or_another_versions_changes_nothing(folded):
     few.poll()
     before, kept = {**few.ranks}, folded.node(2).fold.read_bytes()
     damaged = (kept[:200], b"null", b'{"v": 2}', b"[" * 5000, kept.replace(b'"seen":', b'"seen":1e999,"x":'))
-    for text in (*damaged, kept.replace(b'"ranges":{', b'"ranges":{"x":[1,"2",{}],')):
+    for text in (*damaged, kept.replace(b'"rank_ranges":{', b'"rank_ranges":{"x":[1,"2",{}],')):
         folded.node(2).fold.write_bytes(text)
         few.poll()
         assert few.ranks == before

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from labkit.record import RunReader, State
-from labkit.view.live.progress_line import progress_line, read_progress_line
+from labkit.view.live.terminal import progress_line, read_progress_line
 from labkit.words import headline
 
 

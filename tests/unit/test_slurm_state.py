@@ -14,7 +14,7 @@ from labkit.cluster.jobs import prepare_submission
 from labkit.cluster.sbatch import JobOptions
 from labkit.cluster.slurm import Job, most_gpus, with_job
 from labkit.record import State
-from labkit.view.live.page import attempt_ended
+from labkit.words import attempt_ended
 from labkit.write.launch_options import LaunchOptions
 
 STARTING = State("starting", 1000.0, notice="none of its 2 nodes has started yet")

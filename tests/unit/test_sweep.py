@@ -12,21 +12,18 @@ from conftest import SCRIPTS
 
 from labkit.errors import LabError, LaunchError, RunFolderError
 from labkit.files import write_json
+from labkit.frontend import close_widget
 from labkit.host import Identity
 from labkit.record import RunFolder, list_runs
 from labkit.record.stored_runs import unfinished_launches
 from labkit.sweeps.devices import chosen
 from labkit.sweeps.folder import Job, RunIndex, SweepFolder, SweepState, find_sweep
-from labkit.sweeps.live import SweepDashboard
-from labkit.sweeps.options import SweepOptions
-from labkit.sweeps.points import expanded, varied
+from labkit.sweeps.options import SweepOptions, expanded, varied
 from labkit.sweeps.prepare import create
 from labkit.sweeps.results import Results, best_of
-from labkit.sweeps.schedule import due, rungs_of
-from labkit.sweeps.sweeper import Request, Sweeper
-from labkit.sweeps.view import sweep_bundle, sweep_html, sweep_text
+from labkit.sweeps.sweeper import Request, Sweeper, due, rungs_of
+from labkit.sweeps.view import SweepDashboard, sweep_bundle, sweep_html, sweep_text
 from labkit.verbs.sweep import parameters_in
-from labkit.view.live.dashboard import close
 
 
 def test_a_grid_is_every_combination_of_its_lists_the_last_varying_fastest():
@@ -274,7 +271,7 @@ def test_the_live_view_shows_the_same_page_and_ends_with_the_sweep(sweep):
         assert not dashboard._draw()
         assert "running" in dashboard._html.value
     finally:
-        close(dashboard.box)
+        close_widget(dashboard.box)
 
 
 def test_a_static_page_has_pictures_instead_of_svg(sweep):

@@ -8,8 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from labkit.record import RunReader, Series
-from labkit.view.live.learning import training_loss
-from labkit.view.live.verdict import verdict
+from labkit.view.live.verdict import training_loss, verdict
 
 GIB = 2**30
 

@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 
 from labkit import words
 from labkit.record import RunFolder, RunReader, Series, State, write_state
-from labkit.view.charts.svg import COLOURS, DASHES, Chart, dot, drawn_together
+from labkit.view.charts.images import Palette
+from labkit.view.charts.svg import Chart, dot, drawn_together
 from labkit.view.comparison import compare
-from labkit.view.live.log_tail import tail_of_log
-from labkit.view.live.page import plain, run_html, run_text
+from labkit.view.live.page import plain, run_html, run_text, tail_of_log
 from labkit.view.live.run_charts import Look, charts_svg, curves, run_charts
 from labkit.view.live.tables import rank_rows, rank_table
 from labkit.view.live.verdict import verdict
@@ -463,7 +463,7 @@ def test_the_largest_and_smallest_floats_can_be_drawn(value):
 
 
 def test_eight_ranks_are_told_apart_by_colour_and_by_dash():
-    assert len(set(COLOURS)) == len(set(DASHES)) == 8
+    assert len(set(Palette.LINES)) == len(set(Palette.DASHES)) == 8
     assert len({dot(rank) for rank in range(8)}) == 8
     assert dot(8) == dot(0)
 

@@ -1,6 +1,5 @@
 """What the doctor finds, by topic. The order of these imports is the order of findings with equal level."""
 
 # isort: off
-from labkit.diagnosis.findings import platforms, gpus, notebook_kernel, wsl, gpu_processes, communication  # noqa: F401
-from labkit.diagnosis.findings import resources, kaggle, versions  # noqa: F401
+from labkit.diagnosis.findings import platforms, gpus, wsl, communication, resources, kaggle, versions  # noqa: F401
 from labkit.diagnosis.detections import diagnose as diagnose  # by all of them

@@ -6,13 +6,15 @@ from collections import Counter
 from collections.abc import Sequence
 
 from labkit.diagnosis.detections import Diagnosis, detection
-from labkit.diagnosis.facts import MachineFacts
+from labkit.diagnosis.facts import Card, MachineFacts, Process
 from labkit.hardware import ASKED_AGAIN, FP8, Gpu, install_for, without_kernels
 from labkit.planner import OUTSIDE_TENSORS
 from labkit.text import gib
 
 FLASH = (8, 0)
 OLDEST_WITH_ALL_WHEELS = (7, 5)  # NVML, asked without torch, does not tell what the GPUs can do
+MOSTLY_FREE = 0.9
+SHOWN = 4
 
 
 @detection
@@ -120,3 +122,74 @@ def unseen(facts: MachineFacts) -> Diagnosis | None:
         why = here.unusable_gpus or "torch gives no reason"
         todo = "python -c 'import torch; torch.cuda.init()' shows the error"
     return Diagnosis("unseen GPUs", there, f"{why}: ranks train on the CPU", todo, "warning")
+
+
+@detection
+def cuda_memory(facts: MachineFacts) -> Diagnosis | None:
+    held = {card.index: p.memory for card in facts.cards for p in card.processes or () if p.mine}
+    kernel = facts.kernel
+    if not held and not (kernel and kernel.cuda):
+        return None
+    # NVML counts the whole process, torch only its tensors; in WSL2 only the latter is available.
+    allocated = dict(enumerate(kernel.allocated)) if kernel else {}
+    reserved = dict(enumerate(kernel.reserved)) if kernel else {}
+    parts = [f"GPU {index}: {gib(memory)}" if memory else f"GPU {index}" for index, memory in held.items()]
+    parts = parts or [f"cuda:{index}: {gib(size)} reserved" for index, size in reserved.items() if size]
+    tensors = sum(allocated.values())
+    return Diagnosis(
+        "this process",
+        "holds memory on " + (", ".join(parts) or "a GPU (CUDA's context)"),
+        f"{gib(tensors)} in tensors of this kernel; ranks on that GPU have that much less",
+        "restart the kernel, or del the tensors and call torch.cuda.empty_cache(), which keeps CUDA's context",
+        "warning" if parts else "note",
+    )
+
+
+@detection
+def others(facts: MachineFacts) -> Diagnosis | None:
+    """GPUs that are less than 90 % free or used by another process."""
+    if facts.is_wsl:  # the desktop uses memory there, and NVML cannot list processes
+        return None
+    busy = [(card, processes) for card in facts.cards if (processes := _others(card)) or _unexplained(card)]
+    if not busy:
+        return None
+    value = "; ".join(_described(card, processes) for card, processes in busy)
+    runs = sorted({process.run for _, processes in busy for process in processes if process.run})
+    ours = f"labkit stop {runs[0]}; " if runs else ""
+    hidden = "; this kernel is one of them" if _is_hidden(facts) else ""
+    full = any(card.memory and card.free is not None and card.free < MOSTLY_FREE * card.memory for card, _ in busy)
+    return Diagnosis(
+        "GPUs in use",
+        value,
+        f"ranks share the GPUs with these processes and may run out of memory{hidden}",
+        f"{ours}wait, end them, or select other GPUs: CUDA_VISIBLE_DEVICES",
+        "warning" if full else "note",
+    )
+
+
+def _is_hidden(facts: MachineFacts) -> bool:
+    """Whether this process uses CUDA but NVML does not list it: in a container its pid differs."""
+    mine = any(process.mine for card in facts.cards for process in card.processes or ())
+    return facts.kernel is not None and facts.kernel.cuda and not mine
+
+
+def _others(card: Card) -> list[Process]:
+    return [process for process in card.processes or () if not process.mine]
+
+
+def _unexplained(card: Card) -> bool:
+    """Whether much memory is in use without any listed process: a container hides the processes of others."""
+    mine = any(process.mine for process in card.processes or ())
+    return not mine and bool(card.memory) and card.free is not None and card.free < MOSTLY_FREE * (card.memory or 0)
+
+
+def _described(card: Card, processes: list[Process]) -> str:
+    free = f" ({gib(card.free)} free of {gib(card.memory)})" if card.free is not None else ""
+    who = ", ".join(_named(process) for process in processes[:SHOWN]) or "processes that are not visible from here"
+    more = f" and {len(processes) - SHOWN} more" if len(processes) > SHOWN else ""
+    return f"GPU {card.index}{free}: {who}{more}"
+
+
+def _named(process: Process) -> str:
+    who = f"run {process.run}" if process.run else f"{process.name or 'another container’s process'} {process.pid}"
+    return f"{who} {gib(process.memory)}" if process.memory is not None else who

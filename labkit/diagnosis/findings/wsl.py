@@ -19,7 +19,7 @@ def version_of(release: str) -> int:
 
 @detection
 def version(facts: MachineFacts) -> Diagnosis | None:
-    if not is_wsl(facts) or facts.release is None:
+    if not facts.is_wsl or facts.release is None:
         return None
     number = version_of(facts.release)
     if number == 2:
@@ -61,7 +61,7 @@ def wslconfig(facts: MachineFacts) -> Diagnosis | None:
 
 @detection
 def runs_folder(facts: MachineFacts) -> Diagnosis | None:
-    if not is_wsl(facts) or facts.runs_filesystem is None:
+    if not facts.is_wsl or facts.runs_filesystem is None:
         return None
     if facts.runs_filesystem not in WINDOWS_DRIVES:
         return Diagnosis("runs folder", f"on {facts.runs_filesystem}", "keep it off /mnt/c: writes there are slow")
@@ -136,9 +136,5 @@ def nvml_gaps(facts: MachineFacts) -> Diagnosis | None:
     )
 
 
-def is_wsl(facts: MachineFacts) -> bool:
-    return facts.hardware.platform == "wsl2"  # of either version
-
-
 def is_wsl2(facts: MachineFacts) -> bool:
-    return is_wsl(facts) and version_of(facts.release or "") == 2
+    return facts.is_wsl and version_of(facts.release or "") == 2

@@ -7,13 +7,9 @@ from typing import NamedTuple
 
 from labkit.record import CATEGORIES
 from labkit.text import escaped, gib
-from labkit.view.charts.svg import COLOURS
+from labkit.view.charts.images import Palette
 
-__all__ = ["CATEGORY_COLOURS", "LIMIT_COLOUR", "Bar", "bars", "key"]
-
-# The same in all memory charts; red marks the limit. "framework" is the overhead of the driver and the allocator.
-CATEGORY_COLOURS = dict(zip((*CATEGORIES, "framework"), (*COLOURS[:5], COLOURS[7], COLOURS[6]), strict=True))
-LIMIT_COLOUR = COLOURS[5]
+__all__ = ["Bar", "bars"]
 
 WIDTH, LEFT, RIGHT = 760, 132, 224  # LEFT: room for names; RIGHT: room for notes
 ROW, GAP, TOP, BOTTOM = 15, 5, 16, 18
@@ -34,8 +30,13 @@ class Bar(NamedTuple):
     chosen: bool = False
 
 
-def bars(rows: Sequence[Bar], limit: float | None = None, limit_name: str = "") -> str:
-    """Bars with the same name are grouped. `limit` is in bytes; one far beyond all bars is printed, not drawn."""
+def bars(
+    rows: Sequence[Bar], limit: float | None = None, limit_name: str = "", categories: Sequence[str] = CATEGORIES
+) -> str:
+    """The bars and the legend of these categories; empty without bars. Bars with the same name are grouped. `limit` is
+    in bytes; one far beyond all bars is printed, not drawn."""
+    if not rows:
+        return ""
     totals = [sum(row.held.values()) for row in rows if row.held]
     longest = max(totals, default=0) or 1
     near = limit is not None and limit <= NEAR * longest
@@ -52,7 +53,7 @@ def bars(rows: Sequence[Bar], limit: float | None = None, limit_name: str = "") 
         words = f"{limit_name} {gib(limit)}".strip()
         if line:
             limit_mark = (
-                f'<path d="M{line:.1f} {TOP - 3}V{y + 2}" stroke="{LIMIT_COLOUR}" stroke-width="1.5" '
+                f'<path d="M{line:.1f} {TOP - 3}V{y + 2}" stroke="{Palette.LIMIT}" stroke-width="1.5" '
                 f'stroke-dasharray="5 2"/><text x="{line:.1f}" y="10" text-anchor="middle" opacity=".8">'
                 f"{escaped(words)}</text>"
             )
@@ -63,15 +64,15 @@ def bars(rows: Sequence[Bar], limit: float | None = None, limit_name: str = "") 
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" role="img" aria-label="{label}" '
         f'style="width:100%;max-width:{WIDTH}px;height:auto" font-family="system-ui,sans-serif" font-size="10" '
-        f'fill="currentColor">{limit_mark}{drawn}</svg>'
+        f'fill="currentColor">{limit_mark}{drawn}</svg>{_legend(categories)}'
     )
 
 
-def key(categories: Sequence[str] = CATEGORIES) -> str:
-    """The legend, in the order in which a bar is stacked."""
+def _legend(categories: Sequence[str]) -> str:
+    """In the order in which a bar is stacked."""
     marks = "".join(
         f'<span style="white-space:nowrap"><span style="display:inline-block;width:10px;height:10px;'
-        f'border-radius:2px;background:{CATEGORY_COLOURS[name]};margin:0 4px 0 0"></span>{name}</span>'
+        f'border-radius:2px;background:{Palette.MEMORY[name]};margin:0 4px 0 0"></span>{name}</span>'
         for name in categories
     )
     return f'<div style="display:flex;gap:2px 14px;flex-wrap:wrap;font-size:11px;opacity:.85">{marks}</div>'
@@ -88,7 +89,7 @@ def _bar(row: Bar, y: float, scale: float, line: float | None, *, first: bool) -
     if row.held is None:
         return drawn + _note(row.note, LEFT, y, WIDTH - LEFT, ".75")
     x, end = float(LEFT), WIDTH - RIGHT
-    for category, colour in CATEGORY_COLOURS.items():
+    for category, colour in Palette.MEMORY.items():
         size = row.held.get(category, 0)
         width = min(size * scale, end - x)
         if width > 0:

@@ -11,9 +11,9 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from labkit.text import escaped
-from labkit.view.charts.figure_axes import Axis
 from labkit.view.charts.figure_marks import (
     BREAK,
+    Axis,
     ends_of,
     finite_or_zero,
     line_path,
@@ -25,18 +25,23 @@ from labkit.view.charts.figure_marks import (
     walked,
     without_markup,
 )
-from labkit.view.charts.svg import COLOURS
+from labkit.view.charts.images import Palette
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
+import json
 
-__all__ = ["figure_picture"]
+from labkit.view.charts.images import as_image
+
+__all__ = ["bundle_of", "figure_picture", "register_pictures"]
 
 WIDTH, HEIGHT = 760, 400
 MARGINS = {"l": 80, "r": 20, "t": 50, "b": 60}
 LETTER = 5.6  # pixels per character at this font size
 DASHES = {"dash": "6 3", "dot": "2 2", "dashdot": "8 3 2 3", "longdash": "12 3", "longdashdot": "12 3 2 3"}
 DRAWN = ("scatter", "scattergl", "bar")
+INTERACTIVE = "application/vnd.plotly.v1+json"
+WITHOUT_A_PICTURE = {"plotly_mimetype", "jupyterlab", "nteract", "vscode"}  # renderers of plotly's
 
 
 def figure_picture(figure: Figure) -> str:
@@ -78,7 +83,7 @@ class _Picture:
 
     def _colour(self, trace: dict[str, Any]) -> str:
         colour = (trace.get("line") or {}).get("color") or (trace.get("marker") or {}).get("color")
-        return colour if isinstance(colour, str) else COLOURS[self.traces.index(trace) % len(COLOURS)]
+        return colour if isinstance(colour, str) else Palette.LINES[self.traces.index(trace) % len(Palette.LINES)]
 
     def _named(self) -> list[dict[str, Any]]:
         shown = self.layout.get("showlegend", len(self.traces) > 1)
@@ -341,3 +346,33 @@ class _Picture:
             y += 15
             drawn += text_at(self.margins["l"], y, "start", f"{', '.join(sorted(self.other))}: only drawn by plotly")
         return drawn, max(self.height - self.margins["b"] + 36.0, y + 8 if drawn else 0.0)
+
+
+def register_pictures(shell: Any) -> None:
+    """Add the picture to the figures that this shell displays; without effect until plotly is imported."""
+    formatter = shell.display_formatter.ipython_display_formatter
+    formatter.for_type_by_name("plotly.graph_objs._figure", "Figure", _show)
+
+
+def bundle_of(figure: Any) -> dict[str, Any]:
+    """The figure for front ends that have plotly, and as an image for the others."""
+
+    bundle = {INTERACTIVE: json.loads(figure.to_json()), "text/plain": _title(figure)}
+    try:
+        return bundle | {"text/html": as_image(figure_picture(figure))}
+    except Exception as error:  # any figure of the user's: without a picture it is still a figure
+        return bundle | {"text/plain": f"{_title(figure)} (no picture of it: {type(error).__name__}: {error})"}
+
+
+def _show(figure: Any) -> None:
+    import plotly.io
+    from IPython.display import display
+
+    if {*str(plotly.io.renderers.default).split("+")} <= WITHOUT_A_PICTURE:
+        display(bundle_of(figure), raw=True)
+    else:  # what the user or the platform chose, such as HTML with scripts on Kaggle
+        figure.show()
+
+
+def _title(figure: Any) -> str:
+    return f"figure: {figure.layout.title.text or 'without a title'}"

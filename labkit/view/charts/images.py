@@ -1,19 +1,59 @@
-"""Converts SVG in a page to images that every viewer displays."""
+"""What all pictures share: their colours and marks, curves in the space of a word, and SVG as images."""
 
 from __future__ import annotations
 
 import base64
 import re
+from collections.abc import Sequence
 
-__all__ = ["BOTH_THEMES", "as_image"]
+from labkit.record import CATEGORIES, WAITING
 
+__all__ = ["Palette", "as_image", "spark_svg", "spark_text"]
+
+SPARKS = "▁▂▃▄▅▆▇█"
+SPARK_LETTERS = 24
+SPARK_WIDTH, SPARK_HEIGHT, SPARK_POINTS = 96, 20, 32
 SVG = re.compile(r"<svg ([^>]*)>.*?</svg>", re.DOTALL)
 TOOLTIPS = re.compile(r'<g stroke-width="\d+" pointer-events="stroke">.*?</g>|<title>.*?</title>', re.DOTALL)
-# An image does not inherit the page's colour: a contrast of 4.3 on white and on JupyterLab's dark #111, the most that
-# one colour can have on both.
-BOTH_THEMES = "#797979"
 SMALL = 120  # pixels: a mark or a curve among text
 FAINT = re.compile(r'(<(?:text|tspan|g)\b[^>]*?) (?:fill-)?opacity="\.[5-9]\d*"')  # it would be fainter still
+
+
+class Palette:
+    """The colours and marks of all pictures: mid-tones with contrast on white and on near-black."""
+
+    LINES = ("#2f81f7", "#d8752b", "#2da44e", "#bf5bd7", "#b08d1c", "#e5534b", "#189aaa", "#8b949e")
+    DASHES = ("", "6 3", "2 2", "8 3 2 3", "12 3", "4 6", "1 3", "10 3 2 3 2 3")  # tell ranks apart without colour
+    MOST_LINES = 8  # more are indistinguishable
+    BLUE, ORANGE, GREEN, PURPLE, AMBER, RED, TEAL, GREY = LINES
+    # An image does not inherit the page's colour: a contrast of 4.3 on white and on JupyterLab's dark #111, the most
+    # that one colour can have on both.
+    BOTH_THEMES = "#797979"
+    LIMIT = RED
+    # "framework" is the overhead of the driver and the allocator.
+    MEMORY = dict(zip((*CATEGORIES, "framework"), (BLUE, ORANGE, GREEN, PURPLE, AMBER, GREY, TEAL), strict=True))
+    SPANS = {
+        "forward": BLUE,
+        "backward": ORANGE,
+        "weights": TEAL,  # unlike a paler orange
+        "optimizer": GREEN,
+        "input": PURPLE,
+        WAITING: "#8a939d",
+        "all_reduce": RED,
+        "all_gather": TEAL,
+        "reduce_scatter": "#c2577e",
+        "broadcast": "#8d6e63",
+        "send_recv": "#5c6bc0",
+        "all_to_all": "#00897b",
+        "barrier": GREY,
+    }
+    STATES = {"starting": GREY, "running": BLUE, "succeeded": GREEN, "failed": RED, "stopped": AMBER, "lost": RED}
+    MARKS = {"starting": "◌", "running": "●", "succeeded": "✔", "failed": "✖", "stopped": "■", "lost": "?"}
+
+    @classmethod
+    def line(cls, number: int) -> tuple[str, str]:
+        """The colour and the dashes of a rank's line, or of another thing that has this number."""
+        return cls.LINES[number % len(cls.LINES)], cls.DASHES[number % len(cls.DASHES)]
 
 
 def as_image(page: str) -> str:
@@ -25,10 +65,44 @@ def _replaced(match: re.Match[str]) -> str:
     head = dict(re.findall(r'([\w-]+)="([^"]*)"', match[1]))
     width = head.get("width") or head["viewBox"].split()[2]
     space = "" if "xmlns" in head else 'xmlns="http://www.w3.org/2000/svg" '
-    drawing = FAINT.sub(r"\1", TOOLTIPS.sub("", match[0])).replace("<svg ", f'<svg {space}color="{BOTH_THEMES}" ', 1)
+    drawing = FAINT.sub(r"\1", TOOLTIPS.sub("", match[0])).replace(
+        "<svg ", f'<svg {space}color="{Palette.BOTH_THEMES}" ', 1
+    )
     source = base64.b64encode(drawing.encode()).decode()
     fits = "100%" if float(width) > SMALL else "none"  # 100% of a table's cell is no width at all
     return (
         f'<img src="data:image/svg+xml;base64,{source}" width="{width}" alt="{head.get("aria-label", "")}" '
         f'style="max-width:{fits};margin:0;display:inline">'
     )
+
+
+def spark_text(values: Sequence[float]) -> str:
+    """At most 24 characters, scaled from the minimum to the maximum; a spike within a character is kept."""
+    group = -(-len(values) // SPARK_LETTERS) or 1
+    tops = [max(values[i : i + group]) for i in range(0, len(values), group)]
+    return "".join(SPARKS[round(height * (len(SPARKS) - 1))] for height in _scaled(tops))
+
+
+def spark_svg(values: Sequence[float], line: int | None = 0) -> str:
+    """Drawn in the style of a chart's `line`, or in grey; empty without values."""
+    group = -(-len(values) // SPARK_POINTS) or 1
+    heights = _scaled(values[group - 1 :: group])
+    step = (SPARK_WIDTH - 2) / max(1, len(heights) - 1)
+    points = " ".join(
+        f"{1 + i * step:.0f} {SPARK_HEIGHT - 2 - (SPARK_HEIGHT - 4) * y:.1f}" for i, y in enumerate(heights)
+    )
+    if not points:
+        return ""
+    colour, dash = (Palette.GREY, "") if line is None else Palette.line(line)
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {SPARK_WIDTH} {SPARK_HEIGHT}" width="{SPARK_WIDTH}" '
+        f'height="{SPARK_HEIGHT}" '
+        f'role="img" aria-label="from {values[0]:.4g} to {values[-1]:.4g}"><path d="M{points}" fill="none" '
+        f'stroke="{colour}" stroke-width="1.4" stroke-dasharray="{dash}"/></svg>'
+    )
+
+
+def _scaled(values: Sequence[float]) -> list[float]:
+    """The values scaled to 0 for the lowest and 1 for the highest."""
+    low, high = min(values, default=0.0), max(values, default=0.0)
+    return [(value - low) / ((high - low) or 1.0) for value in values]

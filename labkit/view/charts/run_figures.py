@@ -9,19 +9,17 @@ from typing import TYPE_CHECKING, Any
 from labkit.record import RunReader
 from labkit.text import escaped
 from labkit.view.charts.bands import Line
-from labkit.view.charts.images import BOTH_THEMES
-from labkit.view.charts.svg import COLOURS
+from labkit.view.charts.images import Palette
 from labkit.view.live.run_charts import curves
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
-__all__ = ["finished", "memory_unit", "runs_together", "scaling"]
+__all__ = ["finished", "runs_together", "scaling"]
 
 DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
 MARGINS = 180  # pixels above and below the data
 GRID = "rgba(128,128,128,.25)"
-GIB, MIB = 2**30, 2**20
 
 
 def runs_together(readers: Mapping[str, RunReader]) -> Figure:
@@ -38,7 +36,7 @@ def runs_together(readers: Mapping[str, RunReader]) -> Figure:
         ]
         if not steps and (line := curves(reader).get("loss")):  # the script reports none
             steps = [(x, last) for x, *_, last in line.points()]
-        style = {"color": COLOURS[i % len(COLOURS)], "dash": DASHES[i // len(COLOURS) % len(DASHES)]}
+        style = {"color": Palette.LINES[i % len(Palette.LINES)], "dash": DASHES[i // len(Palette.LINES) % len(DASHES)]}
         label = escaped(name)
         common: dict[str, Any] = {"mode": "lines", "line": style, "name": label, "legendgroup": name}
         hover = f"{label}<br>%{{x:.5g}}<br>loss %{{y:.4g}}<extra></extra>"
@@ -64,7 +62,7 @@ def scaling(points: Sequence[tuple[str, int, float]]) -> Figure:
             y=[v for _, v in own],
             name=escaped(name),
             mode="lines+markers",
-            line={"color": COLOURS[i % len(COLOURS)]},
+            line={"color": Palette.LINES[i % len(Palette.LINES)]},
             hovertemplate=f"{escaped(name)}<br>%{{x}} ranks<br>%{{y:.4g}} samples/s<extra></extra>",
         )
     if points:
@@ -89,11 +87,6 @@ def _line(series: Line, unit: float = 1.0) -> dict[str, list[float]]:
     return {"x": [x for x, *_ in points], "y": [last / unit for *_, last in points]}
 
 
-def memory_unit(largest: float) -> tuple[float, str]:
-    """(bytes per unit, name) of the unit for sizes up to `largest` bytes."""
-    return (GIB, "GiB") if largest >= GIB else (MIB, "MiB")
-
-
 def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
@@ -108,7 +101,7 @@ def finished(figure: Figure, title: str, *, height: int) -> Figure:
         template="plotly_white",
         paper_bgcolor="rgba(0,0,0,0)",
         plot_bgcolor="rgba(0,0,0,0)",
-        font={"color": BOTH_THEMES},
+        font={"color": Palette.BOTH_THEMES},
         margin={"l": 60, "r": 20, "t": 70, "b": MARGINS - 70},
         legend={"orientation": "h", "y": -75 / (height - MARGINS), "yanchor": "top", "x": 0},
         hoverlabel={"align": "left"},

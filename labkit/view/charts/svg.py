@@ -19,15 +19,13 @@ from typing import Any, TypeVar
 
 from labkit.record import Point
 from labkit.text import escaped
-from labkit.view.charts.bands import CELLS, MANY, Column, Grid, Line, band, columns, path, ranges, thinned
+from labkit.view.charts.bands import CELLS, Column, Grid, Line, band, columns, path, ranges, thinned
+from labkit.view.charts.images import Palette
+from labkit.words import quantity
 
-__all__ = ["COLOURS", "DASHES", "HIGH", "Chart", "are_banded", "clock", "dot", "drawn_together"]
+__all__ = ["HIGH", "Chart", "are_banded", "clock", "dot", "drawn_together"]
 
 T = TypeVar("T", bound=tuple[Any, ...])
-
-# Mid-tones with contrast on white and on near-black; dashes distinguish ranks without colour.
-COLOURS = ("#2f81f7", "#d8752b", "#2da44e", "#bf5bd7", "#b08d1c", "#e5534b", "#189aaa", "#8b949e")
-DASHES = ("", "6 3", "2 2", "8 3 2 3", "12 3", "4 6", "1 3", "10 3 2 3 2 3")
 
 WIDTH, HEIGHT = 360, 132
 LEFT, RIGHT, TOP, BOTTOM = 52, 8, 20, 18
@@ -45,7 +43,6 @@ FLAT = 0.5  # an axis that need not start at zero does not if the lowest value e
 DECADES = 30.0  # a loss that falls by more than this factor is drawn on a logarithmic axis
 NICE = (1, 1.5, 2, 2.5, 3, 4, 5, 6, 8, 10)
 X_TICKS, Y_TICKS, FEW_TICKS = 6, 5, 3  # at most so many intervals; few where many charts share the message
-AMBER = "#b08d1c"
 ZEROS = re.compile(r"\.0+ ")  # in 15.00 GiB
 
 
@@ -103,14 +100,13 @@ def clock(seconds: float) -> str:
 def drawn_together(
     all_charts: list[Chart],
     columns: int = 2,
-    show_x: Callable[[float], str] = clock,
-    origin: str = "launch +",
+    axis: str = "time",
     stall: tuple[float, float] | None = None,
     most_lines: int = LINES,
 ) -> str:
-    """One SVG with all charts in a grid; its height depends only on their number. `show_x` formats an x value, which
-    starts with or is counted from the `origin`; between the two of `stall` no rank made progress. With more than
-    `most_lines` ranks are drawn as bands, see `are_banded`."""
+    """One SVG with all charts in a grid; its height depends only on their number. x is a number of
+    the `axis`, such as a "step", or seconds since the launch; between the two of `stall` no rank made progress. With
+    more than `most_lines` ranks are drawn as bands, see `are_banded`."""
     rows = math.ceil(len(all_charts) / columns)
     lines = [line for chart in all_charts for line in (*chart.series.values(), chart.evaluated) if line]
     drawn = [points for line in lines if (points := line.points())]
@@ -120,7 +116,7 @@ def drawn_together(
     banded = are_banded(all_charts, most_lines)
     values = sum(3 if band else len(chart.series) for chart, band in zip(all_charts, banded, strict=True))
     hovered = min(MOST_COLUMNS, max(FEWEST_COLUMNS, HOVERED // max(1, values)))
-    sheet = _Sheet(*span, show_x, origin, stall, len(all_charts), hovered)
+    sheet = _Sheet(*span, axis, stall, len(all_charts), hovered)
     cells, summaries = "", []
     for i, chart in enumerate(all_charts):
         place = f"translate({(i % columns) * WIDTH} {(i // columns) * HEIGHT})"
@@ -141,13 +137,14 @@ def are_banded(all_charts: Sequence[Chart], most_lines: int = LINES) -> list[boo
     totals = [*accumulate(len(chart.series) for chart in all_charts)]
     allowed = most_lines if len(all_charts) <= FEW or totals[-1] <= most_lines else 0
     return [
-        len(chart.series) > (MANY if total <= allowed else 2) for chart, total in zip(all_charts, totals, strict=True)
+        len(chart.series) > (Palette.MOST_LINES if total <= allowed else 2)
+        for chart, total in zip(all_charts, totals, strict=True)
     ]
 
 
 def dot(rank: int) -> str:
     """A rank's line style as a mark for tables."""
-    colour, dash = COLOURS[rank % len(COLOURS)], DASHES[rank % len(DASHES)]
+    colour, dash = Palette.line(rank)
     return (
         f'<svg width="26" height="8" aria-hidden="true"><path d="M0 4H26" stroke="{colour}" stroke-width="2" '
         f'stroke-dasharray="{dash}"/></svg>'
@@ -160,17 +157,23 @@ class _Sheet:
 
     x0: float
     x1: float
-    show_x: Callable[[float], str]
-    origin: str
+    over: str  # what x is, "time" if it is seconds since the launch
     stall: tuple[float, float] | None
     charts: int
     columns: int  # that show values under the pointer
 
+    @property
+    def origin(self) -> str:
+        return "launch +" if self.over == "time" else self.over
+
+    def show_x(self, x: float) -> str:
+        return clock(x) if self.over == "time" else f"{self.over} {quantity(round(x))}"
+
     def ticks(self) -> list[float]:
         """Round values of x; times are round in the unit in which `clock` shows them, others are whole numbers."""
-        is_time = self.show_x is clock
+        is_time = self.over == "time"
         unit = 1.0 if not is_time or self.x1 < 100 else 60.0 if self.x1 < 6000 else 3600.0
-        values = _round_values(self.x0, self.x1, unit, X_TICKS if self.charts <= FEW and self.origin else FEW_TICKS)
+        values = _round_values(self.x0, self.x1, unit, X_TICKS if self.charts <= FEW else FEW_TICKS)
         return [x for x in values if is_time or x == round(x)]
 
     def x(self, value: float) -> float:
@@ -180,7 +183,7 @@ class _Sheet:
     @cached_property
     def axis(self) -> tuple[str, str]:
         """The ticks of x as a path, and their labels."""
-        places = {round(self.x(x)): self.show_x(x).removeprefix(f"{self.origin} ") for x in self.ticks()}
+        places = {round(self.x(x)): self.show_x(x).removeprefix(f"{self.over} ") for x in self.ticks()}
         upright = "".join(f"M{x} {HEIGHT - BOTTOM}v3" for x in places)
         below = ""
         for x, text in places.items():
@@ -313,7 +316,7 @@ def _axes(chart: Chart, frame: _Frame, sheet: _Sheet, is_first: bool) -> str:
         again += f'<path d="{triangles}" fill-opacity=".6"><title>checkpoints</title></path>'
     if sheet.stall:
         start, end = (round(frame.x(x)) for x in sheet.stall)
-        again += f'<path d="M{start} {TOP}H{end}V{HEIGHT - BOTTOM}H{start}" fill="{AMBER}" fill-opacity=".2"/>'
+        again += f'<path d="M{start} {TOP}H{end}V{HEIGHT - BOTTOM}H{start}" fill="{Palette.AMBER}" fill-opacity=".2"/>'
         again += f'<text x="{end - 4}" y="{TOP + 10}" text-anchor="end">no progress</text>' if is_first else ""
     return (
         f'<path d="{lines}" stroke="currentColor" stroke-opacity=".15"/>'
@@ -394,13 +397,13 @@ def _line(rank: int, line: list[Point], frame: _Frame) -> str:
         bottom, top = round(frame.y(low)), round(frame.y(high))
         if max(bottom - y, y - top) >= VISIBLE:
             strokes += f"M{x} {bottom}V{top}"
-    colour, dash = COLOURS[rank % len(COLOURS)], DASHES[rank % len(DASHES)]
+    colour, dash = Palette.line(rank)
     faint = f'<path d="{strokes}" stroke="{colour}" stroke-opacity=".4"/>' if strokes else ""
     return f'{faint}<path d="{path(places)}" stroke="{colour}" stroke-width="1.6" stroke-dasharray="{dash}"/>'
 
 
 def _thin_line(rank: int, line: list[Point], frame: _Frame) -> str:
-    colour = COLOURS[rank % len(COLOURS)]
+    colour = Palette.LINES[rank % len(Palette.LINES)]
     return f'<path d="{path(_pixels(line, frame))}" stroke="{colour}" stroke-width=".8" stroke-opacity=".7"/>'
 
 

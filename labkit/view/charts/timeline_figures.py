@@ -8,36 +8,23 @@ from typing import TYPE_CHECKING, Any
 
 from labkit.record import COMMUNICATION, COMPUTE, WAITING, Span
 from labkit.text import escaped
-from labkit.view.charts.images import BOTH_THEMES
-from labkit.view.charts.svg import COLOURS
+from labkit.view.charts.images import Palette
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
+import math
 
-__all__ = ["animated", "still"]
+__all__ = ["animated", "picture", "still"]
 
-BLUE, ORANGE, GREEN, PURPLE, _, RED, TEAL, GREY = COLOURS
-KIND_COLOURS = {
-    "forward": BLUE,
-    "backward": ORANGE,
-    "weights": TEAL,  # unlike a paler orange
-    "optimizer": GREEN,
-    "input": PURPLE,
-    WAITING: "#8a939d",
-    "all_reduce": RED,
-    "all_gather": TEAL,
-    "reduce_scatter": "#c2577e",
-    "broadcast": "#8d6e63",
-    "send_recv": "#5c6bc0",
-    "all_to_all": "#00897b",
-    "barrier": GREY,
-}
 PATTERNS = {WAITING: "/", "weights": "\\", "backward": "."}  # colour is never the only cue
 IDLE = "rgba(139,148,158,.25)"
 BELOW_THE_TOOLBAR = {"x": 0.01, "y": 1, "yref": "container", "yanchor": "top", "pad": {"t": 34}}
 MOMENTS = 32
 GAP = 1 / 400  # of the figure's width
 MILLISECONDS = 1e3
+WIDTH, LEFT, ROW, TOP = 760, 60, 34, 36
+THIN, THICK = 5, 16
+SMALLEST = 0.3  # pixels
 
 
 def still(spans: Sequence[Span], ranks: Sequence[int], title: str) -> Figure:
@@ -75,7 +62,9 @@ def animated(spans: Sequence[Span], ranks: Sequence[int], title: str) -> Figure:
     links, boxes, cursor = _moment(spans, ranks, 0.0)
     figure.add_trace(go.Scatter(**links, mode="lines", hoverinfo="skip", showlegend=False), 1, 1)
     figure.add_trace(go.Scatter(**boxes, mode="markers+text", hoverinfo="skip", showlegend=False), 1, 1)
-    figure.add_trace(go.Scatter(**cursor, mode="lines", line_color=RED, hoverinfo="skip", showlegend=False), 2, 1)
+    figure.add_trace(
+        go.Scatter(**cursor, mode="lines", line_color=Palette.RED, hoverinfo="skip", showlegend=False), 2, 1
+    )
     # Bars flicker when frames are redrawn, so the lower plot uses shapes.
     for trace in _bars(spans, ranks):
         key = {"symbol": "square", "size": 10, "color": trace["marker"]["color"]}
@@ -120,7 +109,7 @@ def _bars(spans: Sequence[Span], ranks: Sequence[int]) -> list[dict[str, Any]]:
                 "y": [_row(span.rank, ranks) + (0.36 if below else 0) for span in of_kind],
                 "width": 0.18 if below else 0.5,
                 "marker": {
-                    "color": KIND_COLOURS[kind],
+                    "color": Palette.SPANS[kind],
                     "pattern": {
                         "shape": PATTERNS.get(kind, ""),
                         "solidity": 0.15,
@@ -190,7 +179,7 @@ def _moment(spans: Sequence[Span], ranks: Sequence[int], at: float) -> tuple[dic
     links = {
         "x": talking if joined else [None],
         "y": [0] * len(talking) if joined else [None],
-        "line": {"color": KIND_COLOURS[kind], "width": 10},
+        "line": {"color": Palette.SPANS[kind], "width": 10},
     }
     boxes = {
         "x": [_row(rank, ranks) for rank in ranks],
@@ -200,8 +189,8 @@ def _moment(spans: Sequence[Span], ranks: Sequence[int], at: float) -> tuple[dic
         "marker": {
             "symbol": "square",
             "size": 46,
-            "color": [KIND_COLOURS[does[rank].kind] if rank in does else IDLE for rank in ranks],
-            "line": {"width": 1, "color": GREY},
+            "color": [Palette.SPANS[does[rank].kind] if rank in does else IDLE for rank in ranks],
+            "line": {"width": 1, "color": Palette.GREY},
         },
     }
     cursor = {"x": [round(at * MILLISECONDS, 2)] * 2, "y": [-0.5, len(ranks) - 0.3]}
@@ -255,7 +244,7 @@ def _finish(figure: Figure, ranks: Sequence[int], title: str, xaxis: str = "xaxi
         template="none",
         paper_bgcolor="rgba(0,0,0,0)",
         plot_bgcolor="rgba(0,0,0,0)",
-        font={"color": BOTH_THEMES},
+        font={"color": Palette.BOTH_THEMES},
         height=180 + 60 * len(ranks) + second_row,
         margin={"l": 70, "r": 20, "t": 90 + second_row, "b": 50},
         legend={"orientation": "h", "y": 1.02, "yanchor": "bottom", "x": 0},
@@ -286,3 +275,59 @@ def _slider(frames: Sequence[Any]) -> dict[str, Any]:
         "pad": {"t": 40},
         "steps": [{"label": frame.name, "method": "animate", "args": [[frame.name], jump]} for frame in frames],
     }
+
+
+def picture(spans: Sequence[Span], ranks: Sequence[int], title: str) -> str:
+    """Each rank's computation, with its communication below; a pipeline's bubbles are grey."""
+    end = max((span.end for span in spans), default=0.0) or 1.0
+    scale = (WIDTH - LEFT - 8) / end
+    rows = {rank: TOP + ROW * i for i, rank in enumerate(ranks)}
+    drawn = "".join(f'<text x="0" y="{y + 12}">rank {rank}</text>' for rank, y in rows.items())
+    if chunks := [span for span in spans if span.chunk is not None]:
+        first, last = min(s.start for s in chunks), max(s.end for s in chunks)
+        drawn += "".join(_bar(LEFT + first * scale, y, (last - first) * scale, THICK, IDLE) for y in rows.values())
+    bars: dict[str, str] = defaultdict(str)  # one path for each colour: a notebook stores every picture
+    numbers = ""
+    for span in spans:
+        width = span.seconds * scale
+        if width < SMALLEST:
+            continue
+        x, y = LEFT + span.start * scale, rows[span.rank]
+        talks = span.kind in COMMUNICATION
+        top, height = (y + THICK + 2, THIN) if talks else (y, THICK)
+        width = max(width / 2, width - 1) if talks else width  # a gap, or successive collectives would look like one
+        bars[Palette.SPANS[span.kind]] += f"M{x:.1f} {top}h{width:.1f}v{height}h-{width:.1f}z"
+        if span.chunk is not None and width > 9:
+            numbers += (
+                f'<text x="{x + width / 2:.1f}" y="{y + 12}" text-anchor="middle" fill="#000">{span.chunk}</text>'
+            )
+    drawn += "".join(f'<path d="{path}" fill="{colour}"/>' for colour, path in bars.items()) + numbers
+    bottom = TOP + ROW * len(ranks)
+    power = 10.0 ** math.floor(math.log10(end / 2))
+    tick = max(power * factor for factor in (1, 2, 5) if power * factor <= end / 2)  # two to four of them
+    axis = "".join(
+        f'<text x="{LEFT + tick * i * scale:.0f}" y="{bottom + 8}" text-anchor="middle" opacity=".7">'
+        f"{tick * i * 1e3:.4g} ms</text>"
+        for i in range(math.floor(end / tick) + 1)
+        if LEFT + tick * i * scale < WIDTH - LEFT / 2
+    )
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {bottom + 14}" role="img" '
+        f'aria-label="{escaped(title)}" style="width:100%;max-width:{WIDTH}px;height:auto" '
+        f'font-family="system-ui,sans-serif" font-size="10" fill="currentColor"><text y="11">{escaped(title)}</text>'
+        f"{_key(spans)}{drawn}{axis}</svg>"
+    )
+
+
+def _bar(x: float, y: float, width: float, height: float, colour: str) -> str:
+    return f'<rect x="{x:.1f}" y="{y}" width="{width:.1f}" height="{height}" fill="{colour}"/>'
+
+
+def _key(spans: Sequence[Span]) -> str:
+    kinds = {span.kind for span in spans}
+    drawn, x = "", float(LEFT)
+    for kind in (kind for kind in Palette.SPANS if kind in kinds):
+        name = kind.replace("_", "-")
+        drawn += _bar(x, 18, 9, 9, Palette.SPANS[kind]) + f'<text x="{x + 13}" y="26">{name}</text>'
+        x += 24 + 5.6 * len(name)
+    return drawn

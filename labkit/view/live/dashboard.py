@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
 
+from labkit.frontend import close_widget, notebook_shell
 from labkit.record import RunFolder, RunReader, State
 from labkit.text import escaped
-from labkit.view.frontend import notebook_shell
 from labkit.view.live.page import run_html
-from labkit.view.live.reach_controls import ReachControls, Reached
 from labkit.view.live.run_charts import AXES, SCALES, SIZES, Look, titles
 from labkit.view.report import static_bundle
 
-__all__ = ["Dashboard", "close"]
+if TYPE_CHECKING:
+    import pandas as pd
+
+__all__ = ["Dashboard", "ReachControls", "Reached"]
 
 ALL_CHARTS = "all charts"
 CULPRIT = "culprit or 0"  # whose log is shown unless another rank's is chosen
@@ -27,6 +30,8 @@ SHARE_OF_A_CORE = 0.02
 MANY_NODES_SECONDS = 4.0  # between readings of the state, which is spread over several files a node
 STRIKES = 3
 OPEN: dict[Path, Dashboard] = {}  # at most one view of each run per kernel
+LOWEST, HIGHEST = -3, 1  # powers of ten around the current learning rate
+RATE = "float(optimizer.param_groups[0]['lr'])"
 
 
 class Dashboard:
@@ -114,7 +119,7 @@ class Dashboard:
             bundle["text/html"] += f"<div>{escaped(hint)}</div>"
             bundle["text/plain"] += f"\n{hint}"
         self._handle.update(bundle, raw=True)
-        close(self.box)
+        close_widget(self.box)
         self.reader = RunReader(self.folder)  # frees the records while the caller still holds the run
 
     @property
@@ -199,9 +204,95 @@ class Dashboard:
         threading.Thread(target=stop, name="labkit stop", daemon=True).start()
 
 
-def close(widget: Any) -> None:
-    """Close a widget and its parts: closing a widget leaves its parts open, in the kernel and in the page."""
-    for part in (*getattr(widget, "children", ()), getattr(widget, "style", None), getattr(widget, "layout", None)):
-        if part is not None:
-            close(part)
-    widget.close()
+class Reached(Protocol):
+    """The run that they act on."""
+
+    def ask(self, expression: str) -> pd.DataFrame: ...
+    def set(self, **options: Any) -> int: ...
+    def pause(self) -> int: ...
+    def resume(self) -> None: ...
+
+
+class ReachControls:
+    """What a request says, or why it failed, is shown in `answer`, a widget of the view."""
+
+    def __init__(self, run: Reached, answer: Any):
+        import ipywidgets as widgets
+
+        self._run, self._answer = run, answer
+        self._paused = self._noticed = False
+        self._pause = widgets.Button(tooltip="Pause all ranks at the end of the same step, or resume them")
+        self._show_rate = widgets.Button(
+            description="Learning rate", icon="sliders", tooltip="Change it on all ranks after the same step"
+        )
+        self.box = widgets.HBox([self._pause, self._show_rate])
+        self._pause.layout.width = self._show_rate.layout.width = "auto"
+        self.box.layout.flex_flow = "row wrap"
+        self._label_pause()
+        self._pause.on_click(lambda button: self._start(button, self._toggle_pause))
+        self._show_rate.on_click(lambda button: self._start(button, self._ask_rate))
+
+    def update(self, *, reachable: bool, paused: bool) -> None:
+        """Show the controls of a run that is reachable. Whether it is paused is only taken over when it has changed,
+        because what is known of a run may be older than the last click."""
+        self.box.layout.display = None if reachable else "none"
+        if paused != self._noticed:
+            self._paused = self._noticed = paused
+            self._label_pause()
+
+    def _label_pause(self) -> None:
+        self._pause.description, self._pause.icon = ("Resume", "play") if self._paused else ("Pause", "pause")
+
+    def _start(self, control: Any, action: Callable[[], str]) -> None:
+        """Runs the request in a thread, because it waits for the end of a step."""
+        control.disabled = True
+        self._answer.value = "asking every rank…"
+
+        def act() -> None:
+            try:
+                self._answer.value = escaped(action())
+            except Exception as error:
+                self._answer.value = escaped(str(error))
+            control.disabled = False
+
+        threading.Thread(target=act, name="labkit reach", daemon=True).start()
+
+    def _toggle_pause(self) -> str:
+        if self._paused:
+            self._run.resume()
+            message = ""
+        else:
+            message = f"paused at the end of step {self._run.pause()}"
+        self._paused = not self._paused
+        self._label_pause()
+        return message
+
+    def _ask_rate(self) -> str:
+        """Put a slider at the current learning rate, which only the ranks know, in the place of the button."""
+        import ipywidgets as widgets
+
+        rate = self._run.ask(RATE)[RATE][0]
+        if not (isinstance(rate, float) and rate > 0):
+            return f"the learning rate is {rate}"
+        exponent = math.log10(rate)
+        slider = widgets.FloatLogSlider(
+            rate,
+            min=exponent + LOWEST,
+            max=exponent + HIGHEST,
+            step=0.05,
+            readout_format=".3g",
+            continuous_update=False,
+        )
+        slider.description, slider.style.description_width = "Learning rate", "auto"
+        release = widgets.Button(description="As scheduled", tooltip="Use the script's learning rate again")
+        release.layout.width = "auto"
+        slider.observe(lambda change: self._start(slider, lambda: self._set(change["new"])), names="value")
+        release.on_click(lambda button: self._start(button, lambda: self._set(None)))
+        self.box.children += (slider, release)
+        self._show_rate.layout.display = "none"
+        return ""
+
+    def _set(self, rate: float | None) -> str:
+        shown = None if rate is None else float(f"{rate:.3g}")
+        step = self._run.set(lr=shown)
+        return f"{'as scheduled' if shown is None else f'lr={shown}'} from step {step} on"

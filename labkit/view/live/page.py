@@ -4,29 +4,27 @@ from __future__ import annotations
 
 import time
 from functools import lru_cache
-from typing import Any
+from pathlib import Path
 
 from labkit import words
-from labkit.files import read_json
+from labkit.files import opened, read_json
 from labkit.record import NodeFolds, RunFolder, RunReader, State, left_running
 from labkit.text import escaped, first_line, in_lines, plain
-from labkit.view.charts.bands import MANY
-from labkit.view.live.by_host import by_host
-from labkit.view.live.log_tail import log_html
+from labkit.view.charts.images import Palette
+from labkit.view.live.hosts import by_host, heat_strips
 from labkit.view.live.run_charts import Look, charts_svg
-from labkit.view.live.strips import heat_strips
 from labkit.view.live.tables import host_rows, machine_table, rank_rows, rank_table
 from labkit.view.live.verdict import verdict
 
-__all__ = ["attempt_ended", "run_html", "run_text"]
+__all__ = ["log_html", "run_html", "run_text", "tail_of_log"]
 
-MARKS = {"starting": "◌", "running": "●", "succeeded": "✔", "failed": "✖", "stopped": "■", "lost": "?"}
-TINTS = {"running": "#2f81f7", "succeeded": "#2da44e", "failed": "#e5534b", "stopped": "#b08d1c", "lost": "#e5534b"}
-AMBER = "#b08d1c"
 TRACE = "max-height:260px;overflow:auto;white-space:pre-wrap;margin:4px 0;font-size:12px"
 SHOWN_FAILURES = 8
 SENTENCES = 3  # of the verdict: what it learns, what limits it, whether it fits
 STRIPS_SECONDS = 4.0
+LOG_BYTES = 16_000
+SEARCHED_BYTES = 1 << 20
+LOG_LINES = 10
 
 
 def run_html(
@@ -63,7 +61,7 @@ def run_text(folder: RunFolder, reader: RunReader, state: State) -> str:
     """The same as plain text, for terminals, diffs and front ends that do not render HTML."""
     lines = [f"{folder.id}: {state.state} after {words.seconds(state.seconds)}", words.headline(reader, state)]
     lines += ["  ".join(f"{name} {value}" for name, value in values)] if (values := words.reported(reader)) else []
-    lines += [attempt_ended(number, ended) for number, ended in enumerate(state.earlier, 1)]
+    lines += [words.attempt_ended(number, ended) for number, ended in enumerate(state.earlier, 1)]
     lines += [text for text in (*_warnings(folder, state), *_explanation(state), *verdict(reader)) if text]
     for row in (*host_rows(reader), *rank_rows(reader)) if _recorded(reader, state) else ():
         lines.append("  " + "  ".join(f"{name} {value}".strip() for name, value in row.items() if value))
@@ -89,7 +87,7 @@ def _unread(reader: RunReader) -> str:
 
 
 def _pill(folder: RunFolder, state: State, watched: bool) -> str:
-    tint, mark = _tint(state), "▲" if state.stuck_seconds is not None else MARKS[state.state]
+    tint, mark = _tint(state), "▲" if state.stuck_seconds is not None else Palette.MARKS[state.state]
     suffix = "" if watched else " when last seen"
     return (
         '<div style="display:flex;gap:12px;flex-wrap:wrap;align-items:baseline">'
@@ -100,7 +98,7 @@ def _pill(folder: RunFolder, state: State, watched: bool) -> str:
 
 
 def _tint(state: State) -> str:
-    return AMBER if state.stuck_seconds is not None else TINTS.get(state.state, "#8b949e")
+    return Palette.AMBER if state.stuck_seconds is not None else Palette.STATES[state.state]
 
 
 def _progress(reader: RunReader, state: State) -> str:
@@ -149,7 +147,7 @@ def _strips(reader: RunReader) -> str:
         return _folded_strips(reader.folds, round(reader.folds.seen / STRIPS_SECONDS))
     histories = reader.ranks.values()
     hosts = {h.rank: h.host for h in histories} if len(by_host(histories)) > 1 else {}
-    if len(reader.ranks) <= MANY and not hosts:
+    if len(reader.ranks) <= Palette.MOST_LINES and not hosts:
         return ""
     own = all(h.series["own_seconds"].last for h in histories)
     series = {h.rank: h.series["own_seconds" if own else "step_seconds"] for h in histories}
@@ -163,17 +161,6 @@ def _folded_strips(folds: NodeFolds, time: int) -> str:
     return heat_strips("own work (input, forward, optimizer)", folds.own, folds.hosts, folds.shown)
 
 
-def attempt_ended(number: int, ended: dict[str, Any]) -> str:
-    """`attempt 1 failed: rank 1 was killed (SIGKILL)…; restarted from step-40`"""
-    cause = ended.get("cause")
-    why = str(cause.get("sentence", "")) if isinstance(cause, dict) else ""
-    checkpoint = ended.get("checkpoint")
-    how = "" if isinstance(cause, dict) and cause.get("goes_on") else " failed"  # near the time limit
-    ranks = ended.get("restarted_ranks")
-    fewer = f" on {ranks} rank{'s' * (ranks > 1)}" if isinstance(ranks, int) else ""
-    return f"attempt {number}{how}: {why}; restarted{f' from {checkpoint}' if checkpoint else ''}{fewer}"
-
-
 def _explanation(state: State) -> list[str]:
     """Why the run ended and what to do about it."""
     return [str(state.cause.get(name) or "") for name in ("sentence", "advice")] if state.cause else []
@@ -181,7 +168,7 @@ def _explanation(state: State) -> list[str]:
 
 def _notices(folder: RunFolder, state: State) -> str:
     return "".join(
-        f'<div style="border-left:4px solid {AMBER};padding:2px 10px;margin:6px 0">{in_lines(text)}</div>'
+        f'<div style="border-left:4px solid {Palette.AMBER};padding:2px 10px;margin:6px 0">{in_lines(text)}</div>'
         for text in _warnings(folder, state)
         if text
     )
@@ -200,7 +187,7 @@ def _failed_exports(folder: RunFolder) -> list[str]:
 
 
 def _earlier(state: State) -> str:
-    return "".join(f"<div>↻ {escaped(attempt_ended(n, e))}</div>" for n, e in enumerate(state.earlier, 1))
+    return "".join(f"<div>↻ {escaped(words.attempt_ended(n, e))}</div>" for n, e in enumerate(state.earlier, 1))
 
 
 def _tracebacks(folder: RunFolder, state: State) -> str:
@@ -226,3 +213,37 @@ def _cause(state: State) -> str:
     more = f'<details open><summary>traceback</summary><pre style="{TRACE}">{trace}</pre></details>' if trace else ""
     text = f"<b>{sentence}</b>" + (f'<div style="white-space:pre-line">{advice}</div>' if advice else "")
     return f'<div style="border-left:4px solid {_tint(state)};padding:2px 10px;margin:6px 0">{text}{more}</div>'
+
+
+def log_html(folder: RunFolder, rank: int, search: str = "") -> str:
+    lines = tail_of_log(folder, rank, LOG_LINES, search)
+    if not lines:
+        return f'<div style="font-size:11px;opacity:.75">rank {rank}: no line with that text</div>' if search else ""
+    text = escaped("\n".join(line[:300] for line in lines))
+    style = "margin:4px 0;padding:4px 8px;font:11px monospace;overflow:auto;max-height:170px;border:1px solid #8886"
+    return f'<div style="font-size:11px;opacity:.75">rank {rank}, end of its log</div><pre style="{style}">{text}</pre>'
+
+
+def tail_of_log(folder: RunFolder, rank: int, lines: int, search: str = "") -> list[str]:
+    """The last lines of a rank's stdout and stderr that contain `search`, without terminal codes. It reads only the
+    end of the files; a search reads more."""
+    size, most = (SEARCHED_BYTES, None) if search else (LOG_BYTES, lines)
+    streams = [
+        [line for line in _end_of(folder.log(rank, stream), size, most) if search.lower() in line.lower()]
+        for stream in ("stdout", "stderr")
+    ]
+    non_empty = [stream[-lines:] for stream in streams if stream]
+    share = lines // max(1, len(non_empty))  # neither stream crowds out the other
+    return [line for stream in non_empty for line in stream[-share:]]
+
+
+def _end_of(path: Path, size: int, most: int | None) -> list[str]:
+    """The lines in the last `size` bytes; of more than `most`, at least the last `most`."""
+    try:
+        with opened(path) as file:
+            file.seek(max(0, file.seek(0, 2) - size))
+            text = file.read().decode("utf-8", "replace")
+            end = text if most is None else "\n".join(text.rsplit("\n", most + 1)[-most - 1 :])
+            return plain(end).splitlines()
+    except OSError:
+        return []

@@ -9,10 +9,11 @@ from typing import Any
 
 from labkit import words
 from labkit.record import RankHistory, RunReader, Series, is_evaluated, is_lower_better, parted
-from labkit.view.charts.bands import MANY, Line
+from labkit.view.charts.bands import Line
+from labkit.view.charts.images import Palette
 from labkit.view.charts.svg import HIGH, Chart, drawn_together
 
-__all__ = ["AXES", "SCALES", "SIZES", "Look", "charts_svg", "curves", "run_charts", "show_step", "titles"]
+__all__ = ["AXES", "SCALES", "SIZES", "Look", "charts_svg", "curves", "run_charts", "titles"]
 
 AXES = ("time", "step", "samples")
 SCALES = {"automatic": None, "linear": False, "logarithmic": True}
@@ -54,13 +55,7 @@ def charts_svg(reader: RunReader, look: Look, stall: tuple[float, float] | None 
     drawn = run_charts(reader, look)
     if look.only in (names := [chart.title for chart in drawn]):
         drawn = [drawn[names.index(look.only)]]
-    if look.axis == "time":
-        return drawn_together(drawn, look.columns, stall=stall)
-    return drawn_together(drawn, look.columns, lambda x: f"{look.axis} {words.quantity(round(x))}", look.axis)
-
-
-def show_step(x: float) -> str:
-    return f"step {words.quantity(round(x))}"
+    return drawn_together(drawn, look.columns, look.axis, stall if look.axis == "time" else None)
 
 
 def titles(reader: RunReader) -> list[str]:
@@ -93,7 +88,9 @@ def run_charts(reader: RunReader, look: Look) -> list[Chart]:
     scale = SCALES[look.scale]
     peak = max((history.memory_peak for history in histories), default=0.0)
     limit = min((h.memory_limit for h in histories if h.memory_limit), default=None)
-    reserved = len(reader.lines("memory")) <= MANY and any("reserved" in history.latest for history in histories)
+    reserved = len(reader.lines("memory")) <= Palette.MOST_LINES and any(
+        "reserved" in history.latest for history in histories
+    )
     held = histories[0].memory_name if histories else "allocated"
 
     def scalar(title: str, trained: str, evaluated: str, series: dict[int, Line], note: str) -> Chart:

@@ -2,45 +2,25 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Collection
 from statistics import median
 
 from labkit import words
 from labkit.record import HostHistory, RankHistory, RunReader, slug
-from labkit.text import escaped, plain
-from labkit.view.charts.bands import MANY
+from labkit.text import plain
+from labkit.view.charts.images import Palette
 from labkit.view.charts.svg import dot
-from labkit.view.live.by_host import by_host, names_of, ranges, watched
+from labkit.view.live.hosts import by_host, names_of, rank_ranges, watched
 from labkit.view.live.verdict import host_verdicts
+from labkit.view.tables import grid
 
-__all__ = ["grid", "host_rows", "machine_table", "rank_rows", "rank_table"]
+__all__ = ["host_rows", "machine_table", "rank_rows", "rank_table"]
 
 TABLE_ROWS = 16
-WIDEST, GAP = 105, 2  # characters of a line in JupyterLab at 1,200 pixels, and between its cells
-
-# Of tables that are sent once.
-CELL = "border:0;padding:1px 12px 1px 0"
-HEAD = f"{CELL};white-space:nowrap;font-weight:500;opacity:.7"
-ROW = '<tr style="background:none">'
-TABLE = (
-    '<table style="border-collapse:collapse;margin:6px 0;text-align:right;font-size:12px;'
-    'font-variant-numeric:tabular-nums">'
-)
-# Classes take a fourth of the bytes of styles in every cell. Notebooks have rules of their own for tables.
-STYLE = (
-    "<style>.labkit-grid{border-collapse:collapse;margin:6px 0;font-size:12px;font-variant-numeric:tabular-nums}"
-    ".labkit-grid tr{background:none!important}"
-    ".labkit-grid :is(td,th){border:0;padding:1px 10px 1px 0;white-space:nowrap;text-align:right!important}"
-    ".labkit-grid :is(.text,:first-child){text-align:left!important}.labkit-grid td.text{white-space:normal}"
-    ".labkit-grid :is(td,th).narrow{white-space:normal;overflow-wrap:anywhere;min-width:5em}"
-    ".labkit-grid th{font-weight:500;opacity:1;white-space:normal;vertical-align:bottom}</style>"
-)
 
 
 def rank_table(reader: RunReader) -> str:
     rows = rank_rows(reader)
-    marks = [f"{dot(int(row['rank']))} " if len(reader.ranks) <= MANY else "" for row in rows]
+    marks = [f"{dot(int(row['rank']))} " if len(reader.ranks) <= Palette.MOST_LINES else "" for row in rows]
     hosts = {history.host for history in reader.current.values() if history.host}
     which = "the slowest" if len(hosts) > 1 else "the first and the slowest"
     which = f"{len(rows)} that stand out among" if reader.folds else f"{which} of"
@@ -58,48 +38,6 @@ def _window(histories: list[RankHistory]) -> str:
         return "samples/s, step times and shares: of the last step"
     last = f"last {words.quantity(steps)} steps" if steps else "last steps"
     return f"samples/s, step times and shares: means of the {last}"
-
-
-def grid(
-    rows: list[dict[str, str]],
-    marks: list[str] | None = None,
-    *,
-    sentences: Collection[str] = (),
-    transposes: bool = False,
-) -> str:
-    """A table of text with an SVG mark before each row. Only names of columns wrap, and the columns that `sentences`
-    names. A table that is too wide is transposed if `transposes` allows it and that is narrower; then all cells may
-    wrap."""
-    if not rows:
-        return ""
-    names = list(dict.fromkeys(name for row in rows for name in row))  # a rank that has not started has fewer
-    texts = [names, *([row.get(name, "") for name in names] for row in rows)]
-    cells = [[escaped(text) for text in line] for line in texts]
-    for line, mark in zip(cells[1:], marks or [""] * len(rows), strict=True):
-        line[0] = mark + line[0]
-    if transposes and _width(texts) > max(WIDEST, _width(_transposed(texts))):
-        texts, cells = _transposed(texts), _transposed(cells)
-    kinds = [' class="text"' if name in sentences else "" for name in texts[0]]
-    if transposes and _width(texts) > WIDEST:
-        kinds[1:] = [' class="narrow"'] * (len(kinds) - 1)
-    head, *body = (
-        "".join(f"<{tag}{kind}>{cell}</{tag}>" for kind, cell in zip(kinds, line, strict=True))
-        for tag, line in zip(["th", *["td"] * len(cells)], cells, strict=False)
-    )
-    return (
-        f'<div style="overflow-x:auto">{STYLE}<table class="labkit-grid"><tr style="opacity:.7">'
-        f"{head.replace('_', '_<wbr>')}</tr>{''.join(f'<tr>{line}</tr>' for line in body)}</table></div>"
-    )
-
-
-def _width(table: list[list[str]]) -> int:
-    """The width in characters; the first line wraps."""
-    columns = zip(*table, strict=True)
-    return sum(max(map(len, [*re.split(r"[\s_-]", name), *cells])) + GAP for name, *cells in columns)
-
-
-def _transposed(table: list[list[str]]) -> list[list[str]]:
-    return [[*column] for column in zip(*table, strict=True)]
 
 
 def rank_rows(reader: RunReader) -> list[dict[str, str]]:
@@ -169,7 +107,7 @@ def _host_row(host: str, ranks: list[RankHistory], samples: HostHistory | None, 
     busy = [d["utilisation"] for d in devices if d["utilisation"] is not None]
     return {
         "host": plain(host) or "not known yet",
-        "ranks": ranges({rank for h in ranks for rank in h.node_ranks}),
+        "ranks": rank_ranges({rank for h in ranks for rank in h.node_ranks}),
         "own work": words.seconds(median(own) if own else None),
         "input wait": words.percent(max(waits, default=None)),
         f"peak {ranks[0].memory_name}": words.gib(peak or None),

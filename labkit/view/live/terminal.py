@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import atexit
+import json
+import math
+import re
 import shutil
 import signal
 import sys
@@ -10,20 +13,19 @@ from types import TracebackType
 from typing import Any
 
 from labkit import words
-from labkit.record import RunReader, State
+from labkit.record import FINAL_STATES, RunReader, State
 from labkit.text import plain
-from labkit.view.charts.spark import spark_text
-from labkit.view.live.log_tail import tail_of_log
-from labkit.view.live.page import attempt_ended
-from labkit.view.live.progress_line import progress_line
+from labkit.view.charts.images import spark_text
+from labkit.view.live.page import tail_of_log
 from labkit.view.live.tables import host_rows, rank_rows
 from labkit.view.live.verdict import verdict
 
-__all__ = ["Screen", "StatusLine"]
+__all__ = ["Screen", "StatusLine", "progress_line", "read_progress_line"]
 
 LOG_LINES = 6
 STYLES = {"running": "blue", "succeeded": "green", "failed": "bold red", "stopped": "yellow", "lost": "red"}
 CURVES = {"loss": "loss", "throughput": "samples/s", "memory": "memory"}
+LINE = re.compile(r"labkit: (?P<text>.*) (?P<facts>\{.*\})\s*$")
 
 
 class StatusLine:
@@ -56,6 +58,18 @@ class StatusLine:
         """Print a line that stays."""
         self.clear()
         print(text, flush=True)
+
+    def relay(self, text: str) -> None:
+        """Show a line that another process printed: one for programs is rewritten in place, any other stays."""
+        progress = read_progress_line(text)
+        if progress is None or not self.is_live:
+            self.say(plain(text))
+            return
+        text_of_run, facts = progress
+        if facts.get("state") in FINAL_STATES:
+            self.say(plain(f"{facts['run']}: {facts['state']}, {text_of_run}"))
+        else:
+            self.write(plain(f"{facts['run']}: {text_of_run}"))
 
     def clear(self) -> None:
         if self.is_live and self._width:
@@ -111,7 +125,7 @@ def picture(reader: RunReader, state: State) -> Any:
     values = words.reported(reader)
     parts += [Text(plain("  ".join(f"{name} {value}" for name, value in values)))] if values else []
     parts += [Text(sentence, "dim") for sentence in verdict(reader)]
-    parts += [Text(f"↻ {plain(attempt_ended(n, e))}") for n, e in enumerate(state.earlier, 1)]
+    parts += [Text(f"↻ {plain(words.attempt_ended(n, e))}") for n, e in enumerate(state.earlier, 1)]
     curves = Table(box=None, padding=(0, 2, 0, 0), show_header=False)
     for name, title in CURVES.items():
         lines = [line for line in reader.lines(name).values() if line.last][:1]
@@ -134,3 +148,42 @@ def _table(rows: list[dict[str, str]]) -> Any:
     for row in rows:
         table.add_row(*(Text(row.get(name, "")) for name in names))
     return table
+
+
+def progress_line(reader: RunReader, state: State) -> str:
+    """`labkit: step 30 of 60 (50%) · loss 1.2 · … {"run": …, "state": "running", "step": 30, "loss": 1.2, …}`
+
+    `throughput` is in samples/s over all ranks, for a run that has ended the mean; `memory_peak` is in bytes, the
+    highest of all ranks.
+    """
+    facts = {
+        "run": reader.folder.id,
+        "state": state.state,
+        "seconds": round(state.seconds, 1),
+        "step": words.slowest_step(reader),
+        "total_steps": words.total_steps(reader) or None,
+        "loss": words.mean_latest(reader, "loss"),
+        "throughput": words.throughput(reader, state),
+        "memory_peak": int(max((h.memory_peak for h in reader.ranks.values()), default=0)) or None,
+    }
+    known = {name: _json_value(value) for name, value in facts.items() if value is not None}
+    # one line, including the notice: a queued run has nothing else to show
+    text = " · ".join(filter(None, [words.headline(reader, state), " ".join((state.notice or "").split())]))
+    return f"labkit: {plain(text)} {json.dumps(known)}"
+
+
+def read_progress_line(line: str) -> tuple[str, dict[str, Any]] | None:
+    """`(text, facts)` of a progress line, ignoring anything before it; None if it is not one."""
+    match = LINE.search(line)
+    try:
+        facts = json.loads(match["facts"]) if match else None
+    except ValueError:
+        return None
+    if match and isinstance(facts, dict) and isinstance(facts.get("run"), str):
+        return match["text"], facts
+    return None
+
+
+def _json_value(value: Any) -> Any:
+    """JSON has no nan or infinity: they are written as text, as in the records."""
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value

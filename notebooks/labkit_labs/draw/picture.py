@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from labkit.text import escaped
-from labkit.view import COLOURS, as_image
+from labkit.view import as_image, Palette
 
 __all__ = ["GREY", "WIDTH", "Picture", "box", "boxes", "colour_of", "frames", "sheet", "stacked", "sweep", "words"]
 
@@ -70,7 +70,7 @@ def stacked(pictures: Sequence[Picture], titles: Sequence[str] = ()) -> Picture:
 
 def colour_of(number: int) -> str:
     """The colour of a rank, the same as in labkit's charts."""
-    return COLOURS[number % len(COLOURS)]
+    return Palette.LINES[number % len(Palette.LINES)]
 
 
 def words(

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from itertools import cycle
 
 from labkit.text import gib
-from labkit.view import CATEGORY_COLOURS, LIMIT_COLOUR
+from labkit.view import Palette
 from labkit_labs.claims import amount
 from labkit_labs.draw.picture import GREY, WIDTH, Picture, box, colour_of, sheet, words
 
@@ -70,7 +70,7 @@ def bars(
         y, before = y + TALL + 2, name
     if limit:
         x = left + limit * scale
-        drawn.append(f'<path d="M{x:.0f} {top}V{y}" stroke="{LIMIT_COLOUR}" stroke-width="2" stroke-dasharray="5 3"/>')
+        drawn.append(f'<path d="M{x:.0f} {top}V{y}" stroke="{Palette.LIMIT}" stroke-width="2" stroke-dasharray="5 3"/>')
         drawn.append(
             words(min(x, WIDTH - 60), top - 3, f"{limit_name} {_shown(limit, unit)}".strip(), anchor="middle", size=12)
         )
@@ -87,11 +87,11 @@ def _shown(number: float, unit: str) -> str:
 
 def _in_order(parts: Mapping[str, float]) -> dict[str, float]:
     """Memory's categories first, in the same order everywhere."""
-    return {name: parts[name] for name in (*CATEGORY_COLOURS, *parts) if name in parts}
+    return {name: parts[name] for name in (*Palette.MEMORY, *parts) if name in parts}
 
 
 def _colours(categories: Sequence[str]) -> dict[str, str]:
-    known = {**CATEGORY_COLOURS, "waits": GREY}  # as in a timeline
+    known = {**Palette.MEMORY, "waits": GREY}  # as in a timeline
     fixed = {name: known[name] for name in categories if name in known}
     others = [name for name in categories if name not in known]
     free = [colour for colour in map(colour_of, range(8)) if colour not in fixed.values()]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from labkit.view import KIND_COLOURS
+from labkit.view import Palette
 from labkit_labs.draw.picture import GREY, WIDTH, Picture, box, sheet, sweep, words
 
 __all__ = ["loader"]
@@ -20,14 +20,14 @@ def loader(load: float, compute: float, workers: int, *, steps: int = 6, moving:
     drawn = ""
     for row, kind, batch, begin, finish in bars:
         x, y, width = LEFT + begin * scale, TOP + row * ROW, (finish - begin) * scale - 1
-        drawn += box(x, y, width, ROW - 6, KIND_COLOURS[kind], round=0)
+        drawn += box(x, y, width, ROW - 6, Palette.SPANS[kind], round=0)
         drawn += words(x + width / 2, y + 17, str(batch), anchor="middle", size=11, fill="#fff") if width > 11 else ""
     names = words(0, TOP + 17, "rank", bold=True) + box(LEFT, TOP, end * scale, ROW - 6, GREY, opacity=0.3, round=0)
     names += "".join(words(0, TOP + (1 + w) * ROW + 17, f"worker {w}", size=12) for w in range(workers))
     height = TOP + (1 + workers) * ROW
     waits = sum(finish - begin for _, kind, _, begin, finish in bars if kind == "forward") / end
-    key = box(WIDTH - 132, 5, 10, 10, KIND_COLOURS["input"]) + words(WIDTH - 118, 15, "load", size=12)
-    key += box(WIDTH - 76, 5, 10, 10, KIND_COLOURS["forward"]) + words(WIDTH - 62, 15, "compute", size=12)
+    key = box(WIDTH - 132, 5, 10, 10, Palette.SPANS["input"]) + words(WIDTH - 118, 15, "load", size=12)
+    key += box(WIDTH - 76, 5, 10, 10, Palette.SPANS["forward"]) + words(WIDTH - 62, 15, "compute", size=12)
     title = f"{workers} workers: the rank computes {waits:.0%} of the time" if workers else "no workers"
     label = f"{steps} batches, {load:g} to load, {compute:g} to compute, {workers} workers: {end:g} in all"
     return sheet([words(LEFT, 15, title, bold=True), key, names, sweep(drawn, LEFT, height, moving)], height, label)

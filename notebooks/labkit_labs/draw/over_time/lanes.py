@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from labkit import words as texts
 from labkit.record import COMMUNICATION, Span
-from labkit.view import KIND_COLOURS
+from labkit.view import Palette
 from labkit_labs.draw.picture import WIDTH, Picture, box, boxes, sheet, sweep, words
 
 __all__ = ["lanes"]
@@ -29,7 +29,7 @@ def lanes(
         sends = span.kind in COMMUNICATION
         y, tall = rows[span.rank] + (THICK + 3 if sends else 0), THIN if sends else THICK
         places[span.kind].append((LEFT + span.start * scale, y, max(0.3, span.seconds * scale - 1), tall))
-    bars = "".join(boxes(each, KIND_COLOURS[kind]) for kind, each in places.items())
+    bars = "".join(boxes(each, Palette.SPANS[kind]) for kind, each in places.items())
     height = TOP + len(called) * ROW
     bars = sweep(bars, LEFT, height, moving)
     labels = "".join(words(0, y + 14, called[rank], size=12) for rank, y in rows.items())
@@ -42,5 +42,5 @@ def _key(kinds: Sequence[str]) -> str:
     x, drawn = WIDTH - 4.0, ""
     for kind in reversed(kinds):
         x -= 22 + 7 * len(kind)
-        drawn += box(x, 5, 10, 10, KIND_COLOURS[kind]) + words(x + 14, 15, kind, size=12)
+        drawn += box(x, 5, 10, 10, Palette.SPANS[kind]) + words(x + 14, 15, kind, size=12)
     return drawn

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 
 from labkit.record import Span, bubble, elapsed
-from labkit.view import KIND_COLOURS
+from labkit.view import Palette
 from labkit_labs.draw.picture import GREY, WIDTH, Picture, box, boxes, sheet, words
 
 __all__ = ["grid"]
@@ -38,11 +38,11 @@ def grid(
     of_colour: dict[tuple[str, float], list[tuple[float, float, float, float]]] = defaultdict(list)
     numbers = ""
     room = 1.5 + 6 * max(len(str(span.chunk)) for span in spans)
-    numbered = {kind for kind in KIND_COLOURS if all(s.seconds * scale > room for s in spans if s.kind == kind)}
+    numbered = {kind for kind in Palette.SPANS if all(s.seconds * scale > room for s in spans if s.kind == kind)}
     for span in spans:
         x, y, width = LEFT + (span.start - begin) * scale, top + span.rank * ROW, span.seconds * scale
         paler = 1.0 if (span.stage or 0) < ranks else 0.6  # a rank's second stage
-        of_colour[KIND_COLOURS[span.kind], paler].append((x, y, max(0.2, width - 0.6), ROW - 4))
+        of_colour[Palette.SPANS[span.kind], paler].append((x, y, max(0.2, width - 0.6), ROW - 4))
         if span.kind in numbered:
             numbers += f'<text x="{x + width / 2:.1f}" y="{y + 16}">{span.chunk}</text>'
     for (colour, opacity), places in of_colour.items():
@@ -61,7 +61,7 @@ def _key(spans: Sequence[Span]) -> str:
         if kind in kinds:
             name = halves.get(kind, kind)
             x -= 20 + 6.6 * len(name)
-            drawn += box(x, 5, 10, 10, KIND_COLOURS[kind]) + words(x + 14, 15, name, size=12)
+            drawn += box(x, 5, 10, 10, Palette.SPANS[kind]) + words(x + 14, 15, name, size=12)
     if not halves and len({(span.rank, span.stage) for span in spans}) > 1 + max(span.rank for span in spans):
         drawn += words(x - 8, 15, "paler: second stage", anchor="end", size=12)
     return drawn

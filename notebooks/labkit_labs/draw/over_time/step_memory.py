@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from labkit.view import CATEGORY_COLOURS, LIMIT_COLOUR
+from labkit.view import Palette
 from labkit_labs.draw.picture import GREY, WIDTH, Picture, sheet, words
 
 __all__ = ["step"]
@@ -39,9 +39,9 @@ def step(
         above = {time: below[time] + size * shares.get(time, 1.0) for time in times}
         there = " ".join(f"{_x(time):.0f},{_y(above[time], highest):.1f}" for time in times)
         back = " ".join(f"{_x(time):.0f},{_y(below[time], highest):.1f}" for time in reversed(times))
-        drawn += f'<polygon points="{there} {back}" fill="{CATEGORY_COLOURS[name]}" fill-opacity=".85"/>'
+        drawn += f'<polygon points="{there} {back}" fill="{Palette.MEMORY[name]}" fill-opacity=".85"/>'
         label = f"{name} {size:.3g} {unit}".strip()
-        drawn += f'<rect x="{x:.0f}" y="4" width="11" height="11" fill="{CATEGORY_COLOURS[name]}"/>'
+        drawn += f'<rect x="{x:.0f}" y="4" width="11" height="11" fill="{Palette.MEMORY[name]}"/>'
         drawn += words(x + 15, 14, label, size=12)
         x += 32 + 6.6 * len(label)
         below = above
@@ -55,7 +55,7 @@ def step(
     if 0 < limit <= highest:
         y = _y(limit, highest)
         lines = f"M{LEFT} {y:.1f}H{WIDTH - LEFT}M{x:.0f} 10h22"  # the second one is in the legend
-        drawn += f'<path d="{lines}" stroke="{LIMIT_COLOUR}" stroke-width="1.5" stroke-dasharray="5 3"/>'
+        drawn += f'<path d="{lines}" stroke="{Palette.LIMIT}" stroke-width="1.5" stroke-dasharray="5 3"/>'
         drawn += words(x + 27, 14, f"{limit_name} {limit:.3g} {unit}".strip(), size=12)
     return sheet(
         [drawn], TOP + TALL + 26,

@@ -11,7 +11,16 @@ import psutil
 
 from labkit.errors import LabError
 
-__all__ = ["BROKEN_KERNELS", "Ui", "check_kernel", "execution_count", "is_headless", "notebook_shell", "ui"]
+__all__ = [
+    "BROKEN_KERNELS",
+    "Ui",
+    "check_kernel",
+    "close_widget",
+    "execution_count",
+    "is_headless",
+    "notebook_shell",
+    "ui",
+]
 
 Ui = Literal["svg", "display", "static", "text"]
 CHOICES = ("svg", "display", "static", "text")
@@ -88,3 +97,11 @@ def execution_count() -> int | None:
 def _shell() -> Any:
     ipython = sys.modules.get("IPython")
     return ipython.get_ipython() if ipython else None
+
+
+def close_widget(widget: Any) -> None:
+    """Close a widget and its parts: closing a widget leaves its parts open, in the kernel and in the page."""
+    for part in (*getattr(widget, "children", ()), getattr(widget, "style", None), getattr(widget, "layout", None)):
+        if part is not None:
+            close_widget(part)
+    widget.close()

@@ -3,15 +3,15 @@ shows at a glance whether one rank or one host is late."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os
+from collections.abc import Iterable, Mapping
 from statistics import median
 
-from labkit.record import Series
+from labkit.record import HostHistory, RankHistory, RunReader, Series, slug
 from labkit.text import escaped
 from labkit.view.charts.bands import CELLS, Column, columns
-from labkit.view.live.by_host import names_of, ranges
 
-__all__ = ["heat_strips"]
+__all__ = ["by_host", "heat_strips", "names_of", "rank_ranges", "watched"]
 
 SHADES = {0.10: 0.3, 0.25: 0.5, 0.5: 0.75, 1.0: 1.0}  # fraction slower than the median of all ranks: opacity
 WIDTH, LEFT, RIGHT, TOP, BOTTOM = 720, 116, 58, 20, 16
@@ -21,8 +21,49 @@ HEIGHT, LOWEST, HIGHEST, GAP = 256, 3, 10, 4  # pixels: all strips together, one
 MOST_NAMED, LINE_HEIGHT = 40, 11  # of more hosts, only those that are late are named
 MOST_BYTES = 9_000  # a larger drawing is redone with fewer, wider cells
 INK = "#e5534b"
-
 Row = tuple[str, list[int]]  # a host, and the ranks whose slowest is drawn
+
+
+def by_host(histories: Iterable[RankHistory]) -> dict[str, list[RankHistory]]:
+    """Hosts in the order of their lowest ranks, of histories in the order of ranks. Ranks whose host is not yet known
+    are listed under "", or with the others while those are all on one host."""
+    hosts: dict[str, list[RankHistory]] = {}
+    for history in histories:
+        hosts.setdefault(history.host, []).append(history)
+    if len(hosts) == 2 and "" in hosts:
+        only = next(filter(None, hosts))
+        return {only: sorted(hosts[only] + hosts[""], key=lambda h: h.rank)}
+    return hosts
+
+
+def watched(reader: RunReader, host: str) -> HostHistory | None:
+    """The samples of a host; their file is named after it."""
+    return reader.hosts.get(slug(host)) if host else None
+
+
+def rank_ranges(ranks: Iterable[int]) -> str:
+    """`0-7, 9`; a range of only two ranks is written as two numbers."""
+    runs: list[list[int]] = []
+    for rank in sorted(ranks):
+        if runs and rank == runs[-1][-1] + 1:
+            runs[-1].append(rank)
+        else:
+            runs.append([rank])
+    return ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in runs)
+
+
+def names_of(hosts: Iterable[str], longest: int = 20) -> dict[str, str]:
+    """Names that fit: if they are too long, without their common domain and common prefix."""
+    names = list(hosts)
+    shown = {name: name for name in names}
+    if any(len(name) > longest for name in names):
+        shown = {name: name.split(".")[0] for name in names}
+    if len(set(shown.values())) < len(set(names)):  # they differ in the domain only
+        shown = {name: name for name in names}
+    if len(names) > 1 and any(len(name) > longest for name in shown.values()):
+        common = len(os.path.commonprefix(list(shown.values())))
+        shown = {name: f"…{short[common:]}" for name, short in shown.items()}
+    return {name: short if len(short) <= longest else f"{short[: longest - 1]}…" for name, short in shown.items()}
 
 
 def heat_strips(
@@ -124,10 +165,10 @@ def _marks(groups: Mapping[str, list[int]], rows: list[Row], tops: list[int], he
         top, high = own[0], len(own) * height
         ground = f'y="{top}" width="{WIDTH - LEFT - RIGHT}" height="{high}" fill="#8b949e" fill-opacity=".13"'
         frames += f'<rect x="{LEFT}" {ground}/>'
-        numbers = f"rank{'s' if len(ranks) > 1 else ''} {ranges(ranks)}"
+        numbers = f"rank{'s' if len(ranks) > 1 else ''} {rank_ranges(ranks)}"
         lines = [names[host], numbers] if host else [numbers]
         if high < 10 * len(lines):  # room for one line only
-            lines = [f"{lines[0]} · {ranges(ranks)}" if host else numbers]
+            lines = [f"{lines[0]} · {rank_ranges(ranks)}" if host else numbers]
         middle = top + high / 2 - 5.5 * (len(lines) - 1) + 3.5
         for i, line in enumerate(lines):
             faint = ' opacity=".7"' if i else ""
@@ -174,7 +215,7 @@ def _late_marks(
     for row in sorted(weight, key=lambda row: -weight[row]):
         if weight[row] and all(abs(tops[row] - other) >= LINE_HEIGHT for other in named):
             host = rows[row][0]
-            text = escaped(f"{names[host]} · {ranges(groups[host])}"[:22])
+            text = escaped(f"{names[host]} · {rank_ranges(groups[host])}"[:22])
             marks += f'<text x="{LEFT - 6}" y="{tops[row] + 5}" text-anchor="end">{text}</text>'
             named.append(tops[row])
     ground = f'y="{TOP}" width="{WIDTH - LEFT - RIGHT}" height="{bottom - TOP}" fill="#8b949e" fill-opacity=".13"'

@@ -1,31 +1,81 @@
-"""Makes interactive figures of a plan, with pure functions that return plotly `Figure`s (plotly 5.24 to 7)."""
+"""A plan as text for terminals, as HTML for notebooks, and as interactive plotly figures (plotly 5.24 to 7)."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
-from labkit.text import escaped
-from labkit.view.charts.bars import CATEGORY_COLOURS, LIMIT_COLOUR, Bar
-from labkit.view.charts.run_figures import finished, memory_unit
-from labkit.view.charts.svg import COLOURS
+from labkit.planner.scaling import Point
+from labkit.record import CATEGORIES, Peak
+from labkit.text import escaped, gib, plain
+from labkit.view import Bar, Palette, aligned, bars, finished, grid
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
-__all__ = ["Point", "break_even", "memory_planned", "scaling_planned"]
+__all__ = ["break_even", "memory_planned", "memory_rows", "plan_html", "plan_text", "scaling_planned"]
 
+GIB, MIB = 2**30, 2**20
 PATTERNS = {"formulas": "", "rehearsed": "/", "measured": "x"}
 
 
-class Point(NamedTuple):
-    """A point of a curve with its band from `low` to `high`."""
+def plan_text(
+    verdict: Sequence[str],
+    peaks: Mapping[str, Peak],
+    strategies: Sequence[Mapping[str, str]],
+    assumptions: Sequence[str],
+) -> str:
+    """`peaks` by source: "formulas", "rehearsed", "measured". `strategies` has one dictionary of texts per strategy."""
+    parts = ["\n".join(verdict)]
+    if peaks:
+        parts.append("memory of a rank at its peak\n" + aligned(memory_rows(peaks)))
+    if strategies:
+        parts.append("strategies\n" + aligned(strategies))
+    if assumptions:
+        parts.append("assumed, not measured\n" + "\n".join(f"  {text}" for text in assumptions))
+    return plain("\n\n".join(parts))
 
-    x: float
-    value: float
-    low: float
-    high: float
+
+def plan_html(
+    verdict: Sequence[str],
+    peaks: Mapping[str, Peak],
+    strategies: Sequence[Mapping[str, str]],
+    assumptions: Sequence[str],
+    drawn: Sequence[Bar] = (),
+    limit: float | None = None,
+    limit_name: str = "",
+) -> str:
+    """The same, with `drawn` as bars against a limit of `limit` bytes."""
+    first, *more = verdict or [""]
+    head = f"<b>{escaped(first)}</b>" + "".join(f"<div>{escaped(text)}</div>" for text in more)
+    picture = bars(drawn, limit, limit_name)
+    assumed = "".join(f"<li>{escaped(text)}</li>" for text in assumptions)
+    folded = f"<details><summary>assumed, not measured</summary><ul>{assumed}</ul></details>" if assumed else ""
+    memory = memory_rows(peaks) if peaks else []
+    return (
+        '<div style="font-family:system-ui,sans-serif;font-size:13px;line-height:1.5;max-width:760px">'
+        f"{head}{picture}{grid(memory)}{grid(strategies, sentences=('verdict',))}{folded}</div>"
+    )
+
+
+def memory_rows(peaks: Mapping[str, Peak]) -> list[dict[str, str]]:
+    """One row per category and one for the total. Percentages are of the first source's total: its own share, and the
+    others' deviation from it."""
+    first = next(iter(peaks.values()))
+    rows = []
+    for name in (*CATEGORIES, "total"):
+        row = {"category": name}
+        for source, peak in peaks.items():
+            size = peak.bytes if name == "total" else peak.categories.get(name, 0)
+            reference = first.bytes if name == "total" else first.categories.get(name, 0)
+            deviation = (size - reference) / first.bytes if first.bytes and peak is not first else 0.0
+            share = f"{deviation:+.1%}" + (" of total" if name != "total" else "")
+            row[source] = gib(size) + (f" ({share})" if abs(deviation) >= 0.0005 else "")
+            if peak is first:
+                row["of total"] = f"{size / first.bytes:.0%}" if first.bytes else ""
+        rows.append(row)
+    return [*rows, {"category": "at", **{source: peak.phase or "n/a" for source, peak in peaks.items()}}]
 
 
 def memory_planned(rows: Sequence[Bar], limit: float | None = None, limit_name: str = "limit") -> Figure:
@@ -33,11 +83,11 @@ def memory_planned(rows: Sequence[Bar], limit: float | None = None, limit_name: 
     import plotly.graph_objects as go
 
     rows = [row for row in rows if row.held]
-    unit, name = memory_unit(max((sum(row.held.values()) for row in rows if row.held), default=0))
+    unit, name = _memory_unit(max((sum(row.held.values()) for row in rows if row.held), default=0))
     figure = go.Figure()
     names, sources = [escaped(row.name) for row in rows], [row.source for row in rows]
     several = len(set(sources)) > 1
-    for category, colour in CATEGORY_COLOURS.items():
+    for category, colour in Palette.MEMORY.items():
         sizes = [(row.held or {}).get(category, 0) / unit for row in rows]
         if any(sizes):
             figure.add_bar(
@@ -50,7 +100,9 @@ def memory_planned(rows: Sequence[Bar], limit: float | None = None, limit_name: 
             )
     highest = max((sum(row.held.values()) for row in rows if row.held), default=0)
     if limit is not None and limit < 4 * highest:
-        figure.add_hline(y=limit / unit, line_dash="dash", line_color=LIMIT_COLOUR, annotation_text=escaped(limit_name))
+        figure.add_hline(
+            y=limit / unit, line_dash="dash", line_color=Palette.LIMIT, annotation_text=escaped(limit_name)
+        )
     figure.update_layout(barmode="stack", xaxis_title="strategy", yaxis_title=f"{name} per rank at the peak")
     finished(figure, "Memory per rank by category", height=460)
     return figure.update_layout(legend={"y": -0.3, "traceorder": "normal"}, margin={"b": 120})
@@ -63,7 +115,7 @@ def scaling_planned(curves: Mapping[str, Sequence[Point]], box: int, name: str, 
 
     figure = go.Figure()
     for i, (strategy, points) in enumerate(curves.items()):
-        line = {"color": COLOURS[i % len(COLOURS)], "dash": "solid" if i < len(COLOURS) else "dash"}
+        line = {"color": Palette.LINES[i % len(Palette.LINES)], "dash": "solid" if i < len(Palette.LINES) else "dash"}
         _banded(figure, points, escaped(strategy), line, f"%{{x}} ranks<br>%{{y:.4g}} {unit}")
     everything = [point for points in curves.values() for point in points]
     if everything:
@@ -93,14 +145,14 @@ def break_even(points: Sequence[Point], measured: Sequence[tuple[float, float]] 
 
     figure = go.Figure()
     hover = "%{x:,} tokens per rank<br>%{y:.2f} times one device"
-    _banded(figure, points, "predicted", {"color": COLOURS[0]}, hover)
+    _banded(figure, points, "predicted", {"color": Palette.LINES[0]}, hover)
     if measured:
         figure.add_scatter(
             x=[x for x, _ in measured],
             y=[y for _, y in measured],
             name="measured",
             mode="markers",
-            marker={"color": COLOURS[1], "size": 9, "symbol": "diamond"},
+            marker={"color": Palette.LINES[1], "size": 9, "symbol": "diamond"},
             hovertemplate=f"{hover}<extra></extra>",
         )
     for level, text in ((1.0, "one device"), (2.0, "twice as fast")):
@@ -112,7 +164,7 @@ def break_even(points: Sequence[Point], measured: Sequence[tuple[float, float]] 
             y=[0, 2],
             name=f"break-even: {crossing:,.0f} tokens",
             mode="lines",
-            line={"dash": "dash", "color": LIMIT_COLOUR},
+            line={"dash": "dash", "color": Palette.LIMIT},
             hoverinfo="skip",
         )
     figure.update_xaxes(type="log", title_text="tokens per rank and step")
@@ -154,3 +206,8 @@ def _banded(figure: Figure, points: Sequence[Point], name: str, line: Mapping[st
         line=line,
         hovertemplate=f"{name}<br>{hover}<extra></extra>",
     )
+
+
+def _memory_unit(largest: float) -> tuple[float, str]:
+    """(bytes per unit, name) of the unit for sizes up to `largest` bytes."""
+    return (GIB, "GiB") if largest >= GIB else (MIB, "MiB")
