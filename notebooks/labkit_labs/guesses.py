@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from labkit.errors import LabError
-from labkit.text import escaped
 from labkit.frontend import ui
+from labkit.text import escaped
 from labkit_labs.claims import amount
 
 __all__ = ["YOURS", "Guess"]

@@ -14,11 +14,11 @@ from typing import Any
 from IPython.utils.capture import capture_output
 
 from labkit.errors import LabError
+from labkit.frontend import ui
 from labkit.hardware import hardware
 from labkit.launching import launch
 from labkit.run import Run
 from labkit.view import aligned, grid
-from labkit.frontend import ui
 from labkit.write import Script, as_cell
 from labkit_labs.claims import Claims, amount
 from labkit_labs.draw.picture import Picture

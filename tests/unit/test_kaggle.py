@@ -23,9 +23,8 @@ import labkit
 from labkit.errors import LabError
 from labkit.files import write_json
 from labkit.kaggle import following, previous_checkpoints
-from labkit.kaggle.kernel_files import MOST_BYTES, TWO_T4, build
+from labkit.kaggle.kernel_files import MOST_BYTES, TWO_T4, build, wheel
 from labkit.kaggle.service import Status
-from labkit.kaggle.wheels import wheel
 from labkit.record import RunFolder, runs_root
 from labkit.session import RESERVED_SECONDS, seconds_left, seconds_to_train, working_folder
 from labkit.view.live.terminal import StatusLine
@@ -239,7 +238,7 @@ def test_pip_installs_the_wheel_offline_and_it_makes_itself_again(own, tmp_path)
     (tmp_path / name).write_bytes(content)
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps", "--target", "there", name]
     subprocess.run(pip, cwd=tmp_path, check=True, timeout=60)
-    again = "import sys, labkit.kaggle.wheels as w; print(w.__file__); sys.stdout.flush(); "
+    again = "import sys, labkit.kaggle.kernel_files as w; print(w.__file__); sys.stdout.flush(); "
     again += "sys.stdout.buffer.write(w.wheel()[1])"
 
     done = subprocess.run(

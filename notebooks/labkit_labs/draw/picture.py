@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from labkit.text import escaped
-from labkit.view import as_image, Palette
+from labkit.view import Palette, as_image
 
 __all__ = ["GREY", "WIDTH", "Picture", "box", "boxes", "colour_of", "frames", "sheet", "stacked", "sweep", "words"]
 
