@@ -13,7 +13,19 @@ from labkit import errors
 
 PACKAGE = Path(labkit.__file__).parent
 # Packages, and the modules beside them that packages use, each with what it may import besides itself.
-SMALL = {"arguments", "errors", "faces", "files", "frontend", "host", "place", "rank_files", "session", "text", "version"}
+SMALL = {
+    "arguments",
+    "errors",
+    "faces",
+    "files",
+    "frontend",
+    "host",
+    "place",
+    "rank_files",
+    "session",
+    "text",
+    "version",
+}
 BASIC = SMALL | {"hardware", "record", "words", "write"}
 MAY_IMPORT = {
     "hardware": SMALL,
