@@ -147,7 +147,7 @@ def check_may_stop(folder: RunFolder) -> None:
 def sweep(folder: RunFolder, node: int | None = None, say: Callable[[str, float], object] | None = None) -> int:
     """KILL every process of the run until none is left. Returns how many were killed.
 
-    What frees the shared memory of ranks ends by itself once they are dead, or the memory would stay in use for ever.
+    What frees the shared memory of ranks ends by itself once they are dead, or the memory would stay in use forever.
     One that was killed exits when the system has freed its memory, which takes a driver seconds for that of GPUs: `say`
     is called with what it waits for and the seconds that this may take. `node` limits it to one node, since several may
     share a machine. The processes are not reaped: torchrun's exit code belongs to its parent.

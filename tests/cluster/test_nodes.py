@@ -59,7 +59,7 @@ class Pair:
         return "\n".join(path.read_text() for path in sorted(self.folder.path.glob("node*.log")))
 
     def ends(self, within: float) -> dict:
-        """The cause that both nodes give, which must be the same, within so many seconds."""
+        """The cause that both nodes give, which must be the same, after at most `within` seconds."""
         began = time.monotonic()
         wait_until(lambda: read_state(self.folder).is_final, within * SHARED_MACHINE, lambda: read_state(self.folder))
         print(f"over after {time.monotonic() - began:.1f} s: {read_state(self.folder)}")

@@ -36,7 +36,7 @@ Written = dict[Path, bytes]
 
 
 def falling(script: labkit.Script, step: int) -> labkit.Script:
-    """Of which every rank is killed after this step of the first attempt, before it tells of the step."""
+    """Of which every rank is killed after this step of the first attempt, before it reports the step."""
     text = str(script)
     assert text.count(STEPPED) == 1
     kill = f"{STEPPED}            if step == {step} and {ATTEMPT} == 1:\n"

@@ -20,7 +20,7 @@ from labkit.launcher.shutdown import Leftovers
 from labkit.launcher.stopping import StopRequest
 from labkit.record import RunFolder
 
-# Rank 0 leaves an upload of so many seconds, which a session of its own and an empty environment hide, if they can.
+# Rank 0 leaves an upload, which a session of its own and an empty environment hide, if they can.
 TRAIN = """
 import argparse, os, subprocess, sys
 parser = argparse.ArgumentParser()
