@@ -81,7 +81,7 @@ planner: .venv/dev
 	$(PYTEST) tests/planner
 
 same-program: .venv/dev
-	$(PYTEST) tests/same_program
+	$(PYTEST) -n 3 tests/same_program
 
 faults: .venv/dev
 	$(PYTEST) -n 3 tests/faults

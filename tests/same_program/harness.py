@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import io
 import json
+import multiprocessing
 import os
 import re
 import select
 import shlex
 import shutil
-import subprocess
 import sys
 import tempfile
 import time
@@ -172,15 +172,33 @@ def _torchrun(program: Program, folder: Path, outside: Path, environment: dict[s
     logs = outside / "logs"
     words = program.start
     module = words[:1] == ["-m"]
-    command = [sys.executable, "-P", "-m", "torch.distributed.run", "--standalone", "--redirects", "3"]
-    command += ["--nproc-per-node", str(program.ranks), "--log-dir", str(logs), *(["-m"] if module else []), "--"]
-    command += [*(words[1:] if module else words), *program.args]
-    with (outside / "torchrun.log").open("wb") as log:
-        done = subprocess.run(
-            command, cwd=folder, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log, timeout=SECONDS
-        )
+    args = ["--standalone", "--redirects", "3", "--nproc-per-node", str(program.ranks), "--log-dir", str(logs)]
+    args += [*(["-m"] if module else []), "--", *(words[1:] if module else words), *program.args]
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["torch.distributed.run"])
+    agent = context.Process(target=_be_torchrun, args=(args, folder, outside / "torchrun.log", environment))
+    agent.start()
+    agent.join(SECONDS)
+    if agent.is_alive():
+        agent.kill()
+        raise TimeoutError(f"{program.name} runs for more than {SECONDS} s under bare torchrun")
     streams = {f"rank {path.parent.name} {path.stem}": path for path in logs.rglob("std*.log")}
-    return done.returncode == 0, (outside / "torchrun.log").read_text(), streams
+    return agent.exitcode == 0, (outside / "torchrun.log").read_text(), streams
+
+
+def _be_torchrun(args: list[str], folder: Path, log: Path, environment: dict[str, str]) -> None:
+    """Run torchrun in a fork of a process that has imported it. Its ranks are new processes as always. The torchrun of
+    `_labkit_cold` is no fork: if a fork changed what ranks see, the comparison would show it."""
+    os.chdir(folder)
+    os.environ.clear()
+    os.environ.update(environment)
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    os.dup2(file := os.open(log, os.O_WRONLY | os.O_CREAT), 1)
+    os.dup2(file, 2)
+    sys.argv = ["torch.distributed.run", *args]
+    from torch.distributed.run import main
+
+    main()
 
 
 def _labkit_cold(program: Program, folder: Path, outside: Path, environment: dict[str, str]):

@@ -1,6 +1,10 @@
 """A script does under labkit what it does under bare torchrun; what differs is in docs/reference/same_program.md.
 
-CI runs every hand-written program and a seeded part of the others; `make soak` runs all.
+CI runs every hand-written program and a seeded part of the others; `make soak` runs all. A launch is cold, the first of
+a session, or warm. Without torch, a program's ranks are new processes either way, and only what they inherit from
+torchrun could differ: of those that do not look at it, CI launches a seeded third cold.
+
+The comparison must notice a guest that is not the same program: each mistake below is one that a worker could make.
 """
 
 from __future__ import annotations
@@ -14,6 +18,7 @@ from pathlib import Path
 
 import pytest
 
+from labkit.launcher.warm import process
 from same_program.composed import composed
 from same_program.differences import ENTRIES, differences, page
 from same_program.harness import PROGRAMS, programs, under_labkit, under_torchrun
@@ -22,7 +27,38 @@ pytestmark = pytest.mark.timeout(400)
 HAND_WRITTEN = [program for program in programs() if program.source != "variants"]
 OTHERS = [program for program in programs() if program.source == "variants"] + composed()
 CHOSEN = {program.name for program in random.Random(41).sample(OTHERS, 30)}
+ALIKE = [p for p in HAND_WRITTEN + OTHERS if "torch" not in p.text and p.source != "interpreter"]
+ONLY_WARM = {program.name for program in random.Random(41).sample(ALIKE, 2 * len(ALIKE) // 3)}
 CLONE_NEWNS = 0x20000
+# The program that notices, what the guest does, and what it does in its place.
+MISTAKES = {
+    "a module before the script": ("first_line", "import faulthandler\n", "import faulthandler, json\n"),
+    "a thread that the script sees": (
+        "first_line_two_ranks",
+        "_thread.start_new_thread(self.live, (has_begun,))",
+        "__import__('threading').Thread(target=self.live, args=(has_begun,), daemon=True).start()",
+    ),
+    "a variable that stays": ("environment", "os.environ.pop(name) for", "os.environ[name] for"),
+    "its own folder on the path": ("own_folder_first", "[folder, *self.paths]", "self.paths"),
+    "a setting of the process": ("process", "os.makedirs(self.home", "os.umask(0o077); os.makedirs(self.home"),
+    "descriptors that the script counts": (
+        "descriptors",
+        "self.heartbeat: RankFile = ",
+        "os.open('/', 0); self.heartbeat = ",
+    ),
+    "a signal that scripts use": ("user_signal", "self.files.DUMP_SIGNAL", "10"),
+    "a word on stderr": (
+        "exit_code_3",
+        "        self.beat()\n",
+        "        self.beat(); print('labkit', file=sys.stderr)\n",
+    ),
+    "no end of the interpreter": ("files_left_open", '        guest.outcome = "finished"\n', "        os._exit(0)\n"),
+    "an error of its own": (
+        "raises",
+        "        raise\n\n\nclass Guest",
+        "        sys.exit(1)\n\n\nclass Guest",
+    ),
+}
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -33,17 +69,21 @@ def own_shared_memory():
         subprocess.run(["mount", "-t", "tmpfs", "tmpfs", "/dev/shm"], check=True)
 
 
-def check(program):
+def check(program, ways):
     if program.needs and find_spec(program.needs) is None:
         pytest.skip(f"{program.needs} is not installed")
     bare = under_torchrun(program)
-    found = {way: differences(bare, under_labkit(program, warm=way == "warm")) for way in ("cold", "warm")}
+    found = {way: differences(bare, under_labkit(program, warm=way == "warm")) for way in ways}
     assert not any(found.values()), "\n".join(f"{way}:\n" + "\n".join(lines) for way, lines in found.items() if lines)
+
+
+def ways(program):
+    return ["warm"] if program.name in ONLY_WARM else ["cold", "warm"]
 
 
 @pytest.mark.parametrize("program", HAND_WRITTEN, ids=lambda program: program.name)
 def test_a_program_is_the_same_under_labkit(program):
-    check(program)
+    check(program, ways(program))
 
 
 @pytest.mark.parametrize(
@@ -52,7 +92,13 @@ def test_a_program_is_the_same_under_labkit(program):
     ids=lambda program: program.name,
 )
 def test_a_variant_or_a_composed_program_is_the_same_under_labkit(program):
-    check(program)
+    check(program, ways(program))
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("program", [p for p in ALIKE if p.name in ONLY_WARM], ids=lambda program: program.name)
+def test_the_first_launch_of_a_session_is_the_same_too(program):
+    check(program, ["cold"])
 
 
 def test_the_page_is_generated_from_the_entries():
@@ -68,3 +114,27 @@ def test_names_of_programs_are_unique():
 
     assert len(names) == len(set(names))
     assert {path.stem for path in PROGRAMS.glob("*.py")} == {program.source for program in programs()}
+
+
+def test_frames_that_can_be_seen_are_noticed(monkeypatch):
+    monkeypatch.setattr(process, "with_late_resume", lambda code: code)
+
+    assert noticed("stack")
+
+
+@pytest.mark.parametrize(("program", "right", "wrong"), MISTAKES.values(), ids=MISTAKES)
+def test_a_guest_that_leaves_a_trace_is_noticed(program, right, wrong, monkeypatch, tmp_path):
+    source = process.GUEST.read_text()
+    assert source.count(right) >= 1
+    # a module's folder tells the guest where labkit is, and this file has another
+    source = source.replace("main.__code__.co_filename", repr(str(process.GUEST)))
+    changed = tmp_path / "guest.py"
+    changed.write_text(source.replace(right, wrong))
+    monkeypatch.setattr(process, "GUEST", changed)
+
+    assert noticed(program)
+
+
+def noticed(name: str) -> list[str]:
+    program = next(program for program in HAND_WRITTEN if program.name == name)
+    return differences(under_torchrun(program), under_labkit(program, warm=False))
