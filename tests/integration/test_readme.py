@@ -111,6 +111,15 @@ def test_links_lead_somewhere(page):
         assert link.startswith("http") or ((ROOT / page).parent / link).exists(), link
 
 
+def test_files_that_contributing_names_exist():
+    folders = "|".join(("labkit", "scripts", "tests", "notebooks", "benchmarks", "docs"))
+    named = set(re.findall(rf"(?<![\w./<])(?:{folders})/[\w./]*\w", CONTRIBUTING))
+
+    assert len(named) > 25
+    missing = [name for name in named if not (ROOT / name).exists()]
+    assert not missing, missing
+
+
 def test_pages_that_the_texts_name_exist():
     listed = subprocess.run(
         ["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True
