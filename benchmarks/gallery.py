@@ -18,7 +18,7 @@ import time
 from datetime import UTC, datetime
 from pathlib import Path
 
-from labkit.record import RunFolder, RunReader, State
+from labkit.record import Cause, RunFolder, RunReader, State
 from labkit.view.live.page import run_html
 
 GIB = 2**30
@@ -179,10 +179,10 @@ def every_state(root: Path) -> dict[str, str]:
         "still improving": MadeUp(root, "improving", 2, 400, best_at=400).running(),
         "overfitting": MadeUp(root, "overfitting", 2, 400, best_at=160).running(),
         "stuck": hangs.running(notice=stuck, stuck_since=hangs.launched + hangs.seconds),
-        "failed": fails.ended("failed", exit_code=1, cause=failed),
-        "out of memory": MadeUp(root, "memory", 2, 0).ended("failed", exit_code=1, cause=memory),
+        "failed": fails.ended("failed", exit_code=1, cause=Cause.decode(failed)),
+        "out of memory": MadeUp(root, "memory", 2, 0).ended("failed", exit_code=1, cause=Cause.decode(memory)),
         "restarted": MadeUp(root, "again", 2, 400, restarted_at=230).running(attempt=2, earlier=earlier),
-        "stopped": MadeUp(root, "stopped", 2, 300).ended("stopped", cause={"sentence": "stopped on request"}),
+        "stopped": MadeUp(root, "stopped", 2, 300).ended("stopped", cause=Cause("stopped", "stopped on request")),
         "finished, eight ranks": MadeUp(root, "finished", 8, 1000).ended("succeeded", exit_code=0),
         "64 ranks on 8 machines": MadeUp(root, "many", 64, 400, hosts=8, late=(35, 200)).running(),
     }

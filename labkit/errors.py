@@ -10,6 +10,7 @@ LabError                  every error that labkit raises on purpose
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from typing import Any, cast
 
 __all__ = ["LabError", "LaunchError", "RankFailedError", "RunFolderError", "ScriptError"]
@@ -38,12 +39,12 @@ class RunFolderError(LabError):
 class RankFailedError(LabError):
     """The training failed. The message is the cause in one sentence, its traceback and the path of the logs.
 
-    `run_id` is the run's id; `cause` is the dictionary from its `state.json`, whose fields are properties here. If the
+    `run_id` is the run's id; `cause` is that of the run's state, whose fields are properties here. If the
     exception's class is loaded in this process, the error is also an instance of it, so `except
     torch.OutOfMemoryError:` works as if the training had run here.
     """
 
-    def __init__(self, message: str, *, run_id: str = "", cause: dict[str, Any] | None = None):
+    def __init__(self, message: str, *, run_id: str = "", cause: Mapping[str, Any] | None = None):
         super().__init__(message)
         self.message = message
         self.run_id = run_id
@@ -76,7 +77,7 @@ class RankFailedError(LabError):
         return self.cause.get("cell")
 
 
-def rank_failed(message: str, *, run_id: str, cause: dict[str, Any]) -> RankFailedError:
+def rank_failed(message: str, *, run_id: str, cause: Mapping[str, Any]) -> RankFailedError:
     """A RankFailedError that is also an instance of the rank's exception class, if that is loaded here."""
     original = _loaded_class(str(cause.get("exception") or ""))
     if original is not None and not issubclass(original, LabError):

@@ -30,6 +30,7 @@ from labkit.planner import Memory
 from labkit.reach import Reachable
 from labkit.record import (
     COLUMNS,
+    Cause,
     RunFolder,
     RunReader,
     State,
@@ -402,13 +403,12 @@ class Run(Reachable):
         return static_bundle(self.folder, self._reader.read_all(), state)
 
     def _failure(self, state: State) -> RankFailedError:
-        cause = state.cause or {"sentence": "cause unknown"}
-        trace = plain("".join(cause.get("traceback") or [])).rstrip()
+        cause = state.cause or Cause(sentence="cause unknown")
         folder = self.folder.latest
-        home = folder.node(cause.get("node", 0)) if folder.nodes.is_dir() else folder
-        logs = folder.rank(cause["rank"]) if "rank" in cause else home.torchrun_log
-        parts = [plain(str(cause["sentence"])), trace, plain(str(cause.get("advice", ""))), plain(f"logs: {logs}")]
-        return rank_failed("\n\n".join(part for part in parts if part), run_id=self.id, cause=cause)
+        home = folder.node(cause.node or 0) if folder.nodes.is_dir() else folder
+        logs = folder.rank(cause.rank) if cause.rank is not None else home.torchrun_log
+        parts = [cause.sentence, "".join(cause.traceback).rstrip(), "\n".join(cause.advice), f"logs: {logs}"]
+        return rank_failed("\n\n".join(plain(part) for part in parts if part), run_id=self.id, cause=cause)
 
     def __repr__(self) -> str:
         state = self.status()

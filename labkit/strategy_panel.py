@@ -252,7 +252,7 @@ class Panel:
         while not (state := run.status()).is_final and not self._closed.wait(PERIOD_SECONDS):
             reader.poll()
             self._message.value = escaped(words.headline(reader, state))
-        cause = str((state.cause or {}).get("sentence") or "")
+        cause = state.cause.sentence if state.cause else ""
         self._message.value = escaped(plain(f"{run.id}: {state.state}{f': {cause}' if cause else ''}"))
         if state.state == "succeeded":
             self.trials.append(Trial.read(planned, run.folder))

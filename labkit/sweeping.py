@@ -20,7 +20,7 @@ from labkit.frontend import check_kernel, execution_count, is_headless, ui
 from labkit.launcher import removed_on_failure, stop
 from labkit.launching import settings_for
 from labkit.place import check_original, check_own
-from labkit.record import RunFolder, RunReader
+from labkit.record import Cause, RunFolder, RunReader
 from labkit.run import Interrupted, Run
 from labkit.sweeps import (
     Result,
@@ -339,7 +339,7 @@ class Sweep:
             raise RankFailedError(
                 plain(f"no point of {self.id} succeeded; point {first.point}: {first.why or first.state}"),
                 run_id=first.run or "",
-                cause={"sentence": first.why},
+                cause=Cause(sentence=first.why),
             )
 
     def _bundle(self) -> dict[str, str]:

@@ -7,7 +7,7 @@ from contextlib import suppress
 from typing import Any
 
 from labkit.files import read_json
-from labkit.record import DESCRIBING, RankHistory, RunFolder, RunReader, State, finite, number
+from labkit.record import DESCRIBING, Cause, RankHistory, RunFolder, RunReader, State, finite, number
 from labkit.text import gib, plain
 
 __all__ = [
@@ -67,7 +67,7 @@ def status(state: State) -> str:
         return f"stuck {seconds(round(stuck))}"
     if state.is_paused:
         return "paused"
-    memory = (state.cause or {}).get("out_of_memory")
+    memory = state.cause and state.cause.out_of_memory
     return f"{state.state}: out of {memory} memory" if memory in ("device", "host") else state.state
 
 
@@ -277,10 +277,9 @@ def band(value: float | None, low: float | None, high: float | None) -> str:
 
 def attempt_ended(number: int, ended: dict[str, Any]) -> str:
     """`attempt 1 failed: rank 1 was killed (SIGKILL)…; restarted from step-40`"""
-    cause = ended.get("cause")
-    why = str(cause.get("sentence", "")) if isinstance(cause, dict) else ""
+    cause = Cause.decode(ended.get("cause")) or Cause()
     checkpoint = ended.get("checkpoint")
-    how = "" if isinstance(cause, dict) and cause.get("goes_on") else " failed"  # near the time limit
+    how = "" if cause.goes_on else " failed"  # near the time limit
     ranks = ended.get("restarted_ranks")
     fewer = f" on {ranks} rank{'s' * (ranks > 1)}" if isinstance(ranks, int) else ""
-    return f"attempt {number}{how}: {why}; restarted{f' from {checkpoint}' if checkpoint else ''}{fewer}"
+    return f"attempt {number}{how}: {cause.sentence}; restarted{f' from {checkpoint}' if checkpoint else ''}{fewer}"

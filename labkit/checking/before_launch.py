@@ -11,7 +11,7 @@ from pathlib import Path
 from labkit.checking.checker import check
 from labkit.checking.source import read
 from labkit.checking.syntax.nodes import keyword
-from labkit.checking.syntax.tree import Tree
+from labkit.checking.syntax.tree import tree_of
 from labkit.text import plain
 from labkit.write import Script, has_main_guard, is_library, script_names
 
@@ -53,7 +53,7 @@ def _own_processes(script: Script | str | os.PathLike[str]) -> list[str]:
     """Mistakes that matter only because torchrun runs the script on every rank."""
     source = read(script)
     text = source.pieces[0].text
-    tree = Tree(text)
+    tree = tree_of(text)
     lines = [
         f"{source.name}:{call.lineno}: mp.spawn starts ranks, but torchrun has already started them: call the spawned "
         "function directly with int(os.environ['RANK'])"

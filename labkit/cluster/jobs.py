@@ -28,7 +28,7 @@ from labkit.launcher import (
     torchrun_of_node,
     without_leftovers,
 )
-from labkit.record import FINAL_STATES, RunFolder, State, SweepPoint, read_state, slug, write_state
+from labkit.record import FINAL_STATES, Cause, RunFolder, State, SweepPoint, read_state, slug, write_state
 from labkit.text import plain
 from labkit.write import LaunchOptions, Script
 
@@ -277,7 +277,7 @@ def stop_run(
         state="stopped",
         ended=time.time(),
         notice=None,
-        cause={"kind": "stopped", "sentence": "stopped on request"},
+        cause=Cause("stopped", "stopped on request"),
     )
     write_state(folder, state)
     return state

@@ -10,10 +10,9 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from labkit.errors import LabError, LaunchError
-from labkit.record import State, StateName
+from labkit.record import Cause, State, StateName
 
 __all__ = [
     "FINAL",
@@ -264,7 +263,7 @@ def with_job(state: State, job: Job | None, last_line: str = "") -> State:
     has_begun = state.attempt > job.restarts and state.state != "starting"  # Slurm's answer may be older
     if _goes_on(state) or not has_begun:
         return _between(state, job)
-    if state.state == "lost" or (state.state == "stopped" and not _was_requested(state.cause or {})):
+    if state.state == "lost" or (state.state == "stopped" and not _was_requested(state.cause)):
         # Slurm sends TERM to nodes that it ends, and will report the reason soon
         return replace(state, state="running", ended=None, cause=None, notice=f"Slurm is ending job {job.id}")
     if job.state == "SUSPENDED":
@@ -286,7 +285,6 @@ def _between(state: State, job: Job) -> State:
         notice = f"job {job.id} has been allocated nodes ({job.nodes}), which are starting"
     if state.attempt > job.restarts and not state.is_final:
         return replace(state, state="starting", notice=notice)
-    over = {"ended": state.ended, "exit_code": state.exit_code, "cause": state.cause, "checkpoint": state.checkpoint}
     following = max(job.restarts, state.attempt if _goes_on(state) else 0) + 1
     return replace(
         state,
@@ -296,25 +294,24 @@ def _between(state: State, job: Job) -> State:
         exit_code=None,
         cause=None,
         notice=notice,
-        earlier=[*state.earlier, over],
+        earlier=[*state.earlier, state.as_earlier()],
     )
 
 
 def _goes_on(state: State) -> bool:
     """Whether its ranks saved and stopped because the time limit was near."""
-    return state.state == "stopped" and bool((state.cause or {}).get("goes_on"))
+    return state.state == "stopped" and bool(state.cause and state.cause.goes_on)
 
 
 def _ended(state: State, job: Job, last_line: str) -> State:
-    cause = state.cause or {}
+    cause = state.cause
     if state.state == "succeeded" or _goes_on(state) or (state.state == "stopped" and _was_requested(cause)):
         return state
-    own_words = state.state == "failed" and cause.get("kind") not in COLLATERAL
+    own_words = cause is not None and state.state == "failed" and cause.kind not in COLLATERAL
     if job.state in ENDS:
-        if own_words:
-            return replace(
-                state, cause=cause | {"sentence": f"{cause['sentence']}; Slurm says {job.state} of job {job.id}"}
-            )
+        if cause and own_words:
+            sentence = f"{cause.sentence}; Slurm says {job.state} of job {job.id}"
+            return replace(state, cause=replace(cause, sentence=sentence))
         saved = f"; the newest checkpoint is {state.checkpoint}" if state.checkpoint else ""
         return _final(state, "failed", job.state.lower(), f"Slurm ended job {job.id}: {ENDS[job.state]}{saved}")
     if job.state == "CANCELLED" and not own_words:
@@ -332,10 +329,10 @@ def _ended(state: State, job: Job, last_line: str) -> State:
     return _final(state, "failed", "job", f"job {job.id} failed{code}{why}{output}")
 
 
-def _was_requested(cause: dict[str, Any]) -> bool:
+def _was_requested(cause: Cause | None) -> bool:
     """Whether a user requested the stop, rather than a TERM."""
-    return "received SIG" not in str(cause.get("sentence"))
+    return cause is None or cause.signal is None
 
 
 def _final(state: State, name: StateName, kind: str, sentence: str) -> State:
-    return replace(state, state=name, cause={"kind": kind, "sentence": sentence}, notice=None)
+    return replace(state, state=name, cause=Cause(kind, sentence), notice=None)

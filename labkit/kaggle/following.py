@@ -10,7 +10,7 @@ from pathlib import Path
 
 from labkit.errors import LabError
 from labkit.kaggle.service import Service, Status
-from labkit.record import RunFolder, RunReader, read_state, write_state
+from labkit.record import Cause, RunFolder, RunReader, read_state, write_state
 from labkit.view import StatusLine
 
 __all__ = ["follow", "pull_runs"]
@@ -97,4 +97,4 @@ def _finish(folder: RunFolder) -> None:
     if not state.is_final:
         histories = RunReader(folder, each_rank=True).read_all().ranks.values()
         ended = state.started + max((history.seen for history in histories), default=0.0)
-        write_state(folder, replace(state, state="lost", ended=ended, cause={"kind": "lost", "sentence": CUT}))
+        write_state(folder, replace(state, state="lost", ended=ended, cause=Cause("lost", CUT)))

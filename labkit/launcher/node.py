@@ -20,23 +20,28 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from labkit.errors import LabError, LaunchError
-from labkit.files import in_parallel, read_json, refresh, write_json
+from labkit.files import in_parallel, read_json, refresh
 from labkit.hardware import interface_of, is_loopback, own_address_towards, resolved
 from labkit.host import HOST, Identity, host_name
 from labkit.launcher import checks
-from labkit.launcher.causes.node_loss import MEETING_SECONDS
-from labkit.launcher.causes.several_nodes import conclusion
-from labkit.launcher.causes.signals import oom_kills
+from labkit.launcher.causes.explain import conclusion, oom_kills
 from labkit.launcher.locks import lock_checkpoints
-from labkit.launcher.peers import CONCLUSIONS, ENDING_TIMEOUT_SECONDS, POLL_SECONDS, WORKS, Peer
+from labkit.launcher.peers import (
+    CONCLUSIONS,
+    ENDING_TIMEOUT_SECONDS,
+    MEETING_SECONDS,
+    POLL_SECONDS,
+    WORKS,
+    Outcome,
+    Peer,
+)
 from labkit.launcher.shutdown import LEFT_SECONDS, Leftovers
 from labkit.launcher.stopping import SAVING_SECONDS, StopRequest
 from labkit.launcher.supervisor import Supervisor, prepare
@@ -44,6 +49,7 @@ from labkit.launcher.torchrun import rank_environment
 from labkit.launcher.watch import Progress
 from labkit.rank_files import MODULES, NODE_MARKER
 from labkit.record import (
+    Cause,
     NodeFold,
     Nodes,
     RunFolder,
@@ -127,7 +133,7 @@ class NodeSupervisor(Supervisor):
             self.address = own_address_towards(resolved(self.head))
         self.look_seconds = min(nodes.count / NODES_PER_SECOND, LONGEST_POLL_SECONDS)
         self.polled = 0.0  # when the peers' files were last read
-        self.unwritten: dict[str, Any] | None = None  # the outcome, until it is written
+        self.unwritten: Outcome | None = None  # the outcome, until it is written
         self.may_fail = False  # whether there are ranks, which may fail on their own
         self.have_all_started = False
         self.peer_ended: float | None = None  # when a node, perhaps this one, was seen to have ended badly
@@ -145,19 +151,16 @@ class NodeSupervisor(Supervisor):
         threading.Thread(target=self.beat, name="labkit-node", daemon=True).start()
         if are_folded(self.nodes.world_size, self.nodes.count):
             threading.Thread(target=self.fold, name="labkit-fold", daemon=True).start()
-        outcome: dict[str, Any] = {"exit_code": None, "killed": 0, "why": None}
+        code, why, killed = None, None, 0
         try:
-            if (why := self.meet()) is not None:
-                outcome["why"] = why
-            else:
+            if (why := self.meet()) is None:
                 code, why, killed = self.train()
-                outcome |= {"exit_code": code, "why": why, "killed": killed}
         except LabError as error:  # this host is misconfigured
-            outcome["why"] = {"kind": "host", "sentence": f"{self.name}: {error}"}
+            why = Cause("host", f"{self.name}: {error}")
         except Exception as error:  # whatever failed here, leave no process of the run behind
-            sentence = f"labkit's supervisor on {self.name} failed and the run was stopped: {error!r}"
-            outcome |= {"why": {"kind": "supervisor", "sentence": sentence}, "killed": self.sweep()}
-        final = self.agree(outcome)
+            why = Cause("supervisor", f"labkit's supervisor on {self.name} failed and the run was stopped: {error!r}")
+            killed = self.sweep()
+        final = self.agree(code, why, killed)
         for folder in (self.home, *([self.attempt_folder] if self.node == 0 else [])):
             folder.reserve.unlink(missing_ok=True)
         self.wait_for_leftovers()
@@ -186,7 +189,7 @@ class NodeSupervisor(Supervisor):
                 fold.update()
             time.sleep(BEAT_SECONDS)
 
-    def meet(self) -> dict[str, Any] | None:
+    def meet(self) -> Cause | None:
         """Wait until all nodes have started; returns the cause if they do not. Raises LaunchError."""
         if self.node == 0:
             check_port(_option(self.command, "--master-port"), self.name)
@@ -197,7 +200,7 @@ class NodeSupervisor(Supervisor):
             if reason := self.reason_to_stop():
                 return reason[0]
             if time.monotonic() > deadline:
-                return {"kind": "missing", "sentence": "not all nodes have started"}
+                return Cause("missing", "not all nodes have started")
         return None
 
     def all_have_started(self) -> bool:
@@ -209,7 +212,7 @@ class NodeSupervisor(Supervisor):
             self.news.set()
         return self.have_all_started
 
-    def train(self) -> tuple[int, dict[str, Any] | None, int]:
+    def train(self) -> tuple[int, Cause | None, int]:
         """Start torchrun and wait for it to exit."""
         logs = str(self.folder.node(self.node).torchrun_logs)
         command = [str(self.home.torchrun_logs) if word == logs else word for word in self.command]
@@ -239,7 +242,7 @@ class NodeSupervisor(Supervisor):
         addresses = (peer.address for peer in self.peers.values())
         return interface_of(own_address_towards(next(filter(None, addresses), self.address)))
 
-    def reason_to_stop(self, *, wait: bool = True) -> tuple[dict[str, Any], StopRequest] | None:
+    def reason_to_stop(self, *, wait: bool = True) -> tuple[Cause, StopRequest] | None:
         reason = super().reason_to_stop(wait=wait)
         if reason is None and time.monotonic() - self.polled > max(PEER_POLL_SECONDS, self.look_seconds):
             self.look_at_peers()
@@ -248,7 +251,7 @@ class NodeSupervisor(Supervisor):
         self.may_fail = self.may_fail or bool(self.attempt_folder.started_ranks())
         if self.may_fail and time.monotonic() - self.peer_ended < OWN_FAILURE_SECONDS:
             return None
-        return {"kind": "others", "sentence": "another node of the run has ended"}, StopRequest()
+        return Cause("others", "another node of the run has ended"), StopRequest()
 
     def shut_down(self, agent: Identity, request: StopRequest) -> int:
         killed = super().shut_down(agent, request)
@@ -280,7 +283,7 @@ class NodeSupervisor(Supervisor):
                 return not self.peers[node].reports(ENDED)
         return all(in_parallel(Peer.is_fine, list(self.peers.values())))
 
-    def watch(self, folder: RunFolder, progress: Progress) -> tuple[dict[str, Any], StopRequest] | None:
+    def watch(self, folder: RunFolder, progress: Progress) -> tuple[Cause, StopRequest] | None:
         """Node 0 watches the progress of all ranks, until a node has ended: ranks that exit are not stalled."""
         try:
             return super().watch(folder, progress) if self.node == 0 and self.peer_ended is None else None
@@ -288,28 +291,28 @@ class NodeSupervisor(Supervisor):
             print(f"the progress of the ranks could not be read: {error}", flush=True)
             return None
 
-    def agree(self, outcome: Mapping[str, Any]) -> State:
+    def agree(self, code: int | None, why: Cause | None, killed: int) -> State:
         """Write this node's outcome, wait for the others', and write the final state that follows from all."""
-        ended = {"decided": self.decided or time.time(), "ended": time.time()}
-        self.unwritten = {**outcome, **ended, "oom_kills": oom_kills(), "notice": self.state.notice}
-        went_well = outcome["exit_code"] == 0 and outcome["why"] is None  # then wait for the others without a limit
+        decided = self.decided or time.time()
+        self.unwritten = Outcome(code, killed, why, decided, time.time(), oom_kills(), self.state.notice)
+        went_well = self.unwritten.went_well  # then wait for the others without a limit
         if not went_well and self.peer_ended is None:
             self.peer_ended = time.monotonic()
             self.news.set()  # a heartbeat can be written on a full disk
         settled = self.wait_for_others(math.inf if went_well else time.monotonic() + AGREE_SECONDS)
         refresh(self.attempt_folder.ranks)
-        counts = {"exit_code": outcome["exit_code"], "killed": outcome["killed"]}
         try:
             name, cause = (settled.state, settled.cause) if settled else conclusion(self.folder, self.attempt_folder)
         except Exception as error:  # a correct "failed" matters more than its explanation
-            sentence = f"torchrun exited with code {outcome['exit_code']}; finding the cause failed: {error!r}"
-            name, cause = "failed", {"kind": "unknown", "sentence": sentence}
+            name = "failed"
+            cause = Cause("unknown", f"torchrun exited with code {code}; finding the cause failed: {error!r}")
         if name == "succeeded":  # Slurm would have to hold the nodes of a job for them
             seconds = 0.0 if self.folder.job.exists() else LEFT_SECONDS
             self.leftovers = Leftovers(self.folder, self.home, self.node, self.name, seconds)
         elif went_well:
-            counts["killed"] += self.sweep()
-        final = self.ended(name, cause=cause, checkpoint=self.folder.newest_checkpoint(), **counts)
+            killed += self.sweep()
+        checkpoint = self.folder.newest_checkpoint()
+        final = self.ended(name, cause=cause, checkpoint=checkpoint, exit_code=code, killed=killed)
         self.write(final)
         if settled is None:
             in_parallel(partial(_write_missing_state, final), list(self.peers.values()))
@@ -319,7 +322,7 @@ class NodeSupervisor(Supervisor):
         """Write it once; on a full disk it is tried again, because the others wait for it."""
         if self.unwritten is not None:
             with suppress(OSError):
-                write_json(self.home.outcome, self.unwritten, reserve=self.home.reserve)
+                self.unwritten.write(self.home)
                 self.unwritten = None
 
     def wait_for_others(self, deadline: float) -> State | None:
@@ -362,8 +365,9 @@ def _check_is_free(run: RunFolder, attempt: RunFolder, node: int) -> None:
     for home in (run, attempt, attempt.node(0), attempt.node(node)):  # the last one is written for it, see `agree`
         state = read_json(home.state)
         if isinstance(state, dict) and state.get("state") in CONCLUSIONS:
-            sentence = (state.get("cause") or {}).get("sentence") or state["state"]
-            raise LaunchError(f"the run had ended before node {node} started: {sentence}")
+            cause = Cause.decode(state.get("cause"))
+            why = cause.sentence if cause else state["state"]
+            raise LaunchError(f"the run had ended before node {node} started: {why}")
 
 
 def check_port(port: str | None, host: str) -> None:

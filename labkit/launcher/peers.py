@@ -1,18 +1,21 @@
-"""Shows the other nodes of a run as one node sees them through their files."""
+"""Shows the nodes of a run as they see each other through their files."""
 
 from __future__ import annotations
 
 import time
 from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from labkit.files import read_json, refresh
+from labkit.files import read_json, refresh, write_json
 from labkit.hardware import is_loopback
 from labkit.host import Identity, boot_id
-from labkit.record import RunFolder, State, last_beat, supervisor_of, written_state
+from labkit.record import Cause, RunFolder, State, finite, last_beat, supervisor_of, written_state
 
-__all__ = ["CONCLUSIONS", "ENDING_TIMEOUT_SECONDS", "POLL_SECONDS", "WORKS", "Peer"]
+__all__ = ["CONCLUSIONS", "ENDING_TIMEOUT_SECONDS", "MEETING_SECONDS", "POLL_SECONDS", "WORKS", "Outcome", "Peer"]
 
+# How long the first host waits for the last; a shared file system may take half of it to show a new file.
+MEETING_SECONDS = 60.0
 # How old another node's heartbeat may be. NFS caches file attributes for 3 to 60 s, but revalidates a file when it is
 # opened.
 HEARTBEAT_TIMEOUT_SECONDS = 15.0
@@ -23,6 +26,44 @@ WORKS = "works"  # in a heartbeat: whether ranks of the node work after an inter
 CONCLUSIONS = ("succeeded", "failed", "stopped")
 
 
+@dataclass(frozen=True)
+class Outcome:
+    """How a node ended, as it writes it into `outcome.json` for the others. `why` is why its ranks were stopped, None
+    if they ended by themselves; times are in seconds since the epoch."""
+
+    exit_code: int | None = None
+    killed: int = 0
+    why: Cause | None = None
+    decided: float = 0.0
+    ended: float = 0.0
+    oom_kills: int | None = None
+    notice: str | None = None
+
+    @classmethod
+    def read(cls, home: RunFolder) -> Outcome | None:
+        """The outcome of the node with this folder; None if it has not written one."""
+        value = read_json(home.outcome)
+        if not isinstance(value, dict):
+            return None
+        code, kills, notice = value.get("exit_code"), finite(value.get("oom_kills")), value.get("notice")
+        return cls(
+            exit_code=code if isinstance(code, int) else None,
+            why=Cause.decode(value.get("why")),
+            decided=finite(value.get("decided")) or 0.0,
+            oom_kills=None if kills is None else int(kills),
+            notice=notice if isinstance(notice, str) else None,
+        )
+
+    def write(self, home: RunFolder) -> None:
+        """Raises OSError."""
+        why = dict(self.why) if self.why else None
+        write_json(home.outcome, asdict(replace(self, why=None)) | {"why": why}, reserve=home.reserve)
+
+    @property
+    def went_well(self) -> bool:
+        return self.exit_code == 0 and self.why is None
+
+
 class Peer:
     """Another node, as seen through its files."""
 
@@ -30,7 +71,7 @@ class Peer:
         self.home = home
         self._beat: Any = None
         self._identity: Identity | None = None  # both are written once
-        self._outcome: dict[str, Any] | None = None
+        self._outcome: Outcome | None = None
         self._beat_time = time.monotonic()
         self._polled = -POLL_SECONDS
 
@@ -68,7 +109,7 @@ class Peer:
     def is_fine(self) -> bool:
         """Whether no problem is known: it has not started yet, is running, or has succeeded."""
         if (end := self._end()) is not None:
-            return end.get("exit_code") == 0 and end.get("why") is None
+            return end.went_well
         return not self.has_started() or self.is_alive() or self._end() is not None
 
     def has_ended(self) -> bool:
@@ -82,9 +123,8 @@ class Peer:
             return state if state.state in CONCLUSIONS else None
         return None
 
-    def _end(self) -> dict[str, Any] | None:
-        if self._outcome is None and isinstance(end := read_json(self.home.outcome), dict):
-            self._outcome = end
+    def _end(self) -> Outcome | None:
+        self._outcome = self._outcome or Outcome.read(self.home)
         return self._outcome
 
     def _poll(self) -> None:

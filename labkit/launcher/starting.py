@@ -9,11 +9,13 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import asdict
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from labkit.checking import facts_of
 from labkit.errors import RunFolderError
 from labkit.files import write_json
 from labkit.hardware import Hardware, hardware, platform_name
@@ -179,6 +181,7 @@ def write_folder(
             "program": request.words(folder),
             "cells": {c.title: {"origin": c.origin} for c in request.script.parts if c.origin},
             "parameters": dict(request.options),
+            "facts": asdict(facts) if (facts := facts_of(str(request.script))) else None,
             "args": args,
             "cwd": str(current_folder()),
             "versions": {"python": sys.version.split()[0], "torch": version("torch"), "labkit": __version__},

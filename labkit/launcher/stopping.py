@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any
 
 import psutil
 
@@ -23,6 +22,7 @@ from labkit.host import Identity
 from labkit.launcher.rank_processes import cleans_up, is_alive
 from labkit.rank_files import MARKER, NODE_MARKER
 from labkit.record import (
+    Cause,
     LeftRunning,
     RunFolder,
     State,
@@ -128,7 +128,7 @@ def stop(
         starting = supervisor_is_starting(folder)
         when = "before its supervisor had started" if starting else "after its supervisor had exited"
         sentence = f"stopped on request, {when}"
-        state = replace(state, state="stopped", ended=time.time(), cause={"kind": "stopped", "sentence": sentence})
+        state = replace(state, state="stopped", ended=time.time(), cause=Cause("stopped", sentence))
     elif not killed:
         return state
     state = replace(state, ended=state.ended or time.time(), killed=state.killed + killed)
@@ -310,12 +310,12 @@ def requested(folder: RunFolder) -> StopRequest | None:
     return StopRequest(sound, request.get("interrupts") is True)
 
 
-def request_in_words(folder: RunFolder) -> dict[str, Any]:
+def request_in_words(folder: RunFolder) -> Cause:
     """The stop request as a cause. `goes_on` means that the next attempt resumes from what this one saves."""
     request = read_json(folder.stop_request)
     if isinstance(request, dict) and request.get("goes_on") is True:
-        return {"kind": "stopped", "goes_on": True, "sentence": "saved and stopped near the job's time limit"}
-    return {"kind": "stopped", "sentence": "stopped on request"}
+        return Cause("stopped", "saved and stopped near the job's time limit", goes_on=True)
+    return Cause("stopped", "stopped on request")
 
 
 def freed_in_words(folder: RunFolder) -> str:

@@ -27,8 +27,7 @@ from labkit.files import is_deleted, read_json, write_json
 from labkit.hardware import may_have_gpus
 from labkit.host import Identity
 from labkit.launcher.causes.background_errors import background_errors
-from labkit.launcher.causes.explain import find_cause
-from labkit.launcher.causes.signals import oom_kills
+from labkit.launcher.causes.explain import find_cause, oom_kills
 from labkit.launcher.locks import unlock_checkpoints
 from labkit.launcher.rank_processes import Programs
 from labkit.launcher.shutdown import Leftovers, Shutdown, torchrun_seconds
@@ -48,6 +47,7 @@ from labkit.place import OpenFolder
 from labkit.rank_files import REACHABLE
 from labkit.record import (
     FINAL_STATES,
+    Cause,
     Records,
     RunFolder,
     State,
@@ -74,7 +74,7 @@ def main() -> None:
         Supervisor(folder, owner=int(sys.argv[2])).run()
     except Exception as error:
         sweep(folder)  # whatever failed here, leave no process of the run behind
-        cause = {"kind": "supervisor", "sentence": f"labkit's supervisor failed and the run was stopped: {error!r}"}
+        cause = Cause("supervisor", f"labkit's supervisor failed and the run was stopped: {error!r}")
         if not (state := read_state(folder)).is_final:
             write_state(folder, replace(state, state="failed", ended=time.time(), cause=cause))
         raise
@@ -120,9 +120,8 @@ class Supervisor:
             final = self.attempt()
             if final.state != "failed" or final.attempt > retries or requested(self.folder) is not None:
                 break
-            ended: dict[str, Any] = {"ended": final.ended, "exit_code": final.exit_code, "cause": final.cause}
-            ended["checkpoint"], ranks = final.checkpoint, final.ranks
-            rank = (final.cause or {}).get("rank")
+            ended, ranks = final.as_earlier(), final.ranks
+            rank = final.cause.rank if final.cause else None
             retried = final.attempt > 1 and not has_stepped(self.folder.attempt(final.attempt))
             if fewer and retried and rank is not None:
                 self.leave_out(rank)
@@ -174,8 +173,7 @@ class Supervisor:
         try:
             agent = self.start_agent(command, environment, folder, folder.torchrun_log)
         except OSError as error:
-            sentence = f"torchrun could not be started: {error}"
-            return self.ended("failed", cause={"kind": "torchrun", "sentence": sentence})
+            return self.ended("failed", cause=Cause("torchrun", f"torchrun could not be started: {error}"))
         return self.verdict(folder, *self.supervise(agent, folder))
 
     def import_torchrun(self) -> None:
@@ -204,7 +202,7 @@ class Supervisor:
         if stop:  # a destructor swallowed it
             raise stop
 
-    def supervise(self, agent: Torchrun, folder: RunFolder) -> tuple[int, dict[str, Any] | None, int]:
+    def supervise(self, agent: Torchrun, folder: RunFolder) -> tuple[int, Cause | None, int]:
         """Wait until torchrun and everything it started have exited. Returns torchrun's exit code, why it was stopped
         (None if it was not), and how many processes had to be killed."""
         identity = Identity.of(agent.pid)
@@ -310,12 +308,13 @@ class Supervisor:
             print(f"the machine is not sampled: {error}", flush=True)
             return None
 
-    def reason_to_stop(self, *, wait: bool = True) -> tuple[dict[str, Any], StopRequest] | None:
+    def reason_to_stop(self, *, wait: bool = True) -> tuple[Cause, StopRequest] | None:
         """Wait a moment, unless told otherwise; returns the cause, and how to stop, if the run must stop."""
         ready, _, _ = select.select([self.signals.descriptor], [], [], POLL_SECONDS if wait else 0.0)
         if ready:
             name = self.signals.read()
-            return _stopped(f"{self.title} received {name}"), StopRequest(interrupts=name == "SIGINT")
+            cause = Cause("stopped", f"{self.title} received {name}", signal=name)
+            return cause, StopRequest(interrupts=name == "SIGINT")
         if self.is_tied and not (self.owner and self.owner.is_alive()):
             return _stopped("the process that started this run has exited"), StopRequest()
         if time.monotonic() < self.looked + self.look_seconds:
@@ -346,7 +345,7 @@ class Supervisor:
         self.moved = f"its folder was moved to {new}; a link to it is at {old}, where the ranks write"
         return None
 
-    def watch(self, folder: RunFolder, progress: Progress) -> tuple[dict[str, Any], StopRequest] | None:
+    def watch(self, folder: RunFolder, progress: Progress) -> tuple[Cause, StopRequest] | None:
         """Report in state.json what hinders the run; stop it when its watchdog expires."""
         if progress.update():
             self.first_rank.update()
@@ -364,22 +363,21 @@ class Supervisor:
         if self.watchdog is None or progress.idle_seconds <= self.watchdog:
             return None
         sentence = f"stopped by the watchdog after {self.watchdog:g} s without progress: {self.stalls.where(folder)}"
-        return {"kind": "stuck", "sentence": sentence}, StopRequest()
+        return Cause("stuck", sentence), StopRequest()
 
-    def verdict(self, folder: RunFolder, code: int, why: dict[str, Any] | None, killed: int) -> State:
+    def verdict(self, folder: RunFolder, code: int, why: Cause | None, killed: int) -> State:
         if why is None and code == -signal.SIGKILL and requested(self.folder) is not None:
             why = _stopped("stopped on request")  # by a process that did not wait for us
         fields = {"exit_code": code, "killed": killed, "checkpoint": self.folder.newest_checkpoint()}
         if why:
-            return self.ended("stopped" if why["kind"] == "stopped" else "failed", cause=why, **fields)
+            return self.ended("stopped" if why.kind == "stopped" else "failed", cause=why, **fields)
         if code == 0:
             self.leftovers = Leftovers(self.folder, self.home)
             return self.ended("succeeded", **fields)
         try:
             cause = find_cause(self.folder, folder, code, self.state.notice)
         except Exception as error:  # a correct "failed" matters more than its explanation
-            sentence = f"torchrun exited with code {code}; finding the cause failed: {error!r}"
-            cause = {"kind": "unknown", "sentence": sentence}
+            cause = Cause("unknown", f"torchrun exited with code {code}; finding the cause failed: {error!r}")
         return self.ended("failed", cause=cause, **fields)
 
     def ended(self, name: StateName, **fields: Any) -> State:
@@ -428,14 +426,14 @@ def prepare(run: RunFolder, attempt: RunFolder) -> None:
         attempt.requests.mkdir(mode=0o700, exist_ok=True)
 
 
-def _stopped(sentence: str) -> dict[str, Any]:
-    return {"kind": "stopped", "sentence": sentence}
+def _stopped(sentence: str) -> Cause:
+    return Cause("stopped", sentence)
 
 
 class _StopImporting(BaseException):
     """The run must stop while torch is imported. Not an Exception, which imports may catch."""
 
-    def __init__(self, cause: dict[str, Any]):
+    def __init__(self, cause: Cause):
         self.cause = cause
 
 

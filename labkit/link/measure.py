@@ -277,7 +277,7 @@ def short_run(
             stop(folder, grace=0.0)
             raise
         if state.state != "succeeded":
-            return None, str((state.cause or {}).get("sentence", state.state))
+            return None, state.cause.sentence if state.cause else state.state
         content = read_json(answer)
         return (content, "") if content is not None else (None, "the ranks wrote no result")
 

@@ -9,6 +9,8 @@ from labkit.faces import face
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from labkit.record.cause import Cause as Cause  # why a run failed, was stopped or is lost
+    from labkit.record.cause import Place as Place  # a line of the script, and its cell
     from labkit.record.folder import RUN_ID as RUN_ID
     from labkit.record.folder import RunFolder as RunFolder  # The names of the files in one run folder
     from labkit.record.folder import check_root as check_root  # Raises RunFolderError if runs cannot be stored there
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
     from labkit.record.leaving import write_left_running as write_left_running  # Raises OSError
     from labkit.record.manifest import Manifest as Manifest  # What was launched
     from labkit.record.manifest import Nodes as Nodes  # The nodes of a run on several
+    from labkit.record.manifest import ScriptFacts as ScriptFacts  # what a script shards, wraps and uses
     from labkit.record.manifest import SweepPoint as SweepPoint  # The place of a run in a sweep
     from labkit.record.measured.fold import NodeFold as NodeFold  # Folds the ranks of one node of an attempt
     from labkit.record.measured.fold import NodeFolds as NodeFolds  # What the supervisors of the nodes have folded

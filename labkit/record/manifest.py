@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from datetime import datetime
 from typing import Any, TypeGuard
 
 from labkit.files import Json
 from labkit.record.measured.metrics_file import finite
 
-__all__ = ["Manifest", "ManifestScript", "Nodes", "SweepPoint"]
+__all__ = ["Manifest", "ManifestScript", "Nodes", "ScriptFacts", "SweepPoint"]
 
 MOST_RANKS = 1_000_000
 
@@ -79,6 +79,27 @@ class SweepPoint:
 
 
 @dataclass(frozen=True)
+class ScriptFacts:
+    """`wraps` are the strategies and frameworks in the text, such as "ddp", "fsdp2" or "accelerate". The others say
+    whether the model is divided among the ranks, activations are checkpointed, and torch's autocast and compiler are
+    used."""
+
+    wraps: tuple[str, ...] = ()
+    shards: bool | None = None
+    checkpoints: bool | None = None
+    autocasts: bool | None = None
+    compiles: bool | None = None
+
+    @classmethod
+    def decode(cls, value: Any) -> ScriptFacts | None:
+        """The facts in a run's manifest; None if it has none."""
+        if not isinstance(value, dict):
+            return None
+        known = {f.name: value[f.name] for f in fields(cls) if isinstance(value.get(f.name), bool)}
+        return cls(_texts(value.get("wraps")), **known)
+
+
+@dataclass(frozen=True)
 class Manifest:
     """What was launched. `torchrun` is the whole command, of which `program` and `args` are the script's; `gpus` as
     CUDA_VISIBLE_DEVICES names them; `new_processes` says why the ranks are no forks; `cells` are the titles of the
@@ -93,6 +114,7 @@ class Manifest:
     program: tuple[str, ...] = ()
     cells: Mapping[str, str] = field(default_factory=dict)
     parameters: Mapping[str, Json] = field(default_factory=dict)
+    facts: ScriptFacts | None = None
     args: tuple[str, ...] = ()
     cwd: str = ""
     versions: Mapping[str, str] = field(default_factory=dict)
@@ -128,6 +150,7 @@ class Manifest:
             program=_texts(made.get("program")),
             cells=origins,
             parameters=_mapping(made.get("parameters")),
+            facts=ScriptFacts.decode(made.get("facts")),
             args=_texts(made.get("args")),
             cwd=_text(made.get("cwd")),
             versions=_mapping_of_texts(made.get("versions")),

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Literal, get_args
 
 from labkit.files import in_parallel, read_json, read_text, write_json
+from labkit.record.cause import Cause
 from labkit.record.folder import RunFolder
 from labkit.record.manifest import Nodes
 from labkit.record.measured.metrics_file import finite
@@ -37,19 +38,19 @@ STARTING_SECONDS = 30.0
 class State:
     """The state of a run. `started` and `ended` are seconds since the epoch; `exit_code` is torchrun's.
 
-    `cause` is None for a run that succeeded or is active, otherwise a dictionary with at least `sentence`. `notice` is
-    a warning of the supervisor: that no rank makes progress, or that the newest checkpoint was not saved. `stuck_since`
-    is when a rank last made progress, in seconds since the epoch, if none does now. `stops_by` is when the wait of a
-    run that is being stopped ends, which `notice` explains. `attempt` counts from 1; `earlier` holds `exit_code`,
-    `ended`, `cause` and `checkpoint` of the previous attempts, and `restarted_ranks` if the next one had fewer ranks.
-    `ranks` is the number of ranks of this attempt, if fewer than were launched.
+    `cause` is None for a run that succeeded or is active. `notice` is a warning of the supervisor: that no rank makes
+    progress, or that the newest checkpoint was not saved. `stuck_since` is when a rank last made progress, in seconds
+    since the epoch, if none does now. `stops_by` is when the wait of a run that is being stopped ends, which `notice`
+    explains. `attempt` counts from 1; `earlier` holds how the previous attempts ended, see `as_earlier`, and
+    `restarted_ranks` if the next one had fewer ranks. `ranks` is the number of ranks of this attempt, if
+    fewer than were launched.
     """
 
     state: StateName
     started: float
     ended: float | None = None
     exit_code: int | None = None
-    cause: dict[str, Any] | None = None
+    cause: Cause | None = None
     killed: int = 0
     checkpoint: str | None = None
     notice: str | None = None
@@ -85,12 +86,18 @@ class State:
         after = f"after {self.seconds:.1f} s"
         if self.is_paused:
             return f"paused {after}{(self.notice or '').removeprefix('paused')}"
-        sentence = f": {self.cause['sentence']}" if self.cause else f", but {self.notice}" if self.notice else ""
+        sentence = f": {self.cause.sentence}" if self.cause else f", but {self.notice}" if self.notice else ""
         return f"{self.state} {after}{sentence}"
+
+    def as_earlier(self) -> dict[str, Any]:
+        """How this attempt ended, as `earlier` of the next one holds it."""
+        cause = dict(self.cause) if self.cause else None
+        return {"ended": self.ended, "exit_code": self.exit_code, "cause": cause, "checkpoint": self.checkpoint}
 
 
 def write_state(folder: RunFolder, state: State) -> None:
-    write_json(folder.state, asdict(state), reserve=folder.reserve)
+    cause = dict(state.cause) if state.cause else None
+    write_json(folder.state, asdict(replace(state, cause=None)) | {"cause": cause}, reserve=folder.reserve)
 
 
 def read_state(folder: RunFolder) -> State:
@@ -101,7 +108,7 @@ def read_state(folder: RunFolder) -> State:
         return state
     if original := folder.original():
         sentence = f"this folder is a copy of {original}, made while the run was active, and does not follow it"
-        cause = {"kind": "copy", "sentence": sentence, "advice": f"The run itself: labkit attach {original}"}
+        cause = Cause("copy", sentence, advice=(f"The run itself: labkit attach {original}",))
         return replace(state, state="lost", ended=_last_heartbeat(folder, state), cause=cause)
     if folder.nodes.is_dir():
         return _of_nodes(folder, state)
@@ -110,27 +117,26 @@ def read_state(folder: RunFolder) -> State:
     state = written_state(folder)  # the supervisor may have written the final state just before it exited
     if state.is_final:
         return state
-    cause = {"kind": "lost", **_why_lost(folder)}
-    return replace(state, state="lost", ended=_last_heartbeat(folder, state), cause=cause)
+    return replace(state, state="lost", ended=_last_heartbeat(folder, state), cause=_why_lost(folder))
 
 
-def _why_lost(folder: RunFolder) -> dict[str, str]:
-    """The sentence, and for a supervisor that failed before it wrote its own agent.json, the advice."""
+def _why_lost(folder: RunFolder) -> Cause:
+    """Why the supervisor is gone, with advice if it failed before it wrote its own agent.json."""
     started = supervisor_of(folder) is not None and not supervisor_is_starting(folder)
     try:
         log = [] if started else read_text(folder.supervisor_log).split("\n")
     except OSError:
         log = []
     if error := next((line.strip() for line in reversed(log) if "Error" in line), ""):
-        return {
-            "sentence": f"the run's supervisor could not start: {error}",
-            "advice": f"Its output is in {folder.supervisor_log}. It is a separate Python process: labkit and torch "
-            "must be installed, or on PYTHONPATH; a notebook's sys.path does not reach it.",
-        }
+        advice = (
+            f"Its output is in {folder.supervisor_log}. It is a separate Python process: labkit and torch must be "
+            "installed, or on PYTHONPATH; a notebook's sys.path does not reach it."
+        )
+        return Cause("lost", f"the run's supervisor could not start: {error}", advice=(advice,))
     why = "killed, or the machine was rebooted"
     if place := folder.moved_from():
         why += f", or this folder was moved or copied from {place} to another file system while the run was active"
-    return {"sentence": f"the run's supervisor is gone ({why}) and left no result"}
+    return Cause("lost", f"the run's supervisor is gone ({why}) and left no result")
 
 
 def _last_heartbeat(folder: RunFolder, state: State) -> float:
@@ -143,7 +149,7 @@ def _last_heartbeat(folder: RunFolder, state: State) -> float:
 def _of_nodes(folder: RunFolder, root: State) -> State:
     nodes = folder.glimpsed_manifest().nodes
     if nodes is None:
-        return replace(root, state="lost", cause={"kind": "lost", "sentence": "run.json is missing or damaged"})
+        return replace(root, state="lost", cause=Cause("lost", "run.json is missing or damaged"))
     *before, newest = folder.attempts()
     state = _of_attempt(newest, nodes, root)
     if state.state == "lost" and state.ended is None:
@@ -151,8 +157,7 @@ def _of_nodes(folder: RunFolder, root: State) -> State:
     if not before:
         return state
     states = [_of_attempt(attempt, nodes, root) for attempt in before]
-    earlier = [{k: getattr(one, k) for k in ("ended", "exit_code", "cause", "checkpoint")} for one in states]
-    return replace(state, attempt=int(newest.path.name), earlier=earlier)
+    return replace(state, attempt=int(newest.path.name), earlier=[one.as_earlier() for one in states])
 
 
 def _of_attempt(attempt: RunFolder, nodes: Nodes, root: State) -> State:
@@ -195,8 +200,7 @@ def merged(root: State, states: Sequence[State | None], heard: Sequence[bool]) -
             killed=killed,
         )
     if not ended or (ended[0].state == "succeeded" and len(ended) < len(states)):
-        sentence = "the supervisors of this run's nodes are gone and left no result"
-        cause = {"kind": "lost", "sentence": sentence}
+        cause = Cause("lost", "the supervisors of this run's nodes are gone and left no result")
         return replace(started[0], state="lost", cause=cause, started=launched, killed=killed)
     code = next((s.exit_code for s in ended if s.exit_code), ended[0].exit_code)
     notices = [*dict.fromkeys(s.notice for s in ended if s.notice)]  # each node's are about its own ranks
@@ -212,24 +216,11 @@ def written_state(folder: RunFolder) -> State:
     if not _is_sound(value):
         gone = "the run's folder was deleted" if not folder.path.exists() else "state.json is missing or damaged"
         now = time.time()
-        return State("lost", now, ended=now, cause={"kind": "lost", "sentence": gone})
+        return State("lost", now, ended=now, cause=Cause("lost", gone))
     known = {f.name for f in fields(State)}
     sound: dict[str, Any] = {k: finite(value.get(k)) for k in ("started", "ended", "stuck_since", "stops_by")}
-    sound["cause"] = _sound_cause(value.get("cause"))
+    sound["cause"] = Cause.decode(value.get("cause"))
     return State(**{k: v for k, v in value.items() if k in known} | sound)
-
-
-def _sound_cause(cause: dict[str, Any] | None) -> dict[str, Any] | None:
-    """The cause with a valid rank and traceback, if any."""
-    if cause is None:
-        return None
-    rank, trace = cause.get("rank"), cause.get("traceback")
-    sound = {k: v for k, v in cause.items() if k not in ("rank", "traceback")}
-    if isinstance(rank, int) and rank >= 0:
-        sound["rank"] = rank
-    if isinstance(trace, list):
-        sound["traceback"] = [part for part in trace if isinstance(part, str)]
-    return sound
 
 
 def _is_sound(value: Any) -> bool:
@@ -242,7 +233,7 @@ def _is_sound(value: Any) -> bool:
         and isinstance(value.get("killed", 0), int)
         and isinstance(value.get("exit_code"), int | None)
         and isinstance(value.get("checkpoint"), str | None)
-        and (cause is None or (isinstance(cause, dict) and isinstance(cause.get("sentence"), str)))
+        and (cause is None or Cause.decode(cause) is not None)
         and isinstance(value.get("notice"), str | None)
         and isinstance(value.get("attempt", 1), int)
         and isinstance(value.get("ranks"), int | None)

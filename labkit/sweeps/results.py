@@ -112,7 +112,7 @@ class Results:
             values.last,
             values.lowest if self.lowest else values.highest,
             state.seconds,
-            str((state.cause or {}).get("sentence") or state.notice or ""),
+            state.cause.sentence if state.cause else state.notice or "",
             lines.get("loss"),
             lines.get(self.metric) if self.metric != "loss" else None,
             run,

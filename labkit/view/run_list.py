@@ -256,5 +256,5 @@ def _sweep_of(manifest: Manifest) -> str:
 
 def _sentence(state: State) -> str:
     """The first line of why the run ended or what it waits for; some explanations are long."""
-    sentence = str((state.cause or {}).get("sentence", "")) or state.notice or ""
+    sentence = state.cause.sentence if state.cause else state.notice or ""
     return shorten(plain(sentence.partition("\n")[0]), 120, placeholder=" …")

@@ -14,9 +14,11 @@ import pytest
 import labkit
 from labkit import Run
 from labkit import files as files_module
+from labkit.checking import facts_of
 from labkit.files import write_json
 from labkit.launcher.causes import failure_advice
-from labkit.launcher.causes.failure_advice import disk_advice, fragmented, memory_advice, memory_in_words
+from labkit.launcher.causes.failure_advice import disk_advice, fragmented, memory_advice
+from labkit.launcher.causes.sentences import memory_in_words
 from labkit.launcher.torchrun import attempt_command
 from labkit.record import RunFolder, RunReader, State, read_state, write_state
 from labkit.record.folder import RESERVE_BYTES
@@ -250,14 +252,18 @@ def test_memory_that_the_allocator_reserved_in_vain_is_named_and_what_helps():
     memory = {"allocated": 11 * 2**30, "reserved": 14 * 2**30, "free": 2**27, "total": 15 * 2**30}
 
     assert memory_in_words("device", memory, None).endswith(" were allocated, 3.00 GiB reserved but unallocated")
-    assert "expandable_segments:True" in memory_advice("device", Script.load("ddp"), {}, fragmented(memory))
+    assert "expandable_segments:True" in memory_advice("device", Script.load("ddp"), {}, fragments=fragmented(memory))
     assert not fragmented(memory | {"reserved": 11.2 * 2**30})
 
 
+def device_advice(script, parameters=None):
+    return memory_advice("device", script, parameters or {}, facts_of(str(script)))
+
+
 def test_advice_is_what_the_script_offers_and_does_not_do_yet():
-    ddp = memory_advice("device", Script.load("ddp"), {"accumulate": "4"})
-    fsdp = memory_advice("device", Script.load("fsdp"), {"activation_checkpointing": "True", "precision": "bf16"})
-    own = memory_advice("device", Script.parse("print(1)\n"), {})
+    ddp = device_advice(Script.load("ddp"), {"accumulate": "4"})
+    fsdp = device_advice(Script.load("fsdp"), {"activation_checkpointing": "True", "precision": "bf16"})
+    own = device_advice(Script.parse("print(1)\n"))
 
     assert "raise accumulate (now 4)" in ddp
     assert "activation_checkpointing=True" in ddp
@@ -266,6 +272,45 @@ def test_advice_is_what_the_script_offers_and_does_not_do_yet():
     assert fsdp == "to make it fit:\n- raise accumulate (now 1)"
     assert own == "to make it fit:\n- shard the model: Script.load('fsdp')"
     assert "fewer DataLoader workers" in memory_advice("host", Script.load("ddp"), {})
+
+
+OWN_DDP = "from torch.nn.parallel import DistributedDataParallel as DDP\nfrom mine import Net\nnet = DDP(Net())\n"
+OWN = {
+    "fsdp1": "from torch.distributed.fsdp import FullyShardedDataParallel as FSDP\nmodel = FSDP(build())\n",
+    "fsdp1 by its module": "import torch.distributed.fsdp as f\nmodel = f.FullyShardedDataParallel(build())\n",
+    "fsdp2, bound": "from torch.distributed.fsdp import fully_shard\nshard = partial(fully_shard)\n",
+    "Trainer": "from transformers import Trainer\nTrainer(model).train()\n",
+    "accelerate": "from accelerate import Accelerator\nmodel = Accelerator().prepare(model)\n",
+    "DeepSpeed": "import deepspeed\nengine, *_ = deepspeed.initialize(model=model)\n",
+    "DDP or accelerate": f"import accelerate\n{OWN_DDP}",
+    "in another module": "from mine import main\nmain()\n",
+    "by hand": "import torch.distributed as dist\ndist.all_gather_into_tensor(whole, part)\n",
+    "a parallel layer": "import torch.distributed as dist\ndef forward(self, x):\n    dist.all_reduce(x)\n",
+    "no Python": "model = FSDP(\n",
+}
+
+
+@pytest.mark.parametrize("text", OWN.values(), ids=OWN)
+def test_who_shards_already_or_may_do_so_is_not_told_to_shard(text):
+    assert "shard" not in device_advice(Script.parse(text))
+
+
+@pytest.mark.parametrize("name", ["fsdp", "fsdp1", "zero2", "tensor_parallel", "pipeline", "hybrid"])
+def test_a_strategy_that_shards_is_not_advised_to(name):
+    assert "shard" not in device_advice(Script.load(name))
+
+
+@pytest.mark.parametrize("script", [Script.load("single"), Script.load("zero1"), Script.parse(OWN_DDP)])
+def test_a_model_that_is_seen_to_be_replicated_may_be_sharded(script):
+    assert "shard the model: Script.load('fsdp')" in device_advice(script)
+
+
+def test_a_script_that_checkpoints_its_activations_is_not_told_to():
+    plain = "from torch.distributed.fsdp import fully_shard\nfully_shard(model)\n"
+
+    assert device_advice(Script.parse(plain)) == "to make it fit:\n- a smaller batch\n- activation checkpointing"
+    for does in ("from torch.utils.checkpoint import checkpoint\n", "model.gradient_checkpointing_enable()\n"):
+        assert device_advice(Script.parse(does + plain)) == "to make it fit:\n- a smaller batch"
 
 
 def test_a_full_disk_is_recognised_by_what_torch_makes_of_it(folder, monkeypatch):

@@ -23,14 +23,14 @@ from labkit.hardware.network import interface_of, own_address_towards, resolved
 from labkit.host import HOST, Identity, host_name
 from labkit.launcher import locks, node, peers
 from labkit.launcher.causes import stacks
-from labkit.launcher.causes.several_nodes import conclusion
+from labkit.launcher.causes.explain import conclusion
 from labkit.launcher.multinode import create_on_nodes, node_command, torchrun_of_node
 from labkit.launcher.node import check_port, main
 from labkit.launcher.peers import Peer
 from labkit.launcher.supervisor import Supervisor
 from labkit.launcher.torchrun import rank_environment
 from labkit.launcher.watch import Progress
-from labkit.record import Nodes, State, read_state, write_state
+from labkit.record import Cause, Nodes, State, read_state, write_state
 from labkit.record.nodes import beat, heard_nodes, is_heard, last_beat
 from labkit.record.state import merged
 from labkit.sweeps.devices import Room
@@ -40,8 +40,8 @@ ROOT = State("starting", 100.0)
 RUNNING = State("running", 101.0, notice="rank 1 has made no progress")
 STARTING = State("starting", 101.0)
 GOOD = State("succeeded", 101.0, 110.0, 0)
-BAD = State("failed", 101.0, 112.0, 1, {"kind": "exception", "sentence": "rank 3 on hB failed"}, killed=1)
-STOPPED = State("stopped", 101.0, 111.0, -15, {"kind": "stopped", "sentence": "stopped on request"}, killed=2)
+BAD = State("failed", 101.0, 112.0, 1, Cause("exception", "rank 3 on hB failed"), killed=1)
+STOPPED = State("stopped", 101.0, 111.0, -15, Cause("stopped", "stopped on request"), killed=2)
 ELSEWHERE = {"pid": 1, "started": 2.0, "boot": "another", "host": "another-host"}
 
 

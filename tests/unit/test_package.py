@@ -33,7 +33,7 @@ MAY_IMPORT = {
     "write": SMALL | {"record"},
     "worker": SMALL | {"hardware", "record"},
     "checking": BASIC,
-    "launcher": BASIC | {"worker"},
+    "launcher": BASIC | {"checking", "worker"},
     "link": BASIC | {"launcher"},
     "view": BASIC,
     "cluster": BASIC | {"launcher"},

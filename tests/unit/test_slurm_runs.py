@@ -9,7 +9,7 @@ import pytest
 
 from labkit.cluster import slurm
 from labkit.cluster.jobs import job_in_words, job_of, state_of_run, stop_run
-from labkit.record import RunFolder, State, read_state, write_state
+from labkit.record import Cause, RunFolder, State, read_state, write_state
 
 TOLD = 'echo "JobId=7 JobName=x JobState=$(cat {folder}/job-state) Reason=None Restarts=0 ExitCode=1:0 StdOut={out} "'
 
@@ -21,7 +21,7 @@ def run(tmp_path, monkeypatch):
     folder.nodes.mkdir(parents=True)
     folder.manifest.write_text(json.dumps({"format": 1, "nodes": {"count": 2, "nproc_per_node": 1, "hosts": None}}))
     write_state(folder, State("starting", 1000.0))
-    cause = {"kind": "stopped", "sentence": "the supervisor on n1 received SIGTERM"}
+    cause = Cause("stopped", "the supervisor on n1 received SIGTERM", signal="SIGTERM")
     for node in (0, 1):
         folder.node(node).path.mkdir()
         write_state(folder.node(node), State("stopped", 1000.0, ended=1010.0, exit_code=143, cause=cause))
@@ -105,7 +105,7 @@ def test_before_a_run_is_taken_for_lost_its_folders_are_asked_for_anew(run, tmp_
 
 
 def test_what_saved_and_goes_on_is_not_over_because_another_cluster_does_not_know_its_job(run, tmp_path):
-    cause = {"kind": "stopped", "goes_on": True, "sentence": "saved and stopped"}
+    cause = Cause("stopped", "saved and stopped", goes_on=True)
     for node in (0, 1):
         write_state(run.node(node), State("stopped", 1000.0, ended=1010.0, exit_code=143, cause=cause))
     for name, says in (("scontrol", "Invalid job id specified"), ("sacct", "disabled")):

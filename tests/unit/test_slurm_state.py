@@ -13,32 +13,32 @@ from labkit.cluster import slurm
 from labkit.cluster.jobs import prepare_submission
 from labkit.cluster.sbatch import JobOptions
 from labkit.cluster.slurm import Job, most_gpus, with_job
-from labkit.record import State
+from labkit.record import Cause, State
 from labkit.words import attempt_ended
 from labkit.write.launch_options import LaunchOptions
 
 STARTING = State("starting", 1000.0, notice="none of its 2 nodes has started yet")
 RUNNING = State("running", 1000.0)
 OVER = State("succeeded", 1000.0, ended=1010.0, exit_code=0)
-RAISED = State("failed", 1000.0, ended=1010.0, exit_code=1, cause={"kind": "exception", "sentence": "rank 1 failed"})
+RAISED = State("failed", 1000.0, ended=1010.0, exit_code=1, cause=Cause("exception", "rank 1 failed"))
 TERMED = State(
     "stopped",
     1000.0,
     ended=1010.0,
     exit_code=143,
     checkpoint="step-40",
-    cause={"kind": "stopped", "sentence": "the supervisor on nodeA received SIGTERM"},
+    cause=Cause("stopped", "the supervisor on nodeA received SIGTERM", signal="SIGTERM"),
 )
-ASKED = State("stopped", 1000.0, ended=1010.0, cause={"kind": "stopped", "sentence": "stopped on request"})
+ASKED = State("stopped", 1000.0, ended=1010.0, cause=Cause("stopped", "stopped on request"))
 SAVED = State(
     "stopped",
     1000.0,
     ended=1010.0,
     checkpoint="step-40",
     exit_code=143,
-    cause={"kind": "stopped", "goes_on": True, "sentence": "its time limit was near"},
+    cause=Cause("stopped", "its time limit was near", goes_on=True),
 )
-LOST = State("lost", 1000.0, cause={"kind": "lost", "sentence": "gone"})
+LOST = State("lost", 1000.0, cause=Cause("lost", "gone"))
 
 
 def job(state, **fields):

@@ -14,7 +14,7 @@ from labkit.files import write_json
 from labkit.host import Identity
 from labkit.launcher import stopping
 from labkit.launcher.starting import _supervisors
-from labkit.record import FINAL_STATES, RunFolder, State, read_state, write_state
+from labkit.record import FINAL_STATES, Cause, Place, RunFolder, State, read_state, write_state
 from labkit.record import state as state_module
 from labkit.record.nodes import record_starting_supervisor
 
@@ -43,10 +43,57 @@ def myself():
 
 
 def test_a_state_is_written_and_read_back(folder):
-    state = State("failed", 10.0, 20.0, 1, {"kind": "exception", "sentence": "rank 1 failed"}, 2, "step-5")
+    state = State("failed", 10.0, 20.0, 1, Cause("exception", "rank 1 failed"), 2, "step-5")
     write_state(folder, state)
 
     assert read_state(folder) == state
+
+
+def test_a_cause_is_the_mapping_that_is_in_its_file(folder):
+    where = Place(31, "train.py", "model", "lab.ipynb cell 4", 2)
+    fields = {"exception": "ValueError", "message": "boom", "step": 0, "time_ns": 5, "traceback": ("a\n", "b\n")}
+    memory = {"out_of_memory": "device", "memory": {"free": 0.0}, "advice": ("to make it fit:\n- less",)}
+    cause = Cause("exception", "rank 2 failed", ranks=(2, 0), where=where, nodes=(1,), **fields, **memory)
+    write_state(folder, State("failed", 10.0, 20.0, 1, cause))
+    written = json.loads(folder.state.read_text())["cause"]
+
+    assert (
+        written
+        == dict(cause)
+        == {
+            "kind": "exception",
+            "sentence": "rank 2 failed",
+            "rank": 2,
+            "ranks": [2, 0],
+            "nodes": [1],
+            "exception": "ValueError",
+            "message": "boom",
+            "step": 0,
+            "time_ns": 5,
+            "traceback": ["a\n", "b\n"],
+            "out_of_memory": "device",
+            "memory": {"free": 0.0},
+            "advice": "to make it fit:\n- less",
+            "line": 31,
+            "file": "train.py",
+            "cell": "model",
+            "origin": "lab.ipynb cell 4",
+            "line_in_cell": 2,
+            "place": " (train.py line 31, cell `model` from lab.ipynb cell 4, line 2 of the cell)",
+        }
+    )
+    read = read_state(folder).cause
+    assert read == cause
+    assert (read.where, read.ranks, read.memory) == (where, (2, 0), {"free": 0.0})
+
+
+def test_of_a_damaged_cause_what_is_sound_is_kept():
+    damaged = {"sentence": "rank 1 failed", "rank": -1, "ranks": "01", "line": "3", "step": True, "memory": [1]}
+    damaged |= {"traceback": ["a\n", 3], "advice": None, "kind": 5, "nodes": [0, None], "goes_on": "yes"}
+
+    assert Cause.decode(damaged) == {"sentence": "rank 1 failed", "traceback": ["a\n"], "nodes": [0]}
+    assert Cause.decode({"kind": "exception"}) is None
+    assert Cause.decode("rank 1 failed") is None
 
 
 def test_only_a_run_that_has_not_ended_is_stuck():
@@ -101,10 +148,10 @@ def test_unknown_keys_of_a_newer_labkit_are_ignored(folder):
 
 @pytest.mark.parametrize("name", FINAL)
 def test_a_final_state_stays_whatever_became_of_the_supervisor(folder, supervised_by, ended, name):
-    write_state(folder, State(name, 1.0, 2.0, cause={"sentence": "as written"}))
+    write_state(folder, State(name, 1.0, 2.0, cause=Cause("failed", "as written")))
     supervised_by(ended)
 
-    assert read_state(folder) == State(name, 1.0, 2.0, cause={"sentence": "as written"})
+    assert read_state(folder) == State(name, 1.0, 2.0, cause=Cause("failed", "as written"))
 
 
 def test_a_run_with_a_living_supervisor_is_running(folder, supervised_by):

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from labkit import words
-from labkit.record import RunFolder, RunReader, Series, State, write_state
+from labkit.record import Cause, RunFolder, RunReader, Series, State, write_state
 from labkit.view.charts.images import Palette
 from labkit.view.charts.svg import Chart, dot, drawn_together
 from labkit.view.comparison import compare
@@ -270,14 +270,12 @@ def test_a_stuck_run_does_not_look_like_a_running_one(folder, reader):
     assert page.index("no rank has made progress") < page.index("step 30 of 60") < page.index("input-bound")
     assert "no progress</text>" in page
     assert all(promise not in page + text for promise in ("about 3 s left", "1,280 samples/s"))
-    assert words.status(State("failed", 0.0, 5.0, 1, {"sentence": "", "out_of_memory": "device"})) == (
-        "failed: out of device memory"
-    )
+    assert words.status(State("failed", 0.0, 5.0, 1, Cause(out_of_memory="device"))) == ("failed: out of device memory")
 
 
 def test_the_cause_of_a_failure_comes_first_with_its_traceback_open(folder, reader):
     folder.error(0).write_text(json.dumps({"exception": "E", "message": "closed", "traceback": ["of rank 0"]}))
-    cause = {"sentence": "rank 1 failed", "advice": "do:\n- this", "rank": 1, "traceback": ["of rank 1"]}
+    cause = Cause("exception", "rank 1 failed", advice=("do:\n- this",), ranks=(1,), traceback=("of rank 1",))
 
     page = run_html(folder, reader, State("failed", 0.0, 5.0, 1, cause))
 
@@ -520,7 +518,7 @@ def test_plain_text_holds_no_control_characters(text):
 
 
 def test_a_run_in_plain_text_tells_the_same(folder, reader):
-    state = State("failed", 0.0, 5.0, 1, {"sentence": "rank 1 failed: \x1b[31mValueError\x1b[0m"})
+    state = State("failed", 0.0, 5.0, 1, Cause(sentence="rank 1 failed: \x1b[31mValueError\x1b[0m"))
 
     lines = run_text(folder, reader, state).splitlines()
 
@@ -553,7 +551,7 @@ def test_the_four_charts_hold_every_rank(reader):
 
 def test_the_static_bundle_is_html_and_text_and_holds_no_script(folder, reader):
     folder.log(0).write_text(f"{SCRIPT}\n")
-    state = State("failed", 0.0, 5.0, 1, {"sentence": SCRIPT, "traceback": [SCRIPT]})
+    state = State("failed", 0.0, 5.0, 1, Cause(sentence=SCRIPT, traceback=(SCRIPT,)))
 
     bundle = static_bundle(folder, reader, state)
 

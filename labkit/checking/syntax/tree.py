@@ -5,12 +5,12 @@ from __future__ import annotations
 import ast
 import re
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 from labkit.checking.syntax.nodes import keyword, spelled
 from labkit.checking.syntax.parsed import Parsed
 
-__all__ = ["Around", "Tree", "Wrap"]
+__all__ = ["Around", "Tree", "Wrap", "tree_of"]
 
 WRAPPERS = {"DistributedDataParallel": "ddp", "FullyShardedDataParallel": "fsdp1", "fully_shard": "fsdp2"}
 # These handle sampling, wrapping, saving and clean-up, so a script that omits them is not wrong.
@@ -131,3 +131,9 @@ class Tree(Parsed):
         if everywhere:
             return frozenset(wrap.strategy for wrap in here or everywhere)
         return self.around.strategies if name in self.around.wrapped and not self.wraps else frozenset()
+
+
+@lru_cache(maxsize=1)
+def tree_of(text: str) -> Tree:
+    """The tree of a whole script, which a launch looks at twice. Raises as Tree does."""
+    return Tree(text)

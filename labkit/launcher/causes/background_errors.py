@@ -15,9 +15,10 @@ from itertools import islice
 from pathlib import Path
 
 from labkit.files import in_parallel, opened
-from labkit.launcher.causes.evidence import Evidence
-from labkit.launcher.causes.explain import COLLATERAL, find_cause
-from labkit.record import RunFolder
+from labkit.launcher.causes.evidence import COLLATERAL, Evidence
+from labkit.launcher.causes.explain import find_cause
+from labkit.launcher.causes.sentences import at
+from labkit.record import Place, RunFolder
 from labkit.text import first_line
 
 __all__ = ["background_errors"]
@@ -53,7 +54,7 @@ def background_errors(run: RunFolder, attempt: RunFolder, ranks: Iterable[int]) 
     """What these ranks, their threads, atexit handlers and child processes raised, in one sentence; None if nothing."""
     numbers = list(ranks)
     if any(attempt.error(rank).exists() for rank in numbers):
-        return f"{find_cause(run, attempt, 0)['sentence']}, and then exited with 0"
+        return f"{find_cause(run, attempt, 0).sentence}, and then exited with 0"
     raised: dict[Report, list[int]] = {}  # by which ranks
     for rank, reports in zip(numbers, in_parallel(lambda rank: _read(attempt, rank), numbers), strict=True):
         for report in dict.fromkeys(reports):
@@ -130,4 +131,4 @@ def _place(report: Report, evidence: Evidence) -> str:
     """The innermost line of the script, or else of the traceback."""
     line = next((line for file, line in report.frames if file == evidence.path), None)
     file, number = report.frames[0]
-    return str(evidence.locate(line).get("place") or f" ({Path(file).name} line {number})")
+    return at(evidence.locate(line) or Place(number, Path(file).name))

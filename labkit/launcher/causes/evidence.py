@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from labkit.files import in_parallel, opened, read_json, read_source
-from labkit.launcher.causes.flight_record import Call, calls_of
-from labkit.record import Manifest, Nodes, RankHistory, RunFolder, name_of
-from labkit.text import last_line, shortened
+from labkit.launcher.causes.stacks import Call, calls_of
+from labkit.launcher.peers import Outcome
+from labkit.record import Manifest, Nodes, Place, RankHistory, RunFolder, name_of, number
+from labkit.text import first_line, last_line, shortened
 from labkit.write import Script
 
-__all__ = ["CLOSED_BY_TORCHRUN", "LAST_WORDS_BYTES", "Evidence", "tail_text"]
+__all__ = ["CLOSED_BY_TORCHRUN", "LAST_WORDS_BYTES", "Evidence", "Failure", "tail_text"]
 
 # torchrun's summary has one entry per failed rank.
 EXIT_CODE = re.compile(r"^\s*rank\s*: (\d+) \(local_rank.*\n\s*exitcode\s*: (-?\d+)", re.MULTILINE)
@@ -24,6 +26,82 @@ LOG_TAIL_BYTES = 200_000
 LAST_WORDS_BYTES = 4000
 # The fields that a rank's error.json must have.
 FIELDS = {"rank": int, "kind": str, "exception": str, "message": str}
+# What a rank reports when another one is gone.
+COLLATERAL = re.compile(
+    r"Connection closed by peer|Connection reset by peer|Broken pipe|Connection refused|connectFullMesh"
+    r"|remote process exited|ncclRemoteError|communicator was aborted|NCCL communicator|Socket Timeout"
+    r"|Timed out waiting|failed to recv, got 0 bytes|Stop_waiting|SIGTERM",
+    re.IGNORECASE,
+)
+
+
+@dataclass(frozen=True)
+class Failure:
+    """How one rank failed, by its own record. `kind` is "exception" or "exit"; `exception` is the name of its class,
+    `line` the script's; `causes` are the first lines of the original exceptions; `memory` is in bytes."""
+
+    rank: int
+    kind: str
+    message: str
+    exception: str = ""
+    step: int = 0
+    time_ns: int = 0
+    line: int | None = None
+    traceback: tuple[str, ...] = ()
+    causes: tuple[str, ...] = ()
+    out_of_memory: str | None = None
+    perhaps_out_of_memory: bool = False
+    memory: Mapping[str, float] = field(default_factory=dict)
+
+    @classmethod
+    def read(cls, folder: RunFolder, rank: int) -> Failure | None:
+        """A rank's record of its failure. If the file exists the rank failed, even if it cannot be read."""
+        try:
+            written = folder.error(rank).lstat().st_mtime_ns
+        except OSError:
+            return None
+        error = read_json(folder.error(rank))
+        if not isinstance(error, dict) or not all(isinstance(error.get(name), kind) for name, kind in FIELDS.items()):
+            log = tail_text(folder.log(rank, "stderr"), LAST_WORDS_BYTES)
+            message = f"its error.json cannot be read; the last line of its log: {last_line(log) or '(empty)'}"
+            trace = tuple(map(shortened, log.splitlines(keepends=True)))
+            return cls(rank, "exception", shortened(message), time_ns=written, traceback=trace)
+        step, at, line = (error.get(name) for name in ("step", "time_ns", "script_line"))
+        kind = error.get("out_of_memory")
+        memory = {name: number(value) for name, value in _mapping(error.get("memory")).items()}
+        return cls(
+            error["rank"],
+            error["kind"],
+            shortened(error["message"]),
+            error["exception"],
+            step=step if isinstance(step, int) else 0,
+            time_ns=at if isinstance(at, int) else 0,
+            line=line if isinstance(line, int) else None,
+            traceback=tuple(map(shortened, _texts(error.get("traceback")))),
+            causes=_texts(error.get("causes")),
+            out_of_memory=kind if kind in ("device", "host") else None,
+            perhaps_out_of_memory=bool(error.get("perhaps_out_of_memory")),
+            memory={name: size for name, size in memory.items() if size is not None},
+        )
+
+    @property
+    def summary(self) -> str:
+        """ValueError: boom"""
+        return ": ".join(filter(None, (self.exception.split(".")[-1], first_line(self.message))))
+
+    @property
+    def text(self) -> str:
+        return "".join(self.traceback) + self.message
+
+    @property
+    def mentions_others(self) -> bool:
+        """Whether it speaks of a rank that is gone. A library may have wrapped the connection's error in its own."""
+        return bool(COLLATERAL.search(self.text))
+
+    @property
+    def is_collateral(self) -> bool:
+        """Whether the rank failed only because another one was gone."""
+        return self.kind == "exception" and self.mentions_others
 
 
 @dataclass(frozen=True)
@@ -41,11 +119,11 @@ class Evidence:
     script: Script
     path: str
     ranks: list[int]
-    failures: list[dict[str, Any]]
+    failures: list[Failure]
     exits: dict[int, int]
     logs: dict[int, str]
     nodes: Nodes | None
-    outcomes: dict[int, dict[str, Any]]
+    outcomes: dict[int, Outcome]
 
     @classmethod
     def gather(cls, run: RunFolder, folder: RunFolder) -> Evidence:
@@ -54,8 +132,8 @@ class Evidence:
         nodes = manifest.nodes
         homes, ranks = _homes(folder, nodes), folder.started_ranks()
         logs = in_parallel(lambda home: tail_text(home.torchrun_log), homes)
-        outcomes = in_parallel(lambda home: read_json(home.outcome), homes) if nodes else []
-        failures = in_parallel(lambda rank: _failure(folder, rank), ranks)
+        outcomes = in_parallel(Outcome.read, homes) if nodes else []
+        failures = in_parallel(lambda rank: Failure.read(folder, rank), ranks)
         return cls(
             run=run,
             folder=folder,
@@ -63,11 +141,11 @@ class Evidence:
             script=Script.parse(_text(run.script), name=Path(path).name),
             path=path,
             ranks=ranks,
-            failures=sorted(filter(None, failures), key=lambda e: e["time_ns"]),
+            failures=sorted(filter(None, failures), key=lambda failure: failure.time_ns),
             exits={int(rank): int(code) for log in logs for rank, code in EXIT_CODE.findall(log)},
             logs=dict(enumerate(logs)),
             nodes=nodes,
-            outcomes={node: outcome for node, outcome in enumerate(outcomes) if isinstance(outcome, dict)},
+            outcomes={node: outcome for node, outcome in enumerate(outcomes) if outcome},
         )
 
     @property
@@ -96,11 +174,12 @@ class Evidence:
 
     def was_ended(self, rank: int) -> bool:
         """Whether the rank's node was stopped because of an event elsewhere."""
-        return bool(self.nodes and self.outcomes.get(self.nodes.of_rank(rank), {}).get("why"))
+        outcome = self.outcomes.get(self.nodes.of_rank(rank)) if self.nodes else None
+        return outcome is not None and outcome.why is not None
 
-    def on_host(self, rank: int) -> str:
-        """` on hB`; empty for a run on one machine."""
-        return f" on {self.host(self.nodes.of_rank(rank))}" if self.nodes else ""
+    def named(self, rank: int) -> str:
+        """`rank 3`, or `rank 3 on hB` for a run on several machines."""
+        return f"rank {rank} on {self.host(self.nodes.of_rank(rank))}" if self.nodes else f"rank {rank}"
 
     def homes(self) -> list[RunFolder]:
         """The folders with torchrun's logs: the attempt's, or one per node."""
@@ -120,24 +199,14 @@ class Evidence:
         beat = read_json(self.folder.heartbeat(rank))
         return str(beat.get("program") or "") if isinstance(beat, dict) else ""
 
-    def locate(self, line: int | None) -> dict[str, Any]:
+    def locate(self, line: int | None) -> Place | None:
         """Where a line of the script is: its cell, and the notebook cell that this came from."""
         if not line:
-            return {}
-        location = self.script.cell_at(line)
-        if location is None:
-            return {"line": line, "place": f" ({self.script.name} line {line})"}
+            return None
+        if (location := self.script.cell_at(line)) is None:
+            return Place(line, self.script.name)
         cell, line_in_cell = location
-        origin = self.manifest.cells.get(cell.title, "")
-        from_notebook = f" from {origin}" if origin else ""
-        where = f"{self.script.name} line {line}, cell `{cell.title}`{from_notebook}, line {line_in_cell} of the cell"
-        return {
-            "line": line,
-            "cell": cell.title,
-            "origin": origin,
-            "line_in_cell": line_in_cell,
-            "place": f" ({where})",
-        }
+        return Place(line, self.script.name, cell.title, self.manifest.cells.get(cell.title, ""), line_in_cell)
 
     def collectives(self) -> dict[int, list[Call]]:
         """The calls of the ranks that failed, oldest first."""
@@ -162,32 +231,12 @@ def _ends(folder: RunFolder, rank: int) -> RankHistory:
     return history
 
 
-def _failure(folder: RunFolder, rank: int) -> dict[str, Any] | None:
-    """A rank's record of its failure. If the file exists the rank failed, even if it cannot be read."""
-    try:
-        written = folder.error(rank).lstat().st_mtime_ns
-    except OSError:
-        return None
-    error = read_json(folder.error(rank))
-    if _is_sound(error):
-        return _whole(error)
-    log = tail_text(folder.log(rank, "stderr"), LAST_WORDS_BYTES)
-    message = f"its error.json cannot be read; the last line of its log: {last_line(log) or '(empty)'}"
-    failure = {"rank": rank, "kind": "exception", "exception": "", "message": message, "time_ns": written}
-    return _whole(failure | {"traceback": log.splitlines(keepends=True)})
+def _mapping(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, dict) else {}
 
 
-def _whole(error: dict[str, Any]) -> dict[str, Any]:
-    """The record with every field that an explanation uses."""
-    step, line, trace, causes = (error.get(name) for name in ("step", "script_line", "traceback", "causes"))
-    return error | {
-        "message": shortened(error["message"]),
-        "step": step if isinstance(step, int) else 0,
-        "time_ns": error["time_ns"] if isinstance(error.get("time_ns"), int) else 0,
-        "script_line": line if isinstance(line, int) else None,
-        "traceback": [shortened(part) for part in trace if isinstance(part, str)] if isinstance(trace, list) else [],
-        "causes": [part for part in causes if isinstance(part, str)] if isinstance(causes, list) else [],
-    }
+def _texts(values: object) -> tuple[str, ...]:
+    return tuple(value for value in values if isinstance(value, str)) if isinstance(values, list) else ()
 
 
 def _text(path: Path) -> str:
@@ -195,10 +244,6 @@ def _text(path: Path) -> str:
         return read_source(path)
     except OSError:  # the explanation does without the script
         return ""
-
-
-def _is_sound(error: Any) -> bool:
-    return isinstance(error, dict) and all(isinstance(error.get(name), kind) for name, kind in FIELDS.items())
 
 
 def tail_text(path: Any, size: int = LOG_TAIL_BYTES) -> str:

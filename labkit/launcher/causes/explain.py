@@ -1,180 +1,371 @@
-"""Why a run failed: the first rank with a failure of its own, in one sentence.
+"""Why a run failed: the first rank with a failure of its own, or else what its records, nodes and torchrun show.
 
 torchrun blames the rank that exited first, which for hangs, early returns and mismatched collectives is a victim.
-Here every rank writes its own record, and a rank that only lost its peer counts for less than the others.
+Here every rank writes its own record, and a rank that only lost its peer counts for less than the others. Of several
+nodes each writes its own outcome, and the first live node reads them all: every host would come to the same answer.
 """
 
 from __future__ import annotations
 
 import re
-from typing import Any
+import signal
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
 
-from labkit.launcher.causes.evidence import LAST_WORDS_BYTES, Evidence, tail_text
-from labkit.launcher.causes.failure_advice import BLOCKING, disk_advice, fragmented, memory_advice, memory_in_words
-from labkit.launcher.causes.no_error import disagreed, exited, hung, left_early, vanished
-from labkit.launcher.causes.node_loss import agent_killed, gone, parted
-from labkit.launcher.causes.signals import killed, killer, signal_name
-from labkit.record import End, RunFolder, number
-from labkit.text import first_line, gib, last_line
-
-__all__ = ["explain", "find_cause", "own_failures"]
-
-# What a rank reports when another one is gone.
-COLLATERAL = re.compile(
-    r"Connection closed by peer|Connection reset by peer|Broken pipe|Connection refused|connectFullMesh"
-    r"|remote process exited|ncclRemoteError|communicator was aborted|NCCL communicator|Socket Timeout"
-    r"|Timed out waiting|failed to recv, got 0 bytes|Stop_waiting|SIGTERM",
-    re.IGNORECASE,
+from labkit.files import in_parallel, read_json
+from labkit.launcher.causes import sentences
+from labkit.launcher.causes.evidence import LAST_WORDS_BYTES, Evidence, Failure, tail_text
+from labkit.launcher.causes.failure_advice import (
+    BLOCKING,
+    DETAIL,
+    FIREWALL,
+    disk_advice,
+    fragmented,
+    memory_advice,
 )
+from labkit.launcher.causes.stacks import crash_frames, disagreement
+from labkit.launcher.peers import MEETING_SECONDS
+from labkit.record import Cause, End, Nodes, RankHistory, RunFolder, StateName, finite, last_beat, number
+from labkit.text import last_line
+
+__all__ = ["conclusion", "find_cause", "killer", "oom_kills"]
+
 # Later calls report these errors of a kernel.
 LATE = re.compile(
     r"CUDA error: (device-side assert|an illegal|misaligned|unspecified launch|CUBLAS)|CUDNN_STATUS_EXECUTION_FAILED"
 )
 DEVICE_ASSERTION = re.compile(r": block: \[.*(Assertion `.*` failed)")  # printed by the kernel
 WORKER_KILLED = "is killed by signal: Killed"  # a DataLoader's
-NAMED_FAILURES = 3
+ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")  # variables with its settings
 UNFLUSHED = "120"  # the exit code of a Python that has run a script but cannot write what was printed
+THROWN = re.compile(r"^\s*what\(\):\s*(.*)$", re.MULTILINE)  # of an uncaught C++ exception
+TIMEOUT = re.compile(r"Timed out waiting|Socket Timeout|collective operation timeout|timed out", re.IGNORECASE)
+WAITED = re.compile(r"Timed out waiting (?:(\d+)\s?ms)?|Socket Timeout|timed out", re.IGNORECASE)
+# Marks a wait for other ranks in a message or traceback; a script may wait for other things, too.
+COMMUNICATION = re.compile(r"torch[./]distributed|gloo|nccl|c10d", re.IGNORECASE)
+# What the kernel, gloo and torch's store report when a host has disappeared.
+UNREACHABLE = re.compile(
+    r"No route to host|Network is unreachable|Connection timed out|Connection closed by peer|Connection reset"
+    r"|Broken pipe|failed to recv|connectFullMesh|Connection refused",
+    re.IGNORECASE,
+)
+# Why a node was stopped when the reason lies with another node.
+FOLLOWS = ("others", "missing")
 
 
-def find_cause(run: RunFolder, folder: RunFolder, exit_code: int, notice: str | None = None) -> dict[str, Any]:
-    """The cause of an attempt that ended with torchrun's `exit_code`: `sentence`, and the details as fields
-    (`kind`, `rank`, `exception`, `message`, `line`, `cell`, `origin`, `step`, `traceback`, `advice`).
-
-    `folder` is the attempt's. `notice` is what the supervisor last reported about stalled ranks.
-    """
-    return explain(Evidence.gather(run, folder), exit_code, notice)
+def find_cause(run: RunFolder, folder: RunFolder, exit_code: int, notice: str | None = None) -> Cause:
+    """The cause of an attempt that ended with torchrun's `exit_code`. `folder` is the attempt's. `notice` is what the
+    supervisor last reported about stalled ranks."""
+    return _explain(Evidence.gather(run, folder), exit_code, notice)
 
 
-def explain(evidence: Evidence, exit_code: int, notice: str | None = None) -> dict[str, Any]:
-    """The same from the evidence."""
+def conclusion(run: RunFolder, attempt: RunFolder) -> tuple[StateName, Cause | None]:
+    """`(state, cause)` of an attempt whose nodes have all ended or are gone. A rank's own failure counts before the
+    silence of others, and an earlier decision to stop before its consequences."""
+    evidence = Evidence.gather(run, attempt)
+    outcomes = [outcome for _, outcome in sorted(evidence.outcomes.items())]
+    stopped = [(end.decided, end.why) for end in outcomes if end.why and end.why.kind not in FOLLOWS]
+    decided, why = min(stopped, key=lambda each: each[0], default=(0.0, None))
+    own = _own_failures(evidence)
+    if why and not (own and own[0].time_ns / 1e9 < decided):
+        return ("stopped" if why.kind == "stopped" else "failed"), why
+    if evidence.nodes and len(outcomes) == evidence.nodes.count and all(end.exit_code == 0 for end in outcomes):
+        return "succeeded", None
+    code = next((end.exit_code for end in outcomes if not end.why and end.exit_code), 1)
+    notice = evidence.outcomes[0].notice if 0 in evidence.outcomes else None
+    return "failed", _missing(evidence) or _explain(evidence, code, notice)
+
+
+def _explain(evidence: Evidence, exit_code: int, notice: str | None) -> Cause:
+    exited = [failure for failure in _exited(evidence) if not failure.mentions_others]
     return (
-        _failed(own_failures(evidence), evidence)
-        or killed(evidence)
-        or agent_killed(evidence)
-        or gone(evidence)
-        or _failed([failure for failure in exited(evidence) if not _mentions_others(failure)], evidence)
-        or disagreed(evidence)
-        or left_early(evidence)
-        or parted(evidence)
-        or hung(evidence, notice)
-        or vanished(evidence)
+        _failed(_own_failures(evidence), evidence)
+        or _killed(evidence)
+        or _agent_killed(evidence)
+        or _lost(evidence)
+        or _failed(exited, evidence)
+        or _disagreed(evidence)
+        or _left_early(evidence)
+        or _parted(evidence)
+        or _hung(evidence, notice)
+        or _vanished(evidence)
         or _failed(evidence.failures, evidence)
         or _unexplained(evidence, exit_code)
     )
 
 
-def own_failures(evidence: Evidence) -> list[dict[str, Any]]:
+def _own_failures(evidence: Evidence) -> list[Failure]:
     """The records of ranks that failed for a reason of their own, oldest first."""
-    return [failure for failure in evidence.failures if not is_collateral(failure)]
+    return [failure for failure in evidence.failures if not failure.is_collateral]
 
 
-def is_collateral(failure: dict[str, Any]) -> bool:
-    """Whether a rank failed only because another one was gone."""
-    return failure["kind"] == "exception" and _mentions_others(failure)
+# ranks that failed by themselves
 
 
-def _mentions_others(failure: dict[str, Any]) -> bool:
-    # Search the whole traceback: a library may have wrapped the connection error in its own.
-    text = "".join(failure["traceback"]) + failure["message"]
-    return bool(COLLATERAL.search(text))
-
-
-def _failed(failures: list[dict[str, Any]], evidence: Evidence) -> dict[str, Any] | None:
-    """The first of these failures as a cause, if there is one."""
-    for failure in failures:
-        _add_last_words(evidence.folder, failure)
-    return _with_advice(_failure(failures, evidence), failures[0], evidence) if failures else None
-
-
-def _add_last_words(folder: RunFolder, failure: dict[str, Any]) -> None:
-    """A bare exit code explains nothing; the last line printed before it, such as argparse's, often does."""
-    if failure["kind"] == "exit" and failure["message"].lstrip("-").isdigit():
-        last = last_line(tail_text(folder.log(failure["rank"], "stderr"), LAST_WORDS_BYTES))
-        end = End.read(folder.metrics(failure["rank"]))
-        ended = end is not None and end.outcome == "finished"
-        if ended and failure["message"] == UNFLUSHED:
-            last = f"its script ended, and then Python could not flush stdout or stderr{f': {last}' if last else ''}"
-        failure["message"] += f": {last}" if last else ""
-
-
-def _failure(failures: list[dict[str, Any]], evidence: Evidence) -> dict[str, Any]:
-    first = failures[0]
-    same = [f for f in failures if _summary(f) == _summary(first)]  # further lines may name the rank
-    who = (
-        f"rank {first['rank']}{evidence.on_host(first['rank'])}"
-        if len(same) == 1
-        else f"ranks {', '.join(str(r) for r in sorted(f['rank'] for f in same))}"
-    )
-    what = first_line(first["message"])
-    if first["kind"] == "exit":
-        sentence = f"{who} exited with {what}" if re.match(r"-?\d+(:|$)", what) else f"{who} stopped: {what}"
+def _failed(failures: Sequence[Failure], evidence: Evidence) -> Cause | None:
+    """The first of these failures as a cause, if there is one, with what was in memory or on the disk and what to
+    change."""
+    if not failures:
+        return None
+    first, *rest = (_with_last_words(evidence.folder, failure) for failure in failures)
+    same = [first, *(one for one in rest if one.summary == first.summary)]  # further lines may name the rank
+    others = [failure for failure in rest if failure not in same and not failure.is_collateral]
+    who = evidence.named(first.rank)
+    if len(same) > 1:
+        who = f"ranks {', '.join(map(str, sorted(failure.rank for failure in same)))}"
+    where, out_of_memory, detail, advice = evidence.locate(first.line), first.out_of_memory, "", ""
+    if WORKER_KILLED in " ".join([first.message, *first.causes]):
+        by = killer(evidence.home(first.rank))
+        out_of_memory = "host" if by == "system" else None
+        advice = memory_advice("host", evidence.script, {}) if out_of_memory else ""
+        sentence = sentences.worker_killed(who, by)
     else:
-        sentence = f"{who} failed: {_summary(first)}"
-    if causes := [line for line in map(first_line, first.get("causes", [])[:NAMED_FAILURES]) if line]:
-        sentence += f", caused by {'; '.join(causes)}"
-    cause = {k: first[k] for k in ("kind", "rank", "exception", "message", "step", "time_ns")}
-    if first["kind"] == "exception":
-        cause["traceback"] = first["traceback"]
-    where = evidence.locate(first.get("script_line"))
-    others = [f for f in failures if f not in same and not is_collateral(f)]
-    more = "".join(f"; rank {f['rank']} also failed: {_summary(f)}" for f in others[:NAMED_FAILURES])
-    return cause | where | {"sentence": sentence + where.get("place", "") + more}
+        detail, advice = _detail(first, evidence)
+        sentence = sentences.failed(who, first, where, detail, others)
+    return Cause(
+        first.kind,
+        sentence,
+        ranks=tuple(failure.rank for failure in same),
+        exception=first.exception,
+        message=first.message,
+        where=where,
+        step=first.step,
+        time_ns=first.time_ns,
+        traceback=first.traceback if first.kind == "exception" else (),
+        out_of_memory=out_of_memory,
+        memory=first.memory,
+        advice=(advice,) if advice else (),
+    )
 
 
-def _summary(failure: dict[str, Any]) -> str:
-    return ": ".join(filter(None, (failure["exception"].split(".")[-1], first_line(failure["message"]))))
+def _with_last_words(folder: RunFolder, failure: Failure) -> Failure:
+    """A bare exit code explains nothing; the last line printed before it, such as argparse's, often does."""
+    if failure.kind != "exit" or not failure.message.lstrip("-").isdigit():
+        return failure
+    last = last_line(tail_text(folder.log(failure.rank, "stderr"), LAST_WORDS_BYTES))
+    end = End.read(folder.metrics(failure.rank))
+    if failure.message == UNFLUSHED and end and end.outcome == "finished":
+        last = sentences.unflushed(last)
+    return replace(failure, message=f"{failure.message}: {last}") if last else failure
 
 
-def _with_advice(cause: dict[str, Any], failure: dict[str, Any], evidence: Evidence) -> dict[str, Any]:
-    """Add what was in memory to an out-of-memory error, or the state of the disk, and what to change."""
-    if WORKER_KILLED in " ".join([failure["message"], *failure.get("causes", [])]):
-        by, out_of_memory = killer(evidence.home(failure["rank"]))
-        who = cause["sentence"].partition(" failed: ")[0]  # its line is where the rank happened to be
-        cause |= {"sentence": f"{who} failed: a DataLoader worker was killed (SIGKILL){by}"}
-        host = {"out_of_memory": "host", "advice": memory_advice("host", evidence.script, {})}
-        return cause | (host if out_of_memory else {})
-    kind, memory = failure.get("out_of_memory"), failure.get("memory")
-    if not kind and LATE.search(failure["message"]):
-        first, also, others = cause["sentence"].partition("; rank ")
-        printed = DEVICE_ASSERTION.search(tail_text(evidence.folder.log(failure["rank"], "stderr")))
-        first += f": {printed[1]}" if printed else ""
-        return cause | {"sentence": first + also + others, "advice": BLOCKING}
-    options = evidence.manifest.parameters
-    parameters = options if isinstance(options, dict) else {}
-    measured = memory if isinstance(memory, dict) else {}
-    if not kind and failure.get("perhaps_out_of_memory"):
-        first, also, others = cause["sentence"].partition("; rank ")
-        free, total = number(measured.get("free")), number(measured.get("total"))
-        shown = f" ({gib(free)} of {gib(total)} were free)" if free is not None and total else ""
-        advice = f"if it was the memory, {memory_advice('device', evidence.script, parameters)}"
-        first += f"; cuDNN often fails this way when the device's memory is full{shown}"
-        return cause | {"memory": memory, "sentence": first + also + others, "advice": advice}
-    if not kind:
-        advice = disk_advice(evidence.run, "".join(failure.get("traceback") or [str(failure.get("message"))]))
-        return cause | ({"sentence": f"{cause['sentence']}; the disk is full", "advice": advice} if advice else {})
-    history = evidence.history(failure["rank"])
-    where = memory_in_words(kind, measured, history)
-    has_expandable = "expandable_segments:True" in str(evidence.manifest.env)
-    return cause | {
-        "out_of_memory": kind,
-        "memory": memory,
-        "sentence": cause["sentence"].replace(" failed: ", f" ran out of {kind} memory: ", 1) + where,
-        "advice": memory_advice(kind, evidence.script, parameters, 0.0 if has_expandable else fragmented(measured)),
-    }
+def _detail(failure: Failure, evidence: Evidence) -> tuple[str, str]:
+    """What a failure's sentence says after its place, and the advice."""
+    memory = failure.memory
+    if kind := failure.out_of_memory:
+        settings = (str(evidence.manifest.env.get(name)) for name in ALLOCATOR)
+        fragments = 0.0 if any("expandable_segments:True" in text for text in settings) else fragmented(memory)
+        advice = memory_advice(kind, evidence.script, evidence.manifest.parameters, evidence.manifest.facts, fragments)
+        return sentences.memory_in_words(kind, memory, evidence.history(failure.rank)), advice
+    if LATE.search(failure.message):
+        printed = DEVICE_ASSERTION.search(tail_text(evidence.folder.log(failure.rank, "stderr")))
+        return f": {printed[1]}" if printed else "", BLOCKING
+    if failure.perhaps_out_of_memory:
+        advice = memory_advice("device", evidence.script, evidence.manifest.parameters, evidence.manifest.facts)
+        detail = sentences.perhaps_out_of_memory(memory.get("free"), memory.get("total"))
+        return detail, f"if it was the memory, {advice}"
+    advice = disk_advice(evidence.run, failure.text)
+    return "; the disk is full" if advice else "", advice
 
 
-def _unexplained(evidence: Evidence, exit_code: int) -> dict[str, Any]:
+def _exited(evidence: Evidence) -> list[Failure]:
+    """Ranks that ended with an exit code according to torchrun's log and left no record, torchrun's root cause first:
+    `os._exit(3)`, a library's `exit`, a record that did not fit on the disk."""
+    silent = set(evidence.ranks) - {failure.rank for failure in evidence.failures}
+    return [
+        Failure(rank, "exit", str(code), step=evidence.ends[rank].step, traceback=_last_words(evidence.folder, rank))
+        for rank, code in reversed(evidence.exits.items())
+        if code > 0 and rank in silent
+    ]
+
+
+def _last_words(folder: RunFolder, rank: int) -> tuple[str, ...]:
+    return tuple(tail_text(folder.log(rank, "stderr"), LAST_WORDS_BYTES).splitlines(keepends=True))
+
+
+def _killed(evidence: Evidence) -> Cause | None:
+    """The first rank that a signal killed; torchrun lists its root cause last, and may have sent a TERM itself."""
+    ranks = [
+        r
+        for r, c in evidence.exits.items()
+        if c < 0 and (-c != signal.SIGTERM or _was_terminated(evidence, r)) and r not in evidence.aborted
+    ]
+    if not ranks:
+        return None
+    rank, code = ranks[-1], -evidence.exits[ranks[-1]]
+    name, history = sentences.signal_name(code), evidence.history(rank)
+    reports = evidence.folder.stacks(rank), evidence.folder.log(rank, "stderr")  # the latter with PYTHONFAULTHANDLER
+    frames = next(filter(None, map(crash_frames, reports)), [])  # KILL leaves none
+    where = evidence.locate(next((frame.line for frame in frames if frame.file == evidence.path), None))
+    function = frames[0].function if frames and frames[0].file != evidence.path else ""
+    by = killer(evidence.home(rank)) if code == signal.SIGKILL else None
+    held = max(history.memory_peak, _resident(evidence, rank, history)) if history else 0.0
+    thrown = next(iter(THROWN.findall(tail_text(evidence.folder.log(rank, "stderr")))[-1:]), "").strip()
+    advice = []
+    if code == signal.SIGABRT:
+        advice.append(BLOCKING if "CUDA error" in thrown else DETAIL)
+    if by == "system":
+        advice.append(memory_advice("host", evidence.script, {}))
+    return Cause(
+        "signal",
+        sentences.killed(
+            evidence.named(rank), name, by, function=function, where=where, history=history, held=held, thrown=thrown
+        ),
+        ranks=(rank,),
+        signal=name,
+        where=where,
+        step=history.step if history else None,
+        out_of_memory="host" if by == "system" else None,
+        advice=tuple(advice),
+    )
+
+
+def _was_terminated(evidence: Evidence, rank: int) -> bool:
+    """Whether a process other than torchrun sent the TERM that killed torchrun's root cause."""
+    return rank == [*evidence.exits][-1] and evidence.closed_by_torchrun(rank) is False and not evidence.was_ended(rank)
+
+
+def _resident(evidence: Evidence, rank: int, history: RankHistory) -> float:
+    """The resident set in bytes at the last heartbeat, which may be newer than the last step."""
+    beat = read_json(evidence.folder.heartbeat(rank))
+    rss = number(beat.get("rss")) if isinstance(beat, dict) and history.memory_name == "resident set" else None
+    return rss or 0.0
+
+
+def killer(home: RunFolder) -> sentences.Killer:
+    """Who sent a KILL, as far as the system reports it. `home` is the run's folder, or that of a node, which recorded
+    its own system's count."""
+    agent, outcome = read_json(home.agent), read_json(home.outcome)
+    before = finite(agent.get("oom_kills")) if isinstance(agent, dict) else None
+    now = finite(outcome.get("oom_kills")) if isinstance(outcome, dict) else oom_kills()
+    if before is None or now is None:
+        return "unknown"
+    return "system" if now > before else "process"
+
+
+def oom_kills() -> int | None:
+    """How many processes the kernel has killed since boot because memory ran out; None if it does not report it."""
+    try:
+        fields = dict(line.split() for line in Path("/proc/vmstat").read_text().splitlines())
+        return int(fields["oom_kill"])
+    except (OSError, KeyError, ValueError):
+        return None
+
+
+# ranks without an error of their own
+
+
+def _disagreed(evidence: Evidence) -> Cause | None:
+    """Ranks whose calls differ according to torch's flight recorder."""
+    differ = disagreement(evidence.collectives())
+    return Cause("disagree", sentences.disagreed(*differ)) if differ else None
+
+
+def _hung(evidence: Evidence, notice: str | None) -> Cause | None:
+    """Ranks that timed out: they waited for the rank that did not wait, or that made the least progress."""
+    timed_out = {f.rank for f in evidence.failures if TIMEOUT.search(f.message) and COMMUNICATION.search(f.text)}
+    timed_out |= evidence.aborted
+    if not timed_out or len(evidence.ranks) < 2:
+        return None
+    absent = [h for rank, h in evidence.ends.items() if rank not in timed_out] or list(evidence.ends.values())
+    culprit = min(absent, key=lambda h: h.step)
+    who, program = evidence.named(culprit.rank), evidence.program(culprit.rank)
+    sentence = sentences.hung(who, program, culprit.step, sorted(timed_out - {culprit.rank}), notice)
+    return Cause("hang", sentence, ranks=(culprit.rank,), step=culprit.step)
+
+
+def _left_early(evidence: Evidence) -> Cause | None:
+    """A rank whose script ended without an error while other ranks still ran."""
+    finished = [h for h in evidence.ends.values() if h.end and h.end.outcome in ("finished", "exited")]
+    running = [h for h in evidence.ends.values() if h not in finished]
+    if not finished or not running:
+        return None
+    first = min(finished, key=lambda h: h.step)
+    sentence = sentences.left_early(evidence.named(first.rank), first.step, running[0])
+    return Cause("early", sentence, ranks=(first.rank,), step=first.step)
+
+
+def _vanished(evidence: Evidence) -> Cause | None:
+    """A rank that left no record and that torchrun did not stop: `os._exit`, or a library that calls it."""
+    explained = {failure.rank for failure in evidence.failures} | evidence.exits.keys()
+    for rank in sorted(rank for rank in set(evidence.ranks) - explained if not evidence.was_ended(rank)):
+        if evidence.failures and evidence.closed_by_torchrun(rank) is False:
+            step, waiting = evidence.ends[rank].step, evidence.failures[0].rank
+            sentence = sentences.vanished(evidence.named(rank), evidence.program(rank), step, waiting)
+            return Cause("early", sentence, ranks=(rank,), step=step)
+    return None
+
+
+# nodes, and torchrun itself
+
+
+def _missing(evidence: Evidence) -> Cause | None:
+    """Nodes that had not started when the others stopped waiting for them."""
+    nodes = evidence.nodes
+    gave_up = {node for node, end in evidence.outcomes.items() if end.why and end.why.kind == "missing"}
+    if nodes is None or not gave_up:
+        return None
+    absent = [node for node, time in _last_beats(evidence, nodes).items() if time is None]
+    absent = absent or [node for node in range(nodes.count) if node not in gave_up]  # it started just too late
+    names = [f"{node} ({evidence.host(node)})" for node in absent]
+    return Cause("missing", sentences.missing(names, nodes.count, MEETING_SECONDS), nodes=tuple(absent))
+
+
+def _agent_killed(evidence: Evidence) -> Cause | None:
+    """A node whose torchrun was killed; its ranks, which the kernel kills with it, could not record anything."""
+    for node, end in sorted(evidence.outcomes.items()):
+        if end.exit_code is not None and end.exit_code < 0 and end.why is None:
+            return Cause("agent", sentences.torchrun_killed(-end.exit_code, evidence.host(node)), node=node)
+    return None
+
+
+def _lost(evidence: Evidence) -> Cause | None:
+    """Nodes that started and never wrote an outcome."""
+    if evidence.nodes is None:
+        return None
+    times = _last_beats(evidence, evidence.nodes)
+    last = {node: time for node, time in times.items() if time is not None and node not in evidence.outcomes}
+    if not last:
+        return None
+    sentence = sentences.lost([evidence.host(node) for node in last], min(last.values()))
+    return Cause("host", sentence, node=min(last), nodes=tuple(last))
+
+
+def _parted(evidence: Evidence) -> Cause | None:
+    """Hosts that lost contact: ranks of several hosts waited for each other until the process group's timeout,
+    and no rank that the others waited for was still running."""
+    if evidence.nodes is None:
+        return None
+    waited = {f.rank: (f, match) for f in evidence.failures if (match := WAITED.search(f.text))}
+    cut_off = {f.rank for f in evidence.failures if UNREACHABLE.search(f.text)}
+    silent = set(evidence.ranks) - waited.keys() - cut_off
+    hosts = sorted({evidence.nodes.of_rank(failure.rank) for failure in evidence.failures})
+    if not waited or silent or len(hosts) < 2:
+        return None
+    # when a rank entered the call that never completed, and how many seconds it waited, 0 if its error does not say
+    limits = [(failure.time_ns / 1e9, float(match[1] or 0) / 1000) for failure, match in waited.values()]
+    since, limit = min((gave_up - limit, limit) for gave_up, limit in limits)
+    sentence = sentences.parted([evidence.host(node) for node in hosts], since, limit)
+    return Cause("parted", sentence, nodes=tuple(hosts), advice=(FIREWALL,))
+
+
+def _last_beats(evidence: Evidence, nodes: Nodes) -> dict[int, float | None]:
+    """When each node last sent a heartbeat, in seconds since the epoch; None if it never did."""
+    beats = in_parallel(last_beat, [evidence.folder.node(node) for node in range(nodes.count)])
+    return {node: float(beat["time"]) if beat else None for node, beat in enumerate(beats)}
+
+
+def _unexplained(evidence: Evidence, exit_code: int) -> Cause:
     """No rank left a record: how torchrun ended, or the last line that the interpreter or torchrun printed."""
     if exit_code < 0:
-        name = signal_name(-exit_code)
-        return {"kind": "agent", "sentence": f"torchrun was killed ({name}), and its ranks with it"}
+        return Cause("agent", sentences.torchrun_killed(-exit_code))
     logs = (path for home in evidence.homes() for path in sorted(home.torchrun_logs.rglob("stderr.log")))
     early = (tail_text(path, LAST_WORDS_BYTES) for path in logs)
     text = next((t for t in early if t.strip()), evidence.log).strip()
+    ended_first = None
     if text in evidence.log and evidence.exits:
         rank, code = [*evidence.exits.items()][-1]
-        last = f"according to its log, rank {rank}{evidence.on_host(rank)} ended first, with exit code {code}"
-    else:
-        last = f"the last line of its log: {last_line(text) or 'the log is empty'}"
-    sentence = f"torchrun exited with code {exit_code} and no rank recorded why; {last}"
-    return {"kind": "torchrun", "sentence": sentence, "traceback": text.splitlines(keepends=True)[-40:]}
+        ended_first = evidence.named(rank), code
+    sentence = sentences.unexplained(exit_code, last_line(text), ended_first)
+    return Cause("torchrun", sentence, traceback=tuple(text.splitlines(keepends=True)[-40:]))

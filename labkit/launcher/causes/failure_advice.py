@@ -1,17 +1,16 @@
-"""Advice on failures of a known kind: memory, disk, ranks that disagree."""
+"""Advice on failures of a known kind: memory, disk, errors of a kernel. What is not known of the script is not
+advised."""
 
 from __future__ import annotations
 
 import re
 import shutil
 from collections.abc import Mapping
-from typing import Any
 
-from labkit.record import RankHistory, RunFolder, number
-from labkit.text import gib
+from labkit.record import RunFolder, ScriptFacts
 from labkit.write import Script, extra_options, options_of
 
-__all__ = ["BLOCKING", "EXPANDABLE", "disk_advice", "fragmented", "memory_advice", "memory_in_words"]
+__all__ = ["BLOCKING", "DETAIL", "EXPANDABLE", "FIREWALL", "disk_advice", "fragmented", "memory_advice"]
 
 FULL_BYTES = 16 << 20
 FRAGMENTED = 0.03  # of the device's memory; less is usual
@@ -19,37 +18,29 @@ FRAGMENTED = 0.03  # of the device's memory; less is usual
 EXPANDABLE = "{'PYTORCH_CUDA_ALLOC_CONF': 'expandable_segments:True'}"
 # An error of a kernel is raised by a later call.
 BLOCKING = "with env={'CUDA_LAUNCH_BLOCKING': '1'} the traceback ends at the kernel that failed, not at a later call"
+DETAIL = (
+    "if the ranks may have called collectives with different shapes or dtypes, run it again with "
+    "TORCH_DISTRIBUTED_DEBUG=DETAIL in the environment: torch then compares their calls"
+)
+FIREWALL = "check that the network between them is up and that no firewall blocks it: ranks connect to any port"
 DISK_FULL = re.compile(r"No space left on device|unexpected pos \d+ vs \d+")
 
 
-def memory_in_words(kind: str, memory: Mapping[str, Any], history: RankHistory | None) -> str:
-    """What a rank's memory held when it ran out: `; 13.9 of 14.7 GiB were allocated (parameters 3.1 GiB, …)`."""
-    peak = history.memory_peak if history else 0.0
-    if kind == "host":
-        most = number(memory.get("peak")) or peak
-        return f"; it held up to {gib(most)} (resident set)" if most else ""
-    allocated, total = number(memory.get("allocated")) or peak, number(memory.get("total"))
-    held = {name: size for name, size in (history.held if history else {}).items() if size}
-    shares = [f"{name} {gib(size)}" for name, size in held.items()]
-    if held and allocated > sum(held.values()):
-        shares.append(f"activations and buffers {gib(allocated - sum(held.values()))}")
-    usage = f"; {gib(allocated)}{f' of {gib(total)}' if total else ''} were allocated" if allocated else ""
-    others = (total or 0) - (number(memory.get("free")) or 0) - (number(memory.get("reserved")) or 0)
-    outside = f", {gib(others)} of the device were held by other processes, CUDA or NCCL" if others > 2**30 else ""
-    idle = fragmented(memory)
-    apart = f", {gib(idle)} reserved but unallocated" if idle else ""
-    return usage + (f" ({', '.join(shares)})" if usage and shares else "") + apart + outside
-
-
-def fragmented(memory: Mapping[str, Any]) -> float:
+def fragmented(memory: Mapping[str, float]) -> float:
     """Bytes that CUDA's allocator had reserved and could not use for the failed request, 0 if they matter little."""
-    allocated, reserved, total = (number(memory.get(name)) or 0.0 for name in ("allocated", "reserved", "total"))
+    allocated, reserved, total = (memory.get(name) or 0.0 for name in ("allocated", "reserved", "total"))
     return idle if allocated and (idle := reserved - allocated) > FRAGMENTED * total else 0.0
 
 
-def memory_advice(kind: str, script: Script, parameters: Mapping[str, Any], fragments: float = 0.0) -> str:
+def memory_advice(
+    kind: str,
+    script: Script,
+    parameters: Mapping[str, object],
+    facts: ScriptFacts | None = None,
+    fragments: float = 0.0,
+) -> str:
     """The changes that would make it fit, one a line, among the options that this script has and does not use yet.
-    `fragments`: bytes that the allocator had reserved but could not use."""
+    `facts` is what is known of the script; `fragments`: bytes that the allocator had reserved but could not use."""
     try:
         options = options_of(script)
         for more in extra_options(script).values():  # an option adds its extra
@@ -67,9 +58,12 @@ def memory_advice(kind: str, script: Script, parameters: Mapping[str, Any], frag
             ways.append("activation_checkpointing=True")
         if parameters.get("precision", "fp32") == "fp32" and "precision" in options:
             ways.append("precision='bf16', or 'fp16' on a T4")
-        if "fully_shard" not in str(script):
+        if facts and facts.shards is False:
             ways.append("shard the model: Script.load('fsdp')")
-        ways = ways or ["a smaller batch", "activation checkpointing"]
+        if not ways:
+            ways.append("a smaller batch")
+            if facts and facts.checkpoints is False:
+                ways.append("activation checkpointing")
     return "to make it fit:" + "".join(f"\n- {way}" for way in ways)
 
 

@@ -13,8 +13,17 @@ from typing import Any
 
 from labkit.files import lines_of, read_source
 from labkit.launcher.causes.background_errors import background_errors
-from labkit.launcher.causes.flight_record import absent, calls_of, disagreement, mutual_waiting, waits_in
-from labkit.launcher.causes.stacks import RankStack, ask, threads
+from labkit.launcher.causes.sentences import disagreed
+from labkit.launcher.causes.stacks import (
+    RankStack,
+    absent,
+    ask,
+    calls_of,
+    disagreement,
+    mutual_waiting,
+    threads,
+    waits_in,
+)
 from labkit.record import RunFolder
 from labkit.text import escaped, in_lines, plain
 from labkit.write import Script
@@ -78,7 +87,7 @@ def explain(ranks: Sequence[RankStack], script: Script, path: str) -> str:
         )
     calls = {r.rank: calls_of(r.collectives) for r in ranks}
     if differ := disagreement(calls):
-        return f"the ranks disagree: {differ}. {_upper(_where(ranks, places))}"
+        return f"{disagreed(*differ)}. {_upper(_where(ranks, places))}"
     if awaited := absent(calls):
         call, numbers = awaited
         late = [r for r in ranks if r.rank in numbers]

@@ -46,7 +46,7 @@ def run_html(
     """
     drawn = with_charts and any(history.step for history in reader.ranks.values())
     if log_rank is None:
-        log_rank = int((state.cause or {}).get("rank") or 0)
+        log_rank = (state.cause and state.cause.rank) or 0
     return (
         '<div style="font-family:system-ui,sans-serif;font-size:13px;line-height:1.5;max-width:760px">'
         f"{_pill(folder, state, watched)}{_notices(folder, state)}{_cause(state)}{_tracebacks(folder, state)}"
@@ -163,7 +163,7 @@ def _folded_strips(folds: NodeFolds, time: int) -> str:
 
 def _explanation(state: State) -> list[str]:
     """Why the run ended and what to do about it."""
-    return [str(state.cause.get(name) or "") for name in ("sentence", "advice")] if state.cause else []
+    return [state.cause.sentence, "\n".join(state.cause.advice)] if state.cause else []
 
 
 def _notices(folder: RunFolder, state: State) -> str:
@@ -194,7 +194,7 @@ def _tracebacks(folder: RunFolder, state: State) -> str:
     """The other ranks' exceptions, folded: consequences of the first, or separate failures."""
     if state.state != "failed":
         return ""
-    latest, first = folder.latest, (state.cause or {}).get("rank")
+    latest, first = folder.latest, state.cause.rank if state.cause else None
     failures = {rank: read_json(latest.error(rank)) for rank in latest.started_ranks() if rank != first}
     return "".join(
         f"<details><summary>rank {rank}: {escaped(str(failure.get('exception')))}: "
@@ -209,7 +209,7 @@ def _cause(state: State) -> str:
     if not state.cause:
         return ""
     sentence, advice = (escaped(text) for text in _explanation(state))
-    trace = escaped("".join(state.cause.get("traceback") or []))
+    trace = escaped("".join(state.cause.traceback))
     more = f'<details open><summary>traceback</summary><pre style="{TRACE}">{trace}</pre></details>' if trace else ""
     text = f"<b>{sentence}</b>" + (f'<div style="white-space:pre-line">{advice}</div>' if advice else "")
     return f'<div style="border-left:4px solid {_tint(state)};padding:2px 10px;margin:6px 0">{text}{more}</div>'

@@ -1,0 +1,80 @@
+"""What a script shards, wraps and uses, read from its text at the launch and kept in `run.json` as `facts`.
+
+A fact that the text does not settle is None: the script may import it from a module of the user's, or leave it to a
+framework's settings.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+
+from labkit.checking.syntax.tree import FRAMEWORKS, WRAPPERS, Tree, tree_of
+from labkit.record import ScriptFacts
+
+__all__ = ["facts_of"]
+
+MOST_BYTES = 200_000  # a tree takes about 20 ms per 1,000 lines; it must not delay a launch
+# Which strategy the names that a script imports or calls belong to.
+STRATEGIES = {
+    "torch.distributed.tensor": "tensor_parallel",
+    "torch.distributed._tensor": "tensor_parallel",
+    "torch.distributed.pipelining": "pipeline",
+    "torch.distributed._composable": "fsdp2",
+    "torch.distributed.optim.ZeroRedundancyOptimizer": "zero1",
+}
+# What divides a model by hand.
+DIVIDING = re.compile(
+    r"torch\.distributed\.(all_gather|all_to_all|batch_|i?recv|i?send|nn|reduce_scatter|rpc|scatter|_)"
+)
+REPLICATED = {"ddp", "zero1"}
+CHECKPOINTING = ("torch.utils.checkpoint", "torch.distributed.algorithms._checkpoint")
+CHECKPOINTING_WORDS = {"gradient_checkpointing", "gradient_checkpointing_enable"}
+# A script that imports nothing else is all that trains.
+COMPLETE = {"torch", "torchvision", "numpy"} | sys.stdlib_module_names - {"importlib", "runpy"}
+
+
+def facts_of(text: str) -> ScriptFacts | None:
+    """None if the text is not Python, or too long to be read during a launch."""
+    if len(text) > MOST_BYTES:
+        return None
+    try:
+        tree = tree_of(text)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return None
+    imported = {name for name, _ in tree.imports.values()}
+    names = imported | {tree.dotted(node) for node in tree.nodes[ast.Attribute]}
+    wraps = {WRAPPERS[last] for name in names if (last := name.rpartition(".")[2]) in WRAPPERS}
+    wraps |= {strategy for module, strategy in STRATEGIES.items() if _is_in(names, module)}
+    frameworks = {top for name in imported if (top := name.split(".")[0]) in FRAMEWORKS}
+    frameworks |= {"trainer"} if tree.is_managed and not frameworks else set()
+    is_complete = {name.split(".")[0] for name in imported} <= COMPLETE
+
+    def used(is_used: bool) -> bool | None:
+        return True if is_used else False if is_complete else None
+
+    shards = None
+    if wraps - REPLICATED:
+        shards = True
+    elif not frameworks and (wraps or (is_complete and not _is_divided_by_hand(tree, names))):
+        shards = False
+    return ScriptFacts(
+        tuple(sorted(wraps | frameworks)),
+        shards,
+        checkpoints=used(_is_in(names, *CHECKPOINTING) or bool(tree.words & CHECKPOINTING_WORDS)),
+        autocasts=used(any(name.startswith("torch.") and name.endswith(".autocast") for name in names)),
+        compiles=used("torch.compile" in names),
+    )
+
+
+def _is_divided_by_hand(tree: Tree, names: set[str]) -> bool:
+    """Whether ranks exchange what a divided model exchanges, or anything in a forward or backward of the script."""
+    passes = [function for name in ("forward", "backward") for function in tree.functions.get(name, ())]
+    calls = (call for call, name in tree.names_of_calls.items() if name.startswith("torch.distributed."))
+    return any(map(DIVIDING.match, names)) or any(tree.function_of(call) in passes for call in calls)
+
+
+def _is_in(names: set[str], *modules: str) -> bool:
+    """Whether one of the names is a module, or from it."""
+    return any(name == module or name.startswith(f"{module}.") for name in names for module in modules)

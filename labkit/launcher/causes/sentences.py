@@ -1,0 +1,172 @@
+"""The sentences that state a cause: each kind of cause has its words here, and nowhere else."""
+
+from __future__ import annotations
+
+import re
+import signal
+import time
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+from labkit.launcher.causes.evidence import Failure
+from labkit.launcher.causes.failure_advice import fragmented
+from labkit.launcher.causes.stacks import Call
+from labkit.record import Place, RankHistory
+from labkit.text import first_line, gib
+
+NAMED_FAILURES = 3
+Killer = Literal["system", "process", "unknown"]
+BY = {
+    "system": " by the system because memory ran out",
+    "process": " by another process, not by labkit (the system reports no out-of-memory kill)",
+    "unknown": ", not by labkit; probably by the system because memory ran out",
+}
+
+
+def failed(who: str, failure: Failure, where: Place | None, detail: str = "", others: Sequence[Failure] = ()) -> str:
+    """A rank that raised or exited. `detail` follows its place in the script, then the failures of other ranks."""
+    what = first_line(failure.message)
+    if failure.kind == "exit":
+        ended = f"exited with {what}" if re.match(r"-?\d+(:|$)", what) else f"stopped: {what}"
+    elif failure.out_of_memory:
+        ended = f"ran out of {failure.out_of_memory} memory: {failure.summary}"
+    else:
+        ended = f"failed: {failure.summary}"
+    origins = [line for line in map(first_line, failure.causes[:NAMED_FAILURES]) if line]
+    caused = f", caused by {'; '.join(origins)}" if origins else ""
+    more = "".join(f"; rank {other.rank} also failed: {other.summary}" for other in others[:NAMED_FAILURES])
+    return f"{who} {ended}{caused}{at(where)}{detail}{more}"
+
+
+def worker_killed(who: str, by: Killer) -> str:
+    """A DataLoader's worker. The script's line is left out: it is where the rank happened to be."""
+    return f"{who} failed: a DataLoader worker was killed (SIGKILL){BY[by]}"
+
+
+def perhaps_out_of_memory(free: float | None, total: float | None) -> str:
+    shown = f" ({gib(free)} of {gib(total)} were free)" if free is not None and total else ""
+    return f"; cuDNN often fails this way when the device's memory is full{shown}"
+
+
+def memory_in_words(kind: str, memory: Mapping[str, float], history: RankHistory | None) -> str:
+    """What a rank's memory held when it ran out: `; 13.9 of 14.7 GiB were allocated (parameters 3.1 GiB, …)`."""
+    peak = history.memory_peak if history else 0.0
+    if kind == "host":
+        most = memory.get("peak") or peak
+        return f"; it held up to {gib(most)} (resident set)" if most else ""
+    allocated, total = memory.get("allocated") or peak, memory.get("total") or 0.0
+    held = {name: size for name, size in (history.held if history else {}).items() if size}
+    shares = [f"{name} {gib(size)}" for name, size in held.items()]
+    if held and allocated > sum(held.values()):
+        shares.append(f"activations and buffers {gib(allocated - sum(held.values()))}")
+    usage = f"; {gib(allocated)}{f' of {gib(total)}' if total else ''} were allocated" if allocated else ""
+    others = total - memory.get("free", 0.0) - memory.get("reserved", 0.0)
+    outside = f", {gib(others)} of the device were held by other processes, CUDA or NCCL" if others > 2**30 else ""
+    idle = fragmented(memory)
+    apart = f", {gib(idle)} reserved but unallocated" if idle else ""
+    return usage + (f" ({', '.join(shares)})" if usage and shares else "") + apart + outside
+
+
+def unflushed(last_line: str) -> str:
+    """What exit code 120 means."""
+    return f"its script ended, and then Python could not flush stdout or stderr{f': {last_line}' if last_line else ''}"
+
+
+def killed(
+    who: str,
+    name: str,
+    by: Killer | None,
+    *,
+    function: str,
+    where: Place | None,
+    history: RankHistory | None,
+    held: float,
+    thrown: str,
+) -> str:
+    """A rank that a signal killed, in `function` of a library, when it `held` so many bytes."""
+    called = f" in `{function}`" if function else ""
+    last = f", last seen at step {history.step}" if history else ""
+    most = f"; it held {gib(held)} ({history.memory_name}, peak)" if history and held else ""
+    message = f": {thrown}" if thrown else ""
+    return f"{who} was killed ({name}){BY[by] if by else ''}{called}{at(where)}{last}{most}{message}"
+
+
+def torchrun_killed(number: int, host: str = "") -> str:
+    return f"torchrun{f' on {host}' if host else ''} was killed ({signal_name(number)}), and its ranks with it"
+
+
+def disagreed(first: tuple[int, Call], other: tuple[int, Call]) -> str:
+    """Two ranks whose collectives differ."""
+    (rank, call), (other_rank, other_call) = first, other
+    return (
+        f"the ranks disagree: as collective #{call.number}{call.group_in_words} rank {rank} called "
+        f"{call.name}({call.shapes}), rank {other_rank} called {other_call.name}({other_call.shapes})"
+    )
+
+
+def hung(who: str, program: str, step: int, waiting: Sequence[int], notice: str | None) -> str:
+    """`notice` is what the supervisor reported before."""
+    what = f"had become `{program}`, which labkit cannot see into" if program else "stopped answering"
+    ranks = f"rank{'s' * (len(waiting) > 1)} {', '.join(map(str, waiting))}"
+    before = f". Before that {notice}" if notice else ""
+    return f"{who} {what} (last seen at step {step}); {ranks} waited for it until the process group's timeout{before}"
+
+
+def left_early(who: str, step: int, waiting: RankHistory) -> str:
+    return (
+        f"{who} ended at step {step} without an error while rank {waiting.rank}, at step {waiting.step}, waited for "
+        "it. Check whether ranks have different amounts of data, one of them leaves its loop early (`break`), or rank "
+        f"{waiting.rank} calls one more collective"
+    )
+
+
+def vanished(who: str, program: str, step: int, waiting: int) -> str:
+    how = f"had become `{program}`, which ended without an error" if program else "ended without an error (os._exit?)"
+    return f"{who} {how}, last seen at step {step}; rank {waiting} waited for it"
+
+
+def missing(nodes: Sequence[str], count: int, seconds: float) -> str:
+    """Nodes, such as `1 (hB)`, that did not connect."""
+    return f"node{'s' * (len(nodes) != 1)} {', '.join(nodes)} of {count} did not connect within {seconds:.0f} s"
+
+
+def lost(hosts: Sequence[str], since: float) -> str:
+    """Hosts without a heartbeat since then, in seconds since the epoch."""
+    return (
+        f"{'host' if len(hosts) == 1 else 'hosts'} {', '.join(hosts)} {'was' if len(hosts) == 1 else 'were'} lost at "
+        f"{_clock(since)}: its supervisor is gone (killed, or the machine went down)"
+    )
+
+
+def parted(hosts: Sequence[str], since: float, limit: float) -> str:
+    """Hosts that no longer reach each other; `limit` is the process group's timeout in seconds, 0 if it is unknown."""
+    return (
+        f"hosts {', '.join(hosts[:-1])} and {hosts[-1]} lost contact at {_clock(since)}: their ranks waited for each "
+        f"other until the process group's timeout{f' ({limit:g} s)' if limit else ''}"
+    )
+
+
+def unexplained(code: int, last_line: str, ended_first: tuple[str, int] | None) -> str:
+    """`ended_first` is a rank and its exit code, if that is all that torchrun's log says."""
+    if ended_first:
+        last = f"according to its log, {ended_first[0]} ended first, with exit code {ended_first[1]}"
+    else:
+        last = f"the last line of its log: {last_line or 'the log is empty'}"
+    return f"torchrun exited with code {code} and no rank recorded why; {last}"
+
+
+def at(where: Place | None) -> str:
+    """` (train.py line 3)`"""
+    return f" ({where})" if where else ""
+
+
+def signal_name(number: int) -> str:
+    """SIGKILL for 9; real-time signals have no name."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def _clock(seconds: float) -> str:
+    return time.strftime("%H:%M:%S", time.localtime(seconds))

@@ -1,0 +1,121 @@
+"""Why a run failed, was stopped or is lost: data, which `state.json` holds as a mapping."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from labkit.record.measured.metrics_file import number
+
+__all__ = ["Cause", "Place"]
+
+
+@dataclass(frozen=True)
+class Place:
+    """A line of the script named `file`. In a cell: its title, where it is from, and which of its lines it is."""
+
+    line: int
+    file: str = ""
+    cell: str | None = None
+    origin: str | None = None
+    line_in_cell: int | None = None
+
+    def __str__(self) -> str:
+        """train.py line 31, cell `model` from lab.ipynb cell 4, line 2 of the cell"""
+        if self.cell is None:
+            return f"{self.file} line {self.line}"
+        origin = f" from {self.origin}" if self.origin else ""
+        return f"{self.file} line {self.line}, cell `{self.cell}`{origin}, line {self.line_in_cell} of the cell"
+
+
+@dataclass(frozen=True, eq=False)
+class Cause(Mapping[str, Any]):
+    """The cause as fields; it can also be read as the mapping in `state.json`, which has the fields that are not empty.
+
+    `sentence` states it for people, `advice` what to change. `ranks` failed in the same way, the first of
+    them first; `node` has the log to read, `nodes` are those that are missing, lost or cut off. `exception`, `message`,
+    `traceback` and `where` are the error's; `signal` is what killed the rank at `step`, or told a
+    supervisor to stop. `out_of_memory` is "device" or
+    "host", `memory` what the rank had used, in bytes. `goes_on` means that the next attempt resumes from here.
+    """
+
+    kind: str = ""
+    sentence: str = ""
+    ranks: tuple[int, ...] = ()
+    node: int | None = None
+    nodes: tuple[int, ...] = ()
+    exception: str | None = None
+    message: str | None = None
+    signal: str | None = None
+    where: Place | None = None
+    step: int | None = None
+    time_ns: int | None = None
+    traceback: tuple[str, ...] = ()
+    out_of_memory: str | None = None
+    memory: Mapping[str, float] = field(default_factory=dict)
+    advice: tuple[str, ...] = ()
+    goes_on: bool = False
+
+    @property
+    def rank(self) -> int | None:
+        """The first rank with a failure of its own."""
+        return self.ranks[0] if self.ranks else None
+
+    @classmethod
+    def decode(cls, value: object) -> Cause | None:
+        """The cause in a mapping, without values of a wrong type; None for anything but a mapping with a sentence."""
+        if not isinstance(value, Mapping) or not isinstance(value.get("sentence"), str):
+            return None
+
+        def text(name: str) -> str | None:
+            return str(value[name]) if isinstance(value.get(name), str) else None
+
+        def count(name: str) -> int | None:
+            return next(iter(_counts([value.get(name)])), None)
+
+        line, rank, trace = count("line"), count("rank"), value.get("traceback")
+        sizes = memory.items() if isinstance(memory := value.get("memory"), dict) else ()
+        cell = text("cell"), text("origin"), count("line_in_cell")
+        return cls(
+            kind=text("kind") or "",
+            sentence=text("sentence") or "",
+            ranks=_counts(value.get("ranks")) or (() if rank is None else (rank,)),
+            node=count("node"),
+            nodes=_counts(value.get("nodes")),
+            exception=text("exception"),
+            message=text("message"),
+            signal=text("signal"),
+            where=Place(line, text("file") or "", *cell) if line else None,
+            step=count("step"),
+            time_ns=count("time_ns"),
+            traceback=tuple(part for part in trace if isinstance(part, str)) if isinstance(trace, list) else (),
+            out_of_memory=text("out_of_memory"),
+            memory={name: n for name, size in sizes if (n := number(size)) is not None},
+            advice=(advice,) if (advice := text("advice")) else (),
+            goes_on=value.get("goes_on") is True,
+        )
+
+    @cached_property
+    def _content(self) -> dict[str, Any]:
+        where = self.where
+        place = vars(where) | {"place": f" ({where})"} if where else {}
+        content = {name: value for name, value in vars(self).items() if name not in ("where", "ranks")}
+        content |= {"rank": self.rank, "ranks": self.ranks, "advice": "\n".join(self.advice)} | place
+        content = {name: [*value] if isinstance(value, tuple) else value for name, value in content.items()}
+        return {name: value for name, value in content.items() if value or type(value) is int}
+
+    def __getitem__(self, name: str) -> Any:
+        return self._content[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._content)
+
+    def __len__(self) -> int:
+        return len(self._content)
+
+
+def _counts(values: object) -> tuple[int, ...]:
+    """The whole numbers from 0 in a list."""
+    return tuple(n for n in values if type(n) is int and n >= 0) if isinstance(values, list) else ()
