@@ -385,7 +385,7 @@ def read_cause(run, draw):
         run.folder.error(1).unlink(missing_ok=True)
     cause = find_cause(run.folder, run.folder.latest, draw.choice([1, 2, 255, -9, -15, -35, -64]), None)
     assert isinstance(cause["sentence"], str)
-    json.dumps(cause)  # it is kept in state.json
+    json.dumps(dict(cause))  # it is kept in state.json
 
 
 READERS = {
