@@ -9,7 +9,7 @@ from collections.abc import Iterable
 
 from labkit.checking import checker  # noqa: F401  (registers the rules)
 from labkit.checking.findings import KINDS
-from labkit.checking.register import RULES
+from labkit.checking.rules import RULES
 
 HEAD = """# What `labkit check` looks for
 

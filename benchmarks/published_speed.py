@@ -281,9 +281,7 @@ def main() -> None:
     print("<!-- PYTHONPATH=build/vision python benchmarks/published_speed.py > docs/evidence/published_speed.md -->\n")
     print("# Published throughputs and the planner's predictions\n")
     print("No GPU was used: predictions use the figures in `labkit/planner/devices.csv` and the fractions in")
-    print(
-        "`labkit/planner/speed/kernels.py`. The fractions were fitted by hand to the image models; nothing was fitted"
-    )
+    print("`labkit/planner/speed/rates.py`. The fractions were fitted by hand to the image models; nothing was fitted")
     print("to the text models or the second table. The band is the one that a plan shows.\n")
     inside: list[bool] = []
     print("| model | GPU | precision | batch | published, samples/s | predicted | band | inside | source |")

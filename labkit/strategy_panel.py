@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from importlib.metadata import version
 from typing import Any
 
@@ -22,25 +22,20 @@ from labkit.planner import (
     Plan,
     SpeedModel,
     Trial,
-    bar_of,
     device_named,
     devices_named,
     evaluate,
-    extras_of,
     facts_of,
     measure_speed,
     needed,
-    options_of_strategy,
     outlook,
-    under,
     variants,
-    verdict_of,
 )
 from labkit.record import RunReader
 from labkit.run import Run
 from labkit.text import escaped, plain
 from labkit.view import Bar, Controls, Palette, aligned, bars, grid
-from labkit.write import LaunchOptions, Option, Script, strategy_of
+from labkit.write import LaunchOptions, Option, Script, options_of_strategy, strategy_of
 
 __all__ = ["Panel", "panel"]
 
@@ -73,7 +68,7 @@ class Panel:
 
     def __init__(self, script: Script, device: str, ranks: int, parameters: Mapping[str, Any]):
         self._script, self._strategy = script, strategy_of(script) or script.name
-        self.scripts = self._offered()
+        self.scripts = variants(self._script, all_trainings=True)
         self.candidates: list[Candidate] = []
         self.chosen: Candidate | None = None
         self.trials: list[Trial] = []
@@ -95,15 +90,9 @@ class Panel:
                 self._splits = [*dict.fromkeys((*self._splits, *splits))]
                 device = self._device(self._begin["device"])
                 self._facts = facts_of(self._script, self._parameters, self._splits, capability=device.dispatches_as)
-                self.scripts = self._offered(self._facts.divides)
+                self.scripts = variants(self._script, self._facts.divides, all_trainings=True)
             except LabError as error:
                 self._problem = str(error)
-
-    def _offered(self, divides: Collection[str] = ()) -> dict[str, Script]:
-        """The script under every strategy that its model allows, also those that train differently."""
-        scripts = variants(self._script, divides)
-        others = (name for name in OTHER_TRAINING if name not in scripts)
-        return scripts | {name: under(self._script, name, extras_of(self._script)) for name in others}
 
     def page(self, strategy: str, ranks: int, device: str, parameters: Mapping[str, Any]) -> str:
         """The prediction for a setting as HTML; sets `candidates`, which it shows, and `chosen`, the selected one."""
@@ -117,11 +106,11 @@ class Panel:
         self.candidates = outlook(shown, strategy, self._facts, on, ranks, values, self._speed_model(on))
         drawn: list[Bar] = []
         for candidate in self.candidates:
-            drawn.append(bar_of(candidate, chosen=candidate.strategy == strategy))
+            drawn.append(candidate.bar(chosen=candidate.strategy == strategy))
             drawn += (trial.bar() for trial in self.trials if trial.planned.is_like(candidate))
         limit_name = f"a rank's share of {on.name}" if on.shared else on.name
         self.chosen = next(candidate for candidate in self.candidates if candidate.strategy == strategy)
-        verdict, sentence = verdict_of(self.chosen, on)
+        verdict, sentence = self.chosen.verdict(on)
         if strategy in OTHER_TRAINING:
             sentence += f". {strategy} does not train the same model as a single rank would"
         return panel_page(verdict, sentence, drawn, on.usable_by(ranks) or None, limit_name, rows)

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import re
+import shlex
+import sys
+from pathlib import Path
 from typing import overload
 
 from labkit.checking.findings import KINDS, Finding, Findings
 from labkit.checking.migration import Migration, compared
-from labkit.checking.register import RULES
 from labkit.checking.rules import (  # noqa: F401  (each registers its rules)
+    RULES,
     ending,
     hanging,
     hard_coded,
@@ -23,14 +27,17 @@ from labkit.checking.rules import (  # noqa: F401  (each registers its rules)
     wrapping,
 )
 from labkit.checking.source import Piece, Source, explain, read
-from labkit.checking.syntax.nodes import position
-from labkit.checking.syntax.tree import Around, Tree
+from labkit.checking.syntax.tree import Around, Tree, keyword, position, tree_of
 from labkit.errors import ScriptError
-from labkit.write import Script
+from labkit.text import plain
+from labkit.write import Script, is_library, script_names
 
-__all__ = ["KINDS", "RULES", "Finding", "Findings", "check"]
+__all__ = ["Finding", "Findings", "KINDS", "RULES", "check", "warn"]
 
 IGNORED = re.compile(r"#\s*labkit:\s*ignore\[([\w\s,-]+)\]")
+MOST_LINES = 5
+MOST_BYTES = 200_000  # checking takes about 10 ms per 1,000 lines; it must not delay a launch
+WARNED_OF = ("hangs", "wrong")
 
 
 @overload
@@ -105,3 +112,63 @@ def _is_ignored(tree: Tree, node: object, slug: str) -> bool:
     lines = {getattr(node, "lineno", 1), getattr(node, "end_lineno", 1)}
     comments = (IGNORED.search(tree.lines[line - 1]) for line in lines if line <= len(tree.lines))
     return any(slug in re.split(r"[\s,]+", comment[1]) for comment in comments if comment)
+
+
+def warn(script: Script | str | os.PathLike[str]) -> None:
+    """Warn on stderr about mistakes in the user's own script that may hang or corrupt training."""
+    try:
+        text = "\n".join(_lines(script))
+    except Exception:  # an error of the checker must not prevent training
+        return
+    if text:
+        print(text, file=sys.stderr, flush=True)
+
+
+def _lines(script: Script | str | os.PathLike[str]) -> list[str]:
+    if _is_ours(script) or _size(script) > MOST_BYTES:
+        return []
+    all_findings = check(script)
+    findings = [finding for kind in WARNED_OF for finding in all_findings if finding.kind == kind]
+    processes = _own_processes(script)
+    if not findings:
+        return processes
+    more = f"{len(findings) - MOST_LINES} more; " if len(findings) > MOST_LINES else ""
+    call = (
+        "labkit.check(script)"
+        if isinstance(script, Script)
+        else f"labkit check {shlex.quote(plain(os.fspath(script)))}"
+    )
+    return [*processes, *(finding.short for finding in findings[:MOST_LINES]), f"{more}{call} explains why and the fix"]
+
+
+def _own_processes(script: Script | str | os.PathLike[str]) -> list[str]:
+    """Mistakes that matter only because torchrun runs the script on every rank."""
+    source = read(script)
+    tree = tree_of(source.pieces[0].text)
+    lines = [
+        f"{source.name}:{call.lineno}: mp.spawn starts ranks, but torchrun has already started them: call the spawned "
+        "function directly with int(os.environ['RANK'])"
+        for call in tree.torch_calls("spawn", "start_processes")
+    ]
+    loaders = [call for call in tree.torch_calls("DataLoader") if _is_spawn(keyword(call, "multiprocessing_context"))]
+    loaders += [call for call in tree.torch_calls("set_start_method") if call.args and _is_spawn(call.args[0])]
+    if loaders and not tree.has_main_guard:
+        lines.append(
+            f"{source.name}:{loaders[0].lineno}: every spawned worker process imports this script again and trains: "
+            'put the main code under `if __name__ == "__main__":`'
+        )
+    return lines
+
+
+def _is_spawn(value: ast.expr | None) -> bool:
+    return isinstance(value, ast.Constant) and value.value == "spawn"
+
+
+def _is_ours(script: Script | str | os.PathLike[str]) -> bool:
+    if isinstance(script, Script):
+        return is_library(script)
+    return isinstance(script, str) and script in script_names()
+
+
+def _size(script: Script | str | os.PathLike[str]) -> int:
+    return len(str(script)) if isinstance(script, Script) else Path(script).stat().st_size

@@ -11,10 +11,9 @@ from typing import Any
 from labkit.checking.findings import Finding, Findings
 from labkit.checking.rules.saving import GATHERS
 from labkit.checking.source import Piece
-from labkit.checking.syntax.collectives import CHECKPOINT
 from labkit.checking.syntax.models import moves_to_device, optimizers
-from labkit.checking.syntax.nodes import keyword
-from labkit.checking.syntax.tree import Tree
+from labkit.checking.syntax.ranks import CHECKPOINT
+from labkit.checking.syntax.tree import Tree, keyword
 from labkit.text import escaped, plain
 
 __all__ = ["Change", "Migration", "compared"]

@@ -8,17 +8,15 @@ from typing import Any
 
 from labkit import words
 from labkit.launcher import EXPANDABLE
-from labkit.planner.alternatives import HALF, fused_adamw, half_of
-from labkit.planner.candidate import ALIKE, MARGIN, Candidate, evaluate, fastest, held_by, judged, lacks, needs
-from labkit.planner.constraints import refusal
+from labkit.planner.candidate import ALIKE, MARGIN, Candidate, evaluate, fastest, held_by, judged, lacks, needs, refusal
 from labkit.planner.data_sheets import Device
 from labkit.planner.layout import Layout, layout_of
 from labkit.planner.memory.peak import moments
 from labkit.planner.model.facts import ModelFacts
 from labkit.planner.networks import between_hosts
 from labkit.planner.scaling import bytes_per_parameter, largest_micro_batch
-from labkit.planner.search import Search
-from labkit.planner.speed.kernels import matrix_share
+from labkit.planner.search import HALF, Search, fused_adamw, half_of
+from labkit.planner.speed.rates import matrix_share
 from labkit.planner.speed.speed_model import SpeedModel
 from labkit.planner.variations import SUPERSEDED, extras_of, own_parameters, simplicity, under, variants
 from labkit.record import Peak

@@ -10,19 +10,16 @@ from typing import Any
 from labkit.errors import LaunchError
 from labkit.write import (
     Cell,
-    Option,
     Script,
     command_line,
     completed,
-    library,
     options_of,
-    options_of_part,
-    own_options,
+    options_of_strategy,
     read_back,
     strategy_of,
 )
 
-__all__ = ["Layout", "able_to", "check_contract", "layout_of", "options_of_strategy"]
+__all__ = ["Layout", "able_to", "check_contract", "layout_of"]
 
 # The functions of a script that the planner calls.
 CALLED = {
@@ -198,16 +195,6 @@ def able_to(script: Script, parameters: Mapping[str, Any]) -> Script:
 def _able_to(script: Script, name: str, missing: tuple[str, ...]) -> Script:
     """`name` is part of the cache key, because the equality of scripts ignores it."""
     return completed(script, missing)
-
-
-@lru_cache(maxsize=256)
-def options_of_strategy(script: Script) -> Mapping[str, Option]:
-    """The options of the strategy's cells and of extras that work with this strategy only, except `accumulate`, which
-    all strategies have."""
-    strategy = strategy_of(script)
-    extras = [options_of_part(extra) for extra in library().extras.values() if strategy in extra.goes_with]
-    every = {name: option for options in (*extras, own_options(script)) for name, option in options.items()}
-    return {name: option for name, option in every.items() if name != "accumulate"}
 
 
 def _axes(strategy: str, ranks: int, values: Mapping[str, Any]) -> tuple[int, int]:

@@ -17,7 +17,6 @@ from labkit.planner.layout import Layout, layout_of
 from labkit.planner.memory.peak import SHARDED
 from labkit.planner.memory.peak import peak as peak_of
 from labkit.planner.model.facts import ModelFacts
-from labkit.planner.overview import bar_of
 from labkit.planner.plan_views import break_even, memory_planned, plan_html, plan_text, scaling_planned
 from labkit.planner.scaling import break_even_curve, scaling_curves
 from labkit.planner.speed.speed_model import SpeedModel
@@ -74,10 +73,15 @@ class Plan:
         return max((peak.bytes for peak in self.peaks.values()), default=None)
 
     @property
+    def unfit(self) -> str:
+        """Why the device cannot train this, regardless of memory; "" if it can."""
+        return unfit(self.device, self.layout)
+
+    @property
     def fits(self) -> bool | None:
         """Whether the peak fits into a rank's share of the device; None if unknown."""
         usable = self.device.usable_by(self.ranks)
-        if unfit(self.device, self.layout):
+        if self.unfit:
             return False
         if self.bytes is not None:
             return self.bytes <= usable
@@ -92,7 +96,7 @@ class Plan:
     def figures(self) -> dict[str, Figure]:
         """Plotly figures by name: "memory", "scaling" (tokens/s over ranks) and "break-even" (the speed-up from a
         second device). Figures without data are left out."""
-        rows = [*(bar_of(row) for row in self.advice.rows)] if self.advice else []
+        rows = [row.bar() for row in self.advice.rows] if self.advice else []
         name, shown = self.layout.strategy or self.script.name, self.advice.requested.peak if self.advice else None
         rows[1:1] = [Bar(name, peak.categories, source=how) for how, peak in self.peaks.items() if peak is not shown]
         if not rows:
@@ -158,7 +162,7 @@ class Plan:
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
         verdict, rows, assumed = self._texts()
         requested = self.advice.requested.strategy if self.advice else ""
-        drawn = [bar_of(row, chosen=row.strategy == requested) for row in (self.advice.rows if self.advice else ())]
+        drawn = [row.bar(chosen=row.strategy == requested) for row in (self.advice.rows if self.advice else ())]
         limit = self.device.usable_by(self.ranks)
         html = plan_html(verdict, self.peaks, rows, assumed, drawn, limit, self.device.name)
         return {"text/plain": str(self), "text/html": as_image(html)}

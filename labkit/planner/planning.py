@@ -13,18 +13,16 @@ from labkit.arguments import checked
 from labkit.errors import LaunchError
 from labkit.hardware import hardware
 from labkit.planner.advice import advise
-from labkit.planner.alternatives import half_of
-from labkit.planner.candidate import lacks
-from labkit.planner.constraints import refusal, unsupported
+from labkit.planner.candidate import lacks, refusal, unsupported
 from labkit.planner.data_sheets import Device, devices_named
 from labkit.planner.layout import Layout, able_to, layout_of
 from labkit.planner.memory.peak import UnknownToFormulas, variant_of, worst
 from labkit.planner.model.child import Unplannable, asking
 from labkit.planner.model.facts import ModelFacts, facts_of
-from labkit.planner.model.rehearsal import rehearse
-from labkit.planner.model.sizes import states_alone
+from labkit.planner.model.rehearsal import rehearse, states_alone
 from labkit.planner.networks import bandwidth_of
 from labkit.planner.planned import Plan
+from labkit.planner.search import half_of
 from labkit.planner.speed.speed_model import SpeedModel, measure_speed
 from labkit.record import Peak
 from labkit.text import gib

@@ -9,10 +9,20 @@ from functools import lru_cache
 from typing import Any
 
 from labkit.errors import ScriptError
-from labkit.planner.layout import options_of_strategy
-from labkit.write import Cell, Option, Script, extra_options, library, options_of, script_names, strategy_of, with_extra
+from labkit.write import (
+    Cell,
+    Option,
+    Script,
+    extra_options,
+    library,
+    options_of,
+    options_of_strategy,
+    script_names,
+    strategy_of,
+    with_extra,
+)
 
-__all__ = ["SUPERSEDED", "extras_of", "needed", "own_parameters", "simplicity", "under", "variants"]
+__all__ = ["OTHER_TRAINING", "SUPERSEDED", "extras_of", "needed", "own_parameters", "simplicity", "under", "variants"]
 
 # The simplest first
 ORDER = (
@@ -27,8 +37,9 @@ SUPERSEDED = {"fsdp1": "fsdp"}
 OTHER_TRAINING = ("diloco",)
 
 
-def variants(script: Script, divides: Collection[str] = ()) -> dict[str, Script]:
-    """The script itself and its cells under every other strategy, by name; of FOR_SOME, only those in `divides`.
+def variants(script: Script, divides: Collection[str] = (), *, all_trainings: bool = False) -> dict[str, Script]:
+    """The script itself and its cells under every other strategy, by name; of FOR_SOME, only those in `divides`, and
+    those of OTHER_TRAINING, which come last, only with `all_trainings`.
 
     The script has its strategy's name as key; with the user's own strategy cell, it comes first under its own name. The
     others are ordered from the strategy that keeps most on each rank to the one that shards most.
@@ -36,8 +47,9 @@ def variants(script: Script, divides: Collection[str] = ()) -> dict[str, Script]
     own = strategy_of(script)
     names = [name for name in script_names() if name in (own, *divides) or name not in FOR_SOME]
     ordered = (*(name for name in ORDER if name in names), *(name for name in names if name not in ORDER))
-    same = [name for name in ordered if name == own or name not in OTHER_TRAINING]
-    others = {name: script if name == own else under(script, name, extras_of(script)) for name in same}
+    named = [name for name in ordered if name == own or name not in OTHER_TRAINING]
+    named += [name for name in OTHER_TRAINING if all_trainings and name != own]
+    others = {name: script if name == own else under(script, name, extras_of(script)) for name in named}
     return others if own else {script.name: script} | others
 
 

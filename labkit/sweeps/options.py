@@ -14,7 +14,7 @@ from labkit.arguments import AtLeastOne, Expected
 from labkit.errors import LabError, LaunchError
 from labkit.record import is_lower_better
 from labkit.sweeps.folder import Job
-from labkit.write import LaunchOptions, expected, flag, whole_number
+from labkit.write import LaunchOptions, flag, whole_number
 
 __all__ = ["SweepOptions", "drawn", "expanded", "parameters_of", "varied"]
 
@@ -47,7 +47,7 @@ class SweepOptions(LaunchOptions):
         default=None, metadata=flag("runs at a time (default: what fits the GPUs or cores)", type=int, metavar="N")
     )
     points: Sequence[Mapping[str, Any]] | None = field(
-        default=None, metadata=expected("a list of dicts such as [{'lr': 1e-3}, {'lr': 3e-4}]")
+        default=None, metadata={"expected": "a list of dicts such as [{'lr': 1e-3}, {'lr': 3e-4}]"}
     )
     profile: bool = False  # this one and `hosts` are refused, so they are no flags here
     hosts: Sequence[str] | None = None

@@ -14,10 +14,9 @@ from labkit import words
 from labkit.arguments import ZeroOrMore, checked
 from labkit.errors import LabError
 from labkit.record import Glance, Manifest, State, finite, glance, is_lower_better, parted
-from labkit.text import escaped, plain
+from labkit.text import escaped, nearest, plain
 from labkit.view.charts.images import as_image, spark_svg, spark_text
 from labkit.view.tables import GAP, WIDEST
-from labkit.write import nearest
 
 __all__ = ["RunList", "SortKeys", "differing", "metric_columns", "sort_keys", "sorted_by"]
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import difflib
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -11,8 +10,8 @@ from functools import cached_property, lru_cache
 from pathlib import Path
 
 from labkit.errors import ScriptError
-from labkit.write.cells import Cell, split_cells
-from labkit.write.script_text import ScriptText
+from labkit.text import nearest
+from labkit.write.cells import Cell, ScriptText, split_cells
 
 __all__ = [
     "Library",
@@ -21,7 +20,6 @@ __all__ = [
     "is_composed",
     "is_library",
     "library",
-    "nearest",
     "script_files",
     "script_names",
     "strategy_of",
@@ -264,10 +262,3 @@ def strategy_titles(script: ScriptText) -> list[str]:
         if any(strategy.name in owner.goes_with for owner in library().owners(cell)):
             titles.add(title)
     return [title for title in script.cells if title in titles]
-
-
-def nearest(name: str, choices: Iterable[str], also: Iterable[str] = ()) -> str:
-    """`; did you mean …? There are: …` for an error message. `also`: choices that the message does not list."""
-    names = [choice for choice in choices if choice]
-    close = difflib.get_close_matches(name, [*names, *also], n=1)
-    return (f"; did you mean {close[0]!r}? There are: " if close else "; there are: ") + (", ".join(names) or "none")

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from labkit.write.cells import ScriptText
 from labkit.write.compose import Library, Part, is_composed, strategy_titles
 from labkit.write.options import options_in
-from labkit.write.script_text import ScriptText
 
 __all__ = ["Diff", "Names", "script_html"]
 

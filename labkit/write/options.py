@@ -1,4 +1,4 @@
-"""Reads the command line of a script from its `add_argument` calls, without running it."""
+"""Reads the options of a script from its `add_argument` calls, without running it, and makes its command line."""
 
 from __future__ import annotations
 
@@ -7,32 +7,33 @@ import difflib
 import itertools
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from numbers import Number
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypeVar
 
 from labkit.errors import ScriptError
-from labkit.write.compose import is_composed, library, strategy_of, strategy_titles
+from labkit.write.cells import ScriptText
+from labkit.write.compose import Part, is_composed, library, strategy_of, strategy_titles, with_extra
 from labkit.write.launch_options import LaunchOptions
-from labkit.write.script_text import ScriptText
-
-if TYPE_CHECKING:
-    from labkit.write.compose import Part
 
 __all__ = [
     "Option",
     "check_flags",
     "command_line",
+    "completed",
     "extra_options",
     "options_in",
     "options_of",
-    "options_of_part",
-    "own_options",
+    "options_of_strategy",
     "read_back",
     "unknown_flags",
 ]
+
+S = TypeVar("S", bound=ScriptText)
+PLAIN = (str, os.PathLike, Number, list, tuple, dict)  # whose text a script can read
+NUMBER_OF_RANKS = ("ranks", "gpus", "num_gpus", "devices", "world_size", "num_processes")
 
 
 @dataclass(frozen=True)
@@ -48,20 +49,22 @@ class Option:
     help: str = field(default="", compare=False)
 
 
-PLAIN = (str, os.PathLike, Number, list, tuple, dict)  # whose text a script can read
-NUMBER_OF_RANKS = ("ranks", "gpus", "num_gpus", "devices", "world_size", "num_processes")
-
-
 def options_of(script: ScriptText) -> dict[str, Option]:
     """The long options of a script by parameter name (`global_batch_size`), in order of declaration."""
     texts = [script.head, *(cell.text for cell in script.parts)]
     return {name: option for text in texts for name, option in options_in(text).items()}
 
 
-def own_options(script: ScriptText) -> dict[str, Option]:
-    """The options that are declared by the cells of the script's strategy, and by the extras for this strategy only."""
-    texts = [script.cells[title].text for title in strategy_titles(script)]
-    return {name: option for text in texts for name, option in options_in(text).items()}
+@lru_cache(maxsize=256)
+def options_of_strategy(script: ScriptText) -> Mapping[str, Option]:
+    """The options of the strategy's cells and of extras that work with this strategy only, whether or not the script
+    has them; except `accumulate`, which all strategies have."""
+    strategy = strategy_of(script)
+    extras = [_options_of_part(extra) for extra in library().extras.values() if strategy in extra.goes_with]
+    own = [options_in(script.cells[title].text) for title in strategy_titles(script)]
+    options = {name: option for declared in (*extras, *own) for name, option in declared.items()}
+    options.pop("accumulate", None)
+    return options
 
 
 def extra_options(script: ScriptText) -> dict[str, dict[str, Option]]:
@@ -71,13 +74,13 @@ def extra_options(script: ScriptText) -> dict[str, dict[str, Option]]:
     strategy, declared = strategy_of(script), options_of(script)
     by_extra = {}
     for extra, part in library().extras.items():
-        new = {name: option for name, option in options_of_part(part).items() if name not in declared}
+        new = {name: option for name, option in _options_of_part(part).items() if name not in declared}
         if new and (strategy in part.goes_with or not part.goes_with):
             by_extra[extra] = new
     return by_extra
 
 
-def options_of_part(part: Part) -> dict[str, Option]:
+def _options_of_part(part: Part) -> dict[str, Option]:
     """The options that the cells of a strategy, a task or an extra declare."""
     return {name: option for cell in part.cells for name, option in options_in(cell.text).items()}
 
@@ -214,3 +217,35 @@ def _check_number(script: ScriptText, option: Option, name: str, value: Any) -> 
         is_valid = False
     if not is_valid:
         raise ScriptError(f"{name} of {script.name}.py must be {expected}; got {value!r}")
+
+
+def completed(script: S, names: Iterable[str] = (), args: Sequence[str] = ()) -> S:
+    """The script with the extras that declare the options that it lacks: parameter names, and `--flags` among raw
+    arguments. An option that no extra declares is refused later, as is any unknown option of a script that is not
+    composed of labkit's cells. Raises ScriptError when an extra cannot be added, with its name and the reason.
+    """
+    if not is_composed(script):
+        return script
+    options = [*names, *(flag[2:].replace("-", "_") for flag in unknown_flags(script, args))]
+    for name in options:
+        if name not in options_of(script):
+            script = _with_option(script, name)
+    return script
+
+
+def _with_option(script: S, name: str) -> S:
+    strategy, refusals = strategy_of(script), {}
+    extras = {extra: part for extra, part in library().extras.items() if _declares(_options_of_part(part), name)}
+    for extra in sorted(extras, key=lambda extra: strategy not in extras[extra].goes_with):  # its own first
+        try:
+            return replace(script, parts=with_extra(script, extra))
+        except ScriptError as error:
+            refusals[extra] = error
+    for extra, refusal in refusals.items():
+        raise ScriptError(f"{name} is an option of the extra {extra}, which cannot be added: {refusal}") from None
+    return script
+
+
+def _declares(options: Mapping[str, Option], name: str) -> bool:
+    option = options.get(name) or options.get(name.removeprefix("no_"))
+    return option is not None and (name in options or option.negatable)

@@ -8,7 +8,7 @@ from typing import Any
 
 from labkit import words
 from labkit.errors import LabError
-from labkit.planner import Candidate, Plan, plan, unfit
+from labkit.planner import Candidate, Plan, plan
 from labkit.text import escaped
 from labkit.view import aligned, grid
 from labkit_labs.draw.charts.bars import bars
@@ -69,7 +69,7 @@ def elsewhere(scripts: Mapping[str, Any], devices: Sequence[str], options: Mappi
                 both = (planned.rehearsed, planned.formulas)
                 peak = next((each for each in both if each and each.bytes == planned.bytes), None)
                 step, fits = planned.step, planned.fits
-                if reason := unfit(planned.device, planned.layout):
+                if reason := planned.unfit:
                     row["note"] = reason
                 others = planned.advice.rows[1:] if planned.advice and not own else ()
                 known |= {str(each.script): each for each in others if each.peak and each.step and not each.changes}

@@ -5,14 +5,14 @@ import functools
 import pytest
 import torch
 from strategies.matrix import CNN, IMAGES, MLP
+from textbook import block_activations
 
 from labkit import LabError, Script
 from labkit.launcher.checks import release_of
 from labkit.planner.layout import able_to, layout_of
 from labkit.planner.memory.peak import moments, peak
-from labkit.planner.memory.textbook import block_activations
 from labkit.planner.model.facts import Variant, facts_of
-from labkit.planner.model.fake.cuda_autocast import cuda_lists
+from labkit.planner.model.fake.cuda_kernels import cuda_lists
 from labkit.planner.model.rehearsal import rehearse
 
 WIDE = MLP.replace("width=64, layers=4", "width=512, layers=4")

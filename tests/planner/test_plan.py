@@ -16,7 +16,7 @@ import labkit
 from labkit import Script
 from labkit.hardware.machine import hardware
 from labkit.launcher.checks import release_of
-from labkit.planner import constraints
+from labkit.planner import candidate
 from labkit.planner.data_sheets import device_named
 from labkit.planner.layout import layout_of
 from labkit.planner.memory.peak import UnknownToFormulas, peak, worst
@@ -260,10 +260,10 @@ def test_a_device_without_a_number_is_as_many_as_this_machine_would_run_ranks_an
 
 @pytest.mark.skipif(release_of(torch.__version__) < (2, 11), reason="the script itself refuses before torch 2.11")
 def test_a_pipeline_of_a_single_micro_batch_is_planned_where_torch_would_train_it(monkeypatch):
-    monkeypatch.setattr(constraints, "version", lambda package: "2.11.0")
+    monkeypatch.setattr(candidate, "version", lambda package: "2.11.0")
     assert labkit.plan("pipeline", nproc_per_node=2, device="T4").fits
 
-    monkeypatch.setattr(constraints, "version", lambda package: "2.10.0+cu128")
+    monkeypatch.setattr(candidate, "version", lambda package: "2.10.0+cu128")
     with pytest.raises(labkit.LaunchError, match="needs at least 2 micro-batches before torch 2.11; accumulate is 1"):
         labkit.plan("pipeline", nproc_per_node=2, device="T4")
 

@@ -5,7 +5,7 @@ import itertools
 import pytest
 from torch.distributed.pipelining import schedules
 
-from labkit.planner.speed.schedules import actions
+from labkit.planner.memory.pipeline import actions
 
 SHORT = {"FORWARD": "F", "FULL_BACKWARD": "B", "BACKWARD_INPUT": "I", "BACKWARD_WEIGHT": "W"}
 V_SHAPED = ("ZBVZeroBubble", "DualPipeV")

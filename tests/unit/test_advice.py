@@ -9,15 +9,13 @@ import pytest
 
 from labkit.errors import LaunchError
 from labkit.planner.advice import advise
-from labkit.planner.alternatives import remedies, ways
-from labkit.planner.candidate import ALIKE, MARGIN, Candidate, fastest
-from labkit.planner.constraints import refusal
+from labkit.planner.candidate import ALIKE, MARGIN, Candidate, fastest, refusal
 from labkit.planner.data_sheets import device_named
 from labkit.planner.layout import layout_of
 from labkit.planner.memory.peak import worst
 from labkit.planner.model.facts import ByteCount, ModelFacts, Moment, Profile, Unit, Variant, Work
-from labkit.planner.overview import bar_of, outlook, verdict_of
 from labkit.planner.scaling import break_even_curve, bytes_per_parameter, largest_micro_batch, scaling_curves
+from labkit.planner.search import outlook, remedies, ways
 from labkit.planner.speed.speed_model import SpeedModel
 from labkit.planner.variations import extras_of, needed, own_parameters, variants
 from labkit.record.measured.peak import Peak
@@ -457,18 +455,18 @@ def test_an_outlook_has_every_strategy_as_it_is_asked(ddp):
     chosen = next(one for one in shown if one.strategy == "fsdp")
     assert chosen.parameters["reshard_after_forward"] == "never"
     assert all("reshard_after_forward" not in one.parameters for one in shown if one.strategy != "fsdp")
-    assert verdict_of(chosen, T4)[0] == "fits"
-    assert "its speed is unknown" in verdict_of(chosen, T4)[1]
-    assert sum(bar_of(chosen).held.values()) == chosen.peak.bytes
+    assert chosen.verdict(T4)[0] == "fits"
+    assert "its speed is unknown" in chosen.verdict(T4)[1]
+    assert sum(chosen.bar().held.values()) == chosen.peak.bytes
 
 
 def test_what_is_impossible_is_said_in_one_line(ddp):
     shown = outlook(variants(ddp), "ddp", decoder(), T4, 3, {"global_batch_size": 64})
     chosen = next(one for one in shown if one.strategy == "ddp")
 
-    assert verdict_of(chosen, T4)[0] == "impossible"
-    assert "cannot be split evenly into 3 data ranks" in bar_of(chosen).note
-    assert bar_of(chosen).held is None
+    assert chosen.verdict(T4)[0] == "impossible"
+    assert "cannot be split evenly into 3 data ranks" in chosen.bar().note
+    assert chosen.bar().held is None
 
 
 def test_curves_begin_at_one_rank_and_end_where_a_strategy_has_no_use_for_more(ddp):

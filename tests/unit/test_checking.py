@@ -20,9 +20,9 @@ from hypothesis import strategies as st
 import labkit
 from labkit import Script, ScriptError
 from labkit.checking import check
-from labkit.checking.before_launch import warn
+from labkit.checking.checker import warn
 from labkit.checking.findings import KINDS
-from labkit.checking.register import RULES
+from labkit.checking.rules import RULES
 from labkit.checking.rules.outdated import REPLACED
 from labkit.cli import main
 from labkit.write import script_names
@@ -584,7 +584,7 @@ def test_a_model_of_fully_shard_has_none_of_what_rules_say_it_has_not():
 
 
 def test_a_failure_of_the_checker_never_stops_a_launch(in_folder, monkeypatch, capsys):
-    monkeypatch.setattr("labkit.checking.before_launch.check", lambda script: 1 / 0)
+    monkeypatch.setattr("labkit.checking.checker.check", lambda script: 1 / 0)
 
     warn("bad.py")
 

@@ -21,7 +21,7 @@ from labkit.write import (
     is_composed,
     is_library,
     options_of,
-    own_options,
+    options_of_strategy,
     script_names,
     strategy_of,
 )
@@ -277,12 +277,13 @@ def test_a_session_that_ends_brings_the_checkpoints_unless_they_are_ones_own(mon
     assert [*own.folder.read_manifest().args] == []
 
 
-def test_own_options_are_those_of_the_strategys_cells_and_of_extras_for_it():
-    assert set(own_options(Script.load("pipeline"))) >= {"schedule", "virtual_stages", "accumulate"}
-    assert set(own_options(Script.load("hybrid"))) >= {"tensor", "pipeline", "schedule", "virtual_stages", "accumulate"}
-    assert own_options(Script.load("ddp", "precision")) == {}
-    assert set(own_options(Script.load("ddp", "ddp_options"))) >= {"static_graph"}
-    assert set(own_options(Script.parse('# %% strategy\np.add_argument("--mine")\n'))) == {"mine"}
+def test_the_options_of_a_strategy_are_those_of_its_cells_and_of_extras_for_it():
+    assert set(options_of_strategy(Script.load("pipeline"))) >= {"schedule", "virtual_stages"}
+    assert set(options_of_strategy(Script.load("hybrid"))) >= {"tensor", "pipeline", "schedule", "virtual_stages"}
+    assert "accumulate" not in options_of_strategy(Script.load("pipeline"))
+    assert "precision" not in options_of_strategy(Script.load("ddp", "precision"))
+    assert "static_graph" in options_of_strategy(Script.load("ddp"))
+    assert set(options_of_strategy(Script.parse('# %% strategy\np.add_argument("--mine")\n'))) == {"mine"}
 
 
 def test_the_options_of_extras_are_those_that_can_be_added():
@@ -308,7 +309,7 @@ def test_a_panel_may_compose_at_every_move(monkeypatch):
 
     def compose():
         script = completed(Script.load("fsdp", "precision", task="digits"), ["save_every", "clip"])
-        return options_of(script), own_options(script), extra_options(script)
+        return options_of(script), options_of_strategy(script), extra_options(script)
 
     first, parsed = compose(), []
     monkeypatch.setattr(ast, "parse", lambda text, *_: parsed.append(text))

@@ -4,16 +4,25 @@ import itertools
 from dataclasses import replace
 
 import pytest
+from textbook import block_activations
 
 import labkit
 from labkit.errors import LaunchError
 from labkit.planner.layout import layout_of
 from labkit.planner.memory import fsdp
-from labkit.planner.memory.adamw import adamw_state, adamw_temporary, dealt
-from labkit.planner.memory.peak import COUNT, UnknownToFormulas, moments, peak, states, variant_of
-from labkit.planner.memory.textbook import block_activations
+from labkit.planner.memory.peak import (
+    COUNT,
+    UnknownToFormulas,
+    adamw_state,
+    adamw_temporary,
+    dealt,
+    moments,
+    peak,
+    states,
+    variant_of,
+)
+from labkit.planner.memory.pipeline import actions
 from labkit.planner.model.facts import ByteCount, ModelFacts, Moment, Profile, Unit, Variant
-from labkit.planner.speed.schedules import actions
 
 BLOCK, ENDS = (4096, 64), (1024,)
 KEPT, OUT = 1000, 100

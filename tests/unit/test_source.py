@@ -6,7 +6,7 @@ import pytest
 
 from labkit.errors import ScriptError
 from labkit.write import Script
-from labkit.write.source import cell_of, import_of
+from labkit.write.contract import cell_of, import_of
 
 
 @pytest.fixture

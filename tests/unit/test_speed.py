@@ -9,8 +9,7 @@ from labkit.planner.data_sheets import DEVICES, device_named
 from labkit.planner.layout import Layout
 from labkit.planner.model.facts import ByteCount, ModelFacts, Profile, Unit, Variant, Work
 from labkit.planner.networks import Hosts
-from labkit.planner.speed.kernels import COMPUTED, HOST, SHORTEST, kernel_times
-from labkit.planner.speed.rates import Rates, alone, assumed_link, assumed_rates
+from labkit.planner.speed.rates import COMPUTED, HOST, SHORTEST, Rates, alone, assumed_link, assumed_rates, kernel_times
 from labkit.planner.speed.speed_model import crowded
 from labkit.planner.speed.step_time import DISPATCH, FORMULA_ERROR, HOST_LINK, HOST_STEP, UNIT_HOST, scaling, step_time
 from labkit.planner.speed.traffic import wire

@@ -5,8 +5,7 @@ from __future__ import annotations
 import ast
 import re
 
-from labkit.checking.register import Mistakes, rule
-from labkit.checking.syntax.nodes import is_main_guard
+from labkit.checking.rules import Mistakes, rule
 from labkit.checking.syntax.ranks import calls_of
 from labkit.checking.syntax.tree import Tree
 
@@ -31,7 +30,7 @@ def no_destroy_process_group(tree: Tree) -> Mistakes:
 
 def _is_started(tree: Tree) -> bool:
     """Whether this file is the program: it has a main guard, or its module-level code trains or joins the group."""
-    if any(is_main_guard(node) for node in tree.nodes[ast.If]):
+    if tree.has_main_guard:
         return True
     if any(tree.function_of(call) is tree.module for call in tree.method_calls("backward")):
         return True

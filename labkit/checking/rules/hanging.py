@@ -5,11 +5,9 @@ from __future__ import annotations
 import ast
 import re
 
-from labkit.checking.register import Mistakes, rule
-from labkit.checking.syntax.collectives import collective, needs_all
-from labkit.checking.syntax.nodes import Function, is_true, keyword, parameters_of, position, spelled
-from labkit.checking.syntax.ranks import Guard, callee, guards, may_depend_on_rank
-from labkit.checking.syntax.tree import Tree
+from labkit.checking.rules import Mistakes, rule
+from labkit.checking.syntax.ranks import Guard, callee, collective, guards, may_depend_on_rank, needs_all
+from labkit.checking.syntax.tree import Function, Tree, is_true, keyword, parameters_of, position, spelled
 
 EVALUATES = re.compile(r"^(run_)?(do_)?(eval|evaluate|evaluation|validate|validation|test|inference)(_\w+)?$")
 FORWARD = ("forward", "generate")

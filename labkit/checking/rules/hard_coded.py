@@ -5,10 +5,9 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from labkit.checking.register import Mistakes, rule
-from labkit.checking.syntax.nodes import Placed, keyword, spelled
+from labkit.checking.rules import Mistakes, rule
 from labkit.checking.syntax.ranks import is_rank, may_depend_on_rank
-from labkit.checking.syntax.tree import Tree
+from labkit.checking.syntax.tree import Placed, Tree, keyword, spelled
 
 SETS_DEVICE = (
     "torch.device",

@@ -6,10 +6,9 @@ import ast
 import re
 from collections.abc import Iterator
 
-from labkit.checking.register import Mistakes, rule
+from labkit.checking.rules import Mistakes, rule
 from labkit.checking.syntax.models import behind
-from labkit.checking.syntax.nodes import Placed, has_stars, is_true, keyword, position, spelled
-from labkit.checking.syntax.tree import Tree
+from labkit.checking.syntax.tree import Placed, Tree, has_stars, is_true, keyword, position, spelled
 
 SPREADS = ("auto", "balanced", "balanced_low_0", "sequential")
 ALTERNATIVES = re.compile(

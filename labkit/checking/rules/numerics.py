@@ -6,11 +6,10 @@ import ast
 import re
 from collections.abc import Iterator
 
-from labkit.checking.register import Mistakes, rule
+from labkit.checking.rules import Mistakes, rule
 from labkit.checking.rules.sampling import TEST
 from labkit.checking.syntax.models import optimizers
-from labkit.checking.syntax.nodes import Placed, has_stars, keyword, position, spelled
-from labkit.checking.syntax.tree import Tree
+from labkit.checking.syntax.tree import Placed, Tree, has_stars, keyword, position, spelled
 
 SMALL_BATCH = 16  # samples per rank below which BatchNorm's statistics are commonly considered too noisy
 WORLD_SIZE = re.compile(r"(^|_)(world_size|num_replicas|nranks|num_ranks)$", re.IGNORECASE)

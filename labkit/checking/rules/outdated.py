@@ -6,9 +6,8 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from labkit.checking.register import Mistakes, rule
-from labkit.checking.syntax.nodes import Placed, keyword
-from labkit.checking.syntax.tree import Tree
+from labkit.checking.rules import Mistakes, rule
+from labkit.checking.syntax.tree import Placed, Tree, keyword
 
 FSDP = "torch.distributed.fsdp.FullyShardedDataParallel"
 CHECKPOINT = "torch.distributed.checkpoint"

@@ -6,11 +6,10 @@ import ast
 import re
 from collections.abc import Callable
 
-from labkit.checking.register import Mistakes, rule
+from labkit.checking.rules import Mistakes, rule
 from labkit.checking.syntax.models import behind, trained_in
-from labkit.checking.syntax.nodes import has_stars, is_true, keyword, spelled
 from labkit.checking.syntax.ranks import names_rank
-from labkit.checking.syntax.tree import Tree
+from labkit.checking.syntax.tree import Tree, has_stars, is_true, keyword, spelled
 
 TEST = re.compile(r"test|val|eval|dev_|infer|predict|query", re.IGNORECASE)
 MADE_UP = re.compile(r"rand|fake|synth|dummy|toy|iter|stream|shard|split_dataset_by_node|zeros|ones", re.IGNORECASE)

@@ -7,11 +7,10 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 
-from labkit.checking.register import Mistakes, rule
+from labkit.checking.rules import Mistakes, rule
 from labkit.checking.syntax.models import behind
-from labkit.checking.syntax.nodes import MethodCall, has_stars, keyword, spelled
 from labkit.checking.syntax.ranks import may_depend_on_rank, names_rank
-from labkit.checking.syntax.tree import Tree
+from labkit.checking.syntax.tree import MethodCall, Tree, has_stars, keyword, spelled
 
 OPTIMIZER = re.compile(r"torch\.optim\.[A-Z]\w+")
 # Scripts that use one of these handle the other ranks' shards.

@@ -5,11 +5,10 @@ from __future__ import annotations
 import ast
 import re
 
-from labkit.checking.register import Mistakes, rule
+from labkit.checking.rules import Mistakes, rule
 from labkit.checking.syntax.models import steps_in
-from labkit.checking.syntax.nodes import is_true, keyword
 from labkit.checking.syntax.ranks import is_only_about_rank
-from labkit.checking.syntax.tree import Tree
+from labkit.checking.syntax.tree import Tree, is_true, keyword
 
 
 @rule(

@@ -6,10 +6,9 @@ import ast
 import re
 import sys
 
-from labkit.checking.register import Mistakes, rule
-from labkit.checking.syntax.nodes import keyword, spelled
+from labkit.checking.rules import Mistakes, rule
 from labkit.checking.syntax.ranks import is_rank
-from labkit.checking.syntax.tree import Tree
+from labkit.checking.syntax.tree import Tree, keyword, spelled
 
 POSITIONS = re.compile(
     r"freqs_cis|rotary|rope(_|$)|^pos(itions?)?(_ids|_emb\w*)?$|position_(ids|emb\w*)", re.IGNORECASE

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import ast
 
-from labkit.checking.register import Mistakes, rule
+from labkit.checking.rules import Mistakes, rule
 from labkit.checking.syntax.models import moves_to_device, optimizers
-from labkit.checking.syntax.nodes import MethodCall, has_stars, is_true, keyword, position, spelled
-from labkit.checking.syntax.tree import Tree, Wrap
+from labkit.checking.syntax.tree import MethodCall, Tree, Wrap, has_stars, is_true, keyword, position, spelled
 
 
 def _sharded(tree: Tree) -> list[Wrap]:

@@ -5,13 +5,10 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from labkit.checking.syntax.nodes import keyword, spelled
 from labkit.checking.syntax.ranks import callee, is_rank
-from labkit.checking.syntax.tree import Tree
+from labkit.checking.syntax.tree import Tree, keyword, spelled
 
 __all__ = ["behind", "moves_to_device", "optimizers", "steps_in", "trained_in"]
-
-Loop = ast.For | ast.AsyncFor | ast.While
 
 
 def behind(tree: Tree, node: ast.AST, depth: int = 2) -> Iterator[ast.AST]:

@@ -1,16 +1,108 @@
-"""Holds a parsed script with the strategies it uses and the models they wrap, as input of the rules."""
+"""Parses a script into the Tree that the rules look at, and has helpers for its nodes."""
 
 from __future__ import annotations
 
 import ast
 import re
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from typing import Any, Protocol, TypeGuard, TypeVar
 
-from labkit.checking.syntax.nodes import keyword, spelled
-from labkit.checking.syntax.parsed import Parsed
+__all__ = [
+    "Around",
+    "Function",
+    "MethodCall",
+    "Placed",
+    "Tree",
+    "Wrap",
+    "has_stars",
+    "is_main_guard",
+    "is_method_call",
+    "is_true",
+    "keyword",
+    "parameters_of",
+    "position",
+    "spelled",
+    "tree_of",
+]
 
-__all__ = ["Around", "Tree", "Wrap", "tree_of"]
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+Placed = ast.expr | ast.stmt  # nodes with a line number
+
+
+class MethodCall(ast.Call):
+    """`anything.name(…)`, for the type checker: ast makes none."""
+
+    func: ast.Attribute
+
+
+def spelled(node: ast.AST | None) -> str:
+    """`self.model` as text; "" for anything but a name with attributes."""
+    parts = []
+    while isinstance(node, ast.Attribute):
+        parts.append(node.attr)
+        node = node.value
+    return ".".join([node.id, *reversed(parts)]) if isinstance(node, ast.Name) else ""
+
+
+def keyword(call: ast.Call, name: str) -> ast.expr | None:
+    return next((k.value for k in call.keywords if k.arg == name), None)
+
+
+def has_stars(call: ast.Call) -> bool:
+    """Whether arguments are unknown, as in `f(*a, **b)`."""
+    return any(isinstance(a, ast.Starred) for a in call.args) or any(k.arg is None for k in call.keywords)
+
+
+def parameters_of(function: Function) -> list[ast.arg]:
+    a = function.args
+    return [*a.posonlyargs, *a.args, *a.kwonlyargs]
+
+
+def is_true(node: ast.AST | None) -> bool:
+    return isinstance(node, ast.Constant) and node.value is True
+
+
+def is_main_guard(node: ast.If) -> bool:
+    return any(isinstance(n, ast.Name) and n.id == "__name__" for n in ast.walk(node.test))
+
+
+def is_method_call(call: ast.Call) -> TypeGuard[MethodCall]:
+    return isinstance(call.func, ast.Attribute)
+
+
+def position(node: Placed) -> tuple[int, int]:
+    return node.lineno, node.col_offset
+
+
+Location = Callable[[int], str]
+N = TypeVar("N", bound=ast.AST)
+
+
+class ByKind(Protocol):
+    def __getitem__(self, kind: type[N], /) -> list[N]: ...
+
+
+# The usual meaning of unbound names in a fragment, because articles omit imports.
+USUAL = {
+    "dist": "torch.distributed",
+    "nn": "torch.nn",
+    "optim": "torch.optim",
+    "F": "torch.nn.functional",
+    "DDP": "torch.nn.parallel.DistributedDataParallel",
+    "DistributedDataParallel": "torch.nn.parallel.DistributedDataParallel",
+    "FSDP": "torch.distributed.fsdp.FullyShardedDataParallel",
+    "FullyShardedDataParallel": "torch.distributed.fsdp.FullyShardedDataParallel",
+    "fully_shard": "torch.distributed.fsdp.fully_shard",
+    "ShardingStrategy": "torch.distributed.fsdp.ShardingStrategy",
+    "DataLoader": "torch.utils.data.DataLoader",
+    "DistributedSampler": "torch.utils.data.distributed.DistributedSampler",
+    "init_process_group": "torch.distributed.init_process_group",
+    "destroy_process_group": "torch.distributed.destroy_process_group",
+}
+
 
 WRAPPERS = {"DistributedDataParallel": "ddp", "FullyShardedDataParallel": "fsdp1", "fully_shard": "fsdp2"}
 # These handle sampling, wrapping, saving and clean-up, so a script that omits them is not wrong.
@@ -58,10 +150,213 @@ class Wrap:
         return self.call.lineno
 
 
-class Tree(Parsed):
-    """Raises SyntaxError or ValueError if the text is not Python."""
+class Tree:
+    """A script's text, parsed once: resolved imports, the position of each node, the values of names, the strategies
+    that it uses and the models that they wrap. Raises SyntaxError or ValueError if the text is not Python."""
 
     around = Around()
+
+    def __init__(self, text: str, *, says: str = "", is_fragment: bool = False, location: Location = "line {}".format):
+        self.text = text
+        self.lines = text.split("\n")  # as ast counts them
+        self.says = says  # text outside of the code: a notebook's settings
+        self.location = location  # describes a line by its place in the original file
+        self.is_fragment = is_fragment  # a part of a program: a block of an article, a notebook's cells
+        self.module = ast.parse(text)
+        self.parents: dict[ast.AST, ast.AST] = {}
+        self._scopes: dict[ast.AST, ast.AST] = {}  # the enclosing function of each node
+        self.calls: list[ast.Call] = []
+        self.functions: dict[str, list[Function]] = defaultdict(list)
+        self.classes: dict[str, ast.ClassDef] = {}
+        self.assigns: list[tuple[str, ast.expr, ast.stmt]] = []  # target as text, value, statement
+        self.imports: dict[str, tuple[str, ast.stmt]] = {}  # by local name: the imported name and the statement
+        self.words: set[str] = set()  # every identifier, attribute and keyword
+        self.bound: set[str] = set()
+        nodes: dict[type[ast.AST], list[Any]] = defaultdict(list)
+        self.nodes: ByKind = nodes
+        self.kept: dict[str, Any] = {}  # cache of queries
+        self._read()
+
+    def _read(self) -> None:
+        pending: list[ast.AST] = [self.module]
+        while pending:  # unlike ast.walk, in the order of the text and with parents
+            node = pending.pop()
+            self.nodes[type(node)].append(node)
+            self._note(node)
+            children = list(ast.iter_child_nodes(node))
+            scope = node if isinstance(node, Function | ast.Lambda) else self._scopes.get(node, self.module)
+            for child in children:
+                self.parents[child] = node
+                self._scopes[child] = scope
+            pending.extend(reversed(children))
+        self.calls = self.nodes[ast.Call]
+
+    def _note(self, node: ast.AST) -> None:
+        if isinstance(node, ast.Name):
+            self.words.add(node.id)
+            if isinstance(node.ctx, ast.Store):
+                self.bound.add(node.id)
+        elif isinstance(node, ast.Attribute):
+            self.words.add(node.attr)
+        elif isinstance(node, ast.keyword | ast.arg) and node.arg:
+            self.words.add(node.arg)
+            if isinstance(node, ast.arg):
+                self.bound.add(node.arg)
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            self.functions[node.name].append(node)
+            self.bound.add(node.name)
+        elif isinstance(node, ast.ClassDef):
+            self.classes[node.name] = node
+            self.bound.add(node.name)
+        elif isinstance(node, ast.Import):
+            for alias in node.names:
+                self.words.update(alias.name.split("."))
+                known = alias.name if alias.asname else alias.name.split(".")[0]
+                self.imports[alias.asname or known] = (known, node)
+        elif isinstance(node, ast.ImportFrom):
+            source = "." * node.level + (node.module or "")
+            self.words.update(source.split("."))
+            for alias in node.names:
+                self.words.add(alias.name)
+                self.imports[alias.asname or alias.name] = (f"{source}.{alias.name}", node)
+        else:
+            self._note_assignment(node)
+
+    def _note_assignment(self, node: ast.AST) -> None:
+        if isinstance(node, ast.Assign):
+            for target in node.targets:
+                pairs: Iterable[tuple[ast.expr, ast.expr]]
+                if isinstance(target, ast.Tuple) and isinstance(node.value, ast.Tuple):
+                    pairs = zip(target.elts, node.value.elts, strict=False)
+                elif isinstance(target, ast.Tuple):
+                    pairs = ((part, node.value) for part in target.elts)
+                else:
+                    pairs = [(target, node.value)]
+                self.assigns.extend((name, value, node) for part, value in pairs if (name := spelled(part)))
+        elif isinstance(node, ast.AnnAssign) and node.value is not None and (name := spelled(node.target)):
+            self.assigns.append((name, node.value, node))
+
+    # names
+
+    def dotted(self, node: ast.AST) -> str:
+        """`dist.barrier` as "torch.distributed.barrier"; "" for anything but a dotted name."""
+        attributes = []
+        while isinstance(node, ast.Attribute):
+            attributes.append(node.attr)
+            node = node.value
+        if not isinstance(node, ast.Name):
+            return ""
+        base = self.imports[node.id][0] if node.id in self.imports else node.id
+        if node.id not in self.imports and node.id not in self.bound:
+            base = USUAL.get(node.id, node.id)
+        return ".".join([base, *reversed(attributes)])
+
+    @cached_property
+    def names_of_calls(self) -> dict[ast.Call, str]:
+        return {call: self.dotted(call.func) for call in self.calls}
+
+    @cached_property
+    def _calls_by_name(self) -> dict[str, list[ast.Call]]:
+        """Calls of torch's functions by the last part of their name, of methods by ".name"."""
+        calls: dict[str, list[ast.Call]] = defaultdict(list)
+        for call in self.calls:
+            if (name := self.names_of_calls[call]).startswith("torch."):
+                calls[name.rsplit(".", 1)[1]].append(call)
+            if isinstance(call.func, ast.Attribute):
+                calls[f".{call.func.attr}"].append(call)
+        return calls
+
+    def torch_calls(self, *names: str, within: ast.AST | None = None) -> Iterator[ast.Call]:
+        """Calls of torch's functions `names` from any of its modules, in the order of the text."""
+        return self._calls(names, within)
+
+    def method_calls(self, *names: str, within: ast.AST | None = None) -> Iterator[MethodCall]:
+        """Calls `anything.name(…)`, in the order of the text."""
+        return filter(is_method_call, self._calls([f".{name}" for name in names], within))
+
+    def _calls(self, names: Iterable[str], within: ast.AST | None) -> Iterator[ast.Call]:
+        calls = (call for name in names for call in self._calls_by_name.get(name, ()))
+        return iter(sorted((call for call in calls if self.is_in(call, within)), key=position))
+
+    def is_in(self, node: ast.AST, within: ast.AST | None) -> bool:
+        return within is None or within is node or within in self.ancestors(node)
+
+    # places
+
+    def ancestors(self, node: ast.AST) -> Iterator[ast.AST]:
+        while (parent := self.parents.get(node)) is not None:
+            yield parent
+            node = parent
+
+    def function_of(self, node: ast.AST) -> ast.AST:
+        """The enclosing function of a node, or the module."""
+        return self._scopes.get(node, self.module)
+
+    def statement_of(self, node: ast.AST) -> ast.stmt | None:
+        return next((a for a in (node, *self.ancestors(node)) if isinstance(a, ast.stmt)), None)
+
+    def loops_of(self, node: ast.AST) -> list[ast.For | ast.AsyncFor | ast.While]:
+        """The loops around a node within its function, the innermost first."""
+        loops = []
+        for ancestor in self.ancestors(node):
+            if isinstance(ancestor, Function | ast.Lambda):
+                break
+            if isinstance(ancestor, ast.For | ast.AsyncFor | ast.While):
+                loops.append(ancestor)
+        return loops
+
+    def branches_of(self, node: ast.AST) -> list[tuple[ast.If, bool]]:
+        """The `if`s around a node within its function, and whether it is in their first branch."""
+        branches = []
+        child = node
+        for ancestor in self.ancestors(node):
+            if isinstance(ancestor, Function | ast.Lambda):
+                break
+            if isinstance(ancestor, ast.If) and child is not ancestor.test and not is_main_guard(ancestor):
+                branches.append((ancestor, child in ancestor.body))
+            child = ancestor
+        return branches
+
+    def surely_before(self, first: Placed, second: Placed) -> bool:
+        """Whether `first` always runs before `second`: same function, no further condition around `first`."""
+        if self.function_of(first) is not self.function_of(second) or position(first) >= position(second):
+            return False
+        return set(self.branches_of(first)) <= set(self.branches_of(second))
+
+    # values
+
+    def values_of(self, name: str, at: ast.AST) -> list[ast.expr]:
+        """The values assigned to a name in the function of `at`, or else in the module, in the order of the text."""
+        return self._assigned.get((name, self.function_of(at))) or self._assigned.get((name, self.module), [])
+
+    @cached_property
+    def _assigned(self) -> dict[tuple[str, ast.AST], list[ast.expr]]:
+        values: dict[tuple[str, ast.AST], list[ast.expr]] = defaultdict(list)
+        for target, value, node in self.assigns:
+            values[target, self.function_of(node)].append(value)
+        return values
+
+    def assigned_to_self(self, name: str) -> list[ast.expr]:
+        """The values that any method assigns to `self.name`."""
+        return [value for target, value, _ in self.assigns if target == name] if name.startswith("self.") else []
+
+    def constant(self, node: ast.AST | None, kind: type | tuple[type, ...]) -> ast.Constant | None:
+        """The node if it is a literal of that type, or the only value of its name if that is one."""
+        if isinstance(node, ast.Name):
+            values = self.values_of(node.id, node)
+            node = values[0] if len(values) == 1 and not self._is_parameter(node) else None
+        if isinstance(node, ast.Constant) and isinstance(node.value, kind) and not isinstance(node.value, bool):
+            return node
+        return None
+
+    def _is_parameter(self, name: ast.Name) -> bool:
+        scope = self.function_of(name)
+        return isinstance(scope, Function) and any(a.arg == name.id for a in parameters_of(scope))
+
+    def parameter(self, name: str, at: ast.AST) -> bool:
+        """Whether a name is a parameter of the function of `at`."""
+        scope = self.function_of(at)
+        return isinstance(scope, Function) and any(a.arg == name for a in parameters_of(scope))
 
     @cached_property
     def wraps(self) -> list[Wrap]:
@@ -107,6 +402,11 @@ class Tree(Parsed):
         if any(name.split(".")[0] in FRAMEWORKS or name.startswith("torch.distributed.rpc") for name in names):
             return True
         return any(name.startswith("transformers.") and name.endswith("Trainer") for name in names)
+
+    @cached_property
+    def has_main_guard(self) -> bool:
+        """Whether the script has `if __name__ == "__main__":`."""
+        return any(is_main_guard(node) for node in self.nodes[ast.If])
 
     @cached_property
     def is_a_test(self) -> bool:

@@ -5,6 +5,11 @@ buffer.
 Source of the order of events: torch/distributed/fsdp/_fully_shard of torch 2.13, _fsdp_param_group.py (unshard,
 wait_for_unshard, reshard, post_backward, _backward_prefetch) and _fsdp_collectives.py (foreach_all_gather,
 foreach_reduce). Source of the sharding: ZeRO (1910.02054 sec. 5).
+
+FSDP1 has a shard of one flat tensor of all parameters for each unit (the blocks and the rest, as with --wrap
+transformer): torch/distributed/fsdp/_flat_param.py and _runtime_utils.py of torch 2.13. A unit is gathered directly
+into its flat tensor, the next unit is prefetched completely, and the gradients of single parameters are flattened at
+the end of a unit's backward.
 """
 
 from __future__ import annotations
@@ -12,12 +17,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
+from itertools import accumulate, pairwise
 
 from labkit.launcher import release_of
 from labkit.planner.memory.ledger import Ledger
 from labkit.planner.model.facts import Profile
 
-__all__ = ["Group", "Sharded", "Sharding", "groups_of"]
+__all__ = ["Flat", "Group", "Sharded", "Sharding", "flat_groups_of", "groups_of"]
 
 # Since torch 2.15 the previous group's all-gather buffer is freed before the next one is made
 # (release_all_gather_state_for_comm_reuse), before that afterwards (wait_for_unshard).
@@ -213,3 +219,52 @@ class Sharded:
     def _reshard(self, group: Group) -> None:
         self.ledger.held["communication"] -= self._whole(group)
         self.whole.remove(group)
+
+
+def flat_groups_of(
+    names: Sequence[str], profiles: Sequence[Profile], ranks: int, rank: int, aligned: int, *, wrapped: bool
+) -> list[Group]:
+    """The group of each unit. Parameters are aligned to `aligned` elements (16 bytes). With `wrapped`, blocks are
+    units."""
+    alone = [name if wrapped and name.startswith("blocks.") else "the root" for name in names]
+    groups = {}
+    for key in dict.fromkeys(alone):
+        sizes = [n for p, of in zip(profiles, alone, strict=True) if of == key for n in p.parameters]
+        starts = [0, *accumulate(-(-size // aligned) * aligned for size in sizes)]
+        length = max((start + size for start, size in zip(starts, sizes, strict=False)), default=0)
+        shard = -(-length // ranks)
+        mine = range(rank * shard, (rank + 1) * shard)
+        spans = zip(pairwise(starts), sizes, strict=True)
+        local = [min(start + size, mine.stop) - max(start, mine.start) for (start, _), size in spans]
+        groups[key] = Group(key, length, shard, shard * ranks, tuple(size for size in local if size > 0))
+    return [groups[key] for key in alone]
+
+
+class Flat(Sharded):
+    """FSDP1 gathers into the flat tensor itself, without a buffer."""
+
+    def more_gradients(self, settled: int) -> int:
+        """Gradients are separate until the group's backward ends."""
+        return settled
+
+    def _post_backward(self, group: Group, result: int) -> None:
+        flat = self.how.compute * group.elements
+        what = f"flattening the gradients of {group.name}"
+        self.ledger.note("backward", what, gradients=flat, temporary=result)
+        super()._post_backward(group, result)
+        self._reduction(0)
+
+    def _accumulated(self, group: Group) -> int:
+        return self.how.compute * group.elements
+
+    def _whole(self, group: Group) -> int:
+        alone = self.how.ranks == 1 and self.how.compute == self.how.reduce  # the shard is complete
+        return 0 if alone else super()._whole(group)
+
+    def _gathered(self, group: Group | None) -> int:
+        return 0
+
+    def _prefetch(self, group: Group) -> None:
+        if group not in self.whole:
+            self.ledger.held["communication"] += self._whole(group)
+            self.whole.add(group)

@@ -1,32 +1,177 @@
 """Computes the peak memory of a rank in a training step by formulas, without torch or processes, in milliseconds.
 
 A step is a short list of named moments; the peak is the largest. The memory of computation is determined once (see
-facts.py); the strategy's parameters, gradients, optimizer state and buffers are added to it.
+facts.py); the strategy's parameters, gradients, optimizer state and buffers are added to it. Sources for ranks that
+hold all gradients: torch/csrc/distributed/c10d/reducer.cpp (they are copied into buckets or, with
+gradient_as_bucket_view, live in them); measured: buckets add exactly the bytes of the parameters.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from heapq import heappop, heappush
+from itertools import pairwise
+from typing import Any
 
 from labkit.errors import LaunchError
 from labkit.planner.layout import Layout
-from labkit.planner.memory.adamw import adamw_state, adamw_temporary, dealt
-from labkit.planner.memory.divided import mask_bytes, on_rank, shards_of
-from labkit.planner.memory.fsdp import Sharded, Sharding, groups_of
-from labkit.planner.memory.fsdp1 import Flat, flat_groups_of
+from labkit.planner.memory.fsdp import Flat, Sharded, Sharding, flat_groups_of, groups_of
 from labkit.planner.memory.ledger import Ledger, backward, forward, loss
-from labkit.planner.memory.pipeline import Stage, pipelined
-from labkit.planner.memory.replicated import Whole
-from labkit.planner.model.facts import ModelFacts, Profile, Variant
-from labkit.planner.speed.schedules import actions
+from labkit.planner.memory.pipeline import Stage, actions, pipelined
+from labkit.planner.model.facts import ByteCount, ModelFacts, Moment, Profile, Unit, Variant
 from labkit.record import Peak
 
-__all__ = ["UnknownToFormulas", "moments", "peak", "states", "variant_of", "worst"]
+__all__ = [
+    "UnknownToFormulas",
+    "Whole",
+    "adamw_state",
+    "adamw_temporary",
+    "dealt",
+    "mask_bytes",
+    "moments",
+    "on_rank",
+    "peak",
+    "shards_of",
+    "states",
+    "variant_of",
+    "worst",
+]
 
 DEALT_RANKS = 8  # with more ranks the partitions are nearly equal
 SHARDED = ("fsdp", "zero2", "hybrid", "context_parallel", "expert_parallel")
 COUNT = 8  # bytes of the number of predictions, which ranks sum before they compute
+
+
+def adamw_state(sizes: Sequence[int], itemsize: int) -> int:
+    """Bytes of two moments per parameter element, and of the step, a float32 per parameter. Source: torch.optim.AdamW;
+    as in ZeRO (1910.02054 sec. 3.1) without the fp32 copy of the weights, which are fp32 already.
+    """
+    return 2 * itemsize * sum(sizes) + 4 * len(sizes)
+
+
+def adamw_temporary(sizes: Sequence[int], itemsize: int, *, foreach: bool) -> int:
+    """Bytes of temporaries in a step of AdamW. Source: torch/optim/adamw.py.
+
+    With foreach, the root of the second moments of all parameters. Otherwise, the root and the divided root of one
+    parameter, and the divided root of the previous one.
+    """
+    if foreach:
+        return itemsize * sum(sizes)
+    return itemsize * max((before + 2 * size for before, size in pairwise([0, *sizes])), default=0)
+
+
+def dealt(sizes: Sequence[int], ranks: int) -> list[list[int]]:
+    """Sizes of each rank's parameters under ZeRO-1: the largest go first, to the rank with the fewest elements.
+
+    Source: torch.distributed.optim.ZeroRedundancyOptimizer._partition_parameters.
+    """
+    each: list[list[int]] = [[] for _ in range(ranks)]
+    least = [(0, rank) for rank in range(ranks)]
+    for size in sorted(sizes, reverse=True):
+        elements, rank = heappop(least)
+        each[rank].append(size)
+        heappush(least, (elements + size, rank))
+    return each
+
+
+class Whole:
+    """`sizes` has the bytes of each unit's gradients. With `buckets`, DDP's buckets exist; with `views`, gradients live
+    in them."""
+
+    def __init__(self, ledger: Ledger, sizes: Sequence[int], itemsize: int, *, buckets: bool, views: bool):
+        self.gradient_itemsize = itemsize
+        self.ledger, self.sizes, self.buckets, self.views = ledger, sizes, buckets, views
+        if buckets:
+            ledger.held["gradients" if views else "communication"] += sum(sizes)
+
+    def begin(self, *, first: bool, last: bool) -> None:
+        """Start a micro-batch, which may be the first or the last of its step."""
+        self.first = first
+        self.into_buckets = self.buckets and self.views and last
+
+    def before_forward(self, unit: int, incoming: int) -> None:
+        pass
+
+    def after_forward(self, unit: int) -> None:
+        pass
+
+    def end_of_forward(self) -> None:
+        pass
+
+    def before_backward(self, unit: int, incoming: int) -> None:
+        pass
+
+    def more_gradients(self, settled: int) -> int:
+        """Gradients are new in the first micro-batch and later added to the existing ones; a bucket view frees them."""
+        return settled * (self.first - self.into_buckets)
+
+    def after_backward(self, unit: int, result: int) -> None:
+        self.ledger.held["gradients"] += self.more_gradients(self.sizes[unit])
+
+    def end_of_step(self) -> None:
+        pass
+
+
+def on_rank(profile: Profile, unit: Unit | None, layout: Layout, keys_and_values: int) -> Profile:
+    """The profile on one rank; `unit` is None for the loss. `keys_and_values` of a block, in bytes per sample."""
+    if layout.context > 1:
+        is_block = unit is not None and unit.name.startswith("blocks.")
+        return _of_a_part(profile, layout, keys_and_values if is_block else 0)
+    if layout.expert_ranks > 1 and unit and unit.experts:
+        return _with_some_experts(profile, unit, layout.expert_ranks)
+    return profile
+
+
+def shards_of(unit: Unit, layout: Layout) -> tuple[int, ...]:
+    """The number of ranks that share each parameter that a rank computes with; experts are shared only with their
+    replicas."""
+    replicas = layout.ranks // layout.expert_ranks
+    experts = unit.experts if layout.expert_ranks > 1 else ()
+    return tuple(replicas if i in experts else layout.shards for i in range(len(unit.parameters)))
+
+
+def mask_bytes(positions: int, layout: Layout, itemsize: int) -> int:
+    """Bytes of the masks of a rank's two chunks of a sequence, (r+1) and (2C-r) chunks wide, which all blocks share."""
+    chunk = positions // (2 * layout.context)
+    return chunk * chunk * (2 * layout.context + 1) * itemsize
+
+
+def _of_a_part(profile: Profile, layout: Layout, keys_and_values: int) -> Profile:
+    """A part of each sample, and for attention the keys and values of all positions, in bytes a sample. They are kept
+    for backward unless they are gathered again, and have gradients."""
+    ranks, again = layout.context, layout.activation_checkpointing
+
+    def part(line: ByteCount, more: int = 0) -> ByteCount:
+        return ByteCount(line.fixed, line.per_sample // ranks + more)
+
+    def moments(each: tuple[Moment, ...], more: int) -> tuple[Moment, ...]:
+        return tuple(Moment(part(m.held, more), part(m.kept, keys_and_values), m.settled) for m in each)
+
+    lines: dict[str, Any] = {name: part(getattr(profile, name)) for name in ("input", "output", "between")}
+    return replace(
+        profile,
+        **lines,
+        saved=part(profile.saved, 0 if again else keys_and_values),
+        forward=moments(profile.forward, keys_and_values),
+        backward=moments(profile.backward, keys_and_values * (1 if again else 2)),
+    )
+
+
+def _with_some_experts(profile: Profile, unit: Unit, ranks: int) -> Profile:
+    """The experts of one rank, which get as many rows as all experts would from one rank. Bytes that do not depend on
+    the samples are those of gradients, nearly all of experts."""
+    sizes = tuple(n // ranks if i in unit.experts else n for i, n in enumerate(profile.parameters))
+    rows = tuple(n if i in unit.experts else row for i, (n, row) in enumerate(zip(sizes, profile.rows, strict=True)))
+    share = sum(sizes) / sum(profile.parameters)
+    moments: dict[str, Any] = {
+        name: tuple(
+            m._replace(held=m.held._replace(fixed=int(m.held.fixed * share)), settled=int(m.settled * share))
+            for m in getattr(profile, name)
+        )
+        for name in ("forward", "backward")
+    }
+    return replace(profile, parameters=sizes, rows=rows, **moments)
 
 
 class UnknownToFormulas(LaunchError):

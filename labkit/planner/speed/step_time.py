@@ -12,8 +12,7 @@ from labkit.link import CollectiveTime, Link
 from labkit.planner.layout import Layout
 from labkit.planner.model.facts import ModelFacts, Unit
 from labkit.planner.networks import NETWORK_SHARE, Hosts
-from labkit.planner.speed.kernels import HOST
-from labkit.planner.speed.rates import OPTIMIZER_BYTES, Rates
+from labkit.planner.speed.rates import HOST, OPTIMIZER_BYTES, Rates
 from labkit.planner.speed.traffic import Collective, held, volume, wire
 
 __all__ = ["StepTime", "scaling", "step_time"]

@@ -33,8 +33,7 @@ from labkit.files import lines_of
 from labkit.planner.model.answers import Reads, Watched
 from labkit.planner.model.facts import Capability
 from labkit.planner.model.fake.checked_fakes import CheckedFakeMode
-from labkit.planner.model.fake.cuda_autocast import follow_cuda
-from labkit.planner.model.fake.cuda_kernels import follow_kernels
+from labkit.planner.model.fake.cuda_kernels import follow_cuda, follow_kernels
 from labkit.planner.model.fake.fakes import (
     InHostMemory,
     KnownStage,
