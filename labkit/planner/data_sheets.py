@@ -1,4 +1,4 @@
-"""Devices that can be planned for: devices.csv has a row for each, with figures from the manufacturer's data sheet.
+"""Describes the devices that can be planned for: devices.csv has a row for each, with figures from its data sheet.
 
 `memory_gib` is what torch reports, less than the nominal size; from out-of-memory messages in public issues. The rates
 are upper bounds, one way for links; FLOP/s are dense (without sparsity) and with fp32 accumulation, "none" if the
