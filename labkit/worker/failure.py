@@ -1,8 +1,11 @@
-"""Writes `error.json`: the error report of a rank, from the failing rank itself, before the interpreter reports it."""
+"""Writes `error.json`, the error report of a rank, from the failing rank itself, before the interpreter reports it, and
+`collectives.json`, its newest collectives from torch's flight recorders."""
 
 from __future__ import annotations
 
+import json
 import re
+import sys
 import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
@@ -14,10 +17,25 @@ from typing import Any
 from labkit.files import write_json
 from labkit.record import RunFolder
 from labkit.text import first_line, shortened
-from labkit.worker.flight_recorder import record_collectives
 from labkit.worker.measures.memory import resident_set
 
-__all__ = ["write"]
+__all__ = ["record_collectives", "write"]
+
+KEPT_COLLECTIVES = 64  # calls before the oldest that has not completed
+DUMPS = ("_dump_fr_trace_json", "_dump_nccl_trace_json")  # of gloo and NCCL; private functions
+COLLECTIVE_FIELDS = (
+    "process_group",
+    "ranks",
+    "collective_seq_id",
+    "p2p_seq_id",
+    "is_p2p",
+    "profiling_name",
+    "input_sizes",
+    "input_dtypes",
+    "retired",
+    "state",
+    "time_created_ns",
+)
 
 # The frames of labkit's hooks in torch are left out of tracebacks.
 OURS = str(Path(__file__).parent)
@@ -44,6 +62,32 @@ HOST_MEMORY = re.compile(
     r"DefaultCPUAllocator: (can't allocate|not enough) memory|Cannot allocate memory|Failed to CUDA host alloc"
     r"|HOST_ALLOCATION_FAILED"
 )
+
+
+def record_collectives(folder: RunFolder, rank: int) -> None:
+    """Write this rank's newest collectives from torch's flight recorders, if there are any."""
+    entries = sorted(_recorded(), key=lambda entry: entry.get("time_created_ns", 0))
+    waiting = (place for place, entry in enumerate(entries) if entry.get("retired") is False)
+    oldest = next(waiting, len(entries))
+    collectives = [
+        {name: entry[name] for name in COLLECTIVE_FIELDS if name in entry}
+        for entry in entries[max(0, oldest - KEPT_COLLECTIVES) :]
+    ]
+    write_json(folder.collectives(rank), {"collectives": collectives})
+
+
+def _recorded() -> Iterator[dict[str, Any]]:
+    """The entries of every backend's recorder, each with the ranks of its process group if they are known, because
+    groups that were split from each other share a name."""
+    dist = sys.modules.get("torch.distributed")  # not imported here, because the script may be importing it
+    if dist is None or not (dist.is_available() and dist.is_initialized()):
+        return
+    for name in DUMPS:
+        dump = getattr(sys.modules["torch._C._distributed_c10d"], name, None)
+        record = json.loads(dump()) if dump else {}
+        for entry in record.get("entries", []):  # absent before the first entry
+            group = record.get("pg_config", {}).get(entry["process_group"][0], {})
+            yield entry | {"ranks": group.get("ranks", "")}
 
 
 def write(known: Mapping[str, Any], error: BaseException, attempt: str, script: str) -> None:

@@ -13,10 +13,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from labkit.worker.hooks import hook
+from labkit.worker.hooks import Optimizers, hook
 from labkit.worker.measures.communication import Communication
 from labkit.worker.measures.device_clock import DeviceClock, Unfinished
-from labkit.worker.measures.losses import SEVERAL_OPTIMIZERS, StepLoss
 from labkit.worker.measures.memory import (
     allocator,
     computing_device,
@@ -25,10 +24,9 @@ from labkit.worker.measures.memory import (
     live_optimizers,
     resident_set,
 )
-from labkit.worker.measures.profile import StepProfile
+from labkit.worker.measures.profile import StepProfile, StepTrace, in_backward
 from labkit.worker.measures.samples import Batches
-from labkit.worker.measures.trace import StepTrace, in_backward
-from labkit.worker.optimizers import Optimizers
+from labkit.worker.measures.weights import SEVERAL_OPTIMIZERS, StepLoss
 from labkit.worker.reach.requests import Reach
 from labkit.worker.reach.settings import Settings
 from labkit.worker.recorder import Recorder
@@ -46,7 +44,7 @@ FIRST_STEPS = 100  # their losses are always kept, because the training may be s
 
 
 class Probe:
-    """One rank's observer. `step` counts the steps of the training (see optimizers.py). If `profile` is set, a few
+    """One rank's observer. `step` counts the steps of the training (see hooks.Optimizers). If `profile` is set, a few
     steps are recorded there with torch's profiler; if `traces`, one step's allocations are traced.
     """
 

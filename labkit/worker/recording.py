@@ -15,7 +15,7 @@ from typing import Any
 
 from labkit.rank_files import PROFILE, TRACE_MEMORY
 from labkit.record import RunFolder
-from labkit.worker.flight_recorder import record_collectives
+from labkit.worker.failure import record_collectives
 from labkit.worker.frames import leave_out_of_compilation
 from labkit.worker.metrics_logger import Reports, listen
 from labkit.worker.probe import Probe

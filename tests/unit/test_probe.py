@@ -18,8 +18,8 @@ import torch
 from labkit.record.measured.rank_history import RankHistory
 from labkit.worker.measures import weights
 from labkit.worker.measures.device_clock import DeviceClock
-from labkit.worker.measures.losses import StepLoss
 from labkit.worker.measures.samples import take_index
+from labkit.worker.measures.weights import StepLoss
 from labkit.worker.probe import Probe
 
 

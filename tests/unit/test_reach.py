@@ -13,9 +13,8 @@ import torch.distributed as dist
 
 from labkit.record.requests import RequestFolder, post
 from labkit.worker.reach import quantities
-from labkit.worker.reach.breakpoint import Breakpoint
 from labkit.worker.reach.evaluate import evaluate, execute, names_around
-from labkit.worker.reach.requests import Reach
+from labkit.worker.reach.requests import Breakpoint, Reach
 from labkit.worker.reach.settings import Settings
 from labkit.worker.recorder import Recorder
 

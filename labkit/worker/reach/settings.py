@@ -1,20 +1,32 @@
-"""Keeps the options that the run's owner has changed while it trains. labkit's own scripts keep them in their
-checkpoints."""
+"""Keeps the options that the run's owner has changed while it trains, and writes the ranks' part of `events.jsonl`.
+labkit's own scripts keep the options in their checkpoints."""
 
 from __future__ import annotations
 
+import json
 import math
+import os
+import time
 from collections.abc import Mapping
 from typing import Any
 
 from labkit.record import RunFolder
 from labkit.worker.reach.evaluate import names_around
-from labkit.worker.reach.events import append_event
 
-__all__ = ["Settings"]
+__all__ = ["Settings", "append_event"]
 
 READ_AT_EVERY_STEP = ("clip", "validate_every", "patience")  # of the options of labkit's scripts; at least 0
 KEY = "set"  # in the notes of a checkpoint: {name: [value, that of the command line]}
+
+
+def append_event(folder: RunFolder, step: int, **event: Any) -> None:
+    """Append what happened after a step. Raises OSError."""
+    line = json.dumps({"t": time.monotonic(), "time": time.time(), "step": step, **event}) + "\n"
+    file = os.open(folder.events, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    try:
+        os.write(file, line.encode())
+    finally:
+        os.close(file)
 
 
 class Settings:
