@@ -11,7 +11,7 @@ from labkit.errors import LabError
 from labkit.planner import Candidate, Plan, plan
 from labkit.text import escaped
 from labkit.view import aligned, grid
-from labkit_labs.draw.charts.bars import bars
+from labkit_labs.draw.charts import bars
 from labkit_labs.draw.picture import Picture, stacked
 
 __all__ = ["Elsewhere", "elsewhere"]

@@ -15,8 +15,8 @@ import labkit
 from labkit import LabError, Script
 from labkit.record import RunFolder
 from labkit_labs import Lesson, defined, draw, sized
-from labkit_labs.draw.charts.float_formats import FORMATS, limits
-from labkit_labs.draw.over_ranks.mesh import groups
+from labkit_labs.draw.charts import FORMATS, limits
+from labkit_labs.draw.over_ranks import groups
 from labkit_labs.guesses import Guess
 from labkit_labs.labs.experts import by_rank, routed, sleeping_experts
 from labkit_labs.labs.pipelines import bubble, in_flight, measured, simulated

@@ -17,7 +17,7 @@ from labkit.errors import LabError, RankFailedError
 from labkit.launching import launch
 from labkit.run import Run
 from labkit.write import Script
-from labkit_labs.draw.charts.bars import bars
+from labkit_labs.draw.charts import bars
 from labkit_labs.draw.picture import Picture
 from labkit_labs.lesson import Lesson
 

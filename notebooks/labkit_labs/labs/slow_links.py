@@ -12,8 +12,8 @@ from labkit.planner import SpeedModel, StepTime, device_named, facts_of, layout_
 from labkit.record import WAITING, Span
 from labkit.run import Run
 from labkit.write import Script
-from labkit_labs.draw.charts.curves import curves
-from labkit_labs.draw.over_time.lanes import lanes
+from labkit_labs.draw.charts import curves
+from labkit_labs.draw.over_time import lanes
 from labkit_labs.draw.picture import Picture
 
 __all__ = [

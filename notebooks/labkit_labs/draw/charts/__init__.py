@@ -1,1 +1,0 @@
-"""Draws measured and predicted numbers."""

@@ -1,1 +1,0 @@
-"""Draws how a batch, a model or a machine is divided among ranks."""

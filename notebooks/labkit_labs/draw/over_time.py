@@ -1,0 +1,313 @@
+"""Draws what ranks do in the course of a step."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+
+from labkit import words as texts
+from labkit.record import COMMUNICATION, Span, bubble, elapsed
+from labkit.text import gib
+from labkit.view import Palette
+from labkit_labs.draw.picture import GREY, WIDTH, Picture, box, boxes, colour_of, frames, sheet, sweep, words
+
+__all__ = ["buckets", "calls", "filled", "grid", "lanes", "loader", "step"]
+
+LETTER = 7  # the width of one in a legend
+SPANS_LEFT, SPANS_TOP = 56.0, 24
+LANES_ROW, THICK, THIN = 42, 18, 9
+
+
+def lanes(
+    spans: Sequence[Span], title: str = "", *, moving: bool = False, names: Mapping[int, str] | None = None
+) -> Picture:
+    """Draws two lanes for each rank, computation above communication, in the colors of a run's timeline. With `moving`
+    the picture plays in a loop. `names` replaces the names of the spans' ranks."""
+    called = names or {rank: f"rank {rank}" for rank in sorted({span.rank for span in spans})}
+    end = max(span.end for span in spans)
+    scale = (WIDTH - SPANS_LEFT - 4) / end
+    rows = {rank: SPANS_TOP + i * LANES_ROW for i, rank in enumerate(called)}
+    places: dict[str, list[tuple[float, float, float, float]]] = defaultdict(list)
+    for span in spans:
+        sends = span.kind in COMMUNICATION
+        y, tall = rows[span.rank] + (THICK + 3 if sends else 0), THIN if sends else THICK
+        places[span.kind].append((SPANS_LEFT + span.start * scale, y, max(0.3, span.seconds * scale - 1), tall))
+    bars = "".join(boxes(each, Palette.SPANS[kind]) for kind, each in places.items())
+    height = SPANS_TOP + len(called) * LANES_ROW
+    bars = sweep(bars, SPANS_LEFT, height, moving)
+    labels = "".join(words(0, y + 14, called[rank], size=12) for rank, y in rows.items())
+    whose = ", ".join(called.values()) if names else f"{len(called)} ranks"
+    label = f"{title or 'a step'} of {whose}: {', '.join(places)}; {texts.seconds(end)}"
+    key, _ = _key({kind: kind for kind in places})
+    return sheet([words(0, 15, title, bold=True) if title else "", key, labels, bars], height, label)
+
+
+GRID_ROW, DIGIT = 26, 6
+
+
+def grid(spans: Sequence[Span], title: str = "", *, seconds: float | None = None, share: bool = True) -> Picture:
+    """Draws a pipeline's step, a row for each rank; grey is bubble, numbers are micro-batches, where all of a kind have
+    room. `seconds` is the length of the axis, by default that of the step; `share` writes the bubble's share above."""
+    spans = [span for span in spans if span.chunk is not None]
+    ranks = 1 + max(span.rank for span in spans)
+    begin, length = min(span.start for span in spans), elapsed(spans)
+    scale = (WIDTH - SPANS_LEFT - 4) / (seconds or length)
+    idle = bubble(spans)
+    back, bars = "", ""
+    for rank in range(ranks):
+        y = SPANS_TOP + rank * GRID_ROW
+        back += words(0, y + 16, f"rank {rank}", size=12) + box(
+            SPANS_LEFT, y, length * scale, GRID_ROW - 4, GREY, opacity=0.3, round=0
+        )
+    of_colour: dict[tuple[str, float], list[tuple[float, float, float, float]]] = defaultdict(list)
+    numbers = ""
+    room = 2 + DIGIT * max(len(str(span.chunk)) for span in spans)
+    numbered = {kind for kind in Palette.SPANS if all(s.seconds * scale > room for s in spans if s.kind == kind)}
+    for span in spans:
+        x, y, width = SPANS_LEFT + (span.start - begin) * scale, SPANS_TOP + span.rank * GRID_ROW, span.seconds * scale
+        paler = 1.0 if (span.stage or 0) < ranks else 0.6  # a rank's second stage
+        of_colour[Palette.SPANS[span.kind], paler].append((x, y, max(0.2, width - 0.6), GRID_ROW - 4))
+        if span.kind in numbered:
+            numbers += f'<text x="{x + width / 2:.1f}" y="{y + 16}">{span.chunk}</text>'
+    for (colour, opacity), places in of_colour.items():
+        bars += boxes(places, colour, f' fill-opacity="{opacity}"' if opacity < 1 else "")
+    bars += f'<g fill="#fff" text-anchor="middle" font-size="10">{numbers}</g>'
+    height = SPANS_TOP + ranks * GRID_ROW + 6
+    head = words(0, 15, ": ".join(filter(None, [title, f"bubble {idle:.1%}" if share else ""])), bold=True)
+    label = f"{title or 'pipeline'} on {ranks} ranks, {length:.3g} s{f', bubble {idle:.1%}' if share else ''}"
+    key, x = _key(_names_of_kinds(spans))
+    if max(span.stage or 0 for span in spans) >= ranks and "weights" not in {span.kind for span in spans}:
+        key += words(x - 8, 15, "paler: second stage", anchor="end", size=12)
+    return sheet([head, key, back, bars], height, label)
+
+
+def _names_of_kinds(spans: Sequence[Span]) -> dict[str, str]:
+    """By kind, in the order of a step. A backward of two halves has a name for each."""
+    kinds = {span.kind for span in spans}
+    halves = {"backward": "backward: inputs", "weights": "backward: weights"} if "weights" in kinds else {}
+    return {kind: halves.get(kind, kind) for kind in ("forward", "backward", "weights") if kind in kinds}
+
+
+def _key(names: Mapping[str, str]) -> tuple[str, float]:
+    """A legend at the right edge, with the name of each kind of span, and where it begins."""
+    x, drawn = WIDTH - 4.0, ""
+    for kind, name in reversed(names.items()):
+        x -= 22 + LETTER * len(name)
+        drawn += box(x, 5, 10, 10, Palette.SPANS[kind]) + words(x + 14, 15, name, size=12)
+    return drawn, x
+
+
+CALLS_LEFT, CALLS_ROW, APART = 66.0, 38, "#d1495b"
+
+
+def calls(made: Mapping[int | str, Sequence[str]], first: int | None = 1) -> Picture:
+    """Draws the collectives that ranks call, one after another. `made` has the names of the calls of each rank, or of
+    another name, in order, numbered from `first`, if any; "" is no call. Calls with the same number must have the same
+    name; where they do not, all wait."""
+    count = max(map(len, made.values()))
+    wide = (WIDTH - CALLS_LEFT) / (count + 1)
+    columns = [
+        {rank: names[i] for rank, names in made.items() if names[i : i + 1] not in ([], [""])} for i in range(count)
+    ]
+    apart = next((i for i, column in enumerate(columns) if len(set(column.values())) > 1), None)
+    parts = [words(0, 44 + row * CALLS_ROW, _name_of(rank), size=12) for row, rank in enumerate(made)]
+    shown, done = [], ""
+    for i, column in enumerate(columns[: None if apart is None else apart + 1]):
+        x = CALLS_LEFT + i * wide
+        done += words(x + wide / 2, 15, f"#{first + i}", anchor="middle", size=12) if first is not None else ""
+        for row, rank in enumerate(made):
+            if rank not in column:
+                continue
+            y = 24 + row * CALLS_ROW
+            colour = APART if i == apart else colour_of(0)
+            done += box(x, y, wide - 4, CALLS_ROW - 8, colour, round=4)
+            done += words(x + wide / 2 - 2, y + 20, column[rank], anchor="middle", size=11, fill="#fff")
+            if i == apart:
+                done += box(x + wide, y, WIDTH - x - wide, CALLS_ROW - 8, GREY, opacity=0.3, round=4)
+                done += words(x + wide + 8, y + 20, "waits", size=12)
+        shown.append(done)
+    return sheet([*parts, frames(shown, 0.7)], 30 + len(made) * CALLS_ROW, _label_of_calls(made, first, apart))
+
+
+def _name_of(rank: int | str) -> str:
+    return rank if isinstance(rank, str) else f"rank {rank}"
+
+
+def _label_of_calls(made: Mapping[int | str, Sequence[str]], first: int | None, apart: int | None) -> str:
+    if apart is None:
+        return "; ".join(f"{_name_of(rank)}: {', '.join(filter(None, names))}" for rank, names in made.items())
+    last = ", ".join(f"{_name_of(rank)} {names[apart]}" for rank, names in made.items())
+    return f"call {(first or 0) + apart} differs: {last}; all of them wait"
+
+
+LOADER_LEFT, LOADER_ROW, LOADER_TOP, PREFETCH_FACTOR = 84.0, 30, 24, 2
+Bar = tuple[int, str, int, float, float]  # row, kind, batch, begin, end
+
+
+def loader(load: float, compute: float, workers: int, *, steps: int = 6, moving: bool = False) -> Picture:
+    """Draws batches that are loaded while earlier ones are computed on: a row for the rank and one for each of its
+    workers; grey is waiting. `load` and `compute` are the times of a batch, in the same unit. Without workers the rank
+    loads, too."""
+    bars = _loaded(load, compute, workers, steps)
+    end = max(bar[-1] for bar in bars)
+    scale = (WIDTH - LOADER_LEFT - 4) / max(end, steps * (load + compute))  # as long as without workers
+    drawn = ""
+    for row, kind, batch, begin, finish in bars:
+        x, y, width = LOADER_LEFT + begin * scale, LOADER_TOP + row * LOADER_ROW, (finish - begin) * scale - 1
+        drawn += box(x, y, width, LOADER_ROW - 6, Palette.SPANS[kind], round=0)
+        drawn += words(x + width / 2, y + 17, str(batch), anchor="middle", size=11, fill="#fff") if width > 11 else ""
+    names = words(0, LOADER_TOP + 17, "rank", bold=True) + box(
+        LOADER_LEFT, LOADER_TOP, end * scale, LOADER_ROW - 6, GREY, opacity=0.3, round=0
+    )
+    names += "".join(words(0, LOADER_TOP + (1 + w) * LOADER_ROW + 17, f"worker {w}", size=12) for w in range(workers))
+    height = LOADER_TOP + (1 + workers) * LOADER_ROW
+    waits = sum(finish - begin for _, kind, _, begin, finish in bars if kind == "forward") / end
+    key = box(WIDTH - 132, 5, 10, 10, Palette.SPANS["input"]) + words(WIDTH - 118, 15, "load", size=12)
+    key += box(WIDTH - 76, 5, 10, 10, Palette.SPANS["forward"]) + words(WIDTH - 62, 15, "compute", size=12)
+    title = f"{workers} workers: the rank computes {waits:.0%} of the time" if workers else "no workers"
+    label = f"{steps} batches, {load:g} to load, {compute:g} to compute, {workers} workers: {end:g} in all"
+    return sheet(
+        [words(LOADER_LEFT, 15, title, bold=True), key, names, sweep(drawn, LOADER_LEFT, height, moving)], height, label
+    )
+
+
+def _loaded(load: float, compute: float, workers: int, steps: int) -> list[Bar]:
+    """Worker w loads batches w, w + workers, …; PREFETCH_FACTOR of them before the first is taken (torch's
+    prefetch_factor)."""
+    bars: list[Bar] = []
+    free, taken, rank_free = [0.0] * workers, list[float](), 0.0
+    for batch in range(steps):
+        if workers:
+            asked = batch - PREFETCH_FACTOR * workers
+            begin = max(free[batch % workers], taken[asked] if asked >= 0 else 0.0)
+            row, ready = 1 + batch % workers, begin + load
+            free[batch % workers] = ready
+        else:
+            row, begin, ready = 0, rank_free, rank_free + load
+        bars.append((row, "input", batch, begin, ready))
+        taken.append(max(rank_free, ready))
+        rank_free = taken[-1] + compute
+        bars.append((0, "forward", batch, taken[-1], rank_free))
+    return bars
+
+
+MIB = 2**20
+BACKWARD_LEFT, BUCKET_LABEL = 96.0, 58.0
+BACKWARD_WIDE = (WIDTH - BACKWARD_LEFT) / 1.6  # leaves room for one bucket sent after it
+
+
+def filled(sizes: Mapping[str, int], bucket_cap_mb: float | None = None) -> list[list[str]]:
+    """The names in each bucket. `sizes` are bytes in the order of backward; a bucket is closed when it has reached its
+    limit: `bucket_cap_mb` MiB, or by default 1 for the first and 25 for the others (torch/nn/parallel/distributed.py).
+    """
+    first, others = (1.0, 25.0) if bucket_cap_mb is None else (bucket_cap_mb, bucket_cap_mb)
+    result: list[list[str]] = [[]]
+    full, limit = 0.0, first * MIB
+    for name, size in sizes.items():
+        if full >= limit:
+            result.append([])
+            full, limit = 0.0, others * MIB
+        result[-1].append(name)
+        full += size
+    return result
+
+
+def buckets(sizes: Mapping[str, int], bucket_cap_mb: float | None = None) -> Picture:
+    """Draws DDP's buckets: above, backward makes the gradients in this order; below, each bucket is sent once its last
+    gradient is there. All buckets are drawn to one scale: sending everything takes half as long as backward."""
+    groups = filled(sizes, bucket_cap_mb)
+    step = BACKWARD_WIDE / max(1, len(sizes))
+    number = {name: i for i, names in enumerate(groups) for name in names}
+    parts = [words(0, 40, "backward", bold=True), words(0, 116, "all_reduce", bold=True)]
+    shown, done = [], ""
+    free = named = BACKWARD_LEFT  # where the last bucket, and the text below it, end
+    for i, name in enumerate(sizes):
+        colour = colour_of(number[name])
+        done += box(BACKWARD_LEFT + i * step, 22, step - 2, 30, colour)
+        if step > 34:
+            done += words(BACKWARD_LEFT + i * step + step / 2 - 1, 41, name[:8], anchor="middle", size=11, fill="#fff")
+        names = groups[number[name]]
+        if name == names[-1]:
+            total = sum(sizes[each] for each in names)
+            ready = BACKWARD_LEFT + (i + 1) * step
+            begin, width = max(free, ready), BACKWARD_WIDE / 2 * total / sum(sizes.values())
+            text = max(begin, named)
+            done += (
+                f'<path d="M{ready:.0f} 54V{96}" stroke="{colour}" stroke-dasharray="3 3"/>'
+                + box(begin, 98, max(1.0, width - 1), 30, colour, opacity=0.8)
+                + words(text, 144, f"bucket {number[name] + 1}", size=11)
+                + words(text, 158, gib(total), size=11)
+            )
+            free, named = begin + width, text + BUCKET_LABEL
+        shown.append(done)
+    edge = box(BACKWARD_LEFT, 22, len(sizes) * step - 2, 30, line=GREY)
+    sent = ", ".join(gib(sum(sizes[name] for name in names)) for names in groups)
+    label = f"backward fills {len(groups)} buckets, in this order: {sent}; each is sent when it is full"
+    return sheet([*parts, edge, frames(shown, 0.6)], 166, label)
+
+
+MEMORY_LEFT, MEMORY_TOP, MEMORY_TALL = 8.0, 40.0, 150.0
+PHASES = (("forward", 0.0, 0.32), ("backward", 0.32, 0.84), ("optimizer", 0.84, 1.0))
+
+
+def step(
+    parameters: float,
+    gradients: float,
+    optimizer: float,
+    activations: float,
+    unit: str = "",
+    *,
+    top: float = 0.0,
+    limit: float = 0.0,
+    limit_name: str = "",
+) -> Picture:
+    """Draws what fills the memory of a rank: activations grow in forward and shrink in backward, while gradients
+    appear; parameters and the optimizer's state are there all the time. All have the same unit, including `top`, the
+    end of the axis, and `limit`, a line."""
+    highest = top or parameters + optimizer + max(activations, gradients) or 1.0
+    flat = [(0.0, 1.0), (1.0, 1.0)]
+    layers = (
+        ("parameters", parameters, flat),
+        ("optimizer", optimizer, flat),
+        ("gradients", gradients, [(0.0, 0.0), (0.32, 0.0), (0.84, 1.0), (1.0, 1.0)]),
+        ("activations", activations, [(0.0, 0.0), (0.32, 1.0), (0.84, 0.0), (1.0, 0.0)]),
+    )
+    times = (0.0, 0.32, 0.84, 1.0)
+    below, drawn, x = dict.fromkeys(times, 0.0), "", MEMORY_LEFT
+    for name, size, course in layers:
+        shares = dict(course)
+        above = {time: below[time] + size * shares.get(time, 1.0) for time in times}
+        there = " ".join(f"{_x_of_time(time):.0f},{_y_of_size(above[time], highest):.1f}" for time in times)
+        back = " ".join(f"{_x_of_time(time):.0f},{_y_of_size(below[time], highest):.1f}" for time in reversed(times))
+        drawn += f'<polygon points="{there} {back}" fill="{Palette.MEMORY[name]}" fill-opacity=".85"/>'
+        label = f"{name} {size:.3g} {unit}".strip()
+        drawn += f'<rect x="{x:.0f}" y="4" width="11" height="11" fill="{Palette.MEMORY[name]}"/>'
+        drawn += words(x + 15, 14, label, size=12)
+        x += 32 + 6.6 * len(label)
+        below = above
+    bottom = MEMORY_TOP + MEMORY_TALL
+    for phase, begin, end in PHASES:
+        drawn += words((_x_of_time(begin) + _x_of_time(end)) / 2, bottom + 18, phase, anchor="middle", size=12)
+        drawn += f'<path d="M{_x_of_time(end):.0f} {MEMORY_TOP}V{bottom + 6}" stroke="{GREY}" stroke-dasharray="3 3"/>'
+    peak = max(below.values())
+    at = min(_x_of_time(time) for time, size in below.items() if size == peak)
+    drawn += f'<circle cx="{at:.0f}" cy="{_y_of_size(peak, highest):.1f}" r="3"/>'
+    drawn += words(at + 6, _y_of_size(peak, highest) - 5, f"peak {peak:.3g} {unit}".strip(), bold=True)
+    if 0 < limit <= highest:
+        y = _y_of_size(limit, highest)
+        lines = f"M{MEMORY_LEFT} {y:.1f}H{WIDTH - MEMORY_LEFT}M{x:.0f} 10h22"  # the second one is in the legend
+        drawn += f'<path d="{lines}" stroke="{Palette.LIMIT}" stroke-width="1.5" stroke-dasharray="5 3"/>'
+        drawn += words(x + 27, 14, f"{limit_name} {limit:.3g} {unit}".strip(), size=12)
+    return sheet(
+        [drawn], bottom + 26,
+        f"a step: {parameters:.3g} {unit} parameters, {optimizer:.3g} optimizer, {gradients:.3g} gradients, "
+        f"{activations:.3g} activations, at most {peak:.3g} together",
+    )  # fmt: skip
+
+
+def _x_of_time(time: float) -> float:
+    return MEMORY_LEFT + time * (WIDTH - 2 * MEMORY_LEFT)
+
+
+def _y_of_size(size: float, highest: float) -> float:
+    return MEMORY_TOP + MEMORY_TALL * (1 - size / highest)

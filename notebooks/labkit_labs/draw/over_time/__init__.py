@@ -1,1 +1,0 @@
-"""Draws what ranks do in the course of a step."""
