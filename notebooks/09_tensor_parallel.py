@@ -28,7 +28,7 @@ global_batch_size: int = 4  # samples per optimizer step; every rank works on al
 # %%
 from labkit import Script
 from labkit_labs import Lesson, draw, sized
-from labkit_labs.labs.collectives import collectives
+from labkit_labs.labs.traffic import collectives
 
 lab, N = Lesson("09_tensor_parallel", ranks=nproc_per_node), nproc_per_node
 draw.split(N)

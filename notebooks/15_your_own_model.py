@@ -28,7 +28,7 @@ global_batch_size: int = 32  # samples per optimizer step, over all ranks
 # %%
 from labkit import Script
 from labkit_labs import Lesson, draw, sized
-from labkit_labs.labs.without_labkit import by_torchrun, changed
+from labkit_labs.labs.other_runs import by_torchrun, changed
 
 lab = Lesson("15_your_own_model", ranks=nproc_per_node)
 draw.cells([*Script.load("ddp").cells], {"yours": ["model", "data", "task"], "the strategy": ["strategy"]})

@@ -31,7 +31,7 @@ plans: bool = True  # plan for two T4s, too: some 40 seconds
 # %%
 from labkit import Script
 from labkit_labs import Lesson, draw, sized
-from labkit_labs.labs.sessions import folders, losses, newest, size_of
+from labkit_labs.labs.other_runs import folders, losses, newest, size_of
 
 lab = Lesson("16_kaggle", ranks=nproc_per_node)
 draw.calls({"session 1": ["step 7", "step 8", "save"], "session 2": [""] * 3 + ["load", "step 9"]}, first=None).still()

@@ -29,8 +29,7 @@ batch: int = 8  # samples in a step, over all ranks
 # %%
 import labkit
 from labkit_labs import Lesson, draw, sized
-from labkit_labs.labs.nodes import differing_words, kill_node, of_ranks, slurm
-from labkit_labs.labs.sessions import test_loss
+from labkit_labs.labs.other_runs import differing_words, kill_node, of_ranks, slurm, test_loss
 
 lab = Lesson("17_cluster")
 draw.hosts(2, 2)

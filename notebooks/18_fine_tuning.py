@@ -38,7 +38,7 @@ from pathlib import Path
 import labkit
 from labkit import Script
 from labkit_labs import Lesson, draw
-from labkit_labs.labs.fine_tuning import adapter, numbers_saved, qwen3_1_7b, small_model, sums
+from labkit_labs.labs.small_data import adapter, numbers_saved, qwen3_1_7b, small_model, sums
 
 lab, folder = Lesson("18_fine_tuning", ranks=nproc_per_node), Path(tempfile.mkdtemp(prefix="fine-tuning-"))
 adapter(128, 256, rank=8)

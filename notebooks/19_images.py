@@ -42,7 +42,7 @@ from pathlib import Path
 
 from labkit import Script
 from labkit_labs import Lesson, draw
-from labkit_labs.labs.images import accuracy, filled, strip
+from labkit_labs.labs.small_data import accuracy, filled, strip
 
 lab, folder = Lesson("19_images", ranks=nproc_per_node), Path(tempfile.mkdtemp(prefix="images-"))
 draw.replicas(nproc_per_node, 8)

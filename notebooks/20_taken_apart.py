@@ -26,7 +26,7 @@ nproc_per_node: int = 2  # ranks
 # %%
 import labkit
 from labkit_labs import Lesson, draw, sized
-from labkit_labs.labs.live_changes import done_to, loss_lines
+from labkit_labs.labs.other_runs import done_to, loss_lines
 
 lab = Lesson("20_taken_apart", ranks=nproc_per_node)
 draw.calls({rank: ["step", "step, answer", "paused", "exec", "step"] for rank in range(lab.ranks)}, first=41)

@@ -22,8 +22,7 @@ from labkit.view import aligned, grid
 from labkit.write import Script, as_cell
 from labkit_labs.claims import Claims, amount
 from labkit_labs.draw.picture import Picture
-from labkit_labs.explore import explore
-from labkit_labs.guesses import YOURS, Guess
+from labkit_labs.guesses import YOURS, Guess, explore
 from labkit_labs.on_ranks import cells_text
 from labkit_labs.other_devices import Elsewhere, elsewhere
 

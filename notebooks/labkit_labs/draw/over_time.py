@@ -91,7 +91,7 @@ def _names_of_kinds(spans: Sequence[Span]) -> dict[str, str]:
 def _key(names: Mapping[str, str]) -> tuple[str, float]:
     """A legend at the right edge, with the name of each kind of span, and where it begins."""
     x, drawn = WIDTH - 4.0, ""
-    for kind, name in reversed(names.items()):
+    for kind, name in reversed([*names.items()]):
         x -= 22 + LETTER * len(name)
         drawn += box(x, 5, 10, 10, Palette.SPANS[kind]) + words(x + 14, 15, name, size=12)
     return drawn, x

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Sequence
 from itertools import pairwise
 
@@ -11,7 +11,10 @@ from labkit.record import Span, bubble
 
 __all__ = ["bubble", "in_flight", "measured", "simulated"]
 
+# actions of torch's schedules: I and W are the two halves of B
 KINDS = {"F": "forward", "B": "backward", "I": "backward", "W": "weights"}
+MAKES = {"F": "activations", "B": "gradients", "I": "gradients", "W": "weights"}
+Made = tuple[str, int, int]  # by an action: what, stage, micro-batch
 
 
 def simulated(
@@ -20,30 +23,41 @@ def simulated(
     """`forward` and `backward` are seconds of a rank for one micro-batch, over its `stages` stages. Nothing else takes
     time."""
     last = stages * ranks - 1
-    orders = [actions(schedule, ranks, rank, range(rank, last + 1, ranks), micro_batches) for rank in range(ranks)]
-    place, free = [0] * ranks, [0.0] * ranks
-    ends: dict[tuple[str, int, int], float] = {}
+    orders = [
+        deque(actions(schedule, ranks, rank, range(rank, last + 1, ranks), micro_batches)) for rank in range(ranks)
+    ]
+    seconds = {"F": forward / stages, "B": backward / stages} | dict.fromkeys("IW", backward / 2 / stages)
+    free = [0.0] * ranks
+    ends: dict[Made, float] = {}
     spans = []
-    while any(place[rank] < len(orders[rank]) for rank in range(ranks)):
-        for rank in range(ranks):
-            while place[rank] < len(orders[rank]):
-                what, stage, number = orders[rank][place[rank]]
-                needs = ("back", stage + 1, number) if stage < last else ("F", stage, number)
-                if what == "F":
-                    needs = ("F", stage - 1, number)
-                first = what == "W" or (what == "F" and stage == 0)  # W follows its own I
-                if not first and needs not in ends:
-                    break
-                begin = free[rank] if first else max(free[rank], ends[needs])
-                # nobody waits for the first stage's input gradients: torch does its whole backward as W
-                parts = {"I": "", "W": "WI"}.get(what, what) if stage == 0 else what
-                for part in parts:
-                    end = begin + {"F": forward, "B": backward}.get(part, backward / 2) / stages
+    while any(orders):
+        for rank, order in enumerate(orders):
+            while order and ends.keys() >= (needed := _needed(*order[0], last)):
+                what, stage, number = order.popleft()
+                begin = max([free[rank], *(ends[each] for each in needed)])
+                for part in _parts(what, stage):
+                    end = begin + seconds[part]
                     spans.append(Span(rank, KINDS[part], begin, end, stage=stage, chunk=number))
                     begin = end
-                free[rank] = ends[{"F": "F", "W": "W"}.get(what, "back"), stage, number] = begin
-                place[rank] += 1
+                free[rank] = ends[MAKES[what], stage, number] = begin
     return spans
+
+
+def _needed(what: str, stage: int, number: int, last: int) -> set[Made]:
+    """What must be there before an action begins. W follows its own I."""
+    if what == "W" or (what == "F" and stage == 0):
+        return set()
+    if what == "F":
+        return {("activations", stage - 1, number)}
+    return {("gradients", stage + 1, number) if stage < last else ("activations", stage, number)}
+
+
+def _parts(what: str, stage: int) -> str:
+    """The actions that torch carries out for one. Nobody waits for the first stage's input gradients, so that all of
+    its backward is done as W."""
+    if stage == 0 and what in ("I", "W"):
+        return "WI" if what == "W" else ""
+    return what
 
 
 def measured(done: Sequence[Sequence[tuple[str, int, float, float]]]) -> list[Span]:

@@ -1,13 +1,18 @@
-"""Measures what ranks send while one of labkit's scripts trains, as the kernel counts it (Linux, gloo)."""
+"""Measures what ranks send: collectives in a profile, and bytes as the kernel counts them (Linux, gloo)."""
 
 from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+
+import pandas as pd
 
 from labkit.record import Records, Report, number
 from labkit.run import Run
 from labkit.write import Script
 from labkit_labs.on_ranks import cells_text
 
-__all__ = ["noting_bytes", "sent_in_a_step"]
+__all__ = ["collectives", "noting_bytes", "sent_in_a_step"]
 
 NOTE = """
 import logging
@@ -46,3 +51,28 @@ def sent_in_a_step(run: Run, ranks: int, steps: int, *, after: int = 1) -> float
         each = len(counts) // steps  # a rank with two optimizers notes each step twice
         total += (counts[-1] - counts[after * each - 1]) / (steps - after)
     return total
+
+
+PHASES = ("forward", "backward", "optimizer")
+KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send_recv")
+
+
+def collectives(runs: Mapping[str, Run]) -> pd.DataFrame:
+    """How many a rank makes in the last profiled step of each run, by kind and phase; the phase is the latest that had
+    begun. A mean over the ranks, so a fraction says that they differ."""
+    table = pd.DataFrame({name: _counts(run) for name, run in runs.items()})
+    return table[table.any(axis=1)]
+
+
+def _counts(run: Run) -> dict[tuple[str, str], float]:
+    counts: Counter[tuple[str, str]] = Counter()
+    spans = run.timeline().of_step()
+    ranks = {span.rank for span in spans}
+    for rank in ranks:
+        own = [span for span in spans if span.rank == rank]
+        begins = {phase: min(span.start for span in own if span.kind == phase) for phase in PHASES}
+        for span in own:
+            if span.kind in KINDS:
+                begun = [phase for phase in PHASES if begins[phase] <= span.start]
+                counts[span.kind, begun[-1] if begun else PHASES[0]] += 1
+    return {(kind, phase): counts[kind, phase] / len(ranks) for kind in KINDS for phase in PHASES}
