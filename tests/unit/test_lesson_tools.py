@@ -12,12 +12,11 @@ from labkit import LabError, Script
 from labkit.view.charts.images import Palette
 from labkit_labs import defined, draw
 from labkit_labs.labs.broken_scripts import broken
-from labkit_labs.labs.small_data import adapter
-from labkit_labs.labs.other_runs import differing_words
+from labkit_labs.labs.other_runs import changed, differing_words
 from labkit_labs.labs.overlap import pauses, simulated, sleeping
 from labkit_labs.labs.saving import copy_with_a_bit_flipped, lost, on_slow_disk
 from labkit_labs.labs.sequences import divided, in_order, pairs, zigzag
-from labkit_labs.labs.other_runs import changed
+from labkit_labs.labs.small_data import adapter
 
 TITLES = [*Script.load("ddp").cells]
 PICTURES = {
