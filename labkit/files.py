@@ -30,6 +30,7 @@ __all__ = [
     "read_source",
     "read_text",
     "refresh",
+    "tail_text",
     "write_json",
 ]
 
@@ -78,6 +79,7 @@ SLOW_SECONDS, READERS = 0.005, 128
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 LARGEST_BYTES = 8 << 20  # the largest script or record that is read as a whole
+TAIL_BYTES = 200_000  # of a log
 
 
 def opened(path: Path) -> BinaryIO:
@@ -146,6 +148,16 @@ def read_bytes(path: Path) -> bytes:
 def read_text(path: Path) -> str:
     """The text of such a file, with invalid UTF-8 replaced. Raises OSError, also if it is larger than LARGEST_BYTES."""
     return read_bytes(path).decode("utf-8", "replace")
+
+
+def tail_text(path: Path, size: int = TAIL_BYTES) -> str:
+    """The last `size` bytes of such a file as text, with invalid UTF-8 replaced; empty if it cannot be read."""
+    try:
+        with opened(path) as file:
+            file.seek(max(0, file.seek(0, 2) - size))
+            return file.read().decode("utf-8", "replace")
+    except OSError:
+        return ""
 
 
 def read_json(path: Path) -> Any:

@@ -15,7 +15,7 @@ from typing import Any
 from labkit.cluster import slurm
 from labkit.cluster.sbatch import HEAD, NODE, PORT, JobOptions, LaunchFile, array_text, sbatch_text
 from labkit.errors import LabError, LaunchError, RunFolderError
-from labkit.files import read_json, refresh, write_json
+from labkit.files import read_json, refresh, tail_text, write_json
 from labkit.launcher import (
     check,
     check_arguments,
@@ -24,7 +24,6 @@ from labkit.launcher import (
     removed_on_failure,
     request_stop,
     stop,
-    tail_text,
     torchrun_of_node,
     without_leftovers,
 )

@@ -4,10 +4,9 @@ from labkit.faces import face
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from labkit.launcher.causes.evidence import tail_text as tail_text  # The last `size` bytes of a log as text, with
-    from labkit.launcher.causes.failure_advice import EXPANDABLE as EXPANDABLE  # The name that every torch since 2.8
-    from labkit.launcher.causes.stuck import Stacks as Stacks  # What every rank was doing
-    from labkit.launcher.causes.stuck import look_at as look_at  # Ask every rank of an attempt where it is
+    from labkit.launcher.causes.failure_advice import EXPANDABLE as EXPANDABLE  # the setting that reduces fragmentation
+    from labkit.launcher.causes.stuck import Stacks as Stacks  # what every rank of a run is doing, in words
+    from labkit.launcher.causes.stuck import look_at as look_at  # asks every rank of an attempt where it is
     from labkit.launcher.checks import TORCH_FLOOR as TORCH_FLOOR
     from labkit.launcher.checks import check_arguments as check_arguments  # Raw arguments as text
     from labkit.launcher.checks import check_environment as check_environment  # The variables as text

@@ -48,7 +48,6 @@ from labkit.rank_files import REACHABLE
 from labkit.record import (
     FINAL_STATES,
     Cause,
-    Records,
     RunFolder,
     State,
     StateName,
@@ -412,8 +411,7 @@ class Supervisor:
 
 def has_stepped(attempt: RunFolder) -> bool:
     """Whether any of its ranks has completed a step."""
-    files = [Records(attempt.metrics(rank)) for rank in attempt.started_ranks()]
-    return any(isinstance(record, Step) for file in files for records in file.chunks() for record in records)
+    return any(Step.last(attempt.metrics(rank)) for rank in attempt.started_ranks())
 
 
 def prepare(run: RunFolder, attempt: RunFolder) -> None:

@@ -10,8 +10,8 @@ import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
-from labkit.files import in_parallel, read_json
-from labkit.launcher.causes.evidence import CLOSED_BY_TORCHRUN, tail_text
+from labkit.files import in_parallel, read_json, tail_text
+from labkit.launcher.causes.evidence import CLOSED_BY_TORCHRUN
 from labkit.launcher.causes.stuck import look_at
 from labkit.launcher.rank_processes import named_ranks
 from labkit.record import End, Model, Records, Report, RunFolder

@@ -11,6 +11,10 @@ from labkit.record.measured.metrics_file import number
 
 __all__ = ["Cause", "Place"]
 
+TEXTS = ("kind", "sentence", "exception", "message", "signal", "out_of_memory", "file", "cell", "origin")
+COUNTS = ("rank", "node", "step", "time_ns", "line", "line_in_cell")
+TYPES = {**dict.fromkeys(TEXTS, str), **dict.fromkeys(COUNTS, int), "goes_on": bool}
+
 
 @dataclass(frozen=True)
 class Place:
@@ -68,33 +72,18 @@ class Cause(Mapping[str, Any]):
         """The cause in a mapping, without values of a wrong type; None for anything but a mapping with a sentence."""
         if not isinstance(value, Mapping) or not isinstance(value.get("sentence"), str):
             return None
-
-        def text(name: str) -> str | None:
-            return str(value[name]) if isinstance(value.get(name), str) else None
-
-        def count(name: str) -> int | None:
-            return next(iter(_counts([value.get(name)])), None)
-
-        line, rank, trace = count("line"), count("rank"), value.get("traceback")
-        sizes = memory.items() if isinstance(memory := value.get("memory"), dict) else ()
-        cell = text("cell"), text("origin"), count("line_in_cell")
+        known = {name: each for name, type in TYPES.items() if (each := _sound(value.get(name), type)) is not None}
+        place = {name: known.pop(name, None) for name in ("line", "file", "cell", "origin", "line_in_cell")}
+        rank, ranks = known.pop("rank", None), _items(value.get("ranks"), int)
+        sizes = memory.items() if isinstance(memory := value.get("memory"), Mapping) else ()
         return cls(
-            kind=text("kind") or "",
-            sentence=text("sentence") or "",
-            ranks=_counts(value.get("ranks")) or (() if rank is None else (rank,)),
-            node=count("node"),
-            nodes=_counts(value.get("nodes")),
-            exception=text("exception"),
-            message=text("message"),
-            signal=text("signal"),
-            where=Place(line, text("file") or "", *cell) if line else None,
-            step=count("step"),
-            time_ns=count("time_ns"),
-            traceback=tuple(part for part in trace if isinstance(part, str)) if isinstance(trace, list) else (),
-            out_of_memory=text("out_of_memory"),
+            **known,
+            ranks=ranks or (() if rank is None else (rank,)),
+            nodes=_items(value.get("nodes"), int),
+            where=Place(**place | {"file": place["file"] or ""}) if place["line"] else None,
+            traceback=_items(value.get("traceback"), str),
             memory={name: n for name, size in sizes if (n := number(size)) is not None},
-            advice=(advice,) if (advice := text("advice")) else (),
-            goes_on=value.get("goes_on") is True,
+            advice=(advice,) if (advice := _sound(value.get("advice"), str)) else (),
         )
 
     @cached_property
@@ -116,6 +105,11 @@ class Cause(Mapping[str, Any]):
         return len(self._content)
 
 
-def _counts(values: object) -> tuple[int, ...]:
-    """The whole numbers from 0 in a list."""
-    return tuple(n for n in values if type(n) is int and n >= 0) if isinstance(values, list) else ()
+def _sound(value: Any, kind: type) -> Any:
+    """The value if it is of that type, and not a negative number; else None."""
+    return value if type(value) is kind and not (isinstance(value, int) and value < 0) else None
+
+
+def _items(values: Any, kind: type) -> tuple[Any, ...]:
+    """The sound values in a list."""
+    return tuple(one for one in values if _sound(one, kind) is not None) if isinstance(values, list) else ()

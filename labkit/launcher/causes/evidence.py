@@ -9,20 +9,19 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from labkit.files import in_parallel, opened, read_json, read_source
+from labkit.files import Json, in_parallel, read_json, read_source, tail_text
 from labkit.launcher.causes.stacks import Call, calls_of
 from labkit.launcher.peers import Outcome
 from labkit.record import Manifest, Nodes, Place, RankHistory, RunFolder, name_of, number
 from labkit.text import first_line, last_line, shortened
 from labkit.write import Script
 
-__all__ = ["CLOSED_BY_TORCHRUN", "LAST_WORDS_BYTES", "Evidence", "Failure", "tail_text"]
+__all__ = ["CLOSED_BY_TORCHRUN", "LAST_WORDS_BYTES", "Evidence", "Failure"]
 
 # torchrun's summary has one entry per failed rank.
 EXIT_CODE = re.compile(r"^\s*rank\s*: (\d+) \(local_rank.*\n\s*exitcode\s*: (-?\d+)", re.MULTILINE)
 CLOSED_BY_TORCHRUN = re.compile(r"Sending process (\d+) closing signal")
 WATCHDOG = "Watchdog caught collective operation timeout"
-LOG_TAIL_BYTES = 200_000
 LAST_WORDS_BYTES = 4000
 # The fields that a rank's error.json must have.
 FIELDS = {"rank": int, "kind": str, "exception": str, "message": str}
@@ -110,11 +109,12 @@ class Evidence:
     exit codes that torchrun reported, its root cause last; `path` is the script's name in tracebacks; `ranks` are those
     that have started.
 
-    `logs` are torchrun's, one per node; `outcomes` are those of the nodes that wrote one. A run on one machine has one
-    log, no `nodes` and no outcomes."""
+    `homes` are the folders with torchrun's logs, and `logs` these, one per node; `outcomes` are those of the nodes that
+    wrote one. A run on one machine has one log, no `nodes` and no outcomes."""
 
     run: RunFolder
     folder: RunFolder
+    homes: list[RunFolder]
     manifest: Manifest
     script: Script
     path: str
@@ -130,13 +130,15 @@ class Evidence:
         manifest = run.read_manifest()
         path = str(manifest.script.path or run.script)
         nodes = manifest.nodes
-        homes, ranks = _homes(folder, nodes), folder.started_ranks()
+        homes = [folder.node(node) for node in range(nodes.count)] if nodes else [folder]
+        ranks = folder.started_ranks()
         logs = in_parallel(lambda home: tail_text(home.torchrun_log), homes)
         outcomes = in_parallel(Outcome.read, homes) if nodes else []
         failures = in_parallel(lambda rank: Failure.read(folder, rank), ranks)
         return cls(
             run=run,
             folder=folder,
+            homes=homes,
             manifest=manifest,
             script=Script.parse(_text(run.script), name=Path(path).name),
             path=path,
@@ -181,23 +183,21 @@ class Evidence:
         """`rank 3`, or `rank 3 on hB` for a run on several machines."""
         return f"rank {rank} on {self.host(self.nodes.of_rank(rank))}" if self.nodes else f"rank {rank}"
 
-    def homes(self) -> list[RunFolder]:
-        """The folders with torchrun's logs: the attempt's, or one per node."""
-        return _homes(self.folder, self.nodes)
-
     def home(self, rank: int) -> RunFolder:
         """The folder of the supervisor that a rank belonged to."""
         return self.folder.node(self.nodes.of_rank(rank)) if self.nodes else self.run
 
     def closed_by_torchrun(self, rank: int) -> bool | None:
         """Whether torchrun sent TERM to the rank; None if the rank left no pid."""
-        beat = read_json(self.folder.heartbeat(rank))
-        return str(beat.get("pid")) in CLOSED_BY_TORCHRUN.findall(self.log_of(rank)) if isinstance(beat, dict) else None
+        beat = self.heartbeat(rank)
+        return str(beat.get("pid")) in CLOSED_BY_TORCHRUN.findall(self.log_of(rank)) if beat else None
 
     def program(self, rank: int) -> str:
         """What the rank's process had become by exec, such as "bash run.sh"; empty if it was the script."""
-        beat = read_json(self.folder.heartbeat(rank))
-        return str(beat.get("program") or "") if isinstance(beat, dict) else ""
+        return str(self.heartbeat(rank).get("program") or "")
+
+    def heartbeat(self, rank: int) -> Mapping[str, Json]:
+        return _mapping(read_json(self.folder.heartbeat(rank)))
 
     def locate(self, line: int | None) -> Place | None:
         """Where a line of the script is: its cell, and the notebook cell that this came from."""
@@ -221,17 +221,13 @@ class Evidence:
         return {rank for rank, log in zip(self.exits, logs, strict=True) if WATCHDOG in log}
 
 
-def _homes(folder: RunFolder, nodes: Nodes | None) -> list[RunFolder]:
-    return [folder.node(node) for node in range(nodes.count)] if nodes else [folder]
-
-
 def _ends(folder: RunFolder, rank: int) -> RankHistory:
     history = RankHistory(rank, folder.metrics(rank))
     history.read_ends()
     return history
 
 
-def _mapping(value: Any) -> Mapping[str, Any]:
+def _mapping(value: Any) -> Mapping[str, Json]:
     return value if isinstance(value, dict) else {}
 
 
@@ -243,14 +239,4 @@ def _text(path: Path) -> str:
     try:
         return read_source(path)
     except OSError:  # the explanation does without the script
-        return ""
-
-
-def tail_text(path: Any, size: int = LOG_TAIL_BYTES) -> str:
-    """The last `size` bytes of a log as text, with invalid UTF-8 replaced."""
-    try:
-        with opened(path) as file:
-            file.seek(max(0, file.seek(0, 2) - size))
-            return file.read().decode("utf-8", "replace")
-    except OSError:
         return ""

@@ -13,9 +13,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from labkit.files import in_parallel, read_json
+from labkit.files import in_parallel, read_json, tail_text
 from labkit.launcher.causes import sentences
-from labkit.launcher.causes.evidence import LAST_WORDS_BYTES, Evidence, Failure, tail_text
+from labkit.launcher.causes.evidence import LAST_WORDS_BYTES, Evidence, Failure
 from labkit.launcher.causes.failure_advice import (
     BLOCKING,
     DETAIL,
@@ -228,9 +228,7 @@ def _was_terminated(evidence: Evidence, rank: int) -> bool:
 
 def _resident(evidence: Evidence, rank: int, history: RankHistory) -> float:
     """The resident set in bytes at the last heartbeat, which may be newer than the last step."""
-    beat = read_json(evidence.folder.heartbeat(rank))
-    rss = number(beat.get("rss")) if isinstance(beat, dict) and history.memory_name == "resident set" else None
-    return rss or 0.0
+    return number(evidence.heartbeat(rank).get("rss")) or 0.0 if history.memory_name == "resident set" else 0.0
 
 
 def killer(home: RunFolder) -> sentences.Killer:
@@ -360,7 +358,7 @@ def _unexplained(evidence: Evidence, exit_code: int) -> Cause:
     """No rank left a record: how torchrun ended, or the last line that the interpreter or torchrun printed."""
     if exit_code < 0:
         return Cause("agent", sentences.torchrun_killed(-exit_code))
-    logs = (path for home in evidence.homes() for path in sorted(home.torchrun_logs.rglob("stderr.log")))
+    logs = (path for home in evidence.homes for path in sorted(home.torchrun_logs.rglob("stderr.log")))
     early = (tail_text(path, LAST_WORDS_BYTES) for path in logs)
     text = next((t for t in early if t.strip()), evidence.log).strip()
     ended_first = None

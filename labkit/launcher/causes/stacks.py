@@ -25,6 +25,7 @@ from typing import Any
 import psutil
 
 from labkit.files import in_parallel, read_json, write_json
+from labkit.launcher.rank_processes import disposition
 from labkit.launcher.stopping import processes_of
 from labkit.rank_files import DUMP_SIGNAL
 from labkit.record import End, RunFolder, Step, is_on_this_host, supervisor_is_elsewhere
@@ -144,19 +145,10 @@ def _signal(folder: RunFolder, ranks: list[int], ours: dict[int, psutil.Process]
 
 
 def _signal_thread(pid: int, thread: int, number: int) -> bool:
-    """Send a signal to one thread of a process if the process handles it; returns False anywhere but on Linux."""
+    """Send a signal to one thread of a process if it still has a handler, which C code may have removed; returns False
+    anywhere but on Linux."""
     call = TGKILL.get(platform.machine()) if platform.system() == "Linux" else None
-    return call is not None and _catches(pid, number) and LIBC.syscall(call, pid, thread, number) == 0
-
-
-def _catches(pid: int, number: int) -> bool:
-    """Whether the signal has a handler: C code may have removed it since the last heartbeat."""
-    try:
-        status = Path(f"/proc/{pid}/status").read_text()
-    except OSError:
-        return False
-    caught = re.search(r"^SigCgt:\s*([0-9a-f]+)$", status, re.MULTILINE)
-    return caught is not None and bool(int(caught[1], 16) >> (number - 1) & 1)
+    return call is not None and disposition(pid, number) == "handled" and LIBC.syscall(call, pid, thread, number) == 0
 
 
 def _rank_stack(folder: RunFolder, rank: int, ours: dict[int, psutil.Process], offset: int, number: int) -> RankStack:

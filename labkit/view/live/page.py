@@ -7,7 +7,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from labkit import words
-from labkit.files import opened, read_json
+from labkit.files import read_json, tail_text
 from labkit.record import NodeFolds, RunFolder, RunReader, State, left_running
 from labkit.text import escaped, first_line, in_lines, plain
 from labkit.view.charts.images import Palette
@@ -239,11 +239,5 @@ def tail_of_log(folder: RunFolder, rank: int, lines: int, search: str = "") -> l
 
 def _end_of(path: Path, size: int, most: int | None) -> list[str]:
     """The lines in the last `size` bytes; of more than `most`, at least the last `most`."""
-    try:
-        with opened(path) as file:
-            file.seek(max(0, file.seek(0, 2) - size))
-            text = file.read().decode("utf-8", "replace")
-            end = text if most is None else "\n".join(text.rsplit("\n", most + 1)[-most - 1 :])
-            return plain(end).splitlines()
-    except OSError:
-        return []
+    text = tail_text(path, size)
+    return plain(text if most is None else "\n".join(text.rsplit("\n", most + 1)[-most - 1 :])).splitlines()
