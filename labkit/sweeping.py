@@ -213,7 +213,7 @@ class Sweep:
         `seconds` of the run."""
         import pandas as pd
 
-        rung = ("rung",) if self._results.manifest["rungs"] else ()
+        rung = ("rung",) if self._results.manifest.rungs else ()
         fields = ("run", "state", *rung, "step", "loss", "last", "best", "seconds")
         rows = [
             {"point": r.point, **r.parameters, **{name: getattr(r, name) for name in fields}} for r in self.results()
@@ -251,7 +251,7 @@ class Sweep:
     ) -> Sweep:
         headless = is_headless()
         tied = headless if detach is None else not detach
-        if "slurm" in self._results.manifest:
+        if self._results.manifest.slurm:
             tied = False
             if points := missing_points(self.folder, failed=failed):
                 submit_points(self.folder, points, env)
@@ -313,7 +313,7 @@ class Sweep:
 
     def _has_ended(self, result: Result, final: bool) -> bool:
         """Whether no more is to come of a point: under successive halving another rung may."""
-        return not result.is_pending and (final or not self._results.manifest["rungs"])
+        return not result.is_pending and (final or not self._results.manifest.rungs)
 
     def _line(self, result: Result) -> str:
         took = f" after {words.seconds(result.seconds)}" if result.seconds is not None and result.run else ""

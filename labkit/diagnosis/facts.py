@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from labkit.files import Json
 from labkit.hardware import Gpu, Hardware
 
 __all__ = [
@@ -19,6 +20,7 @@ __all__ = [
     "NotebookKernel",
     "GpuLink",
     "Nvml",
+    "Preflight",
     "Process",
     "TorchBuild",
     "nvml_from_json",
@@ -112,6 +114,15 @@ class Kaggle:
 
 
 @dataclass(frozen=True)
+class Preflight:
+    """How ranks were tried to communicate, in words and when, and the variables with which they can, None if not."""
+
+    said: str
+    env: Mapping[str, str] | None
+    when: str
+
+
+@dataclass(frozen=True)
 class MachineFacts:
     """Facts about one machine at one moment. Sizes in bytes; UNLIMITED if there is no limit; `problems` has the reason
     for each fact that could not be determined."""
@@ -137,7 +148,7 @@ class MachineFacts:
     is_headless: bool | None = None
     leftovers: tuple[str, ...] | None = None
     nccl_settings: Mapping[str, str] | None = None
-    preflight: Mapping[str, Any] | None = None
+    preflight: Preflight | None = None
     bandwidth: Mapping[str, str] | None = None
     problems: Mapping[str, str] = field(default_factory=dict)
 
@@ -158,11 +169,11 @@ class MachineFacts:
         """Of either version."""
         return self.hardware.platform == "wsl2"
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Json]:
         return asdict(self)
 
     @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> MachineFacts:
+    def from_json(cls, value: Any) -> MachineFacts:
         """Raises TypeError for anything but a machine's facts."""
         nested = {
             "hardware": _hardware,
@@ -170,6 +181,7 @@ class MachineFacts:
             "nvml": nvml_from_json,
             "kernel": _of(NotebookKernel),
             "kaggle": _of(Kaggle),
+            "preflight": _of(Preflight),
             "leftovers": tuple,
         }
         return cls(**{k: nested[k](v) if k in nested and v is not None else v for k, v in value.items()})

@@ -24,7 +24,16 @@ import psutil
 
 from labkit import frontend, session
 from labkit.data import SOURCES, complete
-from labkit.diagnosis.facts import UNLIMITED, Kaggle, MachineFacts, NotebookKernel, Nvml, TorchBuild, nvml_from_json
+from labkit.diagnosis.facts import (
+    UNLIMITED,
+    Kaggle,
+    MachineFacts,
+    NotebookKernel,
+    Nvml,
+    Preflight,
+    TorchBuild,
+    nvml_from_json,
+)
 from labkit.errors import LabError
 from labkit.hardware import GpusUnknownError, Hardware, ask_nvml, hardware, has_driver, torch_report
 from labkit.hardware import memory_limit as _memory_limit
@@ -218,12 +227,12 @@ def nccl_settings(here: Hardware) -> dict[str, str]:
     return {name: value for name, value in sorted(os.environ.items()) if name.startswith("NCCL_")}
 
 
-def preflight(here: Hardware) -> dict[str, Any] | None:
+def preflight(here: Hardware) -> Preflight | None:
     result = remembered_preflight(here, here.default_ranks, here.backend)
     if result is None:
         return None
     when = datetime.fromtimestamp(result.when).strftime("%Y-%m-%d %H:%M")
-    return {"said": str(result), "env": result.env, "when": when}
+    return Preflight(str(result), result.env, when)
 
 
 def bandwidth(here: Hardware) -> dict[str, str]:

@@ -17,7 +17,9 @@ from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from typing import Any
 
+from labkit.arguments import Parameters
 from labkit.errors import LabError
+from labkit.files import Json
 from labkit.version import __version__
 from labkit.write import script_files
 
@@ -147,7 +149,7 @@ class Kernel:
     """A notebook's text and its metadata for Kaggle."""
 
     notebook: str
-    metadata: dict[str, Any]
+    metadata: dict[str, Json]
     mark: str  # the line that its first cell prints
 
     @property
@@ -156,7 +158,7 @@ class Kernel:
 
     def write(self, folder: Path) -> None:
         """Write both files for `kaggle kernels push`; overwrites only an earlier export of the notebook."""
-        notebook, described = folder / self.metadata["code_file"], folder / "kernel-metadata.json"
+        notebook, described = folder / str(self.metadata["code_file"]), folder / "kernel-metadata.json"
         try:
             folder.mkdir(parents=True, exist_ok=True)
             earlier = notebook.exists() and WHEEL_CELL in notebook.read_text(encoding="utf-8", errors="replace")
@@ -176,7 +178,7 @@ def build(
     push: str,
     wheel_of: Callable[[str], tuple[str, bytes]] = wheel,
     title: str | None = None,
-    parameters: Mapping[str, Any] | None = None,
+    parameters: Parameters | None = None,
     internet: bool = False,
     accelerator: str | None = TWO_T4,
     inputs: Sequence[str] = (),

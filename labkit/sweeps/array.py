@@ -24,7 +24,7 @@ from labkit.errors import LaunchError
 from labkit.files import write_json
 from labkit.launcher import removed_on_failure
 from labkit.sweeps.folder import Job, RunIndex, SweepFolder, SweepState
-from labkit.sweeps.options import SweepOptions, parameters_of
+from labkit.sweeps.options import SweepOptions
 from labkit.sweeps.results import Result, counted
 from labkit.sweeps.sweeper import stop_runs
 from labkit.write import LaunchOptions
@@ -58,26 +58,25 @@ def missing_points(folder: SweepFolder, *, failed: bool = False) -> list[int]:
         state = state_of_run(run)
         return state.state not in kept if state.is_final else job_of(run) is None
 
-    return [point for point in range(len(folder.read_manifest()["points"])) if is_missing(point)]
+    return [point for point in range(len(folder.read_manifest().points)) if is_missing(point)]
 
 
 def submit_points(folder: SweepFolder, points: Sequence[int], env: Mapping[str, str]) -> str:
     """Submit these points as one array and return its id. Raises LabError, after which none of them has been
     submitted."""
     manifest = folder.read_manifest()
-    job, options, name = JobOptions(**manifest["slurm"]), manifest["options"], manifest["name"]
-    source = manifest["script"]["path"]
-    script = Path(source) if source else folder.read_script(manifest)
+    job = JobOptions(**manifest.slurm or {})
+    script = Path(manifest.script_path) if manifest.script_path else folder.read_script(manifest)
     runs = []
     folder.stop_request.unlink(missing_ok=True)
     with ExitStack() as made:
         for point in points:
-            parameters, args = parameters_of(folder.checkpoints, manifest, Job(point))
-            launch = LaunchOptions(args=args, name=f"{name}-{point}", runs_dir=folder.runs, env=env)
+            parameters, args = manifest.parameters_of(Job(point), folder.checkpoints)
+            launch = LaunchOptions(args=args, name=f"{manifest.name}-{point}", runs_dir=folder.runs, env=env)
             mark = {"id": folder.id, "point": point, "rung": 0}
             runs.append(prepare_submission(script, launch, job, parameters, sweep=mark))
             made.enter_context(removed_on_failure(runs[-1]))
-        array = submit_array(runs, job, name=name, where=folder.path, at_once=options["at_once"], env=env)
+        array = submit_array(runs, job, name=manifest.name, where=folder.path, at_once=manifest.at_once, env=env)
     write_json(folder.agent, {"slurm": array})
     folder.write_state(SweepState("running", time.time()))
     return array

@@ -20,6 +20,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from labkit.arguments import Value
 from labkit.errors import RunFolderError
 from labkit.files import is_a, read_bytes, read_json, write_json
 from labkit.host import Identity
@@ -65,6 +66,59 @@ class SweepState:
         return f"{self.state} after {self.seconds:.1f} s" + (f": {self.sentence}" if self.sentence else "")
 
 
+@dataclass(frozen=True)
+class SweepManifest:
+    """What is to run. `script_path` is None for a script that labkit composed; `origins` are the notebook cells that
+    its parts came from. With successive halving, `rungs` are the steps at the end of each rung. `saves`: whether the
+    script saves checkpoints. `env` is what was set for the ranks, without the values that may be secrets, of which
+    `env_names` are all names. `slurm`: the job of every point."""
+
+    name: str
+    script_name: str
+    points: list[dict[str, Value]]
+    script_path: str | None = None
+    origins: Mapping[str, str] = field(default_factory=dict)
+    rungs: list[int] | None = None
+    saves: bool = False
+    nproc_per_node: int | str = 1
+    backend: str | None = None
+    at_once: int | None = None
+    args: list[str] = field(default_factory=list)
+    retries: int = 0
+    watchdog: float | None = None
+    export: list[str] = field(default_factory=list)
+    metric: str = "loss"
+    lowest: bool = True
+    halving: int | None = None
+    env: Mapping[str, str] = field(default_factory=dict)
+    env_names: list[str] = field(default_factory=list)
+    cwd: str = ""
+    slurm: Mapping[str, Any] | None = None
+
+    @classmethod
+    def decode(cls, value: Any) -> SweepManifest:
+        script = value["script"]
+        known = {
+            **value,
+            **value["options"],
+            "script_name": script["name"],
+            "script_path": script["path"],
+            "origins": script["origins"],
+        }
+        return cls(**{each.name: known[each.name] for each in fields(cls) if each.name in known})
+
+    def parameters_of(self, job: Job, checkpoints: Path) -> tuple[dict[str, Value], list[str]]:
+        """The parameters of a job's run, and the arguments that are passed to its script unchanged. `checkpoints` is
+        the folder for those of all points."""
+        parameters: dict[str, Any] = dict(self.points[job.point])
+        args = [*self.args, *parameters.pop("args", [])]
+        if self.rungs:
+            parameters["steps"] = self.rungs[job.rung]
+        if self.saves:
+            parameters["checkpoint_dir"] = str(checkpoints / str(job.point))
+        return parameters, args
+
+
 class SweepFolder:
     """The names of the files of one sweep, and what is in them. It holds no state; every read goes to the disk."""
 
@@ -81,22 +135,21 @@ class SweepFolder:
         self.lock = self.path / "lock"
         self.log = self.path / "sweeper.log"
 
-    def read_manifest(self) -> dict[str, Any]:
+    def read_manifest(self) -> SweepManifest:
         """The content of `sweep.json`. Raises RunFolderError when it is missing or damaged."""
         manifest = read_json(self.manifest)
         points = manifest.get("points") if isinstance(manifest, dict) else None
         if not isinstance(points, list) or not points or manifest.get("format") != 1:
             raise RunFolderError(plain(f"{self.path} is not a sweep this labkit can read: no sweep.json of format 1"))
-        return dict(manifest)
+        return SweepManifest.decode(manifest)
 
-    def read_script(self, manifest: Mapping[str, Any]) -> Script:
+    def read_script(self, manifest: SweepManifest) -> Script:
         """The script of every run, with the notebook cells that its parts came from."""
-        origins = manifest["script"]["origins"]
         try:
-            script = Script.read(read_bytes(self.script), self.script, name=manifest["script"]["name"])
+            script = Script.read(read_bytes(self.script), self.script, name=manifest.script_name)
         except OSError as error:
             raise RunFolderError(plain(f"{self.script} cannot be read: {error.strerror}")) from None
-        return replace(script, parts=tuple(replace(c, origin=origins.get(c.title, "")) for c in script.parts))
+        return replace(script, parts=tuple(replace(c, origin=manifest.origins.get(c.title, "")) for c in script.parts))
 
     def read_state(self) -> SweepState:
         """The state of the sweep; "lost" if its process is gone and left no result."""

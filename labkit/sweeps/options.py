@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import math
+import os
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
-from pathlib import Path, PurePath
+from pathlib import PurePath
 from typing import Annotated, Any, Literal
 
-from labkit.arguments import AtLeastOne, Expected
+from labkit.arguments import AtLeastOne, Expected, Parameters
 from labkit.errors import LabError, LaunchError
 from labkit.record import is_lower_better
-from labkit.sweeps.folder import Job
 from labkit.write import LaunchOptions, flag, whole_number
 
-__all__ = ["SweepOptions", "drawn", "expanded", "parameters_of", "varied"]
+__all__ = ["SweepOptions", "drawn", "expanded", "varied"]
 
+# Parameters of a script at a point; its `args` are a list.
+Point = Mapping[str, None | bool | int | float | str | os.PathLike[str] | Sequence[str]]
 MODES = ("min", "max")
 AtLeastTwo = Annotated[int, Expected("an integer, at least 2", lambda value: value >= 2)]
 NameOfMetric = Annotated[str, Expected("the name of a reported value such as 'test_loss'", bool)]
@@ -46,7 +48,7 @@ class SweepOptions(LaunchOptions):
     at_once: AtLeastOne | None = field(
         default=None, metadata=flag("runs at a time (default: what fits the GPUs or cores)", type=int, metavar="N")
     )
-    points: Sequence[Mapping[str, Any]] | None = field(
+    points: Sequence[Point] | None = field(
         default=None, metadata={"expected": "a list of dicts such as [{'lr': 1e-3}, {'lr': 3e-4}]"}
     )
     profile: bool = False  # this one and `hosts` are refused, so they are no flags here
@@ -95,7 +97,7 @@ class SweepOptions(LaunchOptions):
 def expanded(
     parameters: Mapping[str, Any],
     *,
-    points: Sequence[Mapping[str, Any]] | None = None,
+    points: Sequence[Parameters] | None = None,
     samples: int | None = None,
     seed: int = 0,
 ) -> list[dict[str, Any]]:
@@ -145,7 +147,7 @@ def drawn(axes: Mapping[str, Any], fixed: Mapping[str, Any], samples: int, seed:
     raise LabError(f"samples={samples}, but these axes have only {len(points)} distinct points")
 
 
-def varied(points: Sequence[Mapping[str, Any]]) -> list[str]:
+def varied(points: Sequence[Parameters]) -> list[str]:
     """The names of the parameters that differ between points."""
     names = dict.fromkeys(name for point in points for name in point)
     return [name for name in names if len({repr(point.get(name)) for point in points}) > 1]
@@ -215,15 +217,3 @@ def _distinct(points: list[dict[str, Any]]) -> list[dict[str, Any]]:
         if (first := points.index(point)) != i:
             raise LabError(f"points {first} and {i} are the same, {point}; each point runs once. Vary its seed")
     return points
-
-
-def parameters_of(checkpoints: Path, manifest: Mapping[str, Any], job: Job) -> tuple[dict[str, Any], list[str]]:
-    """The parameters of a job's run, and the arguments that are passed to its script unchanged. `checkpoints` is the
-    folder for those of all points."""
-    parameters = dict(manifest["points"][job.point])
-    args = [*manifest["options"]["args"], *parameters.pop("args", [])]
-    if manifest["rungs"]:
-        parameters["steps"] = manifest["rungs"][job.rung]
-    if manifest["saves"]:
-        parameters["checkpoint_dir"] = str(checkpoints / str(job.point))
-    return parameters, args

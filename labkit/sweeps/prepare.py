@@ -14,6 +14,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
+from labkit.arguments import Parameters
 from labkit.cluster import JobOptions
 from labkit.errors import LabError, RunFolderError, ScriptError
 from labkit.files import write_json
@@ -46,7 +47,7 @@ _processes: list[subprocess.Popen[bytes]] = []  # one that has ended is a zombie
 def create(
     script: Script | str | os.PathLike[str],
     options: SweepOptions,
-    parameters: Mapping[str, Any],
+    parameters: Parameters,
     settings: Mapping[str, str],
     job: JobOptions | None = None,
 ) -> SweepFolder:
@@ -128,7 +129,7 @@ def start_process(folder: SweepFolder, env: Mapping[str, str], *, tied: bool, fa
                 process = subprocess.Popen(
                     # -P: a `random.py` in the working folder must not be imported instead of the standard library's
                     [sys.executable, "-P", "-m", "labkit.sweeps.sweeper", str(folder.path), owner],
-                    cwd=manifest["cwd"],
+                    cwd=manifest.cwd,
                     stdin=reader,
                     stdout=log,
                     stderr=subprocess.STDOUT,
@@ -137,7 +138,7 @@ def start_process(folder: SweepFolder, env: Mapping[str, str], *, tied: bool, fa
             folder.write_agent(process.pid)
         except OSError as error:
             os.close(writer)
-            raise RunFolderError(f"the sweep could not be started in {manifest['cwd']}: {error}") from None
+            raise RunFolderError(f"the sweep could not be started in {manifest.cwd}: {error}") from None
         finally:
             os.close(reader)
         _processes.append(process)
@@ -149,14 +150,14 @@ def environment_of(folder: SweepFolder, env: Mapping[str, str] | None) -> dict[s
     """The ranks' variables of a sweep that is resumed. Those that may be secrets were not written down: they are taken
     from `env`, or from this process. Raises LabError for the first that is in neither."""
     manifest = folder.read_manifest()
-    known = {**os.environ, **manifest["env"], **{name: str(value) for name, value in (env or {}).items()}}
-    for name in manifest["env_names"]:
+    known = {**os.environ, **manifest.env, **{name: str(value) for name, value in (env or {}).items()}}
+    for name in manifest.env_names:
         if name not in known:
             raise LabError(
                 f"the sweep was started with env={{{name!r}: …}}, whose value is not on disk, as it may be a secret. "
                 f"Pass it again: sweep.resume(env={{{name!r}: …}})"
             )
-    return {name: known[name] for name in {*manifest["env_names"], *(env or {})}}
+    return {name: known[name] for name in {*manifest.env_names, *(env or {})}}
 
 
 def _checked(

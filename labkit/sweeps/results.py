@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from labkit import words
+from labkit.arguments import Value
 from labkit.cluster import ask_array, state_of_run
 from labkit.record import RunFolder, RunReader, finite
 from labkit.sweeps.folder import Job, RunIndex, SweepFolder, SweepState
@@ -31,7 +32,7 @@ class Result:
     and `evaluated` the metric, if it is not the loss."""
 
     point: int
-    parameters: dict[str, Any]
+    parameters: dict[str, Value]
     state: str
     run: str | None = None
     rung: int = 0
@@ -68,9 +69,7 @@ class Results:
     def __init__(self, folder: SweepFolder):
         self.folder = folder
         self.manifest = folder.read_manifest()
-        self.metric: str = self.manifest["options"]["metric"]
-        self.lowest: bool = self.manifest["options"]["lowest"]
-        self.points: list[dict[str, Any]] = self.manifest["points"]
+        self.metric, self.lowest, self.points = self.manifest.metric, self.manifest.lowest, self.manifest.points
         self.varied = varied(self.points)
         self._index = RunIndex(folder)
         self._readers: dict[str, RunReader] = {}

@@ -20,7 +20,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from labkit.errors import LabError
 from labkit.export import start_exporter
@@ -28,7 +27,6 @@ from labkit.launcher import GpusInUseError, start, stop
 from labkit.record import RunFolder, RunReader, read_state, supervisor_is_alive
 from labkit.sweeps.devices import room_for
 from labkit.sweeps.folder import Job, RunIndex, SweepFolder, SweepState
-from labkit.sweeps.options import parameters_of
 from labkit.sweeps.results import counted, measured
 from labkit.write import LaunchOptions
 
@@ -72,8 +70,7 @@ class Sweeper:
         self.folder, self.owner, self.env = folder, owner, request.env
         self.manifest = folder.read_manifest()
         self.script = folder.read_script(self.manifest)
-        self.options: dict[str, Any] = self.manifest["options"]
-        self.room = room_for(self.options["nproc_per_node"], self.options["backend"], self.options["at_once"], self.env)
+        self.room = room_for(self.manifest.nproc_per_node, self.manifest.backend, self.manifest.at_once, self.env)
         self.states: dict[Job, str] = {}
         self.scores: dict[Job, float] = {}
         self.active: dict[Job, RunFolder] = {}
@@ -126,10 +123,10 @@ class Sweeper:
 
     def _settle(self, job: Job, run: RunFolder, state: str) -> None:
         self.states[job] = state
-        if state == "succeeded" and self.manifest["rungs"]:
-            value = measured(RunReader(run).read_all(), self.options["metric"]).last
+        if state == "succeeded" and self.manifest.rungs:
+            value = measured(RunReader(run).read_all(), self.manifest.metric).last
             if value is not None:
-                self.scores[job] = value if self.options["lowest"] else -value
+                self.scores[job] = value if self.manifest.lowest else -value
 
     def reason_to_stop(self) -> str:
         """Why the sweep must stop, empty if it need not. Stops single points that were asked to."""
@@ -149,8 +146,8 @@ class Sweeper:
 
     def fill(self) -> bool:
         """Start what may start and fits; returns whether any job is left to start."""
-        rungs, factor = self.manifest["rungs"], self.options["halving"] or 1
-        waiting = due(len(self.manifest["points"]), self.states, self.scores, rungs=len(rungs or [0]), factor=factor)
+        rungs, factor = self.manifest.rungs, self.manifest.halving or 1
+        waiting = due(len(self.manifest.points), self.states, self.scores, rungs=len(rungs or [0]), factor=factor)
         for job in waiting:
             if job.point in (self.folder.requested_stop() or []):
                 self._note(job, "stopped", "stopped before it was launched")
@@ -170,18 +167,18 @@ class Sweeper:
         if gpus is None:
             self.gpus_tried = time.monotonic()
             return False
-        parameters, args = parameters_of(self.folder.checkpoints, self.manifest, job)
+        parameters, args = self.manifest.parameters_of(job, self.folder.checkpoints)
         options = LaunchOptions(
             nproc_per_node=self.room.ranks,
-            backend=self.options["backend"],
+            backend=self.manifest.backend,
             args=args,
-            name=f"{self.manifest['name']}-{job.point}",
+            name=f"{self.manifest.name}-{job.point}",
             runs_dir=self.folder.runs,
             env=self.env | self.room.environment(gpus),
-            retries=self.options["retries"],
-            watchdog=self.options["watchdog"],
+            retries=self.manifest.retries,
+            watchdog=self.manifest.watchdog,
         )
-        source = self.manifest["script"]["path"]
+        source = self.manifest.script_path
         mark = {"id": self.folder.id, "point": job.point, "rung": job.rung}
         try:
             self.active[job] = start(
@@ -198,7 +195,7 @@ class Sweeper:
         except LabError as error:
             self._note(job, "failed", str(error))
             return True
-        if formats := self.options.get("export"):
+        if formats := self.manifest.export:
             start_exporter(self.active[job], formats)
         self.states[job] = "running"
         return True

@@ -125,7 +125,7 @@ def _row(result: Result, seen: Results, is_best: bool) -> dict[str, str]:
         "point": str(result.point),
         **{name: words.parameter_text(result.parameters.get(name, "")) for name in seen.varied},
         "state": result.state,
-        **({"rung": str(result.rung)} if seen.manifest["rungs"] else {}),
+        **({"rung": str(result.rung)} if seen.manifest.rungs else {}),
         "step": step,
         **figures,
         f"best {seen.metric}": ("★ " if is_best else "") + _value(result.best, result),

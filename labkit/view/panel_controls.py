@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from labkit.arguments import Parameters, Value
 from labkit.write import Option
 
 __all__ = ["Controls"]
@@ -41,7 +42,7 @@ class Controls:
         self,
         devices: Sequence[str],
         own: Mapping[str, Mapping[str, Option]],
-        begin: Mapping[str, Any],
+        begin: Parameters,
         changed: Callable[[], None],
     ):
         import ipywidgets as widgets
@@ -56,14 +57,18 @@ class Controls:
         def choice(name: str, options: Iterable[str], at: str) -> Any:
             return widgets.Dropdown(description=name, options=list(options), value=at, style=LABEL)
 
+        def whole(name: str, default: int = 1) -> int:
+            return int(str(begin.get(name, default)))
+
         recomputed = bool(begin.get("activation_checkpointing"))
-        self.strategy = choice("strategy", own, begin["strategy"])
-        self.device = choice("device", dict.fromkeys((begin["device"], *devices)), begin["device"])
-        self.ranks = steps("ranks", RANKS, begin["ranks"])
+        self.strategy = choice("strategy", own, str(begin["strategy"]))
+        device = str(begin["device"])
+        self.device = choice("device", dict.fromkeys((device, *devices)), device)
+        self.ranks = steps("ranks", RANKS, whole("ranks"))
         self.shared = {
-            "global_batch_size": steps("global batch", POWERS, int(begin.get("global_batch_size", 64))),
-            "accumulate": steps(LABELS["accumulate"], POWERS[:8], int(begin.get("accumulate", 1))),
-            "precision": choice("precision", PRECISIONS, begin.get("precision", "fp32")),
+            "global_batch_size": steps("global batch", POWERS, whole("global_batch_size", 64)),
+            "accumulate": steps(LABELS["accumulate"], POWERS[:8], whole("accumulate")),
+            "precision": choice("precision", PRECISIONS, str(begin.get("precision", "fp32"))),
             "activation_checkpointing": widgets.Checkbox(
                 description="activation checkpointing", value=recomputed, style=LABEL
             ),
@@ -81,7 +86,7 @@ class Controls:
         self._show_own()
 
     @property
-    def parameters(self) -> dict[str, Any]:
+    def parameters(self) -> dict[str, Value]:
         """The values as parameters of labkit.launch."""
         own = self._made[self.strategy.value]
         return {name: control.value for name, control in (*self.shared.items(), *own.items())}

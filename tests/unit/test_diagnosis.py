@@ -21,7 +21,7 @@ import labkit
 from labkit import cli, data, frontend, session
 from labkit.diagnosis import Diagnosis, MachineFacts, detections, diagnose, gather, probes
 from labkit.diagnosis.detections import COLUMNS
-from labkit.diagnosis.facts import UNLIMITED, NotebookKernel, Process, TorchBuild, nvml_from_json
+from labkit.diagnosis.facts import UNLIMITED, NotebookKernel, Preflight, Process, TorchBuild, nvml_from_json
 from labkit.errors import LabError, LaunchError
 from labkit.hardware import container
 from labkit.hardware import machine as hardware_module
@@ -349,11 +349,8 @@ def test_a_missing_torch_is_told_with_the_command_that_installs_it():
 
 
 def test_settings_that_nccl_needs_are_no_trouble_but_slower():
-    known = {
-        "said": "2 ranks communicate over nccl with NCCL_P2P_DISABLE=1",
-        "env": {"NCCL_P2P_DISABLE": "1"},
-        "when": "now",
-    }
+    said = "2 ranks communicate over nccl with NCCL_P2P_DISABLE=1"
+    known = Preflight(said, {"NCCL_P2P_DISABLE": "1"}, "now")
     facts = dataclasses.replace(facts_of("wsl2-rtx"), preflight=known)
 
     assert found(facts)["preflight"].level == "note"

@@ -32,20 +32,20 @@ def preflight(facts: MachineFacts) -> Diagnosis:
             "whether the ranks can communicate is unknown until it is tested",
             "labkit doctor --preflight tests it",
         )
-    tested = f"tested on {result['when']}; valid until the GPUs or torch change"
-    if result["env"] is None:
+    tested = f"tested on {result.when}; valid until the GPUs or torch change"
+    if result.env is None:
         todo = "use nproc_per_node=1, or check the driver; labkit doctor --preflight tests again"
         then = (
             "a launch on all of them tests again, and is refused if that fails"
             if facts.hardware.backend == "nccl"
             else "a launch would fail the same way"
         )
-        return Diagnosis("preflight", result["said"], f"{tested}; {then}", todo, "stop")
-    if result["env"]:
+        return Diagnosis("preflight", result.said, f"{tested}; {then}", todo, "stop")
+    if result.env:
         why = f"{tested}; without these variables ranks cannot communicate; with them communication is slower"
         todo = "nothing: launch sets these variables automatically"
-        return Diagnosis("preflight", result["said"], why, todo, "note")
-    return Diagnosis("preflight", result["said"], tested)
+        return Diagnosis("preflight", result.said, why, todo, "note")
+    return Diagnosis("preflight", result.said, tested)
 
 
 @detection
