@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, overload
 from urllib.parse import quote
 
+from labkit.files import Json
 from labkit.text import escaped, plain
 
 __all__ = ["KINDS", "Finding", "Findings"]
@@ -46,7 +47,7 @@ class Finding:
     def __str__(self) -> str:
         return plain(f"{self.short}\n    why: {self.why}\n    fix: {self.fix}")
 
-    def record(self) -> dict[str, Any]:
+    def record(self) -> dict[str, Json]:
         """The format of `labkit check --json`."""
         return asdict(self)
 
@@ -74,7 +75,7 @@ class Findings(Sequence[Finding]):
     def __iter__(self) -> Iterator[Finding]:
         return iter(self._findings)
 
-    def records(self) -> list[dict[str, Any]]:
+    def records(self) -> list[dict[str, Json]]:
         """One dictionary of plain values per finding."""
         return [finding.record() for finding in self]
 

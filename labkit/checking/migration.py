@@ -14,6 +14,7 @@ from labkit.checking.source import Piece
 from labkit.checking.syntax.models import moves_to_device, optimizers
 from labkit.checking.syntax.ranks import CHECKPOINT
 from labkit.checking.syntax.tree import Tree, keyword
+from labkit.files import Json
 from labkit.text import escaped, plain
 
 __all__ = ["Change", "Migration", "compared"]
@@ -53,7 +54,7 @@ class Migration:
     forgotten: Findings
     kept: Findings
 
-    def record(self) -> dict[str, Any]:
+    def record(self) -> dict[str, Json]:
         """The format of `--json`."""
         changed = [asdict(change) for change in self.changed]
         return {"changed": changed, "forgotten": self.forgotten.records(), "kept": self.kept.records()}

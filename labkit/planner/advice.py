@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any
 
 from labkit import words
+from labkit.arguments import Parameters
 from labkit.launcher import EXPANDABLE
 from labkit.planner.candidate import ALIKE, MARGIN, Candidate, evaluate, fastest, held_by, judged, lacks, needs, refusal
 from labkit.planner.data_sheets import Device
@@ -46,7 +46,7 @@ def advise(
     facts: ModelFacts,
     device: Device,
     ranks: int,
-    parameters: Mapping[str, Any],
+    parameters: Parameters,
     speed_model: SpeedModel | None = None,
     rehearsed: Peak | None = None,
 ) -> Advice:

@@ -6,13 +6,13 @@ depend only on the model and the layout.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from importlib.metadata import version
-from typing import Any
 
 from labkit import words
+from labkit.arguments import Parameters
 from labkit.checking import check
 from labkit.errors import LabError
 from labkit.launcher import release_of
@@ -60,7 +60,7 @@ class Candidate:
     strategy: str
     script: Script
     ranks: int
-    parameters: Mapping[str, Any]
+    parameters: Parameters
     changes: tuple[str, ...] = ()
     layout: Layout | None = None
     peak: Peak | None = None

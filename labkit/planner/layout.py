@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
+from labkit.arguments import Parameters
 from labkit.errors import LaunchError
 from labkit.write import (
     Cell,
@@ -122,7 +123,7 @@ class Layout:
         return list(range(pipeline_rank, self.stages, self.pipeline))
 
 
-def layout_of(script: Script, ranks: int, parameters: Mapping[str, Any]) -> Layout:
+def layout_of(script: Script, ranks: int, parameters: Parameters) -> Layout:
     """The layout of the script with the extras that declare these parameters. Raises ScriptError for parameters that
     neither declares, LaunchError if the numbers do not divide."""
     check_contract(script)
@@ -181,7 +182,7 @@ def _defined(script: Script) -> frozenset[str]:
     return Cell("head", script.head).defines.union(*(cell.defines for cell in script.parts))
 
 
-def able_to(script: Script, parameters: Mapping[str, Any]) -> Script:
+def able_to(script: Script, parameters: Parameters) -> Script:
     """The script with the extras for parameters that it does not declare itself, as launch adds them.
 
     Raises ScriptError if one cannot be added.

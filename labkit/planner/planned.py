@@ -8,7 +8,9 @@ from datetime import UTC, datetime
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
+from labkit.arguments import Parameters, Value
 from labkit.errors import LaunchError
+from labkit.files import Json
 from labkit.launcher import release_of
 from labkit.planner.advice import Advice
 from labkit.planner.candidate import MARGIN, unfit
@@ -47,7 +49,7 @@ class Plan:
     script: Script
     path: str  # of the script's file; "" unless it is the user's own
     ranks: int
-    parameters: Mapping[str, Any]
+    parameters: Parameters
     device: Device
     layout: Layout
     rank: int
@@ -111,7 +113,7 @@ class Plan:
             figures["break-even"] = break_even(points)
         return figures
 
-    def record(self) -> dict[str, Any]:
+    def record(self) -> dict[str, Json]:
         """The record that is written into a run's folder before the run starts."""
         step, facts = self.step, self.facts
         ranks = range(min(self.ranks, MOST_RANKS_WRITTEN)) if self.formulas else ()
@@ -129,7 +131,7 @@ class Plan:
             "problems": list(self.problems),
         }
 
-    def launched_with(self, nproc_per_node: int | str, more: Mapping[str, Any]) -> dict[str, Any]:
+    def launched_with(self, nproc_per_node: int | str, more: Parameters) -> dict[str, Value]:
         """The launch parameters: the plan's, plus others that do not affect it, such as steps=100.
 
         Raises LaunchError if the launch would differ from the plan.

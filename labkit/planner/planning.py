@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from labkit.arguments import checked
+from labkit.arguments import Parameters, checked
 from labkit.errors import LaunchError
 from labkit.hardware import hardware
 from labkit.planner.advice import advise
@@ -126,7 +125,7 @@ class _Questions:
         script: Script,
         path: str,
         ranks: int,
-        parameters: Mapping[str, Any],
+        parameters: Parameters,
         kind: Device,
         layout: Layout,
     ):

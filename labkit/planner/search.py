@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from labkit.arguments import Parameters
 from labkit.planner.candidate import Candidate, evaluate, fastest
 from labkit.planner.data_sheets import Device
 from labkit.planner.layout import Layout
@@ -126,13 +127,11 @@ class Search:
     device: Device
     speed_model: SpeedModel | None
 
-    def look(
-        self, strategy: str, ranks: int, parameters: Mapping[str, Any], changes: tuple[str, ...] = ()
-    ) -> Candidate:
+    def look(self, strategy: str, ranks: int, parameters: Parameters, changes: tuple[str, ...] = ()) -> Candidate:
         blank = Candidate(strategy, self.scripts[strategy], ranks, dict(parameters), changes)
         return evaluate(blank, self.facts, self.device, self.speed_model)
 
-    def ways(self, strategy: str, ranks: int, parameters: Mapping[str, Any], layout: Layout) -> list[Candidate]:
+    def ways(self, strategy: str, ranks: int, parameters: Parameters, layout: Layout) -> list[Candidate]:
         """One candidate for each combination of the strategy's own options that is worth considering for the batch of
         `layout`."""
         box = self.device.box if self.device.nodes > 1 else BOX
@@ -213,7 +212,7 @@ def outlook(
     facts: ModelFacts,
     device: Device,
     ranks: int,
-    parameters: Mapping[str, Any],
+    parameters: Parameters,
     speed_model: SpeedModel | None = None,
 ) -> list[Candidate]:
     """The chosen strategy with its own options; the others with their defaults and the options that all share.
@@ -221,8 +220,8 @@ def outlook(
     `single` always has one rank. Pure; formulas only.
     """
     shared = {name for name in parameters if all(name in own_parameters(s, parameters) for s in scripts.values())}
-    accumulate = int(parameters.get("accumulate") or 1)
-    samples = int(parameters.get("global_batch_size") or options_of(scripts[chosen])["global_batch_size"].default)
+    accumulate = int(str(parameters.get("accumulate") or 1))
+    samples = int(str(parameters.get("global_batch_size") or options_of(scripts[chosen])["global_batch_size"].default))
     candidates = []
     for name in scripts:
         if name == chosen:

@@ -6,8 +6,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 from functools import lru_cache
-from typing import Any
 
+from labkit.arguments import Parameters, Value
 from labkit.errors import ScriptError
 from labkit.write import (
     Cell,
@@ -99,12 +99,12 @@ def _cells_of_the_task(script: Script) -> list[Cell]:
     ]
 
 
-def own_parameters(script: Script, parameters: Mapping[str, Any]) -> dict[str, Any]:
+def own_parameters(script: Script, parameters: Parameters) -> dict[str, Value]:
     """The parameters that this script accepts, itself or with an extra."""
     return {name: value for name, value in parameters.items() if name in _accepted(script)}
 
 
-def needed(script: Script, parameters: Mapping[str, Any]) -> dict[str, Any]:
+def needed(script: Script, parameters: Parameters) -> dict[str, Value]:
     """The parameters without those that equal an extra's default, for which the extra need not be added."""
     declared, taken = options_of(script), _accepted(script)
     return {n: v for n, v in parameters.items() if n in declared or n not in taken or v != taken[n].default}

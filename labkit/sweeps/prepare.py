@@ -95,7 +95,7 @@ def create(
         "env": recorded_environment(settings),
         "env_names": sorted(settings),
         "cwd": str(current_folder()),
-        **({"slurm": job.as_keywords() | {"options": list(job.options)}} if job else {}),
+        **({"slurm": vars(job) | {"options": list(job.options)}} if job else {}),
     }
     root = runs_root(options.runs_dir)
     check_root(root)

@@ -51,7 +51,7 @@ def _launch(arguments: argparse.Namespace, rest: list[str]) -> int:
     options = LaunchOptions.parsed(arguments, args=rest, runs_dir=arguments.runs_dir, wait=False)
     if arguments.only_print:
         return _print_lines(arguments.script, options)
-    run = labkit.launch(arguments.script, module=arguments.module, **options.as_keywords())
+    run = labkit.launch(arguments.script, module=arguments.module, **vars(options))
     if not options.detach:
         run.wait(watch=arguments.watch)
         print(run)
@@ -145,7 +145,7 @@ def add_slurm_verbs(parser: argparse.ArgumentParser) -> None:
 def _submit(arguments: argparse.Namespace, rest: list[str]) -> int:
     from labkit.batch_jobs import submit  # imports much, which the help does not need
 
-    job = JobOptions.parsed(arguments).as_keywords()
+    job = vars(JobOptions.parsed(arguments))
     run = submit(arguments.script, args=rest, name=arguments.name, runs_dir=arguments.runs_dir, **job)
     if not arguments.detach:
         follow(run)

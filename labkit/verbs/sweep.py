@@ -62,7 +62,7 @@ def _sweep(arguments: argparse.Namespace, rest: list[str]) -> int:
     else:
         options = SweepOptions.parsed(arguments, runs_dir=arguments.runs_dir, wait=False)
         job, rest = job_in(rest) if options.to == "slurm" else ({}, rest)
-        handle = sweep(arguments.script, **options.as_keywords(), **job, **parameters_in(rest))
+        handle = sweep(arguments.script, **vars(options), **job, **parameters_in(rest))
     if not (arguments.show or arguments.stop or arguments.detach):
         handle.wait()
     if not arguments.detach:
@@ -75,9 +75,8 @@ def job_in(words: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
     parser = argparse.ArgumentParser("labkit sweep SCRIPT --to slurm", allow_abbrev=False, add_help=False)
     JobOptions.add_arguments(parser)
     known, rest = parser.parse_known_args(words)
-    job = JobOptions.parsed(known).as_keywords()
-    del job["nproc_per_node"]  # an option of every sweep
-    return job, rest
+    job = vars(JobOptions.parsed(known))
+    return {name: value for name, value in job.items() if name != "nproc_per_node"}, rest  # an option of every sweep
 
 
 def parameters_in(words: Sequence[str]) -> dict[str, Any]:

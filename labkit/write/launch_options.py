@@ -9,17 +9,25 @@ import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
-from typing import Annotated, Any, Self, get_type_hints
+from typing import Annotated, Any, Self, TypedDict, TypeVar, get_type_hints
 
 from labkit.arguments import AtLeastOne, Expected, ZeroOrMore, check_argument
 from labkit.errors import LaunchError
 
 __all__ = ["CallOptions", "LaunchOptions", "flag", "whole_number"]
 
+T = TypeVar("T")
 OneSecondOrMore = Annotated[float, Expected("a number of seconds, at least 1", lambda value: 1 <= value < math.inf)]
 
 
-def flag(help: str | None = None, *, expected: str | None = None, **argparse_options: Any) -> dict[str, Any]:
+class FieldMetadata(TypedDict):
+    """What the metadata of a field of options says."""
+
+    argparse: dict[str, Any]
+    expected: str | None
+
+
+def flag(help: str | None = None, *, expected: str | None = None, **argparse_options: Any) -> FieldMetadata:
     """Metadata of a field that is also a flag; `flag` is its name if it is not the field's. `expected`: what its value
     must be, if its type says too little."""
     return {"argparse": {"help": help, **argparse_options}, "expected": expected}
@@ -41,14 +49,11 @@ class CallOptions:
         return [each.name for each in fields(cls)]
 
     @classmethod
-    def split(cls, keywords: Mapping[str, Any]) -> tuple[Self, dict[str, Any]]:
+    def split(cls, keywords: Mapping[str, T]) -> tuple[Self, dict[str, T]]:
         """The options among the keywords of a call, and the rest: the parameters of the script."""
         names = cls.names()
         own = {name: value for name, value in keywords.items() if name in names}
         return cls(**own), {name: value for name, value in keywords.items() if name not in names}
-
-    def as_keywords(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in self.names()}
 
     @classmethod
     def add_arguments(cls, parser: argparse.ArgumentParser) -> None:

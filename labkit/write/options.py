@@ -13,6 +13,7 @@ from functools import lru_cache
 from numbers import Number
 from typing import Any, TypeVar
 
+from labkit.arguments import Parameters
 from labkit.errors import ScriptError
 from labkit.write.cells import ScriptText
 from labkit.write.compose import Part, is_composed, library, strategy_of, strategy_titles, with_extra
@@ -120,7 +121,7 @@ def _literal(node: ast.expr | None) -> Any:
         return None
 
 
-def command_line(script: ScriptText, parameters: Mapping[str, Any]) -> list[str]:
+def command_line(script: ScriptText, parameters: Parameters) -> list[str]:
     """`steps=200, precision="bf16"` as `["--steps", "200", "--precision", "bf16"]`.
 
     Raises ScriptError for an unknown parameter, with the nearest name and the list of parameters, or for an invalid

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from labkit.planner.model.facts import ByteCount, Capability, ModelFacts, Profile, Unit, Variant
+from labkit.planner.model.facts import ByteCount, Capability, ModelFacts, Profile, Unit, Variant, facts_to_json
 from labkit.planner.model.fake.fake_run import FakeRun
 from labkit.planner.model.forward_order import NotFollowedError
 from labkit.planner.model.unit_costs import SAMPLES, Computed, profile
@@ -69,7 +69,7 @@ def count(
     itemsize = 8 if fake_run.option("precision") == "fp64" else 4
     predictions = int(fake_run.script.count_of(batches.real))
     layers = model.layers if model.is_one_unit else 0
-    return ModelFacts(
+    facts = ModelFacts(
         tuple(units),
         itemsize,
         predictions,
@@ -89,7 +89,8 @@ def count(
         model.positions(),
         keys,
         next((name for name, parameter in model.module.named_parameters() if not parameter.dim()), ""),
-    ).to_json()
+    )
+    return facts_to_json(facts)
 
 
 def _computed(model: Model, parts: list[Part], variant: Variant) -> list[Computed]:

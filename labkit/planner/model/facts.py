@@ -8,11 +8,24 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
 
+from labkit.arguments import Parameters
 from labkit.planner.layout import able_to
 from labkit.planner.model.child import ask
 from labkit.write import Script, command_line
 
-__all__ = ["ModelFacts", "ByteCount", "Capability", "Moment", "Profile", "Unit", "Variant", "Work", "facts_of"]
+__all__ = [
+    "ModelFacts",
+    "ByteCount",
+    "Capability",
+    "Moment",
+    "Profile",
+    "Unit",
+    "Variant",
+    "Work",
+    "facts_of",
+    "facts_from_json",
+    "facts_to_json",
+]
 
 
 Capability = tuple[int, int]  # CUDA's compute capability, (7, 5) for a T4
@@ -146,37 +159,38 @@ class ModelFacts:
         """Elements of all trained parameters."""
         return sum(sum(unit.parameters) for unit in self.units)
 
-    def to_json(self) -> dict[str, Any]:
-        """The format that from_json reads; identical profiles are written once."""
-        profiles = []
-        for variant, each in self.profiles.items():
-            distinct = list(dict.fromkeys(each))
-            profiles.append([variant, [asdict(p) for p in distinct], [distinct.index(p) for p in each]])
-        lists = {"unsplit": [*self.unsplit.items()], "uncounted": [*self.uncounted.items()]}
-        return asdict(self) | lists | {"profiles": profiles}
 
-    @classmethod
-    def from_json(cls, written: Mapping[str, Any]) -> ModelFacts:
-        """ModelFacts from the output of to_json."""
-        units = [
-            Unit(**unit | {name: tuple(unit[name]) for name in ("parameters", "experts", "expert_sizes")})
-            for unit in written["units"]
-        ]
-        profiles = {}
-        for variant, distinct, which in written["profiles"]:
-            each = [_profile(**profile) for profile in distinct]
-            profiles[Variant(*variant)] = tuple(each[i] for i in which)
-        by_key = {
-            "unsplit": dict(written["unsplit"]),
-            "uncounted": {tuple(key): why for key, why in written["uncounted"]},
-        }
-        divides = {"divides": tuple(written["divides"])}
-        return cls(**dict(written) | by_key | divides | {"units": tuple(units), "profiles": profiles})
+def facts_to_json(facts: ModelFacts) -> dict[str, Any]:
+    """The format that facts_from_json reads; identical profiles are written once."""
+    profiles = []
+    for variant, each in facts.profiles.items():
+        distinct = list(dict.fromkeys(each))
+        profiles.append([variant, [asdict(p) for p in distinct], [distinct.index(p) for p in each]])
+    lists = {"unsplit": [*facts.unsplit.items()], "uncounted": [*facts.uncounted.items()]}
+    return asdict(facts) | lists | {"profiles": profiles}
+
+
+def facts_from_json(written: Mapping[str, Any]) -> ModelFacts:
+    """ModelFacts from the output of facts_to_json."""
+    units = [
+        Unit(**unit | {name: tuple(unit[name]) for name in ("parameters", "experts", "expert_sizes")})
+        for unit in written["units"]
+    ]
+    profiles = {}
+    for variant, distinct, which in written["profiles"]:
+        each = [_profile(**profile) for profile in distinct]
+        profiles[Variant(*variant)] = tuple(each[i] for i in which)
+    by_key = {
+        "unsplit": dict(written["unsplit"]),
+        "uncounted": {tuple(key): why for key, why in written["uncounted"]},
+    }
+    divides = {"divides": tuple(written["divides"])}
+    return ModelFacts(**dict(written) | by_key | divides | {"units": tuple(units), "profiles": profiles})
 
 
 def facts_of(
     script: Script,
-    parameters: Mapping[str, Any],
+    parameters: Parameters,
     tensor: Iterable[tuple[int, bool]] = (),
     *,
     path: str = "",
@@ -192,7 +206,7 @@ def facts_of(
     script = script if path else able_to(script, parameters)
     argv = command_line(script, parameters)
     question = {"text": str(script), "argv": argv, "path": path, "tensor": [*tensor], "precisions": [*precisions]}
-    return ModelFacts.from_json(ask("counting.count", question | {"capability": capability}))
+    return facts_from_json(ask("counting.count", question | {"capability": capability}))
 
 
 def _profile(**written: Any) -> Profile:

@@ -8,10 +8,11 @@ For a model that cannot be run without data, it tells the memory of parameters, 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from labkit.arguments import Parameters
 from labkit.planner.layout import Layout, able_to
 from labkit.planner.model.child import ask
 from labkit.planner.model.facts import Capability
@@ -23,7 +24,7 @@ __all__ = ["peak_in_a_step", "rehearse", "sizes_of", "states_alone"]
 MOMENTS = 2  # of AdamW
 
 
-def states_alone(script: Script, layout: Layout, parameters: Mapping[str, Any], *, path: str = "") -> dict[str, int]:
+def states_alone(script: Script, layout: Layout, parameters: Parameters, *, path: str = "") -> dict[str, int]:
     """Bytes of parameters, gradients and optimizer state on a rank: 4, 4 and 8 per fp32 parameter, divided as in ZeRO
     (arXiv 1910.02054, section 5), assuming that layers split evenly over tensor and pipeline ranks.
 
@@ -61,7 +62,7 @@ def sizes_of(text: str, argv: Sequence[str], path: str) -> dict[str, int]:
 def rehearse(
     script: Script,
     ranks: int,
-    parameters: Mapping[str, Any],
+    parameters: Parameters,
     *,
     rank: int = 0,
     path: str = "",

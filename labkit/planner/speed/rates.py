@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from labkit.arguments import Parameters
 from labkit.errors import LaunchError
 from labkit.hardware import Hardware, hardware
 from labkit.link import KINDS, CollectiveTime, Link, load, machine_key, short_run, store
@@ -166,9 +167,7 @@ class Rates:
     assumed: tuple[str, ...] = field(default=())
 
 
-def measure_rates(
-    script: Script, ranks: int, parameters: Mapping[str, Any], samples: tuple[int, int] = (1, 4)
-) -> Rates:
+def measure_rates(script: Script, ranks: int, parameters: Parameters, samples: tuple[int, int] = (1, 4)) -> Rates:
     """Let `ranks` ranks train the script's model side by side for about 10 seconds, without communication, at two
     micro-batch sizes; cache the result. Raises LaunchError if they cannot."""
     machine = hardware()
@@ -190,7 +189,7 @@ def measure_rates(
 
 
 def remembered_rates(
-    script: Script, ranks: int, parameters: Mapping[str, Any], samples: tuple[int, int] = (1, 4)
+    script: Script, ranks: int, parameters: Parameters, samples: tuple[int, int] = (1, 4)
 ) -> Rates | None:
     """The cached rates of this model, data and precision, provided that the machine and torch are the same."""
     options = {name: value for name, value in parameters.items() if name in CARRIED_OVER}

@@ -3,10 +3,10 @@ sheets."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+from labkit.arguments import Parameters, Value
 from labkit.errors import LaunchError
 from labkit.hardware import hardware
 from labkit.link import Link, measure_link, remembered_link
@@ -33,7 +33,7 @@ class SpeedModel:
     facts: ModelFacts
     device: Device
     ranks: int
-    parameters: Mapping[str, Any] = field(default_factory=dict)
+    parameters: Parameters = field(default_factory=dict)
     _known_rates: dict[_Setting, Rates | None] = field(default_factory=dict, repr=False)
     _known_links: dict[int, Link | None] = field(default_factory=dict, repr=False)
 
@@ -141,9 +141,7 @@ def crowded(rates: Rates, ranks: int) -> Rates:
     )
 
 
-def measure_speed(
-    script: Script, ranks: int, parameters: Mapping[str, Any], *, again: bool = True, nodes: int = 1
-) -> None:
+def measure_speed(script: Script, ranks: int, parameters: Parameters, *, again: bool = True, nodes: int = 1) -> None:
     """Measure on this machine what SpeedModel looks up, in about 20 seconds. Only what is missing is measured, unless
     `again`. `ranks` are those of one of the `nodes`. Raises LaunchError if it cannot."""
     precision, here = str(parameters.get("precision", "fp32")), hardware()
@@ -155,7 +153,7 @@ def measure_speed(
         measure_link(linked, machine=here)
 
 
-def _with_precision(parameters: Mapping[str, Any], precision: str) -> dict[str, Any]:
+def _with_precision(parameters: Parameters, precision: str) -> dict[str, Value]:
     """The default precision is omitted, so that measurements without it are found."""
     others = {name: value for name, value in parameters.items() if name != "precision"}
     return others if precision == "fp32" else others | {"precision": precision}
