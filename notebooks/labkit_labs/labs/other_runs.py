@@ -80,7 +80,7 @@ def of_ranks(run: Run) -> pd.DataFrame:
 
 
 def differing_words(command: str) -> int:
-    """In how many words the lines of a command differ from each other."""
+    """The number of words in which the lines of a command differ."""
     return sum(len({*words}) > 1 for words in zip(*(line.split() for line in command.splitlines()), strict=True))
 
 
@@ -95,7 +95,7 @@ def slurm() -> bool:
 
 
 def kill_node(run: Run, node: int, *, after: int = 3) -> str:
-    """Kill the torchrun of a node once the run has made some steps, wait for its end: the cause that labkit names."""
+    """Kill a node's torchrun once the run has made some steps; return the cause that labkit names at its end."""
     deadline = time.monotonic() + 60
     while not run.metrics()["step"].max() > after and time.monotonic() < deadline:
         time.sleep(0.5)

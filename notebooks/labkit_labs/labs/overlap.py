@@ -29,7 +29,7 @@ def simulated(
     ranks: int = 2,
 ) -> list[Span]:
     """`forward` and `backward` are seconds of a layer, `send` those of all gradients in one all-reduce, which ends when
-    the last rank has come and `send / buckets` has passed. `slow_rank` starts `slow` seconds later to compute, within
+    the last rank has come and `send / buckets` has passed. `slow_rank` starts to compute `slow` seconds later, within
     its forward. By default each layer is a bucket."""
     buckets = buckets or layers
     begins = [layers * forward + (slow if rank == slow_rank else 0.0) for rank in range(ranks)]

@@ -44,8 +44,8 @@ def commit(beside, step):
 
 
 def on_slow_disk(script: Script, seconds: float | str) -> Script:
-    """The script on a disk that takes so long before it can mark a checkpoint as whole. `seconds` may be an expression
-    in `step`."""
+    """The script on a disk that needs `seconds`, which may be an expression in `step`, before it marks a checkpoint as
+    complete."""
     renamed = script.cells["checkpoints"].text.replace("def commit(", "def write_mark(")
     return script.with_cells(checkpoints=renamed + SLOW.format(seconds=seconds))
 
@@ -85,8 +85,8 @@ def trained_again(run: Run, resumed: Run) -> int:
 
 
 def not_once(samples: int, *parts: tuple[Run, int]) -> int:
-    """How many of `samples` were not trained on exactly once in the first steps of runs, which are pairs of a run and a
-    number of its steps."""
+    """How many of `samples` were not trained on exactly once. `parts` are pairs of a run and how many of its first steps
+    count."""
     steps = [numbers for run, count in parts for numbers in samples_of(run)[:count]]
     seen = Counter(number for numbers in steps for number in numbers)
     return sum(seen[number] != 1 for number in range(samples))
@@ -98,8 +98,8 @@ def apart(run: Run, reference: Run) -> float:
 
 
 def still_at(run: Run, every: int) -> float:
-    """Seconds for which rank 0 stood still at a checkpoint: the median of what the time after each `every`-th step is
-    longer than the median of the other steps."""
+    """How many seconds longer rank 0 needs for a step with a checkpoint, which is each `every`-th, than for another one:
+    the difference of their medians."""
     times, first = [at for at, _ in _noted(run)[0]], int(run.losses().index[0])
     gaps = {step: after - before for step, (before, after) in enumerate(pairwise(times), first)}
     usual = median(gap for step, gap in gaps.items() if step % every)
@@ -112,7 +112,7 @@ def copied(folder: Path, why: str) -> Path:
 
 
 def copy_with_a_bit_flipped(folder: Path, file: str) -> Path:
-    """A copy of a folder of checkpoints, in which a bit in the middle of one file is another."""
+    """A copy of a folder of checkpoints with one bit flipped in the middle of a file."""
     copy = copied(folder, "damaged")
     content = bytearray((copy / file).read_bytes())
     content[len(content) // 2] ^= 1
