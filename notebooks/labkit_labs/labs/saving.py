@@ -85,8 +85,8 @@ def trained_again(run: Run, resumed: Run) -> int:
 
 
 def not_once(samples: int, *parts: tuple[Run, int]) -> int:
-    """How many of `samples` were not trained on exactly once. `parts` are pairs of a run and how many of its first steps
-    count."""
+    """How many of `samples` were not trained on exactly once. `parts` are pairs of a run and how many of its first
+    steps count."""
     steps = [numbers for run, count in parts for numbers in samples_of(run)[:count]]
     seen = Counter(number for numbers in steps for number in numbers)
     return sum(seen[number] != 1 for number in range(samples))
@@ -98,8 +98,8 @@ def apart(run: Run, reference: Run) -> float:
 
 
 def still_at(run: Run, every: int) -> float:
-    """How many seconds longer rank 0 needs for a step with a checkpoint, which is each `every`-th, than for another one:
-    the difference of their medians."""
+    """How many seconds longer rank 0 needs for a step with a checkpoint, which is each `every`-th, than for another
+    one: the difference of their medians."""
     times, first = [at for at, _ in _noted(run)[0]], int(run.losses().index[0])
     gaps = {step: after - before for step, (before, after) in enumerate(pairwise(times), first)}
     usual = median(gap for step, gap in gaps.items() if step % every)
