@@ -29,7 +29,8 @@ from slow_files import SlowFiles
 import labkit
 from labkit.files import read_json
 from labkit.host import HOST
-from labkit.launcher.multinode import create_on_nodes, node_command
+from labkit.launcher.prepare import create_run, prepare_launch
+from labkit.launcher.torchrun import node_command
 from labkit.record import Nodes, RunFolder, read_state
 from labkit.write.launch_options import LaunchOptions
 
@@ -56,7 +57,9 @@ class Cluster:
         self.address = own_address()
         options = LaunchOptions(runs_dir=root / "runs", watchdog=600.0)
         self.nodes = Nodes(nodes, ranks)
-        self.folder = create_on_nodes(script, self.nodes, options, {}, address=self.address, port=self.port)
+        self.folder = create_run(
+            prepare_launch(script, options, {}, nodes=self.nodes), address=self.address, port=self.port
+        )
         self.processes: dict[int, subprocess.Popen[bytes]] = {}
 
     def start(self, node: int) -> None:

@@ -13,7 +13,7 @@ from labkit.cluster import begin as begin_on_hosts
 from labkit.errors import LaunchError
 from labkit.export import check_live, start_exporter
 from labkit.frontend import check_kernel, is_headless, notebook_shell, ui
-from labkit.launcher import Launchable, Module, start
+from labkit.launcher import Launchable, Module, prepare_launch, start
 from labkit.link import link_settings
 from labkit.planner import Plan
 from labkit.rank_files import PROFILE, REACHABLE, TRACE_MEMORY
@@ -113,7 +113,8 @@ def start_run(
     else:
         # checking a deadline would be part of the measurement
         of_session = not (options.trace_memory or options.profile)
-        folder = start(script, options, parameters, tied=tied, prediction=prediction, ends_with_session=of_session)
+        launched = prepare_launch(script, options, parameters, ends_with_session=of_session)
+        folder = start(launched, tied=tied, prediction=prediction)
     if formats:
         start_exporter(folder, formats)
     return Run(folder)

@@ -30,7 +30,7 @@ def train_alone(folder: Path, programs: Mapping[str, str], **options: Any) -> di
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         # Forks, although the script runs another: dozens of new Pythons at once would take minutes.
-        patch.setattr("labkit.launcher.starting.why_new_processes", lambda *_: None)
+        patch.setattr("labkit.launcher.prepare.why_new_processes", lambda *_: None)
         run = labkit.launch("any.py", nproc_per_node=len(programs), runs_dir=folder / "runs", wait=True, **options)
     assert "labkit:" not in run.logs(stream="stderr")
     histories, metrics = RunReader(run.folder).read_all().ranks, run.metrics()

@@ -24,7 +24,7 @@ from typing import Any, TypeVar
 from labkit.cluster.remote import ask, check_names, is_address, is_this_host
 from labkit.errors import LaunchError, RunFolderError
 from labkit.hardware import Gpu, Hardware, hardware, is_loopback, own_address_towards, resolved
-from labkit.launcher import Launchable, check_ranks, create_on_nodes, node_command, stop
+from labkit.launcher import Launchable, check_ranks, create_run, node_command, prepare_launch, stop
 from labkit.record import Nodes, RunFolder, read_state, runs_root
 from labkit.write import LaunchOptions, Script
 
@@ -59,9 +59,8 @@ def begin(
     address, port = _head_address(names, looks), int(looks[0]["free_port"])
     _each(names[1:], lambda _, host: ask(host, "reach", address=address))
     nodes = Nodes(len(names), ranks, tuple(map(_host, names)))
-    folder = create_on_nodes(
-        script, nodes, options, parameters, address=address, port=port, machine=machines[0], prediction=prediction
-    )
+    launch = prepare_launch(script, options, parameters, nodes=nodes, machine=machines[0])
+    folder = create_run(launch, address=address, port=port, prediction=prediction)
     try:
         _each(
             names,
@@ -93,7 +92,7 @@ def lines_to_paste(
     ranks = check_ranks(options.nproc_per_node, options.backend, machine)
     address, port = _address_by_name(names), random.choice(PORTS)
     nodes = Nodes(len(names), ranks, tuple(map(_host, names)))
-    folder = create_on_nodes(script, nodes, options, {}, address=address, port=port, machine=machine)
+    folder = create_run(prepare_launch(script, options, {}, nodes=nodes, machine=machine), address=address, port=port)
     path = os.environ.get("PYTHONPATH")
     modules = f"PYTHONPATH={shlex.quote(path)} " if path else ""
     commands = [shlex.join(node_command(folder, node, address, port)) for node in range(nodes.count)]

@@ -17,10 +17,10 @@ from labkit.cluster.sbatch import HEAD, NODE, PORT, JobOptions, LaunchFile, arra
 from labkit.errors import LabError, LaunchError, RunFolderError
 from labkit.files import read_json, refresh, tail_text, write_json
 from labkit.launcher import (
-    check,
     check_arguments,
     check_may_stop,
-    create_on_nodes,
+    create_run,
+    prepare_launch,
     removed_on_failure,
     request_stop,
     stop,
@@ -68,15 +68,13 @@ def prepare_submission(
     job: JobOptions,
     parameters: Mapping[str, Any],
     *,
-    sweep: Mapping[str, Any] | None = None,
+    sweep: SweepPoint | None = None,
 ) -> RunFolder:
     """Make the folder of a run with its launch file, without submitting. `sweep` is the sweep and point it belongs to;
     the file is then that of a task of a job array."""
     job = resolved(job)
-    folder = create_on_nodes(script, job.counts, launch, parameters, saves=True)
+    folder = create_run(prepare_launch(script, launch, parameters, nodes=job.counts, saves=True), sweep=sweep)
     with removed_on_failure(folder):
-        if sweep:
-            write_json(folder.manifest, replace(folder.read_manifest(), sweep=SweepPoint(**sweep)).to_json())
         command = torchrun_of_node(folder, NODE, HEAD, PORT)
         file = LaunchFile(
             job,
@@ -129,13 +127,13 @@ def plain_text(script: str | os.PathLike[str], launch: LaunchOptions, job: JobOp
     """A launch file that does not need labkit. The job is requeued if the arguments include `--checkpoint-dir`. One of
     labkit's own scripts is written into the working directory."""
     job, here = resolved(job), Path.cwd()
-    named = check(script, launch.args, {}, job.counts.world_size)
-    name = str(launch.name or named.script.name)
-    file = named.path
+    prepared = prepare_launch(script, launch, {}, nodes=job.counts)
+    name = str(launch.name or prepared.script.name)
+    file = prepared.path
     if file is None:
-        file = named.script.write(here / f"{slug(name)}.py")
+        file = prepared.script.write(here / f"{slug(name)}.py")
         print(plain(f"{file}: the script that the launch file runs"), file=sys.stderr)
-    chosen = named.options.get("checkpoint_dir")
+    chosen = prepared.parameters.get("checkpoint_dir")
     return sbatch_text(
         LaunchFile(
             job,
@@ -143,7 +141,7 @@ def plain_text(script: str | os.PathLike[str], launch: LaunchOptions, job: JobOp
             cwd=str(here),
             output=str(here / f"{slug(name)}.slurm.out"),
             python=sys.executable,
-            program=["--", str(file), *named.argv],
+            program=["--", str(file), *prepared.argv],
             checkpoints=str(here / chosen) if chosen else None,
         )
     )

@@ -20,7 +20,7 @@ import psutil
 from labkit.errors import LaunchError
 from labkit.hardware import Hardware, install_for, torch_report, without_kernels
 from labkit.launcher.torchrun import LEFTOVER_PREFIXES
-from labkit.write import Script, is_composed, options_of
+from labkit.write import LaunchOptions, Script, is_composed, options_of
 
 __all__ = [
     "TORCH_FLOOR",
@@ -33,6 +33,7 @@ __all__ = [
     "check_precision",
     "check_ranks",
     "check_torch",
+    "fewer_ranks",
     "imports_in_doubt",
     "imported",
     "release_of",
@@ -163,6 +164,33 @@ def check_batch(script: Script, parameters: Mapping[str, Any], ranks: int) -> No
         micro = [f"{pieces // shares} micro-batches"] if splits else []
         over = " x ".join([f"{shares} ranks", *micro] if shares > 1 else micro)
         raise LaunchError(f"global_batch_size={size} cannot be split evenly into {over}; the nearest {near}")
+
+
+def fewer_ranks(script: Script, parameters: Mapping[str, str], ranks: int, options: LaunchOptions) -> list[int]:
+    """The numbers of ranks with which a retry may continue, the largest first. Raises LaunchError if `min_ranks` is not
+    a number of ranks or allows none."""
+    least = options.min_ranks
+    if least is None:
+        return []
+    if least >= ranks:
+        raise LaunchError(f"min_ranks must be an integer, at least 1 and less than {ranks}, got {least!r}")
+    if options.retries < 2:
+        raise LaunchError("min_ranks needs retries=2 or more: the first retry uses all ranks, the second one fewer")
+    if SPLITS_REPLICAS.search(str(script)):
+        raise LaunchError(
+            "min_ranks needs ranks that each train on a part of the batch (ddp, zero1, zero2, fsdp, fsdp1); those of "
+            f"{script.name} split one model or sequence"
+        )
+    fewer = []
+    for count in range(ranks - 1, least - 1, -1):
+        try:
+            check_batch(script, parameters, count)
+            fewer.append(count)
+        except LaunchError as error:
+            reason = error
+    if not fewer:
+        raise LaunchError(f"no number of ranks from min_ranks={least} to {ranks - 1} works: {reason}")
+    return fewer
 
 
 def check_numbers(script: Script, parameters: Mapping[str, str]) -> None:

@@ -1,4 +1,4 @@
-"""Builds the torchrun command of a run and the environment of its ranks, with pure functions."""
+"""Builds the torchrun command of a run, also of one node of several, and the environment of its ranks."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from labkit.errors import RunFolderError
 from labkit.rank_files import FOLDER, HIDDEN, HOST, MARKER, NODE_MARKER
 from labkit.record import Nodes, RunFolder
 from labkit.session import current_folder
@@ -17,16 +18,18 @@ from labkit.session import current_folder
 __all__ = [
     "NCCL_DUMPS",
     "TORCHRUN",
-    "assignments",
     "attempt_command",
+    "guest_node_command",
     "marked",
-    "guest_arguments",
+    "node_command",
     "node_torchrun_command",
-    "plain_arguments",
     "rank_environment",
     "recorded_environment",
     "reproducing_command",
+    "reproducing_node_command",
+    "script_folder",
     "torchrun_command",
+    "torchrun_of_node",
     "without_leftovers",
 ]
 
@@ -76,6 +79,37 @@ def node_torchrun_command(
     return [*torchrun, *sizes, *where, "--max-restarts", "0", *rest]
 
 
+def torchrun_of_node(folder: RunFolder, node: int | str, address: str, port: int | str) -> list[str]:
+    """The torchrun command, with labkit's guest in each rank, for one node of a run on several; `node` may be a shell
+    variable."""
+    manifest = folder.read_manifest()
+    nodes = manifest.nodes
+    if nodes is None:
+        raise RunFolderError(f"{folder.id} is a single-node run; expected a multi-node run")
+    return guest_node_command(folder, nodes, node, address, port, manifest.program, manifest.args)
+
+
+def guest_node_command(
+    folder: RunFolder,
+    nodes: Nodes,
+    node: int | str,
+    address: str,
+    port: int | str,
+    program: Sequence[str],
+    args: Sequence[str],
+) -> list[str]:
+    """torchrun for one node, with labkit's guest in each rank."""
+    torchrun = [sys.executable, "-P", "-m", TORCHRUN]
+    rest = guest_arguments(folder, folder.node(node).torchrun_logs, program, args)
+    return node_torchrun_command(torchrun, nodes, node, address, port, *rest)
+
+
+def node_command(folder: RunFolder, node: int, address: str, port: int) -> list[str]:
+    """The command that one host of a run executes: the node's supervisor, which starts torchrun."""
+    supervisor = [sys.executable, "-m", "labkit.launcher.node", str(folder.path), str(node), "--"]
+    return [*supervisor, *torchrun_of_node(folder, node, address, port)]
+
+
 def guest_arguments(run: RunFolder, logs: Path, program: Sequence[str], args: Sequence[str]) -> list[str]:
     """The arguments after torchrun's own options: the guest of `program`, a script or `-m` and a module.
 
@@ -91,6 +125,22 @@ def reproducing_command(
     words = ["torchrun", "--standalone", f"--nproc-per-node={nproc_per_node}", *plain_arguments(program, args)]
     torchrun = shlex.join(words)
     return " ".join([*assignments(env), torchrun])
+
+
+def reproducing_node_command(
+    nodes: Nodes,
+    node: int,
+    address: str,
+    port: int | str,
+    program: Sequence[str],
+    args: Sequence[str],
+    env: Mapping[str, str],
+) -> str:
+    """The command that runs one node's part of the same training without labkit."""
+    rest = plain_arguments(program, args)
+    return " ".join(
+        [*assignments(env), shlex.join(node_torchrun_command(["torchrun"], nodes, node, address, port, *rest))]
+    )
 
 
 def plain_arguments(program: Sequence[str], args: Sequence[str]) -> list[str]:

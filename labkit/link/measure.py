@@ -24,7 +24,7 @@ from labkit.errors import LabError, LaunchError
 from labkit.files import read_json, write_json
 from labkit.hardware import Hardware, driver_version, hardware
 from labkit.host import host_name
-from labkit.launcher import check_environment, check_interface, check_ranks, start, stop
+from labkit.launcher import check_environment, check_interface, check_ranks, prepare_launch, start, stop
 from labkit.record import read_state
 from labkit.write import LaunchOptions
 
@@ -267,7 +267,7 @@ def short_run(
                 env=env,
                 watchdog=seconds,
             )
-            folder = start(script, options, {}, tied=True, shares_gpus=True)
+            folder = start(prepare_launch(script, options, {}), tied=True, shares_gpus=True)
         except LabError as error:
             return None, str(error)
         try:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from labkit.record.leaving import left_running as left_running  # What the supervisors of a run have written, by
     from labkit.record.leaving import write_left_running as write_left_running  # Raises OSError
     from labkit.record.manifest import Manifest as Manifest  # What was launched
+    from labkit.record.manifest import ManifestScript as ManifestScript  # the digest of its script, and its own file
     from labkit.record.manifest import Nodes as Nodes  # The nodes of a run on several
     from labkit.record.manifest import ScriptFacts as ScriptFacts  # what a script shards, wraps and uses
     from labkit.record.manifest import SweepPoint as SweepPoint  # The place of a run in a sweep

@@ -23,6 +23,7 @@ from labkit.cluster import (
 from labkit.errors import LaunchError
 from labkit.files import write_json
 from labkit.launcher import removed_on_failure
+from labkit.record import SweepPoint
 from labkit.sweeps.folder import Job, RunIndex, SweepFolder, SweepState
 from labkit.sweeps.options import SweepOptions
 from labkit.sweeps.results import Result, counted
@@ -73,7 +74,7 @@ def submit_points(folder: SweepFolder, points: Sequence[int], env: Mapping[str, 
         for point in points:
             parameters, args = manifest.parameters_of(Job(point), folder.checkpoints)
             launch = LaunchOptions(args=args, name=f"{manifest.name}-{point}", runs_dir=folder.runs, env=env)
-            mark = {"id": folder.id, "point": point, "rung": 0}
+            mark = SweepPoint(folder.id, point, 0)
             runs.append(prepare_submission(script, launch, job, parameters, sweep=mark))
             made.enter_context(removed_on_failure(runs[-1]))
         array = submit_array(runs, job, name=manifest.name, where=folder.path, at_once=manifest.at_once, env=env)

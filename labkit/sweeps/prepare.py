@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from datetime import UTC, datetime
 from difflib import get_close_matches
 from pathlib import Path
@@ -20,23 +21,21 @@ from labkit.errors import LabError, RunFolderError, ScriptError
 from labkit.files import write_json
 from labkit.hardware import platform_name
 from labkit.launcher import (
-    LaunchRequest,
-    check,
+    Launch,
     check_arguments,
     check_torch,
-    check_values,
-    checkpoint_arguments,
+    prepare_launch,
     recorded_environment,
     removed_on_failure,
     script_and_file,
 )
-from labkit.record import RunFolder, check_root, runs_root
+from labkit.record import Nodes, RunFolder, check_root, runs_root
 from labkit.session import current_folder
 from labkit.sweeps.devices import room_for
 from labkit.sweeps.folder import SweepFolder, SweepState
 from labkit.sweeps.options import SweepOptions, expanded
 from labkit.sweeps.sweeper import rungs_of
-from labkit.write import Script, completed, options_of
+from labkit.write import LaunchOptions, Script, completed, options_of
 
 __all__ = ["create", "environment_of", "start_process"]
 
@@ -62,12 +61,10 @@ def create(
     args = check_arguments(options.args)
     text, source = script_and_file(script)
     if job is None:
-        ranks = room_for(options.nproc_per_node, options.backend, options.at_once, settings).ranks
-    else:
-        ranks = job.counts.world_size
+        room_for(options.nproc_per_node, options.backend, options.at_once, settings)
     rungs = _rungs(text, source, options, points) if options.halving else None
-    python_path = settings.get("PYTHONPATH", "")
-    requests = _checked(text, source, args, points, ranks, python_path)
+    common = LaunchOptions(nproc_per_node=options.nproc_per_node, backend=options.backend, args=args, env=settings)
+    launches = _prepared(text, source, common, points, job.counts if job else None)
     manifest = {
         "format": 1,
         "name": str(options.name or text.name),
@@ -79,7 +76,7 @@ def create(
         },
         "points": points,
         "rungs": rungs,
-        "saves": rungs is not None or _all_save(requests),
+        "saves": rungs is not None or _all_save(launches),
         "options": {
             "nproc_per_node": options.nproc_per_node,
             "backend": options.backend,
@@ -160,32 +157,28 @@ def environment_of(folder: SweepFolder, env: Mapping[str, str] | None) -> dict[s
     return {name: known[name] for name in {*manifest.env_names, *(env or {})}}
 
 
-def _checked(
-    script: Script,
-    source: Path | None,
-    args: list[str],
-    points: list[dict[str, Any]],
-    ranks: int,
-    python_path: str,
-) -> list[LaunchRequest]:
+def _prepared(
+    script: Script, source: Path | None, options: LaunchOptions, points: list[dict[str, Any]], nodes: Nodes | None
+) -> list[Launch]:
     """The launch of every point. The script is checked once for each set of parameters: they decide about its extras,
     and their values about nothing but the arguments."""
-    checked: dict[frozenset[str], LaunchRequest] = {}
-    requests = []
+    checked: dict[frozenset[str], Launch] = {}
+    launches = []
     for point in points:
         parameters = dict(point)
-        words = [*args, *check_arguments(parameters.pop("args", []))]
-        names = frozenset(name for name, value in parameters.items() if value is not None).union(words[len(args) :])
+        own = check_arguments(parameters.pop("args", []))
+        args = [*options.args, *own]
+        names = frozenset(name for name, value in parameters.items() if value is not None).union(own)
         try:
             if names in checked:
-                known = checked[names]
-                request = check_values(known.script, source, known.program, words, parameters, ranks)
+                launch = checked[names].with_arguments(args, parameters)
             else:
-                request = checked[names] = check(script, words, parameters, ranks, python_path, source=source)
+                launch = prepare_launch(script, replace(options, args=args), parameters, nodes=nodes, source=source)
+                checked[names] = launch
         except ScriptError as error:
             raise _option_meant(script, source, parameters) or error from None
-        requests.append(request)
-    return requests
+        launches.append(launch)
+    return launches
 
 
 def _option_meant(script: Script, source: Path | None, parameters: Mapping[str, Any]) -> ScriptError | None:
@@ -216,17 +209,16 @@ def _rungs(script: Script, source: Path | None, options: SweepOptions, points: l
     return rungs_of(steps, len(points), options.halving or 2)
 
 
-def _all_save(requests: list[LaunchRequest]) -> bool:
+def _all_save(launches: list[Launch]) -> bool:
     """Whether every point saves checkpoints in a place that the user left to labkit. Raises LabError if two points
     would save in the same place."""
-    chosen = [request.options["checkpoint_dir"] for request in requests if "checkpoint_dir" in request.options]
+    chosen = [launch.parameters["checkpoint_dir"] for launch in launches if "checkpoint_dir" in launch.parameters]
     if shared := [place for place in chosen if chosen.count(place) > 1]:
         raise LabError(
             f"several points would save their checkpoints in {shared[0]}; leave checkpoint_dir out, and each saves "
             "in its own folder"
         )
-    nowhere = RunFolder(os.devnull)
-    return all(checkpoint_arguments(request, {}, nowhere) for request in requests)
+    return all(launch.saves_in_run for launch in launches)
 
 
 @contextmanager

@@ -23,8 +23,8 @@ from pathlib import Path
 
 from labkit.errors import LabError
 from labkit.export import start_exporter
-from labkit.launcher import GpusInUseError, start, stop
-from labkit.record import RunFolder, RunReader, read_state, supervisor_is_alive
+from labkit.launcher import GpusInUseError, prepare_launch, start, stop
+from labkit.record import RunFolder, RunReader, SweepPoint, read_state, supervisor_is_alive
 from labkit.sweeps.devices import room_for
 from labkit.sweeps.folder import Job, RunIndex, SweepFolder, SweepState
 from labkit.sweeps.results import counted, measured
@@ -179,16 +179,12 @@ class Sweeper:
             watchdog=self.manifest.watchdog,
         )
         source = self.manifest.script_path
-        mark = {"id": self.folder.id, "point": job.point, "rung": job.rung}
+        mark = SweepPoint(self.folder.id, job.point, job.rung)
         try:
-            self.active[job] = start(
-                self.script,
-                options,
-                parameters,
-                tied=self.owner != 0,
-                source=Path(source) if source else None,
-                sweep=mark,
+            launch = prepare_launch(
+                self.script, options, parameters, source=Path(source) if source else None, ends_with_session=True
             )
+            self.active[job] = start(launch, tied=self.owner != 0, sweep=mark)
         except GpusInUseError:  # another launch was faster
             self.gpus_tried = time.monotonic()
             return False

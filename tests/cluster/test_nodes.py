@@ -17,8 +17,9 @@ from conftest import SCRIPTS, marked_processes
 from faults.scene import last_step, read, wait_until
 
 import labkit
-from labkit.launcher.multinode import create_on_nodes, node_command
+from labkit.launcher.prepare import create_run, prepare_launch
 from labkit.launcher.stopping import stop
+from labkit.launcher.torchrun import node_command
 from labkit.record import Nodes, RunFolder, RunReader, read_state
 from labkit.write.launch_options import LaunchOptions
 
@@ -34,7 +35,9 @@ class Pair:
         nodes = Nodes(2, nproc_per_node, ("localhost", "localhost"))
         self.port = free_port()
         options = LaunchOptions(args=args)
-        self.folder = create_on_nodes(script, nodes, options, parameters, address="127.0.0.1", port=self.port)
+        self.folder = create_run(
+            prepare_launch(script, options, parameters, nodes=nodes), address="127.0.0.1", port=self.port
+        )
         self.processes = {}
         for node in begin:
             self.begin(node)

@@ -388,8 +388,8 @@ def test_a_folder_in_place_of_the_state_is_a_lost_run_in_every_verb(tmp_path: Pa
 
 
 def test_a_launch_that_was_killed_is_listed_as_lost_and_its_folder_deleted_on_request(tmp_path: Path):
-    kill = "import os, labkit.launcher.starting as start\n"
-    kill += "start.write_folder = lambda *_: os.kill(os.getpid(), 9)\n"
+    kill = "import os, labkit.launcher.prepare as prepare\n"
+    kill += "prepare._manifest = lambda *_: os.kill(os.getpid(), 9)\n"
     runs = tmp_path / "runs"
     launch = f"{kill}import labkit\nlabkit.launch('ddp', runs_dir={str(runs)!r})\n"
     assert subprocess.run([sys.executable, "-c", launch]).returncode == -signal.SIGKILL

@@ -13,8 +13,9 @@ import pytest
 import labkit
 from labkit import Script, ScriptError
 from labkit.cli import main
-from labkit.launcher.request import check
+from labkit.launcher.prepare import prepare_launch
 from labkit.write import (
+    LaunchOptions,
     command_line,
     completed,
     extra_options,
@@ -25,6 +26,11 @@ from labkit.write import (
     script_names,
     strategy_of,
 )
+
+
+def prepared(script, parameters, args=()):
+    return prepare_launch(script, LaunchOptions(nproc_per_node=2, args=args), parameters)
+
 
 RESNET = """from torch import nn
 
@@ -243,15 +249,15 @@ def test_a_file_of_ones_own_is_left_as_it_is_and_the_extra_named(tmp_path):
     path = Script.load("fsdp").write(tmp_path / "mine.py")
 
     with pytest.raises(ScriptError, match=r"mine.py takes no parameter 'save_every'; the extra checkpoints has it"):
-        check(path, [], {"save_every": 1}, 2)
+        prepared(path, {"save_every": 1})
 
 
 def test_a_launch_completes_and_checks_what_it_runs():
-    assert check("ddp", ["--clip", "1"], {"save_every": 5}, 2).script == Script.load(
+    assert prepared("ddp", {"save_every": 5}, args=["--clip", "1"]).script == Script.load(
         "ddp", "checkpoints", "clip_and_schedule"
     )
-    assert check("ddp", [], {"save_every": None}, 2).script == Script.load("ddp")
-    assert check(Script.load("ddp"), [], {"save_every": 5}, 2).options == {"save_every": "5"}
+    assert prepared("ddp", {"save_every": None}).script == Script.load("ddp")
+    assert prepared(Script.load("ddp"), {"save_every": 5}).parameters == {"save_every": "5"}
 
 
 def test_a_launch_refuses_a_cell_of_ones_own_that_defines_no_more_what_an_extra_uses():
@@ -260,11 +266,11 @@ def test_a_launch_refuses_a_cell_of_ones_own_that_defines_no_more_what_an_extra_
     mine = Script.load("ddp").with_cells(strategy=strategy + "\n\ndef unused():\n    pass\n")
 
     with pytest.raises(ScriptError, match="the 'step' cell uses gradient_sync, which no cell of the script defines"):
-        check(mine, [], {"accumulate": 2}, 2)
+        prepared(mine, {"accumulate": 2})
 
 
 def test_a_session_that_ends_brings_the_checkpoints_unless_they_are_ones_own(monkeypatch, tmp_path):
-    monkeypatch.setattr("labkit.launcher.request.seconds_to_train", lambda: 1000.0)
+    monkeypatch.setattr("labkit.launcher.prepare.seconds_to_train", lambda: 1000.0)
     ddp = Script.load("ddp")
     mine = ddp.with_cells(checkpoints=ddp.cells["checkpoints"].text + "\nMINE = 1\n")
     nowhere = {"PYTHONHOME": str(tmp_path / "nowhere")}  # no rank ever runs
@@ -520,13 +526,13 @@ def test_a_missing_import_is_found_at_the_launch_as_well():
     """An extra may take away the cell that defined it."""
     mine = Script.load("ddp").with_cells(optimizer="def optimizer_of(parameters, args):\n    return half_of(args)\n")
 
-    check(mine, [], {}, 2)
+    prepared(mine, {})
     borrowed = mine.cells["optimizer"].text.replace("half_of(args)", "torch.optim.SGD(parameters, lr=args.lr)")
     object.__setattr__(mine.cells["optimizer"], "text", borrowed)
     for name in ("_table", "uses", "defines", "_bindings", "imports"):
         mine.cells["optimizer"].__dict__.pop(name, None)
     with pytest.raises(ScriptError, match="the 'optimizer' cell uses torch without importing it: .* `import torch`"):
-        check(mine, [], {}, 2)
+        prepared(mine, {})
 
 
 @pytest.mark.parametrize(

@@ -24,11 +24,11 @@ from labkit.host import HOST, Identity, host_name
 from labkit.launcher import locks, node, peers
 from labkit.launcher.causes import stacks
 from labkit.launcher.causes.explain import conclusion
-from labkit.launcher.multinode import create_on_nodes, node_command, torchrun_of_node
 from labkit.launcher.node import check_port, main
 from labkit.launcher.peers import Peer
+from labkit.launcher.prepare import create_run, prepare_launch
 from labkit.launcher.supervisor import Supervisor
-from labkit.launcher.torchrun import rank_environment
+from labkit.launcher.torchrun import node_command, rank_environment, torchrun_of_node
 from labkit.launcher.watch import Progress
 from labkit.record import Cause, Nodes, State, read_state, write_state
 from labkit.record.nodes import beat, heard_nodes, is_heard, last_beat
@@ -288,9 +288,8 @@ def test_ranks_on_another_host_are_asked_through_the_folder(run, monkeypatch):
 
 def test_the_line_of_a_node_is_a_prefix_before_plain_torchrun(runs_dir):
     env = {"OMP_NUM_THREADS": "1", "HF_TOKEN": "secret"}
-    run = create_on_nodes(
-        "ddp", Nodes(2, 2, ("hA", "hB")), LaunchOptions(env=env), {"steps": 5}, address="10.0.0.1", port=29501
-    )
+    launch = prepare_launch("ddp", LaunchOptions(env=env), {"steps": 5}, nodes=Nodes(2, 2, ("hA", "hB")))
+    run = create_run(launch, address="10.0.0.1", port=29501)
     command = node_command(run, 1, "10.0.0.1", 29501)
 
     where = command.index("--")
@@ -309,7 +308,7 @@ def test_the_line_of_a_node_is_a_prefix_before_plain_torchrun(runs_dir):
 
 def test_a_run_that_cannot_be_made_leaves_no_folder(runs_dir):
     with pytest.raises(LaunchError, match="cannot be split evenly into 3 ranks"):
-        create_on_nodes("ddp", Nodes(3, 1), LaunchOptions(), {"global_batch_size": 8})
+        prepare_launch("ddp", LaunchOptions(), {"global_batch_size": 8}, nodes=Nodes(3, 1))
     assert not list(runs_dir.glob("*"))
 
 

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from labkit.launcher.multinode import create_on_nodes, torchrun_of_node
+from labkit.launcher.prepare import create_run, prepare_launch
 from labkit.launcher.torchrun import (
     NCCL_DUMPS,
     marked,
@@ -13,6 +13,7 @@ from labkit.launcher.torchrun import (
     recorded_environment,
     reproducing_command,
     torchrun_command,
+    torchrun_of_node,
 )
 from labkit.rank_files import FOLDER, GUEST, HIDDEN, MARKER
 from labkit.record import Nodes
@@ -237,7 +238,7 @@ def test_torchruns_own_parser_reads_every_command_as_meant(tmp_path):
     script = tmp_path / "train.py"
     script.write_text("import sys\n")
     shadowed = ["--log", "x", "--node=1", "--", "--nnodes", "9"]  # by --log-dir, --node-rank, --nnodes
-    folder = create_on_nodes(script, Nodes(2, 3), LaunchOptions(args=shadowed), {}, port=29500)
+    folder = create_run(prepare_launch(script, LaunchOptions(args=shadowed), {}, nodes=Nodes(2, 3)), port=29500)
     plain = folder.command.read_text().splitlines()[1]
     guest = str(folder.guest)
     without = reproducing_command(["-m", "pkg.train"], 3, shadowed, {})
