@@ -23,7 +23,7 @@ from slow_files import SlowFiles
 
 from labkit.files import write_json
 from labkit.record import Nodes, RunFolder, RunReader, State, read_state
-from labkit.record.measured.fold import NodeFold, are_folded
+from labkit.record.fold import NodeFold, are_folded
 from labkit.run import attach
 from labkit.view.live.dashboard import OPEN
 from labkit.view.live.page import run_html

@@ -29,7 +29,7 @@ from labkit.planner.layout import Layout, layout_of
 from labkit.planner.memory.peak import peak, states
 from labkit.planner.model.facts import ModelFacts, facts_of
 from labkit.planner.model.rehearsal import rehearse
-from labkit.record.measured.peak import Peak
+from labkit.record.records import Peak
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from strategies.matrix import CNN, IMAGES, MLP  # noqa: E402

@@ -6,6 +6,7 @@ from __future__ import annotations
 import errno
 import io
 import json
+import math
 import os
 import stat
 import time
@@ -20,10 +21,12 @@ __all__ = [
     "Json",
     "decoded",
     "encoded",
+    "finite",
     "in_parallel",
     "is_a",
     "is_deleted",
     "lines_of",
+    "number",
     "opened",
     "read_bytes",
     "read_json",
@@ -192,3 +195,25 @@ def _replace(path: Path, value: Mapping[str, Any]) -> None:
     except OSError:
         new.unlink(missing_ok=True)
         raise
+
+
+def finite(value: Any) -> float | None:
+    """The value if it is a finite number, else None."""
+    n = value if type(value) is float else number(value)
+    return n if n is not None and math.isfinite(n) else None
+
+
+def number(value: Any) -> float | None:
+    """A metric's value: numbers, and the strings "nan", "inf" and "-inf" (which JSON lacks) as floats; else None."""
+    if type(value) is float or value is None:  # the usual case: halves the time to read a long run
+        return value
+    if isinstance(value, bool):
+        return None
+    if isinstance(value, int | float):
+        try:
+            return float(value)
+        except OverflowError:
+            return math.inf if value > 0 else -math.inf
+    if value in ("nan", "inf", "-inf"):
+        return float(value)
+    return None

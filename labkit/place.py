@@ -1,10 +1,10 @@
-"""The place of a folder: where it was made, or where it has been moved or copied to since. A copy of an active run has
-the run's id and the identity of its supervisor, and must never be mistaken for it."""
+"""Says which folder is meant, and whether it is where it was made, or has been moved or copied since. A copy of the
+folder of an active run has its id and the identity of its supervisor, and must never be mistaken for it."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,18 @@ from labkit.errors import RunFolderError
 from labkit.files import read_json
 from labkit.text import plain
 
-__all__ = ["OpenFolder", "belongs_to_another_user", "check_original", "check_own", "moved_from", "original_of"]
+__all__ = [
+    "OpenFolder",
+    "belongs_to_another_user",
+    "check_original",
+    "check_own",
+    "moved_from",
+    "original_of",
+    "path_of",
+    "the_one",
+]
+
+SHORTEST_PART = 3  # characters of an id
 
 
 def original_of(folder: Path, manifest: Any, file: str = "run.json") -> Path | None:
@@ -72,3 +83,29 @@ class OpenFolder:
             return path if os.path.samestat(path.stat(), os.fstat(self._descriptor)) else None
         except OSError:
             return None
+
+
+def path_of(which: Any, kind: str, holds_one: Callable[[Path], bool]) -> Path | None:
+    """The path that `which` is: an object of a path's class, or the text of the path of a run or sweep; None for any
+    other text. Raises RunFolderError for anything else, and for a blank text."""
+    is_path = isinstance(which, os.PathLike) and isinstance(os.fspath(which), str)
+    if not is_path and not (isinstance(which, str) and which.strip()):
+        raise RunFolderError(f"a {kind} is identified by its id, a part of it, a path, or 'latest'; got {which!r}")
+    path = Path(which)
+    if not is_path and not holds_one(path):
+        return None
+    return path.resolve() if ".." in path.parts else path
+
+
+def the_one(which: str, ids: Sequence[str], kind: str, root: Path) -> str:
+    """The id that `which` is, or is a part of; "latest" is the last one. A part of fewer than SHORTEST_PART characters
+    identifies nothing, even if there is only one id. Raises RunFolderError unless exactly one id matches."""
+    if which == "latest":
+        return ids[-1]
+    matching = [which] if which in ids else [id for id in ids if which in id]
+    if len(matching) == 1 and (which in ids or len(which) >= SHORTEST_PART):
+        return matching[0]
+    problem = f"{len(matching)} {kind}s match {which!r}" if matching else f"no {kind} matches {which!r}"
+    if len(matching) == 1:
+        problem = f"{which!r} is too short to identify a {kind} (fewer than {SHORTEST_PART} characters)"
+    raise RunFolderError(plain(f"{problem} in {root}; the newest are: {', '.join((matching or ids)[-5:])}"))

@@ -5,19 +5,19 @@ from __future__ import annotations
 import ast
 import time
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from labkit.arguments import AtLeastOne, Seconds, checked
 from labkit.cluster import state_of_run
 from labkit.errors import LabError
 from labkit.record import (
-    Events,
+    Event,
     Meeting,
+    Record,
     Records,
     Report,
     RequestFolder,
     RunFolder,
-    Tail,
     current_ranks,
     post,
 )
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Reachable"]
 
-T = TypeVar("T")
 
 TIMEOUT = 30.0
 POLL_SECONDS = 0.02
@@ -133,11 +132,13 @@ class Reachable:
         that step, with all ranks paused at its end. An interrupt leaves the breakpoint set. Raises LabError if the run
         ends first."""
         attempt = self.folder.latest
-        events = Events(attempt.events)
+        events = Records(attempt.events)
         for _ in events.chunks():  # those of before
             pass
         self._set_breakpoint(condition, resume=True)
         for event in self._new_records(events, attempt, f"{condition} was true"):
+            if not isinstance(event, Event):
+                continue
             if event.kind == "hit" and event.step is not None:
                 return event.step
             if event.kind == "breakpoint" and event.condition != condition:
@@ -173,7 +174,7 @@ class Reachable:
                 break
         return f"step-{step}"
 
-    def _new_records(self, tail: Tail[T], attempt: RunFolder, awaited: str) -> Iterator[T]:
+    def _new_records(self, tail: Records, attempt: RunFolder, awaited: str) -> Iterator[Record]:
         """The records of a file as they are written. Raises LabError when the attempt ends."""
         while True:
             state = state_of_run(self.folder)  # before the records, so that the last ones are read

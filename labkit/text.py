@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from functools import lru_cache
 
-__all__ = ["escaped", "first_line", "gib", "in_lines", "last_line", "nearest", "plain", "shortened"]
+__all__ = ["escaped", "first_line", "gib", "in_lines", "last_line", "nearest", "plain", "shortened", "slug"]
 
 # Terminal escape sequences for colors and cursor movements, and other control characters.
 ANSI = re.compile(r"\x1b(\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(\x07|\x1b\\)?|.)")
@@ -81,3 +82,9 @@ def nearest(name: str, choices: Iterable[str], also: Iterable[str] = ()) -> str:
     names = [choice for choice in choices if choice]
     close = difflib.get_close_matches(name, [*names, *also], n=1)
     return (f"; did you mean {close[0]!r}? There are: " if close else "; there are: ") + (", ".join(names) or "none")
+
+
+@lru_cache(maxsize=4096)  # as many hosts
+def slug(name: str) -> str:
+    """`name` reduced to characters that are safe in a file name on every system, never empty or hidden."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip(".-_")[:60] or "run"

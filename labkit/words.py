@@ -6,8 +6,8 @@ import math
 from contextlib import suppress
 from typing import Any
 
-from labkit.files import read_json
-from labkit.record import DESCRIBING, Cause, RankHistory, RunFolder, RunReader, State, finite, number
+from labkit.files import finite, number, read_json
+from labkit.record import DESCRIBING, Cause, RankHistory, RunFolder, RunReader, State
 from labkit.text import gib, plain
 
 __all__ = [

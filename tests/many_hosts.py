@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from labkit.record import Nodes, RunFolder
-from labkit.record.measured.fold import NodeFold
+from labkit.record.fold import NodeFold
 
 GIB = 2**30
 LAUNCHED = 1767323045.0  # 2026-01-02T03:04:05Z

@@ -27,8 +27,8 @@ from labkit.launcher import (
     torchrun_of_node,
     without_leftovers,
 )
-from labkit.record import FINAL_STATES, Cause, RunFolder, State, SweepPoint, read_state, slug, write_state
-from labkit.text import plain
+from labkit.record import FINAL_STATES, Cause, RunFolder, State, SweepPoint, read_state, write_state
+from labkit.text import plain, slug
 from labkit.write import LaunchOptions, Script
 
 __all__ = [

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from labkit.errors import LabError
-from labkit.record import PHASES, Header, Records, RunFolder, RunReader, number, rows
+from labkit.files import number
+from labkit.record import PHASES, Header, Records, RunFolder, RunReader, rows
 from labkit.text import plain
 from labkit.words import together
 

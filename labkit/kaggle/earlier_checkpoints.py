@@ -6,8 +6,9 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-from labkit.record import RunFolder, slug
+from labkit.record import RunFolder
 from labkit.session import input_folder, working_folder
+from labkit.text import slug
 
 __all__ = ["previous_checkpoints"]
 

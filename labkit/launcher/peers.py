@@ -7,10 +7,10 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from labkit.files import read_json, refresh, write_json
+from labkit.files import finite, read_json, refresh, write_json
 from labkit.hardware import is_loopback
 from labkit.host import Identity, boot_id
-from labkit.record import Cause, RunFolder, State, finite, last_beat, supervisor_of, written_state
+from labkit.record import Cause, RunFolder, State, last_beat, supervisor_of, written_state
 
 __all__ = ["CONCLUSIONS", "ENDING_TIMEOUT_SECONDS", "MEETING_SECONDS", "POLL_SECONDS", "WORKS", "Outcome", "Peer"]
 

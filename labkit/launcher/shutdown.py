@@ -23,7 +23,7 @@ from functools import cache
 
 import psutil
 
-from labkit.files import in_parallel, read_json
+from labkit.files import finite, in_parallel, read_json
 from labkit.host import Identity
 from labkit.launcher.rank_processes import (
     Work,
@@ -35,7 +35,7 @@ from labkit.launcher.rank_processes import (
     ranks_of,
 )
 from labkit.launcher.stopping import GRACE_SECONDS, SAVING_SECONDS, StopRequest, processes_of, requested, sweep
-from labkit.record import LeftRunning, RunFolder, finite, write_left_running
+from labkit.record import LeftRunning, RunFolder, write_left_running
 
 __all__ = ["LEFT_SECONDS", "Leftovers", "Shutdown", "torchrun_seconds"]
 

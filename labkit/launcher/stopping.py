@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 import psutil
 
 from labkit.errors import RunFolderError
-from labkit.files import in_parallel, read_json, write_json
+from labkit.files import finite, in_parallel, read_json, write_json
 from labkit.hardware import ask_nvml
 from labkit.host import Identity
 from labkit.launcher.rank_processes import cleans_up, is_alive
@@ -26,7 +26,6 @@ from labkit.record import (
     LeftRunning,
     RunFolder,
     State,
-    finite,
     heard_nodes,
     left_running,
     read_state,

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from labkit import words
-from labkit.files import read_text
+from labkit.files import finite, read_text
 from labkit.planner.candidate import Candidate, when
 from labkit.planner.data_sheets import THIS_MACHINE
 from labkit.planner.plan_views import memory_rows
-from labkit.record import CATEGORIES, Peak, RunFolder, RunReader, finite
+from labkit.record import CATEGORIES, Peak, RunFolder, RunReader
 from labkit.text import escaped, gib, plain
 from labkit.view import Bar, aligned, as_image, bars, grid
 

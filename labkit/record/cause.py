@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from labkit.record.measured.metrics_file import number
+from labkit.files import number
 
 __all__ = ["Cause", "Place"]
 

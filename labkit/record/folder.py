@@ -8,7 +8,6 @@ import re
 import time
 from dataclasses import replace
 from datetime import UTC, datetime
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ from labkit.files import read_json
 from labkit.place import check_original, check_own, moved_from, original_of
 from labkit.rank_files import MARKER, NODE_MARKER
 from labkit.record.manifest import Manifest
-from labkit.text import plain
+from labkit.text import plain, slug
 
 __all__ = ["MARKER", "NODE_MARKER", "RUN_ID", "RunFolder", "check_root"]
 
@@ -259,9 +258,3 @@ def _format_of(manifest: Any) -> str:
     versions = manifest.get("versions")
     writer = versions.get("labkit") if isinstance(versions, dict) else None
     return f"format {manifest.get('format')!r}, expected format 1" + (f"; labkit {writer} wrote it" if writer else "")
-
-
-@lru_cache(maxsize=4096)  # as many hosts
-def slug(name: str) -> str:
-    """`name` reduced to characters that are safe in a file name on every system, never empty or hidden."""
-    return re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip(".-_")[:60] or "run"

@@ -7,8 +7,7 @@ from dataclasses import asdict, dataclass, field, fields
 from datetime import datetime
 from typing import Any, TypeGuard
 
-from labkit.files import Json
-from labkit.record.measured.metrics_file import finite
+from labkit.files import Json, finite
 
 __all__ = ["Manifest", "ManifestScript", "Nodes", "ScriptFacts", "SweepPoint"]
 

@@ -12,11 +12,10 @@ import time
 from contextlib import suppress
 from typing import Any
 
-from labkit.files import read_json
+from labkit.files import finite, read_json
 from labkit.host import Identity, boot_id
 from labkit.record.folder import RunFolder
 from labkit.record.manifest import Nodes
-from labkit.record.measured.metrics_file import finite
 
 __all__ = [
     "beat",

@@ -38,19 +38,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from labkit.record.measured.metrics_file import Tail, finite, last_records, number
-from labkit.record.measured.peak import Peak
+from labkit.files import finite, number
+from labkit.record.tail import Tail, last_records
 
 __all__ = [
+    "CATEGORIES",
+    "CATEGORIES",
     "DESCRIBING",
-    "PHASES",
     "End",
     "Event",
-    "Events",
     "Header",
     "Losses",
     "Memory",
     "Model",
+    "Peak",
+    "PHASES",
+    "Peak",
     "Record",
     "Records",
     "Report",
@@ -78,7 +81,18 @@ DESCRIBING = {
 LONGEST_TEXT = 1000  # of a reported value
 PASSED = "as passed to backward()"
 
+# A storage that fits several categories counts as the first: a gathered parameter is also saved for backward.
+CATEGORIES = ("parameters", "gradients", "optimizer", "communication", "activations", "temporary")
 Scalar = float | int | str | bool | None
+
+
+class Peak(NamedTuple):
+    """Bytes held at the peak, in total and by category; the phase of the step and the last operation that allocated."""
+
+    bytes: int
+    phase: str
+    operation: str
+    categories: dict[str, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,7 +195,20 @@ class End:
         return next((each for each in last_records(metrics, decode) if isinstance(each, cls)), None)
 
 
-Record = Header | Step | Model | Memory | Report | End
+@dataclass(frozen=True, slots=True)
+class Event:
+    """What the run's owner asked of the ranks, at `time` in seconds since the epoch."""
+
+    t: float
+    kind: str
+    time: float | None
+    step: int | None
+    condition: str | None
+    values: dict[str, Scalar]  # that were set
+    has_errors: bool
+
+
+Record = Header | Step | Model | Memory | Report | End | Event
 
 
 def decode(record: Mapping[str, Any]) -> Record | None:
@@ -216,7 +243,20 @@ def decode(record: Mapping[str, Any]) -> Record | None:
     if kind == "end":
         dropped = int(finite(record.get("dropped")) or 0)
         return End(t, str(record.get("outcome", "")), dropped, finite(record.get("passes")))
-    return None
+    return _event(t, record) if kind is None and "kind" in record else None
+
+
+def _event(t: float, record: Mapping[str, Any]) -> Event:
+    values, condition = record.get("values"), record.get("condition")
+    return Event(
+        t,
+        str(record["kind"]),
+        finite(record.get("time")),
+        _count(record.get("step")),
+        condition if isinstance(condition, str) else None,
+        {name: v for name, v in values.items() if _is_scalar(v)} if isinstance(values, dict) else {},
+        "errors" in record,
+    )
 
 
 def _step(t: float, record: Mapping[str, Any]) -> Step:
@@ -258,41 +298,10 @@ def _is_scalar(value: Any) -> bool:
 
 
 class Records(Tail[Record]):
-    """The records of one rank's file, as they are written."""
+    """The records of one rank's file, or of the events of an attempt, as they are written."""
 
-    def __init__(self, metrics: Path):
-        super().__init__(metrics, decode)
-
-
-@dataclass(frozen=True, slots=True)
-class Event:
-    """What the run's owner asked of the ranks, at `time` in seconds since the epoch."""
-
-    kind: str
-    time: float | None
-    step: int | None
-    condition: str | None
-    values: dict[str, Scalar]  # that were set
-    has_errors: bool
-
-    @classmethod
-    def decode(cls, record: Mapping[str, Any]) -> Event:
-        values, condition = record.get("values"), record.get("condition")
-        return cls(
-            str(record.get("kind", "")),
-            finite(record.get("time")),
-            _count(record.get("step")),
-            condition if isinstance(condition, str) else None,
-            {name: v for name, v in values.items() if _is_scalar(v)} if isinstance(values, dict) else {},
-            "errors" in record,
-        )
-
-
-class Events(Tail[Event]):
-    """The events of an attempt, as they are written."""
-
-    def __init__(self, events: Path):
-        super().__init__(events, Event.decode)
+    def __init__(self, path: Path):
+        super().__init__(path, decode)
 
 
 class Counted(NamedTuple):

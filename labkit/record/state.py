@@ -7,20 +7,22 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Literal, get_args
 
-from labkit.files import in_parallel, read_json, read_text, write_json
+from labkit.files import finite, in_parallel, read_json, read_text, write_json
 from labkit.record.cause import Cause
 from labkit.record.folder import RunFolder
 from labkit.record.manifest import Nodes
-from labkit.record.measured.metrics_file import finite
 from labkit.record.nodes import is_heard, supervisor_is_starting, supervisor_of
 
 __all__ = [
     "FINAL_STATES",
+    "LeftRunning",
     "State",
     "StateName",
     "current_ranks",
+    "left_running",
     "merged",
     "read_state",
+    "write_left_running",
     "write_state",
     "written_state",
 ]
@@ -30,6 +32,7 @@ FINAL_STATES = ("succeeded", "failed", "stopped", "lost")
 WORST_FIRST = ("failed", "stopped", "lost", "succeeded")
 
 NAMED_NOTICES = 3
+MOST_NAMED = 4  # processes that were left running
 # How long a run may be without a supervisor before it counts as lost. Launch records its identity when it has a pid.
 STARTING_SECONDS = 30.0
 
@@ -258,3 +261,63 @@ def supervisor_is_elsewhere(folder: RunFolder) -> bool:
     """Whether the run belongs to another machine, so that its state can be read here but not checked."""
     supervisor = supervisor_of(folder)
     return supervisor is not None and supervisor.is_elsewhere
+
+
+@dataclass(frozen=True)
+class LeftRunning:
+    """`processes` are such as "`python upload.py` (pid 4242)"; `killed` are those that labkit had to end. `until` is
+    when it does so, None if at once; `ended` is when none was left. Both are seconds since the epoch."""
+
+    processes: tuple[str, ...]
+    until: float | None
+    ended: float | None = None
+    killed: tuple[str, ...] = ()
+
+    @property
+    def notice(self) -> str:
+        """For the final state of the run: it stays true."""
+        were = f"{_listed(self.processes)} {'was' if len(self.processes) == 1 else 'were'}"
+        fate = f"had until {_clock(self.until)} to end" if self.until else "ended with the job"
+        return f"{were} still running when its ranks had ended, and {fate}"
+
+    @property
+    def outcome(self) -> str:
+        """What labkit had to end; empty if nothing."""
+        if not self.killed or self.ended is None:
+            return ""
+        return f"labkit ended {_listed(self.killed)} at {_clock(self.ended)}, which its ranks had left running"
+
+
+def write_left_running(home: RunFolder, left: LeftRunning) -> None:
+    """Raises OSError."""
+    write_json(home.left_running, asdict(left))
+
+
+def left_running(folder: RunFolder) -> dict[RunFolder, LeftRunning]:
+    """What the supervisors of a run have written, by the folder of each: the run's own, or that of a node."""
+    homes = [folder, *map(RunFolder, sorted(folder.latest.nodes.glob("*")))]
+    return {home: left for home in homes if (left := _read(home)) is not None}
+
+
+def _read(home: RunFolder) -> LeftRunning | None:
+    record = read_json(home.left_running)
+    if not isinstance(record, dict):
+        return None
+    until, ended = finite(record.get("until")), finite(record.get("ended"))
+    return LeftRunning(_texts(record.get("processes")), until, ended, _texts(record.get("killed")))
+
+
+def _texts(value: Any) -> tuple[str, ...]:
+    return tuple(text for text in value if isinstance(text, str)) if isinstance(value, list) else ()
+
+
+def _listed(names: tuple[str, ...]) -> str:
+    *most, last = names if len(names) <= MOST_NAMED else (*names[:MOST_NAMED], f"{len(names) - MOST_NAMED} more")
+    return f"{', '.join(most)} and {last}" if most else last
+
+
+def _clock(seconds: float) -> str:
+    try:
+        return time.strftime("%H:%M:%S", time.localtime(seconds))
+    except (OverflowError, ValueError, OSError):  # a number that is no time
+        return "an unknown time"

@@ -5,20 +5,19 @@ from __future__ import annotations
 import os
 import stat
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection
 from pathlib import Path
-from typing import Any
 
 from labkit.arguments import checked
 from labkit.errors import RunFolderError
 from labkit.files import in_parallel, is_a
+from labkit.place import path_of, the_one
 from labkit.record.folder import RUN_ID, RunFolder
 from labkit.session import working_folder
 from labkit.text import plain
 
-__all__ = ["find_run", "list_runs", "path_of", "runs_root", "the_one", "unfinished_launches"]
+__all__ = ["find_run", "list_runs", "runs_root", "unfinished_launches"]
 
-SHORTEST_PART = 3  # characters of an id
 LAUNCHING_SECONDS = 60.0  # a launch writes run.json within this time
 
 
@@ -80,29 +79,3 @@ def find_run(which: str | os.PathLike[str], runs_dir: str | os.PathLike[str] | N
     if not folders:
         raise RunFolderError(plain(f"no run in {root} yet. Start one with labkit.launch(…)"))
     return RunFolder(root / the_one(str(which), [folder.id for folder in folders], "run", root))
-
-
-def path_of(which: Any, kind: str, holds_one: Callable[[Path], bool]) -> Path | None:
-    """The path that `which` is: an object of a path's class, or the text of the path of a run or sweep; None for any
-    other text. Raises RunFolderError for anything else, and for a blank text."""
-    is_path = isinstance(which, os.PathLike) and isinstance(os.fspath(which), str)
-    if not is_path and not (isinstance(which, str) and which.strip()):
-        raise RunFolderError(f"a {kind} is identified by its id, a part of it, a path, or 'latest'; got {which!r}")
-    path = Path(which)
-    if not is_path and not holds_one(path):
-        return None
-    return path.resolve() if ".." in path.parts else path
-
-
-def the_one(which: str, ids: Sequence[str], kind: str, root: Path) -> str:
-    """The id that `which` is, or is a part of; "latest" is the last one. A part of fewer than SHORTEST_PART characters
-    identifies nothing, even if there is only one id. Raises RunFolderError unless exactly one id matches."""
-    if which == "latest":
-        return ids[-1]
-    matching = [which] if which in ids else [id for id in ids if which in id]
-    if len(matching) == 1 and (which in ids or len(which) >= SHORTEST_PART):
-        return matching[0]
-    problem = f"{len(matching)} {kind}s match {which!r}" if matching else f"no {kind} matches {which!r}"
-    if len(matching) == 1:
-        problem = f"{which!r} is too short to identify a {kind} (fewer than {SHORTEST_PART} characters)"
-    raise RunFolderError(plain(f"{problem} in {root}; the newest are: {', '.join((matching or ids)[-5:])}"))

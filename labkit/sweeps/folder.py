@@ -24,8 +24,8 @@ from labkit.arguments import Value
 from labkit.errors import RunFolderError
 from labkit.files import is_a, read_bytes, read_json, write_json
 from labkit.host import Identity
-from labkit.place import original_of
-from labkit.record import FINAL_STATES, RUN_ID, RunFolder, path_of, runs_root, the_one
+from labkit.place import original_of, path_of, the_one
+from labkit.record import FINAL_STATES, RUN_ID, RunFolder, runs_root
 from labkit.text import plain
 from labkit.write import Script
 

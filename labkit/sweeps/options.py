@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 
 from labkit.arguments import AtLeastOne, Expected, Parameters
 from labkit.errors import LabError, LaunchError
-from labkit.record import is_lower_better
+from labkit.metric_names import is_lower_better
 from labkit.write import LaunchOptions, flag, whole_number
 
 __all__ = ["SweepOptions", "drawn", "expanded", "varied"]

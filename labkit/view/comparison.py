@@ -13,23 +13,10 @@ from typing import TYPE_CHECKING, Any
 from labkit import words
 from labkit.arguments import checked
 from labkit.errors import LabError
-from labkit.record import (
-    DESCRIBING,
-    Glance,
-    Manifest,
-    RankHistory,
-    RunFolder,
-    RunReader,
-    State,
-    find_run,
-    finite,
-    is_evaluated,
-    is_lower_better,
-    number,
-    read_state,
-    slug,
-)
-from labkit.text import escaped, plain
+from labkit.files import finite, number
+from labkit.metric_names import is_evaluated, is_lower_better
+from labkit.record import DESCRIBING, Glance, Manifest, RankHistory, RunFolder, RunReader, State, find_run, read_state
+from labkit.text import escaped, plain, slug
 from labkit.view.charts.bands import Line
 from labkit.view.charts.images import Palette, as_image
 from labkit.view.charts.run_figures import runs_together, scaling

@@ -17,7 +17,8 @@ from typing import Any
 from labkit import words
 from labkit.errors import LabError
 from labkit.files import read_json, read_source, read_text
-from labkit.record import COMMUNICATION, RunFolder, RunReader, State, read_state
+from labkit.record import RunFolder, RunReader, State, read_state
+from labkit.spans import COMMUNICATION
 from labkit.text import escaped, plain
 from labkit.view.charts.bands import Line, columns, outlier, ranges
 from labkit.view.charts.bars import Bar, bars

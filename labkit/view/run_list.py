@@ -13,7 +13,9 @@ from typing import Any, SupportsIndex, TypeVar, overload
 from labkit import words
 from labkit.arguments import ZeroOrMore, checked
 from labkit.errors import LabError
-from labkit.record import Glance, Manifest, State, finite, glance, is_lower_better, parted
+from labkit.files import finite
+from labkit.metric_names import is_lower_better, parted
+from labkit.record import Glance, Manifest, State, glance
 from labkit.text import escaped, nearest, plain
 from labkit.view.charts.images import as_image, spark_svg, spark_text
 from labkit.view.tables import GAP, WIDEST

@@ -9,18 +9,8 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from labkit.errors import LabError
-from labkit.record import (
-    COMMUNICATION,
-    COMPUTE,
-    WAITING,
-    RunFolder,
-    Span,
-    bubble,
-    intersection,
-    read_spans,
-    total,
-    union,
-)
+from labkit.record import RunFolder
+from labkit.spans import COMMUNICATION, COMPUTE, WAITING, Span, bubble, intersection, read_spans, total, union
 from labkit.text import plain
 from labkit.view.charts.images import as_image
 from labkit.view.charts.timeline_figures import animated, picture, still

@@ -17,7 +17,7 @@ from conftest import SCRIPTS as FAULTS
 import labkit
 from labkit.cluster import slurm
 from labkit.cluster.sbatch import JobOptions, LaunchFile, sbatch_text
-from labkit.record.measured.reader import rows
+from labkit.record.table import rows
 
 pytestmark = [pytest.mark.skipif(bool(why_not()), reason=f"a Slurm cluster {why_not()}"), pytest.mark.timeout(300)]
 

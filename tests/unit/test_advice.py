@@ -18,7 +18,7 @@ from labkit.planner.scaling import break_even_curve, bytes_per_parameter, larges
 from labkit.planner.search import outlook, remedies, ways
 from labkit.planner.speed.speed_model import SpeedModel
 from labkit.planner.variations import extras_of, needed, own_parameters, variants
-from labkit.record.measured.peak import Peak
+from labkit.record.records import Peak
 from labkit.write import Script
 
 GIB = 2**30

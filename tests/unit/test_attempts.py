@@ -22,7 +22,7 @@ from labkit.launcher.causes.sentences import memory_in_words
 from labkit.launcher.torchrun import attempt_command
 from labkit.record import RunFolder, RunReader, State, read_state, write_state
 from labkit.record.folder import RESERVE_BYTES
-from labkit.record.measured.reader import rows
+from labkit.record.table import rows
 from labkit.view.charts.svg import drawn_together
 from labkit.view.live.page import run_html, run_text
 from labkit.view.live.run_charts import Look, run_charts

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from labkit.errors import RunFolderError
 from labkit.files import SLOW_SECONDS, in_parallel, read_json, write_json
 from labkit.record import Manifest, RunFolder, find_run, list_runs, runs_root
-from labkit.record.folder import slug
+from labkit.text import slug
 
 HOSTILE = [
     "../../etc/x",

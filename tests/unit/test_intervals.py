@@ -1,7 +1,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from labkit.record.measured.intervals import intersection, subtracted, total, union
+from labkit.spans import intersection, subtracted, total, union
 
 SOME = st.lists(st.tuples(st.integers(0, 40), st.integers(1, 10)).map(lambda pair: (pair[0], sum(pair))), max_size=8)
 

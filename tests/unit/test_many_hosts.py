@@ -13,10 +13,10 @@ from rich.console import Console
 
 from labkit import files, words
 from labkit.files import write_json
-from labkit.record import RunReader, Series, State
-from labkit.record.measured import metrics_file
+from labkit.record import RunReader, State, tail
 from labkit.record.nodes import beat
 from labkit.run import attach
+from labkit.series import Series
 from labkit.view.live import dashboard
 from labkit.view.live.dashboard import Dashboard
 from labkit.view.live.hosts import by_host, heat_strips, names_of, rank_ranges
@@ -275,7 +275,7 @@ def test_folded_ranks_tell_the_same_as_all_ranks(folded, reader):
 def test_a_reader_of_folded_ranks_opens_few_files_and_all_ranks_when_it_is_told_to(folded, monkeypatch):
     opened = []
     real = files.opened
-    for module in (files, metrics_file):
+    for module in (files, tail):
         monkeypatch.setattr(module, "opened", lambda path: opened.append(path) or real(path))
     few = RunReader(folded)
     few.poll()

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from labkit.record import Tail
-from labkit.record.measured.metrics_file import CHUNK_BYTES, LONGEST_LINE_BYTES, number
+from labkit.files import number
+from labkit.record.tail import CHUNK_BYTES, LONGEST_LINE_BYTES, Tail
 
 NO_RECORDS = [
     b"not json",

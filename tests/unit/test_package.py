@@ -20,9 +20,12 @@ SMALL = {
     "files",
     "frontend",
     "host",
+    "metric_names",
     "place",
     "rank_files",
+    "series",
     "session",
+    "spans",
     "text",
     "version",
 }

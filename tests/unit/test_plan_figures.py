@@ -13,7 +13,7 @@ from labkit.cli import main
 from labkit.planner.measured import Trial
 from labkit.planner.plan_views import break_even, memory_planned, memory_rows, plan_html, plan_text, scaling_planned
 from labkit.planner.scaling import Point
-from labkit.record.measured.peak import CATEGORIES, Peak
+from labkit.record.records import CATEGORIES, Peak
 from labkit.strategy_panel import panel_page
 from labkit.view.charts.bars import Bar, bars
 from labkit.view.charts.images import Palette

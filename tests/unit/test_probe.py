@@ -15,7 +15,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from labkit.record.measured.rank_history import RankHistory
+from labkit.record.history import RankHistory
 from labkit.worker.measures import weights
 from labkit.worker.measures.device_clock import DeviceClock
 from labkit.worker.measures.samples import take_index

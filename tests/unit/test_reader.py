@@ -4,8 +4,8 @@ import pytest
 
 from labkit import words
 from labkit.record import RunReader
-from labkit.record.measured.rank_history import KEPT_NAMES, KEPT_REPORTS, RankHistory
-from labkit.record.measured.reader import rows
+from labkit.record.history import KEPT_NAMES, KEPT_REPORTS, RankHistory
+from labkit.record.table import rows
 
 META = {"k": "meta", "t": 100.0, "rank": 0, "device": "cpu"}
 

@@ -9,9 +9,10 @@ import pytest
 import labkit
 from labkit import words
 from labkit.files import write_json
-from labkit.record import RunReader, glance, rows
-from labkit.record.measured.fold import NodeFold, NodeFolds
+from labkit.record import RunReader, glance
+from labkit.record.fold import NodeFold, NodeFolds
 from labkit.record.records import End, Header, Losses, Memory, Model, Report, Step, decode
+from labkit.record.table import rows
 
 SEVERAL = "n/a: several optimizers, each with its own loss"
 META = {"k": "meta", "t": 100.0, "rank": 0, "device": "cpu"}

@@ -12,7 +12,7 @@ import labkit
 from labkit import LabError, cli
 from labkit.launcher.locks import lock_checkpoints
 from labkit.record import RunFolder, State, write_state
-from labkit.record.measured.glance import WHOLE_BYTES, glance
+from labkit.record.table import WHOLE_BYTES, glance
 
 
 def ended(root, number, *, name="ddp", state="succeeded", parameters=None, losses=(3.0, 2.0, 1.0), reports=()):

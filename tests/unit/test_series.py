@@ -5,8 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from labkit.record import Series
-from labkit.record.measured.series import BINS, merged
+from labkit.series import BINS, Series, merged
 
 finite = st.floats(-1e12, 1e12)
 steps_and_values = st.lists(st.tuples(st.floats(0, 500), finite), min_size=1, max_size=300)

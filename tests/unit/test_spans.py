@@ -6,7 +6,7 @@ import json
 import pytest
 
 from labkit.errors import LabError
-from labkit.record.measured.spans import read_spans
+from labkit.spans import read_spans
 from labkit.view.timeline import Timeline
 
 STEP = ("user_annotation", "ProfilerStep#6", 0, 1000)

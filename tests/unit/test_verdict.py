@@ -7,7 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from labkit.record import RunReader, Series
+from labkit.record import RunReader
+from labkit.series import Series
 from labkit.view.live.verdict import training_loss, verdict
 
 GIB = 2**30

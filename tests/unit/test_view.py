@@ -15,7 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from labkit import words
-from labkit.record import Cause, RunFolder, RunReader, Series, State, write_state
+from labkit.record import Cause, RunFolder, RunReader, State, write_state
+from labkit.series import Series
 from labkit.view.charts.images import Palette
 from labkit.view.charts.svg import Chart, dot, drawn_together
 from labkit.view.comparison import compare

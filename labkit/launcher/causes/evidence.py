@@ -9,10 +9,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from labkit.files import Json, in_parallel, read_json, read_source, tail_text
+from labkit.files import Json, in_parallel, number, read_json, read_source, tail_text
 from labkit.launcher.causes.stacks import Call, calls_of
 from labkit.launcher.peers import Outcome
-from labkit.record import Manifest, Nodes, Place, RankHistory, RunFolder, name_of, number
+from labkit.record import Manifest, Nodes, Place, RankHistory, RunFolder, name_of
 from labkit.text import first_line, last_line, shortened
 from labkit.write import Script
 

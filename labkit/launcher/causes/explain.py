@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from labkit.files import in_parallel, read_json, tail_text
+from labkit.files import finite, in_parallel, number, read_json, tail_text
 from labkit.launcher.causes import sentences
 from labkit.launcher.causes.evidence import LAST_WORDS_BYTES, Evidence, Failure
 from labkit.launcher.causes.failure_advice import (
@@ -26,7 +26,7 @@ from labkit.launcher.causes.failure_advice import (
 )
 from labkit.launcher.causes.stacks import crash_frames, disagreement
 from labkit.launcher.peers import MEETING_SECONDS
-from labkit.record import Cause, End, Nodes, RankHistory, RunFolder, StateName, finite, last_beat, number
+from labkit.record import Cause, End, Nodes, RankHistory, RunFolder, StateName, last_beat
 from labkit.text import last_line
 
 __all__ = ["conclusion", "find_cause", "killer", "oom_kills"]

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from statistics import median
 from typing import Protocol
 
-from labkit.record import Point, Series, merged
+from labkit.series import Point, Series, merged
 
 __all__ = ["CELLS", "Column", "Grid", "Line", "band", "columns", "outlier", "path", "ranges", "thinned"]
 

@@ -6,7 +6,8 @@ import base64
 import re
 from collections.abc import Sequence
 
-from labkit.record import CATEGORIES, WAITING
+from labkit.record import CATEGORIES
+from labkit.spans import WAITING
 
 __all__ = ["Palette", "as_image", "spark_svg", "spark_text"]
 

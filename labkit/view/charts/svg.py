@@ -17,7 +17,7 @@ from operator import itemgetter
 from statistics import median
 from typing import Any, TypeVar
 
-from labkit.record import Point
+from labkit.series import Point
 from labkit.text import escaped
 from labkit.view.charts.bands import CELLS, Column, Grid, Line, band, columns, path, ranges, thinned
 from labkit.view.charts.images import Palette

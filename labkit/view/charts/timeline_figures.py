@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from labkit.record import COMMUNICATION, COMPUTE, WAITING, Span
+from labkit.spans import COMMUNICATION, COMPUTE, WAITING, Span
 from labkit.text import escaped
 from labkit.view.charts.images import Palette
 

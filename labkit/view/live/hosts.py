@@ -7,8 +7,9 @@ import os
 from collections.abc import Iterable, Mapping
 from statistics import median
 
-from labkit.record import HostHistory, RankHistory, RunReader, Series, slug
-from labkit.text import escaped
+from labkit.record import HostHistory, RankHistory, RunReader
+from labkit.series import Series
+from labkit.text import escaped, slug
 from labkit.view.charts.bands import CELLS, Column, columns
 
 __all__ = ["by_host", "heat_strips", "names_of", "rank_ranges", "watched"]

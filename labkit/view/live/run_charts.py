@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from labkit import words
-from labkit.record import RankHistory, RunReader, Series, is_evaluated, is_lower_better, parted
+from labkit.metric_names import is_evaluated, is_lower_better, parted
+from labkit.record import RankHistory, RunReader
+from labkit.series import Series
 from labkit.view.charts.bands import Line
 from labkit.view.charts.images import Palette
 from labkit.view.charts.svg import HIGH, Chart, drawn_together

@@ -5,8 +5,8 @@ from __future__ import annotations
 from statistics import median
 
 from labkit import words
-from labkit.record import HostHistory, RankHistory, RunReader, slug
-from labkit.text import plain
+from labkit.record import HostHistory, RankHistory, RunReader
+from labkit.text import plain, slug
 from labkit.view.charts.images import Palette
 from labkit.view.charts.svg import dot
 from labkit.view.live.hosts import by_host, names_of, rank_ranges, watched

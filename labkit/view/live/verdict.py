@@ -15,7 +15,10 @@ from operator import itemgetter
 from statistics import median
 
 from labkit import words
-from labkit.record import Point, RankHistory, RunReader, finite, is_evaluated, is_lower_better, parted
+from labkit.files import finite
+from labkit.metric_names import is_evaluated, is_lower_better, parted
+from labkit.record import RankHistory, RunReader
+from labkit.series import Point
 from labkit.text import gib
 from labkit.view.live.hosts import by_host, names_of, rank_ranges, watched
 from labkit.words import seconds

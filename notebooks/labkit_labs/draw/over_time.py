@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
 from labkit import words as texts
-from labkit.record import COMMUNICATION, Span, bubble, elapsed
+from labkit.spans import COMMUNICATION, Span, bubble, elapsed
 from labkit.text import gib
 from labkit.view import Palette
 from labkit_labs.draw.picture import GREY, WIDTH, Picture, box, boxes, colour_of, frames, sheet, sweep, words

@@ -7,8 +7,8 @@ import re
 from collections.abc import Mapping
 from statistics import median
 
-from labkit.record import COMMUNICATION, COMPUTE, WAITING, Span, intersection, subtracted, total, union
 from labkit.run import Run
+from labkit.spans import COMMUNICATION, COMPUTE, WAITING, Span, intersection, subtracted, total, union
 from labkit.write import Script
 from labkit_labs.on_ranks import cells_text
 

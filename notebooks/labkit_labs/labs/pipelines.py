@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 from labkit.planner import actions
-from labkit.record import Span, bubble
+from labkit.spans import Span, bubble
 
 __all__ = ["bubble", "in_flight", "measured", "simulated"]
 

@@ -9,8 +9,8 @@ from statistics import median
 from typing import Any
 
 from labkit.planner import SpeedModel, StepTime, device_named, facts_of, layout_of
-from labkit.record import WAITING, Span
 from labkit.run import Run
+from labkit.spans import WAITING, Span
 from labkit.write import Script
 from labkit_labs.draw.charts import curves
 from labkit_labs.draw.over_time import lanes

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 
 import pandas as pd
 
-from labkit.record import Records, Report, number
+from labkit.files import number
+from labkit.record import Records, Report
 from labkit.run import Run
 from labkit.write import Script
 from labkit_labs.on_ranks import cells_text

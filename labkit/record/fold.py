@@ -16,13 +16,13 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from labkit.files import in_parallel, read_json, read_text, write_json
-from labkit.record.folder import RunFolder, slug
-from labkit.record.hosts import HostHistory
-from labkit.record.measured.metrics_file import LATEST_SECONDS, finite
-from labkit.record.measured.rank_history import OWN, SERIES, RankHistory
-from labkit.record.measured.series import Point, Series
+from labkit.files import finite, in_parallel, read_json, read_text, write_json
+from labkit.record.folder import RunFolder
+from labkit.record.history import OWN, SERIES, HostHistory, RankHistory
 from labkit.record.records import PHASES, End, Model
+from labkit.record.tail import LATEST_SECONDS
+from labkit.series import Point, Series
+from labkit.text import slug
 
 __all__ = ["FoldedRank", "NodeFold", "NodeFolds", "are_folded"]
 
