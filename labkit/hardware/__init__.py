@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from labkit.hardware.network import is_loopback as is_loopback
     from labkit.hardware.network import own_address_towards as own_address_towards  # The source address of packets to
     from labkit.hardware.network import resolved as resolved  # The address that a host name or address resolves to on
-    from labkit.hardware.nvml import ask_nvml as ask_nvml  # `driver`, `cuda`, `cards` and `links`, see `report`
+    from labkit.hardware.nvml import ask_nvml as ask_nvml  # the driver, the GPUs and their links, by another process
+    from labkit.hardware.nvml import cards_of as cards_of  # what NVML says about each GPU, asked by this process
+    from labkit.hardware.nvml import handles_of as handles_of  # NVML's handles of all GPUs
 else:
     __getattr__, __dir__ = face(__name__)

@@ -8,11 +8,12 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import combinations
 from typing import Any
 
-__all__ = ["ask_nvml", "report"]
+__all__ = ["ask_nvml", "cards_of", "handles_of", "report"]
 
 # nvmlGpuTopologyLevel_t, as `nvidia-smi topo -m` abbreviates it.
 PATHS = {0: "same board", 10: "PIX", 20: "PXB", 30: "PHB", 40: "NODE", 50: "SYS"}
@@ -44,30 +45,8 @@ def main() -> None:
 
 
 def report(nvml: Any) -> dict[str, Any]:
-    """`nvml` is the initialized pynvml."""
-
-    def ask(function: Callable[..., Any], *args: Any) -> Any:
-        try:
-            value = function(*args)
-        except nvml.NVMLError:
-            return None
-        return value.decode() if isinstance(value, bytes) else value
-
-    def card(index: int, handle: Any) -> dict[str, Any]:
-        memory, rates = ask(nvml.nvmlDeviceGetMemoryInfo, handle), ask(nvml.nvmlDeviceGetUtilizationRates, handle)
-        milliwatts = ask(nvml.nvmlDeviceGetPowerUsage, handle)
-        processes = ask(nvml.nvmlDeviceGetComputeRunningProcesses, handle)
-        return {
-            "index": index,
-            "name": ask(nvml.nvmlDeviceGetName, handle),
-            "uuid": ask(nvml.nvmlDeviceGetUUID, handle),
-            "memory": memory and memory.total,
-            "free": memory and memory.free,
-            "utilisation": rates and rates.gpu,
-            "power": milliwatts and milliwatts / 1000,
-            "temperature": ask(nvml.nvmlDeviceGetTemperature, handle, nvml.NVML_TEMPERATURE_GPU),
-            "processes": processes and [{"pid": p.pid, "memory": p.usedGpuMemory} for p in processes],
-        }
+    """What NVML says about the driver, the GPUs and the links between them. `nvml` is the initialized pynvml."""
+    ask = partial(_ask, nvml)
 
     def link(first: int, second: int) -> dict[str, Any]:
         pair = handles[first], handles[second]
@@ -81,14 +60,49 @@ def report(nvml: Any) -> dict[str, Any]:
             "nvlink": None if nvlink is None else nvlink == nvml.NVML_P2P_STATUS_OK,
         }
 
-    handles = [nvml.nvmlDeviceGetHandleByIndex(i) for i in range(nvml.nvmlDeviceGetCount())]
+    handles = handles_of(nvml)
     number = ask(nvml.nvmlSystemGetCudaDriverVersion)
     return {
         "driver": ask(nvml.nvmlSystemGetDriverVersion),
         "cuda": number and f"{number // 1000}.{number % 1000 // 10}",
-        "cards": [card(index, handle) for index, handle in enumerate(handles)],
+        "cards": cards_of(nvml, handles),
         "links": [link(first, second) for first, second in combinations(range(len(handles)), 2)],
     }
+
+
+def handles_of(nvml: Any) -> list[Any]:
+    """NVML's handles of all GPUs."""
+    return [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
+
+
+def cards_of(nvml: Any, handles: Sequence[Any]) -> list[dict[str, Any]]:
+    """What NVML says about each GPU, in bytes, percent, watts and degrees Celsius; None where it does not say."""
+    return [_card(nvml, partial(_ask, nvml), index, handle) for index, handle in enumerate(handles)]
+
+
+def _card(nvml: Any, ask: Callable[..., Any], index: int, handle: Any) -> dict[str, Any]:
+    memory, rates = ask(nvml.nvmlDeviceGetMemoryInfo, handle), ask(nvml.nvmlDeviceGetUtilizationRates, handle)
+    milliwatts = ask(nvml.nvmlDeviceGetPowerUsage, handle)
+    processes = ask(nvml.nvmlDeviceGetComputeRunningProcesses, handle)
+    return {
+        "index": index,
+        "name": ask(nvml.nvmlDeviceGetName, handle),
+        "uuid": ask(nvml.nvmlDeviceGetUUID, handle),
+        "memory": memory and memory.total,
+        "free": memory and memory.free,
+        "utilisation": rates and rates.gpu,
+        "power": milliwatts and milliwatts / 1000,
+        "temperature": ask(nvml.nvmlDeviceGetTemperature, handle, nvml.NVML_TEMPERATURE_GPU),
+        "processes": processes and [{"pid": p.pid, "memory": p.usedGpuMemory} for p in processes],
+    }
+
+
+def _ask(nvml: Any, function: Callable[..., Any], *args: Any) -> Any:
+    try:
+        value = function(*args)
+    except nvml.NVMLError:
+        return None
+    return value.decode() if isinstance(value, bytes) else value
 
 
 if __name__ == "__main__":
