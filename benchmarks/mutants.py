@@ -40,30 +40,30 @@ def matrix(expression: str) -> tuple[str, str]:
 MUTANTS = [
     Mutant(
         "collateral ranks below primary",
-        CAUSES + "explain.py",
-        "bool(COLLATERAL.search(text))",
+        CAUSES + "evidence.py",
+        "bool(COLLATERAL.search(self.text))",
         "False",
         matrix("I6-return-2"),
     ),
     Mutant(
-        "who left early", CAUSES + "no_error.py", "if not finished or not running:", "if True:", matrix("I6-return-2")
+        "who left early", CAUSES + "explain.py", "if not finished or not running:", "if True:", matrix("I6-return-2")
     ),
     Mutant(
         "who vanished",
-        CAUSES + "no_error.py",
+        CAUSES + "explain.py",
         "if evidence.failures and evidence",
         "if False and evidence",
         matrix("I6v-vanish-2"),
     ),
-    Mutant("who was waited for", CAUSES + "no_error.py", "if not timed_out or", "if True or", matrix("I7-hang")),
+    Mutant("who was waited for", CAUSES + "explain.py", "if not timed_out or", "if True or", matrix("I7-hang")),
     Mutant(
         "whose calls differ",
-        CAUSES + "no_error.py",
+        CAUSES + "explain.py",
         "if differ else None",
         "if False else None",
         matrix("I9-collective"),
     ),
-    Mutant("killed by a signal", CAUSES + "signals.py", "    if not ranks:", "    if True:", matrix("I3-sigkill-2")),
+    Mutant("killed by a signal", CAUSES + "explain.py", "    if not ranks:", "    if True:", matrix("I3-sigkill-2")),
     Mutant(
         "where a signal hit",
         WORKER + "guest.py",
@@ -71,7 +71,7 @@ MUTANTS = [
         "pass",
         matrix("I5-sigsegv"),
     ),
-    Mutant("what C++ threw", CAUSES + "signals.py", "if thrown else", "if False else", matrix("I9s")),
+    Mutant("what C++ threw", CAUSES + "sentences.py", "if thrown else", "if False else", matrix("I9s")),
     Mutant(
         "the GIL before a group is destroyed",
         WORKER + "measures/communication.py",
@@ -87,7 +87,7 @@ MUTANTS = [
         ("../strategies/test_talk_less.py", "overflow"),
     ),
     Mutant("host memory", WORKER + "failure.py", "HOST_MEMORY.search(text)", "False", matrix("I4")),
-    Mutant("the other failure", CAUSES + "explain.py", "others[:NAMED_FAILURES]", "others[:0]", matrix("I2")),
+    Mutant("the other failure", CAUSES + "sentences.py", "others[:NAMED_FAILURES]", "others[:0]", matrix("I2")),
     Mutant(
         "ranks that see no TERM",
         LAUNCHER + "supervisor.py",
@@ -125,21 +125,21 @@ MUTANTS = [
     ),
     Mutant(
         "what a supervisor has inherited",
-        LAUNCHER + "stop.py",
+        LAUNCHER + "stopping.py",
         "for p in descendants(supervisor, folder.marker)}",
         "for p in ()}",
         ("test_orphans.py", "stopped_supervisor"),
     ),
     Mutant(
         "what descended from a dead supervisor",
-        LAUNCHER + "stop.py",
+        LAUNCHER + "stopping.py",
         "candidates += recorded",
         "pass",
         ("test_orphans.py", "supervisor_was_killed"),
     ),
     Mutant(
         "other runs",
-        LAUNCHER + "stop.py",
+        LAUNCHER + "stopping.py",
         "process.ppid() in pids and not _is_another_runs(process, run_id)",
         "process.ppid() in pids",
         ("test_orphans.py", "another_run"),
@@ -160,14 +160,14 @@ MUTANTS = [
     ),
     Mutant(
         "the notice",
-        LAUNCHER + "watch/stalls.py",
+        LAUNCHER + "watch.py",
         "stalled and set(stalled) != self._ranks:",
         "False:",
         ("test_stuck.py", "is_found and hang"),
     ),
     Mutant(
         "slow is not stuck",
-        LAUNCHER + "watch/progress.py",
+        LAUNCHER + "watch.py",
         "PATIENCE_SECONDS + 2 * self._step_seconds",
         "1.2",
         ("test_stuck.py", "slow"),
@@ -279,21 +279,21 @@ MUTANTS = [
     ),
     Mutant(
         "a copy of a folder",
-        LAUNCHER + "stop.py",
+        LAUNCHER + "stopping.py",
         "    if not written_state(folder).is_final:  # else there is nothing to stop",
         "    if False:",
         ("test_identity.py", "a_copy_reaches"),
     ),
     Mutant(
         "the run of another user",
-        LAUNCHER + "stop.py",
+        LAUNCHER + "stopping.py",
         'folder.check_own("stop it")',
         "pass",
         ("test_identity.py", "another_user"),
     ),
     Mutant(
         "a name server that does not answer",
-        LAUNCHER + "watch/host_names.py",
+        LAUNCHER + "watch.py",
         "SLOW_SECONDS = 2.0",
         "SLOW_SECONDS = 2000.0",
         ("test_host_names.py", "does_not_answer"),
@@ -307,7 +307,7 @@ MUTANTS = [
     ),
     Mutant(
         "the sweep",
-        LAUNCHER + "stop.py",
+        LAUNCHER + "stopping.py",
         "                process.kill()\n",
         "                pass\n",
         ("test_orphans.py", "ranks_have_started"),
@@ -315,10 +315,10 @@ MUTANTS = [
     Mutant(
         "bounded logs", "labkit/run.py", "file.seek(omitted)", "omitted = 0; file.seek(0)", ("test_load.py", "flood")
     ),
-    Mutant("no terminal codes", RECORD + "text.py", 'ANSI.sub("", ', "str(", ("test_load.py", "hostile")),
+    Mutant("no terminal codes", "labkit/text.py", 'ANSI.sub("", ', "str(", ("test_load.py", "hostile")),
     Mutant(
         "held GPUs",
-        LAUNCHER + "start.py",
+        LAUNCHER + "starting.py",
         "if not shares_gpus and",
         "if False and",
         ("test_gpus.py", "refused_to_the_next"),
@@ -340,11 +340,11 @@ MUTANTS = [
     Mutant(
         "another node's agent",
         CAUSES + "explain.py",
-        "        or agent_killed(evidence)\n",
+        "        or _agent_killed(evidence)\n",
         "",
         (NODES, "killed_agent"),
     ),
-    Mutant("a node that is gone", CAUSES + "explain.py", "        or gone(evidence)\n", "", (NODES, "is_gone")),
+    Mutant("a node that is gone", CAUSES + "explain.py", "        or _lost(evidence)\n", "", (NODES, "is_gone")),
     Mutant(
         "a node ends with the others",
         LAUNCHER + "node.py",
@@ -355,7 +355,9 @@ MUTANTS = [
     Mutant(
         "a node that is done waits", LAUNCHER + "node.py", "math.inf if went_well else ", "", (NODES, "takes_longer")
     ),
-    Mutant("a node's own processes", LAUNCHER + "stop.py", "{NODE_MARKER: str(node)}", "{}", (NODES, "killed_agent")),
+    Mutant(
+        "a node's own processes", LAUNCHER + "stopping.py", "{NODE_MARKER: str(node)}", "{}", (NODES, "killed_agent")
+    ),
     Mutant(
         "the word for the dead",
         LAUNCHER + "node.py",
@@ -370,7 +372,7 @@ MUTANTS = [
         "modules, 'lo')",
         (HOSTS, "whatever and 127"),
     ),
-    Mutant("a cable that is cut", CAUSES + "explain.py", "        or parted(evidence)\n", "", (HOSTS, "cut_cable")),
+    Mutant("a cable that is cut", CAUSES + "explain.py", "        or _parted(evidence)\n", "", (HOSTS, "cut_cable")),
     Mutant(
         "an interrupt for the ranks",
         LAUNCHER + "shutdown.py",
@@ -436,7 +438,7 @@ MUTANTS = [
     ),
     Mutant(
         "its time is limited",
-        LAUNCHER + "leftovers.py",
+        LAUNCHER + "shutdown.py",
         "time.monotonic() < self._until and ",
         "",
         ("test_left_running.py", "time_is_up"),
@@ -450,14 +452,14 @@ MUTANTS = [
     ),
     Mutant(
         "shared memory is freed",
-        LAUNCHER + "stop.py",
-        "if cleans_up(process) and",
-        "if False and",
+        LAUNCHER + "stopping.py",
+        "(cleans_up(process) and seconds < CLEANING_SECONDS)",
+        "False",
         ("test_left_running.py", "shared_memory and raise"),
     ),
     Mutant(
         "a final state is final for a stop",
-        LAUNCHER + "stop.py",
+        LAUNCHER + "stopping.py",
         'if before.is_final and before.state != "lost":',
         "if False:",
         ("test_left_running.py", "final_state_stays"),
@@ -485,7 +487,7 @@ MUTANTS = [
     ),
     Mutant(
         "a rank that is still itself",
-        LAUNCHER + "watch/programs.py",
+        LAUNCHER + "rank_processes.py",
         " and _has_open(process.pid, self._attempt.heartbeat(rank)) is False",
         "",
         ("test_programs.py", "before_it_execs"),

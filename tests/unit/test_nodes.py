@@ -30,7 +30,7 @@ from labkit.launcher.prepare import create_run, prepare_launch
 from labkit.launcher.supervisor import Supervisor
 from labkit.launcher.torchrun import node_command, rank_environment, torchrun_of_node
 from labkit.launcher.watch import Progress
-from labkit.record import Cause, Nodes, State, read_state, write_state
+from labkit.record import Cause, Nodes, ScriptFacts, State, read_state, write_state
 from labkit.record.nodes import beat, heard_nodes, is_heard, last_beat
 from labkit.record.state import merged
 from labkit.sweeps.devices import Room
@@ -303,6 +303,7 @@ def test_the_line_of_a_node_is_a_prefix_before_plain_torchrun(runs_dir):
     )
     assert command[-3:] == [str(run.script), "--steps", "5"]
     assert run.read_manifest().world_size == 4
+    assert run.read_manifest().facts == ScriptFacts(("ddp",), False, checkpoints=False, autocasts=False, compiles=False)
     assert "nodes/$SLURM_NODEID/torchrun" in " ".join(torchrun_of_node(run, "$SLURM_NODEID", "$HEAD", "$PORT"))
 
 
