@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
-from labkit.files import finite, number, read_json
+from labkit.files import Json, finite, number, read_json
 from labkit.record import DESCRIBING, Cause, RankHistory, RunFolder, RunReader, State
 from labkit.text import gib, plain
 
@@ -275,7 +276,7 @@ def band(value: float | None, low: float | None, high: float | None) -> str:
     return f"{seconds(value)} ({seconds(low)} to {seconds(high)})"
 
 
-def attempt_ended(number: int, ended: dict[str, Any]) -> str:
+def attempt_ended(number: int, ended: Mapping[str, Json]) -> str:
     """`attempt 1 failed: rank 1 was killed (SIGKILL)…; restarted from step-40`"""
     cause = Cause.decode(ended.get("cause")) or Cause()
     checkpoint = ended.get("checkpoint")

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Literal, get_args
 
-from labkit.files import finite, in_parallel, read_json, read_text, write_json
+from labkit.files import Json, finite, in_parallel, read_json, read_text, write_json
 from labkit.record.cause import Cause
 from labkit.record.folder import RunFolder
 from labkit.record.manifest import Nodes
@@ -60,7 +60,7 @@ class State:
     stuck_since: float | None = None
     stops_by: float | None = None
     attempt: int = 1
-    earlier: list[dict[str, Any]] = field(default_factory=list)
+    earlier: list[dict[str, Json]] = field(default_factory=list)
     ranks: int | None = None
     format: int = 1
 
@@ -92,7 +92,7 @@ class State:
         sentence = f": {self.cause.sentence}" if self.cause else f", but {self.notice}" if self.notice else ""
         return f"{self.state} {after}{sentence}"
 
-    def as_earlier(self) -> dict[str, Any]:
+    def as_earlier(self) -> dict[str, Json]:
         """How this attempt ended, as `earlier` of the next one holds it."""
         cause = dict(self.cause) if self.cause else None
         return {"ended": self.ended, "exit_code": self.exit_code, "cause": cause, "checkpoint": self.checkpoint}

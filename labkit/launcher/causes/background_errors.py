@@ -17,7 +17,7 @@ from pathlib import Path
 from labkit.files import in_parallel, opened
 from labkit.launcher.causes.evidence import COLLATERAL, Evidence
 from labkit.launcher.causes.explain import find_cause
-from labkit.launcher.causes.sentences import at
+from labkit.launcher.causes.sentences import at, ranks_in_words
 from labkit.record import Place, RunFolder
 from labkit.text import first_line
 
@@ -123,7 +123,7 @@ def _parsed(what: str, lines: Sequence[str], outermost: tuple[str, str] | None) 
 
 
 def _whose(what: str, ranks: Sequence[int]) -> str:
-    whose = f"rank {ranks[0]}" if len(ranks) == 1 else f"each of ranks {', '.join(map(str, ranks))}"
+    whose = ("each of " if len(ranks) > 1 else "") + ranks_in_words(ranks)
     return f"{what} that {whose} started" if what == "a process" else f"{what} of {whose}"
 
 

@@ -111,9 +111,8 @@ def _failed(failures: Sequence[Failure], evidence: Evidence) -> Cause | None:
     first, *rest = (_with_last_words(evidence.folder, failure) for failure in failures)
     same = [first, *(one for one in rest if one.summary == first.summary)]  # further lines may name the rank
     others = [failure for failure in rest if failure not in same and not failure.is_collateral]
-    who = evidence.named(first.rank)
-    if len(same) > 1:
-        who = f"ranks {', '.join(map(str, sorted(failure.rank for failure in same)))}"
+    ranks = [failure.rank for failure in same]
+    who = sentences.ranks_in_words(sorted(ranks)) if len(same) > 1 else evidence.named(first.rank)
     where, out_of_memory, detail, advice = evidence.locate(first.line), first.out_of_memory, "", ""
     if WORKER_KILLED in " ".join([first.message, *first.causes]):
         by = killer(evidence.home(first.rank))
@@ -126,7 +125,7 @@ def _failed(failures: Sequence[Failure], evidence: Evidence) -> Cause | None:
     return Cause(
         first.kind,
         sentence,
-        ranks=tuple(failure.rank for failure in same),
+        ranks=tuple(ranks),
         exception=first.exception,
         message=first.message,
         where=where,

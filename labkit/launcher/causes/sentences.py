@@ -107,9 +107,9 @@ def disagreed(first: tuple[int, Call], other: tuple[int, Call]) -> str:
 def hung(who: str, program: str, step: int, waiting: Sequence[int], notice: str | None) -> str:
     """`notice` is what the supervisor reported before."""
     what = f"had become `{program}`, which labkit cannot see into" if program else "stopped answering"
-    ranks = f"rank{'s' * (len(waiting) > 1)} {', '.join(map(str, waiting))}"
     before = f". Before that {notice}" if notice else ""
-    return f"{who} {what} (last seen at step {step}); {ranks} waited for it until the process group's timeout{before}"
+    waited = f"{ranks_in_words(waiting)} waited for it until the process group's timeout"
+    return f"{who} {what} (last seen at step {step}); {waited}{before}"
 
 
 def left_early(who: str, step: int, waiting: RankHistory) -> str:
@@ -153,6 +153,11 @@ def unexplained(code: int, last_line: str, ended_first: tuple[str, int] | None) 
     else:
         last = f"the last line of its log: {last_line or 'the log is empty'}"
     return f"torchrun exited with code {code} and no rank recorded why; {last}"
+
+
+def ranks_in_words(ranks: Sequence[int]) -> str:
+    """`rank 1` · `ranks 0, 2`"""
+    return f"rank{'s' * (len(ranks) != 1)} {', '.join(map(str, ranks))}"
 
 
 def at(where: Place | None) -> str:

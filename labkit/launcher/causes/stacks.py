@@ -92,6 +92,10 @@ class RankStack:
     pid: int | None = None
 
     @property
+    def calls(self) -> list[Call]:
+        return calls_of(self.collectives)
+
+    @property
     def is_compiling(self) -> bool:
         """Whether torch.compile is compiling in one of its threads; on a GPU, backward has its own."""
         frames = chain.from_iterable(threads(self.text))

@@ -13,12 +13,11 @@ from typing import Any
 
 from labkit.files import lines_of, read_source
 from labkit.launcher.causes.background_errors import background_errors
-from labkit.launcher.causes.sentences import disagreed
+from labkit.launcher.causes.sentences import disagreed, ranks_in_words
 from labkit.launcher.causes.stacks import (
     RankStack,
     absent,
     ask,
-    calls_of,
     disagreement,
     mutual_waiting,
     threads,
@@ -85,7 +84,7 @@ def explain(ranks: Sequence[RankStack], script: Script, path: str) -> str:
             f"at step {stopped[0].step}",
             _where(_rest(ranks, stopped), places),
         )
-    calls = {r.rank: calls_of(r.collectives) for r in ranks}
+    calls = {r.rank: r.calls for r in ranks}
     if differ := disagreement(calls):
         return f"{disagreed(*differ)}. {_upper(_where(ranks, places))}"
     if awaited := absent(calls):
@@ -96,10 +95,12 @@ def explain(ranks: Sequence[RankStack], script: Script, path: str) -> str:
             f"{_upper(_where(late, places))}; {_where(_rest(ranks, late), places)}"
         )
     if edges := mutual_waiting(calls):
-        waits = (f"rank {rank} waits in {call} for {_numbers(others)}" for rank, call, others in edges[:NAMED_RANKS])
+        waits = (
+            f"rank {rank} waits in {call} for {ranks_in_words(others)}" for rank, call, others in edges[:NAMED_RANKS]
+        )
         return f"the ranks are waiting for each other: {'; '.join(waits)}. {_upper(_where(ranks, places))}"
     waited = {(oldest.group, oldest.number): oldest for own in calls.values() if (oldest := waits_in(own))}
-    if len(ranks) > 1 and len(waited) == 1 and all(_waits(r) for r in ranks):
+    if len(ranks) > 1 and len(waited) == 1 and all(waits_in(r.calls) for r in ranks):
         return f"all ranks are in {next(iter(waited.values()))}, which does not complete; {_where(ranks, places)}"
     return _where(ranks, places)
 
@@ -156,20 +157,12 @@ def _place(rank: RankStack, script: Script, path: str) -> str:
     called = next((f for f in reversed(rank.frames[: rank.frames.index(ours)]) if f.function not in WRAPPERS), inner)
     if rank.is_compiling:
         return f", compiling in torch.compile ({where}){holds}"
-    verb = "waiting in" if _waits(rank) else "in"
+    verb = "waiting in" if waits_in(rank.calls) else "in"
     return f", {verb} `{called.function}` ({where}){holds}"
 
 
-def _waits(rank: RankStack) -> bool:
-    return waits_in(calls_of(rank.collectives)) is not None
-
-
 def _names(ranks: Sequence[RankStack]) -> str:
-    return _numbers([r.rank for r in ranks])
-
-
-def _numbers(ranks: Sequence[int]) -> str:
-    return ("rank " if len(ranks) == 1 else "ranks ") + ", ".join(map(str, ranks))
+    return ranks_in_words([r.rank for r in ranks])
 
 
 def _rest(ranks: Sequence[RankStack], some: Sequence[RankStack]) -> list[RankStack]:
