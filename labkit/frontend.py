@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
+import time
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Literal, cast
 
 import psutil
 
 from labkit.errors import LabError
+from labkit.text import escaped
 
 __all__ = [
+    "LiveView",
     "BROKEN_KERNELS",
     "Ui",
     "check_kernel",
@@ -25,6 +29,9 @@ __all__ = [
 Ui = Literal["svg", "display", "static", "text"]
 CHOICES = ("svg", "display", "static", "text")
 BROKEN_KERNELS = ("7.0.0", "7.0.1")  # ipykernel releases in which a thread cannot update a widget
+LONGEST_PERIOD_SECONDS = 5.0  # between two drawings of a live view
+SHARE_OF_A_CORE = 0.02  # that drawing it may take
+STRIKES = 3  # failures in a row after which it is given up
 # jupyter_server, VS Code and Colab set them for the kernels they start; papermill and nbclient do not.
 INTERACTIVE_MARKS = ("JPY_SESSION_NAME", "VSCODE_PID", "VSCODE_CWD", "COLAB_RELEASE_TAG")
 
@@ -97,6 +104,89 @@ def execution_count() -> int | None:
 def _shell() -> Any:
     ipython = sys.modules.get("IPython")
     return ipython.get_ipython() if ipython else None
+
+
+class LiveView:
+    """A widget that a thread redraws; once what it shows has ended, a static bundle replaces it. The thread touches
+    nothing but widget traits. A subclass sets `box` and draws."""
+
+    period_seconds = 0.5
+    hint = ""  # how to show it again
+
+    def __init__(self, name: str):
+        import ipywidgets as widgets
+
+        self.box: Any = None
+        self._html = widgets.HTML()
+        self._closed, self._changed = threading.Event(), threading.Event()
+        self._handle: Any = None
+        self._thread = threading.Thread(target=self._watch, name=f"labkit {name}", daemon=True)
+
+    def _draw(self) -> bool:
+        """Draw what is new; returns whether it was the last time."""
+        raise NotImplementedError
+
+    def _bundle(self) -> dict[str, str]:
+        """The MIME bundle that replaces the view. The thread may be drawing meanwhile."""
+        raise NotImplementedError
+
+    @property
+    def is_open(self) -> bool:
+        return not self._closed.is_set()
+
+    def show(self) -> None:
+        """Display the view under its own display id, so that it can be replaced in place later."""
+        from IPython.display import display
+
+        self._draw()
+        bundle = dict(self.box._repr_mimebundle_())
+        # For whoever opens the saved file without this kernel.
+        hint = f"This view is no longer live. {self.hint}"
+        self._handle = display(bundle | {"text/html": escaped(hint), "text/plain": hint}, raw=True, display_id=True)
+        self._thread.start()
+
+    def finish(self) -> None:
+        """Replace the live view with the static bundle. Call it on the main thread only; it is idempotent."""
+        if self._closed.is_set() or self._handle is None:
+            return
+        self._closed.set()
+        self._changed.set()
+        self._handle.update(self._bundle(), raw=True)
+        close_widget(self.box)
+
+    def _update(self, page: str) -> None:
+        if page != self._html.value:  # an unchanged page needs no message
+            self._html.value = page
+
+    def _watch(self) -> None:
+        period, failures = self.period_seconds, 0
+        while not self._closed.is_set():
+            self._changed.wait(period)  # returns at once when the user has changed what is shown
+            self._changed.clear()
+            if self._closed.is_set():
+                return
+            began = time.thread_time()
+            try:
+                is_last = self._draw()
+                failures = 0
+            except Exception as error:
+                failures += 1
+                self._html.value = f"<pre>the view failed: {escaped(repr(error))}</pre>"
+                if failures == STRIKES:
+                    return
+                continue
+            if is_last:
+                self._finish_from_thread()
+                return
+            cost = time.thread_time() - began
+            # A view that is expensive to draw is drawn less often.
+            period = max(self.period_seconds, min(LONGEST_PERIOD_SECONDS, cost / SHARE_OF_A_CORE))
+
+    def _finish_from_thread(self) -> None:
+        """Have the kernel's main thread replace the view when it is idle; only the main thread may display."""
+        loop = getattr(getattr(notebook_shell(), "kernel", None), "io_loop", None)
+        if loop is not None:
+            loop.add_callback(self.finish)
 
 
 def close_widget(widget: Any) -> None:

@@ -9,24 +9,8 @@ from typing import Any
 
 from labkit.files import Json, finite, number, read_json
 from labkit.record import DESCRIBING, Cause, RankHistory, RunFolder, RunReader, State
-from labkit.text import gib, plain
-
-__all__ = [
-    "attempt_ended",
-    "band",
-    "gib",
-    "headline",
-    "mean_throughput",
-    "parameter_text",
-    "progress",
-    "quantity",
-    "ranks",
-    "reported",
-    "seconds",
-    "status",
-    "throughput",
-    "together",
-]
+from labkit.text import gib as gib
+from labkit.text import plain
 
 LONGEST_VALUE, DRAWN_DIGITS = 24, 10
 SHOWN_VALUES = 12

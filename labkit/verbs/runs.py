@@ -84,6 +84,10 @@ def _chosen(arguments: argparse.Namespace) -> RunList:
     return labkit.runs(**options)
 
 
+def _run(arguments: argparse.Namespace) -> Run:
+    return labkit.attach(arguments.which, runs_dir=arguments.runs_dir)
+
+
 def _prune(arguments: argparse.Namespace, rest: list[str]) -> None:
     if arguments.keep < 0:
         raise LabError(f"--keep must be 0 or more, got {arguments.keep}")
@@ -125,7 +129,7 @@ def _runs(arguments: argparse.Namespace, rest: list[str]) -> None:
 
 
 def _attach(arguments: argparse.Namespace, rest: list[str]) -> None:
-    run = labkit.attach(arguments.which, runs_dir=arguments.runs_dir)
+    run = _run(arguments)
     if not run.status().is_final and not sys.stdout.isatty():  # the live view shows everything
         print(run, flush=True)
     follow(run)
@@ -133,7 +137,7 @@ def _attach(arguments: argparse.Namespace, rest: list[str]) -> None:
 
 def _stop(arguments: argparse.Namespace, rest: list[str]) -> None:
     if arguments.which is not None:
-        labkit.attach(arguments.which, runs_dir=arguments.runs_dir).stop()
+        _run(arguments).stop()
         return
     active = [run for run in labkit.runs(runs_dir=arguments.runs_dir) if not run.status().is_final]
     active = [run for run in active if not belongs_to_another_user(run.path)]
@@ -144,38 +148,38 @@ def _stop(arguments: argparse.Namespace, rest: list[str]) -> None:
 
 
 def _stacks(arguments: argparse.Namespace, rest: list[str]) -> None:
-    print(labkit.attach(arguments.which, runs_dir=arguments.runs_dir).stacks())
+    print(_run(arguments).stacks())
 
 
 def _logs(arguments: argparse.Namespace, rest: list[str]) -> None:
-    run = labkit.attach(arguments.which, runs_dir=arguments.runs_dir)
+    run = _run(arguments)
     print(run.logs(rank=arguments.rank, stream="stderr" if arguments.stderr else "stdout"), end="")
 
 
 def _ask(arguments: argparse.Namespace, rest: list[str]) -> None:
-    answer = labkit.attach(arguments.which, runs_dir=arguments.runs_dir).ask(arguments.expression)
+    answer = _run(arguments).ask(arguments.expression)
     print(plain(answer.to_string(index=False)))
 
 
 def _pause(arguments: argparse.Namespace, rest: list[str]) -> None:
-    run = labkit.attach(arguments.which, runs_dir=arguments.runs_dir)
+    run = _run(arguments)
     print(f"{plain(run.id)}: paused at the end of step {run.pause()}")
 
 
 def _resume(arguments: argparse.Namespace, rest: list[str]) -> None:
-    labkit.attach(arguments.which, runs_dir=arguments.runs_dir).resume()
+    _run(arguments).resume()
 
 
 def _timeline(arguments: argparse.Namespace, rest: list[str]) -> None:
-    print(labkit.attach(arguments.which, runs_dir=arguments.runs_dir).timeline())
+    print(_run(arguments).timeline())
 
 
 def _report(arguments: argparse.Namespace, rest: list[str]) -> None:
-    print(plain(str(labkit.attach(arguments.which, runs_dir=arguments.runs_dir).report())))
+    print(plain(str(_run(arguments).report())))
 
 
 def _export(arguments: argparse.Namespace, rest: list[str]) -> None:
-    run = labkit.attach(arguments.which, runs_dir=arguments.runs_dir)
+    run = _run(arguments)
     print(plain(str(run.export(arguments.to, arguments.path, project=arguments.project))))
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from labkit.frontend import close_widget, notebook_shell
+from labkit.frontend import LiveView
 from labkit.record import RunFolder, RunReader, State
 from labkit.text import escaped
 from labkit.view.live.page import run_html
@@ -24,18 +24,14 @@ __all__ = ["Dashboard", "ReachControls", "Reached"]
 ALL_CHARTS = "all charts"
 CULPRIT = "culprit or 0"  # whose log is shown unless another rank's is chosen
 SMOOTHINGS = {"none": 0.0, "some": 0.6, "strong": 0.9}  # the share of the value before that an average keeps
-PERIOD_SECONDS = 0.5
-LONGEST_PERIOD_SECONDS = 5.0
-SHARE_OF_A_CORE = 0.02
 MANY_NODES_SECONDS = 4.0  # between readings of the state, which is spread over several files a node
-STRIKES = 3
 OPEN: dict[Path, Dashboard] = {}  # at most one view of each run per kernel
 LOWEST, HIGHEST = -3, 1  # powers of ten around the current learning rate
 RATE = "float(optimizer.param_groups[0]['lr'])"
 
 
-class Dashboard:
-    """Shows one live run. It reads only the run's folder; the thread touches nothing but widget traits."""
+class Dashboard(LiveView):
+    """Shows one live run. It reads only the run's folder."""
 
     def __init__(
         self,
@@ -48,13 +44,12 @@ class Dashboard:
     ):
         import ipywidgets as widgets
 
+        super().__init__(folder.id)
         self.folder = folder
         self.reader = RunReader(folder)
+        self.hint = f"Show the run again with labkit.attach({folder.id!r})"
         self._stop, self._stacks, self._status = stop, stacks, status
         self._state, self._asked = state, time.monotonic()
-        self._closed, self._changed = threading.Event(), threading.Event()
-        self._handle: Any = None
-        self._html = widgets.HTML()
         narrow = {"layout": widgets.Layout(width="auto")}  # shared: each layout and style is a message of its own
         self._stop_button = widgets.Button(
             description="Stop", icon="stop", tooltip="End the run on every rank", **narrow
@@ -87,30 +82,20 @@ class Dashboard:
         charts = widgets.HBox(look)
         buttons.layout.flex_flow = charts.layout.flex_flow = "row wrap"
         self.box = widgets.VBox([self._html, charts, buttons, self._answer])
-        self._thread = threading.Thread(target=self._watch, name=f"labkit {folder.id}", daemon=True)
 
     def show(self) -> None:
-        """Display the view under its own display id, so that it can be replaced in place later."""
-        from IPython.display import display
-
         if other := OPEN.get(self.folder.path):
             other.finish()
         OPEN[self.folder.path] = self
-        self._draw()
-        bundle = dict(self.box._repr_mimebundle_())
-        # For whoever opens the saved file without this kernel.
-        hint = f"This view is no longer live. Show the run again with labkit.attach({self.folder.id!r})"
-        bundle |= {"text/html": escaped(hint), "text/plain": hint}
-        self._handle = display(bundle, raw=True, display_id=True)
-        self._thread.start()
+        super().show()
 
     def finish(self) -> None:
-        """Replace the live view with the static bundle. Call it on the main thread only; it is idempotent."""
-        if self._closed.is_set() or self._handle is None:
-            return
-        self._closed.set()
-        self._changed.set()
-        OPEN.pop(self.folder.path, None)
+        super().finish()
+        if OPEN.get(self.folder.path) is self:
+            del OPEN[self.folder.path]
+        self.reader = RunReader(self.folder)  # frees the records while the caller still holds the run
+
+    def _bundle(self) -> dict[str, str]:
         state = self._status()
         # A separate reader: the thread may be inside a poll of self.reader.
         bundle = static_bundle(self.folder, RunReader(self.folder).read_all(), state)
@@ -118,42 +103,13 @@ class Dashboard:
             hint = f"detached; the run continues. Watch it again with labkit.attach({self.folder.id!r})"
             bundle["text/html"] += f"<div>{escaped(hint)}</div>"
             bundle["text/plain"] += f"\n{hint}"
-        self._handle.update(bundle, raw=True)
-        close_widget(self.box)
-        self.reader = RunReader(self.folder)  # frees the records while the caller still holds the run
+        return bundle
 
-    @property
-    def is_open(self) -> bool:
-        return not self._closed.is_set()
-
-    def _watch(self) -> None:
-        period, failures = PERIOD_SECONDS, 0
-        while not self._closed.is_set():
-            self._changed.wait(period)  # returns at once when the user selects another log
-            self._changed.clear()
-            if self._closed.is_set():
-                return
-            began = time.thread_time()
-            try:
-                if self.reader.folds is None or time.monotonic() - self._asked >= MANY_NODES_SECONDS:
-                    # read before the records, so that a final state comes with its last record
-                    self._state, self._asked = self._status(), time.monotonic()
-                self._draw()
-                failures = 0
-            except Exception as error:
-                failures += 1
-                self._html.value = f"<pre>the view failed: {escaped(repr(error))}</pre>"
-                if failures == STRIKES:
-                    return
-                continue
-            if self._state.is_final:
-                self._finish_from_thread()
-                return
-            cost = time.thread_time() - began
-            # A view that is expensive to draw is drawn less often.
-            period = min(LONGEST_PERIOD_SECONDS, max(PERIOD_SECONDS, cost / SHARE_OF_A_CORE))
-
-    def _draw(self) -> None:
+    def _draw(self) -> bool:
+        is_due = self.reader.folds is None or time.monotonic() - self._asked >= MANY_NODES_SECONDS
+        if is_due and self._handle is not None:  # the first time, the state is the caller's
+            # read before the records, so that a final state comes with its last record
+            self._state, self._asked = self._status(), time.monotonic()
         state = self._state
         self.reader.poll()
         if len(self._rank.options) != 1 + len(ranks := self.reader.rank_numbers):
@@ -168,14 +124,8 @@ class Dashboard:
         chosen, search = self._rank.value, self._search.value
         log_rank = None if chosen == CULPRIT else chosen
         page = run_html(self.folder, self.reader, state, log_rank=log_rank, search=search, look=look)
-        if page != self._html.value:  # an unchanged page needs no message
-            self._html.value = page
-
-    def _finish_from_thread(self) -> None:
-        """Have the kernel's main thread replace the view when it is idle; only the main thread may display."""
-        loop = getattr(getattr(notebook_shell(), "kernel", None), "io_loop", None)
-        if loop is not None:
-            loop.add_callback(self.finish)
+        self._update(page)
+        return state.is_final
 
     def _on_why(self, button: Any) -> None:
         button.disabled = True
