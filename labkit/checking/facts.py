@@ -1,4 +1,4 @@
-"""What a script shards, wraps and uses, read from its text at the launch and kept in `run.json` as `facts`.
+"""Reads what a script shards, wraps and uses from its text at the launch, which `run.json` keeps as `facts`.
 
 A fact that the text does not settle is None: the script may import it from a module of the user's, or leave it to a
 framework's settings.
@@ -36,7 +36,7 @@ COMPLETE = {"torch", "torchvision", "numpy"} | sys.stdlib_module_names - {"impor
 
 
 def facts_of(text: str) -> ScriptFacts | None:
-    """None if the text is not Python, or too long to be read during a launch."""
+    """Read the facts from the text of a script. None if it is not Python, or too long to be read during a launch."""
     if len(text) > MOST_BYTES:
         return None
     try:
@@ -48,7 +48,7 @@ def facts_of(text: str) -> ScriptFacts | None:
     wraps = {WRAPPERS[last] for name in names if (last := name.rpartition(".")[2]) in WRAPPERS}
     wraps |= {strategy for module, strategy in STRATEGIES.items() if _is_in(names, module)}
     frameworks = {top for name in imported if (top := name.split(".")[0]) in FRAMEWORKS}
-    frameworks |= {"trainer"} if tree.is_managed and not frameworks else set()
+    frameworks |= {"trainer" for name in imported if name.startswith("transformers.") and name.endswith("Trainer")}
     is_complete = {name.split(".")[0] for name in imported} <= COMPLETE
 
     def used(is_used: bool) -> bool | None:
@@ -57,7 +57,7 @@ def facts_of(text: str) -> ScriptFacts | None:
     shards = None
     if wraps - REPLICATED:
         shards = True
-    elif not frameworks and (wraps or (is_complete and not _is_divided_by_hand(tree, names))):
+    elif not tree.is_managed and (wraps or (is_complete and not _is_divided_by_hand(tree, names))):
         shards = False
     return ScriptFacts(
         tuple(sorted(wraps | frameworks)),

@@ -1,6 +1,6 @@
-"""What a supervisor watches while its run lives: whether its ranks make progress, where they are if they do not, and
-whether this host resolves the names that torchrun looks up. Heartbeats are read once a second: a few bytes of each
-rank, however long the run."""
+"""Watches a run while it lives: whether its ranks make progress, where they are if they do not, and whether this host
+resolves the names that torchrun looks up. Heartbeats are read once a second: a few bytes of each rank, however long the
+run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Why a run failed, was stopped or is lost: data, which `state.json` holds as a mapping."""
+"""Holds why a run failed, was stopped or is lost, as data; `state.json` has it as a mapping."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Errors in a run that succeeded, of which part may never have happened: those that ended a thread, an atexit handler
-or a child process of a rank, which Python reports on stderr before it goes on, and those that a script has turned into
-exit code 0.
+"""Finds errors in a run that succeeded, of which part may never have happened: those that ended a thread, an atexit
+handler or a child process of a rank, which Python reports on stderr before it goes on, and those that a script has
+turned into exit code 0.
 
 Only Python's own reports count, by the frame that they begin with, because a script may print similar text. Exceptions
 in `__del__` are left out: libraries cause them while the interpreter ends, and nothing is lost.

@@ -1,4 +1,4 @@
-"""What an attempt that has ended left behind: records, errors, exit codes, logs. No conclusions are drawn here."""
+"""Gathers what an attempt that has ended left behind: records, errors, exit codes, logs. It draws no conclusions."""
 
 from __future__ import annotations
 

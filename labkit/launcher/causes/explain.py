@@ -1,4 +1,4 @@
-"""Why a run failed: the first rank with a failure of its own, or else what its records, nodes and torchrun show.
+"""Finds why a run failed: the first rank with a failure of its own, or else what records, nodes and torchrun show.
 
 torchrun blames the rank that exited first, which for hangs, early returns and mismatched collectives is a victim.
 Here every rank writes its own record, and a rank that only lost its peer counts for less than the others. Of several

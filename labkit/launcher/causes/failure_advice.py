@@ -1,5 +1,5 @@
-"""Advice on failures of a known kind: memory, disk, errors of a kernel. What is not known of the script is not
-advised."""
+"""Advises on failures of a known kind: memory, disk, errors of a kernel. No advice rests on what is not known of the
+script."""
 
 from __future__ import annotations
 

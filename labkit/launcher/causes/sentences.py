@@ -1,4 +1,4 @@
-"""The sentences that state a cause: each kind of cause has its words here, and nowhere else."""
+"""Words the sentences that state a cause: each kind of cause has its words here, and nowhere else."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where every rank of a run is: its step, its stack, the state of its process, and its collectives.
+"""Asks every rank of a run where it is: its step, its stack, the state of its process, and its collectives.
 
 A rank answers from its guest's thread. If that thread does not respond (the script holds the GIL), it is sent a
 real-time signal that Python's faulthandler handles in C. Only that thread gets it: a signal to the process would reach

@@ -1,4 +1,4 @@
-"""Why a run makes no progress: what each rank was doing, in a sentence that blames no rank without evidence.
+"""Explains why a run makes no progress: what each rank was doing, in a sentence that blames none without evidence.
 
 The order of evidence: a process that is stopped or gone; ranks that called different collectives; a rank that has
 not entered the collective that the others wait in; ranks that wait for each other; otherwise where each rank is.
