@@ -68,16 +68,16 @@ class SweepState:
 
 @dataclass(frozen=True)
 class SweepManifest:
-    """What is to run. `script_path` is None for a script that labkit composed; `origins` are the notebook cells that
-    its parts came from. With successive halving, `rungs` are the steps at the end of each rung. `saves`: whether the
-    script saves checkpoints. `env` is what was set for the ranks, without the values that may be secrets, of which
+    """What is to run. `script_path` is None for a script that labkit composed; `script_origins` are the notebook cells
+    that its parts came from. With successive halving, `rungs` are the steps at the end of each rung. `saves`: whether
+    the script saves checkpoints. `env` is what was set for the ranks, without the values that may be secrets, of which
     `env_names` are all names. `slurm`: the job of every point."""
 
     name: str
-    script_name: str
     points: list[dict[str, Value]]
+    script_name: str = ""
     script_path: str | None = None
-    origins: Mapping[str, str] = field(default_factory=dict)
+    script_origins: Mapping[str, str] = field(default_factory=dict)
     rungs: list[int] | None = None
     saves: bool = False
     nproc_per_node: int | str = 1
@@ -97,14 +97,8 @@ class SweepManifest:
 
     @classmethod
     def decode(cls, value: Any) -> SweepManifest:
-        script = value["script"]
-        known = {
-            **value,
-            **value["options"],
-            "script_name": script["name"],
-            "script_path": script["path"],
-            "origins": script["origins"],
-        }
+        script = {f"script_{name}": each for name, each in value.get("script", {}).items()}
+        known = {**value, **value.get("options", {}), **script}
         return cls(**{each.name: known[each.name] for each in fields(cls) if each.name in known})
 
     def parameters_of(self, job: Job, checkpoints: Path) -> tuple[dict[str, Value], list[str]]:
@@ -149,7 +143,9 @@ class SweepFolder:
             script = Script.read(read_bytes(self.script), self.script, name=manifest.script_name)
         except OSError as error:
             raise RunFolderError(plain(f"{self.script} cannot be read: {error.strerror}")) from None
-        return replace(script, parts=tuple(replace(c, origin=manifest.origins.get(c.title, "")) for c in script.parts))
+        return replace(
+            script, parts=tuple(replace(c, origin=manifest.script_origins.get(c.title, "")) for c in script.parts)
+        )
 
     def read_state(self) -> SweepState:
         """The state of the sweep; "lost" if its process is gone and left no result."""
