@@ -29,10 +29,10 @@ from slow_files import SlowFiles
 import labkit
 from labkit.files import read_json
 from labkit.host import HOST
+from labkit.launch_options import LaunchOptions
 from labkit.launcher.prepare import create_run, prepare_launch
 from labkit.launcher.torchrun import node_command
 from labkit.record import Nodes, RunFolder, read_state
-from labkit.write.launch_options import LaunchOptions
 
 HERE = Path(__file__).parent
 BOOT_ID = "/proc/sys/kernel/random/boot_id"

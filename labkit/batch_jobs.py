@@ -10,9 +10,10 @@ from labkit.checking import warn
 from labkit.cluster import JobOptions, prepare_submission, submit_to_slurm
 from labkit.errors import LaunchError
 from labkit.frontend import ui
+from labkit.launch_options import LaunchOptions
 from labkit.planner import Plan
 from labkit.run import Run
-from labkit.write import LaunchOptions, Script
+from labkit.write import Script
 
 __all__ = ["submit"]
 

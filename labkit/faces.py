@@ -11,7 +11,7 @@ from typing import Any
 
 __all__ = ["face"]
 
-OFFERED = re.compile(r"^    from (labkit\S*) import (\w+) as \2\b", re.MULTILINE)
+OFFERED = re.compile(r"^    from (labkit\S*) import \(?\s*(\w+) as \2\b", re.MULTILINE)
 
 
 def face(package: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:

@@ -13,12 +13,13 @@ from labkit.cluster import begin as begin_on_hosts
 from labkit.errors import LaunchError
 from labkit.export import check_live, start_exporter
 from labkit.frontend import check_kernel, is_headless, notebook_shell, ui
+from labkit.launch_options import LaunchOptions
 from labkit.launcher import Launchable, Module, prepare_launch, start
 from labkit.link import link_settings
 from labkit.planner import Plan
 from labkit.rank_files import PROFILE, REACHABLE, TRACE_MEMORY
 from labkit.run import Run
-from labkit.write import LaunchOptions, Script
+from labkit.write import Script
 
 __all__ = ["launch", "settings_for", "start_run"]
 

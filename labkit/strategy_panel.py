@@ -11,6 +11,7 @@ from labkit import words
 from labkit.arguments import checked
 from labkit.errors import LabError
 from labkit.frontend import check_kernel, close_widget, is_headless, ui
+from labkit.launch_options import LaunchOptions
 from labkit.launching import start_run
 from labkit.planner import (
     DEVICES,
@@ -35,7 +36,7 @@ from labkit.record import RunReader
 from labkit.run import Run
 from labkit.text import escaped, plain
 from labkit.view import Bar, Controls, Palette, aligned, bars, grid
-from labkit.write import LaunchOptions, Option, Script, options_of_strategy, strategy_of
+from labkit.write import Option, Script, options_of_strategy, strategy_of
 
 __all__ = ["Panel", "panel"]
 

@@ -24,9 +24,10 @@ from typing import Any, TypeVar
 from labkit.cluster.remote import ask, check_names, is_address, is_this_host
 from labkit.errors import LaunchError, RunFolderError
 from labkit.hardware import Gpu, Hardware, hardware, is_loopback, own_address_towards, resolved
+from labkit.launch_options import LaunchOptions
 from labkit.launcher import Launchable, check_ranks, create_run, node_command, prepare_launch, stop
 from labkit.record import Nodes, RunFolder, read_state, runs_root
-from labkit.write import LaunchOptions, Script
+from labkit.write import Script
 
 __all__ = ["begin", "lines_to_paste", "tie"]
 

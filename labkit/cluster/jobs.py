@@ -16,6 +16,7 @@ from labkit.cluster import slurm
 from labkit.cluster.sbatch import HEAD, NODE, PORT, JobOptions, LaunchFile, array_text, sbatch_text
 from labkit.errors import LabError, LaunchError, RunFolderError
 from labkit.files import read_json, refresh, tail_text, write_json
+from labkit.launch_options import LaunchOptions
 from labkit.launcher import (
     check_arguments,
     check_may_stop,
@@ -29,7 +30,7 @@ from labkit.launcher import (
 )
 from labkit.record import FINAL_STATES, Cause, RunFolder, State, SweepPoint, read_state, write_state
 from labkit.text import plain, slug
-from labkit.write import LaunchOptions, Script
+from labkit.write import Script
 
 __all__ = [
     "job_in_words",

@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 
 from labkit.arguments import AtLeastOne, ZeroOrMore
 from labkit.errors import LaunchError
+from labkit.launch_options import CallOptions, flag, whole_number
 from labkit.launcher import node_torchrun_command
 from labkit.record import Nodes
-from labkit.write import CallOptions, flag, whole_number
 
 __all__ = [
     "HEAD",

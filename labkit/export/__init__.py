@@ -7,9 +7,9 @@ from labkit.faces import face
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from labkit.export.exports import FORMATS as FORMATS  # their names
-    from labkit.export.exports import check_live as check_live  # the formats to export while a run goes on
-    from labkit.export.exports import export as export  # writes a run in one of them
-    from labkit.export.exports import start_exporter as start_exporter  # starts the process of a live export
+    from labkit.export.formats import FORMATS as FORMATS  # their names
+    from labkit.export.formats import check_live as check_live  # the formats to export while a run goes on
+    from labkit.export.formats import export as export  # writes a run in one of them
+    from labkit.export.formats import start_exporter as start_exporter  # starts the process of a live export
 else:
     __getattr__, __dir__ = face(__name__)

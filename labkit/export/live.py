@@ -15,8 +15,8 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from labkit.errors import LabError
-from labkit.export.exports import FILES, TRACKERS, Log
-from labkit.export.scalars import Point, attempt_starts, points
+from labkit.export.formats import FILES, TRACKERS, Log
+from labkit.export.points import Point, attempt_starts, points
 from labkit.files import write_json
 from labkit.record import RunFolder, read_state, rows
 from labkit.text import plain

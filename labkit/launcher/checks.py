@@ -19,8 +19,9 @@ import psutil
 
 from labkit.errors import LaunchError
 from labkit.hardware import Hardware, install_for, torch_report, without_kernels
+from labkit.launch_options import LaunchOptions
 from labkit.launcher.torchrun import LEFTOVER_PREFIXES
-from labkit.write import LaunchOptions, Script, is_composed, options_of
+from labkit.write import Script, is_composed, options_of
 
 __all__ = [
     "TORCH_FLOOR",

@@ -43,10 +43,10 @@ from labkit.launcher.peers import (
     Peer,
 )
 from labkit.launcher.shutdown import LEFT_SECONDS, Leftovers
+from labkit.launcher.stalls import Progress
 from labkit.launcher.stopping import SAVING_SECONDS, StopRequest
 from labkit.launcher.supervisor import Supervisor, prepare
 from labkit.launcher.torchrun import rank_environment
-from labkit.launcher.watch import Progress
 from labkit.rank_files import MODULES, NODE_MARKER
 from labkit.record import (
     Cause,

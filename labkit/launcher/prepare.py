@@ -24,6 +24,7 @@ from labkit.checking import facts_of
 from labkit.errors import RunFolderError, ScriptError
 from labkit.files import Json, is_a, write_json
 from labkit.hardware import Hardware, hardware, platform_name
+from labkit.launch_options import LaunchOptions
 from labkit.launcher import checks
 from labkit.launcher.locks import gpus_of
 from labkit.launcher.torchrun import (
@@ -43,17 +44,7 @@ from labkit.record import Manifest, ManifestScript, Nodes, RunFolder, State, Swe
 from labkit.session import current_folder, seconds_to_train
 from labkit.text import plain
 from labkit.version import __version__
-from labkit.write import (
-    LaunchOptions,
-    Script,
-    check_flags,
-    command_line,
-    completed,
-    options_of,
-    read_back,
-    read_file,
-    script_names,
-)
+from labkit.write import Script, check_flags, command_line, completed, options_of, read_back, read_file, script_names
 
 __all__ = ["Launch", "Launchable", "Module", "create_run", "prepare_launch", "removed_on_failure", "script_and_file"]
 

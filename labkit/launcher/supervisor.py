@@ -31,6 +31,7 @@ from labkit.launcher.causes.explain import find_cause, oom_kills
 from labkit.launcher.locks import unlock_checkpoints
 from labkit.launcher.rank_processes import Programs
 from labkit.launcher.shutdown import Leftovers, Shutdown, torchrun_seconds
+from labkit.launcher.stalls import SURVIVOR_SECONDS, Closing, FirstRank, HostNames, Progress, Stalls
 from labkit.launcher.stopping import (
     SAMPLER,
     StopRequest,
@@ -42,7 +43,6 @@ from labkit.launcher.stopping import (
 from labkit.launcher.torchrun import TORCHRUN, attempt_command, marked
 from labkit.launcher.warm.fork import ForkedTorchrun, import_torchrun
 from labkit.launcher.warm.process import ROOM, can_show, show_command
-from labkit.launcher.watch import SURVIVOR_SECONDS, Closing, FirstRank, HostNames, Progress, Stalls
 from labkit.place import OpenFolder
 from labkit.rank_files import REACHABLE
 from labkit.record import (

@@ -24,9 +24,9 @@ from labkit.errors import LabError, LaunchError
 from labkit.files import read_json, write_json
 from labkit.hardware import Hardware, driver_version, hardware
 from labkit.host import host_name
+from labkit.launch_options import LaunchOptions
 from labkit.launcher import check_environment, check_interface, check_ranks, prepare_launch, start, stop
 from labkit.record import read_state
-from labkit.write import LaunchOptions
 
 __all__ = [
     "CollectiveTime",

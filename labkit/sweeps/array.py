@@ -22,13 +22,13 @@ from labkit.cluster import (
 )
 from labkit.errors import LaunchError
 from labkit.files import write_json
+from labkit.launch_options import LaunchOptions
 from labkit.launcher import removed_on_failure
 from labkit.record import SweepPoint
 from labkit.sweeps.folder import Job, RunIndex, SweepFolder, SweepState
 from labkit.sweeps.options import SweepOptions
 from labkit.sweeps.results import Result, counted
 from labkit.sweeps.sweeper import stop_runs
-from labkit.write import LaunchOptions
 
 __all__ = ["check_array", "missing_points", "settled_points", "stop_points", "submit_points"]
 

@@ -13,8 +13,8 @@ from typing import Annotated, Any, Literal
 
 from labkit.arguments import AtLeastOne, Expected, Parameters
 from labkit.errors import LabError, LaunchError
+from labkit.launch_options import LaunchOptions, flag, whole_number
 from labkit.metric_names import is_lower_better
-from labkit.write import LaunchOptions, flag, whole_number
 
 __all__ = ["SweepOptions", "drawn", "expanded", "varied"]
 

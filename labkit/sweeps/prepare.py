@@ -20,6 +20,7 @@ from labkit.cluster import JobOptions
 from labkit.errors import LabError, RunFolderError, ScriptError
 from labkit.files import write_json
 from labkit.hardware import platform_name
+from labkit.launch_options import LaunchOptions
 from labkit.launcher import (
     Launch,
     check_arguments,
@@ -35,7 +36,7 @@ from labkit.sweeps.devices import room_for
 from labkit.sweeps.folder import SweepFolder, SweepState
 from labkit.sweeps.options import SweepOptions, expanded
 from labkit.sweeps.sweeper import rungs_of
-from labkit.write import LaunchOptions, Script, completed, options_of
+from labkit.write import Script, completed, options_of
 
 __all__ = ["create", "environment_of", "start_process"]
 

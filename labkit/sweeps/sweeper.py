@@ -23,12 +23,12 @@ from pathlib import Path
 
 from labkit.errors import LabError
 from labkit.export import start_exporter
+from labkit.launch_options import LaunchOptions
 from labkit.launcher import GpusInUseError, prepare_launch, start, stop
 from labkit.record import RunFolder, RunReader, SweepPoint, read_state, supervisor_is_alive
 from labkit.sweeps.devices import room_for
 from labkit.sweeps.folder import Job, RunIndex, SweepFolder, SweepState
 from labkit.sweeps.results import counted, measured
-from labkit.write import LaunchOptions
 
 __all__ = ["STOPPING_AT_ONCE", "due", "rungs_of", "stop_runs", "survivors"]
 

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 
 import labkit
 from labkit.errors import LabError
+from labkit.launch_options import LaunchOptions
 from labkit.text import plain
-from labkit.write import LaunchOptions, extra_options, options_of, script_names
+from labkit.write import extra_options, options_of, script_names
 
 if TYPE_CHECKING:
     from labkit.write import Option

@@ -11,8 +11,9 @@ from typing import Any
 
 import labkit
 from labkit.errors import LabError
+from labkit.launch_options import whole_number
 from labkit.text import plain
-from labkit.write import check_flags, completed, options_of, read_back, script_names, whole_number
+from labkit.write import check_flags, completed, options_of, read_back, script_names
 
 __all__ = ["add_check_verb", "add_plan_verb", "add_script_verbs"]
 

@@ -14,20 +14,16 @@ if TYPE_CHECKING:
     from labkit.write.compose import strategy_of as strategy_of  # the name of a script's strategy
     from labkit.write.compose import with_extra as with_extra  # the cells of a script with those of one more extra
     from labkit.write.contract import as_cell as as_cell  # the Cell made of a text, a function or a class
-    from labkit.write.launch_options import CallOptions as CallOptions  # base of options as fields of a dataclass
-    from labkit.write.launch_options import LaunchOptions as LaunchOptions  # options of a launch beside the script's
-    from labkit.write.launch_options import flag as flag  # metadata of a field that is also a flag of the terminal
-    from labkit.write.launch_options import whole_number as whole_number  # reads a flag: "2" is 2, other text is itself
-    from labkit.write.options import Option as Option  # one `--flag` of a script
-    from labkit.write.options import check_flags as check_flags  # refuses a `--flag` that the script does not have
-    from labkit.write.options import command_line as command_line  # parameters as the script's arguments
-    from labkit.write.options import completed as completed  # the script with the extras that its options need
-    from labkit.write.options import extra_options as extra_options  # the options that each extra would add
-    from labkit.write.options import options_of as options_of  # the options of a script by parameter name
-    from labkit.write.options import options_of_strategy as options_of_strategy  # those of its strategy's cells
-    from labkit.write.options import read_back as read_back  # the values of the options in a command line
     from labkit.write.script import Script as Script  # a training script
     from labkit.write.script import read_file as read_file  # the content of a file of the user's
     from labkit.write.script import text_of as text_of  # the text of a file of Python
+    from labkit.write.script_options import Option as Option  # one `--flag` of a script
+    from labkit.write.script_options import check_flags as check_flags  # refuses a flag that a script does not have
+    from labkit.write.script_options import command_line as command_line  # parameters as the script's arguments
+    from labkit.write.script_options import completed as completed  # the script with the extras that its options need
+    from labkit.write.script_options import extra_options as extra_options  # the options that each extra would add
+    from labkit.write.script_options import options_of as options_of  # the options of a script by parameter name
+    from labkit.write.script_options import options_of_strategy as options_of_strategy  # those of its strategy's cells
+    from labkit.write.script_options import read_back as read_back  # the values of the options in a command line
 else:
     __getattr__, __dir__ = face(__name__)

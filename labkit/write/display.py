@@ -11,7 +11,7 @@ from typing import Any
 
 from labkit.write.cells import ScriptText
 from labkit.write.compose import Library, Part, is_composed, strategy_titles
-from labkit.write.options import options_in
+from labkit.write.script_options import options_in
 
 __all__ = ["Diff", "Names", "script_html"]
 

@@ -17,11 +17,11 @@ from conftest import SCRIPTS, marked_processes
 from faults.scene import last_step, read, wait_until
 
 import labkit
+from labkit.launch_options import LaunchOptions
 from labkit.launcher.prepare import create_run, prepare_launch
 from labkit.launcher.stopping import stop
 from labkit.launcher.torchrun import node_command
 from labkit.record import Nodes, RunFolder, RunReader, read_state
-from labkit.write.launch_options import LaunchOptions
 
 FAULTY = SCRIPTS / "faulty.py"
 SHARED_MACHINE = 2

@@ -15,11 +15,11 @@ from faults.scene import assert_over, read, wait_for_step, wait_until
 import labkit
 from labkit.hardware import machine as hardware_module
 from labkit.hardware.machine import Gpu, hardware
+from labkit.launch_options import LaunchOptions
 from labkit.launcher import starting
 from labkit.launcher.locks import gpus_of
 from labkit.link import measure
 from labkit.machine import Machine
-from labkit.write.launch_options import LaunchOptions
 
 T4 = Gpu("Tesla T4", 15 << 30, (7, 5))
 

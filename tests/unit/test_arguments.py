@@ -17,10 +17,10 @@ from labkit.arguments import AtLeastOne, Seconds, ZeroOrMore, checked
 from labkit.cluster.sbatch import JobOptions
 from labkit.errors import LabError, LaunchError
 from labkit.files import write_json
+from labkit.launch_options import LaunchOptions
 from labkit.record import RunFolder, State, write_state
 from labkit.sweeps.options import SweepOptions
 from labkit.view.run_list import RunList
-from labkit.write.launch_options import LaunchOptions
 
 NOTHING_TAKES = [object(), b"x", 1j, type, {1: 2}.keys()]
 WRONG: dict[str, list[Any]] = {

@@ -13,9 +13,9 @@ import pytest
 import labkit
 from labkit import Script, ScriptError
 from labkit.cli import main
+from labkit.launch_options import LaunchOptions
 from labkit.launcher.prepare import prepare_launch
 from labkit.write import (
-    LaunchOptions,
     command_line,
     completed,
     extra_options,

@@ -14,7 +14,7 @@ import labkit
 from labkit import LabError, Run
 from labkit.cli import main
 from labkit.export import live
-from labkit.export.scalars import points
+from labkit.export.points import points
 from labkit.record import State, write_state
 
 LAUNCHED = 1_700_000_000.0
@@ -360,6 +360,6 @@ def test_a_live_export_that_fails_says_so_in_the_view(run, monkeypatch):
 def test_a_launch_refuses_an_export_it_could_not_write(monkeypatch):
     with pytest.raises(LabError, match="'tensorbord' is not an export format.*did you mean 'tensorboard'"):
         labkit.launch("ddp", export="tensorbord")
-    monkeypatch.setattr("labkit.export.exports.find_spec", lambda name: None)
+    monkeypatch.setattr("labkit.export.formats.find_spec", lambda name: None)
     with pytest.raises(LabError, match="needs the package wandb.*pip install wandb"):
         labkit.sweep("ddp", lr=[1e-3, 1e-4], export=["csv", "wandb"])

@@ -21,20 +21,20 @@ from labkit.hardware import machine as hardware
 from labkit.hardware.machine import Gpu, GpusUnknownError, Hardware
 from labkit.hardware.network import interface_of, own_address_towards, resolved
 from labkit.host import HOST, Identity, host_name
+from labkit.launch_options import LaunchOptions
 from labkit.launcher import locks, node, peers
 from labkit.launcher.causes import stacks
 from labkit.launcher.causes.explain import conclusion
 from labkit.launcher.node import check_port, main
 from labkit.launcher.peers import Peer
 from labkit.launcher.prepare import create_run, prepare_launch
+from labkit.launcher.stalls import Progress
 from labkit.launcher.supervisor import Supervisor
 from labkit.launcher.torchrun import node_command, rank_environment, torchrun_of_node
-from labkit.launcher.watch import Progress
 from labkit.record import Cause, Nodes, ScriptFacts, State, read_state, write_state
 from labkit.record.nodes import beat, heard_nodes, is_heard, last_beat
 from labkit.record.state import merged
 from labkit.sweeps.devices import Room
-from labkit.write.launch_options import LaunchOptions
 
 ROOT = State("starting", 100.0)
 RUNNING = State("running", 101.0, notice="rank 1 has made no progress")

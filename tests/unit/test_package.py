@@ -20,6 +20,7 @@ SMALL = {
     "files",
     "frontend",
     "host",
+    "launch_options",
     "metric_names",
     "place",
     "rank_files",

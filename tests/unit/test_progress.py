@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from labkit.launcher import watch as watch_module
-from labkit.launcher.watch import FIRST_STEP_SECONDS, PATIENCE_SECONDS, Progress
+from labkit.launcher import stalls as watch_module
+from labkit.launcher.stalls import FIRST_STEP_SECONDS, PATIENCE_SECONDS, Progress
 
 
 @pytest.fixture

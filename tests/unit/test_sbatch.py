@@ -15,7 +15,7 @@ from labkit import LabError, LaunchError, Script
 from labkit.cluster.jobs import plain_text, prepare_submission
 from labkit.cluster.sbatch import NODE, JobOptions, LaunchFile, array_text, sbatch_text, seconds_of
 from labkit.cluster.slurm import tasks_in
-from labkit.write.launch_options import LaunchOptions
+from labkit.launch_options import LaunchOptions
 
 GOLDEN = Path(__file__).parent / "golden"
 TWO_NODES = JobOptions(time="10", nodes=2, nproc_per_node=1)

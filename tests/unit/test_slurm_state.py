@@ -13,9 +13,9 @@ from labkit.cluster import slurm
 from labkit.cluster.jobs import prepare_submission
 from labkit.cluster.sbatch import JobOptions
 from labkit.cluster.slurm import Job, most_gpus, with_job
+from labkit.launch_options import LaunchOptions
 from labkit.record import Cause, State
 from labkit.words import attempt_ended
-from labkit.write.launch_options import LaunchOptions
 
 STARTING = State("starting", 1000.0, notice="none of its 2 nodes has started yet")
 RUNNING = State("running", 1000.0)

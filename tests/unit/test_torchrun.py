@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from labkit.launch_options import LaunchOptions
 from labkit.launcher.prepare import create_run, prepare_launch
 from labkit.launcher.torchrun import (
     NCCL_DUMPS,
@@ -17,7 +18,6 @@ from labkit.launcher.torchrun import (
 )
 from labkit.rank_files import FOLDER, GUEST, HIDDEN, MARKER
 from labkit.record import Nodes
-from labkit.write.launch_options import LaunchOptions
 
 LEFTOVERS = {
     "RANK": "3",

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from labkit.errors import LabError
-from labkit.export.scalars import Point, needs, no_records, not_written, points
+from labkit.export.points import Point, needs, no_records, not_written, points
 from labkit.rank_files import MARKER, NODE_MARKER
 from labkit.record import COLUMNS, RunFolder, rows
 from labkit.text import plain

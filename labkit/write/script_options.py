@@ -15,9 +15,9 @@ from typing import Any, TypeVar
 
 from labkit.arguments import Parameters
 from labkit.errors import ScriptError
+from labkit.launch_options import LaunchOptions
 from labkit.write.cells import ScriptText
 from labkit.write.compose import Part, is_composed, library, strategy_of, strategy_titles, with_extra
-from labkit.write.launch_options import LaunchOptions
 
 __all__ = [
     "Option",
