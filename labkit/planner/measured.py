@@ -15,7 +15,7 @@ from labkit.record import CATEGORIES, Peak, RunFolder, RunReader
 from labkit.text import escaped, gib, plain
 from labkit.view import Bar, aligned, as_image, bars, grid
 
-__all__ = ["Held", "Memory", "Trial"]
+__all__ = ["Memory", "Trial"]
 
 ALIKE = 0.005  # of a peak; smaller differences count as equal
 SHOWN_RANKS = 8

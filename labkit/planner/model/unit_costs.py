@@ -22,7 +22,7 @@ from labkit.planner.model.operators import Operator, operator_of, work_of
 from labkit.record import CATEGORIES
 from labkit.worker import Tracker
 
-__all__ = ["Beside", "Between", "Compute", "Computed", "Flow", "SAMPLES", "Take", "parting", "profile"]
+__all__ = ["Beside", "Compute", "Computed", "Flow", "SAMPLES", "Take", "profile"]
 
 Take = Callable[[], torch.Tensor]
 # Its first argument is a function that returns its input, so that nothing else holds the input; computation before that
