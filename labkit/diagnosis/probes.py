@@ -1,7 +1,6 @@
-"""One function for each field of MachineFacts, with its name, that determines this fact quickly and without side
-effects.
+"""Determines each field of MachineFacts by a function of its name, quickly and without side effects.
 
-It returns None if the fact does not apply. `gather` records its exceptions and continues with the next function.
+A function returns None if the fact does not apply. `gather` records its exceptions and continues with the next function.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Follows a kernel's log in a terminal: its output, and one line about the current training."""
+"""Follows a kernel in a terminal to the end of its session, and fetches the runs in its output."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A plan as text for terminals, as HTML for notebooks, and as interactive plotly figures (plotly 5.24 to 7)."""
+"""Shows a plan as text for terminals, as HTML for notebooks, and as interactive plotly figures (plotly 5.24 to 7)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`labkit kaggle export | push | pull`."""
+"""Exports and pushes notebooks to Kaggle, and pulls their runs, from a terminal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a terminal does with runs: list, follow, stop, ask, compare, export, delete."""
+"""Lists, follows, stops, asks, compares, exports and deletes runs from a terminal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What all pictures share: their colours and marks, curves in the space of a word, and SVG as images."""
+"""Gives all pictures their colours and marks, draws curves in the space of a word, and turns SVG into images."""
 
 from __future__ import annotations
 

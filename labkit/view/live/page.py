@@ -1,4 +1,5 @@
-"""Draws a run as one HTML fragment and as plain text. All text from a log, a script or a file name is escaped here."""
+"""Draws a run as one HTML fragment, with the end of a rank's log, and as plain text. All text from a log, a script or a
+file name is escaped here."""
 
 from __future__ import annotations
 
