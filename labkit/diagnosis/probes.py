@@ -1,6 +1,6 @@
 """Determines each field of MachineFacts by a function of its name, quickly and without side effects.
 
-A function returns None if the fact does not apply. `gather` records its exceptions and continues with the next function.
+A function returns None if the fact does not apply. `gather` records its exceptions and continues with the next one.
 """
 
 from __future__ import annotations
