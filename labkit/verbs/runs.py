@@ -51,12 +51,7 @@ def add_run_verbs(verb: Callable[..., argparse.ArgumentParser]) -> None:
         ("stacks", _stacks, "show where every rank of a run is now, for example if it is stuck", "latest"),
         ("pause", _pause, "pause a run: all ranks wait at the end of the same step", "latest"),
         ("resume", _resume, "resume a paused run", "latest"),
-        (
-            "timeline",
-            _timeline,
-            "print the seconds of each phase of a run launched with --profile",
-            "latest",
-        ),
+        ("timeline", _timeline, "print the seconds of each phase of a run launched with --profile", "latest"),
         ("report", _report, "write report.html into a run's folder", "latest"),
     ):
         which = "an id, part of one, a path, or latest"
