@@ -24,6 +24,7 @@ __all__ = [
     "finite",
     "in_parallel",
     "is_a",
+    "is_only_writable_by",
     "is_deleted",
     "lines_of",
     "number",
@@ -217,3 +218,9 @@ def number(value: Any) -> float | None:
     if value in ("nan", "inf", "-inf"):
         return float(value)
     return None
+
+
+def is_only_writable_by(user: int, *paths: Path) -> bool:
+    """Whether these files and folders belong to the user, are not links, and can be written by nobody else."""
+    stats = [path.lstat() for path in paths]
+    return all(each.st_uid == user and not each.st_mode & 0o022 and not stat.S_ISLNK(each.st_mode) for each in stats)

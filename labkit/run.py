@@ -28,20 +28,9 @@ from labkit.launcher import (
 )
 from labkit.planner import Memory
 from labkit.reach import Reachable
-from labkit.record import (
-    COLUMNS,
-    Cause,
-    RunFolder,
-    RunReader,
-    State,
-    StateName,
-    current_ranks,
-    find_run,
-    list_runs,
-    rows,
-    unfinished_launches,
-)
+from labkit.record import Cause, RunFolder, RunReader, State, StateName, Step, rows
 from labkit.session import is_session
+from labkit.stored_runs import find_run, list_runs, unfinished_launches
 from labkit.text import gib, plain
 from labkit.view import (
     Dashboard,
@@ -264,7 +253,7 @@ class Run(Reachable):
 
         A log of more than 1 MiB is truncated to its end; the first line then gives the path of the full log.
         """
-        folder, ranks = self.folder.latest, current_ranks(self.folder)
+        folder, ranks = self.folder.latest, State.current_ranks(self.folder)
         if rank is not None and rank not in ranks:
             raise LabError(f"{self.id} has no rank {rank!r}; its ranks are {', '.join(map(str, ranks))}")
         if rank is not None:
@@ -281,7 +270,7 @@ class Run(Reachable):
         import pandas as pd
 
         frame = pd.DataFrame(list(rows(self.folder)))
-        return frame.reindex(columns=[*COLUMNS, *(name for name in frame if name not in COLUMNS)])
+        return frame.reindex(columns=[*Step.COLUMNS, *(name for name in frame if name not in Step.COLUMNS)])
 
     def losses(self) -> pd.Series[float]:
         """The loss by step, averaged over ranks, each of which has the loss of its part of the batch. Steps that only

@@ -25,7 +25,8 @@ from labkit.cluster.remote import ask, check_names, is_address, is_this_host
 from labkit.errors import LaunchError, RunFolderError
 from labkit.hardware import Gpu, Hardware, hardware, is_loopback, own_address_towards, resolved
 from labkit.launcher import Launchable, check_ranks, create_run, node_command, prepare_launch, stop
-from labkit.record import Nodes, RunFolder, read_state, runs_root
+from labkit.record import Nodes, RunFolder, State
+from labkit.stored_runs import runs_root
 from labkit.write import LaunchOptions, Script
 
 __all__ = ["begin", "lines_to_paste", "tie"]
@@ -200,7 +201,7 @@ def tie(folder: RunFolder) -> subprocess.Popen[bytes]:
 def main() -> None:
     folder, owner = RunFolder(sys.argv[1]), int(sys.argv[2])
     while os.getppid() == owner:
-        if read_state(folder).is_final:
+        if State.read(folder).is_final:
             return
         time.sleep(LOOK_SECONDS)
     stop(folder)

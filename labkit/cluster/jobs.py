@@ -27,7 +27,7 @@ from labkit.launcher import (
     torchrun_of_node,
     without_leftovers,
 )
-from labkit.record import FINAL_STATES, Cause, RunFolder, State, SweepPoint, read_state, write_state
+from labkit.record import Cause, RunFolder, State, SweepPoint
 from labkit.text import plain, slug
 from labkit.write import LaunchOptions, Script
 
@@ -202,7 +202,7 @@ def state_of_run(folder: RunFolder) -> State:
     Once the job has ended, its result is kept in state.json, because Slurm forgets it, and Slurm is not asked again.
     """
     job_id = job_of(folder)
-    own = read_state(folder)
+    own = State.read(folder)
     if job_id is None or _is_settled(folder):
         return own
     job = slurm.ask_slurm(job_id, output=_output(folder))
@@ -210,14 +210,14 @@ def state_of_run(folder: RunFolder) -> State:
         return own
     if job.is_over:
         _refresh(folder)
-        own = read_state(folder)  # its nodes may have written their last words before it ended
+        own = State.read(folder)  # its nodes may have written their last words before it ended
     state = slurm.with_job(own, job, _last_line(folder))
     # a job that is gone may wait in the queue of another cluster than the one that was asked
     is_known = job.state != "GONE" or (own.state in ("succeeded", "failed") and state == own)
     if job.is_over and state.is_final and is_known:
         state = replace(state, ended=state.ended or time.time())
         with suppress(OSError):  # of somebody else's run, or on a full disk
-            write_state(folder, state)
+            state.write(folder)
     return state
 
 
@@ -240,7 +240,7 @@ def _refresh(folder: RunFolder) -> None:
 def _is_settled(folder: RunFolder) -> bool:
     """Whether the run's own state.json, not only those of its nodes, has a final state."""
     state = read_json(folder.state)
-    return isinstance(state, dict) and state.get("state") in FINAL_STATES
+    return isinstance(state, dict) and state.get("state") in State.FINAL
 
 
 def stop_run(
@@ -266,7 +266,7 @@ def stop_run(
             refused = f": {error}"
     slurm.cancel(job.id)
     _await_end(folder, job, refused)
-    state = read_state(folder)
+    state = State.read(folder)
     if state.is_final and state.state != "lost":
         return state_of_run(folder)
     state = replace(
@@ -276,7 +276,7 @@ def stop_run(
         notice=None,
         cause=Cause("stopped", "stopped on request"),
     )
-    write_state(folder, state)
+    state.write(folder)
     return state
 
 

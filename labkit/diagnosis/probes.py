@@ -39,7 +39,8 @@ from labkit.hardware import memory_limit as _memory_limit
 from labkit.launcher import LEFTOVER_PREFIXES, LEFTOVERS, check_interface
 from labkit.link import remembered_links, remembered_preflight
 from labkit.rank_files import MARKER
-from labkit.record import check_root, runs_root
+from labkit.record import RunFolder
+from labkit.stored_runs import runs_root
 
 __all__ = ["gather", "kaggle"]
 
@@ -182,7 +183,7 @@ def runs_free(here: Hardware) -> int:
 def refusals(here: Hardware) -> dict[str, str]:
     checks: dict[str, Callable[[], object]] = {
         "GLOO_SOCKET_IFNAME": lambda: check_interface(os.environ.get("GLOO_SOCKET_IFNAME", "")),
-        "runs folder": lambda: check_root(runs_root(None)),
+        "runs folder": lambda: RunFolder.check_root(runs_root(None)),
     }
     messages = {}
     for what, check in checks.items():

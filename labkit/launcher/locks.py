@@ -17,7 +17,7 @@ from labkit.errors import LaunchError
 from labkit.files import read_json
 from labkit.hardware import GpusUnknownError, Hardware, torch_report
 from labkit.launcher.stopping import supervised
-from labkit.record import RunFolder, read_state
+from labkit.record import RunFolder, State
 
 __all__ = [
     "GpusInUseError",
@@ -98,7 +98,7 @@ def active_runs() -> list[RunFolder]:
             folder = supervised(process)
             if folder is None or process.uids().real != os.getuid():
                 continue
-            if not read_state(folder).is_final:  # the supervisor writes the final state just before it exits
+            if not State.read(folder).is_final:  # the supervisor writes the final state just before it exits
                 runs.append(folder)
         except (psutil.Error, OSError):
             continue
@@ -139,7 +139,7 @@ def lock_checkpoints(checkpoints: Path, run: RunFolder) -> int | None:
         except BlockingIOError:
             holder = read_json(lock)
             path, host = (holder.get("run"), holder.get("host")) if isinstance(holder, dict) else (None, None)
-            if path and time.monotonic() < deadline and Path(path).exists() and read_state(RunFolder(path)).is_final:
+            if path and time.monotonic() < deadline and Path(path).exists() and State.read(RunFolder(path)).is_final:
                 time.sleep(0.05)
                 continue
             os.close(descriptor)

@@ -39,8 +39,9 @@ from labkit.launcher.warm.eligibility import why_new_processes
 from labkit.launcher.warm.process import write_starting_files
 from labkit.launcher.warm.session import VARIABLE, may_fork
 from labkit.rank_files import MODULES
-from labkit.record import Manifest, ManifestScript, Nodes, RunFolder, State, SweepPoint, runs_root, write_state
+from labkit.record import Manifest, Nodes, RunFolder, State, SweepPoint
 from labkit.session import current_folder, seconds_to_train
+from labkit.stored_runs import runs_root
 from labkit.text import plain
 from labkit.version import __version__
 from labkit.write import (
@@ -289,7 +290,7 @@ def create_run(
         lines = _lines_without_labkit(launch, manifest.program, address, port)
         folder.command.write_text("".join(line + "\n" for line in lines), encoding="utf-8")
         write_json(folder.manifest, manifest.to_json())
-        write_state(folder, State("starting", time.time()))
+        State("starting", time.time()).write(folder)
         if prediction:
             write_json(folder.plan, prediction)
     return folder
@@ -311,7 +312,7 @@ def _manifest(launch: Launch, folder: RunFolder, address: str, port: int | str, 
         folder=str(folder.path),
         created=datetime.now(UTC).isoformat(timespec="milliseconds"),
         world_size=launch.world_size,
-        script=ManifestScript(script.sha256, launch.file),
+        script=Manifest.Script(script.sha256, launch.file),
         program=(*program,),
         facts=facts_of(str(script)),
         cells={cell.title: cell.origin for cell in script.parts if cell.origin},

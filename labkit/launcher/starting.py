@@ -14,7 +14,7 @@ from labkit.launcher.locks import check_gpus_are_free, lock_checkpoints, one_lau
 from labkit.launcher.prepare import Launch, create_run, removed_on_failure
 from labkit.launcher.warm import session as warm
 from labkit.launcher.warm.process import with_room
-from labkit.record import RunFolder, SweepPoint, record_starting_supervisor
+from labkit.record import Node, RunFolder, SweepPoint
 
 __all__ = ["start"]
 
@@ -99,5 +99,5 @@ def _start_supervisor(
             start_new_session=True,  # a notebook's interrupt reaches the kernel's whole process group
             pass_fds=descriptors,
         )
-    record_starting_supervisor(folder, process.pid)
+    Node(folder).record_starting_supervisor(process.pid)
     return process

@@ -21,20 +21,7 @@ from labkit.hardware import ask_nvml
 from labkit.host import Identity
 from labkit.launcher.rank_processes import cleans_up, is_alive
 from labkit.rank_files import MARKER, NODE_MARKER
-from labkit.record import (
-    Cause,
-    LeftRunning,
-    RunFolder,
-    State,
-    heard_nodes,
-    left_running,
-    read_state,
-    supervisor_is_elsewhere,
-    supervisor_is_starting,
-    supervisor_of,
-    write_state,
-    written_state,
-)
+from labkit.record import Cause, LeftRunning, Node, RunFolder, State
 from labkit.text import gib
 
 __all__ = [
@@ -98,11 +85,11 @@ def stop(
     folder.
     """
     check_may_stop(folder)
-    if supervisor_is_elsewhere(folder):
+    if Node(folder).supervisor_is_elsewhere():
         raise RunFolderError(
             f"{folder.id} runs on another machine, or started before this one was rebooted; stop it there"
         )
-    before = read_state(folder)
+    before = State.read(folder)
     if before.is_final and folder.original():
         return before
     if before.is_final and before.state != "lost":
@@ -113,18 +100,18 @@ def stop(
     killed = sweep(folder, say=lambda notice, _: say(notice)) if grace is not None and grace <= 0 else 0
     margin, period = (AGREEING_SECONDS, POLL_NODES_SECONDS) if folder.nodes.is_dir() else (5.0, POLL_SECONDS)
     until, notice = time.time() + (GRACE_SECONDS if grace is None else grace), None
-    while not (state := read_state(folder)).is_final and time.time() < max(until, state.stops_by or 0.0) + margin:
+    while not (state := State.read(folder)).is_final and time.time() < max(until, state.stops_by or 0.0) + margin:
         if state.stops_by is not None and state.notice not in (None, notice):
             say(notice := str(state.notice))
         time.sleep(period)
     killed += _sweep_all(folder, say)
-    if not state.is_final and (nodes := heard_nodes(folder)):
+    if not state.is_final and (nodes := Node.heard(folder)):
         raise RunFolderError(
             f"{folder.id} was asked to stop but has not ended on {', '.join(nodes)}, whose heartbeats continue; see "
             "supervisor.log in its nodes' folders"
         )
     if not state.is_final or (state.state == "lost" and not before.is_final):
-        starting = supervisor_is_starting(folder)
+        starting = Node(folder).supervisor_is_starting()
         when = "before its supervisor had started" if starting else "after its supervisor had exited"
         sentence = f"stopped on request, {when}"
         state = replace(state, state="stopped", ended=time.time(), cause=Cause("stopped", sentence))
@@ -132,14 +119,14 @@ def stop(
         return state
     state = replace(state, ended=state.ended or time.time(), killed=state.killed + killed)
     if folder.path.exists():
-        write_state(folder, state)
+        state.write(folder)
     return state
 
 
 def check_may_stop(folder: RunFolder) -> None:
     """The run belongs to this user, and this is its folder and not a copy of it. Raises RunFolderError."""
     folder.check_own("stop it")
-    if not written_state(folder).is_final:  # else there is nothing to stop
+    if not State.written(folder).is_final:  # else there is nothing to stop
         folder.check_original()
 
 
@@ -205,7 +192,7 @@ def supervised(process: psutil.Process) -> RunFolder | None:
 
 def _supervisors(folder: RunFolder, node: int | None = None) -> list[psutil.Process]:
     """The live processes on this machine that supervise a run, or one node of it; this process may be one."""
-    identities = in_parallel(supervisor_of, _homes(folder, node))
+    identities = in_parallel(lambda home: Node(home).supervisor(), _homes(folder, node))
     supervisors = []
     for pid in {os.getpid(), *(one.pid for one in identities if one is not None and one.is_alive())}:
         with suppress(psutil.Error):
@@ -265,15 +252,15 @@ def _end_leftovers(folder: RunFolder, final: State, grace: float | None) -> Stat
         until = time.monotonic() + (GRACE_SECONDS if grace is None else grace) + margin
         while still_running(folder) and time.monotonic() < until:
             time.sleep(POLL_SECONDS)
-    killed = sum(len(left.killed) for home, left in left_running(folder).items() if home.path in homes)
+    killed = sum(len(left.killed) for home, left in LeftRunning.read(folder).items() if home.path in homes)
     return replace(final, killed=final.killed + killed + _sweep_all(folder))
 
 
 def still_running(folder: RunFolder) -> dict[RunFolder, LeftRunning]:
     """What the ranks of a run that is over left running, by the folder of the supervisor that waits for it."""
     running = {}
-    for home, left in left_running(folder).items():
-        supervisor = supervisor_of(home)
+    for home, left in LeftRunning.read(folder).items():
+        supervisor = Node(home).supervisor()
         if left.ended is None and supervisor is not None and left.until is not None:
             is_late = time.time() > left.until + GRACE_SECONDS + KILL_SECONDS
             if supervisor.is_alive() or (supervisor.is_elsewhere and not is_late):

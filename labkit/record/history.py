@@ -81,6 +81,7 @@ class RankHistory:
         self._records = Records(metrics)
         self.restarts: list[float] = []  # when later attempts of the run started, in the seconds of the series
         self.header: Header | None = None
+        self.started: float | None = None  # first, in seconds since the epoch
         self.step = 0
         self.seen = 0.0  # when the newest record was written, in the same seconds
         self._shift: float | None = None  # from the host's monotonic clock to those seconds
@@ -180,6 +181,12 @@ class RankHistory:
         return self.losses.what
 
     @property
+    def figures(self) -> dict[str, float]:
+        """The newest value of each metric that the script reported; not of what describes the run."""
+        newest = {name: number(value) for name, value in self.values.items() if name not in DESCRIBING}
+        return {name: value for name, value in newest.items() if value is not None}
+
+    @property
     def undecodable(self) -> int:
         """How many lines were not records."""
         return self._records.undecodable
@@ -255,6 +262,7 @@ class RankHistory:
             self._take_report(t, record)
         elif isinstance(record, Header):
             self.header = record
+            self.started = record.time if self.started is None else self.started
         elif isinstance(record, Model):
             self.model = record
         elif isinstance(record, Memory):

@@ -29,8 +29,9 @@ from labkit.launcher import (
     removed_on_failure,
     script_and_file,
 )
-from labkit.record import Nodes, RunFolder, check_root, runs_root
+from labkit.record import Nodes, RunFolder
 from labkit.session import current_folder
+from labkit.stored_runs import runs_root
 from labkit.sweeps.devices import room_for
 from labkit.sweeps.folder import SweepFolder, SweepState
 from labkit.sweeps.options import SweepOptions, expanded
@@ -95,7 +96,7 @@ def create(
         **({"slurm": vars(job) | {"options": list(job.options)}} if job else {}),
     }
     root = runs_root(options.runs_dir)
-    check_root(root)
+    RunFolder.check_root(root)
     made = RunFolder.create(root / "sweeps", str(manifest["name"]))
     folder = SweepFolder(made.path)
     with removed_on_failure(made):
