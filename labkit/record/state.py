@@ -107,7 +107,9 @@ class State:
         return cls(**{k: v for k, v in value.items() if k in known} | sound)
 
     def write(self, folder: RunFolder) -> None:
-        write_json(folder.state, asdict(self), reserve=folder.reserve)
+        """Raises OSError."""
+        cause = dict(self.cause) if self.cause else None
+        write_json(folder.state, asdict(replace(self, cause=None)) | {"cause": cause}, reserve=folder.reserve)
 
     def supervisor_is_alive(self, folder: RunFolder) -> bool:
         """Whether the run's supervisor is, or is still about to start."""
