@@ -12,6 +12,8 @@ from labkit.record import Cause, RankHistory, RunFolder, RunReader, State
 from labkit.text import gib as gib
 from labkit.text import plain
 
+EXPANDABLE = "{'PYTORCH_CUDA_ALLOC_CONF': 'expandable_segments:True'}"  # reduces fragmentation
+
 LONGEST_VALUE, DRAWN_DIGITS = 24, 10
 SHOWN_VALUES = 12
 SHOWN_RANKS = 8

@@ -15,16 +15,15 @@ from typing import Any
 from labkit.cluster import slurm
 from labkit.cluster.sbatch import HEAD, NODE, PORT, JobOptions, LaunchFile, array_text, sbatch_text
 from labkit.errors import LabError, LaunchError, RunFolderError
-from labkit.files import read_json, refresh, tail_text, write_json
+from labkit.files import read_json, refresh, removed_on_failure, tail_text, write_json
 from labkit.launcher import (
     check_arguments,
     check_may_stop,
     create_run,
+    node_command,
     prepare_launch,
-    removed_on_failure,
     request_stop,
     stop,
-    torchrun_of_node,
     without_leftovers,
 )
 from labkit.record import Cause, RunFolder, State, SweepPoint
@@ -56,7 +55,7 @@ CORES_PER_RANK = 2  # one for the rank and one for its data loading
 def submit_to_slurm(folder: RunFolder, env: Mapping[str, Any] | None = None) -> str:
     """Submit the launch file of a run and return the job's id. Raises LaunchError after removing the run."""
     variables = {name: str(value) for name, value in (env or {}).items()}
-    with removed_on_failure(folder):
+    with removed_on_failure(folder.path):
         job_id = slurm.submit(folder.launch_file, without_leftovers(os.environ) | variables)
     write_json(folder.job, {"job": job_id})
     return job_id
@@ -74,8 +73,8 @@ def prepare_submission(
     the file is then that of a task of a job array."""
     job = resolved(job)
     folder = create_run(prepare_launch(script, launch, parameters, nodes=job.counts, saves=True), sweep=sweep)
-    with removed_on_failure(folder):
-        command = torchrun_of_node(folder, NODE, HEAD, PORT)
+    with removed_on_failure(folder.path):
+        command = node_command(folder, NODE, HEAD, PORT)
         file = LaunchFile(
             job,
             name=str(launch.name or folder.read_manifest().name),

@@ -34,11 +34,11 @@ from labkit.diagnosis.facts import (
     nvml_from_json,
 )
 from labkit.errors import LabError
-from labkit.hardware import GpusUnknownError, Hardware, ask_nvml, hardware, has_driver, torch_report
+from labkit.hardware import GpusUnknownError, Hardware, ask_nvml, check_interface, hardware, has_driver, torch_report
 from labkit.hardware import memory_limit as _memory_limit
-from labkit.launcher import LEFTOVER_PREFIXES, LEFTOVERS, check_interface
+from labkit.launcher import without_leftovers
 from labkit.link import remembered_links, remembered_preflight
-from labkit.rank_files import MARKER
+from labkit.rank_files import MARKER, NODE_MARKER
 from labkit.record import RunFolder
 from labkit.stored_runs import runs_root
 
@@ -98,10 +98,12 @@ def nvml(here: Hardware) -> Nvml | None:
     if not has_driver():
         return None
     report = ask_nvml(NVML_SECONDS)
-    for card in report["cards"]:
-        for process in card["processes"] or ():
-            process |= _who(process["pid"])
-    return nvml_from_json(report)
+    cards = [
+        {**card, "processes": each and [{**process, **_who(process["pid"])} for process in each]}
+        for card in report["cards"]
+        for each in [card["processes"]]
+    ]
+    return nvml_from_json({**report, "cards": cards})
 
 
 def _who(pid: int) -> dict[str, Any]:
@@ -220,7 +222,7 @@ def is_headless(here: Hardware) -> bool:
 
 
 def leftovers(here: Hardware) -> tuple[str, ...]:
-    return tuple(sorted(k for k in os.environ if k in LEFTOVERS or k.startswith(LEFTOVER_PREFIXES)))
+    return tuple(sorted(os.environ.keys() - without_leftovers(os.environ).keys() - {MARKER, NODE_MARKER}))
 
 
 def nccl_settings(here: Hardware) -> dict[str, str]:

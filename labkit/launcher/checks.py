@@ -15,20 +15,17 @@ from importlib.machinery import PathFinder
 from importlib.metadata import PackageNotFoundError, requires, version
 from typing import Any
 
-import psutil
-
 from labkit.errors import LaunchError
 from labkit.hardware import Hardware, install_for, torch_report, without_kernels
 from labkit.launcher.torchrun import LEFTOVER_PREFIXES
+from labkit.version import TORCH_FLOOR, release_of
 from labkit.write import LaunchOptions, Script, is_composed, options_of
 
 __all__ = [
-    "TORCH_FLOOR",
     "check_arguments",
     "check_batch",
     "check_environment",
     "check_imports",
-    "check_interface",
     "check_numbers",
     "check_precision",
     "check_ranks",
@@ -36,11 +33,9 @@ __all__ = [
     "fewer_ranks",
     "imports_in_doubt",
     "imported",
-    "release_of",
 ]
 
 MOST_RANKS = 1024
-TORCH_FLOOR = (2, 8)
 SECRET_FLAG = re.compile(
     r"^--(token|([\w-]*[-_])?("
     r"(hf|api|access|auth|bearer|session|refresh|github|gitlab|wandb|kaggle)[-_]token"
@@ -73,11 +68,6 @@ def check_torch(platform: str) -> None:
         raise LaunchError(
             f"torch {installed} is too old; labkit needs 2.8 or newer (older versions hang or sum wrongly with gloo)"
         )
-
-
-def release_of(version: str) -> tuple[int, ...]:
-    """(2, 10) of "2.10.0+cu128"."""
-    return tuple(int(part) for part in re.findall(r"\d+", version)[:2])
 
 
 def check_ranks(nproc_per_node: Any, backend: Any, hardware: Hardware) -> int:
@@ -119,7 +109,8 @@ def _check_kernels(hardware: Hardware, ranks: int) -> None:
     fails."""
     if not hardware.gpus:
         return
-    built = (torch_report(hardware.visible_devices) or {}).get("kernels", ())
+    report = torch_report(hardware.visible_devices)
+    built = report["kernels"] if report else ()
     for gpu in without_kernels(hardware.gpus[:ranks], built):
         raise LaunchError(
             f"torch {version('torch')} has no kernels for {gpu.name} ({gpu.sm}), only for {', '.join(built)}: the "
@@ -318,17 +309,6 @@ def check_environment(env: Mapping[str, Any]) -> dict[str, str]:
             raise LaunchError(f"env: {name!r} is not a valid environment variable name")
         _check_word(f"env[{name!r}]", str(value))
     return {name: str(value) for name, value in env.items()}
-
-
-def check_interface(names: str) -> None:
-    """Check that the network interfaces that gloo is told to use exist; torch's own message is "ifa != nullptr"."""
-    here = psutil.net_if_addrs()
-    for name in filter(None, names.split(",")):
-        if name not in here:
-            raise LaunchError(
-                f"GLOO_SOCKET_IFNAME={names!r}, but there is no interface {name}; this host has: {', '.join(here)}. "
-                "On a single machine, unset it"
-            )
 
 
 def _check_word(what: str, text: str) -> None:

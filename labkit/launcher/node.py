@@ -28,9 +28,8 @@ from pathlib import Path
 
 from labkit.errors import LabError, LaunchError
 from labkit.files import in_parallel, read_json, refresh
-from labkit.hardware import interface_of, is_loopback, own_address_towards, resolved
+from labkit.hardware import check_interface, interface_of, is_loopback, own_address_towards, resolved
 from labkit.host import HOST, Identity, host_name
-from labkit.launcher import checks
 from labkit.launcher.causes.explain import conclusion, oom_kills
 from labkit.launcher.locks import lock_checkpoints
 from labkit.launcher.peers import (
@@ -212,7 +211,7 @@ class NodeSupervisor(Supervisor):
         """The environment of this node's ranks, with the settings of this host. Raises LaunchError."""
         modules = {} if self.manifest.script.path else {MODULES: self.manifest.cwd}
         environment, _ = rank_environment(os.environ, modules, self.interface())
-        checks.check_interface(environment["GLOO_SOCKET_IFNAME"])
+        check_interface(environment["GLOO_SOCKET_IFNAME"])
         return environment | {NODE_MARKER: str(self.node)}
 
     def interface(self) -> str:

@@ -6,12 +6,11 @@ It is the same for one host, several hosts, Slurm and a sweep. Nothing is starte
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from importlib.machinery import PathFinder
@@ -21,11 +20,10 @@ from zipfile import ZipFile, is_zipfile
 
 from labkit.arguments import Parameters
 from labkit.checking import facts_of
-from labkit.errors import RunFolderError, ScriptError
-from labkit.files import Json, is_a, write_json
-from labkit.hardware import Hardware, hardware, platform_name
+from labkit.errors import ScriptError
+from labkit.files import Json, is_a, removed_on_failure, write_json
+from labkit.hardware import Hardware, check_interface, hardware, platform_name
 from labkit.launcher import checks
-from labkit.launcher.locks import gpus_of
 from labkit.launcher.torchrun import (
     guest_node_command,
     rank_environment,
@@ -56,7 +54,7 @@ from labkit.write import (
     script_names,
 )
 
-__all__ = ["Launch", "Launchable", "Module", "create_run", "prepare_launch", "removed_on_failure", "script_and_file"]
+__all__ = ["Launch", "Launchable", "Module", "create_run", "prepare_launch", "script_and_file"]
 
 MAIN = "__main__.py"  # what Python runs of a folder or an archive
 
@@ -117,7 +115,7 @@ class Launch:
     @property
     def gpus(self) -> list[str]:
         """The GPUs of each host that the ranks will use, as `CUDA_VISIBLE_DEVICES` names them."""
-        return [] if self.machine is None else gpus_of(self.machine, self.ranks)
+        return [] if self.machine is None else self.machine.gpu_names(self.ranks)
 
     @property
     def file(self) -> str | None:
@@ -184,7 +182,7 @@ def prepare_launch(
         print(plain(doubt), file=sys.stderr, flush=True)
     fewer = list[int]()
     if nodes is None:
-        checks.check_interface({**os.environ, **env}.get("GLOO_SOCKET_IFNAME", ""))
+        check_interface({**os.environ, **env}.get("GLOO_SOCKET_IFNAME", ""))
         fewer = checks.fewer_ranks(text, launch.parameters, ranks, options)
     added = _session_deadline(launch) if path is None and ends_with_session else {}
     if path is None:
@@ -280,7 +278,7 @@ def create_run(
     is the plan's.
     """
     folder = RunFolder.create(runs_root(launch.options.runs_dir), str(launch.options.name or launch.script.name))
-    with removed_on_failure(folder):
+    with removed_on_failure(folder.path):
         folder.script.write_bytes(launch.script.encoded())
         write_starting_files(folder)
         folder.ranks.mkdir()
@@ -355,18 +353,6 @@ def _why_new_processes(launch: Launch) -> str | None:
         return f"{VARIABLE} is 0, or this system does not support it"
     folder = launch.path.parent if launch.path else current_folder()
     return why_new_processes(launch.program or ["script.py"], str(launch.script), folder, launch.environment)
-
-
-@contextmanager
-def removed_on_failure(folder: RunFolder) -> Iterator[None]:
-    """Remove a folder if filling it fails. Raises RunFolderError for errors of the disk."""
-    try:
-        yield
-    except BaseException as error:
-        shutil.rmtree(folder.path, ignore_errors=True)  # ours, seconds old, and nothing has run in it
-        if isinstance(error, OSError):
-            raise RunFolderError(f"the run could not be started in {folder.path}: {error}") from None
-        raise
 
 
 def _git_commit() -> str | None:

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 
 import psutil
 
+from labkit.arguments import LONGEST_GRACE
 from labkit.errors import RunFolderError
 from labkit.files import finite, in_parallel, read_json, write_json
 from labkit.hardware import ask_nvml
@@ -26,7 +27,6 @@ from labkit.text import gib
 
 __all__ = [
     "GRACE_SECONDS",
-    "LONGEST_GRACE",
     "SAVING_SECONDS",
     "StopRequest",
     "check_may_stop",
@@ -48,7 +48,6 @@ SAMPLER = "labkit.launcher.sampler"
 GRACE_SECONDS = 5.0
 # A checkpoint that is being saved when a stop is requested may take this long to be committed.
 SAVING_SECONDS = 60.0
-LONGEST_GRACE = 86_400.0
 # The nodes of a run end one after another and agree on a cause; they wait 15 s for a node that is gone.
 AGREEING_SECONDS = 25.0
 POLL_SECONDS = 0.05
@@ -304,6 +303,13 @@ def request_in_words(folder: RunFolder) -> Cause:
     return Cause("stopped", "stopped on request")
 
 
+def left_in_words(folder: RunFolder, *, memory: bool) -> str:
+    """How many processes of a stopped run are left; if none, with `memory` also whether the GPUs' memory is free."""
+    count = len(processes_of(folder))
+    freed = freed_in_words(folder) if memory and not count else ""
+    return f"{count} process{'' if count == 1 else 'es'} left" + (f", {freed}" if freed else "")
+
+
 def freed_in_words(folder: RunFolder) -> str:
     """What NVML says about the processes of a run that has been stopped: `and their GPU memory is free`, or which of
     them it still lists. Empty if it cannot tell: it did not list them while they ran, as in many containers, does not
@@ -318,7 +324,7 @@ def freed_in_words(folder: RunFolder) -> str:
             return ""
         if any(card["processes"] is None for card in cards):
             return ""
-        listed = [(card["index"], each) for card in cards for each in card["processes"] if each["pid"] in pids]
+        listed = [(card["index"], each) for card in cards for each in card["processes"] or () if each["pid"] in pids]
         if not listed:
             return "and their GPU memory is free"
         if time.monotonic() > until:

@@ -22,9 +22,9 @@ from typing import Any
 
 from labkit.errors import LabError, LaunchError
 from labkit.files import read_json, write_json
-from labkit.hardware import Hardware, driver_version, hardware
+from labkit.hardware import Hardware, check_interface, driver_version, hardware
 from labkit.host import host_name
-from labkit.launcher import check_environment, check_interface, check_ranks, prepare_launch, start, stop
+from labkit.launcher import check_environment, check_ranks, prepare_launch, start, stop
 from labkit.record import State
 from labkit.write import LaunchOptions
 

@@ -19,9 +19,9 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from itertools import accumulate, pairwise
 
-from labkit.launcher import release_of
 from labkit.planner.memory.ledger import Ledger
 from labkit.planner.model.facts import Profile
+from labkit.version import release_of
 
 __all__ = ["Flat", "Sharded", "Sharding", "flat_groups_of", "groups_of"]
 

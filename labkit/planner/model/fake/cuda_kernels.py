@@ -23,7 +23,7 @@ from torch.nn import functional as F
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.weak import WeakIdKeyDictionary
 
-from labkit.launcher import release_of
+from labkit.version import release_of
 
 __all__ = ["KEPT", "cuda_lists", "follow_cuda", "follow_kernels", "record"]
 
