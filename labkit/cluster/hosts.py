@@ -21,8 +21,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
 
+from labkit.arguments import Parameters
 from labkit.cluster.remote import ask, check_names, is_address, is_this_host
 from labkit.errors import LaunchError, RunFolderError
+from labkit.files import Json
 from labkit.hardware import Gpu, Hardware, hardware, is_loopback, own_address_towards, resolved
 from labkit.launcher import Launchable, check_ranks, create_run, node_command, prepare_launch, stop
 from labkit.record import Nodes, RunFolder, State
@@ -41,10 +43,10 @@ _ties: list[subprocess.Popen[bytes]] = []
 def begin(
     script: Launchable,
     options: LaunchOptions,
-    parameters: Mapping[str, Any],
+    parameters: Parameters,
     *,
     tied: bool,
-    prediction: Mapping[str, Any] | None = None,
+    prediction: Mapping[str, Json] | None = None,
 ) -> RunFolder:
     """Start a run on every host and return its folder. Raises LaunchError before any rank starts."""
     if options.retries or options.min_ranks is not None:

@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from labkit.arguments import Parameters
 from labkit.cluster import slurm
 from labkit.cluster.sbatch import HEAD, NODE, PORT, JobOptions, LaunchFile, array_text, sbatch_text
 from labkit.errors import LabError, LaunchError, RunFolderError
@@ -52,7 +53,7 @@ LAST_LINES_BYTES = 4000
 CORES_PER_RANK = 2  # one for the rank and one for its data loading
 
 
-def submit_to_slurm(folder: RunFolder, env: Mapping[str, Any] | None = None) -> str:
+def submit_to_slurm(folder: RunFolder, env: Mapping[str, str] | None = None) -> str:
     """Submit the launch file of a run and return the job's id. Raises LaunchError after removing the run."""
     variables = {name: str(value) for name, value in (env or {}).items()}
     with removed_on_failure(folder.path):
@@ -65,7 +66,7 @@ def prepare_submission(
     script: Script | str | os.PathLike[str],
     launch: LaunchOptions,
     job: JobOptions,
-    parameters: Mapping[str, Any],
+    parameters: Parameters,
     *,
     sweep: SweepPoint | None = None,
 ) -> RunFolder:

@@ -295,7 +295,7 @@ def check_arguments(args: Any) -> list[str]:
     return texts
 
 
-def check_environment(env: Mapping[str, Any]) -> dict[str, str]:
+def check_environment(env: Mapping[str, str]) -> dict[str, str]:
     """The variables as text. Raises LaunchError if a name or value is not valid, or changes what torchrun does."""
     if not isinstance(env, Mapping):
         raise LaunchError(f"env must be a mapping such as {{'NCCL_DEBUG': 'INFO'}}, got {env!r}")
