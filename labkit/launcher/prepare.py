@@ -184,7 +184,10 @@ def prepare_launch(
     if nodes is None:
         check_interface({**os.environ, **env}.get("GLOO_SOCKET_IFNAME", ""))
         fewer = checks.fewer_ranks(text, launch.parameters, ranks, options)
-    added = _session_deadline(launch) if path is None and ends_with_session else {}
+    added: dict[str, str] = {}
+    if path is None and ends_with_session:
+        RunFolder.check_root(runs_root(options.runs_dir))  # nothing is printed about a run that cannot be made
+        added = _session_deadline(launch)
     if path is None:
         text = _with_extras(text, [*added, *(["checkpoint_dir"] if saves else [])])
     return replace(launch, script=text, added=added, fewer_ranks=fewer)
