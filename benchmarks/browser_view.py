@@ -27,7 +27,8 @@ import psutil
 
 from labkit.files import write_json
 from labkit.host import Identity
-from labkit.record import Records, RunFolder, State, Step, list_runs, write_state
+from labkit.record import Records, RunFolder, State, Step
+from labkit.stored_runs import list_runs
 
 TESTS = Path(__file__).parents[1] / "tests"
 sys.path.insert(0, str(TESTS))
@@ -135,7 +136,7 @@ def write(folder: RunFolder, ranks: int) -> None:
         folder.metrics(rank).write_text(f"{json.dumps(meta)}\n{json.dumps(model)}\n")
     write_json(folder.manifest, {"format": 1, "name": "written", "world_size": ranks})
     write_json(folder.agent, {"supervisor": Identity.of(os.getpid()).as_dict()})
-    write_state(folder, State("running", time.time()))
+    State("running", time.time()).write(folder)
     logs = [folder.log(rank).open("a", buffering=1) for rank in range(ranks)]
     files = [folder.metrics(rank).open("a", buffering=1) for rank in range(ranks)]
     began, step = time.monotonic(), 0

@@ -32,7 +32,7 @@ from labkit.host import HOST
 from labkit.launch_options import LaunchOptions
 from labkit.launcher.prepare import create_run, prepare_launch
 from labkit.launcher.torchrun import node_command
-from labkit.record import Nodes, RunFolder, read_state
+from labkit.record import Nodes, RunFolder, State
 
 HERE = Path(__file__).parent
 BOOT_ID = "/proc/sys/kernel/random/boot_id"
@@ -101,7 +101,7 @@ class Cluster:
 
     def wait_final(self) -> None:
         with SlowFiles(self.folder.path, self.answer_seconds):
-            self.wait(lambda: read_state(RunFolder(self.folder.path)).is_final, 300)
+            self.wait(lambda: State.read(RunFolder(self.folder.path)).is_final, 300)
 
     def conclusions(self) -> list[tuple[str, str]]:
         """The state of each node and the sentence of its cause, once all supervisors have exited."""

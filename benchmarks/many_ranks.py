@@ -22,8 +22,8 @@ from IPython.utils.capture import capture_output
 from slow_files import SlowFiles
 
 from labkit.files import write_json
-from labkit.record import Nodes, RunFolder, RunReader, State, read_state
-from labkit.record.fold import NodeFold, are_folded
+from labkit.record import Nodes, RunFolder, RunReader, State
+from labkit.record.fold import NodeFold
 from labkit.run import attach
 from labkit.view.live.dashboard import OPEN
 from labkit.view.live.page import run_html
@@ -56,7 +56,7 @@ class Simulated:
             elsewhere = {"pid": 1, "started": 1.0, "boot": "another", "host": "another"}
             write_json(home.agent, {"supervisor": elsewhere})
             write_json(home.node_heartbeat, {"time": time.time(), "host": f"node-{node:03}", "address": None})
-            if are_folded(world, nodes.count):
+            if nodes.are_folded:
                 self.folds.append(NodeFold(self.folder, self.folder, home, nodes.ranks_of(node)))
         write_json(self.folder.state, {"state": "starting", "started": time.time()})
         for rank in range(world):
@@ -105,7 +105,7 @@ def measure(root: Path, world: int, answer_seconds: float) -> None:
         with files:
             began, wall = time.process_time(), time.perf_counter()
             if world <= 16 or update % 8 == 0:  # as the live view does
-                read_state(run.folder)
+                State.read(run.folder)
             reader.poll()
             sizes.append(len(run_html(run.folder, reader, state).encode()))
             costs.append(time.process_time() - began)

@@ -280,7 +280,7 @@ MUTANTS = [
     Mutant(
         "a copy of a folder",
         LAUNCHER + "stopping.py",
-        "    if not written_state(folder).is_final:  # else there is nothing to stop",
+        "    if not State.written(folder).is_final:  # else there is nothing to stop",
         "    if False:",
         ("test_identity.py", "a_copy_reaches"),
     ),

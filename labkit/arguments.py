@@ -19,7 +19,18 @@ from typing import Annotated, Any, Literal, ParamSpec, TypeAlias, TypeVar, Union
 
 from labkit.errors import LabError
 
-__all__ = ["AtLeastOne", "Expected", "Parameters", "Seconds", "Value", "ZeroOrMore", "check_argument", "checked"]
+__all__ = [
+    "LONGEST_GRACE",
+    "AtLeastOne",
+    "Expected",
+    "Grace",
+    "Parameters",
+    "Seconds",
+    "Value",
+    "ZeroOrMore",
+    "check_argument",
+    "checked",
+]
 
 Value: TypeAlias = "None | bool | int | float | str | os.PathLike[str] | Sequence[Value]"
 """The value of an option of a script."""
@@ -43,6 +54,8 @@ class Expected:
 
 ZeroOrMore = Annotated[int, Expected("an integer, 0 or more", lambda value: value >= 0)]
 AtLeastOne = Annotated[int, Expected("an integer, at least 1", lambda value: value >= 1)]
+LONGEST_GRACE = 86_400.0  # seconds
+Grace = Annotated[float, Expected("a number of seconds from 0 to 86,400", lambda value: 0 <= value < LONGEST_GRACE)]
 Seconds = Annotated[float, Expected("a number of seconds, 0 or more", lambda value: value >= 0)]
 WORDS = {str: "text", int: "an integer", float: "a number", bool: "True or False"}
 

@@ -19,7 +19,7 @@ def face(package: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
 
     TYPE_CHECKING = False
     if TYPE_CHECKING:
-        from labkit.record.state import State as State  # how a run stands
+        from labkit.record.state import State as State
     else:
         __getattr__, __dir__ = face(__name__)
     """

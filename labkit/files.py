@@ -8,22 +8,27 @@ import io
 import json
 import math
 import os
+import shutil
 import stat
 import time
 import tokenize
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO, TypeAlias, TypeVar
 
+from labkit.errors import RunFolderError
+
 __all__ = [
+    "removed_on_failure",
     "Json",
     "decoded",
     "encoded",
     "finite",
     "in_parallel",
     "is_a",
+    "is_only_writable_by",
     "is_deleted",
     "lines_of",
     "number",
@@ -217,3 +222,21 @@ def number(value: Any) -> float | None:
     if value in ("nan", "inf", "-inf"):
         return float(value)
     return None
+
+
+def is_only_writable_by(user: int, *paths: Path) -> bool:
+    """Whether these files and folders belong to the user, are not links, and can be written by nobody else."""
+    stats = [path.lstat() for path in paths]
+    return all(each.st_uid == user and not each.st_mode & 0o022 and not stat.S_ISLNK(each.st_mode) for each in stats)
+
+
+@contextmanager
+def removed_on_failure(folder: Path) -> Iterator[None]:
+    """Remove a folder if filling it fails. Raises RunFolderError for errors of the disk."""
+    try:
+        yield
+    except BaseException as error:
+        shutil.rmtree(folder, ignore_errors=True)  # labkit's, seconds old, and nothing has run in it
+        if isinstance(error, OSError):
+            raise RunFolderError(f"the run could not be started in {folder}: {error}") from None
+        raise

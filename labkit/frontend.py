@@ -1,4 +1,4 @@
-"""Detects the kind of front end that displays this process's output; `LABKIT_UI` overrides the detection."""
+"""Detects the front end that displays this process's output, which `LABKIT_UI` overrides, and redraws widgets in it."""
 
 from __future__ import annotations
 

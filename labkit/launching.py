@@ -8,10 +8,12 @@ from dataclasses import replace
 from importlib.metadata import version
 from typing import Any
 
+from labkit.arguments import Parameters
 from labkit.checking import warn
 from labkit.cluster import begin as begin_on_hosts
 from labkit.errors import LaunchError
 from labkit.export import check_live, start_exporter
+from labkit.files import Json
 from labkit.frontend import check_kernel, is_headless, notebook_shell, ui
 from labkit.launch_options import LaunchOptions
 from labkit.launcher import Launchable, Module, prepare_launch, start
@@ -101,10 +103,10 @@ launch.__signature__ = LaunchOptions.signature_of(launch)  # type: ignore[attr-d
 def start_run(
     script: Launchable,
     options: LaunchOptions,
-    parameters: Mapping[str, Any],
+    parameters: Parameters,
     *,
     tied: bool,
-    prediction: Mapping[str, Any] | None = None,
+    prediction: Mapping[str, Json] | None = None,
 ) -> Run:
     """Start a run like `launch`, without a display. If `tied`, it stops with this process."""
     formats = check_live(options.export)

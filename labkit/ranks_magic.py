@@ -7,8 +7,8 @@ from typing import Any
 from IPython.core.magic_arguments import argument, magic_arguments, parse_argstring
 
 from labkit.errors import LabError
-from labkit.record import find_run
 from labkit.run import Run
+from labkit.stored_runs import find_run
 
 __all__ = ["register"]
 

@@ -4,23 +4,13 @@ from __future__ import annotations
 
 import ast
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from labkit.arguments import AtLeastOne, Seconds, checked
 from labkit.cluster import state_of_run
 from labkit.errors import LabError
-from labkit.record import (
-    Event,
-    Meeting,
-    Record,
-    Records,
-    Report,
-    RequestFolder,
-    RunFolder,
-    current_ranks,
-    post,
-)
+from labkit.record import Event, Records, Report, RequestFolder, RunFolder, State
 from labkit.text import plain
 
 if TYPE_CHECKING:
@@ -174,7 +164,7 @@ class Reachable:
                 break
         return f"step-{step}"
 
-    def _new_records(self, tail: Records, attempt: RunFolder, awaited: str) -> Iterator[Record]:
+    def _new_records(self, tail: Records, attempt: RunFolder, awaited: str) -> Iterator[object]:
         """The records of a file as they are written. Raises LabError when the attempt ends."""
         while True:
             state = state_of_run(self.folder)  # before the records, so that the last ones are read
@@ -195,16 +185,16 @@ class Reachable:
 
     def _request(
         self, kind: str, ranks: Sequence[int] | None = None, timeout: Seconds = TIMEOUT, **content: Any
-    ) -> dict[int, dict[str, Any]]:
+    ) -> dict[int, Mapping[str, Any]]:
         """The answers by rank."""
         attempt = self._reachable_attempt(timeout)
-        world = current_ranks(self.folder)
+        world = State.current_ranks(self.folder)
         if ranks is not None and (not ranks or not {*ranks} <= {*world}):
             raise LabError(f"ranks must be among {', '.join(map(str, world))}; got {ranks!r}")
         targets = sorted(world if ranks is None else {*ranks})
         request = {"kind": kind, "ranks": None if ranks is None else targets, "timeout": timeout, **content}
         try:
-            folder = post(attempt.requests, request)
+            folder = RequestFolder.post(attempt.requests, request)
         except TypeError as error:
             raise LabError(f"a request can contain only numbers and text: {error}") from None
         except OSError as error:
@@ -232,7 +222,7 @@ class Reachable:
 
     def _answers(
         self, attempt: RunFolder, request: RequestFolder, targets: list[int], timeout: float
-    ) -> dict[int, dict[str, Any]]:
+    ) -> dict[int, Mapping[str, Any]]:
         started = seen_by = time.monotonic()
         limit = started + timeout
         agreed = False
@@ -249,7 +239,7 @@ class Reachable:
             if meeting.decision is None and (now > limit or unseen):
                 request.decide("given-up")  # unless the ranks have just agreed: look again
             elif meeting.decision == "given-up" or now > limit:
-                raise LabError(_why(meeting, targets, {*answers}, now - started))
+                raise LabError(_why(request, targets, {*answers}, now - started))
         return answers
 
 
@@ -263,8 +253,9 @@ def _is_next(request: RequestFolder) -> bool:
     return meeting.decision == "given-up" or (meeting.decision == "agreed" and done)
 
 
-def _why(meeting: Meeting, targets: list[int], answered: set[int], seconds: float) -> str:
+def _why(request: RequestFolder, targets: list[int], answered: set[int], seconds: float) -> str:
     """Why there is no answer, by the ranks that are missing."""
+    meeting = request.look()
     at = meeting.step(targets)
     end = "run.stacks() shows where every rank is"
     if meeting.decision == "agreed":
@@ -281,7 +272,7 @@ def _ranks(ranks: set[int]) -> str:
     return ("rank " if len(ranks) == 1 else "ranks ") + ", ".join(map(str, sorted(ranks)))
 
 
-def _step_of(answers: dict[int, dict[str, Any]]) -> int:
+def _step_of(answers: dict[int, Mapping[str, Any]]) -> int:
     return max(int(answer["step"]) for answer in answers.values())
 
 
@@ -302,7 +293,7 @@ def _columns(expression: str) -> list[str]:
     return [f"{name}_" if name in ("rank", "step") else name for name in names]
 
 
-def _value(result: dict[str, Any]) -> Any:
+def _value(result: Mapping[str, Any]) -> Any:
     if "unseen" in result:
         return "measured from the next step on"
     if "array" not in result:

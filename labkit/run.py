@@ -8,40 +8,27 @@ import time
 from functools import cached_property
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from labkit import words
-from labkit.arguments import Expected, Seconds, checked
+from labkit.arguments import Grace, Seconds, checked
 from labkit.cluster import job_in_words, state_of_run, stop_run
 from labkit.errors import LabError, RankFailedError, RunFolderError, rank_failed
 from labkit.export import export
 from labkit.files import opened, read_bytes, read_json, read_text, write_json
 from labkit.frontend import check_kernel, execution_count, is_headless, ui
 from labkit.launcher import (
-    LONGEST_GRACE,
     Stacks,
-    freed_in_words,
+    left_in_words,
     look_at,
-    processes_of,
     run_that_saves_to,
     still_running,
 )
 from labkit.planner import Memory
 from labkit.reach import Reachable
-from labkit.record import (
-    COLUMNS,
-    Cause,
-    RunFolder,
-    RunReader,
-    State,
-    StateName,
-    current_ranks,
-    find_run,
-    list_runs,
-    rows,
-    unfinished_launches,
-)
+from labkit.record import Cause, RunFolder, RunReader, State, StateName, Step, rows
 from labkit.session import is_session
+from labkit.stored_runs import find_run, list_runs, unfinished_launches
 from labkit.text import gib, plain
 from labkit.view import (
     Dashboard,
@@ -66,7 +53,6 @@ POLL_NODES_SECONDS = 1.0  # reads the files of every node from a shared file ser
 PROGRESS_SECONDS = 30.0
 REDRAW_SECONDS = 1.0
 LOG_BYTES = 1 << 20
-Grace = Annotated[float, Expected("a number of seconds from 0 to 86,400", lambda value: 0 <= value < LONGEST_GRACE)]
 
 
 def attach(which: str | os.PathLike[str] = "latest", *, runs_dir: str | os.PathLike[str] | None = None) -> Run:
@@ -235,10 +221,7 @@ class Run(Reachable):
         state = stop_run(self.folder, grace=grace, say=self._say)
         self._finish_view()
         # only Slurm knows the processes on a job's nodes
-        count = len(processes_of(self.folder))
-        left = job_in_words(self.folder) or f"{count} process{'' if count == 1 else 'es'} left"
-        if not had_ended and not count and (freed := freed_in_words(self.folder)):
-            left += f", {freed}"
+        left = job_in_words(self.folder) or left_in_words(self.folder, memory=not had_ended)
         killed = f"{state.killed} had to be killed; " if state.killed else ""
         already = "had already ended, " if had_ended else ""
         print(f"{plain(self.id)}: {already}{state.state}; {killed}{left}", flush=True)
@@ -264,7 +247,7 @@ class Run(Reachable):
 
         A log of more than 1 MiB is truncated to its end; the first line then gives the path of the full log.
         """
-        folder, ranks = self.folder.latest, current_ranks(self.folder)
+        folder, ranks = self.folder.latest, State.current_ranks(self.folder)
         if rank is not None and rank not in ranks:
             raise LabError(f"{self.id} has no rank {rank!r}; its ranks are {', '.join(map(str, ranks))}")
         if rank is not None:
@@ -281,7 +264,7 @@ class Run(Reachable):
         import pandas as pd
 
         frame = pd.DataFrame(list(rows(self.folder)))
-        return frame.reindex(columns=[*COLUMNS, *(name for name in frame if name not in COLUMNS)])
+        return frame.reindex(columns=[*Step.COLUMNS, *(name for name in frame if name not in Step.COLUMNS)])
 
     def losses(self) -> pd.Series[float]:
         """The loss by step, averaged over ranks, each of which has the loss of its part of the batch. Steps that only

@@ -16,11 +16,12 @@ from labkit.checking import warn
 from labkit.cluster import JobOptions
 from labkit.errors import LabError, LaunchError, RankFailedError
 from labkit.export import check_live
+from labkit.files import removed_on_failure
 from labkit.frontend import check_kernel, execution_count, is_headless, ui
-from labkit.launcher import removed_on_failure, stop
+from labkit.launcher import stop
 from labkit.launching import settings_for
 from labkit.place import check_original, check_own
-from labkit.record import Cause, RunFolder, RunReader
+from labkit.record import Cause, RunReader
 from labkit.run import Interrupted, Run
 from labkit.sweeps import (
     Result,
@@ -95,7 +96,7 @@ def sweep(script: Script | str | os.PathLike[str], **parameters: Any) -> Sweep:
     settings = {name: str(value) for name, value in (options.env or {}).items()} if job else settings_for(options)
     handle = Sweep(create(script, options, parameters, settings, job))
     if job:
-        with removed_on_failure(RunFolder(handle.path)):
+        with removed_on_failure(Path(handle.path)):
             submit_points(handle.folder, range(len(handle._results.points)), settings)
     return handle._start(settings, wait=options.wait, detach=options.detach)
 

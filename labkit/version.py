@@ -1,6 +1,16 @@
 """Holds labkit's version, which is not that of an installation's metadata: labkit may run from a folder on
 PYTHONPATH."""
 
-__all__ = ["__version__"]
+from __future__ import annotations
+
+import re
+
+__all__ = ["TORCH_FLOOR", "__version__", "release_of"]
 
 __version__ = "0.1.0"
+TORCH_FLOOR = (2, 8)  # below it, gloo hangs in pipelines or sums wrongly
+
+
+def release_of(version: str) -> tuple[int, ...]:
+    """(2, 10) of "2.10.0+cu128"."""
+    return tuple(int(part) for part in re.findall(r"\d+", version)[:2])

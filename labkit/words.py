@@ -7,10 +7,12 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
-from labkit.files import Json, finite, number, read_json
-from labkit.record import DESCRIBING, Cause, RankHistory, RunFolder, RunReader, State
+from labkit.files import Json, finite, read_json
+from labkit.record import Cause, RankHistory, RunFolder, RunReader, State
 from labkit.text import gib as gib
 from labkit.text import plain
+
+EXPANDABLE = "{'PYTORCH_CUDA_ALLOC_CONF': 'expandable_segments:True'}"  # reduces fragmentation
 
 LONGEST_VALUE, DRAWN_DIGITS = 24, 10
 SHOWN_VALUES = 12
@@ -219,9 +221,8 @@ def reported(reader: RunReader) -> list[tuple[str, str]]:
     minimum and maximum if ranks at the same step differ. At most 12; `run.metrics()` has all of them."""
     values: dict[str, list[float]] = {}
     for history in reader.reporting:
-        for name, value in history.values.items():
-            if name not in DESCRIBING and (figure := number(value)) is not None:
-                values.setdefault(name, []).append(figure)
+        for name, figure in history.figures.items():
+            values.setdefault(name, []).append(figure)
     names = sorted(values, key=lambda name: not name.startswith("test_"))
     in_step = len({str(history.values.get("step")) for history in reader.reporting}) == 1
     shown = [

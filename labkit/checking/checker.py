@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from typing import overload
 
-from labkit.checking.findings import KINDS, Finding, Findings
+from labkit.checking.findings import Finding, Findings
 from labkit.checking.migration import Migration, compared
 from labkit.checking.rules import (  # noqa: F401  (each registers its rules)
     RULES,
@@ -32,7 +32,7 @@ from labkit.errors import ScriptError
 from labkit.text import plain
 from labkit.write import Script, is_library, script_names
 
-__all__ = ["Finding", "Findings", "KINDS", "RULES", "check", "warn"]
+__all__ = ["check", "warn"]
 
 IGNORED = re.compile(r"#\s*labkit:\s*ignore\[([\w\s,-]+)\]")
 MOST_LINES = 5

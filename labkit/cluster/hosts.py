@@ -21,12 +21,15 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
 
+from labkit.arguments import Parameters
 from labkit.cluster.remote import ask, check_names, is_address, is_this_host
 from labkit.errors import LaunchError, RunFolderError
+from labkit.files import Json
 from labkit.hardware import Gpu, Hardware, hardware, is_loopback, own_address_towards, resolved
 from labkit.launch_options import LaunchOptions
 from labkit.launcher import Launchable, check_ranks, create_run, node_command, prepare_launch, stop
-from labkit.record import Nodes, RunFolder, read_state, runs_root
+from labkit.record import Nodes, RunFolder, State
+from labkit.stored_runs import runs_root
 from labkit.write import Script
 
 __all__ = ["begin", "lines_to_paste", "tie"]
@@ -41,10 +44,10 @@ _ties: list[subprocess.Popen[bytes]] = []
 def begin(
     script: Launchable,
     options: LaunchOptions,
-    parameters: Mapping[str, Any],
+    parameters: Parameters,
     *,
     tied: bool,
-    prediction: Mapping[str, Any] | None = None,
+    prediction: Mapping[str, Json] | None = None,
 ) -> RunFolder:
     """Start a run on every host and return its folder. Raises LaunchError before any rank starts."""
     if options.retries or options.min_ranks is not None:
@@ -201,7 +204,7 @@ def tie(folder: RunFolder) -> subprocess.Popen[bytes]:
 def main() -> None:
     folder, owner = RunFolder(sys.argv[1]), int(sys.argv[2])
     while os.getppid() == owner:
-        if read_state(folder).is_final:
+        if State.read(folder).is_final:
             return
         time.sleep(LOOK_SECONDS)
     stop(folder)

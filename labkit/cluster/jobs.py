@@ -12,23 +12,23 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from labkit.arguments import Parameters
 from labkit.cluster import slurm
 from labkit.cluster.sbatch import HEAD, NODE, PORT, JobOptions, LaunchFile, array_text, sbatch_text
 from labkit.errors import LabError, LaunchError, RunFolderError
-from labkit.files import read_json, refresh, tail_text, write_json
+from labkit.files import read_json, refresh, removed_on_failure, tail_text, write_json
 from labkit.launch_options import LaunchOptions
 from labkit.launcher import (
     check_arguments,
     check_may_stop,
     create_run,
+    node_command,
     prepare_launch,
-    removed_on_failure,
     request_stop,
     stop,
-    torchrun_of_node,
     without_leftovers,
 )
-from labkit.record import FINAL_STATES, Cause, RunFolder, State, SweepPoint, read_state, write_state
+from labkit.record import Cause, RunFolder, State, SweepPoint
 from labkit.text import plain, slug
 from labkit.write import Script
 
@@ -54,10 +54,10 @@ LAST_LINES_BYTES = 4000
 CORES_PER_RANK = 2  # one for the rank and one for its data loading
 
 
-def submit_to_slurm(folder: RunFolder, env: Mapping[str, Any] | None = None) -> str:
+def submit_to_slurm(folder: RunFolder, env: Mapping[str, str] | None = None) -> str:
     """Submit the launch file of a run and return the job's id. Raises LaunchError after removing the run."""
     variables = {name: str(value) for name, value in (env or {}).items()}
-    with removed_on_failure(folder):
+    with removed_on_failure(folder.path):
         job_id = slurm.submit(folder.launch_file, without_leftovers(os.environ) | variables)
     write_json(folder.job, {"job": job_id})
     return job_id
@@ -67,7 +67,7 @@ def prepare_submission(
     script: Script | str | os.PathLike[str],
     launch: LaunchOptions,
     job: JobOptions,
-    parameters: Mapping[str, Any],
+    parameters: Parameters,
     *,
     sweep: SweepPoint | None = None,
 ) -> RunFolder:
@@ -75,8 +75,8 @@ def prepare_submission(
     the file is then that of a task of a job array."""
     job = resolved(job)
     folder = create_run(prepare_launch(script, launch, parameters, nodes=job.counts, saves=True), sweep=sweep)
-    with removed_on_failure(folder):
-        command = torchrun_of_node(folder, NODE, HEAD, PORT)
+    with removed_on_failure(folder.path):
+        command = node_command(folder, NODE, HEAD, PORT)
         file = LaunchFile(
             job,
             name=str(launch.name or folder.read_manifest().name),
@@ -203,7 +203,7 @@ def state_of_run(folder: RunFolder) -> State:
     Once the job has ended, its result is kept in state.json, because Slurm forgets it, and Slurm is not asked again.
     """
     job_id = job_of(folder)
-    own = read_state(folder)
+    own = State.read(folder)
     if job_id is None or _is_settled(folder):
         return own
     job = slurm.ask_slurm(job_id, output=_output(folder))
@@ -211,14 +211,14 @@ def state_of_run(folder: RunFolder) -> State:
         return own
     if job.is_over:
         _refresh(folder)
-        own = read_state(folder)  # its nodes may have written their last words before it ended
+        own = State.read(folder)  # its nodes may have written their last words before it ended
     state = slurm.with_job(own, job, _last_line(folder))
     # a job that is gone may wait in the queue of another cluster than the one that was asked
     is_known = job.state != "GONE" or (own.state in ("succeeded", "failed") and state == own)
     if job.is_over and state.is_final and is_known:
         state = replace(state, ended=state.ended or time.time())
         with suppress(OSError):  # of somebody else's run, or on a full disk
-            write_state(folder, state)
+            state.write(folder)
     return state
 
 
@@ -241,7 +241,7 @@ def _refresh(folder: RunFolder) -> None:
 def _is_settled(folder: RunFolder) -> bool:
     """Whether the run's own state.json, not only those of its nodes, has a final state."""
     state = read_json(folder.state)
-    return isinstance(state, dict) and state.get("state") in FINAL_STATES
+    return isinstance(state, dict) and state.get("state") in State.FINAL
 
 
 def stop_run(
@@ -267,7 +267,7 @@ def stop_run(
             refused = f": {error}"
     slurm.cancel(job.id)
     _await_end(folder, job, refused)
-    state = read_state(folder)
+    state = State.read(folder)
     if state.is_final and state.state != "lost":
         return state_of_run(folder)
     state = replace(
@@ -277,7 +277,7 @@ def stop_run(
         notice=None,
         cause=Cause("stopped", "stopped on request"),
     )
-    write_state(folder, state)
+    state.write(folder)
     return state
 
 

@@ -27,7 +27,7 @@ import psutil
 from labkit.errors import LabError, LaunchError
 from labkit.hardware import hardware, is_loopback, own_address_towards, resolved
 from labkit.launcher import check_gpus_are_free
-from labkit.record import RunFolder, last_beat
+from labkit.record import Node, RunFolder
 from labkit.text import plain
 from labkit.version import __version__
 
@@ -177,7 +177,7 @@ def begin(folder: str, node: int, command: Sequence[str], env: Mapping[str, str]
             start_new_session=True,  # it outlives the ssh that started it
         )
     deadline = time.monotonic() + BEGINNING_SECONDS
-    while last_beat(home) is None:
+    while Node(home).last_beat() is None:
         if process.poll() is not None or time.monotonic() > deadline:
             process.kill()  # it has started nothing yet, and must not once the launch is given up
             process.wait()

@@ -1,4 +1,4 @@
-"""Defines the doctor's findings, and lists the functions that produce them."""
+"""Defines the doctor's findings, lists the functions that produce them, and shows them: problems first, then facts."""
 
 from __future__ import annotations
 

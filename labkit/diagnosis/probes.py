@@ -1,7 +1,6 @@
-"""One function for each field of MachineFacts, with its name, that determines this fact quickly and without side
-effects.
+"""Determines each field of MachineFacts by a function of its name, quickly and without side effects.
 
-It returns None if the fact does not apply. `gather` records its exceptions and continues with the next function.
+A function returns None if the fact does not apply. `gather` records its exceptions and continues with the next one.
 """
 
 from __future__ import annotations
@@ -35,12 +34,13 @@ from labkit.diagnosis.facts import (
     nvml_from_json,
 )
 from labkit.errors import LabError
-from labkit.hardware import GpusUnknownError, Hardware, ask_nvml, hardware, has_driver, torch_report
+from labkit.hardware import GpusUnknownError, Hardware, ask_nvml, check_interface, hardware, has_driver, torch_report
 from labkit.hardware import memory_limit as _memory_limit
-from labkit.launcher import LEFTOVER_PREFIXES, LEFTOVERS, check_interface
+from labkit.launcher import without_leftovers
 from labkit.link import remembered_links, remembered_preflight
-from labkit.rank_files import MARKER
-from labkit.record import check_root, runs_root
+from labkit.rank_files import MARKER, NODE_MARKER
+from labkit.record import RunFolder
+from labkit.stored_runs import runs_root
 
 __all__ = ["gather", "kaggle"]
 
@@ -98,10 +98,12 @@ def nvml(here: Hardware) -> Nvml | None:
     if not has_driver():
         return None
     report = ask_nvml(NVML_SECONDS)
-    for card in report["cards"]:
-        for process in card["processes"] or ():
-            process |= _who(process["pid"])
-    return nvml_from_json(report)
+    cards = [
+        {**card, "processes": each and [{**process, **_who(process["pid"])} for process in each]}
+        for card in report["cards"]
+        for each in [card["processes"]]
+    ]
+    return nvml_from_json({**report, "cards": cards})
 
 
 def _who(pid: int) -> dict[str, Any]:
@@ -183,7 +185,7 @@ def runs_free(here: Hardware) -> int:
 def refusals(here: Hardware) -> dict[str, str]:
     checks: dict[str, Callable[[], object]] = {
         "GLOO_SOCKET_IFNAME": lambda: check_interface(os.environ.get("GLOO_SOCKET_IFNAME", "")),
-        "runs folder": lambda: check_root(runs_root(None)),
+        "runs folder": lambda: RunFolder.check_root(runs_root(None)),
     }
     messages = {}
     for what, check in checks.items():
@@ -220,7 +222,7 @@ def is_headless(here: Hardware) -> bool:
 
 
 def leftovers(here: Hardware) -> tuple[str, ...]:
-    return tuple(sorted(k for k in os.environ if k in LEFTOVERS or k.startswith(LEFTOVER_PREFIXES)))
+    return tuple(sorted(os.environ.keys() - without_leftovers(os.environ).keys() - {MARKER, NODE_MARKER}))
 
 
 def nccl_settings(here: Hardware) -> dict[str, str]:

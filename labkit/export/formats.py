@@ -21,7 +21,7 @@ from typing import Any, BinaryIO
 from labkit.errors import LabError
 from labkit.export.points import Point, needs, no_records, not_written, points
 from labkit.rank_files import MARKER, NODE_MARKER
-from labkit.record import COLUMNS, RunFolder, rows
+from labkit.record import RunFolder, Step, rows
 from labkit.text import plain
 
 __all__ = ["FILES", "FORMATS", "TRACKERS", "Log", "check_live", "export", "start_exporter"]
@@ -121,7 +121,7 @@ def _columns(folder: RunFolder) -> dict[str, list[Any]]:
     table = list(rows(folder))
     if not table:
         raise no_records(folder)
-    names = dict.fromkeys([*COLUMNS, *(name for row in table for name in row)])
+    names = dict.fromkeys([*Step.COLUMNS, *(name for row in table for name in row)])
     return {plain(name): [_encodable(row.get(name)) for row in table] for name in names}
 
 

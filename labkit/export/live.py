@@ -18,7 +18,7 @@ from labkit.errors import LabError
 from labkit.export.formats import FILES, TRACKERS, Log
 from labkit.export.points import Point, attempt_starts, points
 from labkit.files import write_json
-from labkit.record import RunFolder, read_state, rows
+from labkit.record import RunFolder, State, rows
 from labkit.text import plain
 
 __all__ = ["main"]
@@ -36,7 +36,7 @@ def main() -> None:
         exports = {name: _Export(folder, name, opened) for name in formats}
         spent = 0.0
         while True:
-            final = read_state(folder).is_final  # read before the records, so that the last pass has them all
+            final = State.read(folder).is_final  # read before the records, so that the last pass has them all
             for export in exports.values():
                 export.update(final)
             if not folder.path.is_dir():
@@ -52,7 +52,7 @@ def main() -> None:
 def _wait(folder: RunFolder, seconds: float) -> None:
     """Until so much time has passed, or the run has ended."""
     until = time.monotonic() + seconds
-    while time.monotonic() < until and not read_state(folder).is_final:
+    while time.monotonic() < until and not State.read(folder).is_final:
         time.sleep(POLL_SECONDS)
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from labkit.errors import LabError
 from labkit.files import number
-from labkit.record import PHASES, Header, Records, RunFolder, RunReader, rows
+from labkit.record import RunFolder, RunReader, Step, rows
 from labkit.text import plain
 from labkit.words import together
 
@@ -72,7 +72,7 @@ def points(folder: RunFolder, *, settled: bool = False) -> list[Point]:
         raise no_records(folder)
     end = _settled(table) if settled else math.inf
     one_by_one = 1 < len({row["rank"] for row in table}) <= MOST_RANKS
-    starts, reader = _starts(folder), RunReader(folder, each_rank=True).read_all()
+    reader = RunReader(folder, each_rank=True).read_all()
     newest: dict[str, dict[int, float]] = {name: {} for name in lead}
     result = []
     for step, group in groupby(scalars, key=lambda each: each[0]["step"]):
@@ -86,7 +86,7 @@ def points(folder: RunFolder, *, settled: bool = False) -> list[Point]:
             point |= {f"ranks/{row['rank']}/{name}": v for row, values in recorded for name, v in values.items()}
         first = recorded[0][0]
         if point and step < end:
-            result.append(Point(step, starts[first["rank"]] + first["time"], point))
+            result.append(Point(step, (reader.ranks[first["rank"]].started or 0.0) + first["time"], point))
     return result
 
 
@@ -121,7 +121,7 @@ def _scalars(row: dict[str, Any]) -> Iterator[tuple[str, float]]:
     for name, value in row.items():
         if name in NOT_DRAWN or (scalar := number(value)) is None:
             continue
-        folder = "phases/" if name in PHASES else "memory/" if name in MEMORY else ""
+        folder = "phases/" if name in Step.PHASES else "memory/" if name in MEMORY else ""
         yield folder + (name if folder else plain(name)), scalar
 
 
@@ -131,14 +131,3 @@ def _over_ranks(name: str, values: list[float], reader: RunReader) -> float:
     if name == "step_seconds_max" or name.startswith("memory/"):
         return max(values)
     return min(values) if name == "step_seconds_min" else sum(values) / len(values)
-
-
-def _starts(folder: RunFolder) -> dict[int, float]:
-    """When each rank first started, in seconds since the epoch: the times of `rows` count from there."""
-    starts: dict[int, float] = {}
-    for attempt in folder.attempts():
-        for rank in attempt.started_ranks():
-            if rank not in starts:
-                header = next(iter(Records(attempt.metrics(rank)).poll()), None)
-                starts[rank] = (header.time if isinstance(header, Header) else None) or 0.0
-    return starts

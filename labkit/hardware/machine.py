@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal, TypedDict
 
 import psutil
 
@@ -134,6 +134,11 @@ class Hardware:
             return "fp32"
         return "bf16" if all(gpu.has_bf16 for gpu in self.gpus) else "fp16"
 
+    def gpu_names(self, ranks: int) -> list[str]:
+        """The GPUs that this many ranks will use, as `CUDA_VISIBLE_DEVICES` names them."""
+        named = self.visible_devices.split(",") if self.visible_devices else map(str, range(len(self.gpus)))
+        return [name.strip() for name in named][: min(ranks, len(self.gpus))]
+
     @property
     def default_ranks(self) -> int:
         """One per GPU; on the CPU two, enough to show ranks at work."""
@@ -199,8 +204,9 @@ def usable_cores() -> int:
 
 
 def _gpus(visible: str | None) -> tuple[Gpu, ...]:
-    report = torch_report(visible) or {"gpus": ()}
-    return tuple(Gpu(name, memory, (major, minor)) for name, memory, (major, minor) in report["gpus"])
+    report = torch_report(visible)
+    gpus = report["gpus"] if report else ()
+    return tuple(Gpu(name, memory, (major, minor)) for name, memory, (major, minor) in gpus)
 
 
 def _unusable_gpus(visible: str | None) -> str:
@@ -223,10 +229,20 @@ def has_driver() -> bool:
     return any(file.exists() for file in DRIVER_FILES)
 
 
-def torch_report(visible: str | None) -> dict[str, Any] | None:
-    """What torch reports about the visible GPUs (`gpus`, and their `uuids` in the same order; if there are none,
-    `problem` may say why) and about its own build: its CUDA version (`cuda`, None for a CPU build) and `kernels`
-    ("sm_75", …). None if there is no driver, or it shows no GPU.
+class TorchReport(TypedDict):
+    """What torch reports about the visible GPUs (name, memory and compute capability, and their `uuids` in the same
+    order; if there are none, `problem` may say why) and about its own build: its CUDA version (None for a CPU build)
+    and `kernels` ("sm_75", …)."""
+
+    gpus: list[tuple[str, int, tuple[int, int]]]
+    uuids: list[str]
+    problem: str
+    cuda: str | None
+    kernels: list[str]
+
+
+def torch_report(visible: str | None) -> TorchReport | None:
+    """What torch reports about the visible GPUs. None if there is no driver, or it shows no GPU.
 
     Raises GpusUnknownError if torch cannot be asked. Then the next call asks again; an answer is remembered.
     """
@@ -234,7 +250,7 @@ def torch_report(visible: str | None) -> dict[str, Any] | None:
 
 
 @cache  # which does not remember exceptions
-def _listing(visible: str | None) -> dict[str, Any]:
+def _listing(visible: str | None) -> TorchReport:
     env = os.environ | {"PYTHONSAFEPATH": "1"} | ({} if visible is None else {"CUDA_VISIBLE_DEVICES": visible})
     message = "importing torch to list the GPUs; from a cold disk this may take minutes"
     waiting = threading.Timer(SLOW_SECONDS, lambda: print(message, file=sys.stderr, flush=True))
@@ -245,7 +261,7 @@ def _listing(visible: str | None) -> dict[str, Any]:
         if done.returncode:
             last = [f"exit code {done.returncode}", *done.stderr.strip().splitlines()][-1]
             raise _unknown(last)
-        report: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])  # torch may have printed something, too
+        report: TorchReport = json.loads(done.stdout.splitlines()[-1])  # torch may have printed something, too
         return report
     except subprocess.TimeoutExpired:
         raise _unknown(f"importing it and asking took more than {LISTING_SECONDS:g} s") from None

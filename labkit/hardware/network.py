@@ -13,7 +13,7 @@ import psutil
 
 from labkit.errors import LaunchError
 
-__all__ = ["interface_of", "is_loopback", "own_address_towards", "resolved"]
+__all__ = ["check_interface", "interface_of", "is_loopback", "own_address_towards", "resolved"]
 
 ANY_PORT = 9  # nothing is sent: connecting a datagram socket only looks up the route
 
@@ -47,3 +47,14 @@ def interface_of(own: str) -> str:
         if any(address.address.split("%")[0] == own for address in addresses):
             return name
     raise LaunchError(f"no network interface on {socket.gethostname()} has the address {own}")
+
+
+def check_interface(names: str) -> None:
+    """Check that the network interfaces that gloo is told to use exist; torch's own message is "ifa != nullptr"."""
+    here = psutil.net_if_addrs()
+    for name in filter(None, names.split(",")):
+        if name not in here:
+            raise LaunchError(
+                f"GLOO_SOCKET_IFNAME={names!r}, but there is no interface {name}; this host has: {', '.join(here)}. "
+                "On a single machine, unset it"
+            )

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import combinations
-from typing import Any
+from typing import Any, TypedDict
 
 __all__ = ["ask_nvml", "cards_of", "handles_of", "report"]
 
@@ -20,8 +20,46 @@ PATHS = {0: "same board", 10: "PIX", 20: "PXB", 30: "PHB", 40: "NODE", 50: "SYS"
 READ, NVLINK = 0, 2  # of nvmlGpuP2PCapsIndex_t; nvidia-ml-py 12 and 13 have a tuple, (0,), for the first
 
 
-def ask_nvml(seconds: float) -> dict[str, Any]:
-    """`driver`, `cuda`, `cards` and `links`, see `report`. Raises OSError, ValueError or subprocess.TimeoutExpired."""
+class NvmlProcess(TypedDict):
+    pid: int
+    memory: int | None
+
+
+class NvmlCard(TypedDict):
+    """A GPU: memory in bytes, `utilisation` in percent, `power` in W, and the processes that have memory on it."""
+
+    index: int
+    name: str | None
+    uuid: str | None
+    memory: int | None
+    free: int | None
+    utilisation: int | None
+    power: float | None
+    temperature: int | None
+    processes: list[NvmlProcess] | None
+
+
+class NvmlLink(TypedDict):
+    """Two GPUs: the `path` between them, and whether each can read the other's memory, also over NVLink."""
+
+    first: int
+    second: int
+    path: str | None
+    peer: bool | None
+    nvlink: bool | None
+
+
+class NvmlReport(TypedDict):
+    """The driver's version, the newest CUDA version that it supports, and the GPUs."""
+
+    driver: str | None
+    cuda: str | None
+    cards: list[NvmlCard]
+    links: list[NvmlLink]
+
+
+def ask_nvml(seconds: float) -> NvmlReport:
+    """What NVML says. Raises OSError, ValueError or subprocess.TimeoutExpired."""
     done = subprocess.run(
         [sys.executable, __file__],
         capture_output=True,
@@ -33,7 +71,7 @@ def ask_nvml(seconds: float) -> dict[str, Any]:
     if done.returncode:
         last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
         raise OSError(f"NVML failed: {last}")
-    answer: dict[str, Any] = json.loads(done.stdout)
+    answer: NvmlReport = json.loads(done.stdout)
     return answer
 
 
@@ -44,11 +82,11 @@ def main() -> None:
     print(json.dumps(report(pynvml)))
 
 
-def report(nvml: Any) -> dict[str, Any]:
+def report(nvml: Any) -> NvmlReport:
     """What NVML says about the driver, the GPUs and the links between them. `nvml` is the initialized pynvml."""
     ask = partial(_ask, nvml)
 
-    def link(first: int, second: int) -> dict[str, Any]:
+    def link(first: int, second: int) -> NvmlLink:
         pair = handles[first], handles[second]
         read = ask(nvml.nvmlDeviceGetP2PStatus, *pair, READ)
         nvlink = ask(nvml.nvmlDeviceGetP2PStatus, *pair, NVLINK)
@@ -75,12 +113,12 @@ def handles_of(nvml: Any) -> list[Any]:
     return [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
 
 
-def cards_of(nvml: Any, handles: Sequence[Any]) -> list[dict[str, Any]]:
+def cards_of(nvml: Any, handles: Sequence[Any]) -> list[NvmlCard]:
     """What NVML says about each GPU, in bytes, percent, watts and degrees Celsius; None where it does not say."""
     return [_card(nvml, partial(_ask, nvml), index, handle) for index, handle in enumerate(handles)]
 
 
-def _card(nvml: Any, ask: Callable[..., Any], index: int, handle: Any) -> dict[str, Any]:
+def _card(nvml: Any, ask: Callable[..., Any], index: int, handle: Any) -> NvmlCard:
     memory, rates = ask(nvml.nvmlDeviceGetMemoryInfo, handle), ask(nvml.nvmlDeviceGetUtilizationRates, handle)
     milliwatts = ask(nvml.nvmlDeviceGetPowerUsage, handle)
     processes = ask(nvml.nvmlDeviceGetComputeRunningProcesses, handle)

@@ -1,4 +1,4 @@
-"""Follows a kernel's log in a terminal: its output, and one line about the current training."""
+"""Follows a kernel in a terminal to the end of its session, and fetches the runs in its output."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 from labkit.errors import LabError
 from labkit.kaggle.service import Service, Status
-from labkit.record import Cause, RunFolder, RunReader, read_state, write_state
+from labkit.record import Cause, RunFolder, RunReader, State
 from labkit.view import StatusLine
 
 __all__ = ["follow", "pull_runs"]
@@ -93,8 +93,8 @@ def pull_runs(service: Service, kernel: str, root: Path) -> tuple[list[RunFolder
 
 def _finish(folder: RunFolder) -> None:
     """Mark a run as lost if the end of the session cut it off, because its state still says that it is running."""
-    state = read_state(folder)
+    state = State.read(folder)
     if not state.is_final:
         histories = RunReader(folder, each_rank=True).read_all().ranks.values()
         ended = state.started + max((history.seen for history in histories), default=0.0)
-        write_state(folder, replace(state, state="lost", ended=ended, cause=Cause("lost", CUT)))
+        replace(state, state="lost", ended=ended, cause=Cause("lost", CUT)).write(folder)

@@ -1,4 +1,4 @@
-"""Makes the two files of a Kaggle kernel from a notebook: text in, text out. service.py pushes them."""
+"""Makes the two files of a Kaggle kernel from a notebook, which bring labkit as a wheel. service.py pushes them."""
 
 from __future__ import annotations
 

@@ -15,21 +15,18 @@ from importlib.machinery import PathFinder
 from importlib.metadata import PackageNotFoundError, requires, version
 from typing import Any
 
-import psutil
-
 from labkit.errors import LaunchError
 from labkit.hardware import Hardware, install_for, torch_report, without_kernels
 from labkit.launch_options import LaunchOptions
 from labkit.launcher.torchrun import LEFTOVER_PREFIXES
+from labkit.version import TORCH_FLOOR, release_of
 from labkit.write import Script, is_composed, options_of
 
 __all__ = [
-    "TORCH_FLOOR",
     "check_arguments",
     "check_batch",
     "check_environment",
     "check_imports",
-    "check_interface",
     "check_numbers",
     "check_precision",
     "check_ranks",
@@ -37,11 +34,9 @@ __all__ = [
     "fewer_ranks",
     "imports_in_doubt",
     "imported",
-    "release_of",
 ]
 
 MOST_RANKS = 1024
-TORCH_FLOOR = (2, 8)
 SECRET_FLAG = re.compile(
     r"^--(token|([\w-]*[-_])?("
     r"(hf|api|access|auth|bearer|session|refresh|github|gitlab|wandb|kaggle)[-_]token"
@@ -74,11 +69,6 @@ def check_torch(platform: str) -> None:
         raise LaunchError(
             f"torch {installed} is too old; labkit needs 2.8 or newer (older versions hang or sum wrongly with gloo)"
         )
-
-
-def release_of(version: str) -> tuple[int, ...]:
-    """(2, 10) of "2.10.0+cu128"."""
-    return tuple(int(part) for part in re.findall(r"\d+", version)[:2])
 
 
 def check_ranks(nproc_per_node: Any, backend: Any, hardware: Hardware) -> int:
@@ -120,7 +110,8 @@ def _check_kernels(hardware: Hardware, ranks: int) -> None:
     fails."""
     if not hardware.gpus:
         return
-    built = (torch_report(hardware.visible_devices) or {}).get("kernels", ())
+    report = torch_report(hardware.visible_devices)
+    built = report["kernels"] if report else ()
     for gpu in without_kernels(hardware.gpus[:ranks], built):
         raise LaunchError(
             f"torch {version('torch')} has no kernels for {gpu.name} ({gpu.sm}), only for {', '.join(built)}: the "
@@ -305,7 +296,7 @@ def check_arguments(args: Any) -> list[str]:
     return texts
 
 
-def check_environment(env: Mapping[str, Any]) -> dict[str, str]:
+def check_environment(env: Mapping[str, str]) -> dict[str, str]:
     """The variables as text. Raises LaunchError if a name or value is not valid, or changes what torchrun does."""
     if not isinstance(env, Mapping):
         raise LaunchError(f"env must be a mapping such as {{'NCCL_DEBUG': 'INFO'}}, got {env!r}")
@@ -319,17 +310,6 @@ def check_environment(env: Mapping[str, Any]) -> dict[str, str]:
             raise LaunchError(f"env: {name!r} is not a valid environment variable name")
         _check_word(f"env[{name!r}]", str(value))
     return {name: str(value) for name, value in env.items()}
-
-
-def check_interface(names: str) -> None:
-    """Check that the network interfaces that gloo is told to use exist; torch's own message is "ifa != nullptr"."""
-    here = psutil.net_if_addrs()
-    for name in filter(None, names.split(",")):
-        if name not in here:
-            raise LaunchError(
-                f"GLOO_SOCKET_IFNAME={names!r}, but there is no interface {name}; this host has: {', '.join(here)}. "
-                "On a single machine, unset it"
-            )
 
 
 def _check_word(what: str, text: str) -> None:

@@ -7,7 +7,7 @@ import os
 import socket
 import tempfile
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -15,16 +15,14 @@ import psutil
 
 from labkit.errors import LaunchError
 from labkit.files import read_json
-from labkit.hardware import GpusUnknownError, Hardware, torch_report
+from labkit.hardware import GpusUnknownError, torch_report
 from labkit.launcher.stopping import supervised
-from labkit.record import RunFolder, read_state
+from labkit.record import RunFolder, State
 
 __all__ = [
     "GpusInUseError",
-    "cards",
+    "busy_gpus",
     "check_gpus_are_free",
-    "gpus_in_use",
-    "gpus_of",
     "lock_checkpoints",
     "one_launch_at_a_time",
     "run_that_saves_to",
@@ -37,14 +35,6 @@ EVERY_GPU = ",".join(map(str, range(64)))  # CUDA ignores the indices from the f
 
 class GpusInUseError(LaunchError):
     """Another run holds a GPU that the launch needs."""
-
-
-def gpus_of(machine: Hardware, ranks: int) -> list[str]:
-    """The GPUs that this many ranks will use, as `CUDA_VISIBLE_DEVICES` names them."""
-    if not machine.gpus:
-        return []
-    named = machine.visible_devices.split(",") if machine.visible_devices else map(str, range(len(machine.gpus)))
-    return [name.strip() for name in named][: min(ranks, len(machine.gpus))]
 
 
 def check_gpus_are_free(wanted: list[str]) -> None:
@@ -61,6 +51,14 @@ def check_gpus_are_free(wanted: list[str]) -> None:
             )
 
 
+def busy_gpus(names: Sequence[str]) -> list[str]:
+    """The GPUs that active runs hold, once for each run; those among `names` are called as there."""
+    busy = [gpu for _, gpus in gpus_in_use() for gpu in gpus]
+    card = cards([*names, *busy])
+    named = {card[name]: name for name in names}
+    return [named.get(card[gpu], gpu) for gpu in busy]
+
+
 def cards(names: Iterable[str]) -> dict[str, str]:
     """One name for each card, by a GPU's name in `CUDA_VISIBLE_DEVICES` (its index, its UUID or the beginning of it).
 
@@ -71,7 +69,8 @@ def cards(names: Iterable[str]) -> dict[str, str]:
     uuids: list[str] = []
     if indices and indices != names:
         try:
-            uuids = [f"GPU-{uuid}" for uuid in (torch_report(EVERY_GPU) or {"uuids": ()})["uuids"]]
+            report = torch_report(EVERY_GPU)
+            uuids = [f"GPU-{uuid}" for uuid in report["uuids"]] if report else []
         except GpusUnknownError as error:
             raise LaunchError(
                 f"runs select GPUs both by index and by UUID ({', '.join(sorted(names))}). Use one kind of id, or "
@@ -98,7 +97,7 @@ def active_runs() -> list[RunFolder]:
             folder = supervised(process)
             if folder is None or process.uids().real != os.getuid():
                 continue
-            if not read_state(folder).is_final:  # the supervisor writes the final state just before it exits
+            if not State.read(folder).is_final:  # the supervisor writes the final state just before it exits
                 runs.append(folder)
         except (psutil.Error, OSError):
             continue
@@ -139,7 +138,7 @@ def lock_checkpoints(checkpoints: Path, run: RunFolder) -> int | None:
         except BlockingIOError:
             holder = read_json(lock)
             path, host = (holder.get("run"), holder.get("host")) if isinstance(holder, dict) else (None, None)
-            if path and time.monotonic() < deadline and Path(path).exists() and read_state(RunFolder(path)).is_final:
+            if path and time.monotonic() < deadline and Path(path).exists() and State.read(RunFolder(path)).is_final:
                 time.sleep(0.05)
                 continue
             os.close(descriptor)

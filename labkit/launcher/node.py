@@ -28,9 +28,8 @@ from pathlib import Path
 
 from labkit.errors import LabError, LaunchError
 from labkit.files import in_parallel, read_json, refresh
-from labkit.hardware import interface_of, is_loopback, own_address_towards, resolved
+from labkit.hardware import check_interface, interface_of, is_loopback, own_address_towards, resolved
 from labkit.host import HOST, Identity, host_name
-from labkit.launcher import checks
 from labkit.launcher.causes.explain import conclusion, oom_kills
 from labkit.launcher.locks import lock_checkpoints
 from labkit.launcher.peers import (
@@ -48,18 +47,7 @@ from labkit.launcher.stopping import SAVING_SECONDS, StopRequest
 from labkit.launcher.supervisor import Supervisor, prepare
 from labkit.launcher.torchrun import rank_environment
 from labkit.rank_files import MODULES, NODE_MARKER
-from labkit.record import (
-    Cause,
-    NodeFold,
-    Nodes,
-    RunFolder,
-    State,
-    are_folded,
-    beat,
-    is_on_this_host,
-    supervisor_of,
-    write_state,
-)
+from labkit.record import Cause, Node, NodeFold, Nodes, RunFolder, State
 
 __all__ = ["main"]
 
@@ -146,10 +134,10 @@ class NodeSupervisor(Supervisor):
         self.home.keep_reserve()
         self.home.outcome.write_text("null\n")  # exists before a peer looks for it, see `refresh`
         with suppress(OSError):
-            beat(self.home, self.name, self.address)
+            Node(self.home).beat(self.name, self.address)
         self.write(self.state)  # after the heartbeat, because a node with a state and without one counts as lost
         threading.Thread(target=self.beat, name="labkit-node", daemon=True).start()
-        if are_folded(self.nodes.world_size, self.nodes.count):
+        if self.nodes.are_folded:
             threading.Thread(target=self.fold, name="labkit-fold", daemon=True).start()
         code, why, killed = None, None, 0
         try:
@@ -177,7 +165,7 @@ class NodeSupervisor(Supervisor):
                 others = self.node == 0 and any(in_parallel(Peer.works, list(self.peers.values())))
                 news |= {WORKS: self.works, ONE_WORKS: self.works or others}
             with suppress(OSError):  # a full disk, a deleted folder; the peers will notice
-                beat(self.home, self.name, self.address, **news)
+                Node(self.home).beat(self.name, self.address, **news)
             refresh(self.folder.path)  # for stop.json
             self.news.wait(BEAT_SECONDS)
 
@@ -223,7 +211,7 @@ class NodeSupervisor(Supervisor):
         """The environment of this node's ranks, with the settings of this host. Raises LaunchError."""
         modules = {} if self.manifest.script.path else {MODULES: self.manifest.cwd}
         environment, _ = rank_environment(os.environ, modules, self.interface())
-        checks.check_interface(environment["GLOO_SOCKET_IFNAME"])
+        check_interface(environment["GLOO_SOCKET_IFNAME"])
         return environment | {NODE_MARKER: str(self.node)}
 
     def interface(self) -> str:
@@ -231,7 +219,7 @@ class NodeSupervisor(Supervisor):
 
         On the first node the head's name is its own, which Linux installers write into /etc/hosts as 127.0.1.1.
         """
-        alone = all(is_on_this_host(peer.home) for peer in self.peers.values())
+        alone = all(Node(peer.home).is_on_this_host() for peer in self.peers.values())
         if self.address is None or alone or not is_loopback(self.address):
             return interface_of(self.address or own_address_towards(resolved(self.head)))
         if self.node:
@@ -352,13 +340,13 @@ def _write_missing_state(final: State, peer: Peer) -> None:
     if not peer.is_alive_at_the_end() and peer.conclusion() is None:
         with suppress(OSError):  # a full disk; or the run was deleted
             peer.home.path.mkdir(exist_ok=True)
-            write_state(peer.home, replace(final, exit_code=None, killed=0))
+            replace(final, exit_code=None, killed=0).write(peer.home)
 
 
 def _check_is_free(run: RunFolder, attempt: RunFolder, node: int) -> None:
     """A node of an attempt starts once, and not after the others have ended: its command may have been pasted late, or
     its job requeued after the run was stopped. Raises LaunchError."""
-    identity = supervisor_of(attempt.node(node))
+    identity = Node(attempt.node(node)).supervisor()
     if identity is not None:
         where = f"pid {identity.pid} on {identity.host}"
         raise LaunchError(f"node {node} of this run was already started ({where}); launch the run again")

@@ -10,7 +10,7 @@ from typing import Any
 from labkit.files import finite, read_json, refresh, write_json
 from labkit.hardware import is_loopback
 from labkit.host import Identity, boot_id
-from labkit.record import Cause, RunFolder, State, last_beat, supervisor_of, written_state
+from labkit.record import Cause, Node, RunFolder, State
 
 __all__ = ["CONCLUSIONS", "ENDING_TIMEOUT_SECONDS", "MEETING_SECONDS", "POLL_SECONDS", "WORKS", "Outcome", "Peer"]
 
@@ -83,7 +83,7 @@ class Peer:
     def reports(self, news: str) -> bool:
         """Whether the newest heartbeat has this news, see `NodeSupervisor.beat`."""
         self._poll()
-        return self._beat is not None and self._beat.get(news) is True
+        return self._beat is not None and news in self._beat.news
 
     def works(self) -> bool:
         """Whether the node's ranks work after an interrupt, according to a recent heartbeat."""
@@ -92,15 +92,15 @@ class Peer:
     @property
     def address(self) -> str | None:
         """Its own address, None if other hosts cannot reach it."""
-        address = (last_beat(self.home) or {}).get("address")
-        return address if isinstance(address, str) and not is_loopback(address) else None
+        newest = Node(self.home).last_beat()
+        return newest.address if newest and newest.address and not is_loopback(newest.address) else None
 
     def is_alive(self, patience: float = HEARTBEAT_TIMEOUT_SECONDS) -> bool:
         """Whether it has started and still sends heartbeats, by this host's clock only: clocks may differ."""
         self._poll()
         if self._beat is None or time.monotonic() - self._beat_time > patience:
             return False
-        self._identity = identity = self._identity or supervisor_of(self.home)
+        self._identity = identity = self._identity or Node(self.home).supervisor()
         return identity is None or identity.boot != boot_id() or identity.is_alive()
 
     def is_alive_at_the_end(self) -> bool:
@@ -119,7 +119,7 @@ class Peer:
     def conclusion(self) -> State | None:
         """Its final state; None if it has not written one."""
         with suppress(OSError):  # a stale handle, a timeout: asked again
-            state = written_state(self.home)
+            state = State.written(self.home)
             return state if state.state in CONCLUSIONS else None
         return None
 
@@ -133,6 +133,6 @@ class Peer:
         self._polled = time.monotonic()
         if self._beat is None:
             refresh(self.home.path)
-        newest = last_beat(self.home)
+        newest = Node(self.home).last_beat()
         if newest is not None and newest != self._beat:
             self._beat, self._beat_time = newest, self._polled

@@ -6,12 +6,11 @@ It is the same for one host, several hosts, Slurm and a sweep. Nothing is starte
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from importlib.machinery import PathFinder
@@ -21,12 +20,11 @@ from zipfile import ZipFile, is_zipfile
 
 from labkit.arguments import Parameters
 from labkit.checking import facts_of
-from labkit.errors import RunFolderError, ScriptError
-from labkit.files import Json, is_a, write_json
-from labkit.hardware import Hardware, hardware, platform_name
+from labkit.errors import ScriptError
+from labkit.files import Json, is_a, removed_on_failure, write_json
+from labkit.hardware import Hardware, check_interface, hardware, platform_name
 from labkit.launch_options import LaunchOptions
 from labkit.launcher import checks
-from labkit.launcher.locks import gpus_of
 from labkit.launcher.torchrun import (
     guest_node_command,
     rank_environment,
@@ -40,13 +38,14 @@ from labkit.launcher.warm.eligibility import why_new_processes
 from labkit.launcher.warm.process import write_starting_files
 from labkit.launcher.warm.session import VARIABLE, may_fork
 from labkit.rank_files import MODULES
-from labkit.record import Manifest, ManifestScript, Nodes, RunFolder, State, SweepPoint, runs_root, write_state
+from labkit.record import Manifest, Nodes, RunFolder, State, SweepPoint
 from labkit.session import current_folder, seconds_to_train
+from labkit.stored_runs import runs_root
 from labkit.text import plain
 from labkit.version import __version__
 from labkit.write import Script, check_flags, command_line, completed, options_of, read_back, read_file, script_names
 
-__all__ = ["Launch", "Launchable", "Module", "create_run", "prepare_launch", "removed_on_failure", "script_and_file"]
+__all__ = ["Launch", "Launchable", "Module", "create_run", "prepare_launch", "script_and_file"]
 
 MAIN = "__main__.py"  # what Python runs of a folder or an archive
 
@@ -107,7 +106,7 @@ class Launch:
     @property
     def gpus(self) -> list[str]:
         """The GPUs of each host that the ranks will use, as `CUDA_VISIBLE_DEVICES` names them."""
-        return [] if self.machine is None else gpus_of(self.machine, self.ranks)
+        return [] if self.machine is None else self.machine.gpu_names(self.ranks)
 
     @property
     def file(self) -> str | None:
@@ -174,9 +173,12 @@ def prepare_launch(
         print(plain(doubt), file=sys.stderr, flush=True)
     fewer = list[int]()
     if nodes is None:
-        checks.check_interface({**os.environ, **env}.get("GLOO_SOCKET_IFNAME", ""))
+        check_interface({**os.environ, **env}.get("GLOO_SOCKET_IFNAME", ""))
         fewer = checks.fewer_ranks(text, launch.parameters, ranks, options)
-    added = _session_deadline(launch) if path is None and ends_with_session else {}
+    added: dict[str, str] = {}
+    if path is None and ends_with_session:
+        RunFolder.check_root(runs_root(options.runs_dir))  # nothing is printed about a run that cannot be made
+        added = _session_deadline(launch)
     if path is None:
         text = _with_extras(text, [*added, *(["checkpoint_dir"] if saves else [])])
     return replace(launch, script=text, added=added, fewer_ranks=fewer)
@@ -270,7 +272,7 @@ def create_run(
     is the plan's.
     """
     folder = RunFolder.create(runs_root(launch.options.runs_dir), str(launch.options.name or launch.script.name))
-    with removed_on_failure(folder):
+    with removed_on_failure(folder.path):
         folder.script.write_bytes(launch.script.encoded())
         write_starting_files(folder)
         folder.ranks.mkdir()
@@ -280,7 +282,7 @@ def create_run(
         lines = _lines_without_labkit(launch, manifest.program, address, port)
         folder.command.write_text("".join(line + "\n" for line in lines), encoding="utf-8")
         write_json(folder.manifest, manifest.to_json())
-        write_state(folder, State("starting", time.time()))
+        State("starting", time.time()).write(folder)
         if prediction:
             write_json(folder.plan, prediction)
     return folder
@@ -302,7 +304,7 @@ def _manifest(launch: Launch, folder: RunFolder, address: str, port: int | str, 
         folder=str(folder.path),
         created=datetime.now(UTC).isoformat(timespec="milliseconds"),
         world_size=launch.world_size,
-        script=ManifestScript(script.sha256, launch.file),
+        script=Manifest.Script(script.sha256, launch.file),
         program=(*program,),
         facts=facts_of(str(script)),
         cells={cell.title: cell.origin for cell in script.parts if cell.origin},
@@ -345,18 +347,6 @@ def _why_new_processes(launch: Launch) -> str | None:
         return f"{VARIABLE} is 0, or this system does not support it"
     folder = launch.path.parent if launch.path else current_folder()
     return why_new_processes(launch.program or ["script.py"], str(launch.script), folder, launch.environment)
-
-
-@contextmanager
-def removed_on_failure(folder: RunFolder) -> Iterator[None]:
-    """Remove a folder if filling it fails. Raises RunFolderError for errors of the disk."""
-    try:
-        yield
-    except BaseException as error:
-        shutil.rmtree(folder.path, ignore_errors=True)  # ours, seconds old, and nothing has run in it
-        if isinstance(error, OSError):
-            raise RunFolderError(f"the run could not be started in {folder.path}: {error}") from None
-        raise
 
 
 def _git_commit() -> str | None:

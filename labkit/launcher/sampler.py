@@ -19,7 +19,7 @@ from typing import Any
 import psutil
 
 from labkit.files import write_json
-from labkit.hardware import cards_of, handles_of
+from labkit.hardware import NvmlCard, cards_of, handles_of
 from labkit.host import Identity, host_name
 from labkit.launcher.stopping import descendants
 from labkit.record import RunFolder
@@ -79,7 +79,7 @@ def _write(file: int, record: dict[str, Any]) -> None:
         os.write(file, (json.dumps({"t": time.monotonic(), **record}) + "\n").encode())
 
 
-def _gpus() -> Callable[[], list[dict[str, Any]]]:
+def _gpus() -> Callable[[], list[NvmlCard]]:
     """Reads what NVML says about all GPUs; there are none without a driver."""
     try:
         import pynvml

@@ -35,7 +35,7 @@ from labkit.launcher.rank_processes import (
     ranks_of,
 )
 from labkit.launcher.stopping import GRACE_SECONDS, SAVING_SECONDS, StopRequest, processes_of, requested, sweep
-from labkit.record import LeftRunning, RunFolder, write_left_running
+from labkit.record import LeftRunning, RunFolder
 
 __all__ = ["LEFT_SECONDS", "Leftovers", "Shutdown", "torchrun_seconds"]
 
@@ -262,7 +262,7 @@ class Leftovers:
     def _write(self) -> None:
         if self._record.processes or self._record.killed:
             with suppress(OSError):  # a full disk, a deleted folder
-                write_left_running(self._home, self._record)
+                self._record.write(self._home)
 
     def _name(self, process: psutil.Process) -> str:
         where = f" on {self._host}" if self._host else ""

@@ -9,12 +9,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
-from labkit.files import Json
+from labkit.files import Json, removed_on_failure
 from labkit.launcher.locks import check_gpus_are_free, lock_checkpoints, one_launch_at_a_time
-from labkit.launcher.prepare import Launch, create_run, removed_on_failure
+from labkit.launcher.prepare import Launch, create_run
 from labkit.launcher.warm import session as warm
 from labkit.launcher.warm.process import with_room
-from labkit.record import RunFolder, SweepPoint, record_starting_supervisor
+from labkit.record import Node, RunFolder, SweepPoint
 
 __all__ = ["start"]
 
@@ -37,7 +37,7 @@ def start(
     belongs to. Raises LaunchError, after which there is no folder.
     """
     folder = create_run(launch, prediction=prediction, sweep=sweep)
-    with removed_on_failure(folder):
+    with removed_on_failure(folder.path):
         _print_notices(launch)
         with one_launch_at_a_time() if launch.gpus else nullcontext():
             if not shares_gpus and launch.environment.get("LABKIT_SHARE_GPUS") != "1":
@@ -99,5 +99,5 @@ def _start_supervisor(
             start_new_session=True,  # a notebook's interrupt reaches the kernel's whole process group
             pass_fds=descriptors,
         )
-    record_starting_supervisor(folder, process.pid)
+    Node(folder).record_starting_supervisor(process.pid)
     return process

@@ -15,31 +15,18 @@ from dataclasses import dataclass, replace
 
 import psutil
 
+from labkit.arguments import LONGEST_GRACE
 from labkit.errors import RunFolderError
 from labkit.files import finite, in_parallel, read_json, write_json
 from labkit.hardware import ask_nvml
 from labkit.host import Identity
 from labkit.launcher.rank_processes import cleans_up, is_alive
 from labkit.rank_files import MARKER, NODE_MARKER
-from labkit.record import (
-    Cause,
-    LeftRunning,
-    RunFolder,
-    State,
-    heard_nodes,
-    left_running,
-    read_state,
-    supervisor_is_elsewhere,
-    supervisor_is_starting,
-    supervisor_of,
-    write_state,
-    written_state,
-)
+from labkit.record import Cause, LeftRunning, Node, RunFolder, State
 from labkit.text import gib
 
 __all__ = [
     "GRACE_SECONDS",
-    "LONGEST_GRACE",
     "SAVING_SECONDS",
     "StopRequest",
     "check_may_stop",
@@ -61,7 +48,6 @@ SAMPLER = "labkit.launcher.sampler"
 GRACE_SECONDS = 5.0
 # A checkpoint that is being saved when a stop is requested may take this long to be committed.
 SAVING_SECONDS = 60.0
-LONGEST_GRACE = 86_400.0
 # The nodes of a run end one after another and agree on a cause; they wait 15 s for a node that is gone.
 AGREEING_SECONDS = 25.0
 POLL_SECONDS = 0.05
@@ -98,11 +84,11 @@ def stop(
     folder.
     """
     check_may_stop(folder)
-    if supervisor_is_elsewhere(folder):
+    if Node(folder).supervisor_is_elsewhere():
         raise RunFolderError(
             f"{folder.id} runs on another machine, or started before this one was rebooted; stop it there"
         )
-    before = read_state(folder)
+    before = State.read(folder)
     if before.is_final and folder.original():
         return before
     if before.is_final and before.state != "lost":
@@ -113,18 +99,18 @@ def stop(
     killed = sweep(folder, say=lambda notice, _: say(notice)) if grace is not None and grace <= 0 else 0
     margin, period = (AGREEING_SECONDS, POLL_NODES_SECONDS) if folder.nodes.is_dir() else (5.0, POLL_SECONDS)
     until, notice = time.time() + (GRACE_SECONDS if grace is None else grace), None
-    while not (state := read_state(folder)).is_final and time.time() < max(until, state.stops_by or 0.0) + margin:
+    while not (state := State.read(folder)).is_final and time.time() < max(until, state.stops_by or 0.0) + margin:
         if state.stops_by is not None and state.notice not in (None, notice):
             say(notice := str(state.notice))
         time.sleep(period)
     killed += _sweep_all(folder, say)
-    if not state.is_final and (nodes := heard_nodes(folder)):
+    if not state.is_final and (nodes := Node.heard(folder)):
         raise RunFolderError(
             f"{folder.id} was asked to stop but has not ended on {', '.join(nodes)}, whose heartbeats continue; see "
             "supervisor.log in its nodes' folders"
         )
     if not state.is_final or (state.state == "lost" and not before.is_final):
-        starting = supervisor_is_starting(folder)
+        starting = Node(folder).supervisor_is_starting()
         when = "before its supervisor had started" if starting else "after its supervisor had exited"
         sentence = f"stopped on request, {when}"
         state = replace(state, state="stopped", ended=time.time(), cause=Cause("stopped", sentence))
@@ -132,14 +118,14 @@ def stop(
         return state
     state = replace(state, ended=state.ended or time.time(), killed=state.killed + killed)
     if folder.path.exists():
-        write_state(folder, state)
+        state.write(folder)
     return state
 
 
 def check_may_stop(folder: RunFolder) -> None:
     """The run belongs to this user, and this is its folder and not a copy of it. Raises RunFolderError."""
     folder.check_own("stop it")
-    if not written_state(folder).is_final:  # else there is nothing to stop
+    if not State.written(folder).is_final:  # else there is nothing to stop
         folder.check_original()
 
 
@@ -205,7 +191,7 @@ def supervised(process: psutil.Process) -> RunFolder | None:
 
 def _supervisors(folder: RunFolder, node: int | None = None) -> list[psutil.Process]:
     """The live processes on this machine that supervise a run, or one node of it; this process may be one."""
-    identities = in_parallel(supervisor_of, _homes(folder, node))
+    identities = in_parallel(lambda home: Node(home).supervisor(), _homes(folder, node))
     supervisors = []
     for pid in {os.getpid(), *(one.pid for one in identities if one is not None and one.is_alive())}:
         with suppress(psutil.Error):
@@ -265,15 +251,15 @@ def _end_leftovers(folder: RunFolder, final: State, grace: float | None) -> Stat
         until = time.monotonic() + (GRACE_SECONDS if grace is None else grace) + margin
         while still_running(folder) and time.monotonic() < until:
             time.sleep(POLL_SECONDS)
-    killed = sum(len(left.killed) for home, left in left_running(folder).items() if home.path in homes)
+    killed = sum(len(left.killed) for home, left in LeftRunning.read(folder).items() if home.path in homes)
     return replace(final, killed=final.killed + killed + _sweep_all(folder))
 
 
 def still_running(folder: RunFolder) -> dict[RunFolder, LeftRunning]:
     """What the ranks of a run that is over left running, by the folder of the supervisor that waits for it."""
     running = {}
-    for home, left in left_running(folder).items():
-        supervisor = supervisor_of(home)
+    for home, left in LeftRunning.read(folder).items():
+        supervisor = Node(home).supervisor()
         if left.ended is None and supervisor is not None and left.until is not None:
             is_late = time.time() > left.until + GRACE_SECONDS + KILL_SECONDS
             if supervisor.is_alive() or (supervisor.is_elsewhere and not is_late):
@@ -317,6 +303,13 @@ def request_in_words(folder: RunFolder) -> Cause:
     return Cause("stopped", "stopped on request")
 
 
+def left_in_words(folder: RunFolder, *, memory: bool) -> str:
+    """How many processes of a stopped run are left; if none, with `memory` also whether the GPUs' memory is free."""
+    count = len(processes_of(folder))
+    freed = freed_in_words(folder) if memory and not count else ""
+    return f"{count} process{'' if count == 1 else 'es'} left" + (f", {freed}" if freed else "")
+
+
 def freed_in_words(folder: RunFolder) -> str:
     """What NVML says about the processes of a run that has been stopped: `and their GPU memory is free`, or which of
     them it still lists. Empty if it cannot tell: it did not list them while they ran, as in many containers, does not
@@ -331,7 +324,7 @@ def freed_in_words(folder: RunFolder) -> str:
             return ""
         if any(card["processes"] is None for card in cards):
             return ""
-        listed = [(card["index"], each) for card in cards for each in card["processes"] if each["pid"] in pids]
+        listed = [(card["index"], each) for card in cards for each in card["processes"] or () if each["pid"] in pids]
         if not listed:
             return "and their GPU memory is free"
         if time.monotonic() > until:

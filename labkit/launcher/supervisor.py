@@ -45,17 +45,7 @@ from labkit.launcher.warm.fork import ForkedTorchrun, import_torchrun
 from labkit.launcher.warm.process import ROOM, can_show, show_command
 from labkit.place import OpenFolder
 from labkit.rank_files import REACHABLE
-from labkit.record import (
-    FINAL_STATES,
-    Cause,
-    RunFolder,
-    State,
-    StateName,
-    Step,
-    read_state,
-    write_state,
-    written_state,
-)
+from labkit.record import Cause, RunFolder, State, StateName, Step
 
 Torchrun = subprocess.Popen[bytes] | ForkedTorchrun
 LIBC = ctypes.CDLL(None)  # loaded here because nothing may be loaded between fork and exec
@@ -74,8 +64,8 @@ def main() -> None:
     except Exception as error:
         sweep(folder)  # whatever failed here, leave no process of the run behind
         cause = Cause("supervisor", f"labkit's supervisor failed and the run was stopped: {error!r}")
-        if not (state := read_state(folder)).is_final:
-            write_state(folder, replace(state, state="failed", ended=time.time(), cause=cause))
+        if not (state := State.read(folder)).is_final:
+            replace(state, state="failed", ended=time.time(), cause=cause).write(folder)
         raise
 
 
@@ -106,7 +96,7 @@ class Supervisor:
         own = Identity.of(os.getpid())
         self.identities: dict[str, Any] = {"supervisor": own.as_dict() if own else None, "oom_kills": oom_kills()}
         write_json(self.home.agent, self.identities)
-        started = written_state(folder).started or time.time()
+        started = State.written(folder).started or time.time()
         self.state = State("starting", started)
         self.clock = time.monotonic() - (time.time() - started)  # the wall clock may be changed while we run
 
@@ -396,7 +386,7 @@ class Supervisor:
     def has_ended(self) -> bool:
         """Whether another process, which gave up waiting for this one, has written a final state."""
         written = read_json(self.home.state)
-        return isinstance(written, dict) and written.get("state") in FINAL_STATES
+        return isinstance(written, dict) and written.get("state") in State.FINAL
 
     def write(self, state: State) -> None:
         self.state = state
@@ -404,7 +394,7 @@ class Supervisor:
         if self.has_ended():
             return
         try:
-            write_state(self.home, state)
+            state.write(self.home)
         except OSError as error:  # a full disk, a deleted folder: supervising the processes matters more
             print(f"state.json could not be written: {error}", flush=True)
 

@@ -80,8 +80,7 @@ def node_torchrun_command(
 
 
 def torchrun_of_node(folder: RunFolder, node: int | str, address: str, port: int | str) -> list[str]:
-    """The torchrun command, with labkit's guest in each rank, for one node of a run on several; `node` may be a shell
-    variable."""
+    """The torchrun command, with labkit's guest in each rank, for one node of a run on several."""
     manifest = folder.read_manifest()
     nodes = manifest.nodes
     if nodes is None:
@@ -104,8 +103,9 @@ def guest_node_command(
     return node_torchrun_command(torchrun, nodes, node, address, port, *rest)
 
 
-def node_command(folder: RunFolder, node: int, address: str, port: int) -> list[str]:
-    """The command that one host of a run executes: the node's supervisor, which starts torchrun."""
+def node_command(folder: RunFolder, node: int | str, address: str, port: int | str) -> list[str]:
+    """The command that one host of a run executes: the node's supervisor, which starts torchrun. `node`, `address` and
+    `port` may be variables of a shell."""
     supervisor = [sys.executable, "-m", "labkit.launcher.node", str(folder.path), str(node), "--"]
     return [*supervisor, *torchrun_of_node(folder, node, address, port)]
 

@@ -4,18 +4,18 @@ from labkit.faces import face
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from labkit.link.measure import KINDS as KINDS
-    from labkit.link.measure import CollectiveTime as CollectiveTime  # Seconds of one call on an array of `bytes`
-    from labkit.link.measure import Link as Link  # The link between `ranks` ranks of a machine
-    from labkit.link.measure import link_settings as link_settings  # The variables that this many ranks need to
-    from labkit.link.measure import load as load  # The value stored under this key
-    from labkit.link.measure import machine_key as machine_key  # A key with everything that the answer of a
-    from labkit.link.measure import measure_link as measure_link  # Run each kind of collective on this number of
-    from labkit.link.measure import remembered_link as remembered_link  # The stored measurement for this number of
-    from labkit.link.measure import remembered_links as remembered_links  # The stored measurements of this machine
-    from labkit.link.measure import remembered_preflight as remembered_preflight  # The stored result of this
-    from labkit.link.measure import short_run as short_run  # `(answer, problem)`
-    from labkit.link.measure import store as store  # Store a value next to the others
-    from labkit.link.measure import try_link as try_link  # Let this many ranks sum a number, with one setting after
+    from labkit.link.measure import KINDS as KINDS  # the kinds of collectives that are measured
+    from labkit.link.measure import CollectiveTime as CollectiveTime  # latency and seconds per byte of one kind
+    from labkit.link.measure import Link as Link  # the measured link between some ranks of a machine
+    from labkit.link.measure import link_settings as link_settings  # the variables that ranks need to reach each other
+    from labkit.link.measure import load as load  # a value from the cache of this machine
+    from labkit.link.measure import machine_key as machine_key  # a key with all that a measurement depends on
+    from labkit.link.measure import measure_link as measure_link  # measures every kind of collective; stores the result
+    from labkit.link.measure import remembered_link as remembered_link  # the stored measurement for a number of ranks
+    from labkit.link.measure import remembered_links as remembered_links  # those for all numbers of ranks
+    from labkit.link.measure import remembered_preflight as remembered_preflight  # the stored result of try_link
+    from labkit.link.measure import short_run as short_run  # runs a script on ranks and returns the answer it wrote
+    from labkit.link.measure import store as store  # stores a value in the cache of this machine
+    from labkit.link.measure import try_link as try_link  # tries settings until the ranks reach each other
 else:
     __getattr__, __dir__ = face(__name__)

@@ -22,11 +22,11 @@ from typing import Any
 
 from labkit.errors import LabError, LaunchError
 from labkit.files import read_json, write_json
-from labkit.hardware import Hardware, driver_version, hardware
+from labkit.hardware import Hardware, check_interface, driver_version, hardware
 from labkit.host import host_name
 from labkit.launch_options import LaunchOptions
-from labkit.launcher import check_environment, check_interface, check_ranks, prepare_launch, start, stop
-from labkit.record import read_state
+from labkit.launcher import check_environment, check_ranks, prepare_launch, start, stop
+from labkit.record import State
 
 __all__ = [
     "CollectiveTime",
@@ -271,7 +271,7 @@ def short_run(
         except LabError as error:
             return None, str(error)
         try:
-            while not (state := read_state(folder)).is_final:
+            while not (state := State.read(folder)).is_final:
                 time.sleep(POLL_SECONDS)
         except BaseException:  # also on an interrupt, leave nothing running
             stop(folder, grace=0.0)

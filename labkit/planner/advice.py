@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 
 from labkit import words
 from labkit.arguments import Parameters
-from labkit.launcher import EXPANDABLE
 from labkit.planner.candidate import ALIKE, MARGIN, Candidate, evaluate, fastest, held_by, judged, lacks, needs, refusal
 from labkit.planner.data_sheets import Device
 from labkit.planner.layout import Layout, layout_of
@@ -21,6 +20,7 @@ from labkit.planner.speed.speed_model import SpeedModel
 from labkit.planner.variations import SUPERSEDED, extras_of, own_parameters, simplicity, under, variants
 from labkit.record import Peak
 from labkit.text import gib
+from labkit.words import EXPANDABLE
 from labkit.write import Script, options_of, strategy_of
 
 __all__ = ["Advice", "advise"]

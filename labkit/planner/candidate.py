@@ -15,7 +15,6 @@ from labkit import words
 from labkit.arguments import Parameters
 from labkit.checking import check
 from labkit.errors import LabError
-from labkit.launcher import release_of
 from labkit.planner.data_sheets import Device
 from labkit.planner.layout import SCHEDULES_LOOPED, Layout, able_to, layout_of
 from labkit.planner.memory.peak import UnknownToFormulas, variant_of, worst
@@ -25,6 +24,7 @@ from labkit.planner.speed.step_time import StepTime
 from labkit.planner.variations import simplicity
 from labkit.record import Peak
 from labkit.text import gib
+from labkit.version import release_of
 from labkit.view import Bar
 from labkit.write import Script
 

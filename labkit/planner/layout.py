@@ -20,7 +20,7 @@ from labkit.write import (
     strategy_of,
 )
 
-__all__ = ["Layout", "able_to", "check_contract", "layout_of"]
+__all__ = ["Layout", "able_to", "layout_of"]
 
 # The functions of a script that the planner calls.
 CALLED = {

@@ -11,11 +11,11 @@ from labkit.files import finite, read_text
 from labkit.planner.candidate import Candidate, when
 from labkit.planner.data_sheets import THIS_MACHINE
 from labkit.planner.plan_views import memory_rows
-from labkit.record import CATEGORIES, Peak, RunFolder, RunReader
+from labkit.record import Peak, RunFolder, RunReader
 from labkit.text import escaped, gib, plain
 from labkit.view import Bar, aligned, as_image, bars, grid
 
-__all__ = ["Held", "Memory", "Trial"]
+__all__ = ["Memory", "Trial"]
 
 ALIKE = 0.005  # of a peak; smaller differences count as equal
 SHOWN_RANKS = 8
@@ -52,7 +52,7 @@ class Held:
         held = f"{whole}{gib(self.traced.bytes)} {when(self.traced)}, planned {gib(plan.bytes)}"
         if abs(more) < ALIKE * self.traced.bytes:
             return f"{held}: as planned"
-        apart = {c: self.traced.categories.get(c, 0) - plan.categories.get(c, 0) for c in CATEGORIES}
+        apart = {c: self.traced.categories.get(c, 0) - plan.categories.get(c, 0) for c in Peak.CATEGORIES}
         most = max(apart, key=lambda category: abs(apart[category]))
         where = f"most of it in {most} ({'+' if apart[most] > 0 else '-'}{gib(abs(apart[most]))})"
         return f"{held} ({more / plan.bytes:+.1%}): {where}"

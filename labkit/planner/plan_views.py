@@ -1,4 +1,4 @@
-"""A plan as text for terminals, as HTML for notebooks, and as interactive plotly figures (plotly 5.24 to 7)."""
+"""Shows a plan as text for terminals, as HTML for notebooks, and as interactive plotly figures (plotly 5.24 to 7)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from labkit.planner.scaling import Point
-from labkit.record import CATEGORIES, Peak
+from labkit.record import Peak
 from labkit.text import escaped, gib, plain
 from labkit.view import Bar, Palette, aligned, bars, finished, grid
 
@@ -64,7 +64,7 @@ def memory_rows(peaks: Mapping[str, Peak]) -> list[dict[str, str]]:
     others' deviation from it."""
     first = next(iter(peaks.values()))
     rows = []
-    for name in (*CATEGORIES, "total"):
+    for name in (*Peak.CATEGORIES, "total"):
         row = {"category": name}
         for source, peak in peaks.items():
             size = peak.bytes if name == "total" else peak.categories.get(name, 0)

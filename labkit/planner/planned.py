@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 from labkit.arguments import Parameters, Value
 from labkit.errors import LaunchError
 from labkit.files import Json
-from labkit.launcher import release_of
 from labkit.planner.advice import Advice
 from labkit.planner.candidate import MARGIN, unfit
 from labkit.planner.data_sheets import Device
@@ -25,6 +24,7 @@ from labkit.planner.speed.speed_model import SpeedModel
 from labkit.planner.speed.step_time import StepTime
 from labkit.record import Peak
 from labkit.text import gib
+from labkit.version import release_of
 from labkit.view import Bar, as_image
 from labkit.write import Script
 

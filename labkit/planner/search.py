@@ -17,7 +17,7 @@ from labkit.planner.speed.speed_model import SpeedModel
 from labkit.planner.variations import own_parameters
 from labkit.write import Script, options_of
 
-__all__ = ["Change", "HALF", "Search", "fused_adamw", "half_of", "outlook", "remedies", "ways"]
+__all__ = ["HALF", "Search", "fused_adamw", "half_of", "outlook", "remedies", "ways"]
 
 Change = tuple[dict[str, Any], tuple[str, ...]]  # options, and their descriptions
 

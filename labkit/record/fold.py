@@ -24,19 +24,13 @@ from labkit.record.tail import LATEST_SECONDS
 from labkit.series import Point, Series
 from labkit.text import slug
 
-__all__ = ["FoldedRank", "NodeFold", "NodeFolds", "are_folded"]
+__all__ = ["FoldedRank", "NodeFold", "NodeFolds"]
 
-FOLDED_RANKS = 16  # with more, the ranks of each node are folded
 BLOCK_BYTES = 4096  # the file's size is a multiple
 SERIES_EVERY = 10  # folds
 BINS = 64  # of a series here, about as many as a picture shows
 EACH_RANK = 128  # up to these, a reader keeps each rank's own work
 FULLER = 1.02
-
-
-def are_folded(world_size: int, nodes: int) -> bool:
-    """Whether the ranks of such a run are folded."""
-    return nodes > 1 and world_size > FOLDED_RANKS
 
 
 class NodeFold:

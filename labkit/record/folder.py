@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import re
 import time
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -19,11 +18,10 @@ from labkit.rank_files import MARKER, NODE_MARKER
 from labkit.record.manifest import Manifest
 from labkit.text import plain, slug
 
-__all__ = ["MARKER", "NODE_MARKER", "RUN_ID", "RunFolder", "check_root"]
+__all__ = ["MARKER", "NODE_MARKER", "RunFolder"]
 
 # Disk space that is released for the final records when the disk is full.
 RESERVE_BYTES = 256 << 10
-RUN_ID = re.compile(r"\d{8}T\d{6}Z-.+-[0-9a-f]{4}")
 # A checkpoint that has not grown for this long is no longer being saved.
 FRESH_SECONDS = 5.0
 
@@ -207,6 +205,16 @@ class RunFolder:
     def __repr__(self) -> str:
         return f"RunFolder({str(self.path)!r})"
 
+    @staticmethod
+    def check_root(root: Path) -> None:
+        """Raises RunFolderError if runs cannot be stored there. Creates nothing."""
+        existing = next(path for path in (root, *root.parents) if os.path.lexists(path))
+        if not existing.is_dir():
+            raise _no_root(root, "it is a file, expected a folder" if existing == root else os.strerror(errno.ENOTDIR))
+        if not os.access(existing, os.W_OK | os.X_OK):
+            readonly = hasattr(os, "statvfs") and os.statvfs(existing).f_flag & os.ST_RDONLY
+            raise _no_root(root, os.strerror(errno.EROFS if readonly else errno.EACCES))
+
     @classmethod
     def create(cls, root: Path, name: str) -> RunFolder:
         """A new, empty folder `<UTC time>-<name>-<4 hex>` under `root`, readable by its owner only."""
@@ -231,16 +239,6 @@ def _numbers_in(folder: Path) -> list[int]:
             return sorted(int(entry.name) for entry in entries if entry.name.isdecimal())
     except OSError:  # not there yet
         return []
-
-
-def check_root(root: Path) -> None:
-    """Raises RunFolderError if runs cannot be stored there. Creates nothing."""
-    existing = next(path for path in (root, *root.parents) if os.path.lexists(path))
-    if not existing.is_dir():
-        raise _no_root(root, "it is a file, expected a folder" if existing == root else os.strerror(errno.ENOTDIR))
-    if not os.access(existing, os.W_OK | os.X_OK):
-        readonly = hasattr(os, "statvfs") and os.statvfs(existing).f_flag & os.ST_RDONLY
-        raise _no_root(root, os.strerror(errno.EROFS if readonly else errno.EACCES))
 
 
 def _no_root(root: Path, why: str) -> RunFolderError:

@@ -13,10 +13,11 @@ from __future__ import annotations
 import math
 from collections import defaultdict, deque
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from labkit.files import finite, number
+from labkit.files import Json, finite, number
 from labkit.record.records import (
     DESCRIBING,
     PHASES,
@@ -81,6 +82,7 @@ class RankHistory:
         self._records = Records(metrics)
         self.restarts: list[float] = []  # when later attempts of the run started, in the seconds of the series
         self.header: Header | None = None
+        self.started: float | None = None  # first, in seconds since the epoch
         self.step = 0
         self.seen = 0.0  # when the newest record was written, in the same seconds
         self._shift: float | None = None  # from the host's monotonic clock to those seconds
@@ -180,6 +182,12 @@ class RankHistory:
         return self.losses.what
 
     @property
+    def figures(self) -> dict[str, float]:
+        """The newest value of each metric that the script reported; not of what describes the run."""
+        newest = {name: number(value) for name, value in self.values.items() if name not in DESCRIBING}
+        return {name: value for name, value in newest.items() if value is not None}
+
+    @property
     def undecodable(self) -> int:
         """How many lines were not records."""
         return self._records.undecodable
@@ -255,6 +263,7 @@ class RankHistory:
             self._take_report(t, record)
         elif isinstance(record, Header):
             self.header = record
+            self.started = record.time if self.started is None else self.started
         elif isinstance(record, Model):
             self.model = record
         elif isinstance(record, Memory):
@@ -347,9 +356,30 @@ class RankHistory:
         self.series["loss"].cut(self.voided)
 
 
+@dataclass
+class Device:
+    """One GPU with its newest readings, each None if the machine does not report it."""
+
+    name: str
+    uuid: str
+    memory_total: float | None = None  # bytes
+    utilisation: float | None = None  # percent
+    memory_used: float | None = None
+    power: float | None = None  # watts
+    temperature: float | None = None  # Celsius
+
+    @classmethod
+    def decode(cls, record: Mapping[str, Any]) -> Device:
+        return cls(
+            str(record.get("name")),
+            str(record.get("uuid") or ""),
+            finite(record.get("memory_total")),
+            *(finite(record.get(reading)) for reading in READINGS),
+        )
+
+
 class HostHistory:
-    """One machine, in memory that does not grow with the run. Each of `devices` has `name`, `uuid`,
-    `memory_total` and the newest READINGS, None if the machine does not report them."""
+    """One machine, in memory that does not grow with the run."""
 
     def __init__(self, name: str, path: Path):
         self.name = name
@@ -358,43 +388,39 @@ class HostHistory:
         self.cores: float | None = None
         self.cpu: float | None = None
         self.memory_used: float | None = None
-        self.devices: list[dict[str, Any]] = []
+        self.devices: list[Device] = []
 
     def poll(self) -> bool:
         """Read the new records; returns whether there were any."""
         return bool(self._tail.poll())
 
-    def as_dict(self) -> dict[str, Any]:
-        return {k: getattr(self, k) for k in ("memory_total", "cores", "cpu", "memory_used", "devices")}
+    def as_dict(self) -> dict[str, Json]:
+        values = {k: getattr(self, k) for k in ("memory_total", "cores", "cpu", "memory_used")}
+        return {**values, "devices": [asdict(device) for device in self.devices]}
 
     @classmethod
-    def of(cls, name: str, values: Mapping[str, Any]) -> HostHistory:
+    def of(cls, name: str, values: Mapping[str, Json]) -> HostHistory:
         """From `as_dict`. Raises TypeError, KeyError or AttributeError for anything else."""
         host = cls(name, Path(name))
         host.memory_total, host.cores = finite(values["memory_total"]), finite(values["cores"])
         host.cpu, host.memory_used = finite(values["cpu"]), finite(values["memory_used"])
-        host.devices = [
-            {"name": str(d["name"]), "uuid": str(d["uuid"])} | {k: finite(d[k]) for k in ("memory_total", *READINGS)}
-            for d in values["devices"]
-        ]
+        devices: Any = values["devices"]
+        host.devices = [Device.decode(device) for device in devices]
         return host
 
-    def used_by(self, uuids: Collection[str]) -> list[dict[str, Any]]:
+    def used_by(self, uuids: Collection[str]) -> list[Device]:
         """The devices with these UUIDs, as torch writes them; all devices if none of them is known."""
-        used = [d for d in self.devices if d["uuid"].removeprefix("GPU-") in uuids]
+        used = [device for device in self.devices if device.uuid.removeprefix("GPU-") in uuids]
         return used or self.devices
 
     def _take(self, record: dict[str, Any]) -> bool:
         devices = [d for d in record.get("devices") or [] if isinstance(d, dict)]
         if record.get("k") == "meta":
             self.memory_total, self.cores = finite(record.get("memory_total")), finite(record.get("cores"))
-            self.devices = [
-                {"name": str(d.get("name")), "uuid": str(d.get("uuid") or ""), **dict.fromkeys(READINGS)}
-                | {"memory_total": finite(d.get("memory_total"))}
-                for d in devices
-            ]
+            self.devices = [Device.decode(device) for device in devices]
         elif record.get("k") == "host":
             self.cpu, self.memory_used = finite(record.get("cpu")), finite(record.get("memory_used"))
             for device, sample in zip(self.devices, devices, strict=False):
-                device.update({reading: finite(sample.get(reading)) for reading in READINGS})
+                for reading in READINGS:
+                    setattr(device, reading, finite(sample.get(reading)))
         return True

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from datetime import datetime
-from typing import Any, TypeGuard
+from typing import Any, ClassVar, TypeGuard
 
 from labkit.files import Json, finite
 
 __all__ = ["Manifest", "ManifestScript", "Nodes", "ScriptFacts", "SweepPoint"]
 
 MOST_RANKS = 1_000_000
+FOLDED_RANKS = 16  # with more, the ranks of each node are folded
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,11 @@ class Nodes:
 
     def as_dict(self) -> dict[str, Json]:
         return {**asdict(self)}
+
+    @property
+    def are_folded(self) -> bool:
+        """Whether the ranks of such a run are folded by their nodes (see fold.py)."""
+        return self.count > 1 and self.world_size > FOLDED_RANKS
 
     def of_rank(self, rank: int) -> int:
         """The node that a global rank is on."""
@@ -131,6 +137,7 @@ class Manifest:
     gpus: tuple[str, ...] = ()
     nodes: Nodes | None = None
     sweep: SweepPoint | None = None
+    Script: ClassVar = ManifestScript
 
     @classmethod
     def decode(cls, content: Any) -> Manifest:

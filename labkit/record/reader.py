@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from labkit.record.fold import NodeFolds, are_folded
+from labkit.record.fold import NodeFolds
 from labkit.record.folder import RunFolder
 from labkit.record.history import KEPT_CHANGES, HostHistory, RankHistory
 from labkit.record.manifest import Nodes
@@ -145,6 +145,6 @@ class RunReader:
 
 def _folded_nodes(nodes: Nodes | None) -> list[range]:
     """The ranks of each node, if the run has so many that they are folded."""
-    if nodes is None or not are_folded(nodes.world_size, nodes.count):
+    if nodes is None or not nodes.are_folded:
         return []
     return [nodes.ranks_of(node) for node in range(nodes.count)]

@@ -36,14 +36,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from labkit.files import finite, number
 from labkit.record.tail import Tail, last_records
 
 __all__ = [
-    "CATEGORIES",
-    "CATEGORIES",
     "DESCRIBING",
     "End",
     "Event",
@@ -81,18 +79,22 @@ DESCRIBING = {
 LONGEST_TEXT = 1000  # of a reported value
 PASSED = "as passed to backward()"
 
-# A storage that fits several categories counts as the first: a gathered parameter is also saved for backward.
-CATEGORIES = ("parameters", "gradients", "optimizer", "communication", "activations", "temporary")
 Scalar = float | int | str | bool | None
 
 
-class Peak(NamedTuple):
-    """Bytes held at the peak, in total and by category; the phase of the step and the last operation that allocated."""
-
+class _Peak(NamedTuple):
     bytes: int
     phase: str
     operation: str
     categories: dict[str, int]
+
+
+class Peak(_Peak):
+    """Bytes held at the peak, in total and by category; the phase of the step and the last operation that allocated."""
+
+    __slots__ = ()
+    # A storage that fits several categories counts as the first: a gathered parameter is also saved for backward.
+    CATEGORIES: ClassVar = ("parameters", "gradients", "optimizer", "communication", "activations", "temporary")
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +136,22 @@ class Step:
     reserved: float | None
     peak: float | None
     retries: float | None
+    PHASES: ClassVar = PHASES
+    # Of every row of `rows`, even if nothing was recorded.
+    COLUMNS: ClassVar = (
+        "rank",
+        "attempt",
+        "step",
+        "time",
+        "samples",
+        *PHASES,
+        "loss",
+        "steps",
+        "step_seconds",
+        "step_seconds_min",
+        "step_seconds_max",
+        "throughput",
+    )
 
     @staticmethod
     def last(metrics: Path) -> int:

@@ -15,16 +15,15 @@ every rank has been seen.
 from __future__ import annotations
 
 import os
-import stat
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
-from labkit.files import read_json, write_json
+from labkit.files import Json, read_json, write_json
 
-__all__ = ["Decision", "Meeting", "RequestFolder", "is_only_writable_by", "post"]
+__all__ = ["Decision", "Meeting", "RequestFolder"]
 
 Decision = Literal["agreed", "given-up"]
 
@@ -73,29 +72,23 @@ class RequestFolder:
     def answer(self, rank: int) -> Path:
         return self.path / f"answer-{rank}.json"
 
-    def answers(self, ranks: Sequence[int]) -> dict[int, dict[str, Any]]:
+    def answers(self, ranks: Sequence[int]) -> dict[int, Mapping[str, Json]]:
         """The answers so far, by rank."""
         return {rank: answer for rank in ranks if isinstance(answer := read_json(self.answer(rank)), dict)}
 
-
-def post(requests: Path, request: Mapping[str, Any]) -> RequestFolder:
-    """Append a request. Raises OSError, FileNotFoundError if the ranks accept none."""
-    new = requests / f".{os.getpid()}-{os.urandom(4).hex()}"
-    new.mkdir(0o700)
-    write_json(new / "request.json", request)
-    (new / "request.json").chmod(0o600)
-    (new / "open").touch(0o600)
-    number = 1 + max((int(path.name) for path in requests.iterdir() if path.name.isdecimal()), default=0)
-    while True:
-        try:
-            return RequestFolder(new.rename(requests / str(number)))
-        except OSError:
-            if not (requests / str(number)).exists():
-                raise
-            number += 1  # another process's request came first
-
-
-def is_only_writable_by(user: int, *paths: Path) -> bool:
-    """Whether these files and folders belong to the user, are not links, and can be written by nobody else."""
-    stats = [path.lstat() for path in paths]
-    return all(each.st_uid == user and not each.st_mode & 0o022 and not stat.S_ISLNK(each.st_mode) for each in stats)
+    @classmethod
+    def post(cls, requests: Path, request: Mapping[str, Json]) -> RequestFolder:
+        """Append a request. Raises OSError, FileNotFoundError if the ranks accept none."""
+        new = requests / f".{os.getpid()}-{os.urandom(4).hex()}"
+        new.mkdir(0o700)
+        write_json(new / "request.json", request)
+        (new / "request.json").chmod(0o600)
+        (new / "open").touch(0o600)
+        number = 1 + max((int(path.name) for path in requests.iterdir() if path.name.isdecimal()), default=0)
+        while True:
+            try:
+                return cls(new.rename(requests / str(number)))
+            except OSError:
+                if not (requests / str(number)).exists():
+                    raise
+                number += 1  # another process's request came first

@@ -5,30 +5,17 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
-from typing import Any, Literal, get_args
+from typing import Any, ClassVar, Literal, get_args
 
 from labkit.files import Json, finite, in_parallel, read_json, read_text, write_json
 from labkit.record.cause import Cause
 from labkit.record.folder import RunFolder
 from labkit.record.manifest import Nodes
-from labkit.record.nodes import is_heard, supervisor_is_starting, supervisor_of
+from labkit.record.nodes import Node
 
-__all__ = [
-    "FINAL_STATES",
-    "LeftRunning",
-    "State",
-    "StateName",
-    "current_ranks",
-    "left_running",
-    "merged",
-    "read_state",
-    "write_left_running",
-    "write_state",
-    "written_state",
-]
+__all__ = ["LeftRunning", "State", "StateName", "merged"]
 
 StateName = Literal["starting", "running", "succeeded", "failed", "stopped", "lost"]
-FINAL_STATES = ("succeeded", "failed", "stopped", "lost")
 WORST_FIRST = ("failed", "stopped", "lost", "succeeded")
 
 NAMED_NOTICES = 3
@@ -63,10 +50,11 @@ class State:
     earlier: list[dict[str, Json]] = field(default_factory=list)
     ranks: int | None = None
     format: int = 1
+    FINAL: ClassVar = ("succeeded", "failed", "stopped", "lost")
 
     @property
     def is_final(self) -> bool:
-        return self.state in FINAL_STATES
+        return self.state in State.FINAL
 
     @property
     def seconds(self) -> float:
@@ -85,6 +73,56 @@ class State:
         """Whether at least one rank of a running run waits for a resume; `notice` then says why."""
         return self.state == "running" and (self.notice or "").startswith("paused")
 
+    @classmethod
+    def read(cls, folder: RunFolder) -> State:
+        """The state of a run. A run whose supervisor is gone without having written a final state is "lost", and so is
+        a copy of the folder of an active run, whose end is written to the original."""
+        state = cls.written(folder)
+        if state.is_final:
+            return state
+        if original := folder.original():
+            sentence = f"this folder is a copy of {original}, made while the run was active, and does not follow it"
+            cause = Cause("copy", sentence, advice=(f"The run itself: labkit attach {original}",))
+            return replace(state, state="lost", ended=_last_heartbeat(folder, state), cause=cause)
+        if folder.nodes.is_dir():
+            return _of_nodes(folder, state)
+        if state.supervisor_is_alive(folder):
+            return state
+        state = cls.written(folder)  # the supervisor may have written the final state just before it exited
+        if state.is_final:
+            return state
+        return replace(state, state="lost", ended=_last_heartbeat(folder, state), cause=_why_lost(folder))
+
+    @classmethod
+    def written(cls, folder: RunFolder) -> State:
+        """The content of state.json; "lost" if it is missing or damaged."""
+        value = read_json(folder.state)
+        if not _is_sound(value):
+            gone = "the run's folder was deleted" if not folder.path.exists() else "state.json is missing or damaged"
+            now = time.time()
+            return cls("lost", now, ended=now, cause=Cause("lost", gone))
+        known = {f.name for f in fields(State)}
+        sound: dict[str, Any] = {k: finite(value.get(k)) for k in ("started", "ended", "stuck_since", "stops_by")}
+        sound["cause"] = Cause.decode(value.get("cause"))
+        return cls(**{k: v for k, v in value.items() if k in known} | sound)
+
+    def write(self, folder: RunFolder) -> None:
+        """Raises OSError."""
+        cause = dict(self.cause) if self.cause else None
+        write_json(folder.state, asdict(replace(self, cause=None)) | {"cause": cause}, reserve=folder.reserve)
+
+    def supervisor_is_alive(self, folder: RunFolder) -> bool:
+        """Whether the run's supervisor is, or is still about to start."""
+        supervisor = Node(folder).supervisor()
+        if supervisor is None:
+            return abs(time.time() - self.started) < STARTING_SECONDS
+        return supervisor.is_elsewhere or supervisor.is_alive()
+
+    @classmethod
+    def current_ranks(cls, folder: RunFolder) -> range:
+        """The ranks of the newest attempt."""
+        return range(cls.read(folder).ranks or folder.read_manifest().world_size)
+
     def __repr__(self) -> str:
         after = f"after {self.seconds:.1f} s"
         if self.is_paused:
@@ -98,34 +136,9 @@ class State:
         return {"ended": self.ended, "exit_code": self.exit_code, "cause": cause, "checkpoint": self.checkpoint}
 
 
-def write_state(folder: RunFolder, state: State) -> None:
-    cause = dict(state.cause) if state.cause else None
-    write_json(folder.state, asdict(replace(state, cause=None)) | {"cause": cause}, reserve=folder.reserve)
-
-
-def read_state(folder: RunFolder) -> State:
-    """The state of a run. A run whose supervisor is gone without having written a final state is "lost", and so is a
-    copy of the folder of an active run, whose end is written to the original."""
-    state = written_state(folder)
-    if state.is_final:
-        return state
-    if original := folder.original():
-        sentence = f"this folder is a copy of {original}, made while the run was active, and does not follow it"
-        cause = Cause("copy", sentence, advice=(f"The run itself: labkit attach {original}",))
-        return replace(state, state="lost", ended=_last_heartbeat(folder, state), cause=cause)
-    if folder.nodes.is_dir():
-        return _of_nodes(folder, state)
-    if supervisor_is_alive(folder, state):
-        return state
-    state = written_state(folder)  # the supervisor may have written the final state just before it exited
-    if state.is_final:
-        return state
-    return replace(state, state="lost", ended=_last_heartbeat(folder, state), cause=_why_lost(folder))
-
-
 def _why_lost(folder: RunFolder) -> Cause:
     """Why the supervisor is gone, with advice if it failed before it wrote its own agent.json."""
-    started = supervisor_of(folder) is not None and not supervisor_is_starting(folder)
+    started = Node(folder).supervisor() is not None and not Node(folder).supervisor_is_starting()
     try:
         log = [] if started else read_text(folder.supervisor_log).split("\n")
     except OSError:
@@ -171,8 +184,8 @@ def _of_attempt(attempt: RunFolder, nodes: Nodes, root: State) -> State:
 
 def _heard_and_state(node: RunFolder) -> tuple[bool, State | None]:
     """Whether a node is alive, and its state, None if it has not started."""
-    heard = is_heard(node)  # read before the state: a node writes its final state before it exits
-    state = written_state(node)
+    heard = Node(node).is_heard()  # read before the state: a node writes its final state before it exits
+    state = State.written(node)
     return heard, state if state.state != "lost" or node.state.exists() else None
 
 
@@ -213,19 +226,6 @@ def merged(root: State, states: Sequence[State | None], heard: Sequence[bool]) -
     return replace(ended[0], ended=latest, exit_code=code, notice=notice, started=launched, killed=killed)
 
 
-def written_state(folder: RunFolder) -> State:
-    """The content of state.json; "lost" if it is missing or damaged."""
-    value = read_json(folder.state)
-    if not _is_sound(value):
-        gone = "the run's folder was deleted" if not folder.path.exists() else "state.json is missing or damaged"
-        now = time.time()
-        return State("lost", now, ended=now, cause=Cause("lost", gone))
-    known = {f.name for f in fields(State)}
-    sound: dict[str, Any] = {k: finite(value.get(k)) for k in ("started", "ended", "stuck_since", "stops_by")}
-    sound["cause"] = Cause.decode(value.get("cause"))
-    return State(**{k: v for k, v in value.items() if k in known} | sound)
-
-
 def _is_sound(value: Any) -> bool:
     if not isinstance(value, dict) or value.get("state") not in get_args(StateName):
         return False
@@ -243,24 +243,6 @@ def _is_sound(value: Any) -> bool:
         and isinstance(earlier, list)
         and all(isinstance(attempt, dict) for attempt in earlier)
     )
-
-
-def current_ranks(folder: RunFolder) -> range:
-    """The ranks of the newest attempt."""
-    return range(read_state(folder).ranks or folder.read_manifest().world_size)
-
-
-def supervisor_is_alive(folder: RunFolder, state: State) -> bool:
-    supervisor = supervisor_of(folder)
-    if supervisor is None:
-        return abs(time.time() - state.started) < STARTING_SECONDS
-    return supervisor.is_elsewhere or supervisor.is_alive()
-
-
-def supervisor_is_elsewhere(folder: RunFolder) -> bool:
-    """Whether the run belongs to another machine, so that its state can be read here but not checked."""
-    supervisor = supervisor_of(folder)
-    return supervisor is not None and supervisor.is_elsewhere
 
 
 @dataclass(frozen=True)
@@ -287,24 +269,21 @@ class LeftRunning:
             return ""
         return f"labkit ended {_listed(self.killed)} at {_clock(self.ended)}, which its ranks had left running"
 
+    def write(self, home: RunFolder) -> None:
+        """Raises OSError."""
+        write_json(home.left_running, asdict(self))
 
-def write_left_running(home: RunFolder, left: LeftRunning) -> None:
-    """Raises OSError."""
-    write_json(home.left_running, asdict(left))
+    @classmethod
+    def read(cls, folder: RunFolder) -> dict[RunFolder, LeftRunning]:
+        """What the supervisors of a run have written, by the folder of each: the run's own, or that of a node."""
+        homes = [folder, *map(RunFolder, sorted(folder.latest.nodes.glob("*")))]
+        records = [(home, read_json(home.left_running)) for home in homes]
+        return {home: cls._decode(record) for home, record in records if isinstance(record, dict)}
 
-
-def left_running(folder: RunFolder) -> dict[RunFolder, LeftRunning]:
-    """What the supervisors of a run have written, by the folder of each: the run's own, or that of a node."""
-    homes = [folder, *map(RunFolder, sorted(folder.latest.nodes.glob("*")))]
-    return {home: left for home in homes if (left := _read(home)) is not None}
-
-
-def _read(home: RunFolder) -> LeftRunning | None:
-    record = read_json(home.left_running)
-    if not isinstance(record, dict):
-        return None
-    until, ended = finite(record.get("until")), finite(record.get("ended"))
-    return LeftRunning(_texts(record.get("processes")), until, ended, _texts(record.get("killed")))
+    @classmethod
+    def _decode(cls, record: dict[str, Any]) -> LeftRunning:
+        until, ended = finite(record.get("until")), finite(record.get("ended"))
+        return cls(_texts(record.get("processes")), until, ended, _texts(record.get("killed")))
 
 
 def _texts(value: Any) -> tuple[str, ...]:

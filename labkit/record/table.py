@@ -19,7 +19,6 @@ from labkit.record.folder import RunFolder
 from labkit.record.records import (
     DESCRIBING,
     PASSED,
-    PHASES,
     Header,
     Losses,
     Record,
@@ -31,25 +30,10 @@ from labkit.record.records import (
 )
 from labkit.record.tail import UNSOUND, decoded
 
-__all__ = ["COLUMNS", "Glance", "Row", "glance", "rows"]
+__all__ = ["Glance", "Row", "rows"]
 
 Row = dict[str, Scalar]
 MEMORY = ("rss", "allocated", "reserved", "peak", "retries")
-# Every row has these columns, even if nothing was recorded.
-COLUMNS = (
-    "rank",
-    "attempt",
-    "step",
-    "time",
-    "samples",
-    *PHASES,
-    "loss",
-    "steps",
-    "step_seconds",
-    "step_seconds_min",
-    "step_seconds_max",
-    "throughput",
-)
 WHOLE_BYTES = 1 << 18  # a longer file is sampled
 PARTS = 32
 RANKS = 8
@@ -147,21 +131,21 @@ class Glance:
         """By name the best value of each evaluated metric, the newest of each other one, and the newest loss."""
         return self.newest | self.best | ({} if self.loss is None else {"loss": self.loss})
 
-
-def glance(folder: RunFolder, *, only: str = "") -> Glance:
-    """The newest attempt: what its first rank recorded, and for newest values the mean over its first eight ranks. In a
-    run of more than 256 KiB a best value that the script does not report (as `best_…`) is the best of those read.
-    `only`: the records without this metric are skipped, and of the loss all but the newest."""
-    latest = folder.latest
-    first, *others = latest.started_ranks()[:RANKS] or [0]
-    part = (END_BYTES, 1) if only == "loss" else (WHOLE_BYTES, PARTS)
-    seen = _seen(_records(latest.metrics(first), *part, only))
-    ends = [_seen(_records(latest.metrics(rank), END_BYTES, 1, only)) for rank in others]
-    if losses := [end.loss for end in (seen, *ends) if end.loss is not None]:
-        seen.loss = fmean(losses)
-    for name in seen.newest:
-        seen.newest[name] = fmean(end.newest[name] for end in (seen, *ends) if name in end.newest)
-    return seen
+    @classmethod
+    def read(cls, folder: RunFolder, *, only: str = "") -> Glance:
+        """Of the newest attempt, what its first rank recorded, and for newest values the mean over its first eight
+        ranks. In a run of more than 256 KiB a best value that the script does not report (as `best_…`) is the best of
+        those read. `only`: the records without this metric are skipped, and of the loss all but the newest."""
+        latest = folder.latest
+        first, *others = latest.started_ranks()[:RANKS] or [0]
+        part = (END_BYTES, 1) if only == "loss" else (WHOLE_BYTES, PARTS)
+        seen = _seen(_records(latest.metrics(first), *part, only))
+        ends = [_seen(_records(latest.metrics(rank), END_BYTES, 1, only)) for rank in others]
+        if losses := [end.loss for end in (seen, *ends) if end.loss is not None]:
+            seen.loss = fmean(losses)
+        for name in seen.newest:
+            seen.newest[name] = fmean(end.newest[name] for end in (seen, *ends) if name in end.newest)
+        return seen
 
 
 def _seen(records: Iterable[Record]) -> Glance:

@@ -21,9 +21,8 @@ from labkit.cluster import (
     submit_array,
 )
 from labkit.errors import LaunchError
-from labkit.files import write_json
+from labkit.files import removed_on_failure, write_json
 from labkit.launch_options import LaunchOptions
-from labkit.launcher import removed_on_failure
 from labkit.record import SweepPoint
 from labkit.sweeps.folder import Job, RunIndex, SweepFolder, SweepState
 from labkit.sweeps.options import SweepOptions
@@ -76,7 +75,7 @@ def submit_points(folder: SweepFolder, points: Sequence[int], env: Mapping[str, 
             launch = LaunchOptions(args=args, name=f"{manifest.name}-{point}", runs_dir=folder.runs, env=env)
             mark = SweepPoint(folder.id, point, 0)
             runs.append(prepare_submission(script, launch, job, parameters, sweep=mark))
-            made.enter_context(removed_on_failure(runs[-1]))
+            made.enter_context(removed_on_failure(runs[-1].path))
         array = submit_array(runs, job, name=manifest.name, where=folder.path, at_once=manifest.at_once, env=env)
     write_json(folder.agent, {"slurm": array})
     folder.write_state(SweepState("running", time.time()))

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from labkit.errors import LaunchError
 from labkit.hardware import hardware
-from labkit.launcher import cards, check_environment, check_ranks, gpus_in_use, gpus_of
+from labkit.launcher import busy_gpus, check_ranks
 
 __all__ = ["Room", "chosen", "room_for"]
 
@@ -32,10 +32,7 @@ class Room:
         """The GPUs for the next run; None if too few are free. Runs that are not of the sweep hold theirs, too."""
         if not self.gpus:
             return []
-        busy = [gpu for _, gpus in gpus_in_use() for gpu in gpus]
-        card = cards([*self.gpus, *busy])
-        ours = {card[gpu]: gpu for gpu in self.gpus}
-        return chosen(self.gpus, [ours.get(card[gpu], gpu) for gpu in busy], self.gpus_each, self.shared)
+        return chosen(self.gpus, busy_gpus(self.gpus), self.gpus_each, self.shared)
 
     def environment(self, gpus: Sequence[str]) -> dict[str, str]:
         """The variables of a run on these GPUs. Runs share the cores, so each gets its part of the threads."""
@@ -45,10 +42,9 @@ class Room:
 
 def room_for(nproc_per_node: int | str, backend: str | None, at_once: int | None, env: Mapping[str, str]) -> Room:
     """What fits this machine. Raises LaunchError when one run does not fit, or not `at_once` of them."""
-    check_environment(env)
     machine = hardware(env.get("CUDA_VISIBLE_DEVICES"))
     ranks = check_ranks(nproc_per_node, backend, machine)
-    gpus = tuple(gpus_of(machine, len(machine.gpus)))
+    gpus = tuple(machine.gpu_names(len(machine.gpus)))
     each = min(ranks, len(gpus))
     shared = {**os.environ, **env}.get(SHARE) == "1"
     fitting = max(1, len(gpus) // each if gpus else machine.cores // ranks)

@@ -25,7 +25,8 @@ from labkit.errors import RunFolderError
 from labkit.files import is_a, read_bytes, read_json, write_json
 from labkit.host import Identity
 from labkit.place import original_of, path_of, the_one
-from labkit.record import FINAL_STATES, RUN_ID, RunFolder, runs_root
+from labkit.record import RunFolder, State
+from labkit.stored_runs import RUN_ID, runs_root
 from labkit.text import plain
 from labkit.write import Script
 
@@ -55,7 +56,7 @@ class SweepState:
 
     @property
     def is_final(self) -> bool:
-        return self.state in FINAL_STATES
+        return self.state in State.FINAL
 
     @property
     def seconds(self) -> float:

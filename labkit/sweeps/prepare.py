@@ -18,20 +18,18 @@ from typing import Any
 from labkit.arguments import Parameters
 from labkit.cluster import JobOptions
 from labkit.errors import LabError, RunFolderError, ScriptError
-from labkit.files import write_json
-from labkit.hardware import platform_name
+from labkit.files import removed_on_failure, write_json
 from labkit.launch_options import LaunchOptions
 from labkit.launcher import (
     Launch,
     check_arguments,
-    check_torch,
     prepare_launch,
     recorded_environment,
-    removed_on_failure,
     script_and_file,
 )
-from labkit.record import Nodes, RunFolder, check_root, runs_root
+from labkit.record import Nodes, RunFolder
 from labkit.session import current_folder
+from labkit.stored_runs import runs_root
 from labkit.sweeps.devices import room_for
 from labkit.sweeps.folder import SweepFolder, SweepState
 from labkit.sweeps.options import SweepOptions, expanded
@@ -58,7 +56,6 @@ def create(
     """
     options.check()
     points = expanded(parameters, points=options.points, samples=options.samples, seed=options.sample_seed)
-    check_torch(platform_name())
     args = check_arguments(options.args)
     text, source = script_and_file(script)
     if job is None:
@@ -96,10 +93,10 @@ def create(
         **({"slurm": vars(job) | {"options": list(job.options)}} if job else {}),
     }
     root = runs_root(options.runs_dir)
-    check_root(root)
+    RunFolder.check_root(root)
     made = RunFolder.create(root / "sweeps", str(manifest["name"]))
     folder = SweepFolder(made.path)
-    with removed_on_failure(made):
+    with removed_on_failure(made.path):
         folder.script.write_bytes(text.encoded())
         write_json(folder.manifest, manifest | {"id": folder.id, "folder": str(folder.path)})
     return folder

@@ -25,7 +25,7 @@ from labkit.errors import LabError
 from labkit.export import start_exporter
 from labkit.launch_options import LaunchOptions
 from labkit.launcher import GpusInUseError, prepare_launch, start, stop
-from labkit.record import RunFolder, RunReader, SweepPoint, read_state, supervisor_is_alive
+from labkit.record import RunFolder, RunReader, State, SweepPoint
 from labkit.sweeps.devices import room_for
 from labkit.sweeps.folder import Job, RunIndex, SweepFolder, SweepState
 from labkit.sweeps.results import counted, measured
@@ -100,7 +100,7 @@ class Sweeper:
         """Take over what earlier processes of this sweep have started. Points that were stopped or lost run again."""
         final = ("succeeded",) if failed else ("succeeded", "failed")
         for job, run in RunIndex(self.folder).poll().items():
-            state = read_state(run)
+            state = State.read(run)
             if not state.is_final:
                 self.states[job], self.active[job] = "running", run
                 self.adopted.add(job)
@@ -110,8 +110,8 @@ class Sweeper:
     def look(self) -> None:
         """Note which runs have ended, with all of their processes, except what the ranks of one that succeeded left."""
         for job, run in [*self.active.items()]:
-            state = read_state(run)
-            if not state.is_final or (state.state != "succeeded" and supervisor_is_alive(run, state)):
+            state = State.read(run)
+            if not state.is_final or (state.state != "succeeded" and state.supervisor_is_alive(run)):
                 continue
             del self.active[job]
             if job in self.adopted and state.state in ("stopped", "lost") and not run.stop_request.exists():

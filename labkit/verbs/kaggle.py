@@ -1,4 +1,4 @@
-"""`labkit kaggle export | push | pull`."""
+"""Exports and pushes notebooks to Kaggle, and pulls their runs, from a terminal."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 from labkit.errors import LabError
 from labkit.kaggle import TWO_T4, Kernel, Service, build, check_address
-from labkit.record import runs_root
+from labkit.stored_runs import runs_root
 from labkit.text import gib, plain
 
 __all__ = ["add_kaggle_verbs"]

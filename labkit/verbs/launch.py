@@ -1,4 +1,4 @@
-"""How a terminal inspects the machine and starts runs on it or in a job of Slurm's: doctor, launch, slurm."""
+"""Inspects the machine from a terminal and starts runs, here or as a job of Slurm's: doctor, launch, slurm."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a terminal does with runs: list, follow, stop, ask, compare, export, delete."""
+"""Lists, follows, stops, asks, compares, exports and deletes runs from a terminal."""
 
 from __future__ import annotations
 
@@ -51,12 +51,7 @@ def add_run_verbs(verb: Callable[..., argparse.ArgumentParser]) -> None:
         ("stacks", _stacks, "show where every rank of a run is now, for example if it is stuck", "latest"),
         ("pause", _pause, "pause a run: all ranks wait at the end of the same step", "latest"),
         ("resume", _resume, "resume a paused run", "latest"),
-        (
-            "timeline",
-            _timeline,
-            "print the seconds of each phase of a run launched with --profile",
-            "latest",
-        ),
+        ("timeline", _timeline, "print the seconds of each phase of a run launched with --profile", "latest"),
         ("report", _report, "write report.html into a run's folder", "latest"),
     ):
         which = "an id, part of one, a path, or latest"

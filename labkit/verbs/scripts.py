@@ -1,4 +1,4 @@
-"""What a terminal does with scripts: write, diff, check, plan."""
+"""Writes, compares, checks and plans scripts from a terminal."""
 
 from __future__ import annotations
 

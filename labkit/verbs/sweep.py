@@ -1,4 +1,4 @@
-"""`labkit sweep` in a terminal: start a sweep, show it, stop it, resume it."""
+"""Starts, shows, stops and resumes sweeps from a terminal."""
 
 from __future__ import annotations
 

@@ -15,7 +15,8 @@ from labkit.arguments import checked
 from labkit.errors import LabError
 from labkit.files import finite, number
 from labkit.metric_names import is_evaluated, is_lower_better
-from labkit.record import DESCRIBING, Glance, Manifest, RankHistory, RunFolder, RunReader, State, find_run, read_state
+from labkit.record import Glance, Manifest, RankHistory, RunFolder, RunReader, State
+from labkit.stored_runs import find_run
 from labkit.text import escaped, plain, slug
 from labkit.view.charts.bands import Line
 from labkit.view.charts.images import Palette, as_image
@@ -67,7 +68,7 @@ def compare(runs: Any, *, sort: str | None = None) -> Comparison:
 
 def _sort_keys(reader: RunReader) -> SortKeys:
     manifest = reader.folder.read_manifest()
-    return sort_keys(read_state(reader.folder), manifest.world_size, _glance(reader).metrics, manifest.parameters)
+    return sort_keys(State.read(reader.folder), manifest.world_size, _glance(reader).metrics, manifest.parameters)
 
 
 def _glance(reader: RunReader) -> Glance:
@@ -75,8 +76,8 @@ def _glance(reader: RunReader) -> Glance:
     What was measured on the test set counts at the end of the run."""
     seen, newest = Glance(words.mean_latest(reader, "loss")), dict[str, list[float]]()
     for history in reader.reporting:
-        for name, value in history.values.items():
-            if name in DESCRIBING or name.startswith("best_") or (figure := number(value)) is None:
+        for name, figure in history.figures.items():
+            if name.startswith("best_"):
                 continue
             newest.setdefault(name, []).append(figure)
             if is_evaluated(name) and not is_tested(name) and name in history.extremes:
@@ -88,7 +89,7 @@ def _glance(reader: RunReader) -> Glance:
 
 def summary(reader: RunReader) -> dict[str, Any]:
     """One run's figures in seconds, bytes and samples/s over all ranks; None for what the run did not report."""
-    folder, state = reader.folder, read_state(reader.folder)
+    folder, state = reader.folder, State.read(reader.folder)
     manifest, histories = folder.read_manifest(), list(reader.ranks.values())
     first = histories[0] if histories else None
     values = words.final_values(reader)

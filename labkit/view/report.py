@@ -17,7 +17,7 @@ from typing import Any
 from labkit import words
 from labkit.errors import LabError
 from labkit.files import read_json, read_source, read_text
-from labkit.record import RunFolder, RunReader, State, read_state
+from labkit.record import RunFolder, RunReader, State
 from labkit.spans import COMMUNICATION
 from labkit.text import escaped, plain
 from labkit.view.charts.bands import Line, columns, outlier, ranges
@@ -72,7 +72,7 @@ def write_report(folder: RunFolder) -> Path:
 
     The charts answer to the pointer, and are pictures where scripts may not run.
     """
-    reader, state = RunReader(folder, each_rank=True).read_all(), read_state(folder)
+    reader, state = RunReader(folder, each_rank=True).read_all(), State.read(folder)
     manifest, latest = folder.read_manifest(), folder.latest
     logs = {rank: "\n".join(tail_of_log(latest, rank, REPORT_LOG_LINES)) for rank in latest.started_ranks()}
     facts = {

@@ -15,7 +15,7 @@ from labkit.arguments import ZeroOrMore, checked
 from labkit.errors import LabError
 from labkit.files import finite
 from labkit.metric_names import is_lower_better, parted
-from labkit.record import Glance, Manifest, State, glance
+from labkit.record import Glance, Manifest, State
 from labkit.text import escaped, nearest, plain
 from labkit.view.charts.images import as_image, spark_svg, spark_text
 from labkit.view.tables import GAP, WIDEST
@@ -106,9 +106,9 @@ class RunList(list[Any]):
         """The runs sorted by `name` (see `labkit.runs`). Raises LabError if no run has it."""
         manifests = [run.folder.glimpsed_manifest() for run in self]
         is_metric = name not in OWN_KEYS and not any(name in m.parameters for m in manifests)
-        keys = [_metric_keys(glance(run.folder, only=name).metrics) for run in self] if is_metric else []
+        keys = [_metric_keys(Glance.read(run.folder, only=name).metrics) for run in self] if is_metric else []
         if not any(name in each for each in keys):  # not a metric, or refused with all names that there are
-            metrics = [glance(run.folder).metrics if is_metric else {} for run in self]
+            metrics = [Glance.read(run.folder).metrics if is_metric else {} for run in self]
             keys = [
                 sort_keys(run.status(), m.world_size, each, m.parameters)
                 for run, m, each in zip(self, manifests, metrics, strict=True)
@@ -118,7 +118,7 @@ class RunList(list[Any]):
     def _rows(self) -> tuple[list[dict[str, str | Glance]], list[str]]:
         """One row per shown run, all with the same columns; and the names of the columns of metrics and options, the
         most important first."""
-        shown = [(run, run.folder.glimpsed_manifest(), run.status(), glance(run.folder)) for run in self[:SHOWN]]
+        shown = [(run, run.folder.glimpsed_manifest(), run.status(), Glance.read(run.folder)) for run in self[:SHOWN]]
         options = [manifest.parameters for _, manifest, _, _ in shown]
         parameters = differing(options, self.by, len(set().union(*options)))
         metrics = metric_columns([seen for *_, seen in shown], self.by)

@@ -1,4 +1,4 @@
-"""Tables of text, as HTML and as lines."""
+"""Draws tables of text, as HTML and as lines."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from labkit.worker.frames import invisible, leave_out_of_compilation
 from labkit.worker.measures.samples import take_index
 from labkit.worker.recorder import Recorder
 
-__all__ = ["Observer", "Optimizers", "hook"]
+__all__ = ["Optimizers", "hook"]
 
 
 class Observer(Protocol):

@@ -29,7 +29,6 @@ __all__ = [
     "options_of",
     "options_of_strategy",
     "read_back",
-    "unknown_flags",
 ]
 
 S = TypeVar("S", bound=ScriptText)

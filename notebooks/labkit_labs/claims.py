@@ -11,8 +11,8 @@ from typing import Any, Self
 from labkit import words
 from labkit.errors import LabError
 from labkit.files import write_json
-from labkit.record import runs_root
 from labkit.run import Run
+from labkit.stored_runs import runs_root
 from labkit.text import gib, plain, slug
 from labkit.view import aligned, grid
 

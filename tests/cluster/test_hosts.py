@@ -17,7 +17,8 @@ from conftest import SCRIPTS, marked_processes
 from faults.scene import last_step, read, wait_until
 
 import labkit
-from labkit.record import RunFolder, list_runs, read_state
+from labkit.record import RunFolder, State
+from labkit.stored_runs import list_runs
 
 pytestmark = needs_hosts
 FAULTY = str(SCRIPTS / "faulty.py")
@@ -50,20 +51,20 @@ def launched(hosts: TwoHosts, *, names: str = "hA,hB", ranks: int = 1, detach: b
 def ends(hosts: TwoHosts, folder: RunFolder, within: float) -> dict | None:
     """The cause that both hosts' folders end with, which must be one and the same."""
     began = time.monotonic()
-    wait_until(lambda: read_state(folder).is_final, within * SHARED_MACHINE, lambda: str(read_state(folder)))
+    wait_until(lambda: State.read(folder).is_final, within * SHARED_MACHINE, lambda: str(State.read(folder)))
     states = [read(folder.node(node).state) for node in (0, 1)]
     cause = states[0]["cause"] or {}
     since = states[0]["ended"] - cause["time_ns"] / 1e9 if "time_ns" in cause else time.monotonic() - began
-    print(f"\n{since:.1f} s after the fault: {read_state(folder)}")
+    print(f"\n{since:.1f} s after the fault: {State.read(folder)}")
     assert states[0]["cause"] == states[1]["cause"]
-    assert states[0]["state"] == states[1]["state"] == read_state(folder).state
+    assert states[0]["state"] == states[1]["state"] == State.read(folder).state
     assert not marked_processes(folder.path)
     wait_until(lambda: not hosts.processes("A") + hosts.processes("B"), 5, "processes left")
     return states[0]["cause"]
 
 
 def wait_for_step(folder: RunFolder, step: int = 3) -> None:
-    wait_until(lambda: min(last_step(folder, rank) for rank in (0, 1)) >= step, 120, lambda: read_state(folder))
+    wait_until(lambda: min(last_step(folder, rank) for rank in (0, 1)) >= step, 120, lambda: State.read(folder))
 
 
 @pytest.mark.parametrize(
@@ -79,7 +80,7 @@ def wait_for_step(folder: RunFolder, step: int = 3) -> None:
 def test_two_hosts_train_whatever_their_hosts_files_say(hosts):
     folder = launched(hosts, ranks=2, steps=10)
     assert ends(hosts, folder, 30) is None
-    assert read_state(folder).state == "succeeded"
+    assert State.read(folder).state == "succeeded"
     assert sorted(path.stem for path in folder.hosts.glob("*.jsonl")) == ["hA", "hB"]
     said = {record["host"] for rank in range(4) for record in records(folder, rank) if record["k"] == "meta"}
     assert said == {"hA", "hB"}
@@ -123,8 +124,8 @@ def test_a_cable_that_is_back_before_the_time_limit_is_not_noticed(hosts, second
     time.sleep(seconds)
     before = last_step(folder, 0)
     hosts.link("up")
-    wait_until(lambda: min(last_step(folder, rank) for rank in (0, 1)) > before + 3, 60, lambda: read_state(folder))
-    assert read_state(folder).state == "running"
+    wait_until(lambda: min(last_step(folder, rank) for rank in (0, 1)) > before + 3, 60, lambda: State.read(folder))
+    assert State.read(folder).state == "running"
     labkit.attach(folder.path).stop()
     assert ends(hosts, folder, 8)["sentence"] == "stopped on request"
 
@@ -162,7 +163,7 @@ def test_a_host_that_loses_its_power_is_missed_before_its_connections_are(hosts)
 @pytest.mark.soak
 def test_a_rank_that_hangs_on_another_host_is_asked_where_it_is(hosts):
     folder = launched(hosts, fault="hang", timeout=90)
-    notice = wait_until(lambda: read_state(folder).notice, 40, lambda: read_state(folder))
+    notice = wait_until(lambda: State.read(folder).notice, 40, lambda: State.read(folder))
     assert "rank 1 has not entered" in notice
     assert "time.sleep(600)" in notice
     code, said = hosts.labkit("stacks", str(folder.path))
@@ -180,7 +181,7 @@ def test_lines_are_printed_to_paste_and_a_host_that_never_comes_is_named(hosts):
     lines = [line for line in said.splitlines() if line.startswith("cd ")]
     folder = list_runs()[-1]
     assert f"--master-addr {RIGHT['A'].split()[0]}" in lines[1]
-    assert read_state(folder).notice == "none of its 2 nodes has started yet"
+    assert State.read(folder).notice == "none of its 2 nodes has started yet"
     alone = hosts.start("A", ["sh", "-c", lines[0]], log="pasted.log")
     sentence = ends(hosts, folder, 65)["sentence"]
     assert sentence == "node 1 (hB) of 2 did not connect within 60 s"

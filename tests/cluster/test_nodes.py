@@ -21,7 +21,7 @@ from labkit.launch_options import LaunchOptions
 from labkit.launcher.prepare import create_run, prepare_launch
 from labkit.launcher.stopping import stop
 from labkit.launcher.torchrun import node_command
-from labkit.record import Nodes, RunFolder, RunReader, read_state
+from labkit.record import Nodes, RunFolder, RunReader, State
 
 FAULTY = SCRIPTS / "faulty.py"
 SHARED_MACHINE = 2
@@ -64,13 +64,13 @@ class Pair:
     def ends(self, within: float) -> dict:
         """The cause that both nodes give, which must be the same, after at most `within` seconds."""
         began = time.monotonic()
-        wait_until(lambda: read_state(self.folder).is_final, within * SHARED_MACHINE, lambda: read_state(self.folder))
-        print(f"over after {time.monotonic() - began:.1f} s: {read_state(self.folder)}")
+        wait_until(lambda: State.read(self.folder).is_final, within * SHARED_MACHINE, lambda: State.read(self.folder))
+        print(f"over after {time.monotonic() - began:.1f} s: {State.read(self.folder)}")
         for process in self.processes.values():
             process.wait(5)
         states = [read(self.node(node).state) for node in (0, 1)]
         assert states[0]["cause"] == states[1]["cause"]
-        assert states[0]["state"] == states[1]["state"] == read_state(self.folder).state
+        assert states[0]["state"] == states[1]["state"] == State.read(self.folder).state
         assert not marked_processes(self.folder.path)
         return states[0]["cause"]
 
@@ -123,7 +123,7 @@ def test_a_second_live_run_on_one_checkpoint_folder_ends_with_the_name_of_the_fi
             sentence = second.ends(20)["sentence"]
             assert f": run {first.folder.id} on " in sentence
             assert f"is still running and saves its checkpoints to {saved}" in sentence
-        assert not read_state(first.folder).is_final
+        assert not State.read(first.folder).is_final
 
 
 @pytest.mark.soak  # as on two hosts
@@ -180,7 +180,7 @@ def test_a_node_that_is_done_waits_for_one_that_takes_longer():
             command = [sys.executable, "-c", impatient, str(two.folder.path), str(node), "--", "sleep", seconds]
             two.processes[node] = subprocess.Popen(command, start_new_session=True)
         assert two.ends(30) is None
-        assert read_state(two.folder).state == "succeeded"
+        assert State.read(two.folder).state == "succeeded"
 
 
 def test_a_stop_from_outside_ends_all_nodes():

@@ -21,7 +21,8 @@ from jupyter_client import KernelManager
 
 import labkit
 from labkit.host import Identity
-from labkit.record import RunFolder, RunReader, list_runs
+from labkit.record import RunFolder, RunReader
+from labkit.stored_runs import list_runs
 
 FAULTY = Path(__file__).parents[1] / "scripts" / "faulty.py"
 SHARED_MACHINE = 2

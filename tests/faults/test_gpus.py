@@ -17,7 +17,6 @@ from labkit.hardware import machine as hardware_module
 from labkit.hardware.machine import Gpu, hardware
 from labkit.launch_options import LaunchOptions
 from labkit.launcher import starting
-from labkit.launcher.locks import gpus_of
 from labkit.link import measure
 from labkit.machine import Machine
 
@@ -114,7 +113,7 @@ def test_simulated_gpus_are_held_by_the_names_they_are_asked_for(
 ) -> None:
     machine = dataclasses.replace(hardware(), gpus=(T4, T4), visible_devices=visible)
 
-    assert gpus_of(machine, ranks) == expected
+    assert machine.gpu_names(ranks) == expected
 
 
 def test_ranks_meet_and_what_they_said_is_kept_for_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -31,7 +31,8 @@ from faults.scene import (
 )
 
 import labkit
-from labkit.record import RunFolder, list_runs
+from labkit.record import RunFolder
+from labkit.stored_runs import list_runs
 
 BOUND = 8.0  # seconds
 SETUP = f"""

@@ -33,7 +33,7 @@ from labkit.launcher import stopping
 from labkit.launcher.rank_processes import is_alive
 from labkit.launcher.starting import _supervisors
 from labkit.record import RunFolder
-from labkit.record.nodes import supervisor_is_starting
+from labkit.record.nodes import Node
 
 BOUND = 8.0  # seconds, of every stop
 NOT_OURS = "the run's supervisor is gone (killed, or the machine was rebooted) and left no result"
@@ -289,7 +289,7 @@ def test_two_stops_at_once_agree_and_a_rank_that_dies_meanwhile_is_not_called_a_
 
 def test_stop_before_the_supervisor_has_started() -> None:
     run = launch(env={"LABKIT_WARM": "0"})
-    assert supervisor_is_starting(run.folder)
+    assert Node(run.folder).supervisor_is_starting()
 
     state, seconds = timed(run.stop)
 
@@ -302,7 +302,7 @@ def test_stop_before_the_supervisor_has_started() -> None:
 def test_a_supervisor_that_is_suspended_before_it_has_started_is_killed() -> None:
     run = launch(env={"LABKIT_WARM": "0"})
     psutil.Process(_supervisors[-1].pid).suspend()
-    assert supervisor_is_starting(run.folder)
+    assert Node(run.folder).supervisor_is_starting()
 
     state, seconds = timed(run.stop)
 

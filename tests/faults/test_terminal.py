@@ -29,7 +29,7 @@ from faults.scene import (
 )
 
 import labkit
-from labkit.record import list_runs
+from labkit.stored_runs import list_runs
 
 CTRL_C, CTRL_Z = b"\x03", b"\x1a"
 LAUNCH = ["labkit", "launch", str(FAULTY), "--nproc-per-node", "2"]

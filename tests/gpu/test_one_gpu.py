@@ -201,7 +201,7 @@ def test_a_run_records_memory_phases_and_losses_also_around_validation_with_work
     figures["phases / step"], figures["at most"] = float(shares.median()), float(shares.max())
     if CUDA:
         devices = [device for host in reader.hosts.values() for device in host.devices]
-        assert f"GPU-{rank.uuid}" in [device["uuid"] for device in devices]
+        assert f"GPU-{rank.uuid}" in [device.uuid for device in devices]
 
 
 def test_sixteen_bits_train_and_the_profile_has_what_the_device_did(figures):

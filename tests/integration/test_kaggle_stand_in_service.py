@@ -18,7 +18,7 @@ import labkit
 from labkit.cli import main
 from labkit.files import write_json
 from labkit.kaggle import following
-from labkit.record import RunFolder, State, write_state
+from labkit.record import RunFolder, State
 from labkit.view.live.terminal import read_progress_line
 
 pytest_plugins = ["integration.kaggle_stand_in"]  # its fixture `service`
@@ -80,7 +80,7 @@ def put(service: StandIn, run: str, state: State) -> RunFolder:
     (folder.rank(0)).mkdir(parents=True)
     write_json(folder.manifest, {"format": 1, "name": "ddp", "world_size": 1})
     write_json(folder.agent, {"supervisor": {"pid": 7, "started": 1.0, "boot": "another", "host": "kaggle"}})
-    write_state(folder, state)
+    state.write(folder)
     records = [{"k": "meta", "t": 5.0, "time": 1000.0}]
     records += [{"k": "step", "t": 5.0 + i, "step": i, "n": 1, "seconds": [1.0] * 3} for i in range(1, 31)]
     folder.metrics(0).write_text("".join(json.dumps(record) + "\n" for record in records))

@@ -120,7 +120,7 @@ def test_a_sweep_whose_process_is_killed_goes_on_where_it_was_and_runs_each_poin
 
     succeeded = [run.folder.read_manifest().sweep for run in labkit.runs() if run.status().state == "succeeded"]
     assert sweep.status().state == "succeeded"
-    assert Counter(mark["point"] for mark in succeeded) == {0: 1, 1: 1, 2: 1, 3: 1, 4: 1}
+    assert Counter(mark.point for mark in succeeded) == {0: 1, 1: 1, 2: 1, 3: 1, 4: 1}
     if detach:  # otherwise a script that had finished may have been stopped with its torchrun
         assert Counter(line["lr"] for line in lines_of(ran)) == dict.fromkeys(values, 1)
         assert len(labkit.runs()) == len(values)

@@ -8,12 +8,12 @@ from strategies.matrix import CNN, IMAGES, MLP
 from textbook import block_activations
 
 from labkit import LabError, Script
-from labkit.launcher.checks import release_of
 from labkit.planner.layout import able_to, layout_of
 from labkit.planner.memory.peak import moments, peak
 from labkit.planner.model.facts import Variant, facts_of
 from labkit.planner.model.fake.cuda_kernels import cuda_lists
 from labkit.planner.model.rehearsal import rehearse
+from labkit.version import release_of
 
 WIDE = MLP.replace("width=64, layers=4", "width=512, layers=4")
 # Both ends of a ReLU keep the same tensor: its backward and the next block.

@@ -12,13 +12,13 @@ from torch.nn import functional as F
 from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
 
-from labkit.launcher.checks import release_of
 from labkit.planner.model.fake import cuda_kernels
 from labkit.planner.model.fake.checked_fakes import CheckedFakeMode
 from labkit.planner.model.fake.cuda_kernels import KEPT, follow_kernels
 from labkit.planner.model.fake.fake_run import _patch_transformers
 from labkit.planner.model.fake.time_steps import CELLS, ENDS, skip_steps
 from labkit.planner.model.unit_costs import Flow, UnitTracker, profile
+from labkit.version import release_of
 
 B, T, C = 2, 16, 32
 

@@ -15,7 +15,6 @@ from strategies.matrix import IMAGES, script
 import labkit
 from labkit import Script
 from labkit.hardware.machine import hardware
-from labkit.launcher.checks import release_of
 from labkit.planner import candidate
 from labkit.planner.data_sheets import device_named
 from labkit.planner.layout import layout_of
@@ -24,6 +23,7 @@ from labkit.planner.model.facts import facts_of
 from labkit.planner.model.rehearsal import rehearse
 from labkit.planner.speed.speed_model import SpeedModel
 from labkit.planner.variations import FOR_SOME, OTHER_TRAINING
+from labkit.version import release_of
 from labkit.write import script_names
 
 DDP = Script.load("ddp")

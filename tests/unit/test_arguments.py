@@ -18,7 +18,7 @@ from labkit.cluster.sbatch import JobOptions
 from labkit.errors import LabError, LaunchError
 from labkit.files import write_json
 from labkit.launch_options import LaunchOptions
-from labkit.record import RunFolder, State, write_state
+from labkit.record import RunFolder, State
 from labkit.sweeps.options import SweepOptions
 from labkit.view.run_list import RunList
 
@@ -135,7 +135,7 @@ def run(runs_dir):
     folder = RunFolder(runs_dir / "20260101T000000Z-ddp-0001")
     folder.path.mkdir(parents=True)
     write_json(folder.manifest, {"format": 1, "name": "ddp", "world_size": 1, "id": folder.id})
-    write_state(folder, State("succeeded", 1.0, ended=2.0))
+    State("succeeded", 1.0, ended=2.0).write(folder)
     return labkit.attach(folder.path)
 
 

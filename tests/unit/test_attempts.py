@@ -20,7 +20,7 @@ from labkit.launcher.causes import failure_advice
 from labkit.launcher.causes.failure_advice import disk_advice, fragmented, memory_advice
 from labkit.launcher.causes.sentences import memory_in_words
 from labkit.launcher.torchrun import attempt_command
-from labkit.record import RunFolder, RunReader, State, read_state, write_state
+from labkit.record import RunFolder, RunReader, State
 from labkit.record.folder import RESERVE_BYTES
 from labkit.record.table import rows
 from labkit.view.charts.svg import drawn_together
@@ -71,7 +71,7 @@ def test_a_run_restarted_on_fewer_ranks_is_shown_with_those_that_are_left(folder
             meta = {"k": "meta", "t": 0.0, "world_size": ranks}
             lines(attempt.metrics(rank), meta, *(step(i, i, loss=1.0) for i in range(first, first + 3)))
     earlier = [{"cause": {"sentence": "rank 2 was killed"}, "checkpoint": "step-2", "restarted_ranks": 2}]
-    write_state(folder, State("succeeded", 0.0, 9.0, attempt=2, earlier=earlier, ranks=2))
+    State("succeeded", 0.0, 9.0, attempt=2, earlier=earlier, ranks=2).write(folder)
     reader, run = RunReader(folder).read_all(), Run(folder)
 
     assert list(reader.ranks) == [0, 1, 2] and list(reader.current) == reader.rank_numbers == [0, 1]
@@ -161,7 +161,7 @@ def test_steps_that_are_repeated_are_no_rise_of_the_loss(folder):
 def test_the_view_shows_it(begun_again):
     ended = {"cause": {"sentence": "rank 0 fell <i>"}, "checkpoint": "step-2", "exit_code": 1, "ended": 5.0}
     state = State("running", time.time(), attempt=2, earlier=[ended], notice="no rank has made progress <b>")
-    write_state(begun_again, state)
+    state.write(begun_again)
     reader = RunReader(begun_again).read_all()
 
     page, text = run_html(begun_again, reader, state), run_text(begun_again, reader, state)
@@ -181,7 +181,7 @@ def test_the_view_shows_it(begun_again):
 def test_a_state_whose_attempts_make_no_sense_is_damaged(folder, broken):
     write_json(folder.state, {"state": "running", "started": 1.0} | broken)
 
-    assert read_state(folder).state == "lost"
+    assert State.read(folder).state == "lost"
 
 
 def test_the_newest_checkpoint_is_the_highest_that_was_committed(folder):
@@ -324,7 +324,7 @@ def test_a_full_disk_is_recognised_by_what_torch_makes_of_it(folder, monkeypatch
 
 
 def test_an_attempt_is_not_a_separate_run(begun_again):
-    from labkit.record import list_runs
+    from labkit.stored_runs import list_runs
 
     assert RunFolder(begun_again.path / "attempts" / "2").script.name == "script.py"
     assert [run.id for run in list_runs(begun_again.path.parent)] == [begun_again.id]

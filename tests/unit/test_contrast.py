@@ -12,7 +12,8 @@ import pytest
 
 from labkit import Run, compare
 from labkit.files import write_json
-from labkit.record import RunFolder, list_runs
+from labkit.record import RunFolder
+from labkit.stored_runs import list_runs
 from labkit.sweeps.folder import SweepFolder, SweepState
 from labkit.sweeps.results import Results
 from labkit.sweeps.view import sweep_html

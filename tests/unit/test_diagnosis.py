@@ -30,7 +30,7 @@ from labkit.hardware.nvml import report
 from labkit.link.measure import remembered_preflight, try_link
 from labkit.machine import Machine
 from labkit.planner.data_sheets import this_machine
-from labkit.record.folder import check_root
+from labkit.record.folder import RunFolder
 from labkit.worker.measures import memory as worker_memory
 
 MACHINES = sorted((Path(__file__).parent / "machines").glob("*.json"))
@@ -492,12 +492,12 @@ def test_what_a_launch_would_refuse_here_is_a_stop(monkeypatch, tmp_path, on_mad
 
 
 def test_a_folder_that_cannot_be_written_to_is_found_without_a_trace(monkeypatch, tmp_path):
-    check_root(tmp_path / "not" / "yet" / "there")
+    RunFolder.check_root(tmp_path / "not" / "yet" / "there")
     assert not list(tmp_path.iterdir())
 
     monkeypatch.setattr(os, "access", lambda path, mode: path != tmp_path)  # root may write everywhere
     with pytest.raises(LabError, match="runs cannot be stored in .*there: Permission denied"):
-        check_root(tmp_path / "not" / "yet" / "there")
+        RunFolder.check_root(tmp_path / "not" / "yet" / "there")
 
 
 def test_a_preflight_that_the_shell_prevents_is_not_kept_as_the_machines(monkeypatch):

@@ -15,7 +15,7 @@ from labkit import LabError, Run
 from labkit.cli import main
 from labkit.export import live
 from labkit.export.points import points
-from labkit.record import State, write_state
+from labkit.record import State
 
 LAUNCHED = 1_700_000_000.0
 
@@ -351,7 +351,7 @@ def test_a_live_export_that_fails_says_so_in_the_view(run, monkeypatch):
     monkeypatch.setitem(live.FILES, "csv", lambda folder, path: 1 / 0)
     monkeypatch.setattr(live.os, "nice", lambda _: None)
     monkeypatch.setattr(live.sys, "argv", ["live", str(run.path), "csv"])
-    write_state(run.folder, State("succeeded", 1.0, ended=2.0))
+    State("succeeded", 1.0, ended=2.0).write(run.folder)
     live.main()
 
     assert "not exported to csv: ZeroDivisionError" in repr(run)

@@ -8,7 +8,7 @@ from xml.etree import ElementTree
 import pytest
 
 from labkit.files import write_json
-from labkit.record import RunReader, State, write_state
+from labkit.record import RunReader, State
 from labkit.view.charts.run_figures import runs_together, scaling
 from labkit.view.report import chart_data, still_charts, write_report
 
@@ -63,7 +63,7 @@ def test_a_validation_is_a_thick_line_in_the_chart_of_its_metric(reader, write_m
 
 def test_the_report_shows_each_chart_once(reader):
     write_json(reader.folder.manifest, {"format": 1, "name": "demo", "world_size": 2})
-    write_state(reader.folder, State("succeeded", 0.0, ended=1.0))
+    State("succeeded", 0.0, ended=1.0).write(reader.folder)
     page = write_report(reader.folder).read_text()
 
     assert page.count('"title":"step time"') == 2  # by time and by step
@@ -107,7 +107,7 @@ def test_the_report_is_one_small_file_with_a_policy_that_names_its_scripts(folde
     write_json(folder.manifest, {"format": 1, "name": "x</script><img src=x onerror=alert(1)>", "created": ""})
     folder.script.write_text("print('</script>')")
     folder.command.write_text("torchrun")
-    write_state(folder, State("succeeded", 0.0, 1.0))
+    State("succeeded", 0.0, 1.0).write(folder)
 
     page = write_report(folder).read_text(encoding="utf-8")
 

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from labkit.errors import RunFolderError
 from labkit.files import SLOW_SECONDS, in_parallel, read_json, write_json
-from labkit.record import Manifest, RunFolder, find_run, list_runs, runs_root
+from labkit.record import Manifest, RunFolder
+from labkit.stored_runs import find_run, list_runs, runs_root
 from labkit.text import slug
 
 HOSTILE = [
@@ -271,6 +272,7 @@ def test_a_manifest_is_written_as_it_was_read():
         "gpus": [],
         "nodes": {"count": 2, "nproc_per_node": 2, "hosts": ["hA", "hB"]},
         "sweep": {"id": "s", "point": 3, "rung": None},
+        "facts": None,
     }
     read = Manifest.decode(content)
 

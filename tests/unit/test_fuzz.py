@@ -18,7 +18,7 @@ from labkit.errors import LabError
 from labkit.launcher.causes.background_errors import background_errors
 from labkit.launcher.causes.explain import find_cause
 from labkit.launcher.stopping import requested
-from labkit.record import RunFolder, RunReader, read_state
+from labkit.record import RunFolder, RunReader, State
 from labkit.view.charts.run_figures import runs_together
 from labkit.view.live.page import run_html
 from labkit.view.live.terminal import picture
@@ -395,8 +395,8 @@ READERS = {
     "metrics": (150, lambda run, draw: run.metrics()),
     "logs": (60, lambda run, draw: (run.logs(), run.logs(rank=1, stream="stderr"))),
     "wait": (150, lambda run, draw: run.wait(timeout=0)),
-    "page": (150, lambda run, draw: run_html(run.folder, RunReader(run.folder).read_all(), read_state(run.folder))),
-    "terminal": (150, lambda run, draw: picture(RunReader(run.folder).read_all(), read_state(run.folder))),
+    "page": (150, lambda run, draw: run_html(run.folder, RunReader(run.folder).read_all(), State.read(run.folder))),
+    "terminal": (150, lambda run, draw: picture(RunReader(run.folder).read_all(), State.read(run.folder))),
     "figures": (30, read_figures),
     "report": (20, lambda run, draw: run.report()),
     "comparison": (150, lambda run, draw: (str(c := labkit.compare([run, run])), c._repr_mimebundle_(), c.table)),
@@ -544,7 +544,7 @@ def test_a_pipe_in_place_of_a_file_does_not_hang_its_reader(runs_dir, file):
     over = threading.Event()
 
     def read():
-        run_html(folder, RunReader(folder).read_all(), read_state(folder))
+        run_html(folder, RunReader(folder).read_all(), State.read(folder))
         over.set()
 
     reading = threading.Thread(target=read, daemon=True)
@@ -639,7 +639,7 @@ def test_one_impossible_time_does_not_hide_what_follows(runs_dir, bad):
 
     assert history.step == 6  # two before it was resumed
     assert history.latest["loss"] == 0.5
-    assert "<svg" in run_html(folder, RunReader(folder).read_all(), read_state(folder))
+    assert "<svg" in run_html(folder, RunReader(folder).read_all(), State.read(folder))
 
 
 def peak_of(act):
@@ -698,7 +698,7 @@ def test_a_small_file_that_is_huge_is_not_read_whole(runs_dir, file):
 
     def read():
         repr(labkit.runs())
-        run_html(folder, RunReader(folder), read_state(folder))
+        run_html(folder, RunReader(folder), State.read(folder))
         with suppress(Exception):  # other tests are about those
             find_cause(folder, folder, -9)
 

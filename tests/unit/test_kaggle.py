@@ -25,8 +25,9 @@ from labkit.files import write_json
 from labkit.kaggle import following, previous_checkpoints
 from labkit.kaggle.kernel_files import MOST_BYTES, TWO_T4, build, wheel
 from labkit.kaggle.service import Status
-from labkit.record import RunFolder, runs_root
+from labkit.record import RunFolder
 from labkit.session import RESERVED_SECONDS, seconds_left, seconds_to_train, working_folder
+from labkit.stored_runs import runs_root
 from labkit.view.live.terminal import StatusLine
 
 ROOT = Path(__file__).parents[2]

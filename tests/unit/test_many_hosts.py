@@ -14,7 +14,7 @@ from rich.console import Console
 from labkit import files, words
 from labkit.files import write_json
 from labkit.record import RunReader, State, tail
-from labkit.record.nodes import beat
+from labkit.record.nodes import Node
 from labkit.run import attach
 from labkit.series import Series
 from labkit.view.live import dashboard
@@ -291,7 +291,7 @@ def test_attaching_reads_the_manifest_once_and_asks_each_node_once_whether_it_is
     write_json(folded.state, {"state": "starting", "started": time.time()})
     for node, host in enumerate(EIGHT):
         write_json(folded.node(node).state, {"state": "running", "started": time.time()})
-        beat(folded.node(node), host)
+        Node(folded.node(node)).beat(host)
     opened, real = [], files.opened
     monkeypatch.setattr(files, "opened", lambda path: opened.append(path) or real(path))
     monkeypatch.setattr(Dashboard, "_watch", lambda self: None)

@@ -31,8 +31,8 @@ from labkit.launcher.prepare import create_run, prepare_launch
 from labkit.launcher.stalls import Progress
 from labkit.launcher.supervisor import Supervisor
 from labkit.launcher.torchrun import node_command, rank_environment, torchrun_of_node
-from labkit.record import Cause, Nodes, ScriptFacts, State, read_state, write_state
-from labkit.record.nodes import beat, heard_nodes, is_heard, last_beat
+from labkit.record import Cause, Nodes, ScriptFacts, State
+from labkit.record.nodes import Node
 from labkit.record.state import merged
 from labkit.sweeps.devices import Room
 
@@ -116,7 +116,7 @@ def run(folder):
     folder.script.write_text("pass\n")
     nodes = Nodes(2, 1, ("hA", "hB"))
     write_json(folder.manifest, {"format": 1, "id": folder.id, "world_size": 2, "nodes": nodes.as_dict()})
-    write_state(folder, ROOT)
+    ROOT.write(folder)
     return folder
 
 
@@ -124,31 +124,31 @@ def begun(run, node, identity=None, *, said=None):
     home = run.node(node)
     home.path.mkdir(exist_ok=True)
     write_json(home.agent, {"supervisor": identity or Identity.of(os.getpid()).as_dict()})
-    beat(home, f"h{'AB'[node]}")
+    Node(home).beat(f"h{'AB'[node]}")
     if said is not None:
         home.node_heartbeat.write_text(json.dumps({"time": said, "host": f"h{'AB'[node]}"}))
     return home
 
 
 def test_a_run_waits_until_its_nodes_have_started(run):
-    assert read_state(run).state == "starting"
-    assert read_state(run).notice == "none of its 2 nodes has started yet"
+    assert State.read(run).state == "starting"
+    assert State.read(run).notice == "none of its 2 nodes has started yet"
 
 
 def test_a_node_is_alive_by_its_process_here_and_by_its_heartbeat_elsewhere(run):
-    assert is_heard(begun(run, 0))
-    assert not is_heard(begun(run, 0, Identity.of(os.getpid()).as_dict() | {"started": 1.0}))
-    assert is_heard(begun(run, 1, ELSEWHERE))
-    assert heard_nodes(run) == ["hB"]
-    assert not is_heard(begun(run, 1, ELSEWHERE, said=time.time() - 100))
-    assert last_beat(run.node(1))["host"] == "hB"
+    assert Node(begun(run, 0)).is_heard()
+    assert not Node(begun(run, 0, Identity.of(os.getpid()).as_dict() | {"started": 1.0})).is_heard()
+    assert Node(begun(run, 1, ELSEWHERE)).is_heard()
+    assert Node.heard(run) == ["hB"]
+    assert not Node(begun(run, 1, ELSEWHERE, said=time.time() - 100)).is_heard()
+    assert Node(run.node(1)).last_beat().host == "hB"
 
 
 def test_a_final_state_of_the_run_itself_wins(run):
-    write_state(begun(run, 0), RUNNING)
-    assert read_state(run).state == "running"
-    write_state(run, STOPPED)
-    assert read_state(run) == STOPPED
+    RUNNING.write(begun(run, 0))
+    assert State.read(run).state == "running"
+    STOPPED.write(run)
+    assert State.read(run) == STOPPED
 
 
 def test_ranks_of_a_job_may_wait_on_made_up_gpus_that_its_submitter_did_not_know(run, monkeypatch):
@@ -167,7 +167,7 @@ def counted(monkeypatch, module, name):
 
 def test_what_a_node_has_said_once_is_read_once(run, monkeypatch):
     peer = Peer(begun(run, 1))
-    identities, outcomes = counted(monkeypatch, peers, "supervisor_of"), counted(monkeypatch, peers, "read_json")
+    identities, outcomes = counted(monkeypatch, Node, "supervisor"), counted(monkeypatch, peers, "read_json")
     assert all(peer.is_fine() for _ in range(5))
     assert len(identities) == 1
     outcomes.clear()
@@ -177,7 +177,7 @@ def test_what_a_node_has_said_once_is_read_once(run, monkeypatch):
 
 
 def test_the_state_of_many_nodes_is_read_less_often(run, monkeypatch):
-    write_state(begun(run, 0), RUNNING)
+    RUNNING.write(begun(run, 0))
     looks = counted(monkeypatch, run_module, "state_of_run")
     with pytest.raises(TimeoutError):
         labkit.attach(run.path).wait(timeout=1.5)
@@ -357,7 +357,7 @@ def test_a_node_that_does_not_see_the_folder_says_so(tmp_path, monkeypatch, caps
 
 
 def test_a_job_that_is_requeued_does_not_start_a_run_that_was_stopped(run, capsys):
-    write_state(run, STOPPED)
+    STOPPED.write(run)
     assert main([str(run.path), "1", "--attempt", "2", "--", "true"]) == 2
     assert "the run had ended before node 1 started: stopped on request" in capsys.readouterr().err
     assert not run.attempt(2).path.exists()

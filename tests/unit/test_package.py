@@ -30,7 +30,7 @@ SMALL = {
     "text",
     "version",
 }
-BASIC = SMALL | {"hardware", "record", "words", "write"}
+BASIC = SMALL | {"hardware", "record", "stored_runs", "words", "write"}
 MAY_IMPORT = {
     "hardware": SMALL,
     "record": SMALL,

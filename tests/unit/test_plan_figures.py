@@ -13,7 +13,7 @@ from labkit.cli import main
 from labkit.planner.measured import Trial
 from labkit.planner.plan_views import break_even, memory_planned, memory_rows, plan_html, plan_text, scaling_planned
 from labkit.planner.scaling import Point
-from labkit.record.records import CATEGORIES, Peak
+from labkit.record.records import Peak
 from labkit.strategy_panel import panel_page
 from labkit.view.charts.bars import Bar, bars
 from labkit.view.charts.images import Palette
@@ -49,8 +49,8 @@ def test_a_bar_is_stacked_by_category_each_in_its_colour_and_proportion():
 
 def test_every_category_has_a_colour_of_its_own_that_is_not_the_limits():
     assert len({*Palette.MEMORY.values(), Palette.LIMIT}) == len(Palette.MEMORY) + 1
-    assert set(CATEGORIES) < set(Palette.MEMORY)
-    assert all(f">{name}</span>" in bars([Bar("ddp", HELD)]) for name in CATEGORIES)
+    assert set(Peak.CATEGORIES) < set(Palette.MEMORY)
+    assert all(f">{name}</span>" in bars([Bar("ddp", HELD)]) for name in Peak.CATEGORIES)
 
 
 def test_a_limit_is_drawn_when_it_is_near_and_told_when_it_is_far():

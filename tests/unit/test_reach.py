@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from labkit.record.requests import RequestFolder, post
+from labkit.record.requests import RequestFolder
 from labkit.worker.reach import quantities
 from labkit.worker.reach.evaluate import evaluate, execute, names_around
 from labkit.worker.reach.requests import Breakpoint, Reach
@@ -27,7 +27,7 @@ def reach(folder):
 
 
 def ask(folder, expression="6 * 7"):
-    return post(folder.requests, {"kind": "ask", "ranks": None, "timeout": 5.0, "expression": expression})
+    return RequestFolder.post(folder.requests, {"kind": "ask", "ranks": None, "timeout": 5.0, "expression": expression})
 
 
 def listen(reach):
@@ -80,7 +80,7 @@ def test_a_link_or_another_users_request_is_never_evaluated(folder, reach, monke
 def test_an_option_that_is_set_holds_against_a_schedule_until_it_is_given_back(folder, reach, optimizer):
     (group,) = optimizer.param_groups
     for step, value in ((5, 0.5), (6, None)):
-        post(folder.requests, {"kind": "set", "ranks": None, "timeout": 5.0, "values": {"lr": value}})
+        RequestFolder.post(folder.requests, {"kind": "set", "ranks": None, "timeout": 5.0, "values": {"lr": value}})
         reach._step = lambda step=step: step - 1
         listen(reach)
         reach.at_boundary(optimizer, step, 0.1)
@@ -91,7 +91,7 @@ def test_an_option_that_is_set_holds_against_a_schedule_until_it_is_given_back(f
 
 def test_of_several_optimizers_the_answer_names_the_one_that_was_set(folder, reach, optimizer):
     opt_d = optimizer
-    request = post(folder.requests, {"kind": "set", "ranks": None, "timeout": 5.0, "values": {"lr": 0.5}})
+    request = RequestFolder.post(folder.requests, {"kind": "set", "ranks": None, "timeout": 5.0, "values": {"lr": 0.5}})
     listen(reach)
     reach.at_boundary(opt_d, 5, 0.1, alone=False)
 

@@ -9,7 +9,7 @@ import pytest
 import labkit
 from labkit import words
 from labkit.files import write_json
-from labkit.record import RunReader, glance
+from labkit.record import Glance, RunReader
 from labkit.record.fold import NodeFold, NodeFolds
 from labkit.record.records import End, Header, Losses, Memory, Model, Report, Step, decode
 from labkit.record.table import rows
@@ -56,13 +56,13 @@ CASES = {
 @pytest.mark.parametrize(("records", "losses", "newest"), CASES.values(), ids=CASES)
 def test_every_reader_shows_the_losses_that_count(folder, write_metrics, records, losses, newest):
     write_metrics(0, META, *records)
-    reader, seen = RunReader(folder).read_all(), glance(folder)
+    reader, seen = RunReader(folder).read_all(), Glance.read(folder)
     history = reader.ranks[0]
 
     assert [last for *_, last in history.series["loss"].points()] == losses
     assert [row["loss"] for row in rows(folder) if row.get("loss") is not None] == losses
     assert seen.losses == losses
-    assert history.latest.get("loss") == seen.loss == glance(folder, only="loss").loss == newest
+    assert history.latest.get("loss") == seen.loss == Glance.read(folder, only="loss").loss == newest
 
 
 @pytest.mark.parametrize(("records", "losses", "newest"), CASES.values(), ids=CASES)
@@ -158,5 +158,5 @@ def test_only_the_package_of_records_opens_a_ranks_file():
         for user, method in named.findall(path.read_text())
     }
 
-    assert ("launcher/supervisor.py", "Records") in found
+    assert ("launcher/stalls.py", "Records") in found
     assert {user for _, user in found} <= {"Records", "End.read", "Step.last", "RankHistory", ".stat"}

@@ -11,8 +11,8 @@ import pytest
 import labkit
 from labkit import LabError, cli
 from labkit.launcher.locks import lock_checkpoints
-from labkit.record import RunFolder, State, write_state
-from labkit.record.table import WHOLE_BYTES, glance
+from labkit.record import RunFolder, State
+from labkit.record.table import WHOLE_BYTES, Glance
 
 
 def ended(root, number, *, name="ddp", state="succeeded", parameters=None, losses=(3.0, 2.0, 1.0), reports=()):
@@ -20,7 +20,7 @@ def ended(root, number, *, name="ddp", state="succeeded", parameters=None, losse
     folder.rank(0).mkdir(parents=True)
     manifest = {"format": 1, "name": name, "world_size": 2, "parameters": parameters or {}}
     folder.manifest.write_text(json.dumps(manifest))
-    write_state(folder, State(state, 1000.0, ended=1060.0))
+    State(state, 1000.0, ended=1060.0).write(folder)
     records = [{"k": "step", "t": float(i), "step": i, "loss": loss} for i, loss in enumerate(losses, 1)]
     records += [{"k": "report", "t": float(i), "step": i} | report for i, report in enumerate(reports, 1)]
     folder.metrics(0).write_text("".join(json.dumps(record) + "\n" for record in records))
@@ -105,7 +105,7 @@ def test_the_best_run_is_first_and_one_without_the_value_last(root, capsys, sort
         ended(root, 3, parameters={"lr": "auto"}, losses=["nan"], reports=[{"accuracy": 0.25}]),
     ]
     for run, (started, seconds) in zip(runs, [(1, 9), (2, 1), (3, 3), (4, 2)], strict=True):
-        write_state(run, State("succeeded", started, ended=started + seconds))
+        State("succeeded", started, ended=started + seconds).write(run)
     expected = [runs[int(number)].id for number in order]
 
     assert [run.id for run in labkit.runs(sort=sort)] == expected
@@ -150,7 +150,7 @@ def test_a_slice_is_a_table_too(root):
 def test_only_runs_that_have_ended_are_deleted(root, capsys):
     old, new = ended(root, 1), ended(root, 2)
     active = ended(root, 3)
-    write_state(active, State("running", time.time()))
+    State("running", time.time()).write(active)
 
     with pytest.raises(LabError, match="is active; stop it before you delete it"):
         labkit.attach(active.id).rm()
@@ -201,7 +201,7 @@ def test_a_glance_at_one_metric_is_that_of_a_glance_at_all(root, name):
         folder.rank(1).mkdir()
         folder.metrics(1).write_text("".join(json.dumps(record) + "\n" for record in ended_elsewhere))
 
-        assert glance(folder, only=name).metrics.get(name) == glance(folder).metrics.get(name)
+        assert Glance.read(folder, only=name).metrics.get(name) == Glance.read(folder).metrics.get(name)
 
 
 def test_a_long_run_is_sampled(root):
@@ -209,7 +209,7 @@ def test_a_long_run_is_sampled(root):
     folder = ended(root, 1, losses=losses, reports=[{"test_loss": 2.0, "best_loss": 0.5}])
 
     assert folder.metrics(0).stat().st_size > 4 * WHOLE_BYTES
-    seen = glance(folder)
+    seen = Glance.read(folder)
 
     assert seen.losses[0] == 1000.0 and seen.losses[-1] == losses[-1]
     assert 100 < len(seen.losses) < 10_000

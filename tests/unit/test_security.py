@@ -24,7 +24,7 @@ from labkit.launcher.causes.stacks import RankStack
 from labkit.launcher.causes.stuck import Stacks
 from labkit.launcher.checks import check_arguments
 from labkit.launcher.stopping import processes_of
-from labkit.record import RunFolder, RunReader, State, read_state, write_state
+from labkit.record import RunFolder, RunReader, State
 from labkit.view.live.page import run_html
 from labkit.write import Cell
 
@@ -128,7 +128,7 @@ def make_run(runs_dir):
         cause |= {"traceback": [text, "\n", text], "cell": text, "origin": text}
         earlier = [{"cause": {"sentence": text}, "checkpoint": text, "exit_code": 1, "ended": 2.0}]
         ended = {"ended": 5.0, "exit_code": 1, "cause": cause, "notice": text, "attempt": 2, "earlier": earlier}
-        write_state(folder, State(**({"state": "failed", "started": 1.0} | ended | state)))
+        State(**({"state": "failed", "started": 1.0} | ended | state)).write(folder)
         for rank in range(RANKS):
             _write_rank(folder.attempt(2), rank, text)
         (folder.hosts / "a-host.jsonl").write_text(
@@ -165,7 +165,7 @@ def report_of(run):
 
 PAGES = {
     "report": lambda run: report_of(run)[0],
-    "live page": lambda run: run_html(run.folder, RunReader(run.folder).read_all(), read_state(run.folder)),
+    "live page": lambda run: run_html(run.folder, RunReader(run.folder).read_all(), State.read(run.folder)),
     "live page of a run that goes on": lambda run: run_html(
         run.folder, RunReader(run.folder).read_all(), State("running", 1.0)
     ),

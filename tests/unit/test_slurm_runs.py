@@ -9,7 +9,7 @@ import pytest
 
 from labkit.cluster import slurm
 from labkit.cluster.jobs import job_in_words, job_of, state_of_run, stop_run
-from labkit.record import Cause, RunFolder, State, read_state, write_state
+from labkit.record import Cause, RunFolder, State
 
 TOLD = 'echo "JobId=7 JobName=x JobState=$(cat {folder}/job-state) Reason=None Restarts=0 ExitCode=1:0 StdOut={out} "'
 
@@ -20,11 +20,11 @@ def run(tmp_path, monkeypatch):
     folder = RunFolder(tmp_path / "run")
     folder.nodes.mkdir(parents=True)
     folder.manifest.write_text(json.dumps({"format": 1, "nodes": {"count": 2, "nproc_per_node": 1, "hosts": None}}))
-    write_state(folder, State("starting", 1000.0))
+    State("starting", 1000.0).write(folder)
     cause = Cause("stopped", "the supervisor on n1 received SIGTERM", signal="SIGTERM")
     for node in (0, 1):
         folder.node(node).path.mkdir()
-        write_state(folder.node(node), State("stopped", 1000.0, ended=1010.0, exit_code=143, cause=cause))
+        State("stopped", 1000.0, ended=1010.0, exit_code=143, cause=cause).write(folder.node(node))
     folder.job.write_text('{"job": "7"}')
     script = tmp_path / "scontrol"
     script.write_text(f"#!/bin/sh\necho >>{tmp_path}/asked\n{TOLD.format(folder=tmp_path, out=folder.job_output)}\n")
@@ -43,7 +43,7 @@ def test_what_slurm_said_at_the_end_is_kept_and_slurm_is_asked_no_more(run, tmp_
     asked = (tmp_path / "asked").read_text()
 
     assert (state.state, state.cause["sentence"]) == ("failed", "Slurm ended job 7: it reached its time limit")
-    assert state_of_run(run) == state == read_state(run)
+    assert state_of_run(run) == state == State.read(run)
     assert (tmp_path / "asked").read_text() == asked
 
 
@@ -71,7 +71,7 @@ def test_whether_a_job_is_over_is_said_by_slurm_only(run, tmp_path, monkeypatch)
 def test_a_run_without_a_job_is_what_its_folder_says(run, tmp_path):
     run.job.unlink()
 
-    assert state_of_run(run) == read_state(run)
+    assert state_of_run(run) == State.read(run)
     assert not (tmp_path / "asked").exists()
 
 
@@ -107,7 +107,7 @@ def test_before_a_run_is_taken_for_lost_its_folders_are_asked_for_anew(run, tmp_
 def test_what_saved_and_goes_on_is_not_over_because_another_cluster_does_not_know_its_job(run, tmp_path):
     cause = Cause("stopped", "saved and stopped", goes_on=True)
     for node in (0, 1):
-        write_state(run.node(node), State("stopped", 1000.0, ended=1010.0, exit_code=143, cause=cause))
+        State("stopped", 1000.0, ended=1010.0, exit_code=143, cause=cause).write(run.node(node))
     for name, says in (("scontrol", "Invalid job id specified"), ("sacct", "disabled")):
         (tmp_path / name).write_text(f"#!/bin/sh\necho {says} >&2; exit 1\n")
         (tmp_path / name).chmod(0o755)

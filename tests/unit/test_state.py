@@ -14,9 +14,9 @@ from labkit.files import write_json
 from labkit.host import Identity
 from labkit.launcher import stopping
 from labkit.launcher.starting import _supervisors
-from labkit.record import FINAL_STATES, Cause, Place, RunFolder, State, read_state, write_state
+from labkit.record import Cause, Place, RunFolder, State
 from labkit.record import state as state_module
-from labkit.record.nodes import record_starting_supervisor
+from labkit.record.nodes import Node
 
 FINAL = ("succeeded", "failed", "stopped", "lost")
 
@@ -44,9 +44,9 @@ def myself():
 
 def test_a_state_is_written_and_read_back(folder):
     state = State("failed", 10.0, 20.0, 1, Cause("exception", "rank 1 failed"), 2, "step-5")
-    write_state(folder, state)
+    state.write(folder)
 
-    assert read_state(folder) == state
+    assert State.read(folder) == state
 
 
 def test_a_cause_is_the_mapping_that_is_in_its_file(folder):
@@ -54,7 +54,7 @@ def test_a_cause_is_the_mapping_that_is_in_its_file(folder):
     fields = {"exception": "ValueError", "message": "boom", "step": 0, "time_ns": 5, "traceback": ("a\n", "b\n")}
     memory = {"out_of_memory": "device", "memory": {"free": 0.0}, "advice": ("to make it fit:\n- less",)}
     cause = Cause("exception", "rank 2 failed", ranks=(2, 0), where=where, nodes=(1,), **fields, **memory)
-    write_state(folder, State("failed", 10.0, 20.0, 1, cause))
+    State("failed", 10.0, 20.0, 1, cause).write(folder)
     written = json.loads(folder.state.read_text())["cause"]
 
     assert (
@@ -82,7 +82,7 @@ def test_a_cause_is_the_mapping_that_is_in_its_file(folder):
             "place": " (train.py line 31, cell `model` from lab.ipynb cell 4, line 2 of the cell)",
         }
     )
-    read = read_state(folder).cause
+    read = State.read(folder).cause
     assert read == cause
     assert (read.where, read.ranks, read.memory) == (where, (2, 0), {"free": 0.0})
 
@@ -105,7 +105,7 @@ def test_only_a_run_that_has_not_ended_is_stuck():
 
 
 def test_the_final_states_are_those_that_never_change():
-    assert set(FINAL_STATES) == set(FINAL)
+    assert set(State.FINAL) == set(FINAL)
     assert all(State(name, 0.0).is_final for name in FINAL)
     assert not State("starting", 0.0).is_final
     assert not State("running", 0.0).is_final
@@ -116,7 +116,7 @@ def test_a_missing_or_damaged_state_reads_as_lost(folder, text):
     if text is not None:
         folder.state.write_text(text)
 
-    state = read_state(folder)
+    state = State.read(folder)
 
     assert state.state == "lost"
     assert state.cause["sentence"] == "state.json is missing or damaged"
@@ -137,36 +137,36 @@ def test_a_state_with_values_of_a_wrong_type_reads_as_damaged(folder, supervised
     supervised_by(myself())
     folder.state.write_text(json.dumps(value))
 
-    assert read_state(folder).cause["sentence"] == "state.json is missing or damaged"
+    assert State.read(folder).cause["sentence"] == "state.json is missing or damaged"
 
 
 def test_unknown_keys_of_a_newer_labkit_are_ignored(folder):
     folder.state.write_text('{"state": "succeeded", "started": 1.0, "of the future": [1]}')
 
-    assert read_state(folder) == State("succeeded", 1.0)
+    assert State.read(folder) == State("succeeded", 1.0)
 
 
 @pytest.mark.parametrize("name", FINAL)
 def test_a_final_state_stays_whatever_became_of_the_supervisor(folder, supervised_by, ended, name):
-    write_state(folder, State(name, 1.0, 2.0, cause=Cause("failed", "as written")))
+    State(name, 1.0, 2.0, cause=Cause("failed", "as written")).write(folder)
     supervised_by(ended)
 
-    assert read_state(folder) == State(name, 1.0, 2.0, cause=Cause("failed", "as written"))
+    assert State.read(folder) == State(name, 1.0, 2.0, cause=Cause("failed", "as written"))
 
 
 def test_a_run_with_a_living_supervisor_is_running(folder, supervised_by):
-    write_state(folder, State("running", 1.0))
+    State("running", 1.0).write(folder)
     supervised_by(myself())
 
-    assert read_state(folder) == State("running", 1.0)
+    assert State.read(folder) == State("running", 1.0)
 
 
 @pytest.mark.parametrize("name", ["starting", "running"])
 def test_a_run_whose_supervisor_is_dead_is_lost(folder, supervised_by, ended, name):
-    write_state(folder, State(name, 1.0))
+    State(name, 1.0).write(folder)
     supervised_by(ended)
 
-    state = read_state(folder)
+    state = State.read(folder)
 
     assert state.state == "lost"
     assert "the run's supervisor is gone" in state.cause["sentence"]
@@ -174,14 +174,14 @@ def test_a_run_whose_supervisor_is_dead_is_lost(folder, supervised_by, ended, na
 
 
 def test_a_lost_run_has_lasted_until_its_last_heartbeat(folder, supervised_by, ended):
-    write_state(folder, State("running", 1_000.0))
+    State("running", 1_000.0).write(folder)
     supervised_by(ended)
     for rank, seen in enumerate((1_060.0, 1_090.0)):
         folder.rank(rank).mkdir(parents=True)
         folder.heartbeat(rank).write_text("{}")
         os.utime(folder.heartbeat(rank), (seen, seen))
 
-    assert read_state(folder).seconds == 90.0
+    assert State.read(folder).seconds == 90.0
 
 
 @pytest.mark.parametrize(
@@ -190,49 +190,49 @@ def test_a_lost_run_has_lasted_until_its_last_heartbeat(folder, supervised_by, e
     ids=["recycled pid", "after a reboot"],
 )
 def test_a_run_whose_supervisors_pid_belongs_to_a_stranger_is_lost(folder, supervised_by, change):
-    write_state(folder, State("running", 1.0))
+    State("running", 1.0).write(folder)
     supervised_by(replace(myself(), **change))
 
-    assert read_state(folder).state == "lost"
+    assert State.read(folder).state == "lost"
 
 
 def test_a_run_of_another_machine_reads_as_it_was_written(folder, supervised_by):
-    write_state(folder, State("running", 1.0))
+    State("running", 1.0).write(folder)
     supervised_by(replace(myself(), boot="another boot", host="another-host"))
 
-    assert read_state(folder).state == "running"
+    assert State.read(folder).state == "running"
 
 
 def test_a_machine_that_changed_its_name_still_knows_its_runs(folder, supervised_by):
-    write_state(folder, State("running", 1.0))
+    State("running", 1.0).write(folder)
     supervised_by(replace(myself(), host="the-name-before"))
 
-    assert read_state(folder).state == "running"
+    assert State.read(folder).state == "running"
 
 
 def test_a_final_state_that_is_written_meanwhile_is_read(folder, supervised_by, ended, monkeypatch):
-    write_state(folder, State("running", 1.0))
+    State("running", 1.0).write(folder)
     supervised_by(ended)
 
     def end_meanwhile(identity):
-        write_state(folder, State("succeeded", 1.0, 2.0))
+        State("succeeded", 1.0, 2.0).write(folder)
         return False
 
     monkeypatch.setattr(Identity, "is_alive", end_meanwhile)
 
-    assert read_state(folder).state == "succeeded"
+    assert State.read(folder).state == "succeeded"
 
 
 def test_a_run_that_has_just_been_started_waits_for_its_supervisor(folder):
-    write_state(folder, State("starting", time.time()))
+    State("starting", time.time()).write(folder)
 
-    assert read_state(folder).state == "starting"
+    assert State.read(folder).state == "starting"
 
 
 def test_a_run_that_never_got_a_supervisor_is_lost(folder):
-    write_state(folder, State("starting", time.time() - 3600))
+    State("starting", time.time() - 3600).write(folder)
 
-    assert read_state(folder).state == "lost"
+    assert State.read(folder).state == "lost"
 
 
 @pytest.mark.parametrize(
@@ -275,7 +275,7 @@ def test_a_supervisor_that_takes_long_to_start_is_not_lost_and_obeys_a_stop(tmp_
     stopped = run.stop()
     assert stopped.cause["sentence"] == "stopped on request, before its supervisor had started"
     assert _supervisors[-1].wait(60) == 0
-    assert read_state(run.folder) == stopped  # a final state never changes
+    assert State.read(run.folder) == stopped  # a final state never changes
     assert not run.folder.started_ranks()
 
 
@@ -292,10 +292,10 @@ def test_a_supervisor_that_takes_long_to_start_is_not_lost_and_obeys_a_stop(tmp_
     ],
 )
 def test_a_damaged_agent_json_counts_as_no_supervisor(folder, text):
-    write_state(folder, State("running", time.time() - 3600))
+    State("running", time.time() - 3600).write(folder)
     folder.agent.write_text(text)
 
-    assert read_state(folder).state == "lost"
+    assert State.read(folder).state == "lost"
 
 
 def test_this_process_is_alive_and_survives_being_written_down():
@@ -333,13 +333,13 @@ def test_a_pid_that_no_process_has_is_none():
 
 def test_a_supervisor_that_exits_before_its_identity_is_recorded_makes_the_run_lost_at_once(tmp_path):
     folder = RunFolder.create(tmp_path, "ddp")
-    write_state(folder, State("starting", time.time()))
+    State("starting", time.time()).write(folder)
     folder.supervisor_log.write_text("ModuleNotFoundError: No module named 'torch'\n")
     process = subprocess.Popen(["true"])
     process.wait()
 
-    record_starting_supervisor(folder, process.pid)
+    Node(folder).record_starting_supervisor(process.pid)
 
-    state = read_state(folder)
+    state = State.read(folder)
     assert state.state == "lost"
     assert "the run's supervisor could not start: ModuleNotFoundError" in state.cause["sentence"]

@@ -14,8 +14,8 @@ from labkit.errors import LabError, LaunchError, RunFolderError
 from labkit.files import write_json
 from labkit.frontend import close_widget
 from labkit.host import Identity
-from labkit.record import RunFolder, list_runs
-from labkit.record.stored_runs import unfinished_launches
+from labkit.record import RunFolder
+from labkit.stored_runs import list_runs, unfinished_launches
 from labkit.sweeps.devices import chosen
 from labkit.sweeps.folder import Job, RunIndex, SweepFolder, SweepState, find_sweep
 from labkit.sweeps.options import SweepOptions, expanded, varied

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from labkit import words
-from labkit.record import Cause, RunFolder, RunReader, State, write_state
+from labkit.record import Cause, RunFolder, RunReader, State
 from labkit.series import Series
 from labkit.view.charts.images import Palette
 from labkit.view.charts.svg import Chart, dot, drawn_together
@@ -111,7 +111,7 @@ def whole_folder(folder, reader):
     folder.manifest.write_text(json.dumps({"format": 1, "name": "demo", "world_size": 2}))
     folder.script.write_text("print('demo')\n")
     folder.command.write_text("torchrun demo.py\n")
-    write_state(folder, State("succeeded", 1.0, 5.0))
+    State("succeeded", 1.0, 5.0).write(folder)
     return folder
 
 

@@ -19,7 +19,6 @@ __all__ = [
     "Wrap",
     "has_stars",
     "is_main_guard",
-    "is_method_call",
     "is_true",
     "keyword",
     "parameters_of",

@@ -1,4 +1,4 @@
-"""Judges the GPUs: memory, precisions, and whether torch can use them."""
+"""Judges the GPUs: memory, precisions, whether torch can use them, and what else does."""
 
 from __future__ import annotations
 

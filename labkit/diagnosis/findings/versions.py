@@ -5,7 +5,7 @@ from __future__ import annotations
 from labkit.diagnosis.detections import Diagnosis, detection
 from labkit.diagnosis.facts import MachineFacts
 from labkit.frontend import BROKEN_KERNELS
-from labkit.launcher import TORCH_FLOOR, release_of
+from labkit.version import TORCH_FLOOR, release_of
 
 
 @detection

@@ -12,7 +12,7 @@ from typing import Any
 from labkit.files import Json, in_parallel, number, read_json, read_source, tail_text
 from labkit.launcher.causes.stacks import Call, calls_of
 from labkit.launcher.peers import Outcome
-from labkit.record import Manifest, Nodes, Place, RankHistory, RunFolder, name_of
+from labkit.record import Manifest, Node, Nodes, Place, RankHistory, RunFolder
 from labkit.text import first_line, last_line, shortened
 from labkit.write import Script
 
@@ -172,7 +172,7 @@ class Evidence:
         return self.logs.get(self.nodes.of_rank(rank) if self.nodes else 0, "")
 
     def host(self, node: int) -> str:
-        return name_of(self.nodes, node, self.folder) if self.nodes else ""
+        return Node.name(self.nodes, node, self.folder) if self.nodes else ""
 
     def was_ended(self, rank: int) -> bool:
         """Whether the rank's node was stopped because of an event elsewhere."""

@@ -26,7 +26,7 @@ from labkit.launcher.causes.failure_advice import (
 )
 from labkit.launcher.causes.stacks import crash_frames, disagreement
 from labkit.launcher.peers import MEETING_SECONDS
-from labkit.record import Cause, End, Nodes, RankHistory, RunFolder, StateName, last_beat
+from labkit.record import Cause, End, Node, Nodes, RankHistory, RunFolder, StateName
 from labkit.text import last_line
 
 __all__ = ["conclusion", "find_cause", "killer", "oom_kills"]
@@ -349,8 +349,9 @@ def _parted(evidence: Evidence) -> Cause | None:
 
 def _last_beats(evidence: Evidence, nodes: Nodes) -> dict[int, float | None]:
     """When each node last sent a heartbeat, in seconds since the epoch; None if it never did."""
-    beats = in_parallel(last_beat, [evidence.folder.node(node) for node in range(nodes.count)])
-    return {node: float(beat["time"]) if beat else None for node, beat in enumerate(beats)}
+    homes = [evidence.folder.node(node) for node in range(nodes.count)]
+    beats = in_parallel(lambda home: Node(home).last_beat(), homes)
+    return {node: beat.time if beat else None for node, beat in enumerate(beats)}
 
 
 def _unexplained(evidence: Evidence, exit_code: int) -> Cause:

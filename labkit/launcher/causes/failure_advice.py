@@ -8,14 +8,14 @@ import shutil
 from collections.abc import Mapping
 
 from labkit.record import RunFolder, ScriptFacts
+from labkit.words import EXPANDABLE
 from labkit.write import Script, extra_options, options_of
 
-__all__ = ["BLOCKING", "DETAIL", "EXPANDABLE", "FIREWALL", "disk_advice", "fragmented", "memory_advice"]
+__all__ = ["BLOCKING", "DETAIL", "FIREWALL", "disk_advice", "fragmented", "memory_advice"]
 
 FULL_BYTES = 16 << 20
 FRAGMENTED = 0.03  # of the device's memory; less is usual
 # The name that every torch since 2.8 knows; PYTORCH_ALLOC_CONF is newer.
-EXPANDABLE = "{'PYTORCH_CUDA_ALLOC_CONF': 'expandable_segments:True'}"
 # An error of a kernel is raised by a later call.
 BLOCKING = "with env={'CUDA_LAUNCH_BLOCKING': '1'} the traceback ends at the kernel that failed, not at a later call"
 DETAIL = (

@@ -28,7 +28,7 @@ from labkit.files import in_parallel, read_json, write_json
 from labkit.launcher.rank_processes import disposition
 from labkit.launcher.stopping import processes_of
 from labkit.rank_files import DUMP_SIGNAL
-from labkit.record import End, RunFolder, Step, is_on_this_host, supervisor_is_elsewhere
+from labkit.record import End, Node, RunFolder, Step
 
 __all__ = [
     "Call",
@@ -125,10 +125,10 @@ def ask(folder: RunFolder, run: RunFolder) -> list[RankStack]:
 def _elsewhere(folder: RunFolder, run: RunFolder, ranks: list[int]) -> set[int]:
     """The ranks whose processes run on another machine."""
     if nodes := run.glimpsed_manifest().nodes:
-        each = in_parallel(lambda node: is_on_this_host(folder.node(node)), range(nodes.count))
+        each = in_parallel(lambda node: Node(folder.node(node)).is_on_this_host(), range(nodes.count))
         here = {node for node, is_here in enumerate(each) if is_here}
         return {rank for rank in ranks if nodes.of_rank(rank) not in here}
-    return set(ranks) if supervisor_is_elsewhere(run) else set()
+    return set(ranks) if Node(run).supervisor_is_elsewhere() else set()
 
 
 def _signal(folder: RunFolder, ranks: list[int], ours: dict[int, psutil.Process], offsets: dict[int, int]) -> None:

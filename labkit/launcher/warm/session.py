@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from labkit.launcher.warm.process import Become, can_show, receive, send, show_command, with_room
-from labkit.record import RunFolder, read_state, record_starting_supervisor
+from labkit.record import Node, RunFolder, State
 
 __all__ = ["VARIABLE", "may_fork", "prepare", "supervise"]
 
@@ -96,7 +96,7 @@ def supervise(folder: RunFolder, environment: Mapping[str, str], descriptors: Se
         if _handles_signals_of_its_own(surroundings["status"]):
             return False
         process, control, _, first_run = _warm[0]
-        if not read_state(first_run).is_final:
+        if not State.read(first_run).is_final:
             return False
         request = {"folder": str(folder.path), "owner": owner, "environment": dict(environment)}
         here = os.open(".", os.O_PATH | os.O_DIRECTORY)
@@ -205,7 +205,7 @@ def _is_readable(control: socket.socket, parent: int) -> bool:
 
 def _has_ended(folder: RunFolder) -> bool:
     try:
-        return read_state(folder).is_final
+        return State.read(folder).is_final
     except OSError:  # deleted, or on a file server that does not answer
         return False
 
@@ -234,7 +234,7 @@ def _become_supervisor(request: dict[str, Any], control: socket.socket, descript
         os.setsid()
         os.fchdir(here)
         os.close(here)
-        record_starting_supervisor(RunFolder(request["folder"]), os.getpid())
+        Node(RunFolder(request["folder"])).record_starting_supervisor(os.getpid())
         os.environ.clear()
         os.environ.update(request["environment"])
         sys.argv = ["labkit.launcher.supervisor", request["folder"], str(request["owner"])]

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from labkit.planner.model.facts import Moment, Profile
-from labkit.record import CATEGORIES, Peak
+from labkit.record import Peak
 
 __all__ = ["Keeper", "Ledger", "backward", "forward", "loss", "note"]
 
@@ -19,7 +19,7 @@ class Ledger:
     """Bytes held by category in the course of the step, and the recorded moments."""
 
     def __init__(self, **held: int):
-        self.held = dict.fromkeys(CATEGORIES, 0) | held
+        self.held = dict.fromkeys(Peak.CATEGORIES, 0) | held
         self.moments: dict[tuple[str, str], Peak] = {}  # the largest of each name
 
     def note(self, phase: str, operation: str, **more: int) -> None:
@@ -27,7 +27,7 @@ class Ledger:
         total = sum(self.held.values()) + sum(more.values())
         known = self.moments.get((phase, operation))
         if known is None or total > known.bytes:
-            at = {name: self.held[name] + more.get(name, 0) for name in CATEGORIES}
+            at = {name: self.held[name] + more.get(name, 0) for name in Peak.CATEGORIES}
             self.moments[phase, operation] = Peak(total, phase, operation, {n: b for n, b in at.items() if b})
 
 

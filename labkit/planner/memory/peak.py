@@ -24,15 +24,11 @@ from labkit.record import Peak
 
 __all__ = [
     "UnknownToFormulas",
-    "Whole",
     "adamw_state",
     "adamw_temporary",
     "dealt",
-    "mask_bytes",
     "moments",
-    "on_rank",
     "peak",
-    "shards_of",
     "states",
     "variant_of",
     "worst",

@@ -21,12 +21,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 
-from labkit.launcher import release_of
 from labkit.planner.layout import SCHEDULES_LOOPED, SCHEDULES_THERE_AND_BACK
 from labkit.planner.memory.ledger import Keeper, Ledger, backward, forward, note
 from labkit.planner.model.facts import ByteCount, Moment, Profile
+from labkit.version import release_of
 
-__all__ = ["Action", "Stage", "actions", "pipelined"]
+__all__ = ["Stage", "actions", "pipelined"]
 
 JOINS = release_of(version("torch")) < (2, 10)  # the outputs of the last stage
 RECEIVES_LATE = release_of(version("torch")) >= (2, 15)

@@ -15,7 +15,7 @@ from torch.utils.flop_counter import flop_registry
 
 from labkit.planner.model.facts import ByteCount, Work
 
-__all__ = ["Operator", "flops_of", "operator_of", "work_of"]
+__all__ = ["Operator", "operator_of", "work_of"]
 
 aten = torch.ops.aten
 

@@ -19,10 +19,10 @@ import torch
 
 from labkit.planner.model.facts import ByteCount, Moment, Profile
 from labkit.planner.model.operators import Operator, operator_of, work_of
-from labkit.record import CATEGORIES
+from labkit.record import Peak
 from labkit.worker import Tracker
 
-__all__ = ["Beside", "Between", "Compute", "Computed", "Flow", "SAMPLES", "Take", "parting", "profile"]
+__all__ = ["Beside", "Compute", "Computed", "Flow", "SAMPLES", "Take", "profile"]
 
 Take = Callable[[], torch.Tensor]
 # Its first argument is a function that returns its input, so that nothing else holds the input; computation before that
@@ -136,7 +136,7 @@ class UnitTracker(Tracker):
     def levels(self, *, in_stage: bool = False) -> list[tuple[int, int, int]]:
         """After each event: bytes held except complete gradients, bytes kept for backward, bytes of gradients.
         `in_stage`: without what a stage holds."""
-        kept = CATEGORIES.index("activations")
+        kept = Peak.CATEGORIES.index("activations")
         events = [(n, 0 if in_stage and n in self.of_stage else size) for n, size, _, _ in self._events]
         held = [*accumulate(size for _, size in events)]
         activations = [*accumulate(size * (self._categories[number] == kept) for number, size in events)]

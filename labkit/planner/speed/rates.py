@@ -26,10 +26,8 @@ from labkit.planner.variations import under
 from labkit.write import Script, command_line
 
 __all__ = [
-    "KernelTimes",
     "OPTIMIZER_BYTES",
     "Rates",
-    "SPREAD",
     "assumed_link",
     "assumed_rates",
     "kernel_times",

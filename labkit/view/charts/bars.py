@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from labkit.record import CATEGORIES
+from labkit.record import Peak
 from labkit.text import escaped, gib
 from labkit.view.charts.images import Palette
 
@@ -31,7 +31,7 @@ class Bar(NamedTuple):
 
 
 def bars(
-    rows: Sequence[Bar], limit: float | None = None, limit_name: str = "", categories: Sequence[str] = CATEGORIES
+    rows: Sequence[Bar], limit: float | None = None, limit_name: str = "", categories: Sequence[str] = Peak.CATEGORIES
 ) -> str:
     """The bars and the legend of these categories; empty without bars. Bars with the same name are grouped. `limit` is
     in bytes; one far beyond all bars is printed, not drawn."""

@@ -1,4 +1,4 @@
-"""Draws the marks of a plotly figure as SVG: lines, markers, bars and texts."""
+"""Draws the axes and marks of a plotly figure as SVG: ticks, lines, markers, bars and texts."""
 
 from __future__ import annotations
 

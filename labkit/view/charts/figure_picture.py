@@ -356,7 +356,6 @@ def register_pictures(shell: Any) -> None:
 
 def bundle_of(figure: Any) -> dict[str, Any]:
     """The figure for front ends that have plotly, and as an image for the others."""
-
     bundle = {INTERACTIVE: json.loads(figure.to_json()), "text/plain": _title(figure)}
     try:
         return bundle | {"text/html": as_image(figure_picture(figure))}

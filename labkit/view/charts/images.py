@@ -1,4 +1,4 @@
-"""What all pictures share: their colours and marks, curves in the space of a word, and SVG as images."""
+"""Gives all pictures their colours and marks, draws curves in the space of a word, and turns SVG into images."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import base64
 import re
 from collections.abc import Sequence
 
-from labkit.record import CATEGORIES
+from labkit.record import Peak
 from labkit.spans import WAITING
 
 __all__ = ["Palette", "as_image", "spark_svg", "spark_text"]
@@ -32,7 +32,7 @@ class Palette:
     BOTH_THEMES = "#797979"
     LIMIT = RED
     # "framework" is the overhead of the driver and the allocator.
-    MEMORY = dict(zip((*CATEGORIES, "framework"), (BLUE, ORANGE, GREEN, PURPLE, AMBER, GREY, TEAL), strict=True))
+    MEMORY = dict(zip((*Peak.CATEGORIES, "framework"), (BLUE, ORANGE, GREEN, PURPLE, AMBER, GREY, TEAL), strict=True))
     SPANS = {
         "forward": BLUE,
         "backward": ORANGE,

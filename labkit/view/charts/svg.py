@@ -88,13 +88,9 @@ class Chart:
 
 
 def clock(seconds: float) -> str:
-    return (
-        f"{seconds:.3g} s"
-        if seconds < 100
-        else f"{seconds / 60:.3g} min"
-        if seconds < 6000
-        else f"{seconds / 3600:.3g} h"
-    )
+    if seconds < 100:
+        return f"{seconds:.3g} s"
+    return f"{seconds / 60:.3g} min" if seconds < 6000 else f"{seconds / 3600:.3g} h"
 
 
 def drawn_together(
@@ -104,9 +100,9 @@ def drawn_together(
     stall: tuple[float, float] | None = None,
     most_lines: int = LINES,
 ) -> str:
-    """One SVG with all charts in a grid; its height depends only on their number. x is a number of
-    the `axis`, such as a "step", or seconds since the launch; between the two of `stall` no rank made progress. With
-    more than `most_lines` ranks are drawn as bands, see `are_banded`."""
+    """One SVG with all charts in a grid; its height depends only on their number. x is a number of the `axis`, such as
+    a "step", or seconds since the launch; between the two of `stall` no rank made progress. With more than `most_lines`
+    ranks are drawn as bands, see `are_banded`."""
     rows = math.ceil(len(all_charts) / columns)
     lines = [line for chart in all_charts for line in (*chart.series.values(), chart.evaluated) if line]
     drawn = [points for line in lines if (points := line.points())]

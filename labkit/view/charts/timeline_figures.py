@@ -1,4 +1,4 @@
-"""Draws spans of ranks as plotly figures, static or animated with a Play button."""
+"""Draws spans of ranks as plotly figures, static or animated with a Play button, and as SVG text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Shows a live run in a notebook: one thread updates one HTML widget; at the end a static bundle replaces it."""
+"""Shows a live run in a notebook, with buttons that stop, pause and change it."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Draws a heat strip per rank, grouped by host: dark cells are times at which the rank was slower than the others. It
-shows at a glance whether one rank or one host is late."""
+"""Groups the ranks of a run by host, and draws a heat strip per rank: dark cells are times at which it was slower than
+the others. The strips show at a glance whether one rank or one host is late."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Draws a run as one HTML fragment and as plain text. All text from a log, a script or a file name is escaped here."""
+"""Draws a run as one HTML fragment, with the end of a rank's log, and as plain text. All text from a log, a script or a
+file name is escaped here."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ from pathlib import Path
 
 from labkit import words
 from labkit.files import read_json, tail_text
-from labkit.record import NodeFolds, RunFolder, RunReader, State, left_running
+from labkit.record import LeftRunning, RunFolder, RunReader, State
 from labkit.text import escaped, first_line, in_lines, plain
 from labkit.view.charts.images import Palette
 from labkit.view.live.hosts import by_host, heat_strips
@@ -144,7 +145,7 @@ def _verdict(reader: RunReader, state: State) -> str:
 def _strips(reader: RunReader) -> str:
     """When each rank was late; only for many ranks or several hosts."""
     if reader.folds:
-        return _folded_strips(reader.folds, round(reader.folds.seen / STRIPS_SECONDS))
+        return _folded_strips(reader, round(reader.folds.seen / STRIPS_SECONDS))
     histories = reader.ranks.values()
     hosts = {h.rank: h.host for h in histories} if len(by_host(histories)) > 1 else {}
     if len(reader.ranks) <= Palette.MOST_LINES and not hosts:
@@ -155,9 +156,11 @@ def _strips(reader: RunReader) -> str:
 
 
 @lru_cache(maxsize=8)
-def _folded_strips(folds: NodeFolds, time: int) -> str:
+def _folded_strips(reader: RunReader, time: int) -> str:
     """The strips are drawn again only after STRIPS_SECONDS, because with many ranks they are the most expensive part of
     the page."""
+    folds = reader.folds
+    assert folds is not None
     return heat_strips("own work (input, forward, optimizer)", folds.own, folds.hosts, folds.shown)
 
 
@@ -175,7 +178,7 @@ def _notices(folder: RunFolder, state: State) -> str:
 
 
 def _warnings(folder: RunFolder, state: State) -> list[str | None]:
-    ended = [left.outcome for left in left_running(folder).values()] if state.is_final else []
+    ended = [left.outcome for left in LeftRunning.read(folder).values()] if state.is_final else []
     return [state.notice, *ended, *_failed_exports(folder)]
 
 

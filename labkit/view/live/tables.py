@@ -104,7 +104,7 @@ def _host_row(host: str, ranks: list[RankHistory], samples: HostHistory | None, 
     waits = [h.recent_share("input") for h in ranks if h.recent_step_seconds]
     peak = max(h.memory_peak for h in ranks)
     devices = samples.used_by({h.uuid for h in ranks if h.uuid}) if samples else []
-    busy = [d["utilisation"] for d in devices if d["utilisation"] is not None]
+    busy = [d.utilisation for d in devices if d.utilisation is not None]
     return {
         "host": plain(host) or "not known yet",
         "ranks": rank_ranges({rank for h in ranks for rank in h.node_ranks}),
@@ -169,11 +169,11 @@ def _host_rows(host: HostHistory) -> list[dict[str, str]]:
     machine = row(cores, host.cpu, of(host.memory_used, host.memory_total), None, None)
     devices = [
         row(
-            f"GPU {i} {d['name']}",
-            d["utilisation"],
-            of(d["memory_used"], d["memory_total"]),
-            d["power"],
-            d["temperature"],
+            f"GPU {i} {d.name}",
+            d.utilisation,
+            of(d.memory_used, d.memory_total),
+            d.power,
+            d.temperature,
         )
         for i, d in enumerate(host.devices)
     ]

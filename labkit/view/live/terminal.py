@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import Any
 
 from labkit import words
-from labkit.record import FINAL_STATES, RunReader, State
+from labkit.record import RunReader, State
 from labkit.text import plain
 from labkit.view.charts.images import spark_text
 from labkit.view.live.page import tail_of_log
@@ -66,7 +66,7 @@ class StatusLine:
             self.say(plain(text))
             return
         text_of_run, facts = progress
-        if facts.get("state") in FINAL_STATES:
+        if facts.get("state") in State.FINAL:
             self.say(plain(f"{facts['run']}: {facts['state']}, {text_of_run}"))
         else:
             self.write(plain(f"{facts['run']}: {text_of_run}"))

@@ -14,12 +14,12 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from labkit.record import CATEGORIES, Peak
+from labkit.record import Peak
 from labkit.worker.measures.weights import unpacked
 
 __all__ = ["Tracker"]
 
-COMMUNICATION, TEMPORARY = CATEGORIES.index("communication"), CATEGORIES.index("temporary")
+COMMUNICATION, TEMPORARY = Peak.CATEGORIES.index("communication"), Peak.CATEGORIES.index("temporary")
 COLLECTIVES = ("c10d", "_c10d_functional", "fsdp")
 
 
@@ -47,7 +47,7 @@ class Tracker(TorchDispatchMode):
 
     def mark(self, tensors: Iterable[Any], category: str) -> None:
         """Set the category of storages; new ones are taken to exist since the start."""
-        index = CATEGORIES.index(category)
+        index = Peak.CATEGORIES.index(category)
         for storage in self._storages_in(list(tensors)):
             number = self._number_of(storage, before=True)
             self._categories[number] = min(self._categories[number], index)
@@ -89,7 +89,7 @@ class Tracker(TorchDispatchMode):
             total += size
             if total > most:
                 most, phase, operation, at_peak = total, when, what, dict(held)
-        named = {CATEGORIES[c]: size for c, size in sorted(at_peak.items()) if size}
+        named = {Peak.CATEGORIES[c]: size for c, size in sorted(at_peak.items()) if size}
         return Peak(most, phase, str(operation), named)
 
     def __enter__(self) -> Tracker:

@@ -19,18 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 if TYPE_CHECKING:
     from types import FrameType
 
-__all__ = [
-    "MEANS",
-    "NO_SCALAR",
-    "Pass",
-    "SEVERAL_OPTIMIZERS",
-    "SHARES",
-    "StepLoss",
-    "inspected",
-    "is_share",
-    "unpacked",
-    "weighting",
-]
+__all__ = ["SEVERAL_OPTIMIZERS", "StepLoss", "unpacked"]
 
 # What the passes of a step are to each other, if the loss of the step is known, and why it is not.
 SHARES, MEANS = "shares", "means"

@@ -10,10 +10,10 @@ import math
 import os
 import time
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Literal
 
-from labkit.files import read_json, write_json
-from labkit.record import Decision, RequestFolder, RunFolder, is_only_writable_by
+from labkit.files import is_only_writable_by, read_json, write_json
+from labkit.record import RequestFolder, RunFolder
 from labkit.worker.reach.evaluate import evaluate, execute, name_of, names_around
 from labkit.worker.reach.quantities import remove_hooks
 from labkit.worker.reach.settings import Settings, append_event
@@ -151,7 +151,7 @@ class Reach:
             self.flagged = False
             self._request = None  # last: from here on the other thread looks for the next request
 
-    def _decision(self, request: Request, step: int, patience: float) -> Decision | None:
+    def _decision(self, request: Request, step: int, patience: float) -> Literal["agreed", "given-up"] | None:
         """Wait for the other ranks. None if they meet at a later step."""
         folder, deadline = request.folder, min(time.monotonic() + patience, request.expires)
         while (meeting := folder.look()).decision is None:

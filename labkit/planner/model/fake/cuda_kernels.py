@@ -23,9 +23,9 @@ from torch.nn import functional as F
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.weak import WeakIdKeyDictionary
 
-from labkit.launcher import release_of
+from labkit.version import release_of
 
-__all__ = ["HALVES", "KEPT", "cuda_lists", "follow_cuda", "follow_kernels", "record"]
+__all__ = ["KEPT", "cuda_lists", "follow_cuda", "follow_kernels", "record"]
 
 HALVES = (torch.bfloat16, torch.float16)
 LIST = re.compile(r"#define AT_FORALL_(?!DEPRECATED)(\w+)\(_\)(.*)")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import stat
 import time
 from collections.abc import Collection
@@ -12,12 +13,13 @@ from labkit.arguments import checked
 from labkit.errors import RunFolderError
 from labkit.files import in_parallel, is_a
 from labkit.place import path_of, the_one
-from labkit.record.folder import RUN_ID, RunFolder
+from labkit.record import RunFolder
 from labkit.session import working_folder
 from labkit.text import plain
 
-__all__ = ["find_run", "list_runs", "runs_root", "unfinished_launches"]
+__all__ = ["RUN_ID", "find_run", "list_runs", "runs_root", "unfinished_launches"]
 
+RUN_ID = re.compile(r"\d{8}T\d{6}Z-.+-[0-9a-f]{4}")
 LAUNCHING_SECONDS = 60.0  # a launch writes run.json within this time
 
 
