@@ -19,19 +19,6 @@ from typing import Annotated, Any, Literal, ParamSpec, TypeAlias, TypeVar, Union
 
 from labkit.errors import LabError
 
-__all__ = [
-    "LONGEST_GRACE",
-    "AtLeastOne",
-    "Expected",
-    "Grace",
-    "Parameters",
-    "Seconds",
-    "Value",
-    "ZeroOrMore",
-    "check_argument",
-    "checked",
-]
-
 Value: TypeAlias = "None | bool | int | float | str | os.PathLike[str] | Sequence[Value]"
 """The value of an option of a script."""
 Parameters: TypeAlias = Mapping[str, Value]

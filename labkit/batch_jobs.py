@@ -15,8 +15,6 @@ from labkit.planner import Plan
 from labkit.run import Run
 from labkit.write import Script
 
-__all__ = ["submit"]
-
 
 def submit(
     script: Script | str | os.PathLike[str],

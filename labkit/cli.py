@@ -24,8 +24,6 @@ from labkit.verbs import (
     add_sweep_verb,
 )
 
-__all__ = ["main"]
-
 EXAMPLES = """examples:
   labkit doctor
   labkit launch ddp --nproc-per-node 2 --steps 100      one of labkit's own scripts, with its options

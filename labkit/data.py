@@ -8,8 +8,6 @@ from pathlib import Path
 from labkit.arguments import checked
 from labkit.errors import LabError
 
-__all__ = ["SOURCES", "complete", "fetch"]
-
 # IDX files and their MD5 sums, from torchvision.
 MNIST = {
     "train-images-idx3-ubyte.gz": "md5:f68b3c2dcbeaaa9fbdd348bbdeb94873",

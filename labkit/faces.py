@@ -9,8 +9,6 @@ from functools import cache
 from importlib import import_module
 from typing import Any
 
-__all__ = ["face"]
-
 OFFERED = re.compile(r"^    from (labkit\S*) import \(?\s*(\w+) as \2\b", re.MULTILINE)
 
 

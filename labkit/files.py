@@ -20,28 +20,6 @@ from typing import Any, BinaryIO, TypeAlias, TypeVar
 
 from labkit.errors import RunFolderError
 
-__all__ = [
-    "removed_on_failure",
-    "Json",
-    "decoded",
-    "encoded",
-    "finite",
-    "in_parallel",
-    "is_a",
-    "is_only_writable_by",
-    "is_deleted",
-    "lines_of",
-    "number",
-    "opened",
-    "read_bytes",
-    "read_json",
-    "read_source",
-    "read_text",
-    "refresh",
-    "tail_text",
-    "write_json",
-]
-
 Json: TypeAlias = "None | bool | int | float | str | Sequence[Json] | Mapping[str, Json]"
 """What a JSON file holds."""
 

@@ -14,18 +14,6 @@ import psutil
 from labkit.errors import LabError
 from labkit.text import escaped
 
-__all__ = [
-    "LiveView",
-    "BROKEN_KERNELS",
-    "Ui",
-    "check_kernel",
-    "close_widget",
-    "execution_count",
-    "is_headless",
-    "notebook_shell",
-    "ui",
-]
-
 Ui = Literal["svg", "display", "static", "text"]
 CHOICES = ("svg", "display", "static", "text")
 BROKEN_KERNELS = ("7.0.0", "7.0.1")  # ipykernel releases in which a thread cannot update a widget

@@ -13,8 +13,6 @@ import psutil
 
 from labkit.rank_files import HOST
 
-__all__ = ["HOST", "Identity", "boot_id", "host_name"]
-
 
 @dataclass(frozen=True)
 class Identity:

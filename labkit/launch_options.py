@@ -14,8 +14,6 @@ from typing import Annotated, Any, Self, TypedDict, TypeVar, get_type_hints
 from labkit.arguments import AtLeastOne, Expected, ZeroOrMore, check_argument
 from labkit.errors import LaunchError
 
-__all__ = ["CallOptions", "LaunchOptions", "flag", "whole_number"]
-
 T = TypeVar("T")
 OneSecondOrMore = Annotated[float, Expected("a number of seconds, at least 1", lambda value: 1 <= value < math.inf)]
 

@@ -23,8 +23,6 @@ from labkit.rank_files import PROFILE, REACHABLE, TRACE_MEMORY
 from labkit.run import Run
 from labkit.write import Script
 
-__all__ = ["launch", "settings_for", "start_run"]
-
 
 def launch(
     script: Script | Plan | str | os.PathLike[str] | None = None, *, module: str | None = None, **parameters: Any

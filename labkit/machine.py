@@ -13,8 +13,6 @@ from labkit.diagnosis import Diagnosis, MachineFacts, as_html, as_text, diagnose
 from labkit.hardware import Hardware, hardware
 from labkit.link import measure_link, try_link
 
-__all__ = ["Machine", "doctor"]
-
 
 @checked()
 def doctor(*, preflight: bool = False, bandwidth: bool | int = False) -> Machine:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["is_evaluated", "is_lower_better", "parted"]
-
 EVALUATED = ("test", "val", "valid", "validation", "eval", "evaluation", "dev")
 TRAINED = ("train", "training")
 # As in scripts/extras/validate.py.

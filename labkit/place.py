@@ -12,17 +12,6 @@ from labkit.errors import RunFolderError
 from labkit.files import read_json
 from labkit.text import plain
 
-__all__ = [
-    "OpenFolder",
-    "belongs_to_another_user",
-    "check_original",
-    "check_own",
-    "moved_from",
-    "original_of",
-    "path_of",
-    "the_one",
-]
-
 SHORTEST_PART = 3  # characters of an id
 
 

@@ -10,8 +10,6 @@ from labkit.errors import LabError
 from labkit.run import Run
 from labkit.stored_runs import find_run
 
-__all__ = ["register"]
-
 
 @magic_arguments()  # type: ignore[untyped-decorator]
 @argument("run", nargs="?", default="latest", help="an id, part of one, or a path; the newest run by default")  # type: ignore[untyped-decorator]

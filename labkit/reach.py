@@ -16,9 +16,6 @@ from labkit.text import plain
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["Reachable"]
-
-
 TIMEOUT = 30.0
 POLL_SECONDS = 0.02
 RECORD_POLL_SECONDS = 0.2

@@ -46,8 +46,6 @@ from labkit.write import Script
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["Run", "attach", "runs"]
-
 POLL_SECONDS = 0.1
 POLL_NODES_SECONDS = 1.0  # reads the files of every node from a shared file server
 PROGRESS_SECONDS = 30.0

@@ -6,8 +6,6 @@ import math
 from bisect import bisect_left
 from collections.abc import Sequence
 
-__all__ = ["Point", "Series", "merged"]
-
 Point = tuple[float, float, float, float]  # x, minimum, maximum, last
 
 BINS = 256

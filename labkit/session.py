@@ -11,19 +11,6 @@ import psutil
 
 from labkit.errors import LabError, RunFolderError
 
-__all__ = [
-    "age",
-    "before_saving",
-    "current_folder",
-    "has_tpu",
-    "input_folder",
-    "is_session",
-    "length",
-    "seconds_left",
-    "seconds_to_train",
-    "working_folder",
-]
-
 SESSION_SECONDS = 12 * 3600.0  # CPU and GPU sessions, according to Kaggle's documentation
 TPU_SESSION_SECONDS = 9 * 3600.0
 # Where libtpu finds the chips on a TPU VM; not verified on Kaggle.

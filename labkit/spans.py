@@ -16,21 +16,6 @@ from itertools import groupby, pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
-__all__ = [
-    "COMMUNICATION",
-    "COMPUTE",
-    "Interval",
-    "Span",
-    "WAITING",
-    "bubble",
-    "elapsed",
-    "intersection",
-    "read_spans",
-    "subtracted",
-    "total",
-    "union",
-]
-
 COMPUTE = ("forward", "backward", "weights", "optimizer", "input")
 COMMUNICATION = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "send_recv", "all_to_all", "barrier")
 WAITING = "waiting"

@@ -17,8 +17,6 @@ from labkit.record import RunFolder
 from labkit.session import working_folder
 from labkit.text import plain
 
-__all__ = ["RUN_ID", "find_run", "list_runs", "runs_root", "unfinished_launches"]
-
 RUN_ID = re.compile(r"\d{8}T\d{6}Z-.+-[0-9a-f]{4}")
 LAUNCHING_SECONDS = 60.0  # a launch writes run.json within this time
 

@@ -38,8 +38,6 @@ from labkit.text import escaped, plain
 from labkit.view import Bar, Controls, Palette, aligned, bars, grid
 from labkit.write import Option, Script, options_of_strategy, strategy_of
 
-__all__ = ["Panel", "panel"]
-
 STEPS = 30
 PERIOD_SECONDS = 0.5
 TENSOR = [(2, False), (4, False), (8, False)]  # tensor ranks, and whether the sequence is split, too

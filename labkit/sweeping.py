@@ -54,8 +54,6 @@ if TYPE_CHECKING:
     import pandas as pd
     from plotly.graph_objects import Figure
 
-__all__ = ["Sweep", "sweep"]
-
 POLL_SECONDS = 0.2
 REDRAW_SECONDS = 2.0
 PROGRESS_SECONDS = 30.0

@@ -6,8 +6,6 @@ import re
 from collections.abc import Iterable
 from functools import lru_cache
 
-__all__ = ["escaped", "first_line", "gib", "in_lines", "last_line", "nearest", "plain", "shortened", "slug"]
-
 # Terminal escape sequences for colors and cursor movements, and other control characters.
 ANSI = re.compile(r"\x1b(\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(\x07|\x1b\\)?|.)")
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")

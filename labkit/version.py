@@ -5,8 +5,6 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["TORCH_FLOOR", "__version__", "release_of"]
-
 __version__ = "0.1.0"
 TORCH_FLOOR = (2, 8)  # below it, gloo hangs in pipelines or sums wrongly
 

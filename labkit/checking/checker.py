@@ -32,8 +32,6 @@ from labkit.errors import ScriptError
 from labkit.text import plain
 from labkit.write import Script, is_library, script_names
 
-__all__ = ["check", "warn"]
-
 IGNORED = re.compile(r"#\s*labkit:\s*ignore\[([\w\s,-]+)\]")
 MOST_LINES = 5
 MOST_BYTES = 200_000  # checking takes about 10 ms per 1,000 lines; it must not delay a launch

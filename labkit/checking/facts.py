@@ -13,8 +13,6 @@ import sys
 from labkit.checking.syntax.tree import FRAMEWORKS, WRAPPERS, Tree, tree_of
 from labkit.record import ScriptFacts
 
-__all__ = ["facts_of"]
-
 MOST_BYTES = 200_000  # a tree takes about 20 ms per 1,000 lines; it must not delay a launch
 # Which strategy the names that a script imports or calls belong to.
 STRATEGIES = {

@@ -12,8 +12,6 @@ from urllib.parse import quote
 from labkit.files import Json
 from labkit.text import escaped, plain
 
-__all__ = ["KINDS", "Finding", "Findings"]
-
 # The effect of a mistake, the worst first: ranks wait forever; training or saving is wrong or fails; time or memory is
 # wasted; a deprecated name is used.
 KINDS = ("hangs", "wrong", "slow", "outdated")

@@ -17,8 +17,6 @@ from labkit.checking.syntax.tree import Tree, keyword
 from labkit.files import Json
 from labkit.text import escaped, plain
 
-__all__ = ["Change", "Migration", "compared"]
-
 NAMES = {"ddp": "DDP", "fsdp1": "FSDP1", "fsdp2": "fully_shard"}
 Trees = list[tuple[Piece, Tree]]
 Seen = tuple[str, int | None]  # what a script does, and the line; "" if it does not

@@ -15,8 +15,6 @@ from labkit.errors import ScriptError
 from labkit.files import is_a
 from labkit.write import Script, is_python, read_file, script_names, text_of
 
-__all__ = ["Piece", "Source", "files_in", "read"]
-
 FENCE = re.compile(r"^(?P<indent>[ \t]*)(?P<fence>```+|~~~+)[ \t]*(?P<language>[\w.+-]*)")
 PYTHON = ("python", "py", "python3", "pycon")
 MARKDOWN = (".md", ".markdown", ".qmd", ".txt")

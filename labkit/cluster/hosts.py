@@ -32,8 +32,6 @@ from labkit.record import Nodes, RunFolder, State
 from labkit.stored_runs import runs_root
 from labkit.write import Script
 
-__all__ = ["begin", "lines_to_paste", "tie"]
-
 HOSTS_AT_ONCE = 64  # each is a thread that waits for an ssh
 LOOK_SECONDS = 0.5
 PORTS = range(20_000, 30_000)  # below those that systems hand out themselves

@@ -32,18 +32,6 @@ from labkit.record import Cause, RunFolder, State, SweepPoint
 from labkit.text import plain, slug
 from labkit.write import Script
 
-__all__ = [
-    "job_in_words",
-    "job_of",
-    "plain_text",
-    "prepare_submission",
-    "resolved",
-    "state_of_run",
-    "stop_run",
-    "submit_array",
-    "submit_to_slurm",
-]
-
 # Options of sbatch that would conflict with the launch file's own: nodes, output, start and restart.
 OWN_NAMES = "nodes|ntasks|ntasks-per-node|output|open-mode|chdir|signal|requeue|no-requeue|array"
 OWN = re.compile(rf"--({OWN_NAMES})([=\s].*)?|-[NnoDa].*", re.DOTALL)

@@ -31,8 +31,6 @@ from labkit.record import Node, RunFolder
 from labkit.text import plain
 from labkit.version import __version__
 
-__all__ = ["ask", "begin", "check_names", "is_address", "is_this_host", "look", "reach"]
-
 NAME = re.compile(r"(?:[A-Za-z0-9_][A-Za-z0-9_.-]*@)?[A-Za-z0-9_:][A-Za-z0-9_.:-]*")  # never an option of ssh
 CONNECT_SECONDS = 10
 ANSWER_SECONDS = 120.0  # it imports torch and queries GPUs there

@@ -16,18 +16,6 @@ from labkit.launch_options import CallOptions, flag, whole_number
 from labkit.launcher import node_torchrun_command
 from labkit.record import Nodes
 
-__all__ = [
-    "HEAD",
-    "JobOptions",
-    "LaunchFile",
-    "NODE",
-    "NOTICE_SECONDS",
-    "PORT",
-    "array_text",
-    "sbatch_text",
-    "seconds_of",
-]
-
 # A job is notified this long before its time limit to finish its step and save.
 NOTICE_SECONDS = 120
 # sbatch(1): minutes, minutes:seconds, hours:minutes:seconds, days-hours, days-hours:minutes, days-hours:minutes:seconds

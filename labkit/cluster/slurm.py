@@ -14,19 +14,6 @@ from pathlib import Path
 from labkit.errors import LabError, LaunchError
 from labkit.record import Cause, State, StateName
 
-__all__ = [
-    "FINAL",
-    "Job",
-    "WAITING",
-    "ask_array",
-    "ask_slurm",
-    "cancel",
-    "gpus_per_node",
-    "is_installed",
-    "submit",
-    "with_job",
-]
-
 # Slurm's states of a job, as printed by `scontrol show job` and `sacct`.
 WAITING = ("PENDING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT", "RESV_DEL_HOLD", "CONFIGURING")
 FINAL = (

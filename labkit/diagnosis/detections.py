@@ -12,8 +12,6 @@ from labkit.diagnosis.facts import MachineFacts
 from labkit.hardware import GpusUnknownError
 from labkit.text import escaped, plain
 
-__all__ = ["Detection", "Diagnosis", "LEVELS", "Level", "as_html", "as_text", "detection", "diagnose", "headline"]
-
 Level = Literal["stop", "warning", "note", "fine"]
 LEVELS: tuple[Level, ...] = ("stop", "warning", "note", "fine")
 _detections: list[Detection] = []

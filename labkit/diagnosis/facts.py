@@ -12,20 +12,6 @@ from typing import Any
 from labkit.files import Json
 from labkit.hardware import Gpu, Hardware
 
-__all__ = [
-    "UNLIMITED",
-    "Card",
-    "MachineFacts",
-    "Kaggle",
-    "NotebookKernel",
-    "GpuLink",
-    "Nvml",
-    "Preflight",
-    "Process",
-    "TorchBuild",
-    "nvml_from_json",
-]
-
 UNLIMITED = -1
 
 

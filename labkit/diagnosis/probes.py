@@ -42,8 +42,6 @@ from labkit.rank_files import MARKER, NODE_MARKER
 from labkit.record import RunFolder
 from labkit.stored_runs import runs_root
 
-__all__ = ["gather", "kaggle"]
-
 PACKAGES = ("torch", "ipykernel", "ipywidgets", "IPython")
 NVML_SECONDS = 10.0
 MOUNTS = Path("/proc/self/mounts")

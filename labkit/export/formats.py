@@ -24,8 +24,6 @@ from labkit.rank_files import MARKER, NODE_MARKER
 from labkit.record import RunFolder, Step, rows
 from labkit.text import plain
 
-__all__ = ["FILES", "FORMATS", "TRACKERS", "Log", "check_live", "export", "start_exporter"]
-
 EXPORTER = "labkit.export.live"
 EVENTS = "events.out.tfevents."
 

@@ -21,8 +21,6 @@ from labkit.files import write_json
 from labkit.record import RunFolder, State, rows
 from labkit.text import plain
 
-__all__ = ["main"]
-
 PERIOD_SECONDS = 5.0
 POLL_SECONDS = 0.5
 SHARE = 20  # a pass that takes a second is followed by a pause of 20

@@ -16,8 +16,6 @@ from labkit.record import RunFolder, RunReader, Step, rows
 from labkit.text import plain
 from labkit.words import together
 
-__all__ = ["Point", "attempt_starts", "needs", "no_records", "not_written", "points"]
-
 NOT_DRAWN = {"rank", "attempt", "step", "time", "samples", "steps"}  # they say which steps a row sums up
 MEMORY = ("rss", "allocated", "reserved", "peak")
 MOST_RANKS = 8  # whose values are also kept one by one

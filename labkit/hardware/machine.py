@@ -26,26 +26,6 @@ import psutil
 from labkit.errors import LaunchError
 from labkit.hardware.container import memory_left
 
-__all__ = [
-    "ASKED_AGAIN",
-    "DRIVER_FILES",
-    "FP8",
-    "Gpu",
-    "GpusUnknownError",
-    "Hardware",
-    "Platform",
-    "SYMMETRIC_MEMORY",
-    "driver_version",
-    "hardware",
-    "has_driver",
-    "has_kernels",
-    "install_for",
-    "may_have_gpus",
-    "platform_name",
-    "torch_report",
-    "without_kernels",
-]
-
 # Any of them is a driver; gVisor (Modal, Cloud Run, GKE's sandbox) has only the second, WSL2 only the third.
 DRIVER_FILES = (Path("/proc/driver/nvidia/version"), Path("/dev/nvidiactl"), Path("/dev/dxg"))
 DEVICES = Path("/dev")  # an NVIDIA GPU that this machine or container has is nvidia0, nvidia1, … there

@@ -13,8 +13,6 @@ import psutil
 
 from labkit.errors import LaunchError
 
-__all__ = ["check_interface", "interface_of", "is_loopback", "own_address_towards", "resolved"]
-
 ANY_PORT = 9  # nothing is sent: connecting a datagram socket only looks up the route
 
 

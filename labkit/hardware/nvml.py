@@ -13,8 +13,6 @@ from functools import partial
 from itertools import combinations
 from typing import Any, TypedDict
 
-__all__ = ["ask_nvml", "cards_of", "handles_of", "report"]
-
 # nvmlGpuTopologyLevel_t, as `nvidia-smi topo -m` abbreviates it.
 PATHS = {0: "same board", 10: "PIX", 20: "PXB", 30: "PHB", 40: "NODE", 50: "SYS"}
 READ, NVLINK = 0, 2  # of nvmlGpuP2PCapsIndex_t; nvidia-ml-py 12 and 13 have a tuple, (0,), for the first

@@ -10,8 +10,6 @@ from labkit.record import RunFolder
 from labkit.session import input_folder, working_folder
 from labkit.text import slug
 
-__all__ = ["previous_checkpoints"]
-
 # A kernel's output as input, today and before 2026. Limited depth, because data sets may have millions of files.
 OUTPUTS = ("notebooks/*/*", "*")
 

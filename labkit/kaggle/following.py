@@ -13,8 +13,6 @@ from labkit.kaggle.service import Service, Status
 from labkit.record import Cause, RunFolder, RunReader, State
 from labkit.view import StatusLine
 
-__all__ = ["follow", "pull_runs"]
-
 LOOK_SECONDS = 5.0
 PATIENCE_SECONDS = 120.0  # for a push to become the kernel's newest session
 OUTAGE_SECONDS = 600.0  # without an answer; sessions last hours, and Kaggle closes idle connections

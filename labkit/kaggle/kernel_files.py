@@ -23,8 +23,6 @@ from labkit.files import Json
 from labkit.version import __version__
 from labkit.write import script_files
 
-__all__ = ["Kernel", "TWO_T4", "build", "check_address", "wheel"]
-
 TAG = "py3-none-any"
 MADE = (1980, 1, 1, 0, 0, 0)  # a constant, so that the same labkit gives the same bytes
 

@@ -11,8 +11,6 @@ from typing import Any
 
 from labkit.errors import LabError
 
-__all__ = ["OVER", "LoginError", "Service", "Status"]
-
 OVER = ("COMPLETE", "ERROR", "CANCEL_ACKNOWLEDGED")
 # Checkpoints are not downloaded: they may be gigabytes, and comparisons do not need them.
 RUNS_WITHOUT_CHECKPOINTS = r"(^|/)runs/(?!.*/checkpoints/)"

@@ -22,20 +22,6 @@ from labkit.launcher.torchrun import LEFTOVER_PREFIXES
 from labkit.version import TORCH_FLOOR, release_of
 from labkit.write import Script, is_composed, options_of
 
-__all__ = [
-    "check_arguments",
-    "check_batch",
-    "check_environment",
-    "check_imports",
-    "check_numbers",
-    "check_precision",
-    "check_ranks",
-    "check_torch",
-    "fewer_ranks",
-    "imports_in_doubt",
-    "imported",
-]
-
 MOST_RANKS = 1024
 SECRET_FLAG = re.compile(
     r"^--(token|([\w-]*[-_])?("

@@ -19,16 +19,6 @@ from labkit.hardware import GpusUnknownError, torch_report
 from labkit.launcher.stopping import supervised
 from labkit.record import RunFolder, State
 
-__all__ = [
-    "GpusInUseError",
-    "busy_gpus",
-    "check_gpus_are_free",
-    "lock_checkpoints",
-    "one_launch_at_a_time",
-    "run_that_saves_to",
-    "unlock_checkpoints",
-]
-
 ENDING_SECONDS = 10.0  # a supervisor exits shortly after it has written the final state
 EVERY_GPU = ",".join(map(str, range(64)))  # CUDA ignores the indices from the first one that does not exist
 

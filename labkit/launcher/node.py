@@ -29,7 +29,7 @@ from pathlib import Path
 from labkit.errors import LabError, LaunchError
 from labkit.files import in_parallel, read_json, refresh
 from labkit.hardware import check_interface, interface_of, is_loopback, own_address_towards, resolved
-from labkit.host import HOST, Identity, host_name
+from labkit.host import Identity, host_name
 from labkit.launcher.causes.explain import conclusion, oom_kills
 from labkit.launcher.locks import lock_checkpoints
 from labkit.launcher.peers import (
@@ -46,10 +46,8 @@ from labkit.launcher.stalls import Progress
 from labkit.launcher.stopping import SAVING_SECONDS, StopRequest
 from labkit.launcher.supervisor import Supervisor, prepare
 from labkit.launcher.torchrun import rank_environment
-from labkit.rank_files import MODULES, NODE_MARKER
+from labkit.rank_files import HOST, MODULES, NODE_MARKER
 from labkit.record import Cause, Node, NodeFold, Nodes, RunFolder, State
-
-__all__ = ["main"]
 
 BEAT_SECONDS = 1.0
 # When another node has ended, ranks here usually fail by themselves within seconds, with a better message than a TERM.

@@ -12,8 +12,6 @@ from labkit.hardware import is_loopback
 from labkit.host import Identity, boot_id
 from labkit.record import Cause, Node, RunFolder, State
 
-__all__ = ["CONCLUSIONS", "ENDING_TIMEOUT_SECONDS", "MEETING_SECONDS", "POLL_SECONDS", "WORKS", "Outcome", "Peer"]
-
 # How long the first host waits for the last; a shared file system may take half of it to show a new file.
 MEETING_SECONDS = 60.0
 # How old another node's heartbeat may be. NFS caches file attributes for 3 to 60 s, but revalidates a file when it is

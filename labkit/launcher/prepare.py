@@ -45,8 +45,6 @@ from labkit.text import plain
 from labkit.version import __version__
 from labkit.write import Script, check_flags, command_line, completed, options_of, read_back, read_file, script_names
 
-__all__ = ["Launch", "Launchable", "Module", "create_run", "prepare_launch", "script_and_file"]
-
 MAIN = "__main__.py"  # what Python runs of a folder or an archive
 
 

@@ -19,18 +19,6 @@ from labkit.rank_files import HEARTBEAT_BYTES
 from labkit.record import RunFolder
 from labkit.text import plain
 
-__all__ = [
-    "Disposition",
-    "Programs",
-    "Work",
-    "cleans_up",
-    "command_in_words",
-    "disposition",
-    "is_alive",
-    "named_ranks",
-    "ranks_of",
-]
-
 Disposition = Literal["handled", "ignored", "default"]
 
 # Less is no work. In 5 s labkit's own thread in a rank uses 0.02 s of the processor and transfers 10 kB.

@@ -24,8 +24,6 @@ from labkit.host import Identity, host_name
 from labkit.launcher.stopping import descendants
 from labkit.record import RunFolder
 
-__all__ = ["main"]
-
 PERIOD_SECONDS = 1.0
 
 

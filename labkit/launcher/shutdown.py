@@ -37,8 +37,6 @@ from labkit.launcher.rank_processes import (
 from labkit.launcher.stopping import GRACE_SECONDS, SAVING_SECONDS, StopRequest, processes_of, requested, sweep
 from labkit.record import LeftRunning, RunFolder
 
-__all__ = ["LEFT_SECONDS", "Leftovers", "Shutdown", "torchrun_seconds"]
-
 TORCHRUN_TIMEOUT = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
 IDLE_SECONDS = 5.0  # a rank that has done nothing for so long after SIGINT has not seen it, or waits for one
 QUIET_SECONDS = 1.0  # what ends within them is not worth a word

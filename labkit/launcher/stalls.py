@@ -16,8 +16,6 @@ from labkit.launcher.causes.stuck import look_at
 from labkit.launcher.rank_processes import named_ranks
 from labkit.record import End, Model, Records, Report, RunFolder
 
-__all__ = ["Closing", "FirstRank", "HostNames", "Progress", "SURVIVOR_SECONDS", "Stalls"]
-
 POLL_SECONDS = 1.0
 RANKS_PER_SECOND = 512  # whose files are read, up to 768 ranks: one process reads those of a whole run
 # Slow is not stuck: a rank is reported after this long plus twice its own step time.

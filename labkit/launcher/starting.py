@@ -16,8 +16,6 @@ from labkit.launcher.warm import session as warm
 from labkit.launcher.warm.process import with_room
 from labkit.record import Node, RunFolder, SweepPoint
 
-__all__ = ["start"]
-
 CROWDED = 2  # ranks per core above which times mean little
 # Supervisors this process has started; one that has ended is a zombie until it is polled.
 _supervisors: list[subprocess.Popen[bytes]] = []

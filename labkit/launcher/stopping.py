@@ -25,22 +25,6 @@ from labkit.rank_files import MARKER, NODE_MARKER
 from labkit.record import Cause, LeftRunning, Node, RunFolder, State
 from labkit.text import gib
 
-__all__ = [
-    "GRACE_SECONDS",
-    "SAVING_SECONDS",
-    "StopRequest",
-    "check_may_stop",
-    "descendants",
-    "freed_in_words",
-    "processes_of",
-    "request_stop",
-    "requested",
-    "still_running",
-    "stop",
-    "supervised",
-    "sweep",
-]
-
 SUPERVISORS = ("labkit.launcher.supervisor", "labkit.launcher.node")
 SAMPLER = "labkit.launcher.sampler"
 

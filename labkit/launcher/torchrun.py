@@ -15,24 +15,6 @@ from labkit.rank_files import FOLDER, HIDDEN, HOST, MARKER, NODE_MARKER
 from labkit.record import Nodes, RunFolder
 from labkit.session import current_folder
 
-__all__ = [
-    "NCCL_DUMPS",
-    "TORCHRUN",
-    "attempt_command",
-    "guest_node_command",
-    "marked",
-    "node_command",
-    "node_torchrun_command",
-    "rank_environment",
-    "recorded_environment",
-    "reproducing_command",
-    "reproducing_node_command",
-    "script_folder",
-    "torchrun_command",
-    "torchrun_of_node",
-    "without_leftovers",
-]
-
 TORCHRUN = "torch.distributed.run"
 LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
 # Left over from an earlier torchrun, a Slurm job or a container image; they would change world size or rendezvous.

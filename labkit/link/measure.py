@@ -28,24 +28,6 @@ from labkit.launch_options import LaunchOptions
 from labkit.launcher import check_environment, check_ranks, prepare_launch, start, stop
 from labkit.record import State
 
-__all__ = [
-    "CollectiveTime",
-    "KINDS",
-    "Link",
-    "Preflight",
-    "fit",
-    "link_settings",
-    "load",
-    "machine_key",
-    "measure_link",
-    "remembered_link",
-    "remembered_links",
-    "remembered_preflight",
-    "short_run",
-    "store",
-    "try_link",
-]
-
 HANDSHAKE = Path(__file__).with_name("handshake.py")
 RUNG_SECONDS = 45.0  # including the start-up of the ranks
 NCCL_LADDER: tuple[dict[str, str], ...] = (

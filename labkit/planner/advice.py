@@ -23,8 +23,6 @@ from labkit.text import gib
 from labkit.words import EXPANDABLE
 from labkit.write import Script, options_of, strategy_of
 
-__all__ = ["Advice", "advise"]
-
 ASYNC = ", and async tensor parallelism (with sequence_parallel=True and torch.compile) overlap it with matrix products"
 
 

@@ -28,21 +28,6 @@ from labkit.version import release_of
 from labkit.view import Bar
 from labkit.write import Script
 
-__all__ = [
-    "Candidate",
-    "MARGIN",
-    "evaluate",
-    "fastest",
-    "held_by",
-    "judged",
-    "lacks",
-    "needs",
-    "refusal",
-    "unfit",
-    "unsupported",
-    "when",
-]
-
 ALIKE = 1.05  # predicted times within this ratio are indistinguishable
 # The fraction of a GPU's memory that advice leaves free: blocks of the caching allocator that fragmentation wastes are
 # in no plan. Assumed.

@@ -23,8 +23,6 @@ from typing import TypeVar
 from labkit.errors import LaunchError
 from labkit.hardware import FP8, SYMMETRIC_MEMORY, Hardware, hardware
 
-__all__ = ["DEVICES", "THIS_MACHINE", "Device", "device_named", "devices_in", "devices_named", "this_machine"]
-
 T = TypeVar("T")
 GIB = 1 << 30
 THIS_MACHINE = "this machine"

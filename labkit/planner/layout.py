@@ -20,8 +20,6 @@ from labkit.write import (
     strategy_of,
 )
 
-__all__ = ["Layout", "able_to", "layout_of"]
-
 # The functions of a script that the planner calls.
 CALLED = {
     "parse_args",

@@ -15,8 +15,6 @@ from labkit.record import Peak, RunFolder, RunReader
 from labkit.text import escaped, gib, plain
 from labkit.view import Bar, aligned, as_image, bars, grid
 
-__all__ = ["Memory", "Trial"]
-
 ALIKE = 0.005  # of a peak; smaller differences count as equal
 SHOWN_RANKS = 8
 

@@ -18,8 +18,6 @@ from labkit.errors import LaunchError
 from labkit.planner.data_sheets import Device
 from labkit.planner.layout import Layout
 
-__all__ = ["NETWORK_SHARE", "Hosts", "bandwidth_of", "between_hosts"]
-
 # Fraction of a network's line rate that collectives reach: about 0.9 over InfiniBand, less over sockets. Assumed.
 NETWORK_SHARE = 0.8
 # Gbit/s of one adapter, one way: IEEE 802.3, and the InfiniBand Trade Association's road map for four lanes

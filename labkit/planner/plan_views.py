@@ -14,8 +14,6 @@ from labkit.view import Bar, Palette, aligned, bars, finished, grid
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
-__all__ = ["break_even", "memory_planned", "memory_rows", "plan_html", "plan_text", "scaling_planned"]
-
 GIB, MIB = 2**30, 2**20
 PATTERNS = {"formulas": "", "rehearsed": "/", "measured": "x"}
 

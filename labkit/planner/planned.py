@@ -31,8 +31,6 @@ from labkit.write import Script
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
-__all__ = ["Plan"]
-
 MOST_RANKS_WRITTEN = 64
 
 

@@ -27,8 +27,6 @@ from labkit.record import Peak
 from labkit.text import gib
 from labkit.write import Script, script_names
 
-__all__ = ["plan"]
-
 MOST_RANKS = 16384
 TOLERANCE = 0.1  # of the rehearsed peak; larger known deviations of a strategy's formulas are reported
 TENSOR_RANKS = 8  # they communicate in every layer, so more than one box has are not considered

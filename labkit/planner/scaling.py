@@ -13,8 +13,6 @@ from labkit.planner.memory.peak import worst
 from labkit.planner.model.facts import ModelFacts
 from labkit.planner.speed.speed_model import SpeedModel
 
-__all__ = ["Point", "break_even_curve", "bytes_per_parameter", "largest_micro_batch", "scaling_curves"]
-
 SAMPLES = tuple(2**n for n in range(13))  # on each of two ranks
 MOST_SAMPLES = 1 << 30
 

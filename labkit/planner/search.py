@@ -17,8 +17,6 @@ from labkit.planner.speed.speed_model import SpeedModel
 from labkit.planner.variations import own_parameters
 from labkit.write import Script, options_of
 
-__all__ = ["HALF", "Search", "fused_adamw", "half_of", "outlook", "remedies", "ways"]
-
 Change = tuple[dict[str, Any], tuple[str, ...]]  # options, and their descriptions
 
 HALF = ("bf16", "fp16")  # bf16 first: it needs no loss scale

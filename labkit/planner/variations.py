@@ -22,8 +22,6 @@ from labkit.write import (
     with_extra,
 )
 
-__all__ = ["OTHER_TRAINING", "SUPERSEDED", "extras_of", "needed", "own_parameters", "simplicity", "under", "variants"]
-
 # The simplest first
 ORDER = (
     *("single", "ddp", "zero1", "zero2", "fsdp", "fsdp1", "tensor_parallel", "pipeline", "hybrid"),

@@ -9,8 +9,6 @@ from typing import Any
 
 from labkit.files import number
 
-__all__ = ["Cause", "Place"]
-
 TEXTS = ("kind", "sentence", "exception", "message", "signal", "out_of_memory", "file", "cell", "origin")
 COUNTS = ("rank", "node", "step", "time_ns", "line", "line_in_cell")
 TYPES = {**dict.fromkeys(TEXTS, str), **dict.fromkeys(COUNTS, int), "goes_on": bool}

@@ -24,8 +24,6 @@ from labkit.record.tail import LATEST_SECONDS
 from labkit.series import Point, Series
 from labkit.text import slug
 
-__all__ = ["FoldedRank", "NodeFold", "NodeFolds"]
-
 BLOCK_BYTES = 4096  # the file's size is a multiple
 SERIES_EVERY = 10  # folds
 BINS = 64  # of a series here, about as many as a picture shows
@@ -184,7 +182,7 @@ class FoldedRank(RankHistory):
         self._own_seconds = sum(self._recent_seconds[phase] for phase in OWN)
         self.communicates, self.memory_peak = bool(shown["communicates"]), float(shown["peak"])
         self.lost_at = None if shown["lost_at"] is None else int(shown["lost_at"])
-        self.finite_at = int(shown.get("finite_at", 0))  # older folds lack it
+        self.finite_at = int(shown["finite_at"])
         self.allocation_retries, end = float(shown["retries"]), shown["end"]
         self.end = End(0.0, str(end["outcome"]), passes=finite(end.get("passes"))) if end else None
 

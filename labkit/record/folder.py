@@ -14,11 +14,8 @@ from labkit import rank_files
 from labkit.errors import RunFolderError
 from labkit.files import read_json
 from labkit.place import check_original, check_own, moved_from, original_of
-from labkit.rank_files import MARKER, NODE_MARKER
 from labkit.record.manifest import Manifest
 from labkit.text import plain, slug
-
-__all__ = ["MARKER", "NODE_MARKER", "RunFolder"]
 
 # Disk space that is released for the final records when the disk is full.
 RESERVE_BYTES = 256 << 10

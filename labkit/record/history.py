@@ -36,8 +36,6 @@ from labkit.record.records import (
 from labkit.record.tail import Tail
 from labkit.series import LARGEST, Series
 
-__all__ = ["HostHistory", "KEPT_CHANGES", "OWN", "RankHistory", "SERIES"]
-
 KEPT_REPORTS = 1000
 KEPT_NAMES = 1000
 KEPT_CHANGES = 100

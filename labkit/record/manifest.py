@@ -9,8 +9,6 @@ from typing import Any, ClassVar, TypeGuard
 
 from labkit.files import Json, finite
 
-__all__ = ["Manifest", "ManifestScript", "Nodes", "ScriptFacts", "SweepPoint"]
-
 MOST_RANKS = 1_000_000
 FOLDED_RANKS = 16  # with more, the ranks of each node are folded
 

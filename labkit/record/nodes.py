@@ -18,8 +18,6 @@ from labkit.host import Identity, boot_id
 from labkit.record.folder import RunFolder
 from labkit.record.manifest import Nodes
 
-__all__ = ["Node", "NodeBeat"]
-
 # Generous, because a reader on another machine compares clocks, and a shared file system shows changes late.
 LOST_SECONDS = 60.0
 BEAT_BYTES = 512  # a fixed size, because it is written in place

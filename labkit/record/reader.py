@@ -11,8 +11,6 @@ from labkit.record.manifest import Nodes
 from labkit.record.records import Event, Record, Records, Scalar
 from labkit.series import Series
 
-__all__ = ["RunReader"]
-
 LONGEST_NAME = 60  # in a chart
 
 

@@ -41,25 +41,6 @@ from typing import Any, ClassVar, NamedTuple
 from labkit.files import finite, number
 from labkit.record.tail import Tail, last_records
 
-__all__ = [
-    "DESCRIBING",
-    "End",
-    "Event",
-    "Header",
-    "Losses",
-    "Memory",
-    "Model",
-    "Peak",
-    "PHASES",
-    "Peak",
-    "Record",
-    "Records",
-    "Report",
-    "Scalar",
-    "Step",
-    "decode",
-]
-
 PHASES = ("input", "forward", "backward", "optimizer", "communication")
 # Reported values that describe the run, or are recorded otherwise.
 DESCRIBING = {

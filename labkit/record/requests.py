@@ -23,8 +23,6 @@ from typing import Literal
 
 from labkit.files import Json, read_json, write_json
 
-__all__ = ["Decision", "Meeting", "RequestFolder"]
-
 Decision = Literal["agreed", "given-up"]
 
 

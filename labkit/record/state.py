@@ -13,8 +13,6 @@ from labkit.record.folder import RunFolder
 from labkit.record.manifest import Nodes
 from labkit.record.nodes import Node
 
-__all__ = ["LeftRunning", "State", "StateName", "merged"]
-
 StateName = Literal["starting", "running", "succeeded", "failed", "stopped", "lost"]
 WORST_FIRST = ("failed", "stopped", "lost", "succeeded")
 

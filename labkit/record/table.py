@@ -30,8 +30,6 @@ from labkit.record.records import (
 )
 from labkit.record.tail import UNSOUND, decoded
 
-__all__ = ["Glance", "Row", "rows"]
-
 Row = dict[str, Scalar]
 MEMORY = ("rss", "allocated", "reserved", "peak", "retries")
 WHOLE_BYTES = 1 << 18  # a longer file is sampled

@@ -10,8 +10,6 @@ from typing import Any, Generic, TypeVar
 
 from labkit.files import number, opened
 
-__all__ = ["UNSOUND", "Tail", "decoded", "last_records"]
-
 T = TypeVar("T")
 
 # One poll reads at most this much, which bounds a reader's memory.

@@ -29,8 +29,6 @@ from labkit.sweeps.options import SweepOptions
 from labkit.sweeps.results import Result, counted
 from labkit.sweeps.sweeper import stop_runs
 
-__all__ = ["check_array", "missing_points", "settled_points", "stop_points", "submit_points"]
-
 
 def check_array(options: SweepOptions, job: JobOptions) -> JobOptions:
     """The job of every point with numbers for all counts. Raises LaunchError for options that Slurm cannot have."""

@@ -11,8 +11,6 @@ from labkit.errors import LaunchError
 from labkit.hardware import hardware
 from labkit.launcher import busy_gpus, check_ranks
 
-__all__ = ["Room", "chosen", "room_for"]
-
 SHARE = "LABKIT_SHARE_GPUS"
 
 

@@ -30,8 +30,6 @@ from labkit.stored_runs import RUN_ID, runs_root
 from labkit.text import plain
 from labkit.write import Script
 
-__all__ = ["Job", "RunIndex", "SweepFolder", "SweepState", "find_sweep", "sweeps_root"]
-
 
 class Job(NamedTuple):
     """One point at one rung; every sweep without successive halving has the single rung 0."""

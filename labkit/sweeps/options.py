@@ -16,8 +16,6 @@ from labkit.errors import LabError, LaunchError
 from labkit.launch_options import LaunchOptions, flag, whole_number
 from labkit.metric_names import is_lower_better
 
-__all__ = ["SweepOptions", "drawn", "expanded", "varied"]
-
 # Parameters of a script at a point; its `args` are a list.
 Point = Mapping[str, None | bool | int | float | str | os.PathLike[str] | Sequence[str]]
 MODES = ("min", "max")

@@ -36,8 +36,6 @@ from labkit.sweeps.options import SweepOptions, expanded
 from labkit.sweeps.sweeper import rungs_of
 from labkit.write import Script, completed, options_of
 
-__all__ = ["create", "environment_of", "start_process"]
-
 ENDING_SECONDS = 10.0  # the process of a sweep exits shortly after it has written the final state
 _processes: list[subprocess.Popen[bytes]] = []  # one that has ended is a zombie until it is polled
 

@@ -15,8 +15,6 @@ from labkit.sweeps.folder import Job, RunIndex, SweepFolder, SweepState
 from labkit.sweeps.options import varied
 from labkit.view import Line, curves
 
-__all__ = ["Measured", "Result", "Results", "best_of", "counted", "measured"]
-
 
 class Measured(NamedTuple):
     """The newest, lowest and highest finite value of a metric; None if there is none."""

@@ -30,8 +30,6 @@ from labkit.sweeps.devices import room_for
 from labkit.sweeps.folder import Job, RunIndex, SweepFolder, SweepState
 from labkit.sweeps.results import counted, measured
 
-__all__ = ["STOPPING_AT_ONCE", "due", "rungs_of", "stop_runs", "survivors"]
-
 POLL_SECONDS = 0.1
 GPU_POLL_SECONDS = 1.0  # looking for GPUs that other runs hold reads every process of the machine
 SETTLED = ("succeeded", "failed", "stopped", "lost")

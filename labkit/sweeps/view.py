@@ -13,8 +13,6 @@ from labkit.sweeps.results import Result, Results, best_of, counted
 from labkit.text import escaped, first_line, plain
 from labkit.view import Chart, Palette, aligned, as_image, drawn_together, grid, spark_svg
 
-__all__ = ["SweepDashboard", "headline", "named", "sweep_bundle", "sweep_html", "sweep_text"]
-
 MOST_ROWS = 40
 
 

@@ -13,8 +13,6 @@ from labkit.kaggle import TWO_T4, Kernel, Service, build, check_address
 from labkit.stored_runs import runs_root
 from labkit.text import gib, plain
 
-__all__ = ["add_kaggle_verbs"]
-
 
 def add_kaggle_verbs(parser: argparse.ArgumentParser) -> None:
     """Add the verbs of `labkit kaggle`."""

@@ -23,8 +23,6 @@ from labkit.cluster import JobOptions
 if TYPE_CHECKING:
     from labkit.run import Run
 
-__all__ = ["add_doctor_verb", "add_launch_verb", "add_slurm_verbs", "follow"]
-
 
 def add_launch_verb(verb: Callable[..., argparse.ArgumentParser]) -> None:
     start = verb(

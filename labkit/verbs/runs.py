@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from labkit.run import Run
     from labkit.view import RunList
 
-__all__ = ["add_run_verbs"]
-
 SORT = "a metric (the best first), a parameter, duration, ranks, or started (the newest first)"
 
 

@@ -15,8 +15,6 @@ from labkit.launch_options import whole_number
 from labkit.text import plain
 from labkit.write import check_flags, completed, options_of, read_back, script_names
 
-__all__ = ["add_check_verb", "add_plan_verb", "add_script_verbs"]
-
 EXAMPLES = """examples:
   labkit check train.py lab.ipynb
   labkit check src/

@@ -11,8 +11,6 @@ from labkit.cluster import JobOptions
 from labkit.errors import LabError
 from labkit.sweeps import SweepOptions
 
-__all__ = ["add_sweep_verb"]
-
 EXAMPLES = """examples:
   labkit sweep ddp --lr 1e-3,3e-4 --seed 0,1 --steps 200
   labkit sweep train.py --lr 1e-5:1e-2:log --width 64:512 --samples 20

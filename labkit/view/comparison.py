@@ -30,9 +30,6 @@ if TYPE_CHECKING:
     import pandas as pd
     from plotly.graph_objects import Figure
 
-__all__ = ["Comparison", "compare", "findings", "is_tested", "tested_name"]
-
-
 FIGURES = {"training_seconds": "training time", "throughput": "mean samples/s", "memory_peak": "peak memory"}
 STUDENTS_T = (12.7, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23, 2.20)  # two-sided 95%, by degrees of freedom
 SEED = re.compile(r"--seed[=\n][^\n]*\n?")

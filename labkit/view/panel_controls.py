@@ -8,8 +8,6 @@ from typing import Any
 from labkit.arguments import Parameters, Value
 from labkit.write import Option
 
-__all__ = ["Controls"]
-
 RANKS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64, 128, 256, 512, 1024)
 POWERS = tuple(2**n for n in range(13))
 PRECISIONS = ("fp32", "bf16", "fp16")

@@ -29,8 +29,6 @@ from labkit.view.live.page import run_html, run_text, tail_of_log
 from labkit.view.live.run_charts import Look, charts_svg, run_charts
 from labkit.view.timeline import Timeline
 
-__all__ = ["LIBRARY", "ReportPath", "chart_data", "static_bundle", "still_charts", "write_report"]
-
 REPORT_LOG_LINES = 200
 MOST_PICTURED = 8
 PNG_COLOURS = 32  # enough for lines and text; a notebook stores every picture

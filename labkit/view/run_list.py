@@ -20,8 +20,6 @@ from labkit.text import escaped, nearest, plain
 from labkit.view.charts.images import as_image, spark_svg, spark_text
 from labkit.view.tables import GAP, WIDEST
 
-__all__ = ["RunList", "SortKeys", "differing", "metric_columns", "sort_keys", "sorted_by"]
-
 T = TypeVar("T")
 SortKeys = dict[str, tuple[int, float | str]]
 

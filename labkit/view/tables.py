@@ -7,8 +7,6 @@ from collections.abc import Collection, Mapping, Sequence
 
 from labkit.text import escaped
 
-__all__ = ["GAP", "WIDEST", "aligned", "grid"]
-
 WIDEST, GAP = 105, 2  # characters of a line in JupyterLab at 1,200 pixels, and between its cells
 # Classes take a fourth of the bytes of styles in every cell. Notebooks have rules of their own for tables.
 STYLE = (

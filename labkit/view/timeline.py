@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     import pandas as pd
     from plotly.graph_objects import Figure
 
-__all__ = ["Timeline"]
-
 
 class Timeline:
     """The profiled steps of a run; displays itself. `spans` are what the ranks did, in seconds since the first step

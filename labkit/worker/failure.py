@@ -19,8 +19,6 @@ from labkit.record import RunFolder
 from labkit.text import first_line, shortened
 from labkit.worker.measures.memory import resident_set
 
-__all__ = ["record_collectives", "write"]
-
 KEPT_COLLECTIVES = 64  # calls before the oldest that has not completed
 DUMPS = ("_dump_fr_trace_json", "_dump_nccl_trace_json")  # of gloo and NCCL; private functions
 COLLECTIVE_FIELDS = (

@@ -18,8 +18,6 @@ from contextlib import suppress
 from types import CodeType, FunctionType
 from typing import Any, ParamSpec, TypeVar, cast
 
-__all__ = ["invisible", "leave_out_of_compilation", "with_late_resume"]
-
 P = ParamSpec("P")
 R = TypeVar("R")
 RESUME, NOP, JUMP, RERAISE, EXTENDED_ARG = (

@@ -19,8 +19,6 @@ from labkit.worker.frames import invisible, leave_out_of_compilation
 from labkit.worker.measures.samples import take_index
 from labkit.worker.recorder import Recorder
 
-__all__ = ["Optimizers", "hook"]
-
 
 class Observer(Protocol):
     """Is called by the hooks. `stepping` is the time at which the newest step of an optimizer started."""

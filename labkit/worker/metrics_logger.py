@@ -47,8 +47,6 @@ from typing import Any
 from labkit.worker.frames import invisible
 from labkit.worker.recorder import Recorder
 
-__all__ = ["Reports", "listen"]
-
 BURST = 200  # records
 RECORDS_A_SECOND = 10.0
 MOST_VALUES = 500  # in one record, and in all pending records

@@ -31,8 +31,6 @@ from labkit.worker.reach.requests import Reach
 from labkit.worker.reach.settings import Settings
 from labkit.worker.recorder import Recorder
 
-__all__ = ["Probe"]
-
 clock = time.perf_counter
 
 RECORD_SECONDS = 0.1

@@ -10,8 +10,6 @@ from typing import Any
 
 from labkit.rank_files import RankFile
 
-__all__ = ["Recorder"]
-
 # json.dumps would create an encoder for each record.
 encode = json.JSONEncoder(allow_nan=False, check_circular=False).encode
 

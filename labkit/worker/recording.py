@@ -21,8 +21,6 @@ from labkit.worker.metrics_logger import Reports, listen
 from labkit.worker.probe import Probe
 from labkit.worker.reach.settings import Settings
 
-__all__ = ["Recording"]
-
 PR_SET_PDEATHSIG = 1
 
 

@@ -14,8 +14,6 @@ from functools import cached_property
 from labkit.errors import ScriptError
 from labkit.files import decoded, encoded
 
-__all__ = ["Cell", "ScriptText", "has_main_guard", "is_python", "split_cells"]
-
 # jupytext's percent format: `# %% title`. Untitled cells and `# %% [markdown]` are kept as they are.
 TITLE_LINE = re.compile(r"^# %%[ \t]*(?P<title>[^\n]*?)[ \t]*(?:\n|\Z)", re.MULTILINE)
 

@@ -13,20 +13,6 @@ from labkit.errors import ScriptError
 from labkit.text import nearest
 from labkit.write.cells import Cell, ScriptText, split_cells
 
-__all__ = [
-    "Library",
-    "Part",
-    "compose",
-    "is_composed",
-    "is_library",
-    "library",
-    "script_files",
-    "script_names",
-    "strategy_of",
-    "strategy_titles",
-    "with_extra",
-]
-
 SAME_AS = re.compile(r"# of (?P<file>\w+\.py)")  # the whole text of a cell that is a copy of a sibling file's
 GOES_WITH = re.compile(r"^# goes with: (?P<names>.+)$", re.MULTILINE)
 SINGLE, BYTES = "single", "bytes"  # the strategy and the task of train.py itself

@@ -19,8 +19,6 @@ from labkit.files import lines_of
 from labkit.write.cells import Cell, has_main_guard
 from labkit.write.compose import library
 
-__all__ = ["aliased", "as_cell", "cell_of", "check_names", "check_replacement", "import_of", "with_definition"]
-
 MODEL = "Model"  # is called without arguments, even if the library's Model has some
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 

@@ -13,8 +13,6 @@ from labkit.write.cells import ScriptText
 from labkit.write.compose import Library, Part, is_composed, strategy_titles
 from labkit.write.script_options import options_in
 
-__all__ = ["Diff", "Names", "script_html"]
-
 CODE = "font-family:monospace;font-size:12px;line-height:1.45;white-space:pre;overflow-x:auto;margin:2px 0 10px"
 # By pygments token type: JupyterLab's own colors, which follow its theme, with fallbacks that are legible on white and
 # on black.

@@ -19,8 +19,6 @@ from labkit.write.compose import BYTES, compose, library, script_names
 from labkit.write.contract import aliased, as_cell, check_names, check_replacement, with_definition
 from labkit.write.display import Diff, Names, script_html
 
-__all__ = ["Script", "read_file", "text_of"]
-
 OTHER_KINDS = {
     stat.S_IFDIR: "a folder",
     stat.S_IFIFO: "a named pipe",

@@ -19,18 +19,6 @@ from labkit.launch_options import LaunchOptions
 from labkit.write.cells import ScriptText
 from labkit.write.compose import Part, is_composed, library, strategy_of, strategy_titles, with_extra
 
-__all__ = [
-    "Option",
-    "check_flags",
-    "command_line",
-    "completed",
-    "extra_options",
-    "options_in",
-    "options_of",
-    "options_of_strategy",
-    "read_back",
-]
-
 S = TypeVar("S", bound=ScriptText)
 PLAIN = (str, os.PathLike, Number, list, tuple, dict)  # whose text a script can read
 NUMBER_OF_RANKS = ("ranks", "gpus", "num_gpus", "devices", "world_size", "num_processes")

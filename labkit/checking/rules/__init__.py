@@ -11,9 +11,6 @@ from dataclasses import dataclass
 from labkit.checking.findings import KINDS
 from labkit.checking.syntax.tree import Placed, Tree
 
-__all__ = ["Mistakes", "RULES", "Rule", "rule"]
-
-
 Mistakes = Iterator[tuple[Placed, str]]
 Looks = Callable[[Tree], Mistakes]
 

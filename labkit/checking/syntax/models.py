@@ -8,8 +8,6 @@ from collections.abc import Iterator
 from labkit.checking.syntax.ranks import callee, is_rank
 from labkit.checking.syntax.tree import Tree, keyword, spelled
 
-__all__ = ["behind", "moves_to_device", "optimizers", "steps_in", "trained_in"]
-
 
 def behind(tree: Tree, node: ast.AST, depth: int = 2) -> Iterator[ast.AST]:
     """All nodes of an expression and, up to `depth` levels, of the values assigned to its names."""

@@ -10,20 +10,6 @@ from dataclasses import dataclass
 
 from labkit.checking.syntax.tree import Function, Tree, is_main_guard, is_true, keyword, spelled
 
-__all__ = [
-    "CHECKPOINT",
-    "Guard",
-    "callee",
-    "calls_of",
-    "collective",
-    "guards",
-    "is_only_about_rank",
-    "is_rank",
-    "may_depend_on_rank",
-    "names_rank",
-    "needs_all",
-]
-
 RANK = re.compile(
     r"^_?((global|local|world|ddp|dist|my|cur|current|node|proc|process|torch)_)*rank(_id)?$", re.IGNORECASE
 )

@@ -10,23 +10,6 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Any, Protocol, TypeGuard, TypeVar
 
-__all__ = [
-    "Around",
-    "Function",
-    "MethodCall",
-    "Placed",
-    "Tree",
-    "Wrap",
-    "has_stars",
-    "is_main_guard",
-    "is_true",
-    "keyword",
-    "parameters_of",
-    "position",
-    "spelled",
-    "tree_of",
-]
-
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 Placed = ast.expr | ast.stmt  # nodes with a line number
 

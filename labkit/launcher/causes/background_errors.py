@@ -21,8 +21,6 @@ from labkit.launcher.causes.sentences import at, ranks_in_words
 from labkit.record import Place, RunFolder
 from labkit.text import first_line
 
-__all__ = ["background_errors"]
-
 READ_BYTES = 4 << 20  # of each end of a log
 READ_REPORTS, READ_LINES = 50, 5000  # of one rank, of one report
 NAMED_ERRORS = 3

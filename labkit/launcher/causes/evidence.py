@@ -16,8 +16,6 @@ from labkit.record import Manifest, Node, Nodes, Place, RankHistory, RunFolder
 from labkit.text import first_line, last_line, shortened
 from labkit.write import Script
 
-__all__ = ["CLOSED_BY_TORCHRUN", "LAST_WORDS_BYTES", "Evidence", "Failure"]
-
 # torchrun's summary has one entry per failed rank.
 EXIT_CODE = re.compile(r"^\s*rank\s*: (\d+) \(local_rank.*\n\s*exitcode\s*: (-?\d+)", re.MULTILINE)
 CLOSED_BY_TORCHRUN = re.compile(r"Sending process (\d+) closing signal")

@@ -29,8 +29,6 @@ from labkit.launcher.peers import MEETING_SECONDS
 from labkit.record import Cause, End, Node, Nodes, RankHistory, RunFolder, StateName
 from labkit.text import last_line
 
-__all__ = ["conclusion", "find_cause", "killer", "oom_kills"]
-
 # Later calls report these errors of a kernel.
 LATE = re.compile(
     r"CUDA error: (device-side assert|an illegal|misaligned|unspecified launch|CUBLAS)|CUDNN_STATUS_EXECUTION_FAILED"

@@ -11,8 +11,6 @@ from labkit.record import RunFolder, ScriptFacts
 from labkit.words import EXPANDABLE
 from labkit.write import Script, extra_options, options_of
 
-__all__ = ["BLOCKING", "DETAIL", "FIREWALL", "disk_advice", "fragmented", "memory_advice"]
-
 FULL_BYTES = 16 << 20
 FRAGMENTED = 0.03  # of the device's memory; less is usual
 # The name that every torch since 2.8 knows; PYTORCH_ALLOC_CONF is newer.

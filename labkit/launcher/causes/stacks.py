@@ -30,19 +30,6 @@ from labkit.launcher.stopping import processes_of
 from labkit.rank_files import DUMP_SIGNAL
 from labkit.record import End, Node, RunFolder, Step
 
-__all__ = [
-    "Call",
-    "Frame",
-    "RankStack",
-    "absent",
-    "ask",
-    "calls_of",
-    "crash_frames",
-    "disagreement",
-    "mutual_waiting",
-    "waits_in",
-]
-
 ANSWER_SECONDS = 3.0  # a rank checks for inquiries once a second
 SIGNAL_SECONDS = 1.0
 POLL_SECONDS = 0.05

@@ -27,8 +27,6 @@ from labkit.record import RunFolder
 from labkit.text import escaped, in_lines, plain
 from labkit.write import Script
 
-__all__ = ["Stacks", "explain", "look_at"]
-
 NAMED_RANKS = 4  # more would be unreadable; the details list all
 JOINING = ("_shutdown", "_join_thread", "join", "_wait_for_tstate_lock")  # Python waits for threads
 WRAPPERS = ("wrapper", "_bootstrap", "<module>", "_wrapped_call_impl", "_call_impl", "inner")  # of torch and Python

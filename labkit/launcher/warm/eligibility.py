@@ -17,8 +17,6 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 from zipfile import is_zipfile
 
-__all__ = ["why_new_processes"]
-
 # Variables that libraries of torch read when they are loaded, before a fork.
 READ_WHEN_LOADED = ("GOMP_", "KMP_", "MALLOC_", "MKL_", "NPY_", "OMP_", "OPENBLAS_", "GLIBC_")
 NOT_READ = (

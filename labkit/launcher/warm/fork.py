@@ -27,8 +27,6 @@ from labkit.launcher.torchrun import TORCHRUN
 from labkit.launcher.warm.process import Become, can_show, guest_code, receive, send, show_command, show_variables
 from labkit.rank_files import MARKER, NODE_MARKER
 
-__all__ = ["Child", "ForkedTorchrun", "close_others", "import_guest", "import_torchrun", "leave", "prepare_ranks"]
-
 SINGLE_THREADED = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}  # a fork loses threads
 DEVICES = ("/dev/nvidia", "/dev/dxg", "/dev/kfd")  # of CUDA, of CUDA in WSL2, of ROCm
 HANDLED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)  # by the supervisor

@@ -20,20 +20,6 @@ from typing import Any
 from labkit.record import RunFolder
 from labkit.worker import with_late_resume
 
-__all__ = [
-    "Become",
-    "ROOM",
-    "can_show",
-    "guest_code",
-    "receive",
-    "send",
-    "show_command",
-    "show_variables",
-    "with_room",
-    "write_starting_files",
-]
-
-
 LABKIT = Path(__file__).parents[2]
 GUEST, OUTERMOST = LABKIT / "worker" / "guest.py", LABKIT / "launcher" / "warm" / "outermost.py"
 HEADER = importlib.util.MAGIC_NUMBER + bytes(12)  # no flags, time or size: it is never compared with the source

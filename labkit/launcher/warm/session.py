@@ -26,8 +26,6 @@ from typing import Any, NamedTuple
 from labkit.launcher.warm.process import Become, can_show, receive, send, show_command, with_room
 from labkit.record import Node, RunFolder, State
 
-__all__ = ["VARIABLE", "may_fork", "prepare", "supervise"]
-
 VARIABLE = "LABKIT_WARM"  # 0 turns it off
 FORKS = sys.platform == "linux"  # elsewhere system libraries may not survive a fork
 # Variables that are read while Python starts or torch is imported. The warm process has no others: they may be secrets.

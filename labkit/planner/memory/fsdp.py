@@ -23,8 +23,6 @@ from labkit.planner.memory.ledger import Ledger
 from labkit.planner.model.facts import Profile
 from labkit.version import release_of
 
-__all__ = ["Flat", "Sharded", "Sharding", "flat_groups_of", "groups_of"]
-
 # Since torch 2.15 the previous group's all-gather buffer is freed before the next one is made
 # (release_all_gather_state_for_comm_reuse), before that afterwards (wait_for_unshard).
 RELEASES_FIRST = release_of(version("torch")) >= (2, 15)

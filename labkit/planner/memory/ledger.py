@@ -12,8 +12,6 @@ from typing import Protocol
 from labkit.planner.model.facts import Moment, Profile
 from labkit.record import Peak
 
-__all__ = ["Keeper", "Ledger", "backward", "forward", "loss", "note"]
-
 
 class Ledger:
     """Bytes held by category in the course of the step, and the recorded moments."""

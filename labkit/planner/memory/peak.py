@@ -22,18 +22,6 @@ from labkit.planner.memory.pipeline import Stage, actions, pipelined
 from labkit.planner.model.facts import ByteCount, ModelFacts, Moment, Profile, Unit, Variant
 from labkit.record import Peak
 
-__all__ = [
-    "UnknownToFormulas",
-    "adamw_state",
-    "adamw_temporary",
-    "dealt",
-    "moments",
-    "peak",
-    "states",
-    "variant_of",
-    "worst",
-]
-
 DEALT_RANKS = 8  # with more ranks the partitions are nearly equal
 SHARDED = ("fsdp", "zero2", "hybrid", "context_parallel", "expert_parallel")
 COUNT = 8  # bytes of the number of predictions, which ranks sum before they compute

@@ -26,8 +26,6 @@ from labkit.planner.memory.ledger import Keeper, Ledger, backward, forward, note
 from labkit.planner.model.facts import ByteCount, Moment, Profile
 from labkit.version import release_of
 
-__all__ = ["Stage", "actions", "pipelined"]
-
 JOINS = release_of(version("torch")) < (2, 10)  # the outputs of the last stage
 RECEIVES_LATE = release_of(version("torch")) >= (2, 15)
 Action = tuple[str, int, int]  # kind, stage, micro-batch

@@ -17,8 +17,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-__all__ = ["Answers", "Reads", "Watched"]
-
 MOST = 64
 NOT_FILES = ("/proc/", "/sys/", "/dev/")
 

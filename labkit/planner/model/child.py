@@ -26,8 +26,6 @@ from labkit.errors import LabError, LaunchError
 from labkit.planner.model.answers import Answers
 from labkit.text import plain
 
-__all__ = ["FORKS", "Unplannable", "ask", "asking", "close"]
-
 FORKS = sys.platform == "linux"  # elsewhere system libraries may not survive a fork
 ENVIRONMENT = {
     "CUDA_VISIBLE_DEVICES": "",  # a plan needs no device and must not occupy one

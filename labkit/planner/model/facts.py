@@ -13,21 +13,6 @@ from labkit.planner.layout import able_to
 from labkit.planner.model.child import ask
 from labkit.write import Script, command_line
 
-__all__ = [
-    "ModelFacts",
-    "ByteCount",
-    "Capability",
-    "Moment",
-    "Profile",
-    "Unit",
-    "Variant",
-    "Work",
-    "facts_of",
-    "facts_from_json",
-    "facts_to_json",
-]
-
-
 Capability = tuple[int, int]  # CUDA's compute capability, (7, 5) for a T4
 
 

@@ -16,8 +16,6 @@ from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from labkit.planner.model.unit_costs import SAMPLES, Flow, Take
 
-__all__ = ["Followed", "NotFollowedError"]
-
 
 class NotFollowedError(Exception):
     """The blocks are not a chain in which each takes the previous block's output, or gradients bypass them."""

@@ -15,8 +15,6 @@ from torch.utils.flop_counter import flop_registry
 
 from labkit.planner.model.facts import ByteCount, Work
 
-__all__ = ["Operator", "operator_of", "work_of"]
-
 aten = torch.ops.aten
 
 

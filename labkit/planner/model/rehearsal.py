@@ -19,8 +19,6 @@ from labkit.planner.model.facts import Capability
 from labkit.record import Peak
 from labkit.write import Script, command_line
 
-__all__ = ["peak_in_a_step", "rehearse", "sizes_of", "states_alone"]
-
 MOMENTS = 2  # of AdamW
 
 

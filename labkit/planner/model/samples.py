@@ -11,8 +11,6 @@ from typing import Any
 
 from torch.utils.data import IterableDataset
 
-__all__ = ["longest"]
-
 LOOKED_AT, SECONDS = 64, 1.0  # limits on the number of samples and on their loading time
 
 

@@ -22,8 +22,6 @@ from labkit.planner.model.operators import Operator, operator_of, work_of
 from labkit.record import Peak
 from labkit.worker import Tracker
 
-__all__ = ["Beside", "Compute", "Computed", "Flow", "SAMPLES", "Take", "profile"]
-
 Take = Callable[[], torch.Tensor]
 # Its first argument is a function that returns its input, so that nothing else holds the input; computation before that
 # call belongs to another unit. The remaining arguments are other inputs.

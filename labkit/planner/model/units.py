@@ -29,8 +29,6 @@ from labkit.planner.model.forward_order import Call, Followed
 from labkit.planner.model.unit_costs import Beside, Compute, Flow, Take
 from labkit.write import Script
 
-__all__ = ["Experts", "Model", "Part", "mesh_of", "split"]
-
 TYPES = {2: torch.bfloat16, 4: torch.float32, 8: torch.float64}  # by itemsize
 EMBED, UNEMBED, LOSS = "embed", "unembed", "loss"
 

@@ -25,17 +25,6 @@ from labkit.planner.speed.traffic import wire
 from labkit.planner.variations import under
 from labkit.write import Script, command_line
 
-__all__ = [
-    "OPTIMIZER_BYTES",
-    "Rates",
-    "assumed_link",
-    "assumed_rates",
-    "kernel_times",
-    "matrix_share",
-    "measure_rates",
-    "remembered_rates",
-]
-
 # On tensor cores: fractions of what large matrix products reach (Device.reached).
 COMPUTED = {"matmul": 0.8, "convolution": 0.7, "depthwise": 0.5, "attention": 0.5, "recurrent": 0.2}
 TF32 = 0.67  # of what 16 bits reach, relative to its own peak

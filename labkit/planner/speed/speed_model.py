@@ -19,8 +19,6 @@ from labkit.planner.speed.rates import Rates, assumed_link, assumed_rates, measu
 from labkit.planner.speed.step_time import StepTime, scaling, step_time
 from labkit.write import Script
 
-__all__ = ["SpeedModel", "crowded", "measure_speed"]
-
 MEASURED_WITH = (2, 1, 4, 8)  # other numbers of ranks whose measurements are used
 
 

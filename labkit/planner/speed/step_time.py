@@ -15,8 +15,6 @@ from labkit.planner.networks import NETWORK_SHARE, Hosts
 from labkit.planner.speed.rates import HOST, OPTIMIZER_BYTES, Rates
 from labkit.planner.speed.traffic import Collective, held, volume, wire
 
-__all__ = ["StepTime", "scaling", "step_time"]
-
 FSDP2 = ("fsdp", "zero2", "hybrid", "context_parallel", "expert_parallel")
 # The bubble as a fraction of 1F1B's (Qi et al., arXiv 2401.10241, table 1: (p-1)(f+b-2w) with f=b=w is a third). ZBV's
 # would be 0, but measured with sleeping stages it and DualPipeV equal InterleavedZeroBubble.

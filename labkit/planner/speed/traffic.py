@@ -14,8 +14,6 @@ from math import sqrt
 from labkit.planner.layout import Layout
 from labkit.planner.model.facts import ModelFacts, Unit
 
-__all__ = ["Collective", "buckets", "held", "volume", "wire"]
-
 MIB = 1 << 20
 # torch/nn/parallel/distributed.py: a first bucket of 1 MiB, so that communication starts early, then 25 MiB.
 FIRST_BUCKET, BUCKET = MIB, 25 * MIB

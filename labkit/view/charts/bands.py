@@ -9,9 +9,6 @@ from typing import Protocol
 
 from labkit.series import Point, Series, merged
 
-__all__ = ["CELLS", "Column", "Grid", "Line", "band", "columns", "outlier", "path", "ranges", "thinned"]
-
-
 CELLS = 60
 FEWEST = 12  # points of a line
 GROUPS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96)  # few, so that what was merged before is mostly kept

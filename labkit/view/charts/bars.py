@@ -9,8 +9,6 @@ from labkit.record import Peak
 from labkit.text import escaped, gib
 from labkit.view.charts.images import Palette
 
-__all__ = ["Bar", "bars"]
-
 WIDTH, LEFT, RIGHT = 760, 132, 224  # LEFT: room for names; RIGHT: room for notes
 ROW, GAP, TOP, BOTTOM = 15, 5, 16, 18
 NEAR = 4.0  # a limit up to this multiple of the longest bar is drawn

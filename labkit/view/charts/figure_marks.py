@@ -10,21 +10,6 @@ from typing import Any
 
 from labkit.text import escaped
 
-__all__ = [
-    "Axis",
-    "BREAK",
-    "ends_of",
-    "finite_or_zero",
-    "line_path",
-    "marker_at",
-    "nth",
-    "rectangle",
-    "text_at",
-    "values_of",
-    "walked",
-    "without_markup",
-]
-
 MOST_POINTS = 400  # of a line
 TOKEN = re.compile(r"[MLHVZ]|-?[\d.]+(?:e[+-]?\d+)?", re.IGNORECASE)
 TAG = re.compile(r"<[^>]*>")

@@ -33,8 +33,6 @@ import json
 
 from labkit.view.charts.images import as_image
 
-__all__ = ["bundle_of", "figure_picture", "register_pictures"]
-
 WIDTH, HEIGHT = 760, 400
 MARGINS = {"l": 80, "r": 20, "t": 50, "b": 60}
 LETTER = 5.6  # pixels per character at this font size

@@ -9,8 +9,6 @@ from collections.abc import Sequence
 from labkit.record import Peak
 from labkit.spans import WAITING
 
-__all__ = ["Palette", "as_image", "spark_svg", "spark_text"]
-
 SPARKS = "▁▂▃▄▅▆▇█"
 SPARK_LETTERS = 24
 SPARK_WIDTH, SPARK_HEIGHT, SPARK_POINTS = 96, 20, 32

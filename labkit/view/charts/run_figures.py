@@ -15,8 +15,6 @@ from labkit.view.live.run_charts import curves
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
-__all__ = ["finished", "runs_together", "scaling"]
-
 DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
 MARGINS = 180  # pixels above and below the data
 GRID = "rgba(128,128,128,.25)"

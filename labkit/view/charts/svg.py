@@ -23,8 +23,6 @@ from labkit.view.charts.bands import CELLS, Column, Grid, Line, band, columns, p
 from labkit.view.charts.images import Palette
 from labkit.words import quantity
 
-__all__ = ["HIGH", "Chart", "are_banded", "clock", "dot", "drawn_together"]
-
 T = TypeVar("T", bound=tuple[Any, ...])
 
 WIDTH, HEIGHT = 360, 132

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 import math
 
-__all__ = ["animated", "picture", "still"]
-
 PATTERNS = {WAITING: "/", "weights": "\\", "backward": "."}  # colour is never the only cue
 IDLE = "rgba(139,148,158,.25)"
 BELOW_THE_TOOLBAR = {"x": 0.01, "y": 1, "yref": "container", "yanchor": "top", "pad": {"t": 34}}

@@ -19,8 +19,6 @@ from labkit.view.report import static_bundle
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["Dashboard", "ReachControls", "Reached"]
-
 ALL_CHARTS = "all charts"
 CULPRIT = "culprit or 0"  # whose log is shown unless another rank's is chosen
 SMOOTHINGS = {"none": 0.0, "some": 0.6, "strong": 0.9}  # the share of the value before that an average keeps

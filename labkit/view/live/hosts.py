@@ -12,8 +12,6 @@ from labkit.series import Series
 from labkit.text import escaped, slug
 from labkit.view.charts.bands import CELLS, Column, columns
 
-__all__ = ["by_host", "heat_strips", "names_of", "rank_ranges", "watched"]
-
 SHADES = {0.10: 0.3, 0.25: 0.5, 0.5: 0.75, 1.0: 1.0}  # fraction slower than the median of all ranks: opacity
 WIDTH, LEFT, RIGHT, TOP, BOTTOM = 720, 116, 58, 20, 16
 STANDS_OUT, SERIOUS = 2.0, 1.0  # times as late as is usual on its host, and in all cells at least this late

@@ -17,8 +17,6 @@ from labkit.view.live.run_charts import Look, charts_svg
 from labkit.view.live.tables import host_rows, machine_table, rank_rows, rank_table
 from labkit.view.live.verdict import verdict
 
-__all__ = ["log_html", "run_html", "run_text", "tail_of_log"]
-
 TRACE = "max-height:260px;overflow:auto;white-space:pre-wrap;margin:4px 0;font-size:12px"
 SHOWN_FAILURES = 8
 SENTENCES = 3  # of the verdict: what it learns, what limits it, whether it fits

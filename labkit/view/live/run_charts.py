@@ -15,8 +15,6 @@ from labkit.view.charts.bands import Line
 from labkit.view.charts.images import Palette
 from labkit.view.charts.svg import HIGH, Chart, drawn_together
 
-__all__ = ["AXES", "SCALES", "SIZES", "Look", "charts_svg", "curves", "run_charts", "titles"]
-
 AXES = ("time", "step", "samples")
 SCALES = {"automatic": None, "linear": False, "logarithmic": True}
 SIZES = {"small": 2, "large": 1}  # charts in a row

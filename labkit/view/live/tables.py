@@ -13,8 +13,6 @@ from labkit.view.live.hosts import by_host, names_of, rank_ranges, watched
 from labkit.view.live.verdict import host_verdicts
 from labkit.view.tables import grid
 
-__all__ = ["host_rows", "machine_table", "rank_rows", "rank_table"]
-
 TABLE_ROWS = 16
 
 

@@ -20,8 +20,6 @@ from labkit.view.live.page import tail_of_log
 from labkit.view.live.tables import host_rows, rank_rows
 from labkit.view.live.verdict import verdict
 
-__all__ = ["Screen", "StatusLine", "progress_line", "read_progress_line"]
-
 LOG_LINES = 6
 STYLES = {"running": "blue", "succeeded": "green", "failed": "bold red", "stopped": "yellow", "lost": "red"}
 CURVES = {"loss": "loss", "throughput": "samples/s", "memory": "memory"}

@@ -23,8 +23,6 @@ from labkit.text import gib
 from labkit.view.live.hosts import by_host, names_of, rank_ranges, watched
 from labkit.words import seconds
 
-__all__ = ["host_verdicts", "learning", "training_loss", "verdict"]
-
 WARM_STEPS = 5  # no verdict before that
 INPUT_BOUND = 0.15  # fraction of the step time, as are the next three
 STRAGGLES = 0.10

@@ -18,8 +18,6 @@ from typing import Any
 
 from labkit.worker.frames import invisible
 
-__all__ = ["Communication"]
-
 clock = time.perf_counter
 
 RELEASE_SECONDS = 0.05

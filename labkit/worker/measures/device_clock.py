@@ -8,8 +8,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["DeviceClock", "Unfinished"]
-
 UNREAD_RECORDS = 64
 # What the host knows of steps that the device may not have finished.
 COUNTED = ("n", "seconds", "samples", "uncounted")

@@ -11,8 +11,6 @@ from typing import Any
 from labkit.hardware import memory_limit
 from labkit.rank_files import RankFile
 
-__all__ = ["allocator", "computing_device", "held_by", "host_memory", "live_optimizers", "resident_set"]
-
 
 def resident_set() -> Callable[[], dict[str, float]]:
     """A reader of this process's resident set in bytes, now and at its peak. Each call takes about 6 us."""

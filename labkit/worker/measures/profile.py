@@ -15,8 +15,6 @@ from typing import Any
 from labkit.worker.measures.memory import computing_device, live_optimizers
 from labkit.worker.recorder import Recorder
 
-__all__ = ["StepProfile", "StepTrace"]
-
 SETTLED_STEPS = 4  # after the step that is traced for its memory
 STEPS = 3  # after one warm-up step of the profiler
 # Methods of a pipeline stage that compute one micro-batch, and the names of their spans.

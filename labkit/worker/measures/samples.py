@@ -19,8 +19,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from types import FrameType
 
-__all__ = ["Batches", "take_index"]
-
 MOST_UNUSED = 4096  # batches
 AHEAD = {"accelerate.data_loader": 1}  # how many batches a library's module fetches ahead
 OURS = __name__.rpartition(".measures")[0]

@@ -17,8 +17,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from labkit.record import Peak
 from labkit.worker.measures.weights import unpacked
 
-__all__ = ["Tracker"]
-
 COMMUNICATION, TEMPORARY = Peak.CATEGORIES.index("communication"), Peak.CATEGORIES.index("temporary")
 COLLECTIVES = ("c10d", "_c10d_functional", "fsdp")
 

@@ -19,8 +19,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 if TYPE_CHECKING:
     from types import FrameType
 
-__all__ = ["SEVERAL_OPTIMIZERS", "StepLoss", "unpacked"]
-
 # What the passes of a step are to each other, if the loss of the step is known, and why it is not.
 SHARES, MEANS = "shares", "means"
 ONE_COUNT = "n/a: sums of micro-batches divided by the same number, which may count one micro-batch or all"

@@ -26,8 +26,6 @@ from typing import Any
 from labkit.text import shortened
 from labkit.worker.reach import quantities
 
-__all__ = ["evaluate", "execute", "name_of", "names_around", "value_of"]
-
 OURS = str(Path(__file__).parents[1])  # labkit/worker
 LIBRARIES = (OURS, str(Path(os.__file__).parent), *site.getsitepackages(), site.getusersitepackages())
 MOST_ELEMENTS = 10_000

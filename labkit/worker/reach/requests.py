@@ -19,8 +19,6 @@ from labkit.worker.reach.quantities import remove_hooks
 from labkit.worker.reach.settings import Settings, append_event
 from labkit.worker.recorder import Recorder
 
-__all__ = ["Breakpoint", "Reach"]
-
 LOOK_SECONDS = 0.002
 PAUSED_SECONDS = 0.02
 MEETING_SECONDS = 5.0  # besides two steps: how long ranks wait for one that does not come

@@ -13,8 +13,6 @@ from typing import Any
 from labkit.record import RunFolder
 from labkit.worker.reach.evaluate import names_around
 
-__all__ = ["Settings", "append_event"]
-
 READ_AT_EVERY_STEP = ("clip", "validate_every", "patience")  # of the options of labkit's scripts; at least 0
 KEY = "set"  # in the notes of a checkpoint: {name: [value, that of the command line]}
 

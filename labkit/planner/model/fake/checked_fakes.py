@@ -14,8 +14,6 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 from torch.utils.flop_counter import flop_registry
 
-__all__ = ["COMPARED", "CheckedFakeMode", "is_suspect"]
-
 aten = torch.ops.aten
 DEVICE: Any = torch.ops.prim.device.default  # half of all calls
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)

@@ -25,8 +25,6 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from labkit.version import release_of
 
-__all__ = ["KEPT", "cuda_lists", "follow_cuda", "follow_kernels", "record"]
-
 HALVES = (torch.bfloat16, torch.float16)
 LIST = re.compile(r"#define AT_FORALL_(?!DEPRECATED)(\w+)\(_\)(.*)")
 ENTRY = re.compile(r'_\((?:ADD_NS\()?(\w+)\)?(?:,\s*"?([\w.]+)"?)?')

@@ -47,8 +47,6 @@ from labkit.planner.model.fake.time_steps import skip_steps
 from labkit.planner.model.samples import longest
 from labkit.write import Script, library
 
-__all__ = ["DEPENDS_ON_DATA", "SCRIPT_FILE", "Batches", "FakeRun"]
-
 CPU = torch.device("cpu")
 _library = torch.library.Library("aten", "IMPL")  # what it registers ends with it
 SCRIPT_FILE = "script.py"

@@ -18,17 +18,6 @@ from torch.distributed.pipelining import PipelineStage
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
-__all__ = [
-    "InHostMemory",
-    "KnownStage",
-    "Replicated",
-    "Shards",
-    "SharedOptimizer",
-    "silence",
-    "with_held_sends",
-    "with_known_numbers",
-]
-
 INT = torch.int64
 
 

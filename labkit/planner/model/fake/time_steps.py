@@ -19,8 +19,6 @@ from torch.nn import functional as F
 from labkit.planner.model.fake.cuda_kernels import record
 from labkit.worker import unpacked
 
-__all__ = ["CELLS", "ENDS", "skip_steps"]
-
 ENDS = 3  # steps computed at each end of a sequence; the first has no gradient of its state, so keeps less
 
 Cell = Callable[..., torch.Tensor]
