@@ -118,10 +118,6 @@ class LiveView:
         """The MIME bundle that replaces the view. The thread may be drawing meanwhile."""
         raise NotImplementedError
 
-    @property
-    def is_open(self) -> bool:
-        return not self._closed.is_set()
-
     def show(self) -> None:
         """Display the view under its own display id, so that it can be replaced in place later."""
         from IPython.display import display
@@ -175,6 +171,51 @@ class LiveView:
         loop = getattr(getattr(notebook_shell(), "kernel", None), "io_loop", None)
         if loop is not None:
             loop.add_callback(self.finish)
+
+
+class Shown:
+    """What a notebook shows of a run or a sweep: live while it is active, then as a static bundle in its place."""
+
+    _dashboard: LiveView | None = None
+    _handle: Any = None
+    _shown_in: int | None = None  # the number of the cell
+
+    def status(self) -> Any:
+        """The state; `is_final` once it has ended."""
+        raise NotImplementedError
+
+    def _live_view(self) -> LiveView:
+        raise NotImplementedError
+
+    def _bundle(self) -> dict[str, str]:
+        raise NotImplementedError
+
+    def show(self) -> None:
+        """Display it: live while it is active, if the front end supports it, otherwise as static figures or tables."""
+        from IPython.display import display
+
+        self._shown_in = execution_count()
+        if ui() == "svg" and not self.status().is_final:
+            check_kernel(version("ipykernel"))
+            self._dashboard = self._live_view()
+            self._dashboard.show()
+        else:
+            self._handle = display(self._bundle(), raw=True, display_id=True)
+
+    def _finish_view(self) -> None:
+        if not self.status().is_final:
+            return
+        if self._dashboard is not None:
+            self._dashboard.finish()
+        if self._handle is not None:
+            self._handle.update(self._bundle(), raw=True)
+            self._handle = None
+
+    def _ipython_display_(self) -> None:
+        if ui() == "text":
+            print(repr(self))
+        elif self._shown_in is None or self._shown_in != execution_count():  # this cell has shown it
+            self.show()
 
 
 def close_widget(widget: Any) -> None:

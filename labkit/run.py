@@ -6,7 +6,6 @@ import os
 import shutil
 import time
 from functools import cached_property
-from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
@@ -16,31 +15,15 @@ from labkit.cluster import job_in_words, state_of_run, stop_run
 from labkit.errors import LabError, RankFailedError, RunFolderError, rank_failed
 from labkit.export import export
 from labkit.files import opened, read_bytes, read_json, read_text, write_json
-from labkit.frontend import check_kernel, execution_count, is_headless, ui
-from labkit.launcher import (
-    Stacks,
-    left_in_words,
-    look_at,
-    run_that_saves_to,
-    still_running,
-)
+from labkit.frontend import Shown, is_headless, ui
+from labkit.launcher import Stacks, left_in_words, look_at, run_that_saves_to, still_running
 from labkit.planner import Memory
 from labkit.reach import Reachable
 from labkit.record import Cause, RunFolder, RunReader, State, StateName, Step, rows
 from labkit.session import is_session
 from labkit.stored_runs import find_run, list_runs, unfinished_launches
 from labkit.text import gib, plain
-from labkit.view import (
-    Dashboard,
-    RunList,
-    Screen,
-    StatusLine,
-    Timeline,
-    run_text,
-    static_bundle,
-    verdict,
-    write_report,
-)
+from labkit.view import Dashboard, RunList, Screen, StatusLine, Timeline, run_text, static_bundle, verdict, write_report
 from labkit.write import Script
 
 if TYPE_CHECKING:
@@ -59,8 +42,8 @@ def attach(which: str | os.PathLike[str] = "latest", *, runs_dir: str | os.PathL
     folder = find_run(which, runs_dir)
     folder.read_manifest()
     run = Run(folder)
-    if ui() in ("svg", "display") and not (state := run.status()).is_final:
-        run._show(state)
+    if ui() in ("svg", "display") and not run.status().is_final:
+        run.show()
     return run
 
 
@@ -103,14 +86,11 @@ def runs(
     return listed if sort is None else listed.sorted(sort)
 
 
-class Run(Reachable):
+class Run(Shown, Reachable):
     """One launch and its folder. Everything is read from disk, so a Run can be recreated from its id at any time."""
 
     def __init__(self, folder: RunFolder):
         self.folder = folder
-        self._dashboard: Dashboard | None = None
-        self._handle: Any = None
-        self._shown_in: int | None = None  # the number of the cell
 
     @cached_property
     def _reader(self) -> RunReader:
@@ -312,22 +292,10 @@ class Run(Reachable):
         """
         return export(self.folder, to, path, project)
 
-    def show(self) -> None:
-        """Display the run: live while it is active, if the front end supports it, otherwise as static figures."""
-        self._show(self.status())
-
-    def _show(self, state: State) -> None:
-        from IPython.display import display
-
-        self._shown_in = execution_count()
-        if ui() == "svg" and not state.is_final:
-            check_kernel(version("ipykernel"))
-            self._dashboard = Dashboard(
-                self.folder, state, stop=self._stop_from_button, stacks=self.stacks, status=self.status, run=self
-            )
-            self._dashboard.show()
-        else:
-            self._handle = display(self._bundle(state), raw=True, display_id=True)
+    def _live_view(self) -> Dashboard:
+        return Dashboard(
+            self.folder, self.status(), stop=self._stop_from_button, stacks=self.stacks, status=self.status, run=self
+        )
 
     def _follow(self, timeout: float | None, watch: bool) -> None:
         deadline = None if timeout is None else time.monotonic() + timeout
@@ -352,19 +320,10 @@ class Run(Reachable):
                     line.show(self._reader.read_all(), state)
                 if self._handle is not None and now - redrawn >= redraw_every:
                     redrawn = now
-                    self._handle.update(self._bundle(state), raw=True)
+                    self._handle.update(self._bundle(), raw=True)
                 time.sleep(poll_every)
             if was_active and is_session() and is_headless():  # the log of a remote session must show the end
                 line.show(self._reader.read_all(), state)
-
-    def _finish_view(self) -> None:
-        if not (state := self.status()).is_final:
-            return
-        if self._dashboard is not None:
-            self._dashboard.finish()
-        if self._handle is not None:
-            self._handle.update(self._bundle(state), raw=True)
-            self._handle = None
 
     def _stop_from_button(self, at_once: bool) -> None:
         stop_run(self.folder, grace=0.0 if at_once else None)
@@ -379,8 +338,8 @@ class Run(Reachable):
     def _say(self, notice: str) -> None:
         print(plain(notice), flush=True)
 
-    def _bundle(self, state: State) -> dict[str, str]:
-        # the records are read after the state, so that a final state is shown with the last record
+    def _bundle(self) -> dict[str, str]:
+        state = self.status()  # read before the records, so that a final state is shown with the last record
         return static_bundle(self.folder, self._reader.read_all(), state)
 
     def _failure(self, state: State) -> RankFailedError:
@@ -394,12 +353,6 @@ class Run(Reachable):
     def __repr__(self) -> str:
         state = self.status()
         return run_text(self.folder, self._reader.read_all(), state)
-
-    def _ipython_display_(self) -> None:
-        if ui() == "text":
-            print(repr(self))
-        elif self._shown_in is None or self._shown_in != execution_count():  # launch and attach have shown it
-            self.show()
 
 
 def _news(state: State) -> list[str]:

@@ -17,7 +17,7 @@ from labkit.cluster import JobOptions
 from labkit.errors import LabError, LaunchError, RankFailedError
 from labkit.export import check_live
 from labkit.files import removed_on_failure
-from labkit.frontend import check_kernel, execution_count, is_headless, ui
+from labkit.frontend import Shown, check_kernel, is_headless, ui
 from labkit.launcher import stop
 from labkit.launching import settings_for
 from labkit.place import check_original, check_own
@@ -110,15 +110,12 @@ def _job_of(options: SweepOptions, parameters: dict[str, Any]) -> tuple[JobOptio
 sweep.__signature__ = SweepOptions.signature_of(sweep)  # type: ignore[attr-defined]
 
 
-class Sweep:
+class Sweep(Shown):
     """A sweep and its folder. Everything is read from disk, so a Sweep can be recreated from its id at any time."""
 
     def __init__(self, folder: SweepFolder):
         self.folder = folder
         self._results = Results(folder)
-        self._dashboard: SweepDashboard | None = None
-        self._handle: Any = None
-        self._shown_in: int | None = None  # the number of the cell
 
     @classmethod
     def attach(
@@ -221,32 +218,18 @@ class Sweep:
 
     def figure(self) -> Figure:
         """The losses of all points overlaid, by step and by time, as a plotly figure."""
-        results = [result for result in self.results() if result.folder is not None]
         readers = {
             f"{result.point}: {named(result, self._results)}": RunReader(result.folder).read_all()
-            for result in results
+            for result in self.results()
             if result.folder is not None
         }
         return runs_together(readers)
 
-    def show(self) -> None:
-        """Display the sweep: live while it runs, if the front end supports it, otherwise as a static table."""
-        from IPython.display import display
-
-        self._shown_in = execution_count()
-        if ui() == "svg" and not self.status().is_final:
-            self._dashboard = SweepDashboard(self.folder, stop=self._stop, status=self.status)
-            self._dashboard.show()
-        else:
-            self._handle = display(self._bundle(), raw=True, display_id=True)
+    def _live_view(self) -> SweepDashboard:
+        return SweepDashboard(self.folder, stop=self._stop, status=self.status)
 
     def _start(
-        self,
-        env: Mapping[str, str],
-        *,
-        failed: bool = False,
-        wait: bool | None = None,
-        detach: bool | None = None,
+        self, env: Mapping[str, str], *, failed: bool = False, wait: bool | None = None, detach: bool | None = None
     ) -> Sweep:
         headless = is_headless()
         tied = headless if detach is None else not detach
@@ -321,20 +304,10 @@ class Sweep:
             parts.append(f"best {self._results.metric} {result.best:.4g}")
         return " · ".join([*parts, *([result.why.partition("\n")[0]] if result.why else [])])
 
-    def _finish_view(self) -> None:
-        if not self.status().is_final:
-            return
-        if self._dashboard is not None:
-            self._dashboard.finish()
-        if self._handle is not None:
-            self._handle.update(self._bundle(), raw=True)
-            self._handle = None
-
     def _raise_failure(self, results: list[Result]) -> None:
         """Raise the first failure, for all points."""
-        failures = [result for result in results if result.state in ("failed", "lost")]
-        if failures:
-            first = failures[0]
+        first = next((result for result in results if result.state in ("failed", "lost")), None)
+        if first is not None:
             raise RankFailedError(
                 plain(f"no point of {self.id} succeeded; point {first.point}: {first.why or first.state}"),
                 run_id=first.run or "",
@@ -346,9 +319,3 @@ class Sweep:
 
     def __repr__(self) -> str:
         return sweep_text(self.id, self.status(), self.results(), self._results)
-
-    def _ipython_display_(self) -> None:
-        if ui() == "text":
-            print(repr(self))
-        elif self._shown_in is None or self._shown_in != execution_count():  # this cell has shown it
-            self.show()

@@ -28,6 +28,17 @@ def escaped(text: str) -> str:
     return html.escape(plain(text), quote=True)
 
 
+def framed(html: str) -> str:
+    """The HTML as every view of labkit's is set: its font, its size, at most so wide."""
+    return f'<div style="font-family:system-ui,sans-serif;font-size:13px;line-height:1.5;max-width:760px">{html}</div>'
+
+
+def pill(text: str, tint: str) -> str:
+    """A word or two about a state as HTML, with a border and a background in its colour."""
+    style = f"border:1px solid {tint};background:{tint}30;border-radius:10px;padding:0 9px"
+    return f'<b style="{style}">{escaped(text)}</b>'
+
+
 def in_lines(notice: str) -> str:
     """A notice about ranks as HTML: what is wrong, then where each rank is, on a line of its own; code as code."""
     parts = re.split("`([^`]*)`", notice)

@@ -10,7 +10,7 @@ from typing import Literal
 
 from labkit.diagnosis.facts import MachineFacts
 from labkit.hardware import GpusUnknownError
-from labkit.text import escaped, plain
+from labkit.text import escaped, framed, plain
 
 Level = Literal["stop", "warning", "note", "fine"]
 LEVELS: tuple[Level, ...] = ("stop", "warning", "note", "fine")
@@ -120,10 +120,9 @@ def as_html(machine: str, findings: Sequence[Diagnosis]) -> str:
     """HTML without scripts and links; colour is never the only mark. Facts are folded."""
     problems = "".join(_problem(finding) for finding in findings if finding.level != "fine")
     facts = _facts([finding for finding in findings if finding.level == "fine"])
-    return (
-        '<div style="font-family:system-ui,sans-serif;font-size:13px;line-height:1.5;max-width:760px">'
+    return framed(
         f"<div><b>{escaped(machine)}</b></div>"
-        f'<div style="opacity:.75;margin-bottom:6px">{escaped(headline(findings))}</div>{problems}{facts}</div>'
+        f'<div style="opacity:.75;margin-bottom:6px">{escaped(headline(findings))}</div>{problems}{facts}'
     )
 
 

@@ -12,7 +12,7 @@ from labkit.planner.candidate import Candidate, when
 from labkit.planner.data_sheets import THIS_MACHINE
 from labkit.planner.plan_views import memory_rows
 from labkit.record import Peak, RunFolder, RunReader
-from labkit.text import escaped, gib, plain
+from labkit.text import escaped, framed, gib, plain
 from labkit.view import Bar, aligned, as_image, bars, grid
 
 ALIKE = 0.005  # of a peak; smaller differences count as equal
@@ -117,10 +117,8 @@ class Memory:
         ]
         rows = memory_rows(self.ranks[0].peaks) if self.ranks and self.ranks[0].peaks else []
         sentences = "".join(f"<div>{escaped(text)}</div>" for text in self.sentences())
-        picture = as_image(bars(drawn))
-        table = grid(rows)
-        style = "font-family:system-ui,sans-serif;font-size:13px;line-height:1.5;max-width:760px"
-        return {"text/plain": str(self), "text/html": f'<div style="{style}">{sentences}{picture}{table}</div>'}
+        page = framed(f"{sentences}{as_image(bars(drawn))}{grid(rows)}")
+        return {"text/plain": str(self), "text/html": page}
 
 
 def _prediction(folder: RunFolder) -> dict[str, Any]:

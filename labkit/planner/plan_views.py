@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from labkit.planner.scaling import Point
 from labkit.record import Peak
-from labkit.text import escaped, gib, plain
+from labkit.text import escaped, framed, gib, plain
 from labkit.view import Bar, Palette, aligned, bars, finished, grid
 
 if TYPE_CHECKING:
@@ -51,10 +51,7 @@ def plan_html(
     assumed = "".join(f"<li>{escaped(text)}</li>" for text in assumptions)
     folded = f"<details><summary>assumed, not measured</summary><ul>{assumed}</ul></details>" if assumed else ""
     memory = memory_rows(peaks) if peaks else []
-    return (
-        '<div style="font-family:system-ui,sans-serif;font-size:13px;line-height:1.5;max-width:760px">'
-        f"{head}{picture}{grid(memory)}{grid(strategies, sentences=('verdict',))}{folded}</div>"
-    )
+    return framed(f"{head}{picture}{grid(memory)}{grid(strategies, sentences=('verdict',))}{folded}")
 
 
 def memory_rows(peaks: Mapping[str, Peak]) -> list[dict[str, str]]:

@@ -30,6 +30,9 @@ from labkit.stored_runs import RUN_ID, runs_root
 from labkit.text import plain
 from labkit.write import Script
 
+# Options of a sweep that `sweep.json` records as they are
+AS_GIVEN = ("nproc_per_node", "backend", "at_once", "retries", "watchdog", "metric", "lowest", "halving")
+
 
 class Job(NamedTuple):
     """One point at one rung; every sweep without successive halving has the single rung 0."""
@@ -93,6 +96,15 @@ class SweepManifest:
     env_names: list[str] = field(default_factory=list)
     cwd: str = ""
     slurm: Mapping[str, Any] | None = None
+
+    def encode(self) -> dict[str, Any]:
+        """The content of `sweep.json`."""
+        values = asdict(self)
+        if self.slurm is None:
+            del values["slurm"]
+        script = {name: values.pop(f"script_{name}") for name in ("name", "path", "origins")}
+        options = {name: values.pop(name) for name in (*AS_GIVEN, "args", "export")}
+        return {"format": 1, **values, "script": script, "options": options}
 
     @classmethod
     def decode(cls, value: Any) -> SweepManifest:
@@ -237,25 +249,17 @@ class RunIndex:
             self._runs.setdefault(job, []).append((folder.id.partition("-")[0], launched, folder))
 
 
-def sweeps_root(runs_dir: str | os.PathLike[str] | None = None) -> Path:
-    """Where sweeps are stored: the folder `sweeps` in that of the runs."""
-    return runs_root(runs_dir) / "sweeps"
-
-
 def find_sweep(which: str | os.PathLike[str], runs_dir: str | os.PathLike[str] | None = None) -> SweepFolder:
     """The sweep that `which` identifies: a path, "latest", an id, or a part of only one id. Raises RunFolderError."""
     path = path_of(which, "sweep", lambda path: os.sep in str(which))
-    if path is not None:
-        return _sound(SweepFolder(path))
-    root = sweeps_root(runs_dir)
-    found = root.glob("*/sweep.json") if is_a(Path.is_dir, root) else ()
-    paths = sorted(found, key=lambda p: (p.parent.name.partition("-")[0], p.stat().st_mtime_ns))
-    ids = [path.parent.name for path in paths]
-    if not ids:
-        raise RunFolderError(plain(f"no sweep in {root} yet. Start one with labkit.sweep(…)"))
-    return _sound(SweepFolder(root / the_one(str(which), ids, "sweep", root)))
-
-
-def _sound(folder: SweepFolder) -> SweepFolder:
+    if path is None:
+        root = runs_root(runs_dir) / "sweeps"
+        found = root.glob("*/sweep.json") if is_a(Path.is_dir, root) else ()
+        paths = sorted(found, key=lambda p: (p.parent.name.partition("-")[0], p.stat().st_mtime_ns))
+        ids = [path.parent.name for path in paths]
+        if not ids:
+            raise RunFolderError(plain(f"no sweep in {root} yet. Start one with labkit.sweep(…)"))
+        path = root / the_one(str(which), ids, "sweep", root)
+    folder = SweepFolder(path)
     folder.read_manifest()
     return folder

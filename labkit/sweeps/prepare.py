@@ -20,20 +20,13 @@ from labkit.cluster import JobOptions
 from labkit.errors import LabError, RunFolderError, ScriptError
 from labkit.files import removed_on_failure, write_json
 from labkit.launch_options import LaunchOptions
-from labkit.launcher import (
-    Launch,
-    check_arguments,
-    prepare_launch,
-    recorded_environment,
-    script_and_file,
-)
+from labkit.launcher import Launch, check_arguments, prepare_launch, recorded_environment, script_and_file
 from labkit.record import Nodes, RunFolder
 from labkit.session import current_folder
 from labkit.stored_runs import runs_root
-from labkit.sweeps.devices import room_for
-from labkit.sweeps.folder import SweepFolder, SweepState
+from labkit.sweeps.folder import AS_GIVEN, SweepFolder, SweepManifest, SweepState
 from labkit.sweeps.options import SweepOptions, expanded
-from labkit.sweeps.sweeper import rungs_of
+from labkit.sweeps.sweeper import room_for, rungs_of
 from labkit.write import Script, completed, options_of
 
 ENDING_SECONDS = 10.0  # the process of a sweep exits shortly after it has written the final state
@@ -61,42 +54,32 @@ def create(
     rungs = _rungs(text, source, options, points) if options.halving else None
     common = LaunchOptions(nproc_per_node=options.nproc_per_node, backend=options.backend, args=args, env=settings)
     launches = _prepared(text, source, common, points, job.counts if job else None)
-    manifest = {
-        "format": 1,
-        "name": str(options.name or text.name),
-        "created": datetime.now(UTC).isoformat(timespec="milliseconds"),
-        "script": {
-            "name": text.name,
-            "path": str(source) if source else None,
-            "origins": {cell.title: cell.origin for cell in text.parts if cell.origin},
-        },
-        "points": points,
-        "rungs": rungs,
-        "saves": rungs is not None or _all_save(launches),
-        "options": {
-            "nproc_per_node": options.nproc_per_node,
-            "backend": options.backend,
-            "at_once": options.at_once,
-            "args": args,
-            "retries": options.retries,
-            "watchdog": options.watchdog,
-            "export": [options.export] if isinstance(options.export, str) else list(options.export or ()),
-            "metric": options.metric,
-            "lowest": options.lowest,
-            "halving": options.halving,
-        },
-        "env": recorded_environment(settings),
-        "env_names": sorted(settings),
-        "cwd": str(current_folder()),
-        **({"slurm": vars(job) | {"options": list(job.options)}} if job else {}),
-    }
+    created = datetime.now(UTC).isoformat(timespec="milliseconds")
+    manifest = SweepManifest(
+        name=str(options.name or text.name),
+        points=points,
+        script_name=text.name,
+        script_path=str(source) if source else None,
+        script_origins={cell.title: cell.origin for cell in text.parts if cell.origin},
+        rungs=rungs,
+        saves=rungs is not None or _all_save(launches),
+        args=args,
+        export=[options.export] if isinstance(options.export, str) else list(options.export or ()),
+        env=recorded_environment(settings),
+        env_names=sorted(settings),
+        cwd=str(current_folder()),
+        slurm=vars(job) if job else None,
+        **{name: getattr(options, name) for name in AS_GIVEN},
+    )
     root = runs_root(options.runs_dir)
     RunFolder.check_root(root)
-    made = RunFolder.create(root / "sweeps", str(manifest["name"]))
+    made = RunFolder.create(root / "sweeps", manifest.name)
     folder = SweepFolder(made.path)
     with removed_on_failure(made.path):
         folder.script.write_bytes(text.encoded())
-        write_json(folder.manifest, manifest | {"id": folder.id, "folder": str(folder.path)})
+        write_json(
+            folder.manifest, manifest.encode() | {"created": created, "id": folder.id, "folder": str(folder.path)}
+        )
     return folder
 
 

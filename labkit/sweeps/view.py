@@ -10,7 +10,7 @@ from labkit import words
 from labkit.frontend import LiveView
 from labkit.sweeps.folder import SweepFolder, SweepState
 from labkit.sweeps.results import Result, Results, best_of, counted
-from labkit.text import escaped, first_line, plain
+from labkit.text import escaped, first_line, framed, pill, plain
 from labkit.view import Chart, Palette, aligned, as_image, drawn_together, grid, spark_svg
 
 MOST_ROWS = 40
@@ -34,20 +34,18 @@ def named(result: Result, seen: Results) -> str:
 def sweep_html(title: str, state: SweepState, results: Sequence[Result], seen: Results) -> str:
     """Headline, overlay of the losses, and a table with a row for each point; all text is escaped here."""
     tint = Palette.STATES.get(state.state, Palette.GREY)
-    mark = (
-        f'<b style="border:1px solid {tint};background:{tint}30;border-radius:10px;padding:0 9px">'
-        f"{Palette.MARKS.get(state.state, '?')} {escaped(state.state)}</b>"
-    )
+    mark = pill(f"{Palette.MARKS.get(state.state, '?')} {state.state}", tint)
     shown = _shown(results, seen)
     lines = {result.point: i for i, result in enumerate(_overlaid(shown, seen))}
     pictures = [spark_svg(_losses(result), lines.get(result.point)) for result in shown]
+    why = state.sentence if _says_why(state, results) else ""
+    more = f"{len(results) - len(shown)} more points: sweep.table()" if len(results) > len(shown) else ""
+    reasons = "".join(f"<div>{escaped(each)}</div>" for each in _reasons(shown))
     table = grid(_rows(shown, results, seen), pictures=("loss by step", pictures))
-    return (
-        '<div style="font-family:system-ui,sans-serif;font-size:13px;line-height:1.5;max-width:760px">'
+    return framed(
         f"<div>{mark} <b>{escaped(title)}</b> · {words.seconds(state.seconds)}</div>"
-        f"<div>{escaped(headline(results, seen))}</div>{_why(state, results)}"
-        f"{_overlay(shown, lines, seen)}{table}"
-        f"{_more(len(results) - len(shown))}{''.join(f'<div>{escaped(each)}</div>' for each in _reasons(shown))}</div>"
+        f"<div>{escaped(headline(results, seen))}</div>{_faint(why)}"
+        f"{_overlay(shown, lines, seen)}{table}{_faint(more)}{reasons}"
     )
 
 
@@ -134,17 +132,13 @@ def _value(value: float | None, result: Result) -> str:
     return words.quantity(value, 4) if result.run else ""
 
 
-def _why(state: SweepState, results: Sequence[Result]) -> str:
-    return f'<div style="opacity:.75">{escaped(state.sentence)}</div>' if _says_why(state, results) else ""
+def _faint(text: str) -> str:
+    return f'<div style="opacity:.75">{escaped(text)}</div>' if text else ""
 
 
 def _says_why(state: SweepState, results: Sequence[Result]) -> bool:
     """Whether the state says more than the headline does."""
     return bool(state.sentence) and state.sentence != counted([result.state for result in results])
-
-
-def _more(count: int) -> str:
-    return f'<div style="opacity:.75">{count} more points: sweep.table()</div>' if count else ""
 
 
 def _reasons(shown: Sequence[Result]) -> list[str]:

@@ -3,25 +3,22 @@
 from __future__ import annotations
 
 import argparse
+import os
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import labkit
+from labkit.cluster import JobOptions
 from labkit.errors import LabError
 from labkit.launch_options import LaunchOptions
 from labkit.text import plain
 from labkit.write import extra_options, options_of, script_names
 
 if TYPE_CHECKING:
-    from labkit.write import Option
-import os
-import sys
-from pathlib import Path
-
-from labkit.cluster import JobOptions
-
-if TYPE_CHECKING:
     from labkit.run import Run
+    from labkit.write import Option
 
 
 def add_launch_verb(verb: Callable[..., argparse.ArgumentParser]) -> None:

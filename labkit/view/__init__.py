@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from labkit.view.live.terminal import Screen as Screen  # the live view of a run in a terminal
     from labkit.view.live.terminal import StatusLine as StatusLine  # a terminal line that is rewritten in place
     from labkit.view.live.verdict import verdict as verdict  # what is wrong with a run, the most urgent first
-    from labkit.view.panel_controls import Controls as Controls  # the sliders and lists of the strategy panel
     from labkit.view.report import static_bundle as static_bundle  # a run without scripts or widgets, as a MIME bundle
     from labkit.view.report import write_report as write_report  # writes report.html
     from labkit.view.run_list import RunList as RunList  # many runs as one table

@@ -34,7 +34,7 @@ from labkit.launcher.torchrun import node_command, rank_environment, torchrun_of
 from labkit.record import Cause, Nodes, ScriptFacts, State
 from labkit.record.nodes import Node
 from labkit.record.state import merged
-from labkit.sweeps.devices import Room
+from labkit.sweeps.sweeper import Room
 
 ROOT = State("starting", 100.0)
 RUNNING = State("running", 101.0, notice="rank 1 has made no progress")

@@ -16,12 +16,11 @@ from labkit.frontend import close_widget
 from labkit.host import Identity
 from labkit.record import RunFolder
 from labkit.stored_runs import list_runs, unfinished_launches
-from labkit.sweeps.devices import chosen
 from labkit.sweeps.folder import Job, RunIndex, SweepFolder, SweepState, find_sweep
 from labkit.sweeps.options import SweepOptions, expanded, varied
 from labkit.sweeps.prepare import create
 from labkit.sweeps.results import Results, best_of
-from labkit.sweeps.sweeper import Request, Sweeper, due, rungs_of
+from labkit.sweeps.sweeper import Request, Sweeper, chosen, due, rungs_of
 from labkit.sweeps.view import SweepDashboard, sweep_bundle, sweep_html, sweep_text
 from labkit.verbs.sweep import parameters_in
 

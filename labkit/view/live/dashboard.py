@@ -71,7 +71,7 @@ class Dashboard(LiveView):
         look = [self._only, self._axis, self._scale, self._smoothing, self._size]
         for control in (self._rank, self._search, *look):
             control.observe(lambda _: self._changed.set(), names="value")
-        why.on_click(self._on_why)
+        why.on_click(lambda button: ask_ranks(button, self._answer, self._stacks_page))
         self._stop_button.on_click(self._on_stop)
         detach.on_click(lambda _: self._finish_from_thread())
         self._search.layout.width, self._search.style.description_width = "200px", "auto"
@@ -125,18 +125,9 @@ class Dashboard(LiveView):
         self._update(page)
         return state.is_final
 
-    def _on_why(self, button: Any) -> None:
-        button.disabled = True
-        self._answer.value = "asking every rank…"
-
-        def answer() -> None:
-            try:
-                self._answer.value = self._stacks()._repr_mimebundle_()["text/html"]  # escaped there
-            except Exception as error:
-                self._answer.value = escaped(str(error))
-            button.disabled = False
-
-        threading.Thread(target=answer, name="labkit stacks", daemon=True).start()
+    def _stacks_page(self) -> str:
+        page: str = self._stacks()._repr_mimebundle_()["text/html"]  # escaped there
+        return page
 
     def _on_stop(self, button: Any) -> None:
         """The first click stops the run after any checkpoint being saved; the second kills it."""
@@ -150,6 +141,21 @@ class Dashboard(LiveView):
                 self._answer.value = escaped(str(error))
 
         threading.Thread(target=stop, name="labkit stop", daemon=True).start()
+
+
+def ask_ranks(control: Any, answer: Any, action: Callable[[], str]) -> None:
+    """Show the HTML that `action` returns, or why it failed, in the widget `answer`. It runs in a thread, because it
+    waits for the ranks; `control` is disabled meanwhile."""
+    control.disabled, answer.value = True, "asking every rank…"
+
+    def act() -> None:
+        try:
+            answer.value = action()
+        except Exception as error:
+            answer.value = escaped(str(error))
+        control.disabled = False
+
+    threading.Thread(target=act, name="labkit ranks", daemon=True).start()
 
 
 class Reached(Protocol):
@@ -192,18 +198,7 @@ class ReachControls:
         self._pause.description, self._pause.icon = ("Resume", "play") if self._paused else ("Pause", "pause")
 
     def _start(self, control: Any, action: Callable[[], str]) -> None:
-        """Runs the request in a thread, because it waits for the end of a step."""
-        control.disabled = True
-        self._answer.value = "asking every rank…"
-
-        def act() -> None:
-            try:
-                self._answer.value = escaped(action())
-            except Exception as error:
-                self._answer.value = escaped(str(error))
-            control.disabled = False
-
-        threading.Thread(target=act, name="labkit reach", daemon=True).start()
+        ask_ranks(control, self._answer, lambda: escaped(action()))
 
     def _toggle_pause(self) -> str:
         if self._paused:

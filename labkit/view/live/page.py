@@ -10,7 +10,7 @@ from pathlib import Path
 from labkit import words
 from labkit.files import read_json, tail_text
 from labkit.record import LeftRunning, RunFolder, RunReader, State
-from labkit.text import escaped, first_line, in_lines, plain
+from labkit.text import escaped, first_line, framed, in_lines, pill, plain
 from labkit.view.charts.images import Palette
 from labkit.view.live.hosts import by_host, heat_strips
 from labkit.view.live.run_charts import Look, charts_svg
@@ -46,13 +46,12 @@ def run_html(
     drawn = with_charts and any(history.step for history in reader.ranks.values())
     if log_rank is None:
         log_rank = (state.cause and state.cause.rank) or 0
-    return (
-        '<div style="font-family:system-ui,sans-serif;font-size:13px;line-height:1.5;max-width:760px">'
+    return framed(
         f"{_pill(folder, state, watched)}{_notices(folder, state)}{_cause(state)}{_tracebacks(folder, state)}"
         f"{_progress(reader, state)}{_earlier(state)}"
         f"{charts_svg(reader, look or Look(), _stall(folder, state)) if drawn else ''}{_strips(reader)}"
         f"{_tables(reader, state)}{_unread(reader)}"
-        f"{log_html(reader.attempt, log_rank, search) if with_log else ''}</div>"
+        f"{log_html(reader.attempt, log_rank, search) if with_log else ''}"
     )
 
 
@@ -86,13 +85,12 @@ def _unread(reader: RunReader) -> str:
 
 
 def _pill(folder: RunFolder, state: State, watched: bool) -> str:
-    tint, mark = _tint(state), "▲" if state.stuck_seconds is not None else Palette.MARKS[state.state]
+    mark = "▲" if state.stuck_seconds is not None else Palette.MARKS[state.state]
     suffix = "" if watched else " when last seen"
     return (
         '<div style="display:flex;gap:12px;flex-wrap:wrap;align-items:baseline">'
-        f'<b style="border:1px solid {tint};background:{tint}30;border-radius:10px;padding:0 9px">'
-        f"{mark} {escaped(words.status(state))}{suffix}</b>"
-        f"<code>{escaped(folder.id)}</code><span>{words.seconds(state.seconds)}</span></div>"
+        f"{pill(f'{mark} {words.status(state)}{suffix}', _tint(state))}<code>{escaped(folder.id)}</code>"
+        f"<span>{words.seconds(state.seconds)}</span></div>"
     )
 
 

@@ -166,13 +166,7 @@ def _host_rows(host: HostHistory) -> list[dict[str, str]]:
     cores = f"{host.name}, {host.cores:.0f} cores" if host.cores else host.name
     machine = row(cores, host.cpu, of(host.memory_used, host.memory_total), None, None)
     devices = [
-        row(
-            f"GPU {i} {d.name}",
-            d.utilisation,
-            of(d.memory_used, d.memory_total),
-            d.power,
-            d.temperature,
-        )
+        row(f"GPU {i} {d.name}", d.utilisation, of(d.memory_used, d.memory_total), d.power, d.temperature)
         for i, d in enumerate(host.devices)
     ]
     return [machine, *devices]
