@@ -70,6 +70,7 @@ def _rows_of_rank(records: Sequence[Record], since: float) -> Iterator[Row]:
             for step, row in measured.items():
                 if not void_after or step > steps_before + void_after:
                     row.pop("loss", None)
+                    row["loss_of"] = losses.what
         if isinstance(record, Report):
             steps_before = record.start_step or steps_before
             values, rows_of_kind = _of_report(record), reported

@@ -209,7 +209,7 @@ class Script(ScriptText):
             compile(str(self), f"{self.name}.py", "exec", dont_inherit=True)
         except (SyntaxError, ValueError, RecursionError, MemoryError) as error:  # the last two: nested too deeply
             where = f"line {error.lineno}: " if isinstance(error, SyntaxError) and error.lineno else ""
-            why = str(error) or type(error).__name__
+            why = (error.msg if isinstance(error, SyntaxError) else str(error)) or type(error).__name__
             raise ScriptError(f"{self.name}.py cannot be compiled: {where}{why}") from None
 
     def _check_names(self, cell: Cell, defined_later: frozenset[str] = frozenset()) -> None:

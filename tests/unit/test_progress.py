@@ -97,7 +97,7 @@ def test_a_rank_whose_script_has_ended_and_that_has_left_is_not_stalled_one_that
     for second in range(int(PATIENCE_SECONDS) + 3):
         for rank in (0, 1):
             beat(folder, rank, 5)
-            folder.metrics(rank).write_text('{"k": "end", "step": 5, "outcome": "finished"}\n')
+            folder.metrics(rank).write_text('{"k": "end", "t": 9, "step": 5, "outcome": "finished"}\n')
         folder.heartbeat(1).write_text(json.dumps({"step": 5, "moved": 1.0, "step_seconds": 30.0, "t": second}))
         watch(progress, now, 1)
 

@@ -54,6 +54,8 @@ def memory_in_words(kind: str, memory: Mapping[str, float], history: RankHistory
     if kind == "host":
         most = memory.get("peak") or peak
         return f"; it held up to {gib(most)} (resident set)" if most else ""
+    if history and history.memory_name == "resident set":  # a CPU's, which says nothing of the device that is full
+        peak = 0.0
     allocated, total = memory.get("allocated") or peak, memory.get("total") or 0.0
     held = {name: size for name, size in (history.held if history else {}).items() if size}
     shares = [f"{name} {gib(size)}" for name, size in held.items()]
