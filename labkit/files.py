@@ -154,6 +154,12 @@ def read_json(path: Path) -> Any:
         return None
 
 
+def read_object(path: Path) -> dict[str, Any]:
+    """The JSON object in a file, such as a heartbeat; empty if there is none that can be read."""
+    value = read_json(path)
+    return value if isinstance(value, dict) else {}
+
+
 def write_json(path: Path, value: Mapping[str, Any], *, reserve: Path | None = None) -> None:
     """Replace a JSON file atomically: a reader sees either the old text or the new text.
 

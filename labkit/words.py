@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
-from labkit.files import Json, finite, read_json
-from labkit.record import Cause, RankHistory, RunFolder, RunReader, State
+from labkit.files import Json, finite, read_object
+from labkit.record import Cause, RankHistory, RunReader, State
 from labkit.text import gib as gib
 from labkit.text import plain
 
@@ -121,7 +121,7 @@ def progress(reader: RunReader, state: State) -> str:
         return "no rank has started yet" if state.notice else "starting the ranks"
     step = slowest_step(reader)
     total = total_steps(reader)
-    beat = {} if state.is_final else _last_beat(reader.attempt, first.rank)
+    beat = {} if state.is_final else read_object(reader.attempt.heartbeat(first.rank))
     doing = beat.get("doing")
     if not step:
         passes = finite(beat.get("passes")) or (first.end.passes if first.end and not beat else None) or 0.0
@@ -145,7 +145,7 @@ def progress(reader: RunReader, state: State) -> str:
 
 def starting(reader: RunReader) -> str:
     """What the ranks are doing before their first step: `importing torch`, or by rank where they differ."""
-    beats = {rank: _last_beat(reader.attempt, rank) for rank in list(reader.current)[:SHOWN_RANKS]}
+    beats = {rank: read_object(reader.attempt.heartbeat(rank)) for rank in list(reader.current)[:SHOWN_RANKS]}
     each = {rank: plain(_starting(beat))[:LONGEST_TEXT] for rank, beat in beats.items()}
     if len(set(each.values())) == 1:
         return next(iter(each.values()))
@@ -154,12 +154,6 @@ def starting(reader: RunReader) -> str:
 
 def _starting(beat: dict[str, Any]) -> str:
     return f"running {program}" if (program := beat.get("program")) else str(beat.get("starting") or "no step yet")
-
-
-def _last_beat(folder: RunFolder, rank: int) -> dict[str, Any]:
-    """The rank's newest heartbeat."""
-    beat = read_json(folder.heartbeat(rank))
-    return beat if isinstance(beat, dict) else {}
 
 
 def skew(reader: RunReader) -> str:

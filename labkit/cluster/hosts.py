@@ -63,18 +63,13 @@ def begin(
     nodes = Nodes(len(names), ranks, tuple(map(_host, names)))
     launch = prepare_launch(script, options, parameters, nodes=nodes, machine=machines[0])
     folder = create_run(launch, address=address, port=port, prediction=prediction)
+
+    def begin_node(node: int, host: str) -> None:
+        command = node_command(folder, node, address, port)
+        ask(host, "begin", folder=str(folder.path), node=node, env=env, command=command)
+
     try:
-        _each(
-            names,
-            lambda node, host: ask(
-                host,
-                "begin",
-                folder=str(folder.path),
-                node=node,
-                env=env,
-                command=node_command(folder, node, address, port),
-            ),
-        )
+        _each(names, begin_node)
     except BaseException:  # an interrupt, too: nobody would know of the nodes that have started
         removed = folder.path.rename(folder.path.with_name(f".{folder.id}"))  # ends them, also the late ones
         shutil.rmtree(removed, ignore_errors=True)

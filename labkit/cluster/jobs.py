@@ -16,7 +16,7 @@ from labkit.arguments import Parameters
 from labkit.cluster import slurm
 from labkit.cluster.sbatch import HEAD, NODE, PORT, JobOptions, LaunchFile, array_text, sbatch_text
 from labkit.errors import LabError, LaunchError, RunFolderError
-from labkit.files import read_json, refresh, removed_on_failure, tail_text, write_json
+from labkit.files import read_object, refresh, removed_on_failure, tail_text, write_json
 from labkit.launch_options import LaunchOptions
 from labkit.launcher import (
     check_arguments,
@@ -68,9 +68,7 @@ def prepare_submission(
         file = LaunchFile(
             job,
             name=str(launch.name or folder.read_manifest().name),
-            cwd=str(Path.cwd()),
             output=str(folder.job_output),
-            python=sys.executable,
             program=command[command.index("--redirects") :],
             folder=str(folder.path),
             checkpoints=str(folder.checkpoint_folder()) if "--checkpoint-dir" in command else None,
@@ -95,10 +93,7 @@ def submit_array(
     file = LaunchFile(
         resolved(job),
         name=name,
-        cwd=str(Path.cwd()),
         output=str(where / "slurm"),
-        python=sys.executable,
-        program=(),
         checkpoints=str(where) if saves else None,
     )
     tasks = f"0-{len(folders) - 1}" + (f"%{at_once}" if at_once else "")
@@ -127,9 +122,7 @@ def plain_text(script: str | os.PathLike[str], launch: LaunchOptions, job: JobOp
         LaunchFile(
             job,
             name=name,
-            cwd=str(here),
             output=str(here / f"{slug(name)}.slurm.out"),
-            python=sys.executable,
             program=["--", str(file), *prepared.argv],
             checkpoints=str(here / chosen) if chosen else None,
         )
@@ -171,15 +164,14 @@ def job_of(folder: RunFolder) -> str | None:
     It becomes a word of scancel's command line, and the folder may be somebody else's: so it is a number, with that of
     the task in an array, or nothing.
     """
-    record = read_json(folder.job)
-    number = str(record.get("job")) if isinstance(record, dict) else ""
+    number = str(read_object(folder.job).get("job"))
     return number if re.fullmatch("[0-9]+(_[0-9]+)?", number) else None
 
 
 def job_in_words(folder: RunFolder) -> str | None:
     """Whether the job of a stopped run has ended, in words; None for a run without a job."""
     job_id = job_of(folder)
-    job = slurm.ask_slurm(job_id, output=_output(folder)) if job_id else None
+    job = _ask(folder, job_id)
     if job is None:
         return job_id and f"cannot query Slurm for job {job_id} from here"
     return f"job {job.id} {'has ended' if job.is_over else f'is {job.state}'}"
@@ -194,7 +186,7 @@ def state_of_run(folder: RunFolder) -> State:
     own = State.read(folder)
     if job_id is None or _is_settled(folder):
         return own
-    job = slurm.ask_slurm(job_id, output=_output(folder))
+    job = _ask(folder, job_id)
     if job is None:
         return own
     if job.is_over:
@@ -210,9 +202,10 @@ def state_of_run(folder: RunFolder) -> State:
     return state
 
 
-def _output(folder: RunFolder) -> Path | None:
-    """Where Slurm writes the job's output; None for a task of an array, whose output it names only once it runs."""
-    return None if folder.job_output.is_symlink() else folder.job_output
+def _ask(folder: RunFolder, job_id: str | None, *, refresh: bool = False) -> slurm.Job | None:
+    """A run's job according to Slurm, which names the output of an array's task only once that runs."""
+    output = None if folder.job_output.is_symlink() else folder.job_output
+    return slurm.ask_slurm(job_id, output=output, refresh=refresh) if job_id else None
 
 
 def _refresh(folder: RunFolder) -> None:
@@ -228,8 +221,7 @@ def _refresh(folder: RunFolder) -> None:
 
 def _is_settled(folder: RunFolder) -> bool:
     """Whether the run's own state.json, not only those of its nodes, has a final state."""
-    state = read_json(folder.state)
-    return isinstance(state, dict) and state.get("state") in State.FINAL
+    return read_object(folder.state).get("state") in State.FINAL
 
 
 def stop_run(
@@ -239,8 +231,7 @@ def stop_run(
     `launcher.stop.stop`. Raises LabError if it does not end, or if it may not be stopped from here.
     """
     check_may_stop(folder)
-    job_id = job_of(folder)
-    job = slurm.ask_slurm(job_id, output=_output(folder), refresh=True) if job_id else None
+    job = _ask(folder, job_of(folder), refresh=True)
     if job is None:
         return stop(folder, grace=grace, interrupts=interrupts, say=say)
     if job.is_over:
@@ -258,13 +249,8 @@ def stop_run(
     state = State.read(folder)
     if state.is_final and state.state != "lost":
         return state_of_run(folder)
-    state = replace(
-        state,
-        state="stopped",
-        ended=time.time(),
-        notice=None,
-        cause=Cause("stopped", "stopped on request"),
-    )
+    cause = Cause("stopped", "stopped on request")
+    state = replace(state, state="stopped", ended=time.time(), notice=None, cause=cause)
     state.write(folder)
     return state
 
@@ -275,7 +261,7 @@ def _await_end(folder: RunFolder, job: slurm.Job, refused: str) -> None:
         if time.monotonic() > deadline:
             raise LabError(f"job {job.id} was cancelled but is still {job.state} after {ENDING_SECONDS:.0f} s{refused}")
         time.sleep(LOOK_SECONDS)
-        job = slurm.ask_slurm(job.id, output=_output(folder), refresh=True) or job
+        job = _ask(folder, job.id, refresh=True) or job
 
 
 def _last_line(folder: RunFolder) -> str:

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import re
 import shlex
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from labkit.arguments import AtLeastOne, ZeroOrMore
 from labkit.errors import LaunchError
@@ -90,10 +92,10 @@ class LaunchFile:
 
     job: JobOptions
     name: str
-    cwd: str
     output: str
-    python: str
-    program: Sequence[str]
+    program: Sequence[str] = ()
+    cwd: str = field(default_factory=lambda: str(Path.cwd()))
+    python: str = sys.executable
     folder: str | None = None
     checkpoints: str | None = None
     task: bool = False

@@ -16,19 +16,6 @@ from labkit.record import Cause, State, StateName
 
 # Slurm's states of a job, as printed by `scontrol show job` and `sacct`.
 WAITING = ("PENDING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT", "RESV_DEL_HOLD", "CONFIGURING")
-FINAL = (
-    "COMPLETED",
-    "FAILED",
-    "CANCELLED",
-    "TIMEOUT",
-    "NODE_FAIL",
-    "OUT_OF_MEMORY",
-    "BOOT_FAIL",
-    "PREEMPTED",
-    "DEADLINE",
-    "REVOKED",
-    "GONE",
-)
 # Why a job waits, for Slurm's reasons that are not self-explanatory; others are shown unchanged.
 REASONS = {
     "Resources": "for nodes to become free",
@@ -53,6 +40,7 @@ ENDS = {
     "DEADLINE": "it reached its deadline",
     "REVOKED": "it runs on another cluster of the federation",
 }
+FINAL = ("COMPLETED", "FAILED", "CANCELLED", "GONE", *ENDS)
 # Kinds of causes of a node that was ended by something else or by another node.
 COLLATERAL = ("agent", "host", "missing", "others", "parted", "torchrun")
 ANSWER_SECONDS = 15.0

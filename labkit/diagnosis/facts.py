@@ -1,4 +1,4 @@
-"""Holds the facts about a machine: plain values, gathered once; they can be written as JSON and read back.
+"""Holds the facts about a machine: plain values, gathered once; they can be written as JSON.
 
 A fact is a field here and a function of the same name in `probes.py`. None means that it could not be determined.
 """
@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from labkit.files import Json
-from labkit.hardware import Gpu, Hardware
+from labkit.hardware import Hardware
 
 UNLIMITED = -1
 
@@ -157,30 +157,6 @@ class MachineFacts:
 
     def to_json(self) -> dict[str, Json]:
         return asdict(self)
-
-    @classmethod
-    def from_json(cls, value: Any) -> MachineFacts:
-        """Raises TypeError for anything but a machine's facts."""
-        nested = {
-            "hardware": _hardware,
-            "torch_build": _of(TorchBuild),
-            "nvml": nvml_from_json,
-            "kernel": _of(NotebookKernel),
-            "kaggle": _of(Kaggle),
-            "preflight": _of(Preflight),
-            "leftovers": tuple,
-        }
-        return cls(**{k: nested[k](v) if k in nested and v is not None else v for k, v in value.items()})
-
-
-def _of(kind: Any) -> Any:
-    """A constructor from JSON, which has lists where the classes have tuples."""
-    return lambda value: kind(**{k: tuple(v) if isinstance(v, list) else v for k, v in value.items()})
-
-
-def _hardware(value: Mapping[str, Any]) -> Hardware:
-    gpus = (Gpu(gpu["name"], gpu["memory"], (gpu["capability"][0], gpu["capability"][1])) for gpu in value["gpus"])
-    return Hardware(**{**value, "gpus": tuple(gpus)})
 
 
 def nvml_from_json(value: Mapping[str, Any]) -> Nvml:

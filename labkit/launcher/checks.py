@@ -222,13 +222,9 @@ def imports_in_doubt(script: Script, folder: str, python_path: str) -> list[str]
 def _not_found_in_new_interpreter(names: list[str], folder: str, python_path: str) -> list[str]:
     environment = os.environ | ({"PYTHONPATH": python_path} if python_path else {})
     try:
+        command = [sys.executable, "-P", "-c", FIND, folder, *names]
         done = subprocess.run(
-            [sys.executable, "-P", "-c", FIND, folder, *names],
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=FIND_SECONDS,
-            check=True,
+            command, env=environment, capture_output=True, text=True, timeout=FIND_SECONDS, check=True
         )
     except (OSError, subprocess.SubprocessError):
         return []

@@ -27,7 +27,7 @@ from functools import partial
 from pathlib import Path
 
 from labkit.errors import LabError, LaunchError
-from labkit.files import in_parallel, read_json, refresh
+from labkit.files import in_parallel, read_object, refresh
 from labkit.hardware import check_interface, interface_of, is_loopback, own_address_towards, resolved
 from labkit.host import Identity, host_name
 from labkit.launcher.causes.explain import conclusion, oom_kills
@@ -349,8 +349,8 @@ def _check_is_free(run: RunFolder, attempt: RunFolder, node: int) -> None:
         where = f"pid {identity.pid} on {identity.host}"
         raise LaunchError(f"node {node} of this run was already started ({where}); launch the run again")
     for home in (run, attempt, attempt.node(0), attempt.node(node)):  # the last one is written for it, see `agree`
-        state = read_json(home.state)
-        if isinstance(state, dict) and state.get("state") in CONCLUSIONS:
+        state = read_object(home.state)
+        if state.get("state") in CONCLUSIONS:
             cause = Cause.decode(state.get("cause"))
             why = cause.sentence if cause else state["state"]
             raise LaunchError(f"the run had ended before node {node} started: {why}")

@@ -6,6 +6,7 @@ It is the same for one host, several hosts, Slurm and a sweep. Nothing is starte
 from __future__ import annotations
 
 import os
+import shlex
 import subprocess
 import sys
 import time
@@ -26,11 +27,13 @@ from labkit.hardware import Hardware, check_interface, hardware, platform_name
 from labkit.launch_options import LaunchOptions
 from labkit.launcher import checks
 from labkit.launcher.torchrun import (
+    assignments,
     guest_node_command,
+    node_torchrun_command,
+    plain_arguments,
     rank_environment,
     recorded_environment,
     reproducing_command,
-    reproducing_node_command,
     script_folder,
     torchrun_command,
 )
@@ -333,10 +336,9 @@ def _lines_without_labkit(launch: Launch, program: Sequence[str], address: str, 
     if nodes is None:
         added = {name: value for name, value in environment.items() if os.environ.get(name) != value}
         return [reproducing_command(program, launch.ranks, launch.argv, added)]
-    return [
-        reproducing_node_command(nodes, node, address, port, program, launch.argv, environment)
-        for node in range(nodes.count)
-    ]
+    names, rest = assignments(environment), plain_arguments(program, launch.argv)
+    commands = [node_torchrun_command(["torchrun"], nodes, node, address, port, *rest) for node in range(nodes.count)]
+    return [" ".join([*names, shlex.join(command)]) for command in commands]
 
 
 def _why_new_processes(launch: Launch) -> str | None:

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import psutil
 
-from labkit.files import read_json
+from labkit.files import read_object
 from labkit.host import Identity
 from labkit.rank_files import HEARTBEAT_BYTES
 from labkit.record import RunFolder
@@ -168,8 +168,8 @@ class Programs:
             if _has_thread(process.pid, self._threads.get(rank, 0)):
                 self._work.pop(rank, None)
                 continue
-            beat = read_json(self._attempt.heartbeat(rank))
-            if isinstance(beat, dict) and beat.get("pid") == process.pid and self._is_another(rank, process, beat):
+            beat = read_object(self._attempt.heartbeat(rank))
+            if beat.get("pid") == process.pid and self._is_another(rank, process, beat):
                 self._write(rank, process, beat)
 
     def _is_another(self, rank: int, process: psutil.Process, beat: dict[str, Any]) -> bool:

@@ -35,19 +35,8 @@ def main() -> None:
     read = _gpus()
     psutil.cpu_percent()  # the first call only starts the interval
     names = [{"name": card["name"], "uuid": card["uuid"], "memory_total": card["memory"]} for card in read()]
-    memory = psutil.virtual_memory()
-    _write(
-        file,
-        {
-            "k": "meta",
-            "v": 1,
-            "time": time.time(),
-            "host": host,
-            "cores": psutil.cpu_count(),
-            "memory_total": memory.total,
-            "devices": names,
-        },
-    )
+    meta = {"k": "meta", "v": 1, "time": time.time(), "host": host, "cores": psutil.cpu_count()}
+    _write(file, meta | {"memory_total": psutil.virtual_memory().total, "devices": names})
     supervisor, processes, on_gpus = psutil.Process(parent), set[psutil.Process](), set[int]()
     while os.getppid() == parent:
         time.sleep(PERIOD_SECONDS)

@@ -23,7 +23,7 @@ from functools import cache
 
 import psutil
 
-from labkit.files import finite, in_parallel, read_json
+from labkit.files import finite, in_parallel, read_object
 from labkit.host import Identity
 from labkit.launcher.rank_processes import (
     Work,
@@ -191,8 +191,8 @@ def patience(folder: RunFolder, grace: float, node: int | None = None) -> float:
         return grace
     newest, nodes = folder.latest, manifest.nodes
     ranks = newest.started_ranks() if node is None or nodes is None else nodes.ranks_of(node)
-    beats = in_parallel(lambda rank: read_json(newest.heartbeat(rank)), ranks)
-    steps = [finite(beat.get("step_seconds")) or 0.0 for beat in beats if isinstance(beat, dict)]
+    beats = in_parallel(lambda rank: read_object(newest.heartbeat(rank)), ranks)
+    steps = [finite(beat.get("step_seconds")) or 0.0 for beat in beats]
     return max(grace, min(SAVING_SECONDS, 2 * max(steps) + 1.0)) if any(steps) else grace
 
 

@@ -10,7 +10,7 @@ import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
-from labkit.files import in_parallel, read_json, tail_text
+from labkit.files import in_parallel, read_object, tail_text
 from labkit.launcher.causes.evidence import CLOSED_BY_TORCHRUN
 from labkit.launcher.causes.stuck import look_at
 from labkit.launcher.rank_processes import named_ranks
@@ -55,7 +55,7 @@ class Progress:
         ranks = self._folder.started_ranks()
         self._period = min(max(POLL_SECONDS, len(ranks) / RANKS_PER_SECOND), LEFT_SECONDS / 2)
         for rank, (beat, size) in zip(ranks, in_parallel(self._read, ranks), strict=True):
-            if not isinstance(beat, dict):
+            if not beat:
                 continue
             paused = beat.get("paused")
             alive = beat.get("t") if paused else None  # all that is expected of a rank that is paused
@@ -80,9 +80,9 @@ class Progress:
         self.hit = next(filter(None, hits), None)
         return True
 
-    def _read(self, rank: int) -> tuple[Any, int]:
+    def _read(self, rank: int) -> tuple[dict[str, Any], int]:
         """The rank's heartbeat, and how many bytes of records it has written."""
-        beat = read_json(self._folder.heartbeat(rank))
+        beat = read_object(self._folder.heartbeat(rank))
         try:
             return beat, self._folder.metrics(rank).stat().st_size
         except FileNotFoundError:

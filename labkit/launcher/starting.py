@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 
 from labkit.files import Json, removed_on_failure
@@ -59,24 +59,19 @@ def _print_notices(launch: Launch) -> None:
         print(f"this machine has NVIDIA GPUs, but the ranks train on the CPU: {machine.unusable_gpus}")
 
 
-@contextmanager
-def _locked_checkpoints(launch: Launch, folder: RunFolder) -> Iterator[tuple[int, ...]]:
-    """The lock's file descriptor, which the supervisor holds until it exits."""
-    checkpoints = launch.parameters.get("checkpoint_dir")
-    descriptor = lock_checkpoints(Path(checkpoints).absolute(), folder) if checkpoints else None
-    try:
-        yield () if descriptor is None else (descriptor,)
-    finally:
-        if descriptor is not None:
-            os.close(descriptor)
-
-
 def _supervise(folder: RunFolder, launch: Launch, *, owner: int) -> None:
-    """Start the run's supervisor: a fork of the session's warm process if it fits, else a new process."""
+    """Start the run's supervisor: a fork of the session's warm process if it fits, else a new process. It holds the
+    lock of the checkpoints until it exits."""
     _supervisors[:] = [process for process in _supervisors if process.poll() is None]
-    with _locked_checkpoints(launch, folder) as descriptors:
+    checkpoints = launch.parameters.get("checkpoint_dir")
+    lock = lock_checkpoints(Path(checkpoints).absolute(), folder) if checkpoints else None
+    descriptors = [] if lock is None else [lock]
+    try:
         if not warm.supervise(folder, launch.environment, descriptors, owner=owner):
             _supervisors.append(_start_supervisor(folder, launch.environment, descriptors, owner=owner))
+    finally:
+        for descriptor in descriptors:
+            os.close(descriptor)
 
 
 def _start_supervisor(

@@ -23,7 +23,7 @@ from typing import Any
 
 import psutil
 
-from labkit.files import is_deleted, read_json, write_json
+from labkit.files import is_deleted, read_object, write_json
 from labkit.hardware import may_have_gpus
 from labkit.host import Identity
 from labkit.launcher.causes.background_errors import background_errors
@@ -32,14 +32,7 @@ from labkit.launcher.locks import unlock_checkpoints
 from labkit.launcher.rank_processes import Programs
 from labkit.launcher.shutdown import Leftovers, Shutdown, torchrun_seconds
 from labkit.launcher.stalls import SURVIVOR_SECONDS, Closing, FirstRank, HostNames, Progress, Stalls
-from labkit.launcher.stopping import (
-    SAMPLER,
-    StopRequest,
-    processes_of,
-    request_in_words,
-    requested,
-    sweep,
-)
+from labkit.launcher.stopping import SAMPLER, StopRequest, processes_of, request_in_words, requested, sweep
 from labkit.launcher.torchrun import TORCHRUN, attempt_command, marked
 from labkit.launcher.warm.fork import ForkedTorchrun, import_torchrun
 from labkit.launcher.warm.process import ROOM, can_show, show_command
@@ -385,8 +378,7 @@ class Supervisor:
 
     def has_ended(self) -> bool:
         """Whether another process, which gave up waiting for this one, has written a final state."""
-        written = read_json(self.home.state)
-        return isinstance(written, dict) and written.get("state") in State.FINAL
+        return read_object(self.home.state).get("state") in State.FINAL
 
     def write(self, state: State) -> None:
         self.state = state

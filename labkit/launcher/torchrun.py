@@ -61,15 +61,6 @@ def node_torchrun_command(
     return [*torchrun, *sizes, *where, "--max-restarts", "0", *rest]
 
 
-def torchrun_of_node(folder: RunFolder, node: int | str, address: str, port: int | str) -> list[str]:
-    """The torchrun command, with labkit's guest in each rank, for one node of a run on several."""
-    manifest = folder.read_manifest()
-    nodes = manifest.nodes
-    if nodes is None:
-        raise RunFolderError(f"{folder.id} is a single-node run; expected a multi-node run")
-    return guest_node_command(folder, nodes, node, address, port, manifest.program, manifest.args)
-
-
 def guest_node_command(
     folder: RunFolder,
     nodes: Nodes,
@@ -88,8 +79,12 @@ def guest_node_command(
 def node_command(folder: RunFolder, node: int | str, address: str, port: int | str) -> list[str]:
     """The command that one host of a run executes: the node's supervisor, which starts torchrun. `node`, `address` and
     `port` may be variables of a shell."""
+    manifest = folder.read_manifest()
+    if manifest.nodes is None:
+        raise RunFolderError(f"{folder.id} is a single-node run; expected a multi-node run")
     supervisor = [sys.executable, "-m", "labkit.launcher.node", str(folder.path), str(node), "--"]
-    return [*supervisor, *torchrun_of_node(folder, node, address, port)]
+    torchrun = guest_node_command(folder, manifest.nodes, node, address, port, manifest.program, manifest.args)
+    return [*supervisor, *torchrun]
 
 
 def guest_arguments(run: RunFolder, logs: Path, program: Sequence[str], args: Sequence[str]) -> list[str]:
@@ -105,24 +100,7 @@ def reproducing_command(
 ) -> str:
     """The command that runs the same training without labkit; `env` holds the variables added for its ranks."""
     words = ["torchrun", "--standalone", f"--nproc-per-node={nproc_per_node}", *plain_arguments(program, args)]
-    torchrun = shlex.join(words)
-    return " ".join([*assignments(env), torchrun])
-
-
-def reproducing_node_command(
-    nodes: Nodes,
-    node: int,
-    address: str,
-    port: int | str,
-    program: Sequence[str],
-    args: Sequence[str],
-    env: Mapping[str, str],
-) -> str:
-    """The command that runs one node's part of the same training without labkit."""
-    rest = plain_arguments(program, args)
-    return " ".join(
-        [*assignments(env), shlex.join(node_torchrun_command(["torchrun"], nodes, node, address, port, *rest))]
-    )
+    return " ".join([*assignments(env), shlex.join(words)])
 
 
 def plain_arguments(program: Sequence[str], args: Sequence[str]) -> list[str]:

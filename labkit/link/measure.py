@@ -107,13 +107,13 @@ def try_link(
         tried.append({"env": rung, "problem": problem})
     else:
         result = Preflight(backend, None, [], tried, None, time.time())
-    store("try_link", machine_key(machine, ranks, backend), asdict(result))
+    store("preflight", machine_key(machine, ranks, backend), asdict(result))
     return result
 
 
 def remembered_preflight(machine: Hardware, ranks: int, backend: str) -> Preflight | None:
     """The stored result of this machine, if its GPUs and torch are still the same."""
-    stored = load("try_link", machine_key(machine, ranks, backend))
+    stored = load("preflight", machine_key(machine, ranks, backend))
     try:
         return Preflight(**stored) if isinstance(stored, dict) else None
     except TypeError:
@@ -183,9 +183,8 @@ def measure_link(ranks: int | None = None, *, machine: Hardware | None = None) -
         raise LaunchError(f"bandwidth is measured between 2 or more ranks, got {ranks}")
     backend = machine.backend
     preflight = remembered_preflight(machine, ranks, backend)
-    answer, problem = short_run(
-        COLLECTIVES, ranks, backend, args=[backend], env=preflight.env if preflight else None, seconds=LIMIT_SECONDS
-    )
+    env = preflight.env if preflight else None
+    answer, problem = short_run(COLLECTIVES, ranks, backend, args=[backend], env=env, seconds=LIMIT_SECONDS)
     if problem:
         raise LaunchError(f"the bandwidth between {ranks} ranks could not be measured: {problem}")
     kinds = {kind: _line(kind, answer["kinds"]) for kind in KINDS}
@@ -198,17 +197,8 @@ def remembered_link(machine: Hardware, ranks: int, backend: str) -> Link | None:
     """The stored measurement for this number of ranks, if the GPUs and torch are still the same."""
     stored = load("bandwidth", machine_key(machine, ranks, backend))
     try:
-        return (
-            Link(
-                **{
-                    **stored,
-                    "kinds": {kind: CollectiveTime(**stored["kinds"][kind]) for kind in KINDS},
-                    "sharding": (*stored["sharding"],),
-                }
-            )
-            if stored
-            else None
-        )
+        kinds = {kind: CollectiveTime(**stored["kinds"][kind]) for kind in KINDS}
+        return Link(**{**stored, "kinds": kinds, "sharding": (*stored["sharding"],)})
     except (TypeError, KeyError, AttributeError):
         return None
 
@@ -227,13 +217,7 @@ def _line(kind: str, measured: list[dict[str, Any]]) -> CollectiveTime:
 
 
 def short_run(
-    script: Path,
-    ranks: int,
-    backend: str,
-    *,
-    args: Sequence[Any] = (),
-    env: Mapping[str, str] | None = None,
-    seconds: float,
+    script: Path, ranks: int, backend: str, *, args: Sequence[Any], env: Mapping[str, str] | None = None, seconds: float
 ) -> tuple[Any, str]:
     """`(answer, problem)`: what the ranks wrote to the file whose path follows `args`, and the error, empty if there is
     none. The run is stopped after `seconds` without progress; nothing is left running."""

@@ -116,13 +116,16 @@ def test_simulated_gpus_are_held_by_the_names_they_are_asked_for(
     assert machine.gpu_names(ranks) == expected
 
 
-def test_ranks_meet_and_what_they_said_is_kept_for_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_meet_and_what_they_said_is_kept_for_this_machine(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     machine = hardware()
     assert measure.remembered_preflight(machine, 2, "gloo") is None
 
     found = labkit.doctor(preflight=True)
 
     kept = measure.remembered_preflight(machine, 2, "gloo")
+    assert (tmp_path / "cache/labkit/preflight.json").is_file()
     assert kept
     assert kept.env == {}
     assert [rank["rank"] for rank in kept.ranks] == [0, 1]

@@ -30,7 +30,7 @@ from labkit.launcher.peers import Peer
 from labkit.launcher.prepare import create_run, prepare_launch
 from labkit.launcher.stalls import Progress
 from labkit.launcher.supervisor import Supervisor
-from labkit.launcher.torchrun import node_command, rank_environment, torchrun_of_node
+from labkit.launcher.torchrun import guest_node_command, node_command, rank_environment
 from labkit.record import Cause, Nodes, ScriptFacts, State
 from labkit.record.nodes import Node
 from labkit.record.state import merged
@@ -294,7 +294,8 @@ def test_the_line_of_a_node_is_a_prefix_before_plain_torchrun(runs_dir):
 
     where = command.index("--")
     assert command[1:where] == ["-m", "labkit.launcher.node", str(run.path), "1"]
-    assert command[where + 1 :] == torchrun_of_node(run, 1, "10.0.0.1", 29501)
+    program = ([str(run.script)], ["--steps", "5"])
+    assert command[where + 1 :] == guest_node_command(run, Nodes(2, 2), 1, "10.0.0.1", 29501, *program)
     plain = run.command.read_text().splitlines()
     assert plain[1] == (
         "HF_TOKEN=… OMP_NUM_THREADS=1 "
@@ -304,7 +305,7 @@ def test_the_line_of_a_node_is_a_prefix_before_plain_torchrun(runs_dir):
     assert command[-3:] == [str(run.script), "--steps", "5"]
     assert run.read_manifest().world_size == 4
     assert run.read_manifest().facts == ScriptFacts(("ddp",), False, checkpoints=False, autocasts=False, compiles=False)
-    assert "nodes/$SLURM_NODEID/torchrun" in " ".join(torchrun_of_node(run, "$SLURM_NODEID", "$HEAD", "$PORT"))
+    assert "nodes/$SLURM_NODEID/torchrun" in " ".join(node_command(run, "$SLURM_NODEID", "$HEAD", "$PORT"))
 
 
 def test_a_run_that_cannot_be_made_leaves_no_folder(runs_dir):

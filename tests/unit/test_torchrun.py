@@ -10,11 +10,11 @@ from labkit.launcher.prepare import create_run, prepare_launch
 from labkit.launcher.torchrun import (
     NCCL_DUMPS,
     marked,
+    node_command,
     rank_environment,
     recorded_environment,
     reproducing_command,
     torchrun_command,
-    torchrun_of_node,
 )
 from labkit.rank_files import FOLDER, GUEST, HIDDEN, MARKER
 from labkit.record import Nodes
@@ -240,12 +240,13 @@ def test_torchruns_own_parser_reads_every_command_as_meant(tmp_path):
     shadowed = ["--log", "x", "--node=1", "--", "--nnodes", "9"]  # by --log-dir, --node-rank, --nnodes
     folder = create_run(prepare_launch(script, LaunchOptions(args=shadowed), {}, nodes=Nodes(2, 3)), port=29500)
     plain = folder.command.read_text().splitlines()[1]
+    in_node = node_command(folder, 1, "localhost", 29500)
     guest = str(folder.guest)
     without = reproducing_command(["-m", "pkg.train"], 3, shadowed, {})
     commands = {
         "launch": (torchrun_command(folder, 3, [str(script)], shadowed)[4:], guest, [str(script)]),
         "a module": (torchrun_command(folder, 3, ["-m", "pkg.train"], shadowed)[4:], guest, ["-m", "pkg.train"]),
-        "a node": (torchrun_of_node(folder, 1, "localhost", 29500)[4:], guest, [str(script)]),
+        "a node": (in_node[in_node.index("--") + 5 :], guest, [str(script)]),
         "without labkit": (shlex.split(reproducing_command([str(script)], 3, shadowed, {}))[1:], str(script), []),
         "a module without labkit": (shlex.split(without)[1:], "pkg.train", []),
         "a node without labkit": (shlex.split(plain)[1:], str(script), []),

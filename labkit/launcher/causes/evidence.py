@@ -7,9 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
-from labkit.files import Json, in_parallel, number, read_json, read_source, tail_text
+from labkit.files import in_parallel, number, read_json, read_object, read_source, tail_text
 from labkit.launcher.causes.stacks import Call, calls_of
 from labkit.launcher.peers import Outcome
 from labkit.record import Manifest, Node, Nodes, Place, RankHistory, RunFolder
@@ -65,7 +64,8 @@ class Failure:
             return cls(rank, "exception", shortened(message), time_ns=written, traceback=trace)
         step, at, line = (error.get(name) for name in ("step", "time_ns", "script_line"))
         kind = error.get("out_of_memory")
-        memory = {name: number(value) for name, value in _mapping(error.get("memory")).items()}
+        memory = error.get("memory")
+        sizes = {name: number(size) for name, size in memory.items()} if isinstance(memory, dict) else {}
         return cls(
             error["rank"],
             error["kind"],
@@ -78,7 +78,7 @@ class Failure:
             causes=_texts(error.get("causes")),
             out_of_memory=kind if kind in ("device", "host") else None,
             perhaps_out_of_memory=bool(error.get("perhaps_out_of_memory")),
-            memory={name: size for name, size in memory.items() if size is not None},
+            memory={name: size for name, size in sizes.items() if size is not None},
         )
 
     @property
@@ -187,15 +187,12 @@ class Evidence:
 
     def closed_by_torchrun(self, rank: int) -> bool | None:
         """Whether torchrun sent TERM to the rank; None if the rank left no pid."""
-        beat = self.heartbeat(rank)
+        beat = read_object(self.folder.heartbeat(rank))
         return str(beat.get("pid")) in CLOSED_BY_TORCHRUN.findall(self.log_of(rank)) if beat else None
 
     def program(self, rank: int) -> str:
         """What the rank's process had become by exec, such as "bash run.sh"; empty if it was the script."""
-        return str(self.heartbeat(rank).get("program") or "")
-
-    def heartbeat(self, rank: int) -> Mapping[str, Json]:
-        return _mapping(read_json(self.folder.heartbeat(rank)))
+        return str(read_object(self.folder.heartbeat(rank)).get("program") or "")
 
     def locate(self, line: int | None) -> Place | None:
         """Where a line of the script is: its cell, and the notebook cell that this came from."""
@@ -223,10 +220,6 @@ def _ends(folder: RunFolder, rank: int) -> RankHistory:
     history = RankHistory(rank, folder.metrics(rank))
     history.read_ends()
     return history
-
-
-def _mapping(value: Any) -> Mapping[str, Json]:
-    return value if isinstance(value, dict) else {}
 
 
 def _texts(values: object) -> tuple[str, ...]:

@@ -13,17 +13,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from labkit.files import finite, in_parallel, number, read_json, tail_text
+from labkit.files import finite, in_parallel, number, read_object, tail_text
 from labkit.launcher.causes import sentences
 from labkit.launcher.causes.evidence import LAST_WORDS_BYTES, Evidence, Failure
-from labkit.launcher.causes.failure_advice import (
-    BLOCKING,
-    DETAIL,
-    FIREWALL,
-    disk_advice,
-    fragmented,
-    memory_advice,
-)
+from labkit.launcher.causes.failure_advice import BLOCKING, DETAIL, FIREWALL, disk_advice, fragmented, memory_advice
 from labkit.launcher.causes.stacks import crash_frames, disagreement
 from labkit.launcher.peers import MEETING_SECONDS
 from labkit.record import Cause, End, Node, Nodes, RankHistory, RunFolder, StateName
@@ -170,15 +163,12 @@ def _exited(evidence: Evidence) -> list[Failure]:
     """Ranks that ended with an exit code according to torchrun's log and left no record, torchrun's root cause first:
     `os._exit(3)`, a library's `exit`, a record that did not fit on the disk."""
     silent = set(evidence.ranks) - {failure.rank for failure in evidence.failures}
-    return [
-        Failure(rank, "exit", str(code), step=evidence.ends[rank].step, traceback=_last_words(evidence.folder, rank))
-        for rank, code in reversed(evidence.exits.items())
-        if code > 0 and rank in silent
-    ]
-
-
-def _last_words(folder: RunFolder, rank: int) -> tuple[str, ...]:
-    return tuple(tail_text(folder.log(rank, "stderr"), LAST_WORDS_BYTES).splitlines(keepends=True))
+    failures = []
+    for rank, code in reversed(evidence.exits.items()):
+        if code > 0 and rank in silent:
+            words = tail_text(evidence.folder.log(rank, "stderr"), LAST_WORDS_BYTES).splitlines(keepends=True)
+            failures.append(Failure(rank, "exit", str(code), step=evidence.ends[rank].step, traceback=tuple(words)))
+    return failures
 
 
 def _killed(evidence: Evidence) -> Cause | None:
@@ -225,15 +215,16 @@ def _was_terminated(evidence: Evidence, rank: int) -> bool:
 
 def _resident(evidence: Evidence, rank: int, history: RankHistory) -> float:
     """The resident set in bytes at the last heartbeat, which may be newer than the last step."""
-    return number(evidence.heartbeat(rank).get("rss")) or 0.0 if history.memory_name == "resident set" else 0.0
+    beat = read_object(evidence.folder.heartbeat(rank)) if history.memory_name == "resident set" else {}
+    return number(beat.get("rss")) or 0.0
 
 
 def killer(home: RunFolder) -> sentences.Killer:
     """Who sent a KILL, as far as the system reports it. `home` is the run's folder, or that of a node, which recorded
     its own system's count."""
-    agent, outcome = read_json(home.agent), read_json(home.outcome)
-    before = finite(agent.get("oom_kills")) if isinstance(agent, dict) else None
-    now = finite(outcome.get("oom_kills")) if isinstance(outcome, dict) else oom_kills()
+    outcome = read_object(home.outcome)
+    before = finite(read_object(home.agent).get("oom_kills"))
+    now = finite(outcome.get("oom_kills")) if outcome else oom_kills()
     if before is None or now is None:
         return "unknown"
     return "system" if now > before else "process"

@@ -13,7 +13,6 @@ from labkit.write import Script, extra_options, options_of
 
 FULL_BYTES = 16 << 20
 FRAGMENTED = 0.03  # of the device's memory; less is usual
-# The name that every torch since 2.8 knows; PYTORCH_ALLOC_CONF is newer.
 # An error of a kernel is raised by a later call.
 BLOCKING = "with env={'CUDA_LAUNCH_BLOCKING': '1'} the traceback ends at the kernel that failed, not at a later call"
 DETAIL = (

@@ -24,7 +24,7 @@ from typing import Any
 
 import psutil
 
-from labkit.files import in_parallel, read_json, write_json
+from labkit.files import in_parallel, read_json, read_object, write_json
 from labkit.launcher.rank_processes import disposition
 from labkit.launcher.stopping import processes_of
 from labkit.rank_files import DUMP_SIGNAL
@@ -122,7 +122,7 @@ def _signal(folder: RunFolder, ranks: list[int], ours: dict[int, psutil.Process]
     """Signal the answering thread of these ranks, unless the script uses that signal itself."""
     signalled = []
     for rank in ranks:
-        beat = _beat(folder, rank)
+        beat = read_object(folder.heartbeat(rank))
         pid, thread = beat.get("pid", -1), beat.get("thread")
         if not beat.get("dumps") or not isinstance(thread, int) or _process_state(ours.get(pid)) in ("stopped", "gone"):
             continue
@@ -143,7 +143,7 @@ def _signal_thread(pid: int, thread: int, number: int) -> bool:
 
 
 def _rank_stack(folder: RunFolder, rank: int, ours: dict[int, psutil.Process], offset: int, number: int) -> RankStack:
-    beat = _beat(folder, rank)
+    beat = read_object(folder.heartbeat(rank))
     text = _readable(_since(folder.stacks(rank), offset))
     itself = _has_answered(beat, number)
     record = read_json(folder.collectives(rank)) if itself else None
@@ -211,13 +211,8 @@ def _process_state(process: psutil.Process | None) -> str:
     return {"tracing-stop": "stopped", "zombie": "gone", "dead": "gone"}.get(state, state)
 
 
-def _beat(folder: RunFolder, rank: int) -> dict[str, Any]:
-    beat = read_json(folder.heartbeat(rank))
-    return beat if isinstance(beat, dict) else {}
-
-
 def _beats(folder: RunFolder, ranks: list[int]) -> dict[int, dict[str, Any]]:
-    return dict(zip(ranks, in_parallel(lambda rank: _beat(folder, rank), ranks), strict=True))
+    return dict(zip(ranks, in_parallel(lambda rank: read_object(folder.heartbeat(rank)), ranks), strict=True))
 
 
 def _size(path: Path) -> int:
