@@ -5,24 +5,22 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Annotated, Any
 
-from labkit.files import number
+from labkit.record.decoding import from_json
 
-TEXTS = ("kind", "sentence", "exception", "message", "signal", "out_of_memory", "file", "cell", "origin")
-COUNTS = ("rank", "node", "step", "time_ns", "line", "line_in_cell")
-TYPES = {**dict.fromkeys(TEXTS, str), **dict.fromkeys(COUNTS, int), "goes_on": bool}
+Natural = Annotated[int, range(1 << 63)]
 
 
 @dataclass(frozen=True)
 class Place:
     """A line of the script named `file`. In a cell: its title, where it is from, and which of its lines it is."""
 
-    line: int
+    line: Natural
     file: str = ""
     cell: str | None = None
     origin: str | None = None
-    line_in_cell: int | None = None
+    line_in_cell: Natural | None = None
 
     def __str__(self) -> str:
         """train.py line 31, cell `model` from lab.ipynb cell 4, line 2 of the cell"""
@@ -45,15 +43,15 @@ class Cause(Mapping[str, Any]):
 
     kind: str = ""
     sentence: str = ""
-    ranks: tuple[int, ...] = ()
-    node: int | None = None
-    nodes: tuple[int, ...] = ()
+    ranks: tuple[Natural, ...] = ()
+    node: Natural | None = None
+    nodes: tuple[Natural, ...] = ()
     exception: str | None = None
     message: str | None = None
     signal: str | None = None
     where: Place | None = None
-    step: int | None = None
-    time_ns: int | None = None
+    step: Natural | None = None
+    time_ns: Natural | None = None
     traceback: tuple[str, ...] = ()
     out_of_memory: str | None = None
     memory: Mapping[str, float] = field(default_factory=dict)
@@ -70,19 +68,9 @@ class Cause(Mapping[str, Any]):
         """The cause in a mapping, without values of a wrong type; None for anything but a mapping with a sentence."""
         if not isinstance(value, Mapping) or not isinstance(value.get("sentence"), str):
             return None
-        known = {name: each for name, type in TYPES.items() if (each := _sound(value.get(name), type)) is not None}
-        place = {name: known.pop(name, None) for name in ("line", "file", "cell", "origin", "line_in_cell")}
-        rank, ranks = known.pop("rank", None), _items(value.get("ranks"), int)
-        sizes = memory.items() if isinstance(memory := value.get("memory"), Mapping) else ()
-        return cls(
-            **known,
-            ranks=ranks or (() if rank is None else (rank,)),
-            nodes=_items(value.get("nodes"), int),
-            where=Place(**place | {"file": place["file"] or ""}) if place["line"] else None,
-            traceback=_items(value.get("traceback"), str),
-            memory={name: n for name, size in sizes if (n := number(size)) is not None},
-            advice=(advice,) if (advice := _sound(value.get("advice"), str)) else (),
-        )
+        advice, ranks = value.get("advice"), value.get("ranks") or [value.get("rank")]
+        nested = {"advice": [advice] if advice else [], "ranks": ranks, "where": value if value.get("line") else None}
+        return from_json(cls, {**value, **nested})
 
     @cached_property
     def _content(self) -> dict[str, Any]:
@@ -101,13 +89,3 @@ class Cause(Mapping[str, Any]):
 
     def __len__(self) -> int:
         return len(self._content)
-
-
-def _sound(value: Any, kind: type) -> Any:
-    """The value if it is of that type, and not a negative number; else None."""
-    return value if type(value) is kind and not (isinstance(value, int) and value < 0) else None
-
-
-def _items(values: Any, kind: type) -> tuple[Any, ...]:
-    """The sound values in a list."""
-    return tuple(one for one in values if _sound(one, kind) is not None) if isinstance(values, list) else ()

@@ -17,8 +17,9 @@ from statistics import median
 from typing import Any
 
 from labkit.files import finite, in_parallel, read_json, read_text, write_json
+from labkit.record.decoding import from_json
 from labkit.record.folder import RunFolder
-from labkit.record.history import OWN, SERIES, HostHistory, RankHistory
+from labkit.record.history import SERIES, HostHistory, RankHistory
 from labkit.record.records import PHASES, End, Model
 from labkit.record.tail import LATEST_SECONDS
 from labkit.series import Point, Series
@@ -79,6 +80,7 @@ class NodeFold:
         alive = [history for history in every if history.step]
         ranges: dict[str, tuple[float, float, float]] = {}
         seen = max((history.seen for history in every), default=0.0)
+        host = next((history.host for history in every if history.host), "")
         for name in SERIES:
             lines = [h.series[name] for h in alive if name != "loss" or h.losses.newest is not None]
             if values := [line.last[-1] for line in lines if line.last]:
@@ -91,8 +93,8 @@ class NodeFold:
             "v": 1,
             "started": len(every),
             "seen": seen,
-            "host": next((history.host for history in every if history.host), ""),
-            "machine": self._read_machine(next((history.host for history in every if history.host), "")),
+            "host": host,
+            "machine": self._read_machine(host),
             "ranges": ranges,
             "void": self._cut,
             "own": {rank: series.last[-1] for rank, series in self._own.items()},
@@ -169,22 +171,19 @@ class FoldedRank(RankHistory):
         self.series = NO_SERIES
         self._host, self._node_ranks = host, node_ranks
         self._recent_seconds: dict[str, float] = {}
-        self._own_seconds = 0.0
 
     def take(self, shown: Mapping[str, Any], host: str) -> None:
         """Raises KeyError, TypeError or ValueError if the file is damaged."""
         self._host, self.step = host, int(shown["step"])
-        held = {str(k): n for k, v in shown["held"].items() if (n := finite(v)) is not None}
-        self.model = Model(0.0, str(shown["device"]), str(shown["uuid"]), finite(shown["limit"]), held)
+        self.model = from_json(Model, {"t": 0.0, **shown})
         self.latest = {str(k): n for k, v in shown["latest"].items() if (n := finite(v)) is not None}
         self.totals = self.totals | {str(k): finite(v) or 0.0 for k, v in shown["totals"].items()}
         self._recent_seconds = {phase: float(shown["recent"][phase] or 0.0) for phase in ("seconds", *PHASES)}
-        self._own_seconds = sum(self._recent_seconds[phase] for phase in OWN)
         self.communicates, self.memory_peak = bool(shown["communicates"]), float(shown["peak"])
         self.lost_at = None if shown["lost_at"] is None else int(shown["lost_at"])
         self.finite_at = int(shown["finite_at"])
         self.allocation_retries, end = float(shown["retries"]), shown["end"]
-        self.end = End(0.0, str(end["outcome"]), passes=finite(end.get("passes"))) if end else None
+        self.end = from_json(End, {"t": 0.0, **end}) if end else None
 
     @property
     def host(self) -> str:
@@ -196,14 +195,6 @@ class FoldedRank(RankHistory):
 
     def recent_seconds(self, phase: str) -> float:
         return self._recent_seconds.get(phase, 0.0)
-
-    @property
-    def recent_step_seconds(self) -> float:
-        return self._recent_seconds.get("seconds", 0.0)
-
-    @property
-    def own_seconds(self) -> float:
-        return self._own_seconds
 
 
 class NodeFolds:
@@ -233,7 +224,7 @@ class NodeFolds:
         self._made: dict[int, FoldedRank] = {}
         self._newest: dict[int, dict[str, Any]] = {}
         for attempt in attempts:
-            self._take_series([attempt.node(node) for node in range(len(nodes))])
+            self._take_series([attempt.node(node).fold_series for node in range(len(nodes))])
 
     @staticmethod
     def exist(attempt: RunFolder) -> bool:
@@ -295,9 +286,9 @@ class NodeFolds:
             sum(fold[name] for fold in newest) for name in ("undecodable", "dropped", "started")
         )
 
-    def _take_series(self, folders: Sequence[RunFolder]) -> None:
+    def _take_series(self, files: Sequence[Path]) -> None:
         """What was recorded before this reader came."""
-        kept = [value if isinstance(value, dict) else {} for value in in_parallel(_read_series, folders)]
+        kept = [value if isinstance(value, dict) else {} for value in in_parallel(read_json, files)]
         for name, series in self.series.items():
             _add_together(series, [_points(value, "series", name) for value in kept])
         for ranks, value in zip(self._nodes, kept, strict=True):
@@ -324,10 +315,6 @@ def _read(path: Path) -> str | None:
         return read_text(path)
     except OSError:  # not there yet
         return None
-
-
-def _read_series(node: RunFolder) -> Any:
-    return read_json(node.fold_series)
 
 
 def _points(value: Mapping[str, Any], kind: str, name: str) -> list[Point]:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from labkit.files import Json, finite, number
+from labkit.record.decoding import from_json
 from labkit.record.records import (
     DESCRIBING,
     PHASES,
@@ -358,22 +359,13 @@ class RankHistory:
 class Device:
     """One GPU with its newest readings, each None if the machine does not report it."""
 
-    name: str
-    uuid: str
+    name: str = ""
+    uuid: str = ""
     memory_total: float | None = None  # bytes
     utilisation: float | None = None  # percent
     memory_used: float | None = None
     power: float | None = None  # watts
     temperature: float | None = None  # Celsius
-
-    @classmethod
-    def decode(cls, record: Mapping[str, Any]) -> Device:
-        return cls(
-            str(record.get("name")),
-            str(record.get("uuid") or ""),
-            finite(record.get("memory_total")),
-            *(finite(record.get(reading)) for reading in READINGS),
-        )
 
 
 class HostHistory:
@@ -400,10 +392,8 @@ class HostHistory:
     def of(cls, name: str, values: Mapping[str, Json]) -> HostHistory:
         """From `as_dict`. Raises TypeError, KeyError or AttributeError for anything else."""
         host = cls(name, Path(name))
-        host.memory_total, host.cores = finite(values["memory_total"]), finite(values["cores"])
-        host.cpu, host.memory_used = finite(values["cpu"]), finite(values["memory_used"])
-        devices: Any = values["devices"]
-        host.devices = [Device.decode(device) for device in devices]
+        host._take_readings(values, "memory_total", "cores", "cpu", "memory_used")
+        host._take_devices(values["devices"])
         return host
 
     def used_by(self, uuids: Collection[str]) -> list[Device]:
@@ -414,11 +404,18 @@ class HostHistory:
     def _take(self, record: dict[str, Any]) -> bool:
         devices = [d for d in record.get("devices") or [] if isinstance(d, dict)]
         if record.get("k") == "meta":
-            self.memory_total, self.cores = finite(record.get("memory_total")), finite(record.get("cores"))
-            self.devices = [Device.decode(device) for device in devices]
+            self._take_readings(record, "memory_total", "cores")
+            self._take_devices(devices)
         elif record.get("k") == "host":
-            self.cpu, self.memory_used = finite(record.get("cpu")), finite(record.get("memory_used"))
+            self._take_readings(record, "cpu", "memory_used")
             for device, sample in zip(self.devices, devices, strict=False):
                 for reading in READINGS:
                     setattr(device, reading, finite(sample.get(reading)))
         return True
+
+    def _take_readings(self, values: Mapping[str, Any], *names: str) -> None:
+        for name in names:
+            setattr(self, name, finite(values.get(name)))
+
+    def _take_devices(self, devices: Any) -> None:
+        self.devices = [device for each in devices if (device := from_json(Device, each))]

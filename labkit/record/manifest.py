@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field, fields
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
-from typing import Any, ClassVar, TypeGuard
+from typing import Annotated, Any, ClassVar
 
-from labkit.files import Json, finite
+from labkit.files import Json
+from labkit.record.decoding import from_json
 
-MOST_RANKS = 1_000_000
+Count = Annotated[int, range(1, 1_000_001)]  # of ranks or nodes
 FOLDED_RANKS = 16  # with more, the ranks of each node are folded
 
 
@@ -17,8 +18,8 @@ FOLDED_RANKS = 16  # with more, the ranks of each node are folded
 class Nodes:
     """The nodes of a run on several. `hosts` are the names from the launch; None if a scheduler chooses them."""
 
-    count: int
-    nproc_per_node: int
+    count: Count
+    nproc_per_node: Count
     hosts: tuple[str, ...] | None = None
 
     @property
@@ -28,14 +29,8 @@ class Nodes:
     @classmethod
     def decode(cls, value: Any) -> Nodes | None:
         """The nodes in run.json; None for a run on one machine."""
-        if not isinstance(value, dict):
-            return None
-        count, ranks, hosts = value.get("count"), value.get("nproc_per_node"), value.get("hosts")
-        if not _is_count(count) or not _is_count(ranks):
-            return None
-        if not isinstance(hosts, list) or len(hosts) != count or not all(isinstance(h, str) for h in hosts):
-            hosts = None
-        return cls(count, ranks, tuple(hosts) if hosts else None)
+        nodes = from_json(cls, value)
+        return replace(nodes, hosts=None) if nodes and len(nodes.hosts or ()) != nodes.count else nodes
 
     def as_dict(self) -> dict[str, Json]:
         return {**asdict(self)}
@@ -93,14 +88,6 @@ class ScriptFacts:
     autocasts: bool | None = None
     compiles: bool | None = None
 
-    @classmethod
-    def decode(cls, value: Any) -> ScriptFacts | None:
-        """The facts in a run's manifest; None if it has none."""
-        if not isinstance(value, dict):
-            return None
-        known = {f.name: value[f.name] for f in fields(cls) if isinstance(value.get(f.name), bool)}
-        return cls(_texts(value.get("wraps")), **known)
-
 
 @dataclass(frozen=True)
 class Manifest:
@@ -112,7 +99,7 @@ class Manifest:
     id: str = ""
     folder: str = ""
     created: str = ""
-    world_size: int = 0
+    world_size: Count = 0
     script: ManifestScript = ManifestScript()
     program: tuple[str, ...] = ()
     cells: Mapping[str, str] = field(default_factory=dict)
@@ -130,7 +117,7 @@ class Manifest:
     env_dropped: tuple[str, ...] = ()
     new_processes: str | None = None
     retries: int = 0
-    fewer_ranks: tuple[int, ...] = ()
+    fewer_ranks: tuple[Count, ...] = ()
     watchdog: float | None = None
     gpus: tuple[str, ...] = ()
     nodes: Nodes | None = None
@@ -141,40 +128,10 @@ class Manifest:
     def decode(cls, content: Any) -> Manifest:
         """From what a file holds: what is missing or of another type is left out."""
         made = content if isinstance(content, dict) else {}
-        script, cells, sweep = _mapping(made.get("script")), _mapping(made.get("cells")), _mapping(made.get("sweep"))
-        origins = {title: _text(cell.get("origin")) for title, cell in cells.items() if isinstance(cell, dict)}
-        ranks, point, rung = made.get("world_size"), sweep.get("point"), sweep.get("rung")
-        return cls(
-            name=_text(made.get("name")),
-            id=_text(made.get("id")),
-            folder=_text(made.get("folder")),
-            created=_text(made.get("created")),
-            world_size=ranks if _is_count(ranks) else 0,
-            script=ManifestScript(_text(script.get("sha256")) or None, _text(script.get("path")) or None),
-            program=_texts(made.get("program")),
-            cells=origins,
-            parameters=_mapping(made.get("parameters")),
-            facts=ScriptFacts.decode(made.get("facts")),
-            args=_texts(made.get("args")),
-            cwd=_text(made.get("cwd")),
-            versions=_mapping_of_texts(made.get("versions")),
-            git=_text(made.get("git")) or None,
-            torchrun=_texts(made.get("torchrun")),
-            backend=_text(made.get("backend")) or None,
-            devices=_texts(made.get("devices")),
-            platform=_text(made.get("platform")),
-            env=_mapping_of_texts(made.get("env")),
-            env_dropped=_texts(made.get("env_dropped")),
-            new_processes=_text(made.get("new_processes")) or None,
-            retries=int(finite(made.get("retries")) or 0),
-            fewer_ranks=tuple(n for n in _items(made.get("fewer_ranks")) if _is_count(n)),
-            watchdog=finite(made.get("watchdog")),
-            gpus=_texts(made.get("gpus")),
-            nodes=Nodes.decode(made.get("nodes")),
-            sweep=SweepPoint(_text(sweep.get("id")), point, rung if type(rung) is int else None)
-            if type(point) is int
-            else None,
-        )
+        cells = made.get("cells")
+        given = cells.items() if isinstance(cells, dict) else ()
+        origins = {title: cell.get("origin", "") for title, cell in given if isinstance(cell, dict)}
+        return from_json(cls, {**made, "cells": origins}) or cls()
 
     def to_json(self) -> dict[str, Json]:
         """The content of run.json."""
@@ -188,27 +145,3 @@ class Manifest:
             return datetime.fromisoformat(self.created).timestamp()
         except ValueError:
             return None
-
-
-def _is_count(value: Any) -> TypeGuard[int]:
-    return type(value) is int and 0 < value <= MOST_RANKS
-
-
-def _text(value: Any) -> str:
-    return value if isinstance(value, str) else ""
-
-
-def _items(value: Any) -> Iterable[Any]:
-    return value if isinstance(value, list) else ()
-
-
-def _texts(value: Any) -> tuple[str, ...]:
-    return tuple(item for item in _items(value) if isinstance(item, str))
-
-
-def _mapping(value: Any) -> dict[str, Any]:
-    return value if isinstance(value, dict) else {}
-
-
-def _mapping_of_texts(value: Any) -> dict[str, str]:
-    return {name: item for name, item in _mapping(value).items() if isinstance(item, str)}

@@ -13,8 +13,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from labkit.files import finite, read_json
+from labkit.files import read_json
 from labkit.host import Identity, boot_id
+from labkit.record.decoding import from_json
 from labkit.record.folder import RunFolder
 from labkit.record.manifest import Nodes
 
@@ -35,11 +36,10 @@ class NodeBeat:
 
     @classmethod
     def decode(cls, content: Any) -> NodeBeat | None:
-        if not isinstance(content, dict) or (at := finite(content.get("time"))) is None:
+        """The heartbeat in a file; None if it has no time."""
+        if not isinstance(content, dict):
             return None
-        host, address = content.get("host"), content.get("address")
-        news = frozenset(name for name, value in content.items() if value is True)
-        return cls(at, str(host or ""), address if isinstance(address, str) else None, news)
+        return from_json(cls, {**content, "news": [name for name, value in content.items() if value is True]})
 
 
 class Node:

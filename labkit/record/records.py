@@ -34,11 +34,12 @@ the wall clock. Readers ignore what they do not know.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
 from labkit.files import finite, number
+from labkit.record.decoding import from_json
 from labkit.record.tail import Tail, last_records
 
 PHASES = ("input", "forward", "backward", "optimizer", "communication")
@@ -146,10 +147,10 @@ class Model:
     """What a rank holds after its first step: bytes of its `parameters`, `gradients` and `optimizer` state."""
 
     t: float
-    device: str
-    uuid: str
-    limit: float | None
-    held: dict[str, float]
+    device: str = ""
+    uuid: str = ""
+    limit: float | None = None
+    held: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +185,7 @@ class End:
     """How a rank's script ended; `passes` are its backward passes if there was no step."""
 
     t: float
-    outcome: str
+    outcome: str = ""
     dropped: int = 0
     passes: float | None = None
 
@@ -220,28 +221,17 @@ def decode(record: Mapping[str, Any]) -> Record | None:
         values = {k: v for k, v in record.items() if k not in ("k", "t") and len(k) < LONGEST_TEXT and _is_scalar(v)}
         return Report(t, _count(values.get("step")), values)
     if kind == "meta":
-        size = record.get("world_size")
-        return Header(
-            t,
-            finite(record.get("time")),
-            str(record.get("host") or ""),
-            size if type(size) is int else None,
-            str(record.get("device") or ""),
-            finite(record.get("resident")),
-        )
+        return from_json(Header, record)
     if kind == "model":
-        names = ("parameters", "gradients", "optimizer")
-        held = {name: size for name in names if (size := finite(record.get(name))) is not None}
-        device, uuid = str(record.get("device") or ""), str(record.get("uuid") or "")
-        return Model(t, device, uuid, finite(record.get("limit")), held)
+        held = {name: record.get(name) for name in ("parameters", "gradients", "optimizer")}
+        return from_json(Model, {**record, "held": held})
     if kind == "memory":
         categories = {str(name): int(size) for name, size in record["categories"].items()}
         return Memory(t, Peak(int(record["bytes"]), str(record["phase"]), str(record["operation"]), categories))
     if kind == "untraced":
         return Memory(t, why=str(record["why"])[:LONGEST_TEXT])
     if kind == "end":
-        dropped = int(finite(record.get("dropped")) or 0)
-        return End(t, str(record.get("outcome", "")), dropped, finite(record.get("passes")))
+        return from_json(End, record)
     return _event(t, record) if kind is None and "kind" in record else None
 
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
-from typing import Any, ClassVar, Literal, get_args
+from dataclasses import asdict, dataclass, field, replace
+from typing import ClassVar, Literal
 
-from labkit.files import Json, finite, in_parallel, read_json, read_text, write_json
+from labkit.files import Json, in_parallel, read_json, read_text, write_json
 from labkit.record.cause import Cause
+from labkit.record.decoding import from_json
 from labkit.record.folder import RunFolder
 from labkit.record.manifest import Nodes
 from labkit.record.nodes import Node
@@ -94,15 +95,11 @@ class State:
     @classmethod
     def written(cls, folder: RunFolder) -> State:
         """The content of state.json; "lost" if it is missing or damaged."""
-        value = read_json(folder.state)
-        if not _is_sound(value):
-            gone = "the run's folder was deleted" if not folder.path.exists() else "state.json is missing or damaged"
-            now = time.time()
-            return cls("lost", now, ended=now, cause=Cause("lost", gone))
-        known = {f.name for f in fields(State)}
-        sound: dict[str, Any] = {k: finite(value.get(k)) for k in ("started", "ended", "stuck_since", "stops_by")}
-        sound["cause"] = Cause.decode(value.get("cause"))
-        return cls(**{k: v for k, v in value.items() if k in known} | sound)
+        if state := from_json(cls, read_json(folder.state), strict=True):
+            return state
+        gone = "the run's folder was deleted" if not folder.path.exists() else "state.json is missing or damaged"
+        now = time.time()
+        return cls("lost", now, ended=now, cause=Cause("lost", gone))
 
     def write(self, folder: RunFolder) -> None:
         """Raises OSError."""
@@ -192,55 +189,29 @@ def merged(root: State, states: Sequence[State | None], heard: Sequence[bool]) -
 
     `root` is the run's own state, written at the launch.
     """
+    killed = sum(state.killed for state in states if state)
+    states = [state and replace(state, started=root.started, killed=killed) for state in states]
     started = [state for state in states if state is not None]
     active = [s for s, is_alive in zip(states, heard, strict=True) if s is not None and not s.is_final and is_alive]
     ended = sorted((s for s in started if s.is_final), key=lambda s: WORST_FIRST.index(s.state))
     if not started:
         return replace(root, state="starting", notice=f"none of its {len(states)} nodes has started yet")
-    launched, killed = root.started, sum(s.killed for s in started)
     if active:
         name: StateName = "running" if any(s.state == "running" for s in started) else "starting"
         notice = next((s.notice for s in active if s.notice), None)
         stuck = [s.stuck_since for s in active if s.stuck_since is not None]
         stuck_since = max(stuck) if len(stuck) == len(active) else None
         stops_by = max((s.stops_by for s in active if s.stops_by is not None), default=None)
-        return replace(
-            active[0],
-            state=name,
-            notice=notice,
-            stuck_since=stuck_since,
-            stops_by=stops_by,
-            started=launched,
-            killed=killed,
-        )
+        return replace(active[0], state=name, notice=notice, stuck_since=stuck_since, stops_by=stops_by)
     if not ended or (ended[0].state == "succeeded" and len(ended) < len(states)):
         cause = Cause("lost", "the supervisors of this run's nodes are gone and left no result")
-        return replace(started[0], state="lost", cause=cause, started=launched, killed=killed)
+        return replace(started[0], state="lost", cause=cause)
     code = next((s.exit_code for s in ended if s.exit_code), ended[0].exit_code)
     notices = [*dict.fromkeys(s.notice for s in ended if s.notice)]  # each node's are about its own ranks
     more = [f"and {len(notices) - NAMED_NOTICES} more"] if len(notices) > NAMED_NOTICES else []
     notice = "; ".join([*notices[:NAMED_NOTICES], *more]) or None
     latest = max(s.ended or 0.0 for s in ended)
-    return replace(ended[0], ended=latest, exit_code=code, notice=notice, started=launched, killed=killed)
-
-
-def _is_sound(value: Any) -> bool:
-    if not isinstance(value, dict) or value.get("state") not in get_args(StateName):
-        return False
-    cause, ended, earlier = value.get("cause"), value.get("ended"), value.get("earlier", [])
-    return (
-        finite(value.get("started")) is not None
-        and (ended is None or finite(ended) is not None)
-        and isinstance(value.get("killed", 0), int)
-        and isinstance(value.get("exit_code"), int | None)
-        and isinstance(value.get("checkpoint"), str | None)
-        and (cause is None or Cause.decode(cause) is not None)
-        and isinstance(value.get("notice"), str | None)
-        and isinstance(value.get("attempt", 1), int)
-        and isinstance(value.get("ranks"), int | None)
-        and isinstance(earlier, list)
-        and all(isinstance(attempt, dict) for attempt in earlier)
-    )
+    return replace(ended[0], ended=latest, exit_code=code, notice=notice)
 
 
 @dataclass(frozen=True)
@@ -248,8 +219,8 @@ class LeftRunning:
     """`processes` are such as "`python upload.py` (pid 4242)"; `killed` are those that labkit had to end. `until` is
     when it does so, None if at once; `ended` is when none was left. Both are seconds since the epoch."""
 
-    processes: tuple[str, ...]
-    until: float | None
+    processes: tuple[str, ...] = ()
+    until: float | None = None
     ended: float | None = None
     killed: tuple[str, ...] = ()
 
@@ -275,17 +246,8 @@ class LeftRunning:
     def read(cls, folder: RunFolder) -> dict[RunFolder, LeftRunning]:
         """What the supervisors of a run have written, by the folder of each: the run's own, or that of a node."""
         homes = [folder, *map(RunFolder, sorted(folder.latest.nodes.glob("*")))]
-        records = [(home, read_json(home.left_running)) for home in homes]
-        return {home: cls._decode(record) for home, record in records if isinstance(record, dict)}
-
-    @classmethod
-    def _decode(cls, record: dict[str, Any]) -> LeftRunning:
-        until, ended = finite(record.get("until")), finite(record.get("ended"))
-        return cls(_texts(record.get("processes")), until, ended, _texts(record.get("killed")))
-
-
-def _texts(value: Any) -> tuple[str, ...]:
-    return tuple(text for text in value if isinstance(text, str)) if isinstance(value, list) else ()
+        read = [(home, from_json(cls, read_json(home.left_running))) for home in homes]
+        return {home: left for home, left in read if left}
 
 
 def _listed(names: tuple[str, ...]) -> str:

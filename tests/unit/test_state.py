@@ -130,14 +130,36 @@ def test_a_missing_or_damaged_state_reads_as_lost(folder, text):
         {"state": "of the future", "started": 1.0},
         {"state": ["running"], "started": 1.0},
         {"state": "failed", "started": 1.0, "cause": "text"},
+        {"state": "failed", "started": 1.0, "exit_code": "1"},
+        {"state": "running", "started": 1.0, "earlier": 2},
     ],
-    ids=["no start", "start in words", "unknown state", "list", "cause in words"],
+    ids=[
+        "no start",
+        "start in words",
+        "unknown state",
+        "list",
+        "cause in words",
+        "code in words",
+        "earlier is a number",
+    ],
 )
 def test_a_state_with_values_of_a_wrong_type_reads_as_damaged(folder, supervised_by, value):
     supervised_by(myself())
     folder.state.write_text(json.dumps(value))
 
     assert State.read(folder).cause["sentence"] == "state.json is missing or damaged"
+
+
+def test_a_state_is_read_as_it_was_written(folder):
+    cause = Cause("exception", "rank 1 failed", ranks=(1,), where=Place(31, "train.py"), advice=("Use less memory.",))
+    earlier = [{"ended": 1.5, "exit_code": 1, "cause": None, "checkpoint": None}]
+    state = State("failed", 1.0, 2.0, exit_code=-9, cause=cause, attempt=2, earlier=earlier, ranks=3)
+
+    state.write(folder)
+
+    read = State.written(folder)
+    assert replace(read, cause=None) == replace(state, cause=None)
+    assert (read.cause, read.cause.where, read.cause.advice) == (cause, cause.where, cause.advice)
 
 
 def test_unknown_keys_of_a_newer_labkit_are_ignored(folder):
