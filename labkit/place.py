@@ -51,9 +51,9 @@ def check_own(folder: Path, id: str, what: str) -> None:
         raise RunFolderError(plain(f"{id} belongs to another user; only its owner can {what}"))
 
 
-def check_original(folder: Path, manifest: Any, file: str = "run.json") -> None:
-    """The folder is not a copy of another one. Raises RunFolderError."""
-    if original := original_of(folder, manifest, file):
+def check_original(folder: Path, original: Path | None) -> None:
+    """The folder is not a copy of an `original` (see `original_of`). Raises RunFolderError."""
+    if original:
         raise RunFolderError(
             plain(f"{folder} is a copy, from which nothing can be reached; use the original, {original}")
         )

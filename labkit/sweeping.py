@@ -251,7 +251,7 @@ class Sweep(Shown):
     def _stop(self, point: int | None = None) -> None:
         """Stop without output: the live view calls it in a thread."""
         check_own(self.path, self.id, "stop it")
-        check_original(self.path, self._results.manifest, self.folder.manifest.name)
+        check_original(self.path, self.folder.original())
         if self.folder.array():
             stop_points([result for result in self.results() if point in (None, result.point)])
             return

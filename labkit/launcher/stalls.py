@@ -7,6 +7,7 @@ from __future__ import annotations
 import socket
 import threading
 import time
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
@@ -145,8 +146,8 @@ class FirstRank:
     """What rank 0 of an attempt has reported: `checkpoint` as "step-8" or as "step 8 not saved: 12 bytes free", and the
     device of its model, which is none of the `devices` of the launch if that saw no GPU."""
 
-    def __init__(self, attempt: RunFolder, devices: Any):
-        self._tail, self._on_cpu = Records(attempt.metrics(0)), devices == ["cpu"]
+    def __init__(self, attempt: RunFolder, devices: Sequence[str]):
+        self._tail, self._on_cpu = Records(attempt.metrics(0)), [*devices] == ["cpu"]
         self._not_saved: str | None = None  # why the newest checkpoint was not
         self._unseen: str | None = None
 

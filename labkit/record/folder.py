@@ -192,8 +192,7 @@ class RunFolder:
 
     def check_original(self) -> None:
         """The folder is not a copy of another one. Raises RunFolderError."""
-        self.glimpsed_manifest()
-        check_original(self.path, self._content)
+        check_original(self.path, self.original())
 
     def check_own(self, what: str) -> None:
         """The folder belongs to this user. `what` continues "only its owner can". Raises RunFolderError."""

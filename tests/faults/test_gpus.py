@@ -13,10 +13,11 @@ from faults.matrix import FAULTY
 from faults.scene import assert_over, read, wait_for_step, wait_until
 
 import labkit
+from labkit import launching
 from labkit.hardware import machine as hardware_module
 from labkit.hardware.machine import Gpu, hardware
 from labkit.launch_options import LaunchOptions
-from labkit.launcher import starting
+from labkit.launcher import prepare
 from labkit.link import measure
 from labkit.machine import Machine
 
@@ -45,7 +46,7 @@ def only_one_test(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 @pytest.fixture
 def two_gpus(only_one_test: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hardware_module, "_gpus", lambda visible: () if visible == "" else (T4, T4))
-    monkeypatch.setattr(measure, "link_settings", lambda *_: {})
+    monkeypatch.setattr(launching, "link_settings", lambda *_: {})
 
 
 RAISING = """import os, signal, time
@@ -139,12 +140,12 @@ def test_ranks_meet_and_what_they_said_is_kept_for_this_machine(
 def ladder(monkeypatch: pytest.MonkeyPatch, *rungs: dict[str, str]) -> None:
     """gloo climbs a ladder like NCCL's, made of settings that do or do not work for it."""
     monkeypatch.setattr(measure, "NCCL_LADDER", rungs)
-    real = starting.start
+    real = prepare.prepare_launch
 
     def over_gloo(script: Path, options: LaunchOptions, parameters: dict[str, object], **more: bool) -> object:
         return real(script, dataclasses.replace(options, args=["gloo", options.args[1]]), parameters, **more)
 
-    monkeypatch.setattr(measure, "start", over_gloo)
+    monkeypatch.setattr(measure, "prepare_launch", over_gloo)
 
 
 def test_the_ladder_is_climbed_until_a_setting_works_simulating_nccl(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -156,6 +156,11 @@ def test_the_layers_are_seen_to_import_one_another():
     assert found["worker"] >= {"record"}
 
 
+def test_labkit_stays_small():
+    assert len(MODULES) <= 285
+    assert sum(len(path.read_text(encoding="utf-8").splitlines()) for path in MODULES) <= 42_378
+
+
 @pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(PACKAGE)))
 def test_every_module_says_what_it_is_for(path):
     assert ast.get_docstring(ast.parse(path.read_text(encoding="utf-8")))
