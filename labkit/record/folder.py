@@ -44,7 +44,7 @@ class RunFolder:
     agent = _In("agent.json")
     processes = _In("processes.json")  # the descendants of the supervisor that wrote agent.json
     state = _In("state.json")
-    left_running = _In("left-running.json")  # see left_running.py
+    left_running = _In("left-running.json")  # see state.py
     stop_request = _In("stop.json")
     inquiry = _In(rank_files.INQUIRY)
     requests = _In(rank_files.REQUESTS)  # to the ranks of an attempt, see requests.py; missing if not reachable
@@ -58,7 +58,7 @@ class RunFolder:
     hosts = _In("hosts")
     nodes = _In("nodes")  # in a run on several nodes
     node_heartbeat = _In("heartbeat.json")  # of a node, see `node`
-    fold = _In("fold.json")  # of a node, see measured/fold.py
+    fold = _In("fold.json")  # of a node, see fold.py
     fold_series = _In("fold-series.json")
     outcome = _In("outcome.json")  # how torchrun ended there
     job = _In("slurm.json")  # the Slurm job that starts the nodes

@@ -22,7 +22,7 @@ READ_WHEN_LOADED = ("GOMP_", "KMP_", "MALLOC_", "MKL_", "NPY_", "OMP_", "OPENBLA
 NOT_READ = (
     "OMP_NUM_THREADS",  # applied in each fork
     *("KMP_DUPLICATE_LIB_OK", "KMP_INIT_AT_FORK"),  # by scikit-learn, for an OpenMP that torch does not use
-    *("GOMP_SPINCOUNT", "OMP_WAIT_POLICY"),  # the process that is forked has the same, see client.py
+    *("GOMP_SPINCOUNT", "OMP_WAIT_POLICY"),  # the process that is forked has the same, see session.py
 )
 # Packages that behave the same whether torch is imported before or after them. Others may not.
 PACKAGES = {
