@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import nbformat
 
-from labkit.kaggle.kernel_files import build, wheel
+from labkit.kaggle.kernel_files import build
 
 SESSION = "import os\nos.environ |= {'KAGGLE_KERNEL_RUN_TYPE': 'Interactive', 'LABKIT_SESSION_SECONDS': '1000000000'}"
 LAUNCH = "import labkit\nrun = labkit.launch('ddp', nproc_per_node=2, steps=60, global_batch_size=4)"
@@ -13,7 +13,7 @@ LAUNCH = "import labkit\nrun = labkit.launch('ddp', nproc_per_node=2, steps=60, 
 def test_an_exported_notebook_is_live_in_the_editor_and_saves_before_the_session_ends(notebook, kaggle_kernel):
     cells = [nbformat.v4.new_code_cell(source) for source in (LAUNCH, "run.wait()")]
     text = nbformat.writes(nbformat.v4.new_notebook(cells=cells))
-    kernel = build(text, name="small.ipynb", user="me", wheel=wheel(), push="0a1b")
+    kernel = build(text, name="small.ipynb", user="me", push="0a1b")
     exported = [cell.source for cell in nbformat.reads(kernel.notebook, 4).cells]
     notebook.open([SESSION, *exported], kernel=kaggle_kernel)
 
