@@ -20,7 +20,7 @@ import torch  # noqa: F401  # the process that is asked has imported it
 from faults.scene import ENDLESS, FAULTY, assert_clean, last_step, read, wait_for_step, wait_until
 
 import labkit
-from labkit.launcher import starting
+from labkit.launcher import prepare
 from labkit.launcher.warm import fork, session
 from labkit.launcher.warm.eligibility import READ_WHEN_LOADED
 from labkit.launcher.warm.process import receive
@@ -166,7 +166,7 @@ def test_a_rank_is_a_fork_that_sees_what_a_new_process_sees(
     warm: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Although its script looks, which is otherwise a reason for new processes."""
-    monkeypatch.setattr(starting, "why_new_processes", lambda *_: None)
+    monkeypatch.setattr(prepare, "why_new_processes", lambda *_: None)
     script = tmp_path / "prints.py"
     script.write_text(PRINTS)
     (here := tmp_path / "here").mkdir()

@@ -18,5 +18,7 @@ def test_a_full_device_is_described_by_what_its_allocator_held():
 
 
 def test_the_resident_set_of_a_process_is_not_what_its_device_held():
-    assert memory_in_words("device", {}, history("resident set")) == ""
+    assert (
+        memory_in_words("device", {}, history("resident set")) == "; after its first step it held parameters 1.00 GiB"
+    )
     assert memory_in_words("host", {}, history("resident set")) == "; it held up to 3.00 GiB (resident set)"

@@ -66,7 +66,9 @@ def memory_in_words(kind: str, memory: Mapping[str, float], history: RankHistory
     outside = f", {gib(others)} of the device were held by other processes, CUDA or NCCL" if others > 2**30 else ""
     idle = fragmented(memory)
     apart = f", {gib(idle)} reserved but unallocated" if idle else ""
-    return usage + (f" ({', '.join(shares)})" if usage and shares else "") + apart + outside
+    if not usage and shares:
+        usage, shares = f"; after its first step it held {', '.join(shares)}", []
+    return usage + (f" ({', '.join(shares)})" if shares else "") + apart + outside
 
 
 def unflushed(last_line: str) -> str:
