@@ -184,7 +184,7 @@ class Shown:
         """The state; `is_final` once it has ended."""
         raise NotImplementedError
 
-    def _live_view(self) -> LiveView:
+    def _live_view(self, state: Any) -> LiveView:
         raise NotImplementedError
 
     def _bundle(self) -> dict[str, str]:
@@ -192,12 +192,16 @@ class Shown:
 
     def show(self) -> None:
         """Display it: live while it is active, if the front end supports it, otherwise as static figures or tables."""
+        self._show(self.status())
+
+    def _show(self, state: Any) -> None:
+        """Display it, knowing its state, which takes a look at every node."""
         from IPython.display import display
 
         self._shown_in = execution_count()
-        if ui() == "svg" and not self.status().is_final:
+        if ui() == "svg" and not state.is_final:
             check_kernel(version("ipykernel"))
-            self._dashboard = self._live_view()
+            self._dashboard = self._live_view(state)
             self._dashboard.show()
         else:
             self._handle = display(self._bundle(), raw=True, display_id=True)

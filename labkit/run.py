@@ -42,8 +42,8 @@ def attach(which: str | os.PathLike[str] = "latest", *, runs_dir: str | os.PathL
     folder = find_run(which, runs_dir)
     folder.read_manifest()
     run = Run(folder)
-    if ui() in ("svg", "display") and not run.status().is_final:
-        run.show()
+    if ui() in ("svg", "display") and not (state := run.status()).is_final:
+        run._show(state)
     return run
 
 
@@ -292,9 +292,9 @@ class Run(Shown, Reachable):
         """
         return export(self.folder, to, path, project)
 
-    def _live_view(self) -> Dashboard:
+    def _live_view(self, state: State) -> Dashboard:
         return Dashboard(
-            self.folder, self.status(), stop=self._stop_from_button, stacks=self.stacks, status=self.status, run=self
+            self.folder, state, stop=self._stop_from_button, stacks=self.stacks, status=self.status, run=self
         )
 
     def _follow(self, timeout: float | None, watch: bool) -> None:

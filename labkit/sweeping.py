@@ -225,7 +225,7 @@ class Sweep(Shown):
         }
         return runs_together(readers)
 
-    def _live_view(self) -> SweepDashboard:
+    def _live_view(self, state: Any) -> SweepDashboard:
         return SweepDashboard(self.folder, stop=self._stop, status=self.status)
 
     def _start(
