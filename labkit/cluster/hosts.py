@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from labkit.arguments import Parameters
-from labkit.cluster.remote import ask, check_names, is_address, is_this_host
+from labkit.cluster.ssh import ask, check_names, is_address, is_this_host
 from labkit.errors import LaunchError, RunFolderError
 from labkit.files import Json
 from labkit.hardware import Gpu, Hardware, hardware, is_loopback, own_address_towards, resolved

@@ -19,12 +19,12 @@ from typing import Any
 
 from labkit.files import Json, finite, number
 from labkit.record.decoding import from_json
+from labkit.record.losses import Losses
 from labkit.record.records import (
     DESCRIBING,
     PHASES,
     End,
     Header,
-    Losses,
     Memory,
     Model,
     Peak,

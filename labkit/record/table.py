@@ -16,11 +16,11 @@ from statistics import fmean
 from labkit.files import finite, number, opened
 from labkit.metric_names import is_evaluated, is_lower_better
 from labkit.record.folder import RunFolder
+from labkit.record.losses import Losses
 from labkit.record.records import (
     DESCRIBING,
     PASSED,
     Header,
-    Losses,
     Record,
     Records,
     Report,

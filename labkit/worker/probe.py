@@ -26,7 +26,7 @@ from labkit.worker.measures.memory import (
 )
 from labkit.worker.measures.profile import StepProfile, StepTrace, in_backward
 from labkit.worker.measures.samples import Batches
-from labkit.worker.measures.weights import SEVERAL_OPTIMIZERS, StepLoss
+from labkit.worker.measures.step_loss import SEVERAL_OPTIMIZERS, StepLoss
 from labkit.worker.reach.requests import Reach
 from labkit.worker.reach.settings import Settings
 from labkit.worker.recorder import Recorder

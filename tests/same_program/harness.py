@@ -153,7 +153,7 @@ def _run(program: Program, start) -> Seen:
                 environment.pop(name, None)
         succeeded, log, streams = start(program, folder, outside, environment)
         time.sleep(LEFT_SECONDS * ("# leaves" in program.text))
-        running = sorted(_plain_command(p) for p in psutil.process_iter() if _is_marked(p, mark))
+        running = sorted(filter(None, (_plain_command(p) for p in psutil.process_iter() if _is_marked(p, mark))))
         for process in psutil.process_iter():
             if _is_marked(process, mark):
                 process.kill()
@@ -289,6 +289,7 @@ def _plain(text: str, temporary: str) -> str:
 
 
 def _plain_command(process: psutil.Process) -> str:
+    """The start of its command line, empty if it is just ending."""
     try:
         return re.sub(r"\d+", "N", " ".join(process.cmdline()[:3]))
     except psutil.Error:

@@ -19,7 +19,7 @@ from labkit.record.history import RankHistory
 from labkit.worker.measures import weights
 from labkit.worker.measures.device_clock import DeviceClock
 from labkit.worker.measures.samples import take_index
-from labkit.worker.measures.weights import StepLoss
+from labkit.worker.measures.step_loss import StepLoss
 from labkit.worker.probe import Probe
 
 

@@ -11,7 +11,8 @@ from labkit import words
 from labkit.files import write_json
 from labkit.record import Glance, RunReader
 from labkit.record.fold import NodeFold, NodeFolds
-from labkit.record.records import End, Header, Losses, Memory, Model, Report, Step, decode
+from labkit.record.losses import Losses
+from labkit.record.records import End, Header, Memory, Model, Report, Step, decode
 from labkit.record.table import rows
 
 SEVERAL = "n/a: several optimizers, each with its own loss"

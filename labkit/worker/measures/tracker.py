@@ -15,7 +15,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from labkit.record import Peak
-from labkit.worker.measures.weights import unpacked
+from labkit.worker.measures.step_loss import unpacked
 
 COMMUNICATION, TEMPORARY = Peak.CATEGORIES.index("communication"), Peak.CATEGORIES.index("temporary")
 COLLECTIVES = ("c10d", "_c10d_functional", "fsdp")

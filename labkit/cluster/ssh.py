@@ -1,6 +1,6 @@
 """Asks another host over ssh, or this one directly, and answers there: can a run be on it; begin its part of one.
 
-    python -m labkit.cluster.remote look | reach | begin      a JSON request on stdin, a JSON answer on stdout
+    python -m labkit.cluster.ssh look | reach | begin      a JSON request on stdin, a JSON answer on stdout
 
 The request travels through stdin, because a command line can be read by every user of the host.
 """
@@ -79,7 +79,7 @@ def is_address(host: str) -> bool:
 
 
 def ask(host: str, question: str, **request: Any) -> dict[str, Any]:
-    """The answer of `labkit.cluster.remote` on a host. Raises LaunchError with the message of ssh or the host."""
+    """The answer of `labkit.cluster.ssh` on a host. Raises LaunchError with the message of ssh or the host."""
     if is_this_host(host):
         return ANSWERS[question](**request)
     command = ["ssh", "-o", "BatchMode=yes", "-o", f"ConnectTimeout={CONNECT_SECONDS}", "--", host, _there(question)]
@@ -108,7 +108,7 @@ def _there(question: str) -> str:
     path = os.environ.get("PYTHONPATH")
     settings = ["env", f"PYTHONPATH={path}"] if path else []
     # -P: a `random.py` in the folder must not be imported instead of the standard library's
-    words = [*settings, sys.executable, "-P", "-m", "labkit.cluster.remote", question]
+    words = [*settings, sys.executable, "-P", "-m", "labkit.cluster.ssh", question]
     return f"cd {shlex.quote(str(Path.cwd()))} && exec {shlex.join(words)}"
 
 
