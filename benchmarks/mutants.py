@@ -160,14 +160,14 @@ MUTANTS = [
     ),
     Mutant(
         "the notice",
-        LAUNCHER + "watch.py",
+        LAUNCHER + "stalls.py",
         "stalled and set(stalled) != self._ranks:",
         "False:",
         ("test_stuck.py", "is_found and hang"),
     ),
     Mutant(
         "slow is not stuck",
-        LAUNCHER + "watch.py",
+        LAUNCHER + "stalls.py",
         "PATIENCE_SECONDS + 2 * self._step_seconds",
         "1.2",
         ("test_stuck.py", "slow"),
@@ -293,7 +293,7 @@ MUTANTS = [
     ),
     Mutant(
         "a name server that does not answer",
-        LAUNCHER + "watch.py",
+        LAUNCHER + "stalls.py",
         "SLOW_SECONDS = 2.0",
         "SLOW_SECONDS = 2000.0",
         ("test_host_names.py", "does_not_answer"),
