@@ -75,8 +75,12 @@ def serve(control: socket.socket) -> None:
 
 
 def _import_torch() -> None:
+    """Import once what every child needs, which takes longer than most answers."""
     gc.disable()  # the import allocates much and frees little: a fifth of its time
-    from labkit.worker import Tracker  # noqa: F401
+    import torch._dynamo  # noqa: F401, which the first optimizer imports
+
+    import labkit.planner.model.fake.fake_run
+    import labkit.planner.model.rehearsal  # noqa: F401
 
     gc.enable()
     gc.freeze()  # children share what is never collected
