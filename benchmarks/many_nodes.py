@@ -31,7 +31,7 @@ from labkit.files import read_json
 from labkit.host import HOST
 from labkit.launch_options import LaunchOptions
 from labkit.launcher.prepare import create_run, prepare_launch
-from labkit.launcher.torchrun import node_command
+from labkit.launcher.torchrun_command import node_command
 from labkit.record import Nodes, RunFolder, State
 
 HERE = Path(__file__).parent

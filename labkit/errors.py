@@ -9,8 +9,9 @@ LabError                  every error that labkit raises on purpose
 
 from __future__ import annotations
 
+import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, cast
 
 __all__ = ["LabError", "LaunchError", "RankFailedError", "RunFolderError", "ScriptError"]
@@ -22,6 +23,22 @@ class LabError(Exception):
     def _render_traceback_(self) -> list[str]:
         # IPython shows these lines instead of a traceback through labkit's code.
         return f"{type(self).__name__}: {self}".splitlines()
+
+
+def did_you_mean(name: str, choices: Iterable[str], also: Iterable[str] = ()) -> str:
+    """`; did you mean …? There are: …` for the message about an unknown name. `also`: choices that it does not list.
+    Case, spaces and punctuation do not count."""
+    import difflib
+
+    names = [choice for choice in choices if choice]
+    by_letters = {_letters(choice): choice for choice in (*names, *also)}
+    close = difflib.get_close_matches(_letters(name), by_letters, n=1, cutoff=0.5)
+    hint = f"; did you mean {by_letters[close[0]]!r}? There are: " if close else "; there are: "
+    return hint + (", ".join(names) or "none")
+
+
+def _letters(name: str) -> str:
+    return re.sub(r"[\W_]", "", name).lower()
 
 
 class ScriptError(LabError):

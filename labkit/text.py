@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
 from functools import lru_cache
 
 # Terminal escape sequences for colors and cursor movements, and other control characters.
@@ -82,15 +81,6 @@ def gib(size: float | None) -> str:
         if size >= unit:
             return f"{size / unit:,.{digits}f} {name}"
     return f"{size:.0f} B"
-
-
-def nearest(name: str, choices: Iterable[str], also: Iterable[str] = ()) -> str:
-    """`; did you mean …? There are: …` for an error message. `also`: choices that the message does not list."""
-    import difflib  # ranks use this module, too
-
-    names = [choice for choice in choices if choice]
-    close = difflib.get_close_matches(name, [*names, *also], n=1)
-    return (f"; did you mean {close[0]!r}? There are: " if close else "; there are: ") + (", ".join(names) or "none")
 
 
 @lru_cache(maxsize=4096)  # as many hosts

@@ -13,12 +13,11 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
-from difflib import get_close_matches
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from labkit.errors import LabError
+from labkit.errors import LabError, did_you_mean
 from labkit.export.points import Point, needs, no_records, not_written, points
 from labkit.rank_files import MARKER, NODE_MARKER
 from labkit.record import RunFolder, Step, rows
@@ -48,8 +47,7 @@ def export(folder: RunFolder, to: str, path: str | os.PathLike[str] | None, proj
 def check_format(to: str) -> None:
     """Raise LabError for a name that is not one of FORMATS."""
     if to not in FORMATS:
-        near = get_close_matches(str(to).lower(), FORMATS, n=1, cutoff=0.0)[0]
-        raise LabError(f"{to!r} is not an export format, expected {', '.join(FORMATS)}; did you mean {near!r}?")
+        raise LabError(f"{to!r} is not an export format{did_you_mean(str(to), FORMATS)}")
 
 
 def check_live(formats: str | Sequence[str] | None) -> list[str]:

@@ -25,9 +25,13 @@ if TYPE_CHECKING:
     from labkit.launcher.stopping import request_stop as request_stop  # asks the supervisors of a run to stop it
     from labkit.launcher.stopping import still_running as still_running  # what ranks of a run that is over left running
     from labkit.launcher.stopping import stop as stop  # stops a run and returns its final state
-    from labkit.launcher.torchrun import node_command as node_command  # what one host of a run on several executes
-    from labkit.launcher.torchrun import node_torchrun_command as node_torchrun_command  # torchrun for one node
-    from labkit.launcher.torchrun import recorded_environment as recorded_environment  # the variables on disk
-    from labkit.launcher.torchrun import without_leftovers as without_leftovers  # variables without another torchrun's
+    from labkit.launcher.torchrun_command import (
+        node_command as node_command,  # what one host of a run on several executes
+    )
+    from labkit.launcher.torchrun_command import node_torchrun_command as node_torchrun_command  # torchrun for one node
+    from labkit.launcher.torchrun_command import recorded_environment as recorded_environment  # the variables on disk
+    from labkit.launcher.torchrun_command import (
+        without_leftovers as without_leftovers,  # variables without another torchrun's
+    )
 else:
     __getattr__, __dir__ = face(__name__)

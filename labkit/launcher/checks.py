@@ -18,7 +18,7 @@ from typing import Any
 from labkit.errors import LaunchError
 from labkit.hardware import Hardware, install_for, torch_report, without_kernels
 from labkit.launch_options import LaunchOptions
-from labkit.launcher.torchrun import LEFTOVER_PREFIXES
+from labkit.launcher.torchrun_command import LEFTOVER_PREFIXES
 from labkit.version import TORCH_FLOOR, release_of
 from labkit.write import Script, is_composed, options_of
 

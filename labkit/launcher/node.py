@@ -45,7 +45,7 @@ from labkit.launcher.shutdown import LEFT_SECONDS, Leftovers
 from labkit.launcher.stalls import Progress
 from labkit.launcher.stopping import SAVING_SECONDS, StopRequest
 from labkit.launcher.supervisor import Supervisor, prepare
-from labkit.launcher.torchrun import rank_environment
+from labkit.launcher.torchrun_command import rank_environment
 from labkit.rank_files import HOST, MODULES, NODE_MARKER
 from labkit.record import Cause, Node, NodeFold, Nodes, RunFolder, State
 

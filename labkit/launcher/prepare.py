@@ -26,7 +26,7 @@ from labkit.files import Json, is_a, removed_on_failure, write_json
 from labkit.hardware import Hardware, check_interface, hardware, platform_name
 from labkit.launch_options import LaunchOptions
 from labkit.launcher import checks
-from labkit.launcher.torchrun import (
+from labkit.launcher.torchrun_command import (
     assignments,
     guest_node_command,
     node_torchrun_command,

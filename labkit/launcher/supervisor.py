@@ -33,7 +33,7 @@ from labkit.launcher.rank_processes import Programs
 from labkit.launcher.shutdown import Leftovers, Shutdown, torchrun_seconds
 from labkit.launcher.stalls import SURVIVOR_SECONDS, Closing, FirstRank, HostNames, Progress, Stalls
 from labkit.launcher.stopping import SAMPLER, StopRequest, processes_of, request_in_words, requested, sweep
-from labkit.launcher.torchrun import TORCHRUN, attempt_command, marked
+from labkit.launcher.torchrun_command import TORCHRUN, attempt_command, marked
 from labkit.launcher.warm.fork import ForkedTorchrun, import_torchrun
 from labkit.launcher.warm.process import ROOM, can_show, show_command
 from labkit.place import OpenFolder

@@ -16,11 +16,10 @@ import csv
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from difflib import get_close_matches
 from pathlib import Path
 from typing import TypeVar
 
-from labkit.errors import LaunchError
+from labkit.errors import LaunchError, did_you_mean
 from labkit.hardware import FP8, SYMMETRIC_MEMORY, Hardware, hardware
 
 T = TypeVar("T")
@@ -232,12 +231,11 @@ def device_named(name: str | None) -> Device:
         return this_machine(hardware())
     if preset := _preset(name):
         return preset
-    known = {_plain(name): name for name in (*(d.name for d in DEVICES), *(service.title() for service in LENT))}
     kind = re.sub(r"^\d+x", "", _plain(name))
-    matches = [d.name for d in DEVICES if d.name.lower().startswith(f"{kind} ")]
-    near = get_close_matches(kind, known, n=1, cutoff=0.0)[0]
-    hint = f"use {' or '.join(matches)}" if matches else f"the closest name is {known[near]}"
-    raise LaunchError(f"unknown device {name!r}; {hint}. Known devices: {', '.join([*known.values(), THIS_MACHINE])}")
+    if matches := [d.name for d in DEVICES if d.name.lower().startswith(f"{kind} ")]:
+        raise LaunchError(f"there are several devices {name!r}; use {' or '.join(matches)}")
+    known = [*(d.name for d in DEVICES), *(service.title() for service in LENT), THIS_MACHINE]
+    raise LaunchError(f"unknown device {name!r}{did_you_mean(kind, known)}")
 
 
 def devices_named(text: str | None) -> tuple[int | None, Device]:

@@ -11,10 +11,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from difflib import get_close_matches
 from math import isfinite
 
-from labkit.errors import LaunchError
+from labkit.errors import LaunchError, did_you_mean
 from labkit.planner.data_sheets import Device
 from labkit.planner.layout import Layout
 
@@ -71,11 +70,7 @@ def bandwidth_of(network: str | float) -> float:
         name = _plain(match[2]) if match else ""
         if match and name in known and int(match[1] or 1):
             return int(match[1] or 1) * known[name] * 1e9 / 8
-        near = get_close_matches(name, [_plain(each) for each in PRESETS], n=1, cutoff=0.0)[0]
-        nearest = next(each for each in PRESETS if _plain(each) == near)
-        raise LaunchError(
-            f"unknown network {network!r}; the closest name is {nearest!r}. Known networks: {', '.join(PRESETS)}"
-        )
+        raise LaunchError(f"unknown network {network!r}{did_you_mean(name, PRESETS)}")
     if isinstance(network, bool) or not isinstance(network, int | float) or not isfinite(network) or network < 1e6:
         raise LaunchError(f"network must be a name such as '100GbE' or bits per second such as 100e9, got {network!r}")
     return network / 8

@@ -12,11 +12,11 @@ from typing import Any, SupportsIndex, TypeVar, overload
 
 from labkit import words
 from labkit.arguments import ZeroOrMore, checked
-from labkit.errors import LabError
+from labkit.errors import LabError, did_you_mean
 from labkit.files import finite
 from labkit.metric_names import is_lower_better, parted
 from labkit.record import Glance, Manifest, State
-from labkit.text import escaped, nearest, plain
+from labkit.text import escaped, plain
 from labkit.view.charts.images import as_image, spark_svg, spark_text
 from labkit.view.tables import GAP, WIDEST
 
@@ -68,7 +68,7 @@ def sorted_by(name: str, runs: Sequence[T], keys: Sequence[SortKeys]) -> list[T]
     """The runs by one of their `keys`, those without it last. Raises LabError if none has it."""
     known = dict.fromkeys(each for run_keys in keys for each in run_keys)
     if runs and name not in known:
-        raise LabError(f"cannot sort by {name!r}{nearest(name, known)}")
+        raise LabError(f"cannot sort by {name!r}{did_you_mean(name, known)}")
     order = sorted(range(len(runs)), key=lambda i: (name not in keys[i], keys[i].get(name)))
     return [runs[i] for i in order]
 

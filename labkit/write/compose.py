@@ -9,8 +9,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
 
-from labkit.errors import ScriptError
-from labkit.text import nearest
+from labkit.errors import ScriptError, did_you_mean
 from labkit.write.cells import Cell, ScriptText, split_cells
 
 SAME_AS = re.compile(r"# of (?P<file>\w+\.py)")  # the whole text of a cell that is a copy of a sibling file's
@@ -146,7 +145,7 @@ def _named(parts: Library, kind: str, name: str) -> Part:
             }
             raise ScriptError(f"{name!r} is not {_article(kind)} but {_article(other)}: {how[other]}")
     what = "script" if kind == "strategy" else kind
-    raise ScriptError(f"no {what} named {name!r}{nearest(name, kinds[kind])}")
+    raise ScriptError(f"no {what} named {name!r}{did_you_mean(name, kinds[kind])}")
 
 
 def _article(kind: str) -> str:

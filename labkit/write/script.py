@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from labkit.arguments import Expected, checked
-from labkit.errors import ScriptError
+from labkit.errors import ScriptError, did_you_mean
 from labkit.files import LARGEST_BYTES, decoded, is_a
-from labkit.text import nearest
 from labkit.write.cells import Cell, ScriptText, is_python, split_cells
 from labkit.write.compose import BYTES, compose, library, script_names
 from labkit.write.contract import aliased, as_cell, check_names, check_replacement, with_definition
@@ -189,7 +188,7 @@ class Script(ScriptText):
             raise ScriptError(f"no cell is titled {key!r}, an option of the script: pass it to launch({key}=…)")
         problem = "several cells are" if titled else "no cell is"
         defined = [name for cell in self.parts for name in cell.definitions]
-        raise ScriptError(f"{problem} titled {key!r}{nearest(key, self.cells, defined)}")
+        raise ScriptError(f"{problem} titled {key!r}{did_you_mean(key, self.cells, defined)}")
 
     def check(self) -> None:
         """Raise ScriptError when the script cannot run: a syntax error (with its cell and line), or a cell that uses a

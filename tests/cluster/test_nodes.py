@@ -20,7 +20,7 @@ import labkit
 from labkit.launch_options import LaunchOptions
 from labkit.launcher.prepare import create_run, prepare_launch
 from labkit.launcher.stopping import stop
-from labkit.launcher.torchrun import node_command
+from labkit.launcher.torchrun_command import node_command
 from labkit.record import Nodes, RunFolder, RunReader, State
 
 FAULTY = SCRIPTS / "faulty.py"

@@ -175,8 +175,8 @@ def test_a_strategy_of_the_users_own_is_rehearsed():
             {"nproc_per_node": 3},
             "global_batch_size=64 cannot be split evenly into 3 data ranks x 1 micro-batches",
         ),
-        ("ddp", {"device": "2xT5"}, "unknown device '2xT5'; the closest name is T4"),
-        ("ddp", {"device": "T5"}, "unknown device 'T5'; the closest name is T4"),
+        ("ddp", {"device": "2xT5"}, "unknown device '2xT5'; did you mean 'T4'"),
+        ("ddp", {"device": "T5"}, "unknown device 'T5'; did you mean 'T4'"),
         ("ddp", {"nproc_per_node": 0}, "nproc_per_node must be"),
         ("ddp", {"nproc_per_node": "many"}, "nproc_per_node must be"),
         (

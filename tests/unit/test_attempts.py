@@ -19,7 +19,7 @@ from labkit.files import write_json
 from labkit.launcher.causes import failure_advice
 from labkit.launcher.causes.failure_advice import disk_advice, fragmented, memory_advice
 from labkit.launcher.causes.sentences import memory_in_words
-from labkit.launcher.torchrun import attempt_command
+from labkit.launcher.torchrun_command import attempt_command
 from labkit.record import RunFolder, RunReader, State
 from labkit.record.folder import RESERVE_BYTES
 from labkit.record.table import rows

@@ -51,14 +51,21 @@ def test_several_devices_are_counted(text, count, name):
     assert (found, device.name) == (count, name)
 
 
-@pytest.mark.parametrize("name", ["TPU", "RTX 2080", "NVIDIA A16", "0xT4"])
-def test_an_unknown_device_is_refused_with_the_nearest_and_all_there_are(name):
-    with pytest.raises(LaunchError, match=f"unknown device '{name}'; the closest name is .*T4, P100, L4"):
+@pytest.mark.parametrize(
+    ("name", "near"),
+    [
+        ("Quantum", "; there"),
+        ("RTX 3091", "; did you mean 'RTX 3090'. There"),
+        ("0xT4", "; did you mean 'T4'. There"),
+    ],
+)
+def test_an_unknown_device_is_refused_with_the_nearest_and_all_there_are(name, near):
+    with pytest.raises(LaunchError, match=f"unknown device '{name}'{near} are: T4, P100, L4"):
         device_named(name)
 
 
 def test_a_service_is_named_if_it_is_the_nearest():
-    with pytest.raises(LaunchError, match="closest name is Kaggle"):
+    with pytest.raises(LaunchError, match="did you mean 'Kaggle'"):
         device_named("Kaggel")
 
 

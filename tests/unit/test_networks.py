@@ -49,7 +49,7 @@ def test_what_is_no_network_is_refused_in_one_sentence(name):
 
 
 def test_the_nearest_network_is_named():
-    with pytest.raises(LaunchError, match="the closest name is '100GbE'"):
+    with pytest.raises(LaunchError, match="did you mean '100GbE'"):
         bandwidth_of("100G")
 
 

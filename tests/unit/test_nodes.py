@@ -13,7 +13,7 @@ import pytest
 
 import labkit
 from labkit import run as run_module
-from labkit.cluster import hosts, remote
+from labkit.cluster import hosts, ssh
 from labkit.cluster.hosts import _ranks
 from labkit.errors import LaunchError
 from labkit.files import is_deleted, write_json
@@ -30,7 +30,7 @@ from labkit.launcher.peers import Peer
 from labkit.launcher.prepare import create_run, prepare_launch
 from labkit.launcher.stalls import Progress
 from labkit.launcher.supervisor import Supervisor
-from labkit.launcher.torchrun import guest_node_command, node_command, rank_environment
+from labkit.launcher.torchrun_command import guest_node_command, node_command, rank_environment
 from labkit.record import Cause, Nodes, ScriptFacts, State
 from labkit.record.nodes import Node
 from labkit.record.state import merged
@@ -367,17 +367,17 @@ def test_a_job_that_is_requeued_does_not_start_a_run_that_was_stopped(run, capsy
 @pytest.mark.parametrize("hosts", ["hA,hB", [], None, ["-oProxyCommand=x"], ["hA", "h;B"], ["h B"], [3], ["a@-b"]])
 def test_what_is_no_name_of_a_host_is_refused(hosts):
     with pytest.raises(LaunchError, match="host"):
-        remote.check_names(hosts)
+        ssh.check_names(hosts)
 
 
 def test_names_that_ssh_takes_are_taken():
     names = ["hA", "user@node-1.cluster.edu", "10.0.0.1", "fe80::1"]
-    assert remote.check_names(names) == names
+    assert ssh.check_names(names) == names
 
 
 def test_this_machine_is_known_by_its_names():
-    assert all(remote.is_this_host(name) for name in ("localhost", "127.0.0.1", socket.gethostname()))
-    assert not remote.is_this_host("no.such.host.invalid")
+    assert all(ssh.is_this_host(name) for name in ("localhost", "127.0.0.1", socket.gethostname()))
+    assert not ssh.is_this_host("no.such.host.invalid")
 
 
 def test_an_ssh_that_a_busy_jump_host_closed_is_tried_again(tmp_path, monkeypatch):
@@ -389,7 +389,7 @@ def test_an_ssh_that_a_busy_jump_host_closed_is_tried_again(tmp_path, monkeypatc
     fake.chmod(0o700)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
 
-    assert remote.ask("no.such.host.invalid", "reach", address="10.0.0.1") == {"from": "10.0.0.2"}
+    assert ssh.ask("no.such.host.invalid", "reach", address="10.0.0.1") == {"from": "10.0.0.2"}
 
 
 @pytest.mark.parametrize(
@@ -403,7 +403,7 @@ def test_an_ssh_that_a_busy_jump_host_closed_is_tried_again(tmp_path, monkeypatc
     ],
 )
 def test_what_ssh_says_is_put_into_words(code, errors, says):
-    assert re.search(says, remote._why("hB", code, errors))
+    assert re.search(says, ssh._why("hB", code, errors))
 
 
 def machine(*gpus):
@@ -424,9 +424,9 @@ def test_hosts_that_differ_need_a_number_of_ranks():
 def test_a_host_says_whether_it_sees_the_folder_of_runs(tmp_path, monkeypatch):
     beacon = tmp_path / "beacon"
     monkeypatch.setenv("SSH_CONNECTION", "10.0.0.9 5000 10.0.0.2 22")
-    assert not remote.look(str(beacon))["sees_runs"]
+    assert not ssh.look(str(beacon))["sees_runs"]
     beacon.touch()
-    seen = remote.look(str(beacon))
+    seen = ssh.look(str(beacon))
     assert (seen["sees_runs"], seen["address"]) == (True, "10.0.0.2")
 
 
@@ -455,10 +455,10 @@ def test_gpus_that_a_run_holds_on_a_host_are_not_given_to_another(run, folder, m
     manifest = json.loads(run.manifest.read_text())
     write_json(run.manifest, manifest | {"gpus": ["0", "1"]})
     with pytest.raises(LaunchError, match=r"uses GPU 0, 1\. Wait for it"):
-        remote.begin(str(run.path), 0, ["true"], {})
-    monkeypatch.setattr(remote, "BEGINNING_SECONDS", 0.0)
+        ssh.begin(str(run.path), 0, ["true"], {})
+    monkeypatch.setattr(ssh, "BEGINNING_SECONDS", 0.0)
     with pytest.raises(LaunchError, match="has not started"):
-        remote.begin(str(run.path), 0, ["sleep", "9"], {"LABKIT_SHARE_GPUS": "1"})
+        ssh.begin(str(run.path), 0, ["sleep", "9"], {"LABKIT_SHARE_GPUS": "1"})
 
 
 @pytest.mark.parametrize(
@@ -502,10 +502,10 @@ def test_runs_whose_gpus_torch_cannot_tell_apart_are_refused_with_its_failure_fa
 
 
 def test_a_part_of_a_run_that_does_not_begin_in_time_is_not_left_to_begin_later(run, monkeypatch):
-    monkeypatch.setattr(remote, "BEGINNING_SECONDS", 0.3)
+    monkeypatch.setattr(ssh, "BEGINNING_SECONDS", 0.3)
     began = time.time()
     with pytest.raises(LaunchError, match="the supervisor of its ranks has not started"):
-        remote.begin(str(run.path), 0, ["sleep", "60"], {})
+        ssh.begin(str(run.path), 0, ["sleep", "60"], {})
     assert not [p for p in psutil.Process().children() if p.create_time() >= began - 1]
 
 
@@ -514,7 +514,7 @@ def commands():
 
 
 def test_an_interrupt_while_hosts_start_leaves_nothing_of_the_run(runs_dir, monkeypatch):
-    asked = remote.ask
+    asked = ssh.ask
 
     def interrupted(host, question, **request):
         answer = asked(host, question, **request)
@@ -535,4 +535,4 @@ def test_an_interrupt_while_hosts_start_leaves_nothing_of_the_run(runs_dir, monk
 
 def test_a_node_is_not_started_where_the_run_folder_is_missing(tmp_path):
     with pytest.raises(LaunchError, match="runs_dir must be on a file system that all hosts share"):
-        remote.begin(str(tmp_path / "run"), 0, ["true"], {})
+        ssh.begin(str(tmp_path / "run"), 0, ["true"], {})

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from labkit.launch_options import LaunchOptions
 from labkit.launcher.prepare import create_run, prepare_launch
-from labkit.launcher.torchrun import (
+from labkit.launcher.torchrun_command import (
     NCCL_DUMPS,
     marked,
     node_command,

@@ -9,7 +9,7 @@ from functools import cached_property
 from pathlib import Path
 
 from labkit.files import in_parallel, number, read_json, read_object, read_source, tail_text
-from labkit.launcher.causes.stacks import Call, calls_of
+from labkit.launcher.causes.collectives import Call, calls_of
 from labkit.launcher.peers import Outcome
 from labkit.record import Manifest, Node, Nodes, Place, RankHistory, RunFolder
 from labkit.text import first_line, last_line, shortened

@@ -15,9 +15,10 @@ from pathlib import Path
 
 from labkit.files import finite, in_parallel, number, read_object, tail_text
 from labkit.launcher.causes import sentences
+from labkit.launcher.causes.collectives import disagreement
 from labkit.launcher.causes.evidence import LAST_WORDS_BYTES, Evidence, Failure
 from labkit.launcher.causes.failure_advice import BLOCKING, DETAIL, FIREWALL, disk_advice, fragmented, memory_advice
-from labkit.launcher.causes.stacks import crash_frames, disagreement
+from labkit.launcher.causes.stacks import crash_frames
 from labkit.launcher.peers import MEETING_SECONDS
 from labkit.record import Cause, End, Node, Nodes, RankHistory, RunFolder, StateName
 from labkit.text import last_line

@@ -8,9 +8,9 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
+from labkit.launcher.causes.collectives import Call
 from labkit.launcher.causes.evidence import Failure
 from labkit.launcher.causes.failure_advice import fragmented
-from labkit.launcher.causes.stacks import Call
 from labkit.record import Place, RankHistory
 from labkit.text import first_line, gib
 

@@ -13,8 +13,9 @@ from typing import Any
 
 from labkit.files import lines_of, read_source
 from labkit.launcher.causes.background_errors import background_errors
+from labkit.launcher.causes.collectives import absent, disagreement, mutual_waiting, waits_in
 from labkit.launcher.causes.sentences import disagreed, ranks_in_words
-from labkit.launcher.causes.stacks import RankStack, absent, ask, disagreement, mutual_waiting, threads, waits_in
+from labkit.launcher.causes.stacks import RankStack, ask, threads
 from labkit.record import RunFolder
 from labkit.text import escaped, in_lines, plain
 from labkit.write import Script

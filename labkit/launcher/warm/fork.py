@@ -23,7 +23,7 @@ from typing import Any, NoReturn
 
 import psutil
 
-from labkit.launcher.torchrun import TORCHRUN
+from labkit.launcher.torchrun_command import TORCHRUN
 from labkit.launcher.warm.process import Become, can_show, guest_code, receive, send, show_command, show_variables
 from labkit.rank_files import MARKER, NODE_MARKER
 
