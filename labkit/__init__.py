@@ -13,13 +13,13 @@ if TYPE_CHECKING:
     from labkit.batch_jobs import submit as submit  # hands a training to Slurm
     from labkit.checking import check as check  # finds mistakes in a script without running it
     from labkit.data import fetch as fetch  # downloads a file once, and verifies it
-    from labkit.errors import LabError as LabError  # what every error of labkit's is
+    from labkit.errors import LabError as LabError  # the base of labkit's errors
     from labkit.errors import LaunchError as LaunchError  # a training could not be launched
     from labkit.errors import RankFailedError as RankFailedError  # a rank failed; carries the cause
     from labkit.errors import RunFolderError as RunFolderError  # a run's folder cannot be used
     from labkit.errors import ScriptError as ScriptError  # a script cannot be read, composed or launched
     from labkit.launching import launch as launch  # starts a training with torchrun and returns at once
-    from labkit.machine import doctor as doctor  # what this machine has, and what will go wrong on it
+    from labkit.machine import doctor as doctor  # reports what this machine has, and what will go wrong on it
     from labkit.planner import Plan as Plan  # what `plan` returns
     from labkit.planner import plan as plan  # predicts memory and time of a training
     from labkit.run import Run as Run  # one training, from its folder on disk

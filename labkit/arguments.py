@@ -1,7 +1,7 @@
-"""Checks arguments against their annotations: one of a wrong type is a LabError in one sentence, before anything else.
+"""Checks arguments against their annotations: a value of a wrong type raises a LabError before anything else happens.
 
 `@checked()` does so for a function, `check_argument` for a field of options. A type alone often says too little:
-`Annotated[int, Expected("an integer, at least 1", …)]` has the words and the test.
+`Annotated[int, Expected("an integer, at least 1", …)]` adds the words and the test.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Parameters: TypeAlias = Mapping[str, Value]
 
 P = ParamSpec("P")
 R = TypeVar("R")
-SHORT = reprlib.Repr()  # of a value in a message
+SHORT = reprlib.Repr()  # shortens a value in a message
 SHORT.maxother = SHORT.maxstring = SHORT.maxlong = 200  # characters
 
 
@@ -48,8 +48,8 @@ WORDS = {str: "text", int: "an integer", float: "a number", bool: "True or False
 
 
 def checked(error: type[LabError] = LabError) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """A decorator: the function first checks its arguments, and raises this error. Annotations that only a type checker
-    can read are ignored."""
+    """A decorator that makes a function check its arguments first, and raise this error. Annotations that only a type
+    checker can read are ignored."""
     return lambda function: _checked(function, error)
 
 
@@ -80,7 +80,7 @@ def _checked(function: Callable[P, R], error: type[LabError]) -> Callable[P, R]:
 def check_argument(
     name: str, value: Any, annotation: Any, expected: str | None = None, error: type[LabError] = LabError
 ) -> None:
-    """Raises the error unless the value has the annotated type; `expected` is that in words."""
+    """Raise the error unless the value has the annotated type, which `expected` says in words."""
     if not _fits(value, annotation):
         raise error(f"{name} must be {expected or _in_words(annotation)}, got {_shown(value)}")
 

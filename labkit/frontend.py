@@ -18,7 +18,7 @@ Ui = Literal["svg", "display", "static", "text"]
 CHOICES = ("svg", "display", "static", "text")
 BROKEN_KERNELS = ("7.0.0", "7.0.1")  # ipykernel releases in which a thread cannot update a widget
 LONGEST_PERIOD_SECONDS = 5.0  # between two drawings of a live view
-SHARE_OF_A_CORE = 0.02  # that drawing it may take
+SHARE_OF_A_CORE = 0.02  # the most that drawing it may take
 STRIKES = 3  # failures in a row after which it is given up
 # jupyter_server, VS Code and Colab set them for the kernels they start; papermill and nbclient do not.
 INTERACTIVE_MARKS = ("JPY_SESSION_NAME", "VSCODE_PID", "VSCODE_CWD", "COLAB_RELEASE_TAG")
@@ -111,7 +111,7 @@ class LiveView:
         self._thread = threading.Thread(target=self._watch, name=f"labkit {name}", daemon=True)
 
     def _draw(self) -> bool:
-        """Draw what is new; returns whether it was the last time."""
+        """Draw what is new; return whether it was the last time."""
         raise NotImplementedError
 
     def _bundle(self) -> dict[str, str]:
@@ -195,7 +195,7 @@ class Shown:
         self._show(self.status())
 
     def _show(self, state: Any) -> None:
-        """Display it, knowing its state, which takes a look at every node."""
+        """Display it in this state, because asking for the state looks at every node."""
         from IPython.display import display
 
         self._shown_in = execution_count()

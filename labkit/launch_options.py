@@ -33,7 +33,7 @@ def flag(help: str | None = None, *, expected: str | None = None, **argparse_opt
 
 @dataclass(frozen=True, kw_only=True)
 class CallOptions:
-    """The base of LaunchOptions and JobOptions. Raises LaunchError for a value that has not the type of its field."""
+    """The base of LaunchOptions and JobOptions. Raises LaunchError for a value that is not of its field's type."""
 
     def __post_init__(self) -> None:
         types = get_type_hints(type(self), include_extras=True)

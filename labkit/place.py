@@ -46,13 +46,13 @@ def belongs_to_another_user(folder: Path) -> bool:
 
 
 def check_own(folder: Path, id: str, what: str) -> None:
-    """The folder of a run belongs to this user. `what` continues "only its owner can". Raises RunFolderError."""
+    """Raise RunFolderError unless the folder belongs to this user; `what` continues "only its owner can"."""
     if belongs_to_another_user(folder):
         raise RunFolderError(plain(f"{id} belongs to another user; only its owner can {what}"))
 
 
 def check_original(folder: Path, original: Path | None) -> None:
-    """The folder is not a copy of an `original` (see `original_of`). Raises RunFolderError."""
+    """Raise RunFolderError if the folder is a copy of an `original` (see `original_of`)."""
     if original:
         raise RunFolderError(
             plain(f"{folder} is a copy, from which nothing can be reached; use the original, {original}")
@@ -75,8 +75,8 @@ class OpenFolder:
 
 
 def path_of(which: Any, kind: str, holds_one: Callable[[Path], bool]) -> Path | None:
-    """The path that `which` is: an object of a path's class, or the text of the path of a run or sweep; None for any
-    other text. Raises RunFolderError for anything else, and for a blank text."""
+    """The path, if `which` is one: a path object, or the text of the path of a run or sweep; None for any other
+    text. Raises RunFolderError for anything else, and for a blank text."""
     is_path = isinstance(which, os.PathLike) and isinstance(os.fspath(which), str)
     if not is_path and not (isinstance(which, str) and which.strip()):
         raise RunFolderError(f"a {kind} is identified by its id, a part of it, a path, or 'latest'; got {which!r}")

@@ -82,7 +82,7 @@ class RankFile:
         return os.pread(self.descriptor, size, 0)
 
     def let_go(self) -> None:
-        """In a forked child: what is written from now on goes nowhere, also what faulthandler writes."""
+        """Discard what a forked child writes from now on, also what faulthandler writes."""
         if self._status() == self._identity:
             os.close(self.descriptor)
         self.path = os.devnull

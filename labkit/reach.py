@@ -120,7 +120,7 @@ class Reachable:
         ends first."""
         attempt = self.folder.latest
         events = Records(attempt.events)
-        for _ in events.chunks():  # those of before
+        for _ in events.chunks():  # the earlier ones
             pass
         self._set_breakpoint(condition, resume=True)
         for event in self._new_records(events, attempt, f"{condition} was true"):

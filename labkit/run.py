@@ -94,7 +94,7 @@ class Run(Shown, Reachable):
 
     @cached_property
     def _reader(self) -> RunReader:
-        """Reads every record only once."""
+        """The reader of this run, which reads every record only once."""
         return RunReader(self.folder)
 
     @property

@@ -223,7 +223,7 @@ def _is_nccl(event: _Event) -> bool:
 
 
 def _on_host(rank: int, phases: list[Span], on_main: list[_Event], sent: list[tuple[str, str, _Event]]) -> list[Span]:
-    """Phases without the main thread's waits: time that is marked, or without an operator during communication."""
+    """The phases without the main thread's waits, which are marked, or have no operator during communication."""
     busy = union((e.start, e.end) for e in on_main if e.category == "cpu_op" and not _talks(e))
     marked = union((e.start, e.end) for e in on_main if _is_wait(e))
     in_flight = union((e.start, e.end) for _, _, e in sent)

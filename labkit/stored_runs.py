@@ -49,7 +49,7 @@ def unfinished_launches(
 
 
 def _folders_in(root: Path) -> list[str]:
-    """Their names; symbolic links are not followed."""
+    """The names of the folders in `root`; symbolic links are not followed."""
     try:
         with os.scandir(root) as entries:
             return [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
@@ -62,7 +62,7 @@ def _holds_a_run(path: Path) -> bool:
 
 
 def _launch_order(root: Path, name: str) -> tuple[str, int] | None:
-    """None if the folder holds no run. run.json is written once, at launch: its time orders runs of the same second."""
+    """A sort key; None without a run. The time of run.json, written once, at launch, orders runs of the same second."""
     try:
         status = os.lstat(f"{root}/{name}/run.json")
     except (OSError, ValueError):

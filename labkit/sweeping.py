@@ -294,7 +294,7 @@ class Sweep(Shown):
             time.sleep(POLL_SECONDS)
 
     def _has_ended(self, result: Result, final: bool) -> bool:
-        """Whether no more is to come of a point: under successive halving another rung may."""
+        """Whether a point has ended for good: under successive halving it may go on to another rung."""
         return not result.is_pending and (final or not self._results.manifest.rungs)
 
     def _line(self, result: Result) -> str:
@@ -305,7 +305,7 @@ class Sweep(Shown):
         return " · ".join([*parts, *([result.why.partition("\n")[0]] if result.why else [])])
 
     def _raise_failure(self, results: list[Result]) -> None:
-        """Raise the first failure, for all points."""
+        """Raise the first failure as the reason why no point succeeded."""
         first = next((result for result in results if result.state in ("failed", "lost")), None)
         if first is not None:
             raise RankFailedError(

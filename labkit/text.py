@@ -28,7 +28,7 @@ def escaped(text: str) -> str:
 
 
 def framed(html: str) -> str:
-    """The HTML as every view of labkit's is set: its font, its size, at most so wide."""
+    """The HTML in the font, the size and the greatest width of every view of labkit's."""
     return f'<div style="font-family:system-ui,sans-serif;font-size:13px;line-height:1.5;max-width:760px">{html}</div>'
 
 
@@ -83,7 +83,7 @@ def gib(size: float | None) -> str:
     return f"{size:.0f} B"
 
 
-@lru_cache(maxsize=4096)  # as many hosts
+@lru_cache(maxsize=4096)  # for as many hosts
 def slug(name: str) -> str:
     """`name` reduced to characters that are safe in a file name on every system, never empty or hidden."""
     return re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip(".-_")[:60] or "run"
