@@ -5,7 +5,7 @@ from labkit.faces import face
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from labkit.checking.checker import check as check  # finds the mistakes in a script, or in a migration
-    from labkit.checking.checker import warn as warn  # warns on stderr, before a launch, of what hangs or is wrong
+    from labkit.checking.checker import warn as warn  # warns on stderr, before a launch, of what may hang or be wrong
     from labkit.checking.facts import facts_of as facts_of  # the facts of a script, read from its text
     from labkit.checking.findings import Findings as Findings  # what `check` returns; displays itself
     from labkit.checking.source import files_in as files_in  # lists the scripts and notebooks below a folder

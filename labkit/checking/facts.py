@@ -1,4 +1,4 @@
-"""Reads what a script shards, wraps and uses from its text at the launch, which `run.json` keeps as `facts`.
+"""Reads from a script's text, at the launch, what it shards, wraps and uses, which `run.json` keeps as `facts`.
 
 A fact that the text does not settle is None: the script may import it from a module of the user's, or leave it to a
 framework's settings.
@@ -14,7 +14,7 @@ from labkit.checking.syntax.tree import FRAMEWORKS, WRAPPERS, Tree, tree_of
 from labkit.record import ScriptFacts
 
 MOST_BYTES = 200_000  # a tree takes about 20 ms per 1,000 lines; it must not delay a launch
-# Which strategy the names that a script imports or calls belong to.
+# The strategies that names belong to, which a script imports or calls.
 STRATEGIES = {
     "torch.distributed.tensor": "tensor_parallel",
     "torch.distributed._tensor": "tensor_parallel",
@@ -22,14 +22,14 @@ STRATEGIES = {
     "torch.distributed._composable": "fsdp2",
     "torch.distributed.optim.ZeroRedundancyOptimizer": "zero1",
 }
-# What divides a model by hand.
+# Functions with which a script divides a model by hand.
 DIVIDING = re.compile(
     r"torch\.distributed\.(all_gather|all_to_all|batch_|i?recv|i?send|nn|reduce_scatter|rpc|scatter|_)"
 )
 REPLICATED = {"ddp", "zero1"}
 CHECKPOINTING = ("torch.utils.checkpoint", "torch.distributed.algorithms._checkpoint")
 CHECKPOINTING_WORDS = {"gradient_checkpointing", "gradient_checkpointing_enable"}
-# A script that imports nothing else is all that trains.
+# A script that imports only these leaves nothing to a framework or to modules of the user's.
 COMPLETE = {"torch", "torchvision", "numpy"} | sys.stdlib_module_names - {"importlib", "runpy"}
 
 

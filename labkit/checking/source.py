@@ -138,7 +138,7 @@ def _notebook(path: Path) -> Source:
 
 
 def _python(lines: list[str]) -> list[str] | None:
-    """A cell's lines without IPython syntax; none if the cell is in another language; None if it is not Python."""
+    """A cell's lines without IPython syntax; no lines if the cell is in another language; None if it is not Python."""
     if RUNS_ITS_CELL.match(lines[0]):
         lines = ["pass", *lines[1:]]
     if lines[0].startswith("%%"):

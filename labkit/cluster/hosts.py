@@ -142,7 +142,7 @@ def _ranks(names: list[str], machines: list[Hardware], wanted: int | str, backen
 
 def _head_address(names: list[str], looks: list[dict[str, Any]]) -> str:
     """An address of the first host that the others can reach: the one that was given, the one that ssh reached it by,
-    or that of the route from here to the others. /etc/hosts would do only where it is right."""
+    or that of the route from here to the others. /etc/hosts helps only where it is right."""
     head = _host(names[0])
     if is_address(head) and not is_loopback(head):
         return head
@@ -153,7 +153,7 @@ def _head_address(names: list[str], looks: list[dict[str, Any]]) -> str:
 
 
 def _address_by_name(names: list[str]) -> str:
-    """The same, determined on this machine alone. Raises LaunchError for a loopback address."""
+    """As `_head_address`, but found on this machine alone. Raises LaunchError for a loopback address."""
     heads = [_host(name) for name in names]
     others = [host for host in heads if not is_this_host(host)]
     if not others:

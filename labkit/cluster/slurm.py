@@ -75,7 +75,7 @@ class Job:
 
 
 _answers: dict[str, tuple[float, Job | None]] = {}  # by id: (valid until, answer)
-ANY = ""  # the id for: no query until then, because Slurm did not answer
+ANY = ""  # the key of the time until which Slurm is not asked about any job, because it did not answer
 
 
 def is_installed() -> bool:

@@ -1,4 +1,4 @@
-"""Asks another host over ssh, or this one directly, and answers there: can a run be on it; begin its part of one.
+"""Asks another host over ssh, or this one directly, whether a run can be on it, or to begin its part; answers there.
 
     python -m labkit.cluster.ssh look | reach | begin      a JSON request on stdin, a JSON answer on stdout
 

@@ -101,7 +101,7 @@ class Kaggle:
 
 @dataclass(frozen=True)
 class Preflight:
-    """How ranks were tried to communicate, in words and when, and the variables with which they can, None if not."""
+    """What a trial of the ranks' communication showed, when, and the variables with which it works, None if none."""
 
     said: str
     env: Mapping[str, str] | None
@@ -152,7 +152,7 @@ class MachineFacts:
 
     @property
     def is_wsl(self) -> bool:
-        """Of either version."""
+        """Whether this is WSL, of either version."""
         return self.hardware.platform == "wsl2"
 
     def to_json(self) -> dict[str, Json]:
