@@ -95,7 +95,7 @@ def write_csv(folder: RunFolder, path: Path) -> Path:
 
 
 def write_parquet(folder: RunFolder, path: Path) -> Path:
-    """The same; what was not recorded is null. A column of text and numbers is text."""
+    """As `write_csv`, but what was not recorded is null. A column of text and numbers is text."""
     with needs("pyarrow"):
         import pyarrow as pa
         from pyarrow import parquet

@@ -48,7 +48,7 @@ def main() -> None:
 
 
 def _wait(folder: RunFolder, seconds: float) -> None:
-    """Until so much time has passed, or the run has ended."""
+    """Wait for some seconds, or until the run has ended."""
     until = time.monotonic() + seconds
     while time.monotonic() < until and not State.read(folder).is_final:
         time.sleep(POLL_SECONDS)

@@ -18,7 +18,7 @@ from labkit.words import together
 
 NOT_DRAWN = {"rank", "attempt", "step", "time", "samples", "steps"}  # they say which steps a row sums up
 MEMORY = ("rss", "allocated", "reserved", "peak")
-MOST_RANKS = 8  # whose values are also kept one by one
+MOST_RANKS = 8  # with no more ranks, the values of each are kept, too
 
 
 @contextmanager
@@ -89,7 +89,7 @@ def points(folder: RunFolder, *, settled: bool = False) -> list[Point]:
 
 
 def _in_effect(table: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Without the steps of an attempt that a later attempt repeated."""
+    """The rows without the steps that a later attempt repeated."""
     first = attempt_starts(table)
     return [
         row for row in table if all(row["step"] < step for attempt, step in first.items() if attempt > row["attempt"])

@@ -112,7 +112,7 @@ def handles_of(nvml: Any) -> list[Any]:
 
 
 def cards_of(nvml: Any, handles: Sequence[Any]) -> list[NvmlCard]:
-    """What NVML says about each GPU, in bytes, percent, watts and degrees Celsius; None where it does not say."""
+    """What NVML says about each GPU, in bytes, percent, watts and degrees Celsius; None where NVML does not say."""
     return [_card(nvml, partial(_ask, nvml), index, handle) for index, handle in enumerate(handles)]
 
 

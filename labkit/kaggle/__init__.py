@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from labkit.kaggle.following import pull_runs as pull_runs  # copies a kernel's runs to this machine
     from labkit.kaggle.kernel_files import TWO_T4 as TWO_T4  # Kaggle's name for its pair of T4s
     from labkit.kaggle.kernel_files import Kernel as Kernel  # a notebook's text and its metadata for Kaggle
-    from labkit.kaggle.kernel_files import build as build  # makes a kernel of a notebook
+    from labkit.kaggle.kernel_files import build as build  # makes a kernel from a notebook
     from labkit.kaggle.kernel_files import check_address as check_address  # raises LabError unless it is USER/SLUG
     from labkit.kaggle.service import Service as Service  # Kaggle, for a user who is logged in
 else:

@@ -230,7 +230,7 @@ def build(
 
 
 def check_address(kernel: str) -> None:
-    """Raises LabError if this is not the address of a kernel."""
+    """Raise LabError if this is not the address of a kernel."""
     if not re.fullmatch(r"[\w-]+/[\w-]+", kernel):
         raise LabError(f"a kernel is named USER/SLUG, as in kaggle.com/code/USER/SLUG; got {kernel!r}")
 

@@ -43,7 +43,7 @@ class Service:
         return str(self._api.get_config_value("username") or "")
 
     def gpu_hours_left(self) -> float:
-        """Of this week's quota, less what running sessions have reserved. Raises LabError if Kaggle does not say."""
+        """What is left of this week's quota and not reserved by sessions. Raises LabError if Kaggle does not say."""
         with _explained("the GPU quota is not available"):
             quota = self._api.quota_view().gpu_quota
         if quota is None:
