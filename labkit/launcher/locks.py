@@ -28,7 +28,7 @@ class GpusInUseError(LaunchError):
 
 
 def check_gpus_are_free(wanted: list[str]) -> None:
-    """Raises LaunchError when an active run holds one of these GPUs: a second run would run out of memory."""
+    """Raise LaunchError when an active run holds one of these GPUs: a second run would run out of memory."""
     uses = gpus_in_use()
     card = cards([*wanted, *(gpu for _, gpus in uses for gpu in gpus)])
     for folder, gpus in uses:
@@ -42,7 +42,7 @@ def check_gpus_are_free(wanted: list[str]) -> None:
 
 
 def busy_gpus(names: Sequence[str]) -> list[str]:
-    """The GPUs that active runs hold, once for each run; those among `names` are called as there."""
+    """The GPUs that active runs hold, once for each run; those among `names` as they are named there."""
     busy = [gpu for _, gpus in gpus_in_use() for gpu in gpus]
     card = cards([*names, *busy])
     named = {card[name]: name for name in names}

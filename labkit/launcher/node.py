@@ -84,7 +84,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def check_folder(folder: RunFolder, node: int) -> Nodes:
-    """Raises LaunchError when this host cannot see the run folder, or the run has no such node."""
+    """Raise LaunchError when this host cannot see the run folder, or the run has no such node."""
     manifest = folder.glimpsed_manifest()
     if manifest.id != folder.id:
         raise LaunchError(
@@ -123,8 +123,8 @@ class NodeSupervisor(Supervisor):
         self.may_fail = False  # whether there are ranks, which may fail on their own
         self.have_all_started = False
         self.peer_ended: float | None = None  # when a node, perhaps this one, was seen to have ended badly
-        self.works: bool | None = None  # whether ranks here work, after an interrupt
-        self.news = threading.Event()  # for the next heartbeat
+        self.works: bool | None = None  # whether ranks here still work after an interrupt
+        self.news = threading.Event()  # set if the next heartbeat has news
 
     def run_node(self) -> int:
         if self.node == 0:
@@ -342,8 +342,8 @@ def _write_missing_state(final: State, peer: Peer) -> None:
 
 
 def _check_is_free(run: RunFolder, attempt: RunFolder, node: int) -> None:
-    """A node of an attempt starts once, and not after the others have ended: its command may have been pasted late, or
-    its job requeued after the run was stopped. Raises LaunchError."""
+    """Raise LaunchError if the node has started in this attempt, or the others have ended: its command may have been
+    pasted late, or its job requeued after the run was stopped."""
     identity = Node(attempt.node(node)).supervisor()
     if identity is not None:
         where = f"pid {identity.pid} on {identity.host}"

@@ -53,7 +53,7 @@ class Outcome:
         )
 
     def write(self, home: RunFolder) -> None:
-        """Raises OSError."""
+        """Write `outcome.json`. Raises OSError."""
         why = dict(self.why) if self.why else None
         write_json(home.outcome, asdict(replace(self, why=None)) | {"why": why}, reserve=home.reserve)
 

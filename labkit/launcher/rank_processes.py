@@ -21,7 +21,7 @@ from labkit.text import plain
 
 Disposition = Literal["handled", "ignored", "default"]
 
-# Less is no work. In 5 s labkit's own thread in a rank uses 0.02 s of the processor and transfers 10 kB.
+# Less does not count as work. In 5 s labkit's own thread in a rank uses 0.02 s of the processor and transfers 10 kB.
 PROCESSOR_SECONDS, BYTES = 0.1, 100_000
 LOOK_SECONDS = 0.5
 LONGEST_WORD, LONGEST_NAME = 60, 80
@@ -95,7 +95,7 @@ class Work:
         now = time.monotonic()
         if now - self._looked >= LOOK_SECONDS:
             self._looked, used = now, self._look()
-            # less, too: what was counted for a process goes when it exits
+            # a decrease counts, too: the figures of a process disappear when it exits
             changes = [abs(new - old) for new, old in zip(used, self._used, strict=True)]
             if any(change > limit for change, limit in zip(changes, (PROCESSOR_SECONDS, BYTES, 0), strict=True)):
                 self._used, self._worked = used, now
@@ -202,7 +202,7 @@ def _has_open(pid: int, file: Path) -> bool | None:
     """Whether a process has a file open; None if the system does not say."""
     try:
         status = file.stat()
-        descriptors = sorted(Path(f"/proc/{pid}/fd").iterdir(), key=lambda path: -int(path.name))  # its own is high
+        descriptors = sorted(Path(f"/proc/{pid}/fd").iterdir(), key=lambda path: -int(path.name))  # a high one has it
     except OSError:
         return None
     for descriptor in descriptors:

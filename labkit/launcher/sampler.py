@@ -67,7 +67,7 @@ def _write(file: int, record: dict[str, Any]) -> None:
 
 
 def _gpus() -> Callable[[], list[NvmlCard]]:
-    """Reads what NVML says about all GPUs; there are none without a driver."""
+    """A function that asks NVML about all GPUs; there are none without a driver."""
     try:
         import pynvml
 

@@ -1,10 +1,10 @@
-"""Ends the ranks of a supervisor: a signal, time to react, KILL, and nothing of the run is left.
+"""Ends the ranks of a supervisor: a signal, time to react, then KILL, so that nothing of the run is left.
 
 torchrun gets one signal and passes it on; a second one would make it abandon its ranks. Ctrl-C is SIGINT, so that
 `except KeyboardInterrupt` runs, and whoever is left after it gets TERM. As under bare torchrun, ranks have 30 s after
 each signal if they do something about it: after SIGINT as long as they work, because a rank that waits for another one
-in C code never sees a KeyboardInterrupt; after TERM if they handle it, which others do not need more than 5 s for. A
-checkpoint that is being saved has 60 s.
+in C code never sees a KeyboardInterrupt; after TERM if they handle it; others have 5 s. A checkpoint that is being
+saved has 60 s.
 
 What the ranks of a run that has succeeded left running, such as an upload, is left alone by bare torchrun; labkit gives
 it a minute. The run has its final state meanwhile, and nobody waits for it.
@@ -39,11 +39,11 @@ from labkit.record import LeftRunning, RunFolder
 
 TORCHRUN_TIMEOUT = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
 IDLE_SECONDS = 5.0  # a rank that has done nothing for so long after SIGINT has not seen it, or waits for one
-QUIET_SECONDS = 1.0  # what ends within them is not worth a word
+QUIET_SECONDS = 1.0  # a shorter wait is not reported
 POLL_SECONDS, POLL_SECONDS_OF_LEFTOVERS = 0.1, 0.05
-RECENT_SECONDS = 3.0  # what other nodes are told; less than IDLE_SECONDS, because they hear of it late
+RECENT_SECONDS = 3.0  # how old the work is that other nodes are told of; they hear of it late, so less than above
 LEFT_SECONDS = 60.0  # for what has outlived its rank
-SETTLING_SECONDS = 0.3  # in which processes end that have only lost their rank
+SETTLING_SECONDS = 0.3  # within which processes end that have only lost their rank
 Ranks = dict[int, psutil.Process]
 
 
@@ -95,7 +95,7 @@ class Shutdown:
         self._reported = ""
 
     def run(self) -> int:
-        """Returns how many processes had to be killed."""
+        """End the run; return how many processes had to be killed."""
         newest = self._folder.newest_checkpoint()
         while self._agent.is_alive() and self._is_saving() and self._folder.newest_checkpoint() == newest:
             time.sleep(POLL_SECONDS)  # an interrupt in the middle would leave half a checkpoint
@@ -123,7 +123,7 @@ class Shutdown:
     def _terminate(self, ranks: Ranks, activity: Activity | None = None) -> None:
         """Send TERM, and give time to those that handle it; after an interrupt, as long as a rank works."""
         left = _alive(ranks)
-        # a handler may begin by putting itself away, so what counts is what a rank did before
+        # a handler may begin by removing itself, so what counts is what a rank did with the signal before
         handling, ignoring = (
             {rank for rank, process in left.items() if disposition(process.pid, signal.SIGTERM) == what}
             for what in ("handled", "ignored")
@@ -141,7 +141,7 @@ class Shutdown:
         while processes := processes_of(self._folder, self._node):
             now, left, grace = time.monotonic(), _alive(ranks), self._current().grace
             if self._is_saving() or (handling and not handling & left.keys()):
-                began = now  # torchrun itself, for one, has its time when its ranks have ended
+                began = now  # torchrun itself has its time once its ranks have ended
             handling &= left.keys()
             is_idle = activity is not None and min(now - began, activity.seconds_idle()) > IDLE_SECONDS
             if grace is None:

@@ -18,14 +18,14 @@ from labkit.launcher.rank_processes import named_ranks
 from labkit.record import End, Model, Records, Report, RunFolder
 
 POLL_SECONDS = 1.0
-RANKS_PER_SECOND = 512  # whose files are read, up to 768 ranks: one process reads those of a whole run
+RANKS_PER_SECOND = 512  # at most these are read, up to 768 ranks in all: one process reads the files of a whole run
 # Slow is not stuck: a rank is reported after this long plus twice its own step time.
 PATIENCE_SECONDS = 5.0
 LEFT_SECONDS = 3.0  # a rank whose script has ended has exited after this long without a heartbeat
 SURVIVOR_SECONDS = 2.5  # of a rank on a GPU that torchrun has told to exit; torchrun itself waits 30 s or longer
 FIRST_STEP_SECONDS = 30.0  # until the first step: imports, data, compilation
 START_SECONDS = 3.0  # ranks have usually started after this time
-SLOW_SECONDS = 2.0  # of a lookup of a name
+SLOW_SECONDS = 2.0  # a lookup of a name that takes longer is reported
 
 
 class Progress:
@@ -131,7 +131,7 @@ class Closing:
         self.ended: set[int] = set()  # pids that need no more attention
 
     def overdue(self, seconds: float) -> set[int]:
-        """The pids of those that were told so long ago. It reads the log at most once a second, and only after a
+        """The pids of those told at least `seconds` ago. It reads the log at most once a second, and only after a
         failure."""
         now = time.monotonic()
         if now - self._polled >= POLL_SECONDS:
@@ -143,8 +143,8 @@ class Closing:
 
 
 class FirstRank:
-    """What rank 0 of an attempt has reported: `checkpoint` as "step-8" or as "step 8 not saved: 12 bytes free", and the
-    device of its model, which is none of the `devices` of the launch if that saw no GPU."""
+    """What rank 0 of an attempt has reported: `checkpoint` as "step-8" or as "step 8 not saved: 12 bytes free", and its
+    model's device, which may be a GPU even if `devices`, those that the launch saw, are only the CPU."""
 
     def __init__(self, attempt: RunFolder, devices: Sequence[str]):
         self._tail, self._on_cpu = Records(attempt.metrics(0)), [*devices] == ["cpu"]
@@ -178,7 +178,7 @@ class Stalls:
     def __init__(self, run: RunFolder):
         self.notice: str | None = None
         self._run = run
-        self._ranks: set[int] = set()  # that the notice names, or will name
+        self._ranks: set[int] = set()  # those that the notice names, or will name
         self._inspection: Future[Any] | None = None
         self._inspector = ThreadPoolExecutor(1, "labkit-stacks")
 
@@ -212,7 +212,7 @@ def _notice(stalled: dict[int, float], attempt: RunFolder, where: str) -> str:
 
 
 class HostNames:
-    """Of one attempt. `notice` says why no rank has started, if a name is the reason: a name server that does not
+    """Watches one attempt. `notice` says why no rank has started, if a name is the reason: a name server that does not
     answer delays each lookup by 10 s, and torchrun waits without a message."""
 
     def __init__(self, attempt: RunFolder):

@@ -46,7 +46,7 @@ def start(
 
 
 def _print_notices(launch: Launch) -> None:
-    """Print what of this machine the ranks do not use, or share."""
+    """Print what the ranks share, or leave unused, of this machine."""
     machine, ranks = launch.machine, launch.ranks
     if machine is None:
         return

@@ -38,7 +38,7 @@ POLL_SECONDS = 0.05
 POLL_NODES_SECONDS = 0.5  # reads the files of many nodes
 KILL_SECONDS = 4.0  # how long processes may take to receive a KILL
 EXIT_SECONDS = 30.0  # how long one that was killed may take to exit
-QUIET_SECONDS = 1.0  # what ends within them is not worth a word
+QUIET_SECONDS = 1.0  # a shorter wait is not reported
 NVML_SECONDS, NVML_POLL_SECONDS = 5.0, 0.5
 FREEING_SECONDS = 10.0  # how long a driver may take to free the memory of a process that has exited
 CLEANING_SECONDS = 3.0  # torch's manager of shared memory notices within 2 s that its ranks are dead
@@ -107,7 +107,7 @@ def stop(
 
 
 def check_may_stop(folder: RunFolder) -> None:
-    """The run belongs to this user, and this is its folder and not a copy of it. Raises RunFolderError."""
+    """Raise RunFolderError unless the run belongs to this user, and this is its folder and not a copy."""
     folder.check_own("stop it")
     if not State.written(folder).is_final:  # else there is nothing to stop
         folder.check_original()

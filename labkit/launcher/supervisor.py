@@ -85,7 +85,7 @@ class Supervisor:
         self.first_rank = FirstRank(folder, self.manifest.devices)
         self.leftovers: Leftovers | None = None  # of a run that has succeeded
         self.names = HostNames(folder)
-        self.devices: list[str] = []  # that CUDA shows to the ranks, once one of them is left out
+        self.devices: list[str] = []  # those that CUDA shows to the ranks, once one is left out
         own = Identity.of(os.getpid())
         self.identities: dict[str, Any] = {"supervisor": own.as_dict() if own else None, "oom_kills": oom_kills()}
         write_json(self.home.agent, self.identities)

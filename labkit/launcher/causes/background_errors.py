@@ -21,7 +21,7 @@ from labkit.launcher.causes.sentences import at, ranks_in_words
 from labkit.record import Place, RunFolder
 from labkit.text import first_line
 
-READ_BYTES = 4 << 20  # of each end of a log
+READ_BYTES = 4 << 20  # of the beginning and of the end of a log
 READ_REPORTS, READ_LINES = 50, 5000  # of one rank, of one report
 NAMED_ERRORS = 3
 # The first line of a report, and the file and function of its outermost frame, if that is Python's.
@@ -36,7 +36,7 @@ CHAINED = ("The above exception was the direct cause", "During handling of the a
 IN_GROUP = "  | "  # before each line of the traceback of an exception group
 FRAME = re.compile(r'  File "(?P<file>.*)", line (?P<line>\d+), in (?P<function>.*)$')
 ERROR = re.compile(r"(\w+\.)*(?P<name>[A-Z]\w*)(?P<message>: .*)?$")
-ENDINGS = ("SystemExit", "KeyboardInterrupt")  # which ask for an end
+ENDINGS = ("SystemExit", "KeyboardInterrupt")  # exceptions that ask for an end
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,7 @@ def _parsed(what: str, lines: Sequence[str], outermost: tuple[str, str] | None) 
         if line.startswith(CHAINED):
             return _parsed(what, following[index + 2 :], outermost)
         if TRACEBACK.match(line) or any(first.match(line) for _, first, _ in REPORTS):
-            break  # of something else
+            break  # another traceback
     name = ERROR.match(error)
     if name is None or name["name"] in ENDINGS or not frames:
         return None

@@ -1,4 +1,4 @@
-"""Advises on failures of a known kind: memory, disk, errors of a kernel. No advice rests on what is not known of the
+"""Advises on failures of a known kind: memory, disk, errors of a kernel. Advice rests only on what is known of the
 script."""
 
 from __future__ import annotations

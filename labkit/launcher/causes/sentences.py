@@ -24,7 +24,7 @@ BY = {
 
 
 def failed(who: str, failure: Failure, where: Place | None, detail: str = "", others: Sequence[Failure] = ()) -> str:
-    """A rank that raised or exited. `detail` follows its place in the script, then the failures of other ranks."""
+    """Say that a rank raised or exited. `detail` follows its place in the script, then the failures of other ranks."""
     what = first_line(failure.message)
     if failure.kind == "exit":
         ended = f"exited with {what}" if re.match(r"-?\d+(:|$)", what) else f"stopped: {what}"
@@ -39,7 +39,7 @@ def failed(who: str, failure: Failure, where: Place | None, detail: str = "", ot
 
 
 def worker_killed(who: str, by: Killer) -> str:
-    """A DataLoader's worker. The script's line is left out: it is where the rank happened to be."""
+    """Say that a DataLoader worker was killed, without the script's line, which is where the rank happened to be."""
     return f"{who} failed: a DataLoader worker was killed (SIGKILL){BY[by]}"
 
 
@@ -72,7 +72,7 @@ def memory_in_words(kind: str, memory: Mapping[str, float], history: RankHistory
 
 
 def unflushed(last_line: str) -> str:
-    """What exit code 120 means."""
+    """Say what exit code 120 means."""
     return f"its script ended, and then Python could not flush stdout or stderr{f': {last_line}' if last_line else ''}"
 
 
@@ -87,7 +87,7 @@ def killed(
     held: float,
     thrown: str,
 ) -> str:
-    """A rank that a signal killed, in `function` of a library, when it `held` so many bytes."""
+    """Say that a signal killed a rank, in `function` of a library, when it `held` so many bytes."""
     called = f" in `{function}`" if function else ""
     last = f", last seen at step {history.step}" if history else ""
     most = f"; it held {gib(held)} ({history.memory_name}, peak)" if history and held else ""
@@ -100,7 +100,7 @@ def torchrun_killed(number: int, host: str = "") -> str:
 
 
 def disagreed(first: tuple[int, Call], other: tuple[int, Call]) -> str:
-    """Two ranks whose collectives differ."""
+    """Say in which collective two ranks differ."""
     (rank, call), (other_rank, other_call) = first, other
     return (
         f"the ranks disagree: as collective #{call.number}{call.group_in_words} rank {rank} called "
@@ -109,7 +109,7 @@ def disagreed(first: tuple[int, Call], other: tuple[int, Call]) -> str:
 
 
 def hung(who: str, program: str, step: int, waiting: Sequence[int], notice: str | None) -> str:
-    """`notice` is what the supervisor reported before."""
+    """Say that a rank stopped answering; `notice` is what the supervisor reported before."""
     what = f"had become `{program}`, which labkit cannot see into" if program else "stopped answering"
     before = f". Before that {notice}" if notice else ""
     waited = f"{ranks_in_words(waiting)} waited for it until the process group's timeout"
@@ -130,12 +130,12 @@ def vanished(who: str, program: str, step: int, waiting: int) -> str:
 
 
 def missing(nodes: Sequence[str], count: int, seconds: float) -> str:
-    """Nodes, such as `1 (hB)`, that did not connect."""
+    """Say which nodes, such as `1 (hB)`, did not connect."""
     return f"node{'s' * (len(nodes) != 1)} {', '.join(nodes)} of {count} did not connect within {seconds:.0f} s"
 
 
 def lost(hosts: Sequence[str], since: float) -> str:
-    """Hosts without a heartbeat since then, in seconds since the epoch."""
+    """Say which hosts have sent no heartbeat since then, in seconds since the epoch."""
     return (
         f"{'host' if len(hosts) == 1 else 'hosts'} {', '.join(hosts)} {'was' if len(hosts) == 1 else 'were'} lost at "
         f"{_clock(since)}: its supervisor is gone (killed, or the machine went down)"
@@ -143,7 +143,7 @@ def lost(hosts: Sequence[str], since: float) -> str:
 
 
 def parted(hosts: Sequence[str], since: float, limit: float) -> str:
-    """Hosts that no longer reach each other; `limit` is the process group's timeout in seconds, 0 if it is unknown."""
+    """Say which hosts lost contact; `limit` is the process group's timeout in seconds, 0 if it is unknown."""
     return (
         f"hosts {', '.join(hosts[:-1])} and {hosts[-1]} lost contact at {_clock(since)}: their ranks waited for each "
         f"other until the process group's timeout{f' ({limit:g} s)' if limit else ''}"
@@ -151,7 +151,7 @@ def parted(hosts: Sequence[str], since: float, limit: float) -> str:
 
 
 def unexplained(code: int, last_line: str, ended_first: tuple[str, int] | None) -> str:
-    """`ended_first` is a rank and its exit code, if that is all that torchrun's log says."""
+    """Say how torchrun ended; `ended_first` is a rank and its exit code, if its log says no more than that."""
     if ended_first:
         last = f"according to its log, {ended_first[0]} ended first, with exit code {ended_first[1]}"
     else:

@@ -156,7 +156,7 @@ def _rank_stack(folder: RunFolder, rank: int, ours: dict[int, psutil.Process], o
 
 
 def _has_answered(beat: dict[str, Any], number: int) -> bool:
-    """Also if it answered a later inquiry of another process."""
+    """Whether the rank answered this inquiry, or a later one of another process."""
     answered = beat.get("answered")
     return isinstance(answered, int) and answered >= number
 

@@ -21,7 +21,7 @@ from zipfile import is_zipfile
 READ_WHEN_LOADED = ("GOMP_", "KMP_", "MALLOC_", "MKL_", "NPY_", "OMP_", "OPENBLAS_", "GLIBC_")
 NOT_READ = (
     "OMP_NUM_THREADS",  # applied in each fork
-    *("KMP_DUPLICATE_LIB_OK", "KMP_INIT_AT_FORK"),  # by scikit-learn, for an OpenMP that torch does not use
+    *("KMP_DUPLICATE_LIB_OK", "KMP_INIT_AT_FORK"),  # set by scikit-learn, for an OpenMP that torch does not use
     *("GOMP_SPINCOUNT", "OMP_WAIT_POLICY"),  # the process that is forked has the same, see session.py
 )
 # Packages that behave the same whether torch is imported before or after them. Others may not.
@@ -33,7 +33,7 @@ PACKAGES = {
     *("torchmetrics", "torchvision", "tqdm", "trackio", "transformers", "trl", "wandb", "yaml"),
 }
 WITH_TORCH = {"torch", "accelerate", "lightning", "pytorch_lightning", "timm", "torchvision", "transformers", "trl"}
-# Modules that look at what differs, or run code by its name, and what of them does neither.
+# Modules that look at what differs, or run code by its name, and the names in them that do neither.
 TELLING: dict[str, set[str]] = {
     "gc": {"collect", "disable", "enable", "isenabled"},
     "importlib": {"metadata", "resources"},
@@ -48,13 +48,13 @@ TELLING_NAMES = {
     | {f"exec{kind}" for kind in ("l", "le", "lp", "lpe", "v", "ve", "vp", "vpe")},
 }
 RUNS_TEXT = {"__import__", "compile", "eval", "exec"}
-READS = {"copy", "get", "items", "keys", "values"}  # os.environ
-# Variables that nothing reads when it is imported.
+READS = {"copy", "get", "items", "keys", "values"}  # methods of os.environ that change nothing
+# Variables that are not read by any import.
 HARMLESS_VARIABLES = (
     *("CUBLAS_WORKSPACE_CONFIG", "CUDA_VISIBLE_DEVICES", "GLOO_", "HF_", "MASTER_", "NCCL_", "TOKENIZERS_PARALLELISM"),
     *("TRANSFORMERS_", "WANDB_"),
 )
-# Of torch.distributed; a fork has them, `import torch` does not load them.
+# Modules of torch.distributed that a fork has, and that `import torch` does not load.
 NOT_LOADED = {"_composable", "_functional_collectives", "_shard", "_symmetric_memory", "elastic", "fsdp", "launcher"}
 NOT_LOADED |= {"argparse_util", "nn", "run", "tensor"}
 MOST_MODULES = 200
@@ -85,7 +85,7 @@ def why_new_processes(program: Sequence[str], text: str, folder: Path, environme
 
 
 def hidden_module(folder: Path) -> str | None:
-    """A module next to the script that another one of the same name would have been."""
+    """A module next to the script instead of which a fork may have loaded another one of the same name."""
     elsewhere = [*site.getsitepackages(), site.getusersitepackages(), str(LABKITS)]
     try:
         beside = {path.name.partition(".")[0] for path in folder.iterdir()}
@@ -110,7 +110,7 @@ class _Reader:
         self._read: set[Path] = set()
 
     def reason(self, text: str | bytes) -> str | None:
-        """Why this module can tell; None if it cannot."""
+        """Why this module can tell a fork from a new process; None if it cannot."""
         tree = ast.parse(text)
         return _telling(tree) or self._of_statements(tree.body)
 
@@ -198,7 +198,7 @@ def _calls(node: ast.AST) -> bool:
 
 
 def _telling(tree: ast.Module) -> str | None:
-    """What in a module's code can tell, or may."""
+    """What in a module's code tells a fork from a new process, or may do so."""
     understood: set[ast.AST] = set()  # names of modules, and of os.environ, whose use is harmless
     imports = [node for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom)]
     loaded = {f"{module}." for node in imports for module in [*_imported(node), *_imported_names(node)]}

@@ -185,7 +185,7 @@ def import_torchrun() -> None:
 
 @contextmanager
 def _printing() -> Iterator[Callable[[], bool]]:
-    """Tells whether anything has been printed: each rank would have to print it. It goes to stderr afterwards."""
+    """Find out whether anything is printed, which each rank would have to print; it goes to stderr afterwards."""
     kept = [os.dup(1), os.dup(2)]
     with tempfile.TemporaryFile() as file:
         for descriptor in (1, 2):
@@ -201,8 +201,8 @@ def _printing() -> Iterator[Callable[[], bool]]:
 
 
 class ForkedTorchrun(Child):
-    """`python -m torch.distributed.run …`; its ranks are forks, too, if `forks_ranks`. In it `in_child` is called and
-    Become raised."""
+    """`python -m torch.distributed.run …`; its ranks are forks, too, if `forks_ranks`. It calls `in_child` and
+    raises Become."""
 
     def __init__(
         self,
@@ -213,7 +213,7 @@ class ForkedTorchrun(Child):
         *,
         forks_ranks: bool,
     ) -> None:
-        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, HANDLED)  # until they do not reach the supervisor's handlers
+        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, HANDLED)  # until they no longer reach its handlers
         try:
             super().__init__(os.fork())
             if not self.pid:

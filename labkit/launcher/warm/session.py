@@ -37,7 +37,7 @@ READ_AT_IMPORT = (
 )  # fmt: skip
 READ_BY_RANKS = ("TORCH_FR_", "TORCH_NCCL_")
 POLL_SECONDS = 0.5
-REPLY_SECONDS = 20.0  # torch may be imported in them; a run without a supervisor counts as lost after 30
+REPLY_SECONDS = 20.0  # enough to import torch; a run without a supervisor counts as lost after 30
 
 
 class _Warm(NamedTuple):
@@ -224,7 +224,7 @@ def _import_torchrun_unless_orphaned(parent: int) -> None:
 
 
 def _become_supervisor(request: dict[str, Any], control: socket.socket, descriptors: list[int]) -> None:
-    """Raises Become, or exits: then no supervisor has started."""
+    """Become the supervisor by raising Become, or exit: then no supervisor has started."""
     try:
         here, log, *_ = descriptors  # the others only stay open
         os.dup2(log, 1)
