@@ -213,7 +213,7 @@ class ForkedTorchrun(Child):
         *,
         forks_ranks: bool,
     ) -> None:
-        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, HANDLED)  # until they no longer reach its handlers
+        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, HANDLED)  # until they no longer reach our handlers
         try:
             super().__init__(os.fork())
             if not self.pid:
