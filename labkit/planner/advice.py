@@ -221,7 +221,7 @@ def _in_words(count: int) -> str:
 
 
 def _beyond(rows: list[Candidate], best: Candidate | None, search: Search) -> Iterator[str]:
-    """Names what else would change the choice: 16 bits for a choice in fp32, and methods that labkit does not vary or
+    """Name what else would change the choice: 16 bits for a choice in fp32, and methods that labkit does not vary or
     have."""
     requested, half = rows[0], half_of(search.device)
     if best and best.step and best.layout and best.layout.precision == "fp32" and half:
@@ -238,7 +238,7 @@ def _beyond(rows: list[Candidate], best: Candidate | None, search: Search) -> It
 
 
 def _fused(best: Candidate | None, search: Search) -> Iterator[str]:
-    """Says what the choice gains if a GPU updates all parameters in one kernel."""
+    """Say what the choice gains if a GPU updates all parameters in one kernel."""
     if not (best and best.step and best.layout and (fused := fused_adamw(best.layout, search.device))):
         return
     other = search.look(best.strategy, best.ranks, {**best.parameters, **fused}, best.changes)
@@ -251,7 +251,7 @@ def _fused(best: Candidate | None, search: Search) -> Iterator[str]:
 
 
 def _in_backward(requested: Candidate, best: Candidate | None, search: Search) -> Iterator[str]:
-    """Says which strategy would fit if all gradients never existed at once: the requested one, or any if nothing else
+    """Say which strategy would fit if all gradients never existed at once: the requested one, or any if nothing else
     does."""
     if requested.fits or not requested.peak:
         return
@@ -285,7 +285,7 @@ def _waits(one: Candidate) -> bool:
 
 
 def _diloco(requested: Candidate, best: Candidate | None, search: Search) -> Iterator[str]:
-    """Says what DiLoCo would save of a step that waits for communication."""
+    """Say what DiLoCo would save of a step that waits for communication."""
     alone = best and best.ranks < requested.ranks  # because several would wait
     if not best or not best.step or requested.strategy == "diloco" or not (alone or _waits(best)):
         return
@@ -302,7 +302,7 @@ def _diloco(requested: Candidate, best: Candidate | None, search: Search) -> Ite
 
 
 def _other_methods(requested: Candidate, best: Candidate | None, search: Search) -> Iterator[str]:
-    """Names methods that the comparison does not vary, or that labkit does not have, where they would decide."""
+    """Name methods that the comparison does not vary, or that labkit does not have, where they would decide."""
     facts, device = search.facts, search.device
     if requested.peak and not requested.fits and _offloads(best):
         held = requested.peak.categories
@@ -339,7 +339,7 @@ def _other_methods(requested: Candidate, best: Candidate | None, search: Search)
 
 
 def _symmetric_memory(requested: Candidate, best: Candidate | None, device: Device) -> Iterator[str]:
-    """Names what would shorten the communication of tensor ranks within a box."""
+    """Name what would shorten the communication of tensor ranks within a box."""
     for one in filter(None, (requested, best)):
         layout, step = one.layout, one.step
         if layout and step and 1 < layout.tensor <= device.box and device.has_symmetric_memory:

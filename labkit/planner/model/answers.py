@@ -127,7 +127,7 @@ def _sign(*values: str) -> list[str]:
 
 
 def _stamp(path: str) -> list[int] | None:
-    """Changes whenever the file or folder does; None for what is neither."""
+    """A stamp that changes whenever the file or folder does; None for what is neither."""
     if path.startswith(NOT_FILES):
         return None
     with suppress(OSError, ValueError):

@@ -44,7 +44,7 @@ class Flow(NamedTuple):
         return cls(tuple(tensor.shape[1:]), tensor.dtype)
 
     def make(self, samples: int) -> torch.Tensor:
-        """Makes such a tensor for `samples` samples."""
+        """Make such a tensor for `samples` samples."""
         return torch.empty((samples, *self.shape), dtype=self.dtype)
 
     @property

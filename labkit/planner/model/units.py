@@ -151,7 +151,7 @@ class Model:
 
     @contextmanager
     def watching_attention(self) -> Iterator[None]:
-        """Notes the calls of scaled_dot_product_attention."""
+        """Note the calls of scaled_dot_product_attention."""
         plain, self.is_causal = F.scaled_dot_product_attention, []
 
         def attention(*args: Any, **options: Any) -> torch.Tensor:

@@ -36,7 +36,7 @@ class SpeedModel:
     _known_links: dict[int, Link | None] = field(default_factory=dict, repr=False)
 
     def __call__(self, layout: Layout) -> StepTime | None:
-        """None if the speed is unknown: a CPU has no data sheet, so it must be measured."""
+        """The step time; None if the speed is unknown: a CPU has no data sheet, so it must be measured."""
         if not self._knows(layout):
             return None
         device = self.device

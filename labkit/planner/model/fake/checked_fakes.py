@@ -19,7 +19,7 @@ DEVICE: Any = torch.ops.prim.device.default  # half of all calls
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 # torch's own namespaces: decompositions and collectives
 TRUSTED = {"prims", "c10d", "_c10d_functional"}
-# sizes known to be right; their checks took longest
+# operators whose sizes are known to be right; their checks took longest
 KNOWN = {aten._scaled_dot_product_flash_attention_for_cpu, aten._unsafe_view, aten.nll_loss_forward, aten.stack,
          aten.var_mean}  # fmt: skip
 FACTORIES = ("empty", "full", "new_", "ones", "zeros")
@@ -39,11 +39,11 @@ COMPARED = {
     "native_layer_norm",
     "nll_loss2d_forward",
 }
-# Whose fake kernels look at the device, and what they keep for backward differs.
+# Operators whose fake kernels look at the device, which decides what they keep for backward.
 BY_DEVICE = {aten._embedding_bag, aten.log_sigmoid_forward, aten.native_layer_norm}
 BATCH_NORMS = {aten._native_batch_norm_legit, aten.native_batch_norm}
 ROUTING = {aten.topk, aten.argmax}
-# by the argument that may be a condition
+# operators, with the index of the argument that may be a condition
 SELECTING = {aten.masked_select: 1, aten.index: 1, aten.index_put: 1, aten.index_put_: 1}
 MOST_BYTES = 1 << 28  # of an operator's arguments
 PADDING = 4096  # bytes by which an allocation may be larger

@@ -55,7 +55,7 @@ def cuda_lists() -> dict[str, list[str]]:
 
 
 def follow_cuda() -> None:
-    """Makes the CPU's autocast cast as CUDA's, and CUDA's be the CPU's, until the process ends."""
+    """Make the CPU's autocast cast as CUDA's, and CUDA's be the CPU's, until the process ends."""
     rules: dict[str, Callable[..., Any]] = {
         "LOWER_PRECISION_FP": _in_half,
         "FP32": _in_32_bits,
@@ -122,7 +122,7 @@ def _in_32_bits(operator: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _to_32_bits(operator: Any, args: Any, kwargs: Any) -> Any:
-    """Return 32 bits, unless the caller names a type, without copying the argument."""
+    """Compute in 32 bits without copying the argument, unless the caller names a type."""
     if args[0].dtype in HALVES and kwargs.get("dtype") is None and not _names_type(operator, args):
         kwargs = {**kwargs, "dtype": torch.float32}
     return operator(*args, **kwargs)
@@ -156,7 +156,7 @@ def _names_type(operator: Any, args: Any) -> bool:
 
 
 def _as(dtype: torch.dtype, values: Any) -> Any:
-    """Cast all but 64 bits, and weights once for all operators in an autocast, as CUDA's does."""
+    """Cast all but 64-bit numbers, and weights only once for all operators in an autocast, as CUDA's does."""
 
     def cast(value: Any) -> Any:
         is_float = isinstance(value, torch.Tensor) and value.is_floating_point() and value.dtype is not torch.float64
@@ -210,7 +210,7 @@ def follow_kernels(capability: tuple[int, int], assumed: Callable[[str], object]
 
 
 def _dropout(x: torch.Tensor, p: float, train: bool) -> torch.Tensor:
-    """Keeps one byte for each element; aten/src/ATen/native/Dropout.cpp."""
+    """Keep one byte for each element; aten/src/ATen/native/Dropout.cpp."""
     if not train or not p or not x.numel():
         return x
     return aten.native_dropout(x, p, train)[0] if p < 1 else x * x.new_zeros(())
@@ -362,7 +362,7 @@ def _expanded(mask: torch.Tensor, query: torch.Tensor, key: torch.Tensor) -> tor
 def _as_cudnn(name: str, original: Callable[..., Any], assumed: Callable[[str], object]) -> Callable[..., Any]:
     def call(x: torch.Tensor, hidden: Any, weights: Any, *more: Any) -> Any:
         states = [hidden] if torch.is_tensor(hidden) else list(hidden)
-        is_packed = torch.is_tensor(weights)  # then the arguments are others
+        is_packed = torch.is_tensor(weights)  # then the other arguments differ
         if (
             is_packed
             or not is_fake(x)

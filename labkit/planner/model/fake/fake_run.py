@@ -260,7 +260,7 @@ def _patch_torch() -> None:
 
 
 def _stay_on_cpu() -> None:
-    """What a script moves to "cuda" stays where it is: autograd needs a CUDA build for tensors on a GPU."""
+    """Keep what a script moves to "cuda" where it is: autograd needs a CUDA build for tensors on a GPU."""
     make, move = torch.tensor, torch.Tensor.to
 
     def here(device: Any) -> Any:

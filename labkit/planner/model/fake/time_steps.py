@@ -127,7 +127,7 @@ def _steps(
 
 @contextmanager
 def _noting(saved: list[dict[int, Any]]) -> Iterator[None]:
-    """Appends the storages of the tensors saved for backward, and leaves them to hooks that are already there."""
+    """Append the storages of the tensors saved for backward, and leave them to hooks that are already there."""
     pack, unpack = torch._C._autograd._top_saved_tensors_default_hooks(False) or (unpacked, unpacked)
     latest: dict[int, weakref.ref[Any]] = {}
     saved.append(latest)
@@ -142,7 +142,7 @@ def _noting(saved: list[dict[int, Any]]) -> Iterator[None]:
 
 
 class _Skipped(torch.autograd.Function):
-    """What steps compute. Backward comes after what they kept was freed."""
+    """The computation of steps, of which backward comes after what they kept was freed."""
 
     @staticmethod
     def forward(ctx: Any, gates: torch.Tensor, hidden: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
