@@ -67,7 +67,7 @@ class NodeFold:
         self._count += 1
 
     def _forget_losses(self) -> None:
-        """Those that a rank now knows not to count."""
+        """Forget the losses that a rank now knows not to count."""
         voided = {rank: history.voided for rank, history in self._ranks.items()}
         new = [at for rank, at in voided.items() if at is not None and at != self._voided.get(rank)]
         if new:
@@ -173,7 +173,7 @@ class FoldedRank(RankHistory):
         self._recent_seconds: dict[str, float] = {}
 
     def take(self, shown: Mapping[str, Any], host: str) -> None:
-        """Raises KeyError, TypeError or ValueError if the file is damaged."""
+        """Take over what is in the file. Raises KeyError, TypeError or ValueError if it is damaged."""
         self._host, self.step = host, int(shown["step"])
         self.model = from_json(Model, {"t": 0.0, **shown})
         self.latest = {str(k): n for k, v in shown["latest"].items() if (n := finite(v)) is not None}
@@ -287,7 +287,7 @@ class NodeFolds:
         )
 
     def _take_series(self, files: Sequence[Path]) -> None:
-        """What was recorded before this reader came."""
+        """Take over what was recorded before this reader came."""
         kept = [value if isinstance(value, dict) else {} for value in in_parallel(read_json, files)]
         for name, series in self.series.items():
             _add_together(series, [_points(value, "series", name) for value in kept])

@@ -191,11 +191,11 @@ class RunFolder:
         return moved_from(self.path, self._content)
 
     def check_original(self) -> None:
-        """The folder is not a copy of another one. Raises RunFolderError."""
+        """Raise RunFolderError if the folder is a copy of another one."""
         check_original(self.path, self.original())
 
     def check_own(self, what: str) -> None:
-        """The folder belongs to this user. `what` continues "only its owner can". Raises RunFolderError."""
+        """Raise RunFolderError unless the folder belongs to this user; `what` continues "only its owner can"."""
         check_own(self.path, self.id, what)
 
     def __repr__(self) -> str:
@@ -203,7 +203,7 @@ class RunFolder:
 
     @staticmethod
     def check_root(root: Path) -> None:
-        """Raises RunFolderError if runs cannot be stored there. Creates nothing."""
+        """Raise RunFolderError if runs cannot be stored there. Creates nothing."""
         existing = next(path for path in (root, *root.parents) if os.path.lexists(path))
         if not existing.is_dir():
             raise _no_root(root, "it is a file, expected a folder" if existing == root else os.strerror(errno.ENOTDIR))

@@ -122,7 +122,7 @@ class RankHistory:
 
     @property
     def _sums(self) -> dict[str, float]:
-        """Over the newest records."""
+        """The sums over the newest records."""
         if self._recent_sums is None:
             sums = [float(sum(column)) for column in zip(*self._recent, strict=True)]
             self._recent_sums = dict.fromkeys(RECENT, 0.0) | dict(zip(RECENT, sums, strict=False))
@@ -162,7 +162,7 @@ class RankHistory:
 
     @property
     def held_bytes(self) -> float | None:
-        """Their sum; None before the first step."""
+        """The sum of `held`; None before the first step."""
         return sum(self.held.values()) if self.held else None
 
     @property
@@ -172,7 +172,7 @@ class RankHistory:
 
     @property
     def uuid(self) -> str:
-        """Of its GPU, without NVML's prefix."""
+        """The UUID of its GPU, without NVML's prefix."""
         return self.model.uuid if self.model else ""
 
     @property
@@ -342,7 +342,7 @@ class RankHistory:
             self.latest["loss"] = self.losses.newest
 
     def _forget_losses(self, after: int) -> None:
-        """Those of this attempt's steps after this one."""
+        """Forget the losses of this attempt's steps after this one."""
         self._add_measured()
         last = self._steps_before + after
         if after:
@@ -390,7 +390,7 @@ class HostHistory:
 
     @classmethod
     def of(cls, name: str, values: Mapping[str, Json]) -> HostHistory:
-        """From `as_dict`. Raises TypeError, KeyError or AttributeError for anything else."""
+        """A machine from its `as_dict`. Raises TypeError, KeyError or AttributeError for anything else."""
         host = cls(name, Path(name))
         host._take_readings(values, "memory_total", "cores", "cpu", "memory_used")
         host._take_devices(values["devices"])

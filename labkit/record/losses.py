@@ -8,8 +8,8 @@ from labkit.record.records import Record, Report, Step
 
 
 class Counted(NamedTuple):
-    """What a record says about the losses: its own loss, if that counts, and the step after which those that counted
-    so far do not, which is 0 if none of them does."""
+    """What a record says about the losses: its own loss, if that counts, and the step after which earlier ones count no
+    longer, which is 0 if none of them does."""
 
     loss: float | None = None
     void_after: int | None = None

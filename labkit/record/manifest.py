@@ -92,7 +92,7 @@ class ScriptFacts:
 @dataclass(frozen=True)
 class Manifest:
     """What was launched. `torchrun` is the whole command, of which `program` and `args` are the script's; `gpus` as
-    CUDA_VISIBLE_DEVICES names them; `new_processes` says why the ranks are no forks; `cells` are the titles of the
+    CUDA_VISIBLE_DEVICES names them; `new_processes` says why the ranks are not forks; `cells` are the titles of the
     script's cells with the notebook cells that they came from."""
 
     name: str = ""
@@ -126,7 +126,7 @@ class Manifest:
 
     @classmethod
     def decode(cls, content: Any) -> Manifest:
-        """From what a file holds: what is missing or of another type is left out."""
+        """The manifest in the content of a file; what is missing or of another type is left out."""
         made = content if isinstance(content, dict) else {}
         cells = made.get("cells")
         given = cells.items() if isinstance(cells, dict) else ()

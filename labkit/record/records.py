@@ -119,7 +119,7 @@ class Step:
     peak: float | None
     retries: float | None
     PHASES: ClassVar = PHASES
-    # Of every row of `rows`, even if nothing was recorded.
+    # The columns of every row of `rows`, even if nothing was recorded in them.
     COLUMNS: ClassVar = (
         "rank",
         "attempt",
@@ -191,7 +191,7 @@ class End:
 
     @classmethod
     def read(cls, metrics: Path) -> End | None:
-        """From the end of a rank's file; None while it runs."""
+        """The record at the end of a rank's file; None while it runs."""
         return next((each for each in last_records(metrics, decode) if isinstance(each, cls)), None)
 
 
@@ -204,7 +204,7 @@ class Event:
     time: float | None
     step: int | None
     condition: str | None
-    values: dict[str, Scalar]  # that were set
+    values: dict[str, Scalar]  # what was set
     has_errors: bool
 
 

@@ -102,12 +102,12 @@ class State:
         return cls("lost", now, ended=now, cause=Cause("lost", gone))
 
     def write(self, folder: RunFolder) -> None:
-        """Raises OSError."""
+        """Write state.json. Raises OSError."""
         cause = dict(self.cause) if self.cause else None
         write_json(folder.state, asdict(replace(self, cause=None)) | {"cause": cause}, reserve=folder.reserve)
 
     def supervisor_is_alive(self, folder: RunFolder) -> bool:
-        """Whether the run's supervisor is, or is still about to start."""
+        """Whether the run's supervisor is alive, or still about to start."""
         supervisor = Node(folder).supervisor()
         if supervisor is None:
             return abs(time.time() - self.started) < STARTING_SECONDS
@@ -216,8 +216,8 @@ def merged(root: State, states: Sequence[State | None], heard: Sequence[bool]) -
 
 @dataclass(frozen=True)
 class LeftRunning:
-    """`processes` are such as "`python upload.py` (pid 4242)"; `killed` are those that labkit had to end. `until` is
-    when it does so, None if at once; `ended` is when none was left. Both are seconds since the epoch."""
+    """`processes` are texts such as "`python upload.py` (pid 4242)"; `killed` are those that labkit had to end. `until`
+    is when it does so, None if at once; `ended` is when none was left. Both are seconds since the epoch."""
 
     processes: tuple[str, ...] = ()
     until: float | None = None
@@ -226,7 +226,7 @@ class LeftRunning:
 
     @property
     def notice(self) -> str:
-        """For the final state of the run: it stays true."""
+        """The notice in the final state of the run, in words that stay true."""
         were = f"{_listed(self.processes)} {'was' if len(self.processes) == 1 else 'were'}"
         fate = f"had until {_clock(self.until)} to end" if self.until else "ended with the job"
         return f"{were} still running when its ranks had ended, and {fate}"
@@ -239,7 +239,7 @@ class LeftRunning:
         return f"labkit ended {_listed(self.killed)} at {_clock(self.ended)}, which its ranks had left running"
 
     def write(self, home: RunFolder) -> None:
-        """Raises OSError."""
+        """Write left-running.json. Raises OSError."""
         write_json(home.left_running, asdict(self))
 
     @classmethod
@@ -258,5 +258,5 @@ def _listed(names: tuple[str, ...]) -> str:
 def _clock(seconds: float) -> str:
     try:
         return time.strftime("%H:%M:%S", time.localtime(seconds))
-    except (OverflowError, ValueError, OSError):  # a number that is no time
+    except (OverflowError, ValueError, OSError):  # a number that is not a time
         return "an unknown time"

@@ -117,8 +117,8 @@ def _of_step(record: Step, loss: float | None) -> Row:
 
 @dataclass
 class Glance:
-    """The newest `loss`, which may be NaN, and the finite `losses` in order; `newest` and `best` by name of a metric,
-    best for those of an evaluation only."""
+    """The newest `loss`, which may be NaN, and the finite `losses` in order; the `newest` and `best` values by name of
+    a metric, the best only of evaluated ones."""
 
     loss: float | None = None
     losses: list[float] = field(default_factory=list)
@@ -127,14 +127,14 @@ class Glance:
 
     @property
     def metrics(self) -> dict[str, float]:
-        """By name the best value of each evaluated metric, the newest of each other one, and the newest loss."""
+        """The best value of each evaluated metric, the newest of each other one, and the newest loss, by name."""
         return self.newest | self.best | ({} if self.loss is None else {"loss": self.loss})
 
     @classmethod
     def read(cls, folder: RunFolder, *, only: str = "") -> Glance:
-        """Of the newest attempt, what its first rank recorded, and for newest values the mean over its first eight
-        ranks. In a run of more than 256 KiB a best value that the script does not report (as `best_…`) is the best of
-        those read. `only`: the records without this metric are skipped, and of the loss all but the newest."""
+        """What the first rank of the newest attempt recorded, as newest values the means over eight ranks. In a run of
+        more than 256 KiB a best value that the script does not report (as `best_…`) is the best of those read.
+        With `only`, records without this metric are skipped, and all but the newest of the loss."""
         latest = folder.latest
         first, *others = latest.started_ranks()[:RANKS] or [0]
         part = (END_BYTES, 1) if only == "loss" else (WHOLE_BYTES, PARTS)
@@ -192,7 +192,7 @@ def _backwards(text: bytes, part: bytes) -> Iterator[bytes]:
 
 
 def _lines(path: Path, most: int, parts: int) -> bytes:
-    """Whole lines only."""
+    """The whole lines in the parts that are read."""
     text = b""
     try:
         with opened(path) as file:
