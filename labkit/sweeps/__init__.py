@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from labkit.sweeps.results import best_of as best_of  # the result with the best value
     from labkit.sweeps.sweeper import stop_runs as stop_runs  # stops many runs at the same time
     from labkit.sweeps.view import SweepDashboard as SweepDashboard  # the live view of a sweep
-    from labkit.sweeps.view import headline as headline  # how many points stand how, and the best of them
+    from labkit.sweeps.view import headline as headline  # how many points are in which state, and the best of them
     from labkit.sweeps.view import named as named  # the parameters in which a point differs from the others
     from labkit.sweeps.view import sweep_bundle as sweep_bundle  # a sweep without widgets, as a MIME bundle
     from labkit.sweeps.view import sweep_text as sweep_text  # a sweep for a terminal

@@ -83,7 +83,7 @@ class SweepOptions(LaunchOptions):
         return [name for name in cls.names() if name not in LaunchOptions.names()]
 
     def check(self) -> None:
-        """Raises LaunchError for a value that no sweep can have."""
+        """Raise LaunchError for a value that no sweep can have."""
         if self.hosts is not None:
             raise LaunchError("a sweep runs on one machine; leave hosts out, or launch its points one by one")
         if self.min_ranks is not None:

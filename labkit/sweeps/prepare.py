@@ -202,7 +202,7 @@ def _all_save(launches: list[Launch]) -> bool:
 
 @contextmanager
 def _starting(folder: SweepFolder) -> Iterator[None]:
-    """One process at a time starts that of a sweep. Raises RunFolderError if the folder is gone or not writable."""
+    """Let one process at a time start that of a sweep. Raises RunFolderError if the folder is gone or not writable."""
     import fcntl  # missing on native Windows, where the sweep is refused earlier
 
     try:

@@ -152,7 +152,7 @@ def _nodes(manifest: Manifest) -> int:
 
 
 def _speedup(base: dict[str, Any], other: dict[str, Any]) -> float | None:
-    """None unless both runs succeeded on the same number of samples; otherwise times are not comparable."""
+    """The ratio of training times; None unless both runs succeeded on the same number of samples."""
     same = base["state"] == other["state"] == "succeeded" and base["samples"] == other["samples"]
     times = (base["training_seconds"], other["training_seconds"])
     return times[0] / times[1] if same and all(times) else None

@@ -56,7 +56,7 @@ def _metric_keys(metrics: Mapping[str, float]) -> SortKeys:
 
 
 def _parameter_key(text: str) -> tuple[int, float | str]:
-    """Sorts numbers before text."""
+    """A sort key that puts numbers before text."""
     try:
         number = finite(float(text))
     except ValueError:

@@ -94,7 +94,7 @@ class Timeline:
         return animated(self.of_step(step), self.ranks, self._title(step))
 
     def _title(self, step: int | None = None) -> str:
-        """Fractions are means over all recorded steps; a pipeline's bubble is that of the drawn step."""
+        """The title, with fractions as means over all recorded steps, but a pipeline's bubble in the drawn step."""
         mean = self.table.mean()
         computing = sum(mean[kind] for kind in COMPUTE) / mean["step_seconds"]
         parts = [f"{computing:.0%} of a step is compute", f"{mean['waiting'] / mean['step_seconds']:.0%} waiting"]

@@ -24,7 +24,7 @@ class Line(Protocol):
 
 
 def thinned(line: Line, most: int) -> list[Point]:
-    """Merges neighbouring points until at most so many are left, but no fewer than FEWEST; merged ones keep both
+    """Merge neighbouring points until at most `most` are left, but no fewer than FEWEST; merged ones keep both
     extremes."""
     points = line.points()
     group = next((n for n in GROUPS if n * max(FEWEST, most) >= len(points)), len(points))

@@ -67,7 +67,7 @@ def bars(
 
 
 def _legend(categories: Sequence[str]) -> str:
-    """In the order in which a bar is stacked."""
+    """The legend, in the order in which a bar is stacked."""
     marks = "".join(
         f'<span style="white-space:nowrap"><span style="display:inline-block;width:10px;height:10px;'
         f'border-radius:2px;background:{Palette.MEMORY[name]};margin:0 4px 0 0"></span>{name}</span>'
@@ -77,7 +77,7 @@ def _legend(categories: Sequence[str]) -> str:
 
 
 def _bar(row: Bar, y: float, scale: float, line: float | None, *, first: bool) -> str:
-    """`line` is where the limit is; the note does not cross it."""
+    """A bar with its name and its note, which does not cross the limit, at `line`."""
     middle = y + ROW - 5
     name = f"{'▸ ' if row.chosen else ''}{row.name}" if first else ""
     if row.source != "formulas":

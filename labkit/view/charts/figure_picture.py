@@ -273,7 +273,7 @@ class _Picture:
         return [defaults | shape for shape in self.layout.get("shapes") or ()]
 
     def _pixel(self, value: Any, ref: str, horizontal: bool) -> float | None:
-        """A coordinate of a shape or an annotation: of an axis, of its domain, or of the paper."""
+        """The pixel of a shape's or annotation's coordinate, which is of an axis, of its domain, or of the paper."""
         name, domain = ref.removesuffix(" domain"), ref.endswith(" domain") or ref == "paper"
         cell = next((c for c in self._cells() if name in c), self._cells()[0])
         box = self._box(*cell)

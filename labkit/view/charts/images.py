@@ -76,14 +76,14 @@ def _replaced(match: re.Match[str]) -> str:
 
 
 def spark_text(values: Sequence[float]) -> str:
-    """At most 24 characters, scaled from the minimum to the maximum; a spike within a character is kept."""
+    """A curve of at most 24 characters, scaled from the minimum to the maximum; a spike within a character is kept."""
     group = -(-len(values) // SPARK_LETTERS) or 1
     tops = [max(values[i : i + group]) for i in range(0, len(values), group)]
     return "".join(SPARKS[round(height * (len(SPARKS) - 1))] for height in _scaled(tops))
 
 
 def spark_svg(values: Sequence[float], line: int | None = 0) -> str:
-    """Drawn in the style of a chart's `line`, or in grey; empty without values."""
+    """A small curve in the style of a chart's `line`, or in grey; empty without values."""
     group = -(-len(values) // SPARK_POINTS) or 1
     heights = _scaled(values[group - 1 :: group])
     step = (SPARK_WIDTH - 2) / max(1, len(heights) - 1)

@@ -159,7 +159,7 @@ def ask_ranks(control: Any, answer: Any, action: Callable[[], str]) -> None:
 
 
 class Reached(Protocol):
-    """The run that they act on."""
+    """What ReachControls need of the run that they act on."""
 
     def ask(self, expression: str) -> pd.DataFrame: ...
     def set(self, **options: Any) -> int: ...
@@ -168,7 +168,7 @@ class Reached(Protocol):
 
 
 class ReachControls:
-    """What a request says, or why it failed, is shown in `answer`, a widget of the view."""
+    """Buttons that send requests to a run's ranks. The result, or why it failed, is shown in `answer`, a widget."""
 
     def __init__(self, run: Reached, answer: Any):
         import ipywidgets as widgets

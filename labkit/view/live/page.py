@@ -153,7 +153,7 @@ def _strips(reader: RunReader) -> str:
 
 @lru_cache(maxsize=8)
 def _folded_strips(reader: RunReader, time: int) -> str:
-    """The strips are drawn again only after STRIPS_SECONDS, because with many ranks they are the most expensive part of
+    """The strips, drawn again only after STRIPS_SECONDS, because with many ranks they are the most expensive part of
     the page."""
     folds = reader.folds
     assert folds is not None
@@ -179,7 +179,7 @@ def _warnings(folder: RunFolder, state: State) -> list[str | None]:
 
 
 def _failed_exports(folder: RunFolder) -> list[str]:
-    """A live export that stopped: the run goes on without it."""
+    """The live exports that stopped; the run goes on without them."""
     exports = read_json(folder.exports)
     failures = exports.items() if isinstance(exports, dict) else ()
     return [f"not exported to {to}: {e['error']}" for to, e in failures if isinstance(e, dict) and e.get("error")]

@@ -24,8 +24,8 @@ SLOW_FIRST = 2.0  # times the slowest of all other steps: it compiled, or loaded
 
 @dataclass(frozen=True)
 class Look:
-    """How charts are drawn: over which of AXES, on which of SCALES, smoothed by an exponential moving average that
-    keeps this share of the value before (0: not), only the chart of this title (empty: all), and how many in a row."""
+    """How charts are drawn: over which of AXES, on which of SCALES, which share of the value before an exponential
+    moving average keeps (0: none), only the chart with this title (empty: all), and how many in a row."""
 
     axis: str = "time"
     scale: str = "automatic"
@@ -210,7 +210,7 @@ def _extremes(series: Series) -> tuple[float, float, float]:
 
 
 def _place(reader: RunReader, history: RankHistory, axis: str) -> Callable[[float], float]:
-    """Converts seconds since the launch to a value of the axis, along a rank's steps."""
+    """A function from seconds since the launch to a value of the axis, along a rank's steps."""
     if axis == "time":
         return float
     steps = history.series["step"].points()

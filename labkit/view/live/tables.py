@@ -28,7 +28,7 @@ def rank_table(reader: RunReader) -> str:
 
 
 def _window(histories: list[RankHistory]) -> str:
-    """Over which steps the figures in the table, and the shares in the verdict, are means."""
+    """The steps over which the figures in the table, and the shares in the verdict, are means."""
     if not any(h.recent_step_seconds for h in histories):
         return ""
     steps = max(h.recent_steps for h in histories)

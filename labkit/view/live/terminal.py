@@ -27,8 +27,8 @@ LINE = re.compile(r"labkit: (?P<text>.*) (?P<facts>\{.*\})\s*$")
 
 
 class StatusLine:
-    """One terminal line, rewritten in place. If stdout is not a terminal, lines, which a program can also read if they
-    are `for_programs`."""
+    """One terminal line, rewritten in place; if stdout is not a terminal, one line after another, which a program can
+    also read if they are `for_programs`."""
 
     def __init__(self, *, for_programs: bool = True) -> None:
         self.is_live = sys.stdout.isatty()
@@ -104,7 +104,7 @@ class Screen:
 
 
 def _show_cursor() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a third one
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a third interrupt is ignored
     print("\x1b[?25h", end="", flush=True)
 
 

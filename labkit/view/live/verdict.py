@@ -226,7 +226,7 @@ def communication(ranks: Ranks) -> str:
 
 
 def grows(ranks: Ranks) -> str:
-    """Memory that keeps growing, for example by a list of losses with their graphs, ends in out of memory."""
+    """Memory that keeps growing, for example by a list of losses with their graphs, ends in an out-of-memory error."""
     for history in ranks.histories:
         lows = [low for _, low, _, _ in history.series["memory"].points()]
         quarter = len(lows) // 4
@@ -253,7 +253,7 @@ def no_problem(ranks: Ranks) -> str:
 
 
 def compute_bound(ranks: Ranks) -> str:
-    """Names the phases of a step on the rank that waits least. Empty if they are unknown, or if it is unknown how long
+    """Name the phases of a step on the rank that waits least. Empty if they are unknown, or if it is unknown how long
     several ranks wait for each other in backward."""
     if len(ranks.histories) > 1 and not all(h.communicates for h in ranks.histories):
         return ""
