@@ -49,7 +49,7 @@ def leave_out_of_compilation(function: Callable[..., Any], *, with_callees: bool
 
 
 def with_late_resume(code: CodeType) -> CodeType:
-    """The code, also of the functions in it."""
+    """The code, and that of the functions in it, which executes RESUME before each of its ends instead."""
     constants = (with_late_resume(each) if isinstance(each, CodeType) else each for each in code.co_consts)
     code = code.replace(co_consts=tuple(constants))
     if code.co_flags & GENERATORS:

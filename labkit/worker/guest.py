@@ -1,4 +1,4 @@
-"""Is a rank's guest: in the interpreter of a training script from before its first line until after its last.
+"""Acts as a rank's guest: in a training script's interpreter, from before its first line until after its last.
 
 torchrun starts `python -u RUN/guest.pyc train.py …` for each rank; warm/process.py of the launcher makes that file.
 Until the script imports torch, or asks for the logger of its metrics, the guest needs only modules that every
@@ -63,7 +63,7 @@ def main() -> None:
 
 
 class Guest:
-    """One rank's. `recording` observes the training, once there is something to observe."""
+    """The guest of one rank. `recording` observes the training, once there is something to observe."""
 
     def __init__(self, file: str, *words: str) -> None:
         self.labkit = main.__code__.co_filename.rpartition("/worker/")[0]  # the package's folder
@@ -292,7 +292,7 @@ class Guest:
             pass  # the cause is then derived from what the rank has printed
 
     def end(self) -> None:
-        """The last words. atexit calls this when the script's threads have ended, and after all of its handlers."""
+        """Write the last words. atexit calls this once the script's threads have ended, after all of its handlers."""
         if os.getpid() != self.pid:
             return
         if self.recording is not None:

@@ -124,7 +124,7 @@ def _hook_grad_scaler(torch: Any, probe: Observer) -> None:
     base, step = torch.amp.GradScaler, torch.amp.GradScaler.step
 
     def observe_scale(kind: Any) -> None:
-        """If this class of scalers has a `scale` of its own."""
+        """Observe `scale`, if this class of scalers has one of its own."""
         scale = vars(kind).get("scale")
         if not hasattr(scale, "__code__"):
             return
@@ -192,7 +192,7 @@ class Optimizers:
         self.counted: Callable[[], Any] = lambda: None  # a weak reference, as yet to nothing
         self.several = self.mixed = False
         self.trainings = self.start = 0
-        self._others: dict[int, tuple[Callable[[], Any], bool]] = {}  # those that stepped since; after a backward?
+        self._others: dict[int, tuple[Callable[[], Any], bool]] = {}  # that stepped since, and whether after a backward
         self._earlier: list[Callable[[], Any]] = []  # those whose steps were counted before
 
     def steps_made(self, optimizer: Any, passes: int, step: int) -> int:

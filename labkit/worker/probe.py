@@ -313,7 +313,7 @@ class Probe:
             self.recorder.write({"k": "model"} | self._place | held_by(live_optimizers()))
 
     def _find_device(self, torch: Any, optimizer: Any) -> None:
-        """After the first step the script has chosen its device."""
+        """Find the device, which the script has chosen by its first step."""
         first = next(p for group in optimizer.param_groups for p in group["params"])  # a group may be empty
         device = computing_device(torch, first.device)
         self._find_thread()

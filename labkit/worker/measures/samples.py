@@ -145,7 +145,7 @@ class Batches:
             streams.append(stream)
 
     def ended(self, iterator: Any) -> None:
-        """An iterator has no more batches."""
+        """Note that an iterator has no more batches."""
         if stream := iterator.__dict__.get(STREAM):
             stream.has_ended = True
 
@@ -182,8 +182,8 @@ class Batches:
         return self._of_several(passes)
 
     def _of_several(self, passes: int) -> float:
-        """A loader that no step has used before, and that goes on, may be the training's or an evaluation's; one that
-        has ended before the next backward pass is an evaluation's."""
+        """As `of_step`, if several loaders may be meant. One that no step has used before, and that goes on, may be the
+        training's or an evaluation's; one that has ended before the next backward pass is an evaluation's."""
         fetched = [stream for stream in self._streams if stream.sizes]
         if not fetched:
             return math.nan

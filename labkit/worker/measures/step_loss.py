@@ -52,7 +52,7 @@ class Term(NamedTuple):
     factors: Sequence[Any]  # by which the last operations multiplied it, outermost first
     count: Any  # by which the innermost of these divided it, None if none did
     values: Any  # how many values it sums up, or the sum of their weights; 0 if it is not a sum
-    has_weights: bool  # these values
+    has_weights: bool  # whether these values have weights
     is_mean: bool
 
 
@@ -98,7 +98,7 @@ def weighting(passes: list[Pass]) -> str:
 
 
 def _compared(passes: list[Pass], is_shared: bool) -> str:
-    """The same. `is_shared`: one tensor divided all passes, which are not means."""
+    """As `weighting`, from the terms. `is_shared`: one tensor divided all passes, which are not means."""
     if any(_float(one.gradient) != 1 for one in passes):
         return WEIGHTED
     addends = [[_read(term) for term in terms] for terms in zip(*(one.terms for one in passes), strict=False)]
@@ -285,7 +285,7 @@ def _numbers(one: Pass) -> Iterator[Any]:
 
 
 def _read(term: Term) -> Term:
-    """The same with numbers instead of tensors."""
+    """The term with numbers instead of tensors."""
     factors, count, values = ([*map(_float, each)] for each in (term.factors, [term.count], [term.values]))
     return Term(factors, count[0], values[0], term.has_weights, term.is_mean)
 

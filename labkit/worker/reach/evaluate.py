@@ -127,7 +127,7 @@ def _caught(evaluation: Callable[[], dict[str, Any]], limit: float, *, whole_tra
 
 @contextlib.contextmanager
 def _same_random_state() -> Iterator[None]:
-    """Expressions that draw random numbers leave the training's unchanged."""
+    """Keep the training's random state as it is, even if expressions draw random numbers."""
     import torch
 
     devices = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []

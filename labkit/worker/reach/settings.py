@@ -46,7 +46,7 @@ class Settings:
                     group[name] = value
 
     def change(self, values: Mapping[str, Any], optimizer: Any) -> None:
-        """None gives an option back to the script. Raises ValueError, and changes nothing, if one cannot be set."""
+        """Change options; None gives one back to the script. Raises ValueError, changing none, if one cannot be set."""
         args, notes = _of_our_script(optimizer)
         for name, value in values.items():
             current = _current(name, args, optimizer)
@@ -68,8 +68,8 @@ class Settings:
         notes[KEY] = {name: pair for name, pair in kept.items() if pair[0] is not None}
 
     def restore(self, optimizer: Any) -> None:
-        """Before the first step: the settings in the checkpoint that the run resumes from, except those that the
-        command line changes."""
+        """Before the first step, restore the settings in the checkpoint that the run resumes from, except those that
+        the command line changes."""
         args, notes = _of_our_script(optimizer)
         kept = notes.pop(KEY, {})
         values = {name: value for name, (value, original) in kept.items() if getattr(args, name, None) == original}
@@ -80,7 +80,7 @@ class Settings:
 
 
 def _of_our_script(optimizer: Any) -> tuple[Any, dict[str, Any]]:
-    """Its arguments and what its checkpoints note; None and nothing if the script is not one of labkit's."""
+    """The arguments of one of labkit's scripts and what its checkpoints note; None and nothing for any other."""
     names = names_around(optimizer)
     notes = getattr(names.get("checkpoints"), "notes", None)
     return (names.get("args"), notes) if isinstance(notes, dict) else (None, {})
