@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from labkit.write.compose import with_extra as with_extra  # the cells of a script with those of one more extra
     from labkit.write.contract import as_cell as as_cell  # the Cell made of a text, a function or a class
     from labkit.write.script import Script as Script  # a training script
-    from labkit.write.script import read_file as read_file  # the content of a file of the user's
-    from labkit.write.script import text_of as text_of  # the text of a file of Python
+    from labkit.write.script import read_file as read_file  # the content of a user's file
+    from labkit.write.script import text_of as text_of  # the text of a Python file
     from labkit.write.script_options import Option as Option  # one `--flag` of a script
     from labkit.write.script_options import check_flags as check_flags  # refuses a flag that a script does not have
     from labkit.write.script_options import command_line as command_line  # parameters as the script's arguments

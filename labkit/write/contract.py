@@ -293,7 +293,7 @@ def check_names(cell: Cell, head: Cell, cells: Sequence[Cell]) -> None:
 
 
 def _check_clash(cell: Cell, other: Cell, *, is_later: bool) -> None:
-    """Of two definitions the later one counts. This is intended if cells with this title replace a default."""
+    """Raise ScriptError if both define a name, unless cells with this title are meant to replace a default."""
     intended = library().names_of(cell.title) if is_later else frozenset()
     clash = sorted(name for name in cell.defines & other.defines - intended if not _same_import(cell, other, name))
     if clash:
