@@ -69,7 +69,7 @@ TAIL_BYTES = 200_000  # of a log
 
 
 def opened(path: Path) -> BinaryIO:
-    """A file opened for reading. Raises OSError, also for a symbolic link, a pipe or a device."""
+    """A file opened for reading. Raises OSError, including for a symbolic link, a pipe or a device."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
@@ -124,7 +124,7 @@ def is_deleted(path: Path) -> bool:
 
 
 def read_bytes(path: Path) -> bytes:
-    """The content of such a file. Raises OSError, also if it is larger than LARGEST_BYTES."""
+    """The content of such a file. Raises OSError, even if it is only larger than LARGEST_BYTES."""
     with opened(path) as file:
         if os.fstat(file.fileno()).st_size > LARGEST_BYTES:
             raise OSError(errno.EFBIG, "too large", str(path))
@@ -132,7 +132,7 @@ def read_bytes(path: Path) -> bytes:
 
 
 def read_text(path: Path) -> str:
-    """The text of such a file, with invalid UTF-8 replaced. Raises OSError, also if it is larger than LARGEST_BYTES."""
+    """The text of such a file, with invalid UTF-8 replaced. Raises OSError as `read_bytes` does."""
     return read_bytes(path).decode("utf-8", "replace")
 
 

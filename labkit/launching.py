@@ -29,7 +29,7 @@ def launch(
 ) -> Run:
     """Start a script on every rank with torchrun and return immediately; a notebook shows the live view.
 
-    `script` is a Script, the name of one of labkit's own ("ddp"), or a path to any torchrun script, also a folder or
+    `script` is a Script, the name of one of labkit's own ("ddp"), or a path to any torchrun script, folder or
     archive with a `__main__.py`; `module="package.train"` starts a module instead, as `torchrun -m` does. The fields of
     LaunchOptions are keywords of this function. All other `parameters` become options of the script (`steps=200` is
     `--steps 200`), and `args` are passed to it unchanged. `nproc_per_node="auto"` is one rank per GPU, or two on the

@@ -82,7 +82,7 @@ class RankFile:
         return os.pread(self.descriptor, size, 0)
 
     def let_go(self) -> None:
-        """Discard what a forked child writes from now on, also what faulthandler writes."""
+        """Discard what a forked child writes from now on, including what faulthandler writes."""
         if self._status() == self._identity:
             os.close(self.descriptor)
         self.path = os.devnull

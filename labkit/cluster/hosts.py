@@ -71,7 +71,7 @@ def begin(
     try:
         _each(names, begin_node)
     except BaseException:  # an interrupt, too: nobody would know of the nodes that have started
-        removed = folder.path.rename(folder.path.with_name(f".{folder.id}"))  # ends them, also the late ones
+        removed = folder.path.rename(folder.path.with_name(f".{folder.id}"))  # ends them, even the late ones
         shutil.rmtree(removed, ignore_errors=True)
         raise
     if tied:
@@ -122,7 +122,7 @@ def _look(names: list[str], root: Path, visible_devices: str | None) -> list[dic
 
 
 def _ranks(names: list[str], machines: list[Hardware], wanted: int | str, backend: str | None) -> int:
-    """Ranks per host. Raises LaunchError when a host cannot have as many, or is asked for its GPUs twice."""
+    """Ranks per host. Raises LaunchError when a host cannot run that many, or would use its GPUs twice."""
     counts = []
     for host, machine in zip(names, machines, strict=True):
         try:

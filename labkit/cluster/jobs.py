@@ -197,7 +197,7 @@ def state_of_run(folder: RunFolder) -> State:
     is_known = job.state != "GONE" or (own.state in ("succeeded", "failed") and state == own)
     if job.is_over and state.is_final and is_known:
         state = replace(state, ended=state.ended or time.time())
-        with suppress(OSError):  # of somebody else's run, or on a full disk
+        with suppress(OSError):  # somebody else's run, or a full disk
             state.write(folder)
     return state
 

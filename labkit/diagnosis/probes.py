@@ -88,7 +88,7 @@ def _version(package: str) -> str | None:
 
 
 def torch_build(here: Hardware) -> TorchBuild | None:
-    report = None if here.gpu_problem else torch_report(here.visible_devices)  # which takes as long as the first time
+    report = None if here.gpu_problem else torch_report(here.visible_devices)  # this takes as long as the first time
     return TorchBuild(report["cuda"], tuple(report["kernels"]), tuple(report["uuids"])) if report else None
 
 

@@ -127,7 +127,7 @@ def _encodable(value: Any) -> Any:
 
 @contextmanager
 def _replacing(path: Path) -> Iterator[BinaryIO]:
-    """A file that takes the place of `path` once it is complete, also of a symbolic link. Raises LabError."""
+    """A file that replaces `path`, even a symbolic link, once it is complete. Raises LabError."""
     new = path.with_name(f".{path.name}.new")
     try:
         new.unlink(missing_ok=True)

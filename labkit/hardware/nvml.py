@@ -38,7 +38,7 @@ class NvmlCard(TypedDict):
 
 
 class NvmlLink(TypedDict):
-    """Two GPUs: the `path` between them, and whether each can read the other's memory, also over NVLink."""
+    """Two GPUs: the `path` between them, whether each can read the other's memory, and whether over NVLink."""
 
     first: int
     second: int

@@ -56,7 +56,7 @@ def torchrun_seconds() -> float:
 
 
 class Activity:
-    """Whether the ranks of a run still do anything after an interrupt. One of them may wait for another, also on
+    """Whether the ranks of a run still do anything after an interrupt. One of them may wait for another, even on
     another node, and only then hear of the interrupt itself: what counts is the last thing that any of them did."""
 
     def __init__(self, ranks: Ranks, others_work: Callable[[bool], bool]):

@@ -1,4 +1,4 @@
-"""Builds the torchrun command of a run, also of one node of several, and the environment of its ranks."""
+"""Builds the torchrun command of a run, or of one node of several, and the environment of its ranks."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ RECORDED_PREFIXES = ("CUDA_", "NCCL_", "GLOO_", "TORCH_", "PYTORCH_", "OMP_", "M
 RECORDED = ("KAGGLE_KERNEL_RUN_TYPE", "PYTHONPATH", "PYTHONSAFEPATH", "LD_PRELOAD")
 # Where NCCL's watchdog writes its flight record at a time limit, followed by the rank; the second name is the older.
 NCCL_DUMPS = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
-# The watchdog sleeps four times as long after a time limit before it ends the rank: 60 s by torch's default.
+# After a time limit the watchdog sleeps four times this long before it ends the rank: 60 s by torch's default.
 DUMP_MILLISECONDS = "2500"
 # shutdown.py decides how long ranks may save, so torchrun's limit (30 s, fixed before torch 2.13) must be longer.
 OWN_GRACE = {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "180"}

@@ -96,7 +96,7 @@ def _with_another_precision(requested: Candidate, precision: str, search: Search
 
 
 def _choice(rows: list[Candidate], precision: str) -> Candidate | None:
-    """The same choice whichever strategy was requested. Another precision or a superseded strategy is chosen only if
+    """The choice, whichever strategy was requested. Another precision or a superseded strategy is chosen only if
     nothing else fits."""
     current = [row for row in rows if row.strategy not in SUPERSEDED]
     for among in (current, rows):

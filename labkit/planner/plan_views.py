@@ -44,7 +44,7 @@ def plan_html(
     limit: float | None = None,
     limit_name: str = "",
 ) -> str:
-    """The same, with `drawn` as bars against a limit of `limit` bytes."""
+    """The plan as HTML, with `drawn` as bars against a limit of `limit` bytes."""
     first, *more = verdict or [""]
     head = f"<b>{escaped(first)}</b>" + "".join(f"<div>{escaped(text)}</div>" for text in more)
     picture = bars(drawn, limit, limit_name)

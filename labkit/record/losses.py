@@ -16,7 +16,7 @@ class Counted(NamedTuple):
 
 
 class Losses:
-    """Says which of the losses that a rank recorded in one attempt count, record by record: the script's own rather
+    """Says record by record which of the losses that a rank recorded in one attempt count: the script's own rather
     than the probe's, and none from the step on from which several optimizers each had their own.
 
     `newest` is the newest training's, None if it has none; `what` says what that is, or why there is none, and is empty

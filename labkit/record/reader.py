@@ -88,23 +88,23 @@ class RunReader:
 
     @property
     def rank_numbers(self) -> range | list[int]:
-        """The ranks of the newest attempt that have started; of a folded run all."""
+        """The ranks of the newest attempt that have started; all of them in a folded run."""
         return range(self.folds.world_size) if self.folds else list(self.current)
 
     def lines(self, name: str) -> dict[int, Series]:
-        """A metric over time by rank; of a folded run only one line, its median and range over all ranks."""
+        """A metric over time by rank; for a folded run only one line, its median and range over all ranks."""
         if self.folds:
             return {0: self.folds.series[name]}
         return {rank: history.series[name] for rank, history in self.ranks.items()}
 
     def samples(self) -> list[float]:
-        """How many samples each rank has processed; of a folded run the mean for each."""
+        """How many samples each rank has processed; for a folded run the mean as that of each."""
         if self.folds:
             return [self.folds.samples / self.folds.world_size] * self.folds.world_size
         return [h.totals["samples"] for h in self.ranks.values() if h.totals["samples"]]
 
     def throughputs(self) -> list[float]:
-        """Samples per second of each rank, from its newest record; of a folded run the mean for each."""
+        """Samples per second of each rank, from its newest record; for a folded run the mean as that of each."""
         if self.folds:
             return [self.folds.throughput / self.folds.world_size] * self.folds.world_size
         return [h.latest["throughput"] for h in self.current.values() if "throughput" in h.latest]

@@ -137,7 +137,7 @@ class Step:
 
     @staticmethod
     def last(metrics: Path) -> int:
-        """The step in the last complete record of a rank's file that has one, also of a report; else 0."""
+        """The step in the last complete record, even a report, of a rank's file that has one; else 0."""
         ends = last_records(metrics, decode)
         return next((each.step for each in ends if isinstance(each, Step | Report) and each.step is not None), 0)
 

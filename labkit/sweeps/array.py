@@ -92,7 +92,7 @@ def settled_points(folder: SweepFolder, state: SweepState, results: Sequence[Res
 
 
 def stop_points(results: Sequence[Result]) -> None:
-    """Stop runs, also those that wait in the queue: these first, so that none starts instead of one that has ended."""
+    """Stop runs, those that wait in the queue first, so that none starts instead of one that has ended."""
     runs = [result.folder for result in results if result.folder is not None and result.is_pending]
     runs.sort(key=lambda run: not _waits(job_of(run)))
     stop_runs(runs, stop_run)

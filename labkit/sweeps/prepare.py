@@ -139,8 +139,8 @@ def environment_of(folder: SweepFolder, env: Mapping[str, str] | None) -> dict[s
 def _prepared(
     script: Script, source: Path | None, options: LaunchOptions, points: list[dict[str, Any]], nodes: Nodes | None
 ) -> list[Launch]:
-    """The launch of every point. The script is checked once for each set of parameters: they decide about its extras,
-    and their values about nothing but the arguments."""
+    """The launch of every point. The script is checked once for each set of parameters: their names decide about its
+    extras, and their values only about its arguments."""
     checked: dict[frozenset[str], Launch] = {}
     launches = []
     for point in points:

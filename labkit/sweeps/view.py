@@ -50,7 +50,7 @@ def sweep_html(title: str, state: SweepState, results: Sequence[Result], seen: R
 
 
 def sweep_text(title: str, state: SweepState, results: Sequence[Result], seen: Results) -> str:
-    """The same for a terminal."""
+    """The sweep as text for a terminal."""
     shown = _shown(results, seen)
     why = [state.sentence] if _says_why(state, results) else []
     lines = [

@@ -265,7 +265,7 @@ class Comparison:
         return {"text/plain": str(self), "text/html": as_image(html)}
 
     def _folded(self) -> tuple[list[dict[str, str]], list[str]]:
-        """The rows without what no run has and what is the same in all of them, and a sentence with the latter."""
+        """The rows without what no run has and what all have in common, and a sentence with the latter."""
         rows = self._rows()
         names = [name for name in dict.fromkeys(name for row in rows for name in row) if name != "run"]
         parameters = self._differing()  # also where the texts, which are cut, are equal

@@ -219,7 +219,7 @@ def _columns(rows: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def differing(parameters: Sequence[Mapping[str, Any]], by: str = "", most: int = PARAMETERS) -> list[str]:
-    """The options that the runs do not have in common, at most so many, first the one that they are sorted by."""
+    """The options that the runs do not have in common, at most `most`, first the one that they are sorted by."""
     names = dict.fromkeys([*_in_any(by, parameters), *(name for each in parameters for name in each)])
     return [name for name in names if name == by or len({str(each.get(name)) for each in parameters}) > 1][:most]
 

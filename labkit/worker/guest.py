@@ -133,7 +133,7 @@ class Guest:
         has_begun.acquire()  # the script may take the GIL and keep it
 
     def _dump_on_signal(self) -> None:
-        """Have all threads' stacks dumped on a signal, also while C code holds the GIL."""
+        """Have all threads' stacks dumped on a signal, even while C code holds the GIL."""
         if sys.platform == "linux":
             self.faulthandler.register(self.files.DUMP_SIGNAL, self.stacks.descriptor, all_threads=True)
 

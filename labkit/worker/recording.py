@@ -35,7 +35,7 @@ class Recording:
         self.probe.settings = Settings(None if self._rank else self._folder)
         self._reports, self._header = Reports(self.probe.recorder), header
         self._is_reachable, self._has_header = self._folder.requests.is_dir(), False
-        if sys.platform == "linux":  # a killed torchrun takes its ranks with it, also one that holds the GIL
+        if sys.platform == "linux":  # a killed torchrun takes its ranks with it, even one that holds the GIL
             ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
     def observe(self, torch: Any) -> None:

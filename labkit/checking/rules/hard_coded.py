@@ -122,7 +122,7 @@ def _place_given(tree: Tree, call: ast.Call) -> ast.expr | None:
 
 
 def _zero(tree: Tree, node: ast.expr | None) -> ast.expr | None:
-    """The literal for device 0, also through a name that is assigned once."""
+    """The literal for device 0, even through a name that is assigned once."""
     if isinstance(node, ast.Name):
         values = tree.values_of(node.id, node)
         literal = values[0] if len(values) == 1 and not tree.parameter(node.id, node) else None

@@ -401,7 +401,7 @@ class Tree:
 
     def wrapping(self, node: ast.AST | None) -> frozenset[str]:
         """The strategies that wrap the model in this expression, judged by its name: `model` after
-        `model = DDP(model)`, also in a function with a parameter of that name."""
+        `model = DDP(model)`, even in a function with a parameter of that name."""
         if node is None or not (name := spelled(node)):
             return frozenset()
         everywhere = [wrap for wrap in self.wraps if name in wrap.names]

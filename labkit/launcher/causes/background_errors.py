@@ -1,4 +1,4 @@
-"""Finds errors in a run that succeeded, of which part may never have happened: those that ended a thread, an atexit
+"""Finds errors in a run that succeeded though part of it may never have happened: those that ended a thread, an atexit
 handler or a child process of a rank, which Python reports on stderr before it goes on, and those that a script has
 turned into exit code 0.
 

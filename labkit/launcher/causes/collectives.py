@@ -18,7 +18,7 @@ UNEVEN = ("all_to_all", "gather", "scatter")
 
 @dataclass(frozen=True)
 class Call:
-    """A collective that a rank has called. `group` identifies the process group, also if two backends share a name;
+    """A collective that a rank has called. `group` identifies the process group, even if two backends share a name;
     `number` counts the calls in it; `created` is in ns since the epoch."""
 
     group: tuple[str, ...]

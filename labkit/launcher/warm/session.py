@@ -84,7 +84,7 @@ def prepare(folder: RunFolder, environment: Mapping[str, str]) -> None:
 
 
 def supervise(folder: RunFolder, environment: Mapping[str, str], descriptors: Sequence[int], *, owner: int) -> bool:
-    """Have the warm process start the run's supervisor, which takes as long as it still has to import torch. False if
+    """Have the warm process start the run's supervisor, which waits until it has imported torch. False if
     no warm process has begun to, or if a fork of it would differ from a new process. `descriptors` stay open until the
     supervisor exits; `owner` is the supervisor's."""
     with _lock, suppress(OSError):

@@ -72,7 +72,7 @@ def line_path(points: Iterable[tuple[float, float] | None], shape: str) -> str:
 
 
 def _piece(points: list[tuple[float, float]], shape: str) -> str:
-    if len(points) > MOST_POINTS:  # of neighbours the highest and the lowest, so that no spike is lost
+    if len(points) > MOST_POINTS:  # the highest and the lowest of neighbours, so that no spike is lost
         group = math.ceil(2 * len(points) / MOST_POINTS)
         chunks = [points[i : i + group] for i in range(0, len(points), group)]
         ends = ({min(c, key=lambda p: p[1]), max(c, key=lambda p: p[1])} for c in chunks)

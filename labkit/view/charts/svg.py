@@ -40,7 +40,7 @@ NEAR = 4.0  # a limit up to this multiple of the data is drawn to scale
 FLAT = 0.5  # an axis that need not start at zero does not if the lowest value exceeds this share of the highest
 DECADES = 30.0  # a loss that falls by more than this factor is drawn on a logarithmic axis
 NICE = (1, 1.5, 2, 2.5, 3, 4, 5, 6, 8, 10)
-X_TICKS, Y_TICKS, FEW_TICKS = 6, 5, 3  # at most so many intervals; few where many charts share the message
+X_TICKS, Y_TICKS, FEW_TICKS = 6, 5, 3  # at most this many intervals; few where many charts share the message
 ZEROS = re.compile(r"\.0+ ")  # in 15.00 GiB
 
 
@@ -402,7 +402,7 @@ def _thin_line(rank: int, line: list[Point], frame: _Frame) -> str:
 
 
 def _round_values(low: float, high: float, unit: float, most: int) -> list[float]:
-    """Round multiples of `unit` from `low` to `high`, in at most so many intervals."""
+    """Round multiples of `unit` from `low` to `high`, in at most `most` intervals."""
     rough = (high - low) / most / unit
     if rough < 1e-300:
         return [low]

@@ -178,7 +178,7 @@ def _marks(groups: Mapping[str, list[int]], rows: list[Row], tops: list[int], he
 
 
 def _latest(rows: list[Row], tops: list[int], late: Mapping[float, set[tuple[int, int]]], height: int) -> str:
-    """The number of the rank that was late most of those that were late more than is usual on their hosts."""
+    """The number of the rank that was late most, among those late more than is usual on their hosts."""
     weight, own = _lateness(rows, late), dict[str, list[float]]()
     for row, (host, _) in enumerate(rows):
         own.setdefault(host, []).append(weight[row])

@@ -56,7 +56,7 @@ def run_html(
 
 
 def run_text(folder: RunFolder, reader: RunReader, state: State) -> str:
-    """The same as plain text, for terminals, diffs and front ends that do not render HTML."""
+    """The run as plain text, for terminals, diffs and front ends that do not render HTML."""
     lines = [f"{folder.id}: {state.state} after {words.seconds(state.seconds)}", words.headline(reader, state)]
     lines += ["  ".join(f"{name} {value}" for name, value in values)] if (values := words.reported(reader)) else []
     lines += [words.attempt_ended(number, ended) for number, ended in enumerate(state.earlier, 1)]

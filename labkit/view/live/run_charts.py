@@ -190,7 +190,7 @@ class _Mean:
 
 
 def _pairs(histories: Iterable[RankHistory]) -> dict[str, tuple[str, str]]:
-    """By title of a chart: the name of the metric while training, and on other data; either may be empty."""
+    """The names of a metric while training, and on other data, by title of a chart; either may be empty."""
     pairs: dict[str, tuple[str, str]] = {}
     for name in dict.fromkeys(name for h in histories for name in h.scalars if _is_curve(h, name)):
         if name.startswith("best_"):  # marked in the chart of the metric

@@ -37,7 +37,7 @@ FEWEST = 4  # evaluations
 PATIENCE = 3  # evaluations without a better value
 RISES = 1.05  # a loss this many times its best
 LOSSES = 50  # fewest of them
-NEWEST, SHARE = 20, 0.2  # losses whose halves are compared: at least so many, and of a long run this share
+NEWEST, SHARE = 20, 0.2  # losses whose halves are compared: at least this many, in a long run this share
 ERRORS = 3.0  # standard errors by which means differ, if that is not noise
 
 

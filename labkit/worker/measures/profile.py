@@ -76,7 +76,7 @@ class StepProfile:
             self.stop()
 
     def stop(self) -> None:
-        """Stop the profiler, also if the training ends early; what it has recorded is kept."""
+        """Stop the profiler, even if the training ends early; what it has recorded is kept."""
         self._due, self._turns, self._done = False, False, True
         if self._profiler is not None:
             profiler, self._profiler = self._profiler, None
@@ -170,7 +170,7 @@ class StepTrace:
             self._optimizer = optimizer
 
     def stop(self) -> None:
-        """Stop tracing, also if the training ends early."""
+        """Stop tracing, even if the training ends early."""
         if self._tracker is not None:
             self._tracker.__exit__(None, None, None)
         self._optimizer = self._tracker = None

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 if TYPE_CHECKING:
     from types import FrameType
 
-# What the passes of a step are to each other, if the loss of the step is known, and why it is not.
+# What the passes of a step are to each other, if the loss of the step is known, or else why it is not.
 SHARES, MEANS = "shares", "means"
 ONE_COUNT = "n/a: sums of micro-batches divided by the same number, which may count one micro-batch or all"
 WEIGHTED = "n/a: backward passes with weights that do not sum to 1"
@@ -133,7 +133,7 @@ def _compared(passes: list[Pass], is_shared: bool) -> str:
 
 
 def _own(term: Term) -> float:
-    """By what a pass may have been weighted for reasons of its own: its count, which divided it, or its weights."""
+    """What a pass may have been weighted with for reasons of its own: its count, which divided it, or its weights."""
     own: float = (term.count or (term.values if term.has_weights else 1)) if term.values else 1
     return own
 

@@ -1,6 +1,6 @@
 """Defines the quantities of a training that expressions can use by name; `__all__` has their names.
 
-Norms are of the whole model, also where its parameters are sharded, so all ranks must call them together. The others
+Norms are of the whole model, even where its parameters are sharded, so all ranks must call them together. The others
 are of this rank's batch and shards, and only hooks can see them: what modules put out, and what an optimizer's step
 changes. A hook is set when its quantity is first asked for, which is then `UNSEEN`, a nan, until the next step.
 """

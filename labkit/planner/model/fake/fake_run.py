@@ -123,7 +123,7 @@ class FakeRun:
         return adapted
 
     def _without_data(self, model: nn.Module) -> nn.Module:
-        """The same for pretrained weights: they are pages of files, which are not read."""
+        """The model without the data of pretrained weights: they are pages of files, which are not read."""
         for module in model.modules():
             for tensors in _tensors_of(module):
                 for name, tensor in tensors.items():
