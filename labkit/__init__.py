@@ -42,7 +42,7 @@ def load_ipython_extension(shell: "Any") -> None:
 
 
 def _add_pictures() -> None:
-    """In IPython, plotly's figures are saved with a picture, because most viewers of notebooks cannot draw them."""
+    """Have IPython save plotly's figures with a picture, because most viewers of notebooks cannot draw them."""
     import sys
 
     ipython = sys.modules.get("IPython")

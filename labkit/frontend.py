@@ -52,7 +52,7 @@ def check_kernel(version: str) -> None:
 
 
 def _colab_draws_widgets() -> bool:
-    """Colab's own widget manager is made for ipywidgets 7 (googlecolab/colabtools #3020, #4525)."""
+    """Whether Colab's own widget manager can, which is made for ipywidgets 7 (googlecolab/colabtools #3020, #4525)."""
     try:
         return version("ipywidgets").startswith("7.")
     except PackageNotFoundError:

@@ -415,7 +415,7 @@ class Panel:
         return None
 
     def _show_still(self) -> None:
-        """Without widgets: display the prediction for the initial values once."""
+        """Display the prediction for the initial values once, without widgets."""
         from IPython.display import display
 
         self.count()
@@ -435,7 +435,7 @@ def panel_page(
     limit_name: str,
     runs: Sequence[Mapping[str, str]],
 ) -> str:
-    """`verdict` is "fits", "does not fit", "impossible", or "" while unknown; `runs` are table rows of texts."""
+    """The HTML. `verdict` is "fits", "does not fit", "impossible", or "" while unknown; `runs` are rows of texts."""
     mark = f"{pill(verdict, TINTS[verdict])} " if verdict else ""
     head = f'<div style="min-height:3em">{mark}{escaped(sentence)}</div>'
     return framed(f"{head}{bars(drawn, limit, limit_name)}{grid(runs)}")

@@ -247,7 +247,7 @@ def with_job(state: State, job: Job | None, last_line: str = "") -> State:
 
 
 def _between(state: State, job: Job) -> State:
-    """Before the first attempt, or the next one."""
+    """The state before the first attempt, or before the next one."""
     if job.is_waiting:
         why = REASONS.get(job.reason, f"({job.reason})" if job.reason else "")
         if job.restarts and job.reason == "BeginTime":  # Slurm delays the start of a requeued job

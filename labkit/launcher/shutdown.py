@@ -65,7 +65,7 @@ class Activity:
         self._changed = time.monotonic()  # when one of them ended, or worked on another node
 
     def seconds_idle(self) -> float:
-        """For how long none of them has worked or ended; infinite if all that are left here ignore SIGINT."""
+        """How long none of them has worked or ended; infinite if all that are left here ignore SIGINT."""
         now, left = time.monotonic(), _alive(self._ranks)
         hearing = [rank for rank, process in left.items() if disposition(process.pid, signal.SIGINT) != "ignored"]
         worked = max((self._work[rank].last() for rank in hearing), default=0.0)
@@ -234,7 +234,7 @@ class Leftovers:
         return self._record.notice if self._record.processes else None
 
     def outlive(self, must_end: Callable[[], StopRequest | None]) -> None:
-        """Return when they have ended. When their time is up, or `must_end()` says how, they are ended."""
+        """Wait until they have ended; end them when their time is up, or `must_end()` says how."""
         self._write()
         request = None
         while self._processes and time.monotonic() < self._until and not (request := must_end()):

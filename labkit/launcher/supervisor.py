@@ -116,7 +116,7 @@ class Supervisor:
         self.wait_for_leftovers()
 
     def wait_for_leftovers(self) -> None:
-        """After the final state of a run that has succeeded: wait for what its ranks left running, or end it. Nothing
+        """Wait for what the ranks of a run that has succeeded left running, after its final state, or end it. Nothing
         else waits for this process any longer."""
         if self.leftovers is not None:
             unlock_checkpoints(self.folder.checkpoint_folder())

@@ -192,7 +192,7 @@ def able_to(script: Script, parameters: Parameters) -> Script:
 
 @lru_cache(maxsize=1024)
 def _able_to(script: Script, name: str, missing: tuple[str, ...]) -> Script:
-    """`name` is part of the cache key, because the equality of scripts ignores it."""
+    """As `able_to`; `name` is part of the cache key, because the equality of scripts ignores it."""
     return completed(script, missing)
 
 

@@ -152,7 +152,7 @@ def _shown(history: RankHistory) -> dict[str, Any]:
 
 
 def _rounded(value: Any) -> Any:
-    """With five significant digits, except large numbers; nan and infinity, which JSON lacks, as None."""
+    """The value with five significant digits, except large numbers; nan and infinity, which JSON lacks, as None."""
     if isinstance(value, float):
         return None if finite(value) is None else value if abs(value) >= 1e5 else float(f"{value:.5g}")
     if isinstance(value, dict):

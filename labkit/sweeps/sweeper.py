@@ -314,7 +314,7 @@ def survivors(jobs: Sequence[Job], scores: Mapping[Job, float], factor: int) -> 
 
 
 def stop_runs(runs: Iterable[RunFolder], stop: Callable[[RunFolder], object]) -> None:
-    """`stop` each of them, some at a time: each may take the grace period of a run."""
+    """Call `stop` for each of them, some at a time: each may take the grace period of a run."""
     with ThreadPoolExecutor(STOPPING_AT_ONCE) as pool:
         for stopped in [pool.submit(stop, run) for run in runs]:
             try:

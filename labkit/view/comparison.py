@@ -133,7 +133,7 @@ def _shares(histories: list[RankHistory], phase: str) -> list[float]:
 
 
 def _recipe(manifest: Manifest, state: State) -> str:
-    """Runs with equal recipes are repeats: same script text, arguments but the seed, numbers of ranks and of nodes."""
+    """A text that is equal for repeats: same script text, arguments but the seed, numbers of ranks and of nodes."""
     # the run's own checkpoint folder does not count
     arguments = [arg for arg in manifest.args if not manifest.id or manifest.id not in arg]
     arguments = SEED.sub("", "\n".join(arguments)).split("\n")

@@ -96,7 +96,7 @@ class Guest:
         return module
 
     def start(self) -> None:
-        """Everything that must happen before the script's first line."""
+        """Do all that must happen before the script's first line."""
         builtin = {"atexit", "faulthandler"} - sys.modules.keys()
         import atexit
         import faulthandler

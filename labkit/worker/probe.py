@@ -287,7 +287,7 @@ class Probe:
             self._begin_step(clock())  # the time that it took is not part of the next step
 
     def _begin_training(self, passes: int) -> None:
-        """Another optimizer's steps are counted from this one on, which followed `passes` backward passes."""
+        """Count another optimizer's steps from this one on, which followed `passes` backward passes."""
         self._most = passes
         if not passes:
             self._losses = StepLoss(alone=True)

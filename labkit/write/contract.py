@@ -233,7 +233,7 @@ def _check_parameters(old: Cell, new: Cell, name: str, value: Any) -> None:
 
 
 def _check_options(cell: Cell, call: str, expected: ast.arguments, own: ast.arguments, value: Any) -> None:
-    """Imported objects do not take the script's options: `torch.optim.Adam` takes a learning rate in their place."""
+    """Refuse imported objects that do not take the script's options: `torch.optim.Adam` takes a learning rate there."""
     for ours, theirs in zip(expected.args, own.args, strict=False):
         if ours.arg == "args" != theirs.arg:
             raise ScriptError(

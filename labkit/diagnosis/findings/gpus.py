@@ -105,7 +105,7 @@ def kernels(facts: MachineFacts) -> Diagnosis | None:
 
 @detection
 def unseen(facts: MachineFacts) -> Diagnosis | None:
-    """The machine has GPUs, but torch has none."""
+    """The machine has GPUs, but torch sees none."""
     here, build, nvml = facts.hardware, facts.torch_build, facts.nvml
     cards = nvml.cards if nvml else ()
     are_here = here.unusable_gpus or (cards and here.visible_devices is None)

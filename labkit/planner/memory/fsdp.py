@@ -171,7 +171,7 @@ class Sharded:
             self.reduced.add(group)
 
     def _reduction(self, size: int) -> None:
-        """The input of a reduction is held until the next reduction."""
+        """Hold the input of a reduction until the next reduction."""
         self.ledger.held["communication"] += size - self.reducing
         self.reducing = size
 

@@ -186,7 +186,7 @@ def _backward_of_loss(ledger: Ledger, loss: Profile, wide: bool, samples: int) -
 
 
 def _input_gradients(ledger: Ledger, stage: Stage, samples: int) -> None:
-    """The first half of a backward: it frees nothing and adds what the weight gradients need."""
+    """Run the first half of a backward, which frees nothing and adds what the weight gradients need."""
     held, loss = ledger.held, _saved(stage.loss, samples) if stage.loss else 0
     if stage.loss:
         _backward_of_loss(ledger, stage.loss, stage.wide, samples)
@@ -201,7 +201,7 @@ def _input_gradients(ledger: Ledger, stage: Stage, samples: int) -> None:
 
 
 def _weight_gradients(ledger: Ledger, stage: Stage, samples: int) -> None:
-    """The second half of a backward."""
+    """Run the second half of a backward."""
     held = ledger.held
     for unit, (name, profile) in enumerate(zip(stage.names, stage.profiles, strict=True)):
         stage.keeper.before_backward(unit, 0)

@@ -58,7 +58,7 @@ class Reads:
             cls.scaling = before
 
     def all(self, declared: Mapping[str, Any]) -> dict[str, Any]:
-        """In JSON's types. `declared` are the defaults of all options by name."""
+        """What was read, in JSON's types. `declared` are the defaults of all options by name."""
         imported = (sys.modules[name] for name in sys.modules.keys() - self.modules)
         sources = {path for module in imported if isinstance(path := getattr(module, "__file__", None), str)}
         seen = {path: stamp for path in self.paths | sources if (stamp := _stamp(path))}

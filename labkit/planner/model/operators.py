@@ -125,7 +125,7 @@ def _is_view(func: Any) -> bool:
 
 
 def _is_depthwise(args: Sequence[Any]) -> bool:
-    """Convolutions have their groups last, their backward before the mask; the weight has one input channel then."""
+    """Whether a convolution is depthwise: then its weight, the last tensor of several axes, has one input channel."""
     tensors = [value for value in args if isinstance(value, torch.Tensor) and value.dim() > 2]
     return bool(tensors) and tensors[-1].shape[1] == 1 and tensors[-1].shape[0] > 1
 

@@ -119,7 +119,7 @@ class UnitTracker(Tracker):
         return lambda: storage() is not None
 
     def hold_in_stage(self, tensor: torch.Tensor) -> None:
-        """The tensor is the output of the unit or its gradient."""
+        """Note that the tensor is the output of the unit or its gradient."""
         self.of_stage |= {self._number_of(storage, before=True) for storage in self._storages_in([tensor])}
 
     def settle(self, parameter: torch.Tensor) -> None:

@@ -128,7 +128,7 @@ def _compute(facts: ModelFacts, layout: Layout, rates: Rates) -> float:
 
 
 def _recompute(facts: ModelFacts, layout: Layout, rates: Rates) -> float:
-    """Activation checkpointing repeats the forward of each block."""
+    """Seconds in which activation checkpointing repeats the forward of each block."""
     if not layout.activation_checkpointing:
         return 0.0
     samples = layout.micro_batch / layout.context

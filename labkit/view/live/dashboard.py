@@ -130,7 +130,7 @@ class Dashboard(LiveView):
         return page
 
     def _on_stop(self, button: Any) -> None:
-        """The first click stops the run after any checkpoint being saved; the second kills it."""
+        """Stop the run at the first click, after any checkpoint being saved, and kill it at the second."""
         again = button.description != "Stop"
         button.disabled, button.description = again, "Killing…" if again else "Kill now"
 

@@ -100,7 +100,7 @@ class Screen:
         self._live.update(picture(reader, state), refresh=True)
 
     def say(self, text: str) -> None:
-        """Nothing to do: `show` draws it from the state."""
+        """Do nothing: `show` draws it from the state."""
 
 
 def _show_cursor() -> None:
@@ -183,5 +183,5 @@ def read_progress_line(line: str) -> tuple[str, dict[str, Any]] | None:
 
 
 def _json_value(value: Any) -> Any:
-    """JSON has no nan or infinity: they are written as text, as in the records."""
+    """The value for JSON, which has no nan or infinity: they are written as text, as in the records."""
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value

@@ -358,7 +358,7 @@ def _mean_losses(reader: RunReader) -> list[tuple[float, float]]:
 
 @dataclass(frozen=True)
 class _Halves:
-    """By how much the means of the first and the second half of some places differ, and may differ by chance."""
+    """How much the means of the first and the second half of some places differ, and may differ by chance."""
 
     change: float
     noise: float

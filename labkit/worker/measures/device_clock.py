@@ -87,7 +87,7 @@ class Unfinished:
         return len(self._records)
 
     def add(self, record: dict[str, Any], timed: DeviceClock, *, is_newest: bool, is_told: bool) -> None:
-        """`timed` has the loss of the newest step; `is_told`: what the host knows has been written."""
+        """Add a record; `timed` has the loss of the newest step; `is_told`: what the host knows has been written."""
         self._records.append(_Unfinished(record, timed, is_newest, is_told))
 
     def flush(self) -> int:

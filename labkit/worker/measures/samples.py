@@ -57,8 +57,8 @@ def _size(own: dict[str, Any], batch: Any) -> float:
 
 
 def _size_in_stream(own: dict[str, Any], batch: Any) -> float:
-    """An IterableDataset's batch is smaller than announced where the data, or a worker's part of them, end. Then the
-    batch tells its size, if the first batch has shown in which dimension."""
+    """The size of an IterableDataset's batch, which is smaller than announced where the data, or a worker's part of
+    them, end. Then the batch tells it, if the first batch has shown in which dimension."""
     size: float = own.get(SIZE, math.nan)
     fetcher = own.get("_dataset_fetcher")  # None with workers
     if size != size or own["_drop_last"]:

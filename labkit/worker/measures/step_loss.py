@@ -182,7 +182,7 @@ def _kind(loss: Any) -> tuple[str, ...]:
 
 
 def unpacked(tensor: Any) -> Any:
-    """For saved-tensor hooks that leave tensors as they are: the only hooks that do not hide a loss's factors."""
+    """Leave a tensor as it is, in saved-tensor hooks: only hooks with this function do not hide a loss's factors."""
     return tensor
 
 

@@ -109,8 +109,8 @@ class Reach:
     # Called by the training's thread.
 
     def at_boundary(self, optimizer: Any, step: int, step_seconds: float, *, alone: bool = True) -> None:
-        """At the end of a step of the optimizer whose steps are counted; `alone`: it is the only one. Returns when the
-        training may continue."""
+        """Do what is due at the end of a step of the optimizer whose steps are counted; `alone`: it is the only one.
+        Returns when the training may continue."""
         self._optimizer, self._alone = optimizer, alone
         self._record_watched(step)
         if self._breakpoint is not None:

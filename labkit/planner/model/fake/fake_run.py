@@ -328,8 +328,8 @@ def _parsed(parse_args: Callable[[], argparse.Namespace]) -> tuple[dict[str, Any
 
 
 def _patch_transformers() -> None:
-    """Transformers' models look at the values of the positions for packed sequences, and take positions without values
-    for packed. Positions that the model numbered itself, the same for all samples, are one sequence."""
+    """Have transformers' models take positions that they numbered, the same for all samples, as one sequence:
+    they look for packed sequences in the values, and take positions without values to be packed."""
     masks: Any = sys.modules.get("transformers.masking_utils")
     indices_in: Any = getattr(masks, "find_packed_sequence_indices", None)
 
@@ -342,7 +342,7 @@ def _patch_transformers() -> None:
 
 
 def _is_allocated(tensor: torch.Tensor) -> bool:
-    """All fake tensors are at address 0, which torch's version of this treats as freed."""
+    """Whether a tensor has memory. All fake ones are at address 0, which torch's version of this treats as freed."""
     return tensor.untyped_storage().size() > 0
 
 
