@@ -190,7 +190,7 @@ class Run(Shown, Reachable):
     def stop(self, *, grace: Grace | None = None) -> State:
         """Stop the run on every rank: SIGTERM, then, after `grace` seconds, SIGKILL for every process that carries the
         run's marker or descends from its supervisor. By default that is after 5 s, or after torchrun's 30 s while a
-        rank is alive that handles SIGTERM. A checkpoint that is being saved may be finished, within 60 s, unless
+        rank that handles SIGTERM is alive. A checkpoint that is being saved may be finished, within 60 s, unless
         `grace` is 0. The state of a lost run stays "lost".
 
         It prints whom it waits for. It is safe to call this again, from another process, or after the run has ended.

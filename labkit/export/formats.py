@@ -142,7 +142,7 @@ def _replacing(path: Path) -> Iterator[BinaryIO]:
 
 @dataclass(frozen=True)
 class Log:
-    """A run in a tracker while it is written. `restarted` says that the steps from one on are written again."""
+    """A run in a tracker while it is written. `restarted` says from which step on steps are written again."""
 
     where: Path
     add: Callable[[Point], None]
@@ -152,7 +152,7 @@ class Log:
 
 @contextmanager
 def _tensorboard(folder: RunFolder, where: Path | None, project: str, start: float) -> Iterator[Log]:
-    """One event file in the folder `where`, in place of those that were written of this run before."""
+    """One event file in the folder `where`, in place of those that were written for this run before."""
     with needs("tensorboard"):
         from tensorboard.compat.proto.event_pb2 import Event, SessionLog
         from tensorboard.compat.proto.summary_pb2 import Summary

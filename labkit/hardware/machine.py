@@ -28,7 +28,7 @@ from labkit.hardware.container import memory_left
 
 # Any of them is a driver; gVisor (Modal, Cloud Run, GKE's sandbox) has only the second, WSL2 only the third.
 DRIVER_FILES = (Path("/proc/driver/nvidia/version"), Path("/dev/nvidiactl"), Path("/dev/dxg"))
-DEVICES = Path("/dev")  # an NVIDIA GPU that this machine or container has is nvidia0, nvidia1, … there
+DEVICES = Path("/dev")  # the NVIDIA GPUs of this machine or container are nvidia0, nvidia1, … there
 WSL_DRIVER = Path("/usr/lib/wsl/lib/libcuda.so.1")  # in WSL2, that of NVIDIA's driver for Windows
 SHOWS_SOME = re.compile(r"\s*(\d|GPU-|MIG-)")  # CUDA ignores CUDA_VISIBLE_DEVICES from the first other word on
 # From a cold or remote disk, importing torch has taken minutes: it reads 4 GB of CUDA's libraries.

@@ -274,7 +274,7 @@ def _install_cell(wheels: Sequence[tuple[str, bytes]], version: str, mark: str) 
 
 
 def _in_text(data: bytes) -> str:
-    """16 digits for 13 bytes, of all printable characters that JSON writes as they are: 1.5 % less than base 85."""
+    """The data in 16 digits for 13 bytes, all printable characters that JSON leaves alone: 1.5 % less than base 85."""
     digits = [chr(c) for c in range(33, 127) if c not in (34, 92)]  # neither " nor \\
     numbers = (int.from_bytes(data[i : i + 13].ljust(13, b"\0"), "big") for i in range(0, len(data), 13))
     return "".join(digits[number // 92**place % 92] for number in numbers for place in range(15, -1, -1))

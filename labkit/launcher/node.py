@@ -305,7 +305,7 @@ class NodeSupervisor(Supervisor):
         return final
 
     def write_outcome(self) -> None:
-        """Write it once; on a full disk it is tried again, because the others wait for it."""
+        """Write the outcome once; on a full disk, try again at the next call, because the others wait for it."""
         if self.unwritten is not None:
             with suppress(OSError):
                 self.unwritten.write(self.home)

@@ -43,7 +43,7 @@ QUIET_SECONDS = 1.0  # a shorter wait is not reported
 POLL_SECONDS, POLL_SECONDS_OF_LEFTOVERS = 0.1, 0.05
 RECENT_SECONDS = 3.0  # other nodes are told of work this recent; less than IDLE_SECONDS, as they hear of it late
 LEFT_SECONDS = 60.0  # for what has outlived its rank
-SETTLING_SECONDS = 0.3  # within which processes end that have only lost their rank
+SETTLING_SECONDS = 0.3  # within which processes that have only lost their rank end
 Ranks = dict[int, psutil.Process]
 
 

@@ -248,7 +248,7 @@ class Supervisor:
         return len(ranks)
 
     def may_wait_on_gpus(self) -> bool:
-        """Whether the ranks here use NCCL; before a job was submitted, nobody knew its machines."""
+        """Whether the ranks here use NCCL, by the launch or else by this machine, which a job's launch cannot know."""
         backend = self.manifest.backend
         return backend == "nccl" or (backend is None and may_have_gpus(os.environ.get("CUDA_VISIBLE_DEVICES")))
 

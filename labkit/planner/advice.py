@@ -106,8 +106,8 @@ def _choice(rows: list[Candidate], precision: str) -> Candidate | None:
 
 
 def _smallest(one: Candidate) -> tuple[int, int]:
-    """The candidate that is most promising to rescue: the one that holds least, but a sequence split over more ranks
-    leaves more micro-batches."""
+    """A sort key for which is the most promising to rescue: the one that holds least, but a sequence split over more
+    ranks leaves more micro-batches."""
     return -one.layout.context if one.layout else 0, held_by(one)
 
 

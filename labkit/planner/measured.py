@@ -21,8 +21,8 @@ SHOWN_RANKS = 8
 
 @dataclass(frozen=True)
 class Held:
-    """One rank. `process`: peak bytes of its allocator on CUDA, of its resident set on a CPU; `at_start`: bytes of the
-    resident set after loading torch and before making the model."""
+    """The memory of one rank. `process`: peak bytes of its allocator on CUDA, of its resident set on a CPU; `at_start`:
+    bytes of the resident set after loading torch and before making the model."""
 
     rank: int
     planned: dict[str, Peak]  # by method

@@ -172,7 +172,7 @@ class Sweeper:
                 self.adopted.remove(job)
             else:
                 self._settle(job, run, state.state)
-            self.write()  # its time says how long a sweep lasted whose process was killed
+            self.write()  # its time says how long the sweep lasted if its process is killed
 
     def _settle(self, job: Job, run: RunFolder, state: str) -> None:
         self.states[job] = state

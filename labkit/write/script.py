@@ -124,7 +124,7 @@ class Script(ScriptText):
         """A script of your own cells, in this order: live functions or classes, or text, as for `with_cells`. One of
         them must define `main`, which is called when the script runs.
 
-        Raises ScriptError if none does, if a cell also runs code, or if a name is used that no cell defines.
+        Raises ScriptError if none does, if a cell also runs code, or if one uses a name that no cell defines.
         """
         parts = [as_cell(title, value) for title, value in cells.items()]
         if not any("main" in cell.defines for cell in parts):

@@ -1,8 +1,8 @@
 """Finds why a run failed: the first rank with a failure of its own, or else what records, nodes and torchrun show.
 
 torchrun blames the rank that exited first, which for hangs, early returns and mismatched collectives is a victim.
-Here every rank writes its own record, and a rank that only lost its peer counts for less than the others. Of several
-nodes each writes its own outcome, and the first live node reads them all: every host would come to the same answer.
+Here every rank writes its own record, and a rank that only lost its peer counts for less than the others. With several
+nodes, each writes its own outcome, and the first live node reads them all: every host would come to the same answer.
 """
 
 from __future__ import annotations

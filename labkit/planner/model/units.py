@@ -53,7 +53,7 @@ class Part(NamedTuple):
 
 @dataclass(eq=False)
 class Experts:
-    """A module of experts; `elements` of the rows that it got last, each of which is a `flow`, with `sizes` sizes."""
+    """A module of experts, and its last input: rows with so many `elements`, each a `flow`, and `sizes` sizes."""
 
     module: nn.Module
     elements: int = 0
