@@ -218,7 +218,7 @@ class Shown:
     def _ipython_display_(self) -> None:
         if ui() == "text":
             print(repr(self))
-        elif self._shown_in is None or self._shown_in != execution_count():  # this cell has shown it
+        elif self._shown_in is None or self._shown_in != execution_count():  # else this cell has shown it
             self.show()
 
 

@@ -27,7 +27,7 @@ EVENTS, RESERVE = "events.jsonl", "reserve"
 DUMP_SIGNAL = 62
 # A heartbeat is written in place, so that its file never grows and is never incomplete.
 HEARTBEAT_BYTES = 1024
-HIGHEST_DESCRIPTOR = 1023  # that select() takes
+HIGHEST_DESCRIPTOR = 1023  # the highest that select() takes
 
 
 class RankFile:

@@ -198,7 +198,7 @@ class Reachable:
             raise LabError(plain(f"the request could not be written: {error}")) from None
         try:
             return self._answers(attempt, folder, targets, timeout)
-        except BaseException:  # also an interrupt
+        except BaseException:  # even an interrupt
             folder.decide("given-up")
             raise
 

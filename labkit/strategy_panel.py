@@ -275,7 +275,7 @@ class Panel:
 
     def _draw(self) -> None:
         controls = self._controls
-        if controls.strategy.options != tuple(self.scripts):  # those of some models are known once it is counted
+        if controls.strategy.options != tuple(self.scripts):  # some are known only once the model is counted
             controls.offer(self._own_options())
         self._html.value = self.page(
             controls.strategy.value, controls.ranks.value, controls.device.value, controls.parameters

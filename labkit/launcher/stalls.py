@@ -18,7 +18,7 @@ from labkit.launcher.rank_processes import named_ranks
 from labkit.record import End, Model, Records, Report, RunFolder
 
 POLL_SECONDS = 1.0
-RANKS_PER_SECOND = 512  # at most these are read, up to 768 ranks in all: one process reads the files of a whole run
+RANKS_PER_SECOND = 512  # at most this many are read, up to 768 ranks: one process reads the files of a whole run
 # Slow is not stuck: a rank is reported after this long plus twice its own step time.
 PATIENCE_SECONDS = 5.0
 LEFT_SECONDS = 3.0  # a rank whose script has ended has exited after this long without a heartbeat

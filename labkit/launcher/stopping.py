@@ -124,7 +124,7 @@ def sweep(folder: RunFolder, node: int | None = None, say: Callable[[str, float]
     killed: dict[int, psutil.Process] = {}
     began, said = time.monotonic(), ""
     while True:
-        exiting = {pid for pid, process in killed.items() if is_alive(process)}  # they have no environment any more
+        exiting = {pid for pid, process in killed.items() if is_alive(process)}  # they no longer have an environment
         left, seconds = processes_of(folder, node), time.monotonic() - began
         if not left and not exiting or seconds > (EXIT_SECONDS if exiting else CLEANING_SECONDS + KILL_SECONDS):
             return len(killed)

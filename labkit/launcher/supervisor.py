@@ -79,7 +79,7 @@ class Supervisor:
         self.signals = _Signals()
         self.look_seconds, self.looked = 0.0, 0.0  # between two looks for a stop request, and when the last one was
         self.manifest = folder.read_manifest()
-        self.ranks = range(self.manifest.world_size)  # that are started here
+        self.ranks = range(self.manifest.world_size)  # those that are started here
         self.watchdog = self.manifest.watchdog
         self.stalls = Stalls(folder)
         self.first_rank = FirstRank(folder, self.manifest.devices)

@@ -171,7 +171,7 @@ def _needs_no_name(command: Sequence[str]) -> bool:
         return True
     try:
         ipaddress.ip_address(command[command.index("--master-addr") + 1])
-    except ValueError:  # also of `index`
+    except ValueError:  # from `index`, too
         return False
     return True
 

@@ -239,7 +239,7 @@ def short_run(
         try:
             while not (state := State.read(folder)).is_final:
                 time.sleep(POLL_SECONDS)
-        except BaseException:  # also on an interrupt, leave nothing running
+        except BaseException:  # even on an interrupt, leave nothing running
             stop(folder, grace=0.0)
             raise
         if state.state != "succeeded":

@@ -29,7 +29,7 @@ from labkit.write import Script, script_names
 
 MOST_RANKS = 16384
 TOLERANCE = 0.1  # of the rehearsed peak; larger known deviations of a strategy's formulas are reported
-TENSOR_RANKS = 8  # they communicate in every layer, so more than one box has are not considered
+TENSOR_RANKS = 8  # they communicate in every layer, so no more than one box has are considered
 
 
 @checked(LaunchError)

@@ -27,7 +27,7 @@ from labkit.text import slug
 
 BLOCK_BYTES = 4096  # the file's size is a multiple
 SERIES_EVERY = 10  # folds
-BINS = 64  # of a series here, about as many as a picture shows
+BINS = 64  # of a series in the file, about as many as a picture shows
 EACH_RANK = 128  # up to these, a reader keeps each rank's own work
 FULLER = 1.02
 

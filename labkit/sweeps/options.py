@@ -49,7 +49,7 @@ class SweepOptions(LaunchOptions):
     points: Sequence[Point] | None = field(
         default=None, metadata={"expected": "a list of dicts such as [{'lr': 1e-3}, {'lr': 3e-4}]"}
     )
-    profile: bool = False  # this one and `hosts` are refused, so they are no flags here
+    profile: bool = False  # this one and `hosts` are refused, so they are not flags here
     hosts: Sequence[str] | None = None
     samples: AtLeastOne | None = field(
         default=None, metadata=flag("draw N random points instead of the grid", type=int, metavar="N")

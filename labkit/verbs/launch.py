@@ -39,7 +39,7 @@ def add_launch_verb(verb: Callable[..., argparse.ArgumentParser]) -> None:
 
 
 def _launch(arguments: argparse.Namespace, rest: list[str]) -> int:
-    if arguments.module and arguments.script:  # it is the module's first argument
+    if arguments.module and arguments.script:  # SCRIPT is then the module's first argument
         rest.insert(0, arguments.script)
         arguments.script = None
     if arguments.help or not (arguments.script or arguments.module) or "--help" in rest:

@@ -268,7 +268,7 @@ class Comparison:
         """The rows without what no run has and what all have in common, and a sentence with the latter."""
         rows = self._rows()
         names = [name for name in dict.fromkeys(name for row in rows for name in row) if name != "run"]
-        parameters = self._differing()  # also where the texts, which are cut, are equal
+        parameters = self._differing()  # even where the texts, which are cut, are equal
         same = [name for name in names if name not in parameters and len({row.get(name) for row in rows}) == 1]
         common = {name: rows[0].get(name, "") for name in same}
         if len(rows) < 2:

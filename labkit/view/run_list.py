@@ -105,7 +105,7 @@ class RunList(list[Any]):
         manifests = [run.folder.glimpsed_manifest() for run in self]
         is_metric = name not in OWN_KEYS and not any(name in m.parameters for m in manifests)
         keys = [_metric_keys(Glance.read(run.folder, only=name).metrics) for run in self] if is_metric else []
-        if not any(name in each for each in keys):  # not a metric, or refused with all names that there are
+        if not any(name in each for each in keys):  # not a metric, or refused below, with all names
             metrics = [Glance.read(run.folder).metrics if is_metric else {} for run in self]
             keys = [
                 sort_keys(run.status(), m.world_size, each, m.parameters)

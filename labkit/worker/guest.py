@@ -102,7 +102,7 @@ class Guest:
         import faulthandler
 
         os.makedirs(self.home, exist_ok=True)
-        for descriptor, stream in ((1, "stdout"), (2, "stderr")):  # also of C code
+        for descriptor, stream in ((1, "stdout"), (2, "stderr")):  # including that of C code
             file = os.open(f"{self.home}/{stream}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
             os.dup2(file, descriptor)
             os.close(file)
@@ -165,7 +165,7 @@ class Guest:
         sys.path[:] = self.paths if sys.flags.safe_path else [folder, *self.paths]
 
     def _surviving(self, execute: "Callable[..., None]") -> "Callable[..., None]":
-        """`os.execv` or `os.execve`, after which the script has its guest again, if it has started itself."""
+        """`os.execv` or `os.execve`, after which the script has its guest again, if it starts itself."""
 
         def call(*arguments: "Any", **named: "Any") -> None:
             try:
@@ -177,7 +177,7 @@ class Guest:
             os.environ.update(self.settings)
             try:
                 execute(*again)
-            finally:  # it has failed
+            finally:  # exec has failed
                 for name in self.settings:
                     os.environ.pop(name, None)
 

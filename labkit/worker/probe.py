@@ -70,7 +70,7 @@ class Probe:
         self._measured: DeviceClock | None = None  # of the newest timed step of this record
         self._unfinished = Unfinished(self._write)
         self._writing = allocate_lock()  # held while a record is written; the training never waits for it
-        self._is_adding = False  # a step to the sums of the next record
+        self._is_adding = False  # whether a step is being added to the sums
         self._thread: int | None = None  # the training's, from its first step on
         self._trace = StepTrace(self.recorder) if traces else None
         self._profile = StepProfile(profile) if profile is not None else None

@@ -98,7 +98,7 @@ def bf16_on_t4(tree: Tree) -> Mistakes:
     if not re.search(r"\bT4\b|nvidiaTeslaT4|T4x2", f"{tree.text} {tree.says}"):
         return
     if tree.words & {"is_bf16_supported", "get_device_capability", "float16", "half"}:
-        return  # it checks or has an alternative
+        return  # the script checks, or has an alternative
     for node in tree.nodes[ast.Attribute]:
         parent = tree.parents[node]
         casts = node.attr == "bfloat16" and isinstance(parent, ast.Call) and parent.func is node

@@ -294,7 +294,7 @@ def _missing(evidence: Evidence) -> Cause | None:
     if nodes is None or not gave_up:
         return None
     absent = [node for node, time in _last_beats(evidence, nodes).items() if time is None]
-    absent = absent or [node for node in range(nodes.count) if node not in gave_up]  # it started just too late
+    absent = absent or [node for node in range(nodes.count) if node not in gave_up]  # they started just too late
     names = [f"{node} ({evidence.host(node)})" for node in absent]
     return Cause("missing", sentences.missing(names, nodes.count, MEETING_SECONDS), nodes=tuple(absent))
 

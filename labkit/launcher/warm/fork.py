@@ -135,7 +135,7 @@ def prepare_ranks(command: Sequence[str]) -> None:
 def _become_rank(control: socket.socket, agent: int) -> None:
     """Wait for torchrun; then be `python -u RUN/guest.pyc …`. Raises Become."""
     LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != agent:  # it has already died
+    if os.getppid() != agent:  # torchrun has already died
         os._exit(1)
     os.setsid()  # torchrun signals the process group of a rank
     control.sendall(b".")

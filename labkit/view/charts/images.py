@@ -15,7 +15,7 @@ SPARK_WIDTH, SPARK_HEIGHT, SPARK_POINTS = 96, 20, 32
 SVG = re.compile(r"<svg ([^>]*)>.*?</svg>", re.DOTALL)
 TOOLTIPS = re.compile(r'<g stroke-width="\d+" pointer-events="stroke">.*?</g>|<title>.*?</title>', re.DOTALL)
 SMALL = 120  # pixels: a mark or a curve among text
-FAINT = re.compile(r'(<(?:text|tspan|g)\b[^>]*?) (?:fill-)?opacity="\.[5-9]\d*"')  # it would be fainter still
+FAINT = re.compile(r'(<(?:text|tspan|g)\b[^>]*?) (?:fill-)?opacity="\.[5-9]\d*"')  # fainter still in an image
 
 
 class Palette:

@@ -27,7 +27,7 @@ T = TypeVar("T", bound=tuple[Any, ...])
 
 WIDTH, HEIGHT = 360, 132
 LEFT, RIGHT, TOP, BOTTOM = 52, 8, 20, 18
-POINTS = 320  # of each of four charts, over all ranks; fewer of more charts, so that all fit into one 40 kB message
+POINTS = 320  # of each of four charts, over all ranks; with more charts fewer, so that all fit into one 40 kB message
 LINES = 32  # over all charts; the ranks of further charts are drawn as bands,
 FEW = 8  # and those of all charts if there are more of them than this
 HOVERED = 160  # values under the pointer, over all charts and columns
@@ -154,7 +154,7 @@ class _Sheet:
     over: str  # what x is, "time" if it is seconds since the launch
     stall: tuple[float, float] | None
     charts: int
-    columns: int  # that show values under the pointer
+    columns: int  # how many show values under the pointer
 
     @property
     def origin(self) -> str:

@@ -26,7 +26,7 @@ WEIGHTED = "n/a: backward passes with weights that do not sum to 1"
 HIDDEN = "n/a: saved-tensor hooks hide the divisor of the micro-batch losses"
 MOST_OPERATIONS = 16  # to inspect: the divisions of accelerate, Trainer and the model, DDP between them, and addends
 KIND_OPERATIONS = 6
-MOST_WEIGHTS = 1 << 20  # in a weighted sum; to add them up takes 0.1 ms
+MOST_WEIGHTS = 1 << 20  # in a weighted sum; adding them up takes 0.1 ms
 MEAN, SUM = 1, 2  # torch's numbers for reduction="mean" and "sum"
 MEAN_OPERATIONS = ("MeanBackward0", "MeanBackward1")
 EXACT = 1e-6
@@ -65,7 +65,7 @@ class Pass(NamedTuple):
     terms: list[Term]
     outer: int  # how many of their first factors the terms have in common
     divisors: list[Any]  # tensors without gradient by which the last operations divided it
-    gradient: Any  # that backward() was given; a number like those of a term
+    gradient: Any  # what backward() was given; a number like those of a term
     is_hidden: bool  # by saved-tensor hooks, which would have to recompute or copy a factor
 
 

@@ -59,7 +59,7 @@ class Reach:
         self._number = 1
         self._request: Request | None = None
         self._pause_at: float = math.inf  # the step at whose end this rank waits
-        self._stepping: Request | None = None  # it lets this rank make a number of steps
+        self._stepping: Request | None = None  # the one that lets this rank make some steps
         self._watched: dict[str, tuple[str, int]] = {}  # expression and interval in steps, by name
         self._breakpoint: Breakpoint | None = None
         self.hit: str | None = None  # the condition that paused this run, and where it held
