@@ -73,7 +73,7 @@ def follow_cuda() -> None:
             kernels[operator] = partial(_cast, rule, _overload(operator))
         elif name.startswith("aten::") and is_cast:
             kernels[operator] = torch.library.fallthrough_kernel
-    with warnings.catch_warnings(action="ignore"):  # that there were kernels
+    with warnings.catch_warnings(action="ignore"):  # that kernels are replaced
         for operator, kernel in kernels.items():
             _autocast.impl(operator, kernel, "AutocastCPU")
     make, clear = torch.autocast.__init__, torch.clear_autocast_cache
@@ -199,7 +199,7 @@ def follow_kernels(capability: tuple[int, int], assumed: Callable[[str], object]
         kernels["rms_norm"] = _rms_norm
         # A kernel for the CPU, which fake tensors never call, lets autograd see one operator instead of its parts.
         library.impl("_fused_rms_norm", lambda *args: (_rms_norm(*args), args[0].new_empty(0)), "CPU")
-    with warnings.catch_warnings(action="ignore"):  # that there were kernels
+    with warnings.catch_warnings(action="ignore"):  # that kernels are replaced
         for name, kernel in kernels.items():
             library.impl(name, kernel, "CompositeImplicitAutograd")
     for name in KEPT:

@@ -255,7 +255,7 @@ def _patch_torch() -> None:
     ]
     for owner, name, replacement in replacements:
         setattr(owner, name, replacement)
-    with warnings.catch_warnings(action="ignore"):  # that there was a kernel
+    with warnings.catch_warnings(action="ignore"):  # that a kernel is replaced
         _library.impl("ctc_loss.IntList", _ctc_loss, "CompositeImplicitAutograd")
 
 
