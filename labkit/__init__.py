@@ -10,7 +10,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from labkit.batch_jobs import submit as submit  # hands a training to Slurm
+    from labkit.batch_jobs import submit as submit  # submits a training to Slurm
     from labkit.checking import check as check  # finds mistakes in a script without running it
     from labkit.data import fetch as fetch  # downloads a file once, and verifies it
     from labkit.errors import LabError as LabError  # the base of labkit's errors

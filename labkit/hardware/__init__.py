@@ -5,7 +5,7 @@ from labkit.faces import face
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from labkit.hardware.container import memory_limit as memory_limit  # bytes that this process's container may use
-    from labkit.hardware.machine import ASKED_AGAIN as ASKED_AGAIN  # in a GpusUnknownError, between reason and remedy
+    from labkit.hardware.machine import ASKED_AGAIN as ASKED_AGAIN  # the middle sentence of a GpusUnknownError
     from labkit.hardware.machine import FP8 as FP8  # the first compute capability with fp8
     from labkit.hardware.machine import SYMMETRIC_MEMORY as SYMMETRIC_MEMORY  # the first one with symmetric memory
     from labkit.hardware.machine import Gpu as Gpu  # a GPU's name, memory and compute capability

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from labkit.link.measure import machine_key as machine_key  # a key with all that a measurement depends on
     from labkit.link.measure import measure_link as measure_link  # measures every kind of collective; stores the result
     from labkit.link.measure import remembered_link as remembered_link  # the stored measurement for a number of ranks
-    from labkit.link.measure import remembered_links as remembered_links  # those for all numbers of ranks
+    from labkit.link.measure import remembered_links as remembered_links  # the ones for all numbers of ranks
     from labkit.link.measure import remembered_preflight as remembered_preflight  # the stored result of try_link
     from labkit.link.measure import short_run as short_run  # runs a script on ranks and returns the answer it wrote
     from labkit.link.measure import store as store  # stores a value in the cache of this machine

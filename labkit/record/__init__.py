@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from labkit.record.requests import RequestFolder as RequestFolder  # the files of one request to the ranks
     from labkit.record.state import LeftRunning as LeftRunning  # what the ranks of a run left running
     from labkit.record.state import State as State  # state.json: how a run stands
-    from labkit.record.state import StateName as StateName  # the names of its states
+    from labkit.record.state import StateName as StateName  # the names of a run's states
     from labkit.record.table import Glance as Glance  # a run in a list of many: some losses, newest and best values
     from labkit.record.table import rows as rows  # one row per attempt, rank and recorded step
 else:

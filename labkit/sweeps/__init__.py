@@ -5,7 +5,7 @@ from labkit.faces import face
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from labkit.sweeps.array import check_array as check_array  # the Slurm job of every point
-    from labkit.sweeps.array import missing_points as missing_points  # those still to be run by Slurm
+    from labkit.sweeps.array import missing_points as missing_points  # the points still to be run by Slurm
     from labkit.sweeps.array import settled_points as settled_points  # the state of a sweep that Slurm runs
     from labkit.sweeps.array import stop_points as stop_points  # stops runs of an array, even queued ones
     from labkit.sweeps.array import submit_points as submit_points  # submits points as one array

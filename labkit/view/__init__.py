@@ -7,7 +7,7 @@ if TYPE_CHECKING:
     from labkit.view.charts.bands import Line as Line  # a curve of a chart
     from labkit.view.charts.bars import Bar as Bar  # memory by category, of a plan or as measured
     from labkit.view.charts.bars import bars as bars  # draws stacked bars against a device's memory
-    from labkit.view.charts.figure_picture import register_pictures as register_pictures  # of plotly's figures
+    from labkit.view.charts.figure_picture import register_pictures as register_pictures  # adds pictures to figures
     from labkit.view.charts.images import Palette as Palette  # the colours and marks of all pictures
     from labkit.view.charts.images import as_image as as_image  # a page with its SVG as images
     from labkit.view.charts.images import spark_svg as spark_svg  # draws a curve in the space of a word

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from labkit.write.script_options import completed as completed  # the script with the extras that its options need
     from labkit.write.script_options import extra_options as extra_options  # the options that each extra would add
     from labkit.write.script_options import options_of as options_of  # the options of a script by parameter name
-    from labkit.write.script_options import options_of_strategy as options_of_strategy  # those of its strategy's cells
+    from labkit.write.script_options import options_of_strategy as options_of_strategy  # the options of its strategy
     from labkit.write.script_options import read_back as read_back  # the values of the options in a command line
 else:
     __getattr__, __dir__ = face(__name__)

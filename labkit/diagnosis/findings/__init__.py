@@ -2,4 +2,4 @@
 
 # isort: off
 from labkit.diagnosis.findings import platforms, gpus, wsl, communication, resources, kaggle, versions  # noqa: F401
-from labkit.diagnosis.detections import diagnose as diagnose  # runs all of them
+from labkit.diagnosis.detections import diagnose as diagnose  # all findings, the most urgent first
