@@ -28,6 +28,6 @@ if TYPE_CHECKING:
     from labkit.launcher.torchrun_command import node_command as node_command  # what one of several hosts executes
     from labkit.launcher.torchrun_command import node_torchrun_command as node_torchrun_command  # torchrun for one node
     from labkit.launcher.torchrun_command import recorded_environment as recorded_environment  # the stored variables
-    from labkit.launcher.torchrun_command import without_leftovers as without_leftovers  # drops those of another torchrun
+    from labkit.launcher.torchrun_command import without_leftovers as without_leftovers  # drops another torchrun's
 else:
     __getattr__, __dir__ = face(__name__)
