@@ -18,6 +18,7 @@ SCRIPTS = Path(__file__).parent / "scripts"
 
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # in a shell's background job, and every child would inherit it
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGQUIT, signal.SIG_DFL)
 if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:  # under nohup
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
 

@@ -71,7 +71,7 @@ def test_make_targets_exist_and_ci_calls_them(target):
     assert dry.returncode == 0, dry.stderr
     # `lab` waits for a person and is what the browser tests open; `kaggle` makes an environment of its own, which takes
     # minutes: the workflow has a job for it; `kaggle-table` needs an account.
-    assert target in ("lab", "bench", "kaggle", "kaggle-table", "quick") or target in CI_TARGETS
+    assert target in ("lab", "bench", "kaggle", "kaggle-table", "quick", "soak") or target in CI_TARGETS
 
 
 @pytest.mark.parametrize("arguments", [c.split("-m ")[1].split() for c in COMMANDS if " -m pytest " in c])
