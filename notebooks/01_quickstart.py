@@ -18,7 +18,7 @@
 # each way costs. **10 minutes. You need** to have trained a PyTorch or Hugging Face model on one device.
 #
 # Training on several devices means running several ordinary processes. Each has a number, its **rank**, counted from 0;
-# the process itself is called a rank, too. All ranks run the same script; each works on different samples. With a GPU
+# the process itself is also called a rank. All ranks run the same script; each works on different samples. With a GPU
 # for each rank, such as Kaggle's two T4s, each rank of this lab uses its own; with fewer, all ranks compute on the CPU,
 # each on one core. The code is the same.
 
@@ -36,12 +36,13 @@ draw.replicas(nproc_per_node)
 
 # %% [markdown]
 # In every step the batch is split among the ranks. Each rank computes gradients for its own samples. Then the ranks
-# average their gradients, so that all take the same step. That is all of **DDP** (distributed data parallel).
+# average their gradients, so that all take the same step. That is all that **DDP** (distributed data parallel) does.
 #
 # ## Your model is an ordinary cell
 #
-# Run it, change it, test it here. When you launch, labkit copies the cell as it stands into the script, which makes
-# `Model()` without arguments and applies cross-entropy to the scores that it returns. (A Hugging Face model: lab 18.)
+# Run it, change it, test it here. When you launch, labkit copies the cell as it stands into the script, which calls
+# `Model()` without arguments and applies cross-entropy to the scores that it returns. (Lab 18 does this with a Hugging
+# Face model.)
 
 # %%
 import torch
@@ -68,7 +69,7 @@ class Model(nn.Module):  # images of handwritten digits in, ten scores out
 # %% [markdown]
 # ## Your predictions
 #
-# Write down what you think before you run anything. A wrong prediction is worth more here than a right one. **DDP** is
+# Write down what you think before you run anything. A wrong prediction teaches you more than a right one. **DDP** is
 # what the picture above shows; **FSDP** splits the batch in the same way, and the model as well.
 
 # %%
@@ -83,7 +84,7 @@ speed = lab.ask("samples per second on two ranks with DDP: how many times those 
 #
 # `Script.load("single")` is a complete training script of about 370 lines, made of titled cells; `with_cells` puts your
 # model into it. `launch` starts it and shows it live: you can run other cells while it trains. `wait` blocks until it
-# has ended. Skip lines with `lab.predict`, `lab.measure` and `lab.check`, in all labs: they test the lab's own
+# has ended. In every lab, skip the lines with `lab.predict`, `lab.measure` and `lab.check`: they test the lab's own
 # formulas.
 
 # %%
@@ -105,14 +106,14 @@ single.wait()
 #
 # Besides its first line, one cell of labkit's script changes, and the line that matters is the one with
 # `DistributedDataParallel`. The rest was there already: `single`, too, starts a process group, chooses its device and
-# splits every batch, but there is only one rank to split it among. The new words are explained below.
+# splits every batch, but there is only one rank to split it among. The new terms are explained below.
 
 # %%
 scripts["ddp"].diff(scripts["single"])
 
 # %% [markdown]
 # - **torchrun**: PyTorch's program that starts the ranks. Their number is the **world size**.
-# - **process group**: ranks that know how to reach each other. A **mesh** is the ranks as a grid, here a single row.
+# - **process group**: ranks that know how to reach each other. A **mesh** arranges ranks in a grid, here a single row.
 # - **replica**: a whole copy of the model. `placed()` moves it to the rank's device.
 # - **collective**: an operation in which all ranks take part. An **all-reduce** adds up a tensor over all ranks; DDP
 #   also divides by their number.
@@ -126,18 +127,18 @@ ddp = labkit.launch(scripts["ddp"], nproc_per_node=nproc_per_node, **options)
 ddp.wait()
 
 # %% [markdown]
-# **How to read this.** The time beside *succeeded* includes starting Python and torch. *Communication* is
-# a rank's time in collectives. The faster rank waits in them for the slower one; so the smaller of the two shares is
-# what sending costs, which is what the headline and the table below show, and the rest of the larger one is lost time.
-# *State held* is what a rank keeps of parameters, gradients and optimizer state; *peak resident set* is the whole
-# process, mostly Python and torch, and says little about a model this small. *Busy* is the whole machine, other
-# programs included.
+# **How to read this.** The time beside *succeeded* includes starting Python and torch. *Communication* is the time that
+# a rank spends in collectives. The faster rank waits in them for the slower one, so the smaller of the two shares is
+# the cost of sending, which the headline and the table below show; the rest of the larger share is lost time. *State
+# held* is the parameters, gradients and optimizer state that a rank keeps; *peak resident set* covers the whole
+# process, mostly Python and torch, and says little about a model this small. *Busy* covers the whole machine, including
+# other programs.
 #
 # ## Train on two, with FSDP
 #
 # DDP keeps the whole model on every rank. **FSDP** (fully sharded data parallel) cuts the model up: each rank keeps a
-# part, a **shard**. Every rank still computes all layers: for each it borrows what it lacks from the others, and gives
-# it back afterwards (lab 07 draws this).
+# part, a **shard**. Every rank still computes all layers: for each layer it gathers the shards of the other ranks, and
+# frees them afterwards (lab 07 draws this).
 
 # %%
 draw.replicas(nproc_per_node, share=1 / nproc_per_node)
@@ -151,8 +152,8 @@ fsdp.wait()
 # %% [markdown]
 # ## Compare
 #
-# Ranks that share cores vary in speed from run to run: FSDP may even look faster than DDP. Here only *state held* is a
-# safe comparison; on GPUs of their own, times are comparable, too.
+# Ranks that share cores vary in speed from run to run: FSDP may even look faster than DDP. Here only *state held* can
+# be compared safely; if each rank has its own GPU, so can times.
 
 # %%
 comparison = labkit.compare([single, ddp, fsdp])
@@ -177,17 +178,16 @@ lab.score()
 # **The same loss.** The three runs start from the same weights, and step *k* trains on the same 128 samples. A mean
 # over 128 samples is the mean of two means over 64. Only the order of the additions differs, so the losses of the first
 # steps agree to about seven digits, as many as fp32 has; later they drift apart a little because the optimizer
-# amplifies rounding. A rank's own log has the loss of its own 64 samples; the mean over both ranks is what agrees.
+# amplifies rounding. Each rank logs the loss of its own 64 samples; it is the mean over both ranks that agrees.
 #
 # **Whole or sharded.** *State held* is 16 bytes per parameter: 4 for the weight, 4 for its gradient, 8 for Adam's
 # state. DDP repeats it on every rank; FSDP divides it by the number of ranks.
 #
 # **Less than twice as fast.** Each rank has half of the samples, so at best it computes for half as long. *Computing in
-# a step*, above, is what it took: anything above half is lost because the ranks share caches, memory and cores with
-# each other and with other programs (on two cores, if *busy* in the single run's panel is well above 50%, the other
-# core was not free). The rest of the lost time is sending, and
-# waiting for the other rank. With a GPU for each rank the first part is gone.
-# (The table covers whole runs, the panels the last steps.)
+# a step*, printed above, is the time that it took: anything above half is lost because the ranks share caches, memory
+# and cores with each other and with other programs (on two cores, if *busy* in the single run's panel is well above
+# 50%, the other core was not free). The rest of the lost time is spent sending and waiting for the other rank. With a
+# GPU for each rank, the first part disappears. (The table covers whole runs, the panels only the last steps.)
 #
 # ## On 2 × T4 and 8 × A100
 #
@@ -198,21 +198,22 @@ lab.plans({"DDP": scripts["ddp"], "FSDP": scripts["fsdp"]}, global_batch_size=gl
 
 # %% [markdown]
 # A model this small fits everywhere, so the few MiB that FSDP saves do not matter, and its step is longer: on two T4s
-# because it waits more; on eight A100s because the CPU takes longer to launch its many small operations than the GPU to
-# run them. Labs 06 and 07 have models that need FSDP. The bars show one moment, the peak of a step. There an FSDP rank
-# also holds gathered parameters and gradients that are not yet reduced, both as *communication*.
+# because it waits more; on eight A100s because the CPU takes longer to launch its many small operations than the GPU
+# takes to run them. Labs 06 and 07 have models that need FSDP. The bars show one moment, the peak of a step. At that
+# moment an FSDP rank also holds gathered parameters and gradients that are not yet reduced; both are shown as
+# *communication*.
 #
 # ## Leave with a plain script
 #
 # The folder of a run holds its script. It is plain PyTorch, and the command below trains the same model without labkit.
 # The settings before `torchrun`, if any, are for the CPU: `CUDA_VISIBLE_DEVICES=''` hides GPUs, `GLOO_SOCKET_IFNAME=lo`
-# keeps gloo, which carries messages between CPUs, on this machine, `OMP_NUM_THREADS=1` gives each rank one thread. On
-# GPUs leave them out.
+# keeps gloo, which carries messages between CPUs, on this machine, and `OMP_NUM_THREADS=1` gives each rank one thread.
+# On GPUs, leave them out.
 #
-# `labkit.launch("my_trainer.py", nproc_per_node=2)` runs a script of your own and watches it. But all torchrun does is
-# start it twice. A Hugging Face Trainer does the rest by itself; its batch size is per device, so two ranks double the
-# global batch. A loop of your own must start the process group, choose its GPU, wrap the model and give each rank
-# different samples (`DistributedSampler`), as labkit's script does; lab 15 has a larger model of your own.
+# `labkit.launch("my_trainer.py", nproc_per_node=2)` runs a script of your own and watches it. But torchrun only starts
+# it twice. A Hugging Face Trainer does the rest by itself; its batch size is per device, so two ranks double the global
+# batch. A loop of your own must start the process group, choose its GPU, wrap the model and give each rank different
+# samples (`DistributedSampler`), as labkit's script does; lab 15 has a larger model of your own.
 
 # %%
 lab.check()
@@ -230,9 +231,8 @@ print(ddp.command.replace(" --", " \\\n    --"))
 #    128. "ranks 0, 1 failed: ValueError: boom", and then the cell, <code>model</code>, and the line in it.</details>
 # 3. Launch DDP with `precision="bf16", save_every=10` in addition to the options ("fp16" on a T4, lab 05). What has
 #    changed in the script?
-#    <details><summary>Answer</summary>Two cells, <code>precision</code> and
-#    <code>checkpoints</code>, have taken the place of trivial ones. The script has about twice as many lines; what you
-#    do not ask for is not in it.</details>
+#    <details><summary>Answer</summary>Two cells, <code>precision</code> and <code>checkpoints</code>, have replaced
+#    trivial ones. The script has about twice as many lines; it contains only what you ask for.</details>
 # 4. Train on MNIST instead: run the cell below, then `Script.load(name, task="digits").with_cells(model=Model,
 #    data=load_datasets)`, and pass `data_dir=labkit.fetch("mnist")` to `launch`.
 #    <details><summary>The cell</summary>
@@ -263,7 +263,7 @@ print(ddp.command.replace(" --", " \\\n    --"))
 #
 # ## Sources
 #
-# The model is that of an article, *Distributed Training with PyTorch: DDP vs FSDP*, which trains it on MNIST. Li et
+# The model comes from an article, *Distributed Training with PyTorch: DDP vs FSDP*, which trains it on MNIST. Li et
 # al., *PyTorch Distributed* (2020, arXiv 2006.15704), describes DDP; Zhao et al., *PyTorch FSDP* (2023, arXiv
 # 2304.11277), FSDP.
 #

@@ -20,8 +20,8 @@
 # A **rank** is a process; ranks that can talk to each other form a **process group**; a **collective** is a call that
 # all ranks of a group make together, in the same order. (If one rank leaves it out, the others wait for it.) The
 # picture is an `all_reduce`, which leaves the sum of all ranks' tensors on every rank. Each rank has cut its tensor
-# into chunks; a chunk has a stripe for each rank whose numbers are in it. Chunks go around the ring: first sums grow,
-# then the finished ones are passed on.
+# into chunks; a chunk has a stripe for each rank whose numbers are in it. Chunks go around the ring: first the sums
+# grow, then the finished sums are passed on.
 
 # %% tags=["parameters"]
 nproc_per_node: int = 4  # ranks; on two cores, too
@@ -103,16 +103,16 @@ for name in seen[0]:
 
 # %% [markdown]
 # Compare `reduce_scatter` and `all_reduce`: an `all_reduce` is a `reduce_scatter` followed by an `all_gather`. DDP
-# needs the whole of it; FSDP needs its two halves, at different times. `all_to_all` turns rows into columns; mixtures
-# of experts need it, layers in which each token goes to a few of many MLPs, on whichever ranks they are (lab 23).
+# needs the whole of it; FSDP needs its two halves, at different times. `all_to_all` turns rows into columns. Mixtures
+# of experts need it: in such a layer each token goes to a few of many MLPs, on whichever ranks these are (lab 23).
 #
 # ## What does it cost?
 #
-# What each rank has at the end says what all *N* ranks together must send at least. A broadcast has to reach *N - 1*
-# others: (N - 1) S bytes. Adding a tensor up takes as many, and handing out the sum as many again. In an `all_gather`
-# every rank's tensor has to reach all others: N (N - 1) S. Below, the operating system counts the bytes of every
-# connection. They are moved by a **backend**: gloo between CPUs, NCCL between NVIDIA's GPUs. (gloo makes a
-# `reduce_scatter` out of an `all_reduce`; NCCL's sends half as much as the bars below show.)
+# What each rank has at the end determines the least that all *N* ranks together must send. A broadcast has to reach *N
+# - 1* others, which takes (N - 1) S bytes. Adding up a tensor takes as many, and distributing the sum as many again. In
+# an `all_gather` every rank's tensor has to reach all others, which takes N (N - 1) S. Below, the operating system
+# counts the bytes of every connection. They are moved by a **backend**: gloo between CPUs, NCCL between NVIDIA GPUs.
+# (gloo implements `reduce_scatter` as an `all_reduce`; NCCL's version sends half as much as the bars below show.)
 
 
 # %%
@@ -174,7 +174,7 @@ lab.measure_each({difference: max(each[0] for each in answers), sends: answers[0
 lab.score()
 
 # %% [markdown]
-# Of its neighbor's gradient a rank sees one chunk as it is, in the first step. All others arrive in a sum.
+# A rank sees only one chunk of its neighbor's gradient as such, in the first step. All other chunks arrive in a sum.
 #
 # ## Why a ring
 #
@@ -193,8 +193,8 @@ lab.score()
 #
 # S is what each rank puts in. FSDP puts in shards of P / N for a model of P bytes, so its `all_gather` sends (N - 1) P.
 #
-# **In your own code** the strategy makes these calls for you. You make one yourself for what you want to know of all
-# ranks, such as the mean loss. Keep it outside of `if rank == 0`, or rank 0 waits forever:
+# **In your own code** the strategy makes these calls for you. You make one yourself when you need a value over all
+# ranks, such as the mean loss. Keep it outside `if rank == 0`, or rank 0 waits forever:
 #
 # ```python
 # mean = loss.detach().clone()
@@ -214,7 +214,7 @@ small = {name: sized(Script.load(name), width=512, layers=8, heads=8) for name i
 lab.plans(small, global_batch_size=64)
 
 # %% [markdown]
-# So it matters less how many bytes are sent than whether something is computed meanwhile. Where nothing is, the link
+# So the number of bytes sent matters less than whether anything is computed meanwhile. Where nothing is, the link
 # decides: the two T4s are connected by PCIe, the A100s by NVLink.
 #
 # ## Try this
@@ -223,7 +223,7 @@ lab.plans(small, global_batch_size=64)
 #    such?
 #    <details><summary>Answer</summary>S, and half of the gradient. In a ring of two nothing looks different from plain
 #    sending back and forth; that is why this lab has four ranks.</details>
-# 2. In `ring_all_reduce`, replace `mine += arrived` by `mine.copy_(arrived)`.
+# 2. In `ring_all_reduce`, replace `mine += arrived` with `mine.copy_(arrived)`.
 #    <details><summary>Answer</summary>The largest difference is 1,530. No chunk is a sum any more; each is the gradient
 #    of one rank, and not of the same rank everywhere.</details>
 # 3. Run only `n - 1` steps. What is left on each rank?

@@ -15,8 +15,8 @@
 # # 03 · Building DDP from two collectives
 #
 # **You will be able to** build DDP yourself, say how many bytes it sends and in how many pieces, send less when you
-# accumulate gradients, and name where two ranks are not one rank with a bigger batch. **20 minutes. You need** labs 01
-# and 02.
+# accumulate gradients, and name the cases in which two ranks do not equal one rank with a bigger batch. **20 minutes.
+# You need** labs 01 and 02.
 #
 # DistributedDataParallel averages the gradients of all ranks. It does not wait for the end of backward: gradients are
 # packed into **buckets** as they appear, and a bucket is sent as soon as it is full, while backward goes on. (The
@@ -38,9 +38,9 @@ draw.buckets({f"layer{9 - i}": 2**20 for i in range(9)}, bucket_cap_mb=3)
 # ## Your predictions
 #
 # The model below is the CNN of lab 01: 405,898 parameters in ten tensors, 1.5 MiB. DDP closes its first bucket as soon
-# as it has 1 MiB or more, the others at 25 MiB. In the second question, gradients of four batches (**micro-batches**)
-# add up before one step, and nothing tells DDP so. In the third, `DistributedSampler` gives each rank its samples, and
-# a call to its method `set_epoch(n)` at the start of epoch *n* is meant to reshuffle them.
+# as it has 1 MiB or more, the others at 25 MiB. In the second question, the gradients of four batches
+# (**micro-batches**) accumulate before one step, and DDP is not told. In the third, `DistributedSampler` gives each
+# rank its samples, and a call to its method `set_epoch(n)` at the start of epoch *n* is meant to reshuffle them.
 
 # %%
 pieces = lab.ask("all-reduces in one backward of this CNN", default=10)
@@ -98,8 +98,8 @@ lab.measure_each({"gradients by hand: largest relative difference to one big bat
 #
 # ## What DDP sends
 #
-# Now the real DDP, with a hook (`buckets_of`) that notes the size of every bucket in a list. Within `no_sync` DDP sends
-# nothing: it is for all micro-batches of a step but the last.
+# Now use the real DDP, with a hook (`buckets_of`) that records the size of every bucket in a list. Within `no_sync` DDP
+# sends nothing; use it for all micro-batches of a step except the last.
 
 # %%
 from contextlib import nullcontext
@@ -138,19 +138,19 @@ lab.measure_each({sent_once: total["one backward"], with_no_sync: total["no_sync
 draw.bars(total, unit="B", title=f"handed to all_reduce: one backward, and a step of {micro_batches} micro-batches")
 
 # %% [markdown]
-# **Two all-reduces:** backward starts at the end of the model. fc2, fc1 and the weight of conv3 reach 1
-# MiB and close the first bucket; all the rest, from conv3's bias on, stays below 25 MiB and is sent at the end. A
-# gradient is sent in its parameter's dtype, here fp32, so one backward hands the model to `all_reduce` once (lab 02
-# counts what that puts on the wire). Every micro-batch's backward would send it again, though only the sum is needed:
-# use `no_sync` when you accumulate, as Hugging Face's Trainer does for you, and Accelerate within
-# `accelerator.accumulate`. (With `gradient_as_bucket_view=True` this costs 4 bytes per parameter, because the sum
-# cannot lie in the buckets; without it, as above, gradients never do.) Run forward inside the `with` as well: DDP
-# decides there whether to send.
+# **Two all-reduces:** backward starts at the end of the model. fc2, fc1 and the weight of conv3 reach 1 MiB and close
+# the first bucket; all the rest, from conv3's bias on, stays below 25 MiB and is sent at the end. A gradient is sent in
+# its parameter's dtype, here fp32, so one backward passes as many bytes as the model has to `all_reduce` (lab 02 counts
+# what that puts on the wire). Without `no_sync` every micro-batch's backward sends them again, though only the sum is
+# needed. So use it when you accumulate, as Hugging Face's Trainer does for you, and Accelerate within
+# `accelerator.accumulate`. (With `gradient_as_bucket_view=True` this costs 4 bytes per parameter, because the
+# accumulated gradients cannot lie in the buckets; without it, as above, they never do.) Run forward inside the `with`
+# as well: that is where DDP decides whether to send.
 #
-# How large should a bucket be? Small ones start early, large ones need fewer calls; leave the default unless a timeline
-# shows a long grey wait at the end of backward on all ranks. This is the same CNN, drawn by whole layers, with
-# `bucket_cap_mb`, an option of DistributedDataParallel. `None`, the default, is what was measured: 1 MiB, then 25. A
-# number is the limit of the first bucket, too.
+# How large should a bucket be? Small ones start early, and large ones need fewer calls; keep the default unless a
+# timeline shows a long grey wait at the end of backward on all ranks. The picture shows the same CNN, in whole layers,
+# for several values of `bucket_cap_mb`, an option of DistributedDataParallel. `None`, the default, is what was
+# measured: 1 MiB, then 25. A number limits the first bucket, too.
 
 # %%
 lab.explore(draw.buckets, backward, bucket_cap_mb=[0.1, 0.5, None, 3, 25])
@@ -158,21 +158,21 @@ lab.explore(draw.buckets, backward, bucket_cap_mb=[0.1, 0.5, None, 3, 25])
 # %% [markdown]
 # ## Is the communication hidden?
 #
-# A timeline of labkit's own `ddp` script with a transformer of 3.3 million parameters, 12.7 MiB of gradients in four
-# buckets: one is closed when it has 3 MiB or more. Time runs to the right; above, what a rank computes (orange with
-# dots: backward); below, what it sends.
+# This is a timeline of labkit's own `ddp` script with a transformer of 3.3 million parameters and 12.7 MiB of gradients
+# in four buckets: each is closed when it has 3 MiB or more. Time runs to the right; the upper bar is what a rank
+# computes (orange with dots: backward), the lower bar what it sends.
 #
-# - The first all-reduce of a step adds up how many predictions the ranks have, a single number; a rank that starts
-#   early waits there. The others are the buckets, in the same order on both ranks.
+# - The first all-reduce of a step adds up the ranks' numbers of predictions; a rank that starts early waits there. The
+#   others are the buckets, in the same order on both ranks.
 # - All-reduces below a piece of forward or backward are hidden: nobody waits for them. Little or no backward is left to
 #   hide the last one.
 # - Compare one bucket on both ranks: the shorter bar is nearly the sending time, the longer one includes waiting.
-# - Grey is waiting: the rank does nothing but communicate. A long grey bar at the end of backward, on one
-#   rank: it has finished and waits for the other's gradients; smaller buckets do not help.
+# - Grey is waiting: the rank does nothing but communicate. A long grey bar at the end of backward on only one rank
+#   means that it has finished and waits for the other's gradients; smaller buckets do not help.
 #
-# The title's shares are means over both ranks and three steps; the last of the three is drawn. The panel's are means
-# over all steps but the first ones, so the two may disagree on which rank waits; its *other* is mostly the profiler's
-# own work, which is in its step time, too.
+# The title's shares are means over both ranks and three steps; the last of the three is drawn. The panel's shares are
+# means over all steps except the first ones, so the two may disagree on which rank waits; the panel's *other* is mostly
+# the profiler's own work, which its step time includes.
 
 # %%
 script = sized(Script.load("ddp"), width=256)
@@ -183,7 +183,7 @@ lab.launch(script, steps=9, global_batch_size=16, bucket_mib=3, profile=True).ti
 #
 # **The order.** `DistributedSampler` shuffles all samples and gives them to the ranks in turn. It seeds the shuffle
 # with `seed + epoch`, and learns the epoch only from `set_epoch`. Without that, every epoch has the same order, and
-# nothing warns you. No ranks are needed to see it.
+# nothing warns you. You need no ranks to see this.
 
 # %%
 from torch.utils.data import DistributedSampler
@@ -211,8 +211,8 @@ for (name, each), limit, how in zip(off.items(), (0.01, 1e-4), ("at least", "at 
 
 # %% [markdown]
 # **Unequal shares.** Texts differ in length, so ranks differ in the number of tokens that they predict, and a mean of
-# their means is not the mean. labkit's scripts do what your own loop needs, too: `count` is a tensor with this rank's
-# number of tokens; `dist.all_reduce(count)` turns it into the total over all ranks; then `loss = sum_of_losses *
+# their means is not the mean. labkit's scripts correct this, as your own loop must: `count` is a tensor with this
+# rank's number of tokens; `dist.all_reduce(count)` turns it into the total over all ranks; then `loss = sum_of_losses *
 # dist.get_world_size() / count`, because DDP divides by the world size. With accumulation, `count` is the tokens of all
 # micro-batches of the step, counted before the first backward. Hugging Face's Trainer does it with
 # `average_tokens_across_devices`.
@@ -223,8 +223,9 @@ lab.score()
 # %% [markdown]
 # ## On 2 × T4 and 8 × A100
 #
-# A decoder-only transformer of 25 million parameters in fp32, 64 samples of 128 tokens per step, however many devices:
-# how much does a second T4 gain, and how much of a step is waiting for the all-reduces that backward does not hide?
+# A decoder-only transformer of 25 million parameters trains in fp32 on 64 samples of 128 tokens per step, however many
+# devices there are. How much does a second T4 gain, and how much of a step is spent waiting for all-reduces that
+# backward does not hide?
 
 # %%
 lab.plans({"DDP": sized(script, width=512, layers=8, heads=8)}, devices=("1xT4", "2xT4", "8xA100 80"))
@@ -249,7 +250,7 @@ lab.plans({"DDP": sized(script, width=512, layers=8, heads=8)}, devices=("1xT4",
 # 4. You go from one rank to four. Must the learning rate change? (Goyal et al., arXiv 1706.02677.)
 #    <details><summary>Answer</summary>Four ranks with the same samples per rank have a global batch four times as
 #    large. The usual rule for SGD multiplies the learning rate by four as well, with a warm-up (lab 17 tries it). It
-#    stops helping at some batch size, which only a sweep tells: <code>labkit.sweep(script, lr=[…])</code>. For AdamW
+#    stops helping at some batch size, which only a sweep can find: <code>labkit.sweep(script, lr=[…])</code>. For AdamW
 #    the usual factor is the square root, here 2 (Malladi et al., arXiv 2205.10287). If you keep the global batch,
 #    change nothing.</details>
 #

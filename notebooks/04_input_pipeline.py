@@ -14,10 +14,10 @@
 # %% [markdown]
 # # 04 · The input pipeline: a loader is worth what it hides
 #
-# **You will be able to** say how much loader workers save, from the times of loading and of computing, find out how
-# many you need, and share a stream out so that nothing is read twice. **20 minutes. You need** labs 01 and 03.
+# **You will be able to** work out how much loader workers save from the times of loading and computing, find out how
+# many you need, and divide a stream so that nothing is read twice. **20 minutes. You need** labs 01 and 03.
 #
-# Before a step computes, its batch is read, decoded and put together. Whatever of that happens *while* an earlier step
+# Before a step computes, its batch is read, decoded and put together. Any of this that happens *while* an earlier step
 # computes costs nothing. That is what the worker processes of a `DataLoader` are for: each of W workers loads every
 # W-th batch, ahead of the rank. In the picture loading takes twice as long as computing, and two workers hide all of it
 # but the first batch.
@@ -51,7 +51,7 @@ stream = lab.ask("times that each sample of a stream is read in an epoch, by all
 # ## What do workers save?
 #
 # Loading and computing are only sleeps here, so their times are right even on busy cores. `Slow` is a dataset that
-# sleeps, and `step_seconds` the time from step to step. Loading is 15, 50 or 80% of a step without workers.
+# sleeps, and `step_seconds` measures the time from step to step. Without workers, loading is 15, 50 or 80% of a step.
 
 # %%
 import torch
@@ -94,9 +94,9 @@ lab.explore(draw.loader, workers=[0, 1, 2, 4], load=[1, 2, 4], compute=[1, 2, 4]
 # %% [markdown]
 # ## Which data does a worker read?
 #
-# A dataset with an index needs no care: `DistributedSampler` gives each rank its indices, the `DataLoader` gives them
-# to its workers. A stream has to share itself out. Here are three ways; how often is each sample read, by all workers
-# of all ranks? And how many batches are loaded before the second is asked for?
+# An indexed dataset needs no care: `DistributedSampler` gives each rank its indices, and the `DataLoader` passes them
+# to its workers. A stream has to divide itself. Here are three ways; how often is each sample read, by all workers of
+# all ranks? And how many batches are loaded before the second is requested?
 
 # %%
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
@@ -131,14 +131,14 @@ display(draw.bars({f"looks at {way}": results[name] for way, name in ways.items(
 lab.score()
 
 # %% [markdown]
-# A stream that does not look at both is read several times, and no error tells you. Nor does one tell you that the
-# shares differ in length: a rank with one batch more waits forever in its last all-reduce. Stop all ranks after the
+# A stream that does not look at both is read several times, and no error tells you. Nor does any error tell you that
+# the shares differ in length: a rank with one more batch waits forever in its last all-reduce. Stop all ranks after the
 # same number of steps. Workers × `prefetch_factor` batches of each rank wait in the host's memory.
 #
 # ## A real training
 #
-# labkit's `ddp` script, with images that take 20 ms each to "decode", eight of them per rank and step. The part of a
-# step in which a rank waits for its batch:
+# Run labkit's `ddp` script with images that take 20 ms each to "decode", eight of them per rank and step. The bars show
+# the part of a step in which a rank waits for its batch:
 
 # %%
 import time
@@ -189,7 +189,8 @@ draw.bars(parts, unit="s", title="a step")
 # ```
 #
 # - **How many workers?** At most the host's cores divided by its ranks, because every rank has its own workers. Measure
-#   how long a step waits for the loader's next batch (labkit's *input wait*): near 0, more workers gain nothing.
+#   how long a step waits for the loader's next batch (labkit's *input wait*): if that is near 0, more workers gain
+#   nothing.
 # - **Cores are all busy, and a rank still waits?** Do less in `__getitem__`: decode and resize once, before training.
 # - **`pin_memory` and `non_blocking`** hide the copy to the GPU, not the loading. That is little: 128 MNIST images are
 #   0.4 MB, 34 µs over PCIe 3 x16.
@@ -198,8 +199,9 @@ draw.bars(parts, unit="s", title="a step")
 #
 # ## On 2 × T4 and 8 × A100
 #
-# The faster the device, the more workers it needs. A wider network of the same kind, with a global batch of 512 images
-# that take 2 ms each to load. A rank needs (time to load its images) / (time of the planned step) workers, rounded up.
+# The faster the device, the more workers it needs. Take a wider network of the same kind, and a global batch of 512
+# images that take 2 ms each to load. A rank needs (time to load its images) / (time of the planned step) workers,
+# rounded up.
 
 # %%
 wide = sized(Script.load("ddp", task="digits"), width=512, layers=16)
@@ -210,15 +212,15 @@ draw.bars(predicted=needed, title="workers that a rank needs (planned, not run)"
 # %% [markdown]
 # ## Try this
 #
-# 1. `workers = 4`: from which share of loading on do four workers save more than two? Read it from the formula, then
-#    run.
-#    <details><summary>Answer</summary>From two thirds on, where two workers take l / 2 = c. At 80% four take 22 ms of
-#    100, two took 41.</details>
+# 1. `workers = 4`: from what share of loading do four workers save more than two? Work it out from the formula, then
+#    run it.
+#    <details><summary>Answer</summary>From two thirds, where l / 2 = c. At 80%, four workers take 22 ms of 100; two
+#    took 41.</details>
 # 2. `nproc_per_node = 4`: how often is each sample of a stream read, and how many batches wait in memory?
 #    <details><summary>Answer</summary>8 times if the stream looks at nothing, 4 times if it looks at the worker
 #    only. 4 batches wait on each rank, so 16 on the machine.</details>
 # 3. In `Stream`, let each rank forget that there are others: `by_both = worker.id, worker.num_workers`.
-#    <details><summary>Answer</summary>Every sample is read on both ranks, without any error: an epoch has twice the
+#    <details><summary>Answer</summary>Every sample is read on both ranks, without any error: an epoch has twice as many
 #    steps, and both ranks compute the same gradients.</details>
 #
 # ## Sources

@@ -18,9 +18,9 @@
 # gradients fp16 loses and how a scaler saves them, and why ranks must skip a step together. **25 minutes. You need**
 # labs 03, 06 and 07.
 #
-# Sixteen bits have to choose. fp16 has digits and little range: small gradients become zero, large ones infinite. bf16
-# has the range of fp32 and few digits: a weight that is stored in it stops learning. So with both you compute in 16
-# bits and keep weights and optimizer state in 32: that is **mixed precision**.
+# Sixteen bits have to choose. fp16 has more digits but little range: small gradients become zero, large ones infinite.
+# bf16 has the range of fp32 but few digits: a weight that is stored in it stops learning. So with both you compute in
+# 16 bits and keep weights and optimizer state in 32: that is **mixed precision**.
 
 # %% tags=["parameters"]
 nproc_per_node: int = 2  # ranks
@@ -50,7 +50,7 @@ skips = lab.ask("ranks that skip a step under FSDP, when only one of them has an
 # %% [markdown]
 # ## Which bytes halve?
 #
-# DDP in fp32 and in 16 bits. While it runs, every rank records what torch allocates.
+# Run DDP in fp32 and in 16 bits. Meanwhile every rank records what torch allocates.
 
 # %%
 sizes = {"nproc_per_node": N, "global_batch_size": global_batch_size}
@@ -73,7 +73,7 @@ draw.bars(held, planned, unit="B", title="rank 0 at its peak")
 # ## Why 32 bits for the states
 #
 # A number is ± 1.fraction · 2^exponent. fp32 has 23 bits of fraction, fp16 10, bf16 only 7. (The picture above counts
-# the leading 1, too.) A weight is moved a hundred times, as an optimizer would:
+# the leading 1, too.) Move a weight a hundred times, as an optimizer would:
 
 # %%
 import torch
@@ -87,11 +87,11 @@ for name, dtype, expected in (("the same in fp32", torch.float32, 0.1), (moves, 
 # %% [markdown]
 # Below 1 the numbers of bf16 are 2^-8 = 0.004 apart, so 1 - 0.001 is rounded back to 1, every time.
 #
-# ## What fp16 makes of gradients
+# ## What fp16 does to gradients
 #
-# The gradients of the same model in its first step, by exponent. Below 2^-25 a gradient becomes zero, below 2^-14 it
-# loses digits, from 2^16 on it is infinite. So the loss is multiplied by a **scale** before backward, which moves all
-# gradients to the right, and the gradients are divided by it afterwards, in fp32.
+# The picture shows the gradients of the same model in its first step, by exponent. Below 2^-25 a gradient becomes zero,
+# below 2^-14 it loses digits, and from 2^16 it is infinite. So the loss is multiplied by a **scale** before backward,
+# which moves all gradients to the right, and the gradients are divided by it afterwards, in fp32.
 
 # %%
 ours = defined(Script.load("ddp"), "model", "data")
@@ -110,9 +110,9 @@ lab.explore(draw.gradients, shares, scale=[1, 2**8, 2**16, 2**24])
 #
 # `GradScaler` finds the scale by itself. It starts at 2^16; a step with an infinite gradient is skipped and the scale
 # halved; after `growth_interval` good steps (2,000, here 3) it is doubled. Under DDP the all-reduce carries an infinity
-# to all ranks. Under FSDP a rank has only its own shard of the gradients: what if the infinity is in another's? Below,
-# the last rank overflows in steps 4 and 6: under DDP its loss is too large, under FSDP its shard gets an infinity. And
-# what FSDP sends in a step is counted, with weights and sums in 32 and in 16 bits.
+# to all ranks. Under FSDP a rank has only its own shard of the gradients: what if the infinity is in another rank's
+# shard? Below, the last rank overflows in steps 4 and 6: under DDP its loss is too large, under FSDP its shard gets an
+# infinity. The run also counts what FSDP sends in a step, with weights and sums in 32 and in 16 bits.
 
 # %%
 import torch.distributed as dist
@@ -171,13 +171,13 @@ display(draw.curves(lines, "the scale after each step", log=True, marks={4: "ove
 lab.score()
 
 # %% [markdown]
-# All ranks skip, and have the same scale, although under FSDP only one saw the infinity: FSDP2's gradients are
+# All ranks skip the step and have the same scale, although under FSDP only one saw the infinity: FSDP2's gradients are
 # `DTensor`s, and torch's check for infinities asks all ranks that hold a part of them. A rank that skipped alone would
-# have other weights from then on. (The older FSDP needs `ShardedGradScaler` for that.)
+# have different weights from then on. (The older FSDP needs `ShardedGradScaler` for that.)
 #
 # **Bytes that are sent.** DDP sends only gradients, in fp32, with autocast or without. FSDP sends weights, too, and
-# those can travel in 16 bits. Sums in 16 bits halve the rest, but round each sum to two or three decimal digits: keep
-# `reduce_dtype` at fp32.
+# those can travel in 16 bits. Reducing in 16 bits halves the rest, but rounds each sum to two or three decimal digits:
+# keep `reduce_dtype` at fp32.
 #
 # ## In your own code
 #
@@ -205,7 +205,7 @@ lab.score()
 #
 # ## On 2 × T4 and 8 × A100
 #
-# A transformer of 25 million parameters. A T4 has no bf16 in its hardware, so the plan refuses it.
+# The model is a transformer of 25 million parameters. A T4 has no bf16 in its hardware, so the plan refuses it.
 
 # %%
 gpt = sized(Script.load("ddp"), width=512, layers=8, heads=8)
@@ -215,15 +215,15 @@ lab.plans({bits: (gpt, {"precision": bits}) for bits in ("fp32", "fp16", "bf16")
 # ## Try this
 #
 # 1. `global_batch_size = 64`: is DDP's peak in 16 bits nearer to half of fp32's?
-#    <details><summary>Answer</summary>Nearer: 65% instead of 82 (103 and 158 MiB, planned). The more of it is
-#    activations, the more 16 bits save; of the states they save nothing.</details>
+#    <details><summary>Answer</summary>Nearer: 65% instead of 82 (103 and 158 MiB, planned). The larger the share of
+#    activations, the more 16 bits save; they save nothing of the states.</details>
 # 2. In the loop above, clip before `unscale_`. What happens to the gradients?
-#    <details><summary>Answer</summary>They are still multiplied by the scale, so all of them are far above 1: clipped
-#    to a norm of 1 and divided by the scale, nearly nothing is left. A linear model that SGD trains to a loss of 0.01
-#    stays at 71, where it began. AdamW, which divides by the gradients' size, hides the mistake.</details>
+#    <details><summary>Answer</summary>They are still multiplied by the scale, so all of them are far above 1: once they
+#    are clipped to a norm of 1 and divided by the scale, almost nothing is left. A linear model that SGD trains to a
+#    loss of 0.01 stays at 71, where it began. AdamW, which divides by the gradients' size, hides the mistake.</details>
 # 3. Start the scaler of `overflowing` with `init_scale=2.0**40`.
 #    <details><summary>Answer</summary>All ten steps are skipped; after the last the scale is 2^30, still too large. A
-#    training that resumes without the scaler's state may begin with such skipped steps, because its scale is 2^16
+#    run that resumes without the scaler's state may begin with such skipped steps, because its scale is 2^16
 #    again.</details>
 #
 # ## Sources
@@ -234,8 +234,8 @@ lab.plans({bits: (gpt, {"precision": bits}) for bits in ("fp32", "fp16", "bf16")
 # ### Appendix: what was claimed, and what the articles say
 #
 # The first article (000, lines 75-77) trains in fp16 without a scaler. The guide (001, line 96) sums gradients in bf16;
-# it prefers bf16 on Ampere and later (line 225), and rightly. It counts mixed precision among FSDP's advantages (line
-# 32), as the third article does (003, line 431). DDP has it as well.
+# it rightly prefers bf16 on Ampere and later (line 225). It counts mixed precision among FSDP's advantages (line 32),
+# as the third article does (003, line 431). DDP has it as well.
 
 # %%
 lab.check({both: ("001, line 96: bf16 for both", None)})
