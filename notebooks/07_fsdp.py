@@ -18,9 +18,9 @@
 # whether it will save memory for your model. **25 minutes. You need** labs 03 and 06.
 #
 # FSDP cuts a model into **units**, usually its blocks, and keeps a **shard** of every unit on each rank. Before a unit
-# computes, an `all_gather` collects its shards from all ranks; afterwards the others' parts are freed. In backward it
-# is gathered again, and a `reduce_scatter` averages its gradients over all ranks and leaves each rank its own part.
-# (The marked unit computes.)
+# computes, an `all_gather` collects its shards from all ranks; afterwards the other ranks' shards are freed. In
+# backward it is gathered again, and a `reduce_scatter` averages its gradients over all ranks and leaves each rank its
+# own part. (The marked unit computes.)
 
 # %% tags=["parameters"]
 nproc_per_node: int = 2  # ranks
@@ -39,10 +39,10 @@ draw.shards(4, nproc_per_node)
 # block a unit; the rest, the last layer, is the **root** unit.
 #
 # By default the root is not freed after forward, because backward starts with it. (The picture above frees every unit.
-# It also leaves out that FSDP gathers the next unit while one computes, so that usually two are whole, and the root.)
-# DDP's all-reduce is a reduce-scatter followed by an all-gather, and on N ranks each of the two sends (N - 1)/N of the
-# bytes. So phases are counted: an all-gather or a reduce-scatter is one, an all-reduce two. The transformer in the last
-# question has four blocks, 128 wide, and 0.88 million parameters.
+# It also leaves out that FSDP gathers the next unit while one computes, so that usually two units and the root are
+# whole.) DDP's all-reduce is a reduce-scatter followed by an all-gather, and on N ranks each of the two sends (N - 1)/N
+# of the bytes. So this lab counts phases: an all-gather or a reduce-scatter is one, an all-reduce two. The transformer
+# in the last question has four blocks, 128 wide, and 0.88 million parameters.
 
 # %%
 gathers = lab.ask("all-gathers in a step of FSDP, 23 blocks and the root", default=24)
@@ -53,7 +53,7 @@ gpt_saves = lab.ask("the same: labkit's small transformer, 16 samples of 128 tok
 # %% [markdown]
 # ## Count
 #
-# The model is made on the *meta* device, which allocates nothing; memory is allocated only for the shards.
+# The model is created on the *meta* device, which allocates nothing; memory is allocated only for the shards.
 # `reshard_after_forward` says whether a unit is freed after forward: always, never, or (auto) always, except for the
 # root. `fully_shard` is FSDP2, the newer of torch's two FSDPs. torch's flight recorder, a log of its collectives,
 # counts them in the third step, after warm-up (`third_step`, in `run.script`). Six models run one after another: DDP,
@@ -117,12 +117,12 @@ draw.bars({"ddp": {"gathers": of_ddp / 2, "sums": of_ddp / 2}} | sent, unit="B",
 # %% [markdown]
 # ## Why
 #
-# The model has 6.0 MiB. DDP hands it over once (lab 03), which counts as two phases, all-gather (*gathers*) and
-# reduce-scatter (*sums*). (All sizes are those before the factor (N - 1)/N.) `never` sends as much; freeing and
-# gathering again, `always`, sends 50% more. And what does a rank hold? Between two steps its shards, in all three
-# modes. `never` keeps the whole model from forward to backward, and only its own share of the gradients. FSDP's older
-# name for it is SHARD_GRAD_OP; labkit's is `zero2`, although the ZeRO-2 of lab 06 keeps all parameters between two
-# steps as well.
+# The model takes 6.0 MiB. DDP passes that to a collective once (lab 03), which counts as two phases, all-gather
+# (*gathers*) and reduce-scatter (*sums*). (All sizes leave out the factor (N - 1)/N.) `never` sends as much; `always`,
+# which frees and gathers again, sends 50% more. And what does a rank hold? Between two steps it holds its shards, in
+# all three modes. `never` keeps the whole model from forward to backward, but only its own share of the gradients.
+# FSDP's older name for this mode is SHARD_GRAD_OP; labkit's is `zero2`, although the ZeRO-2 of lab 06 keeps all
+# parameters between two steps as well.
 
 # %%
 never, share = seen["never"], P // lab.ranks
@@ -132,8 +132,8 @@ held = {f"{level}, {at}": seen[level][at] for at in ("before forward", "after fo
 draw.bars(held, unit="B", title="what a rank holds of the parameters, and of the gradients after backward")
 
 # %% [markdown]
-# **Which to choose?** `never`, if it fits and a timeline shows waiting for gathers in backward. Otherwise the default.
-# (`reshard` in the pictures is `reshard_after_forward`.)
+# **Which to choose?** Choose `never` if it fits and a timeline shows waiting for gathers in backward; otherwise keep
+# the default. (`reshard` in the pictures is `reshard_after_forward`.)
 
 # %%
 lab.explore(draw.shards, reshard=[True, False], units=[2, 4, 8], ranks=[2, 4, 8])
@@ -141,10 +141,10 @@ lab.explore(draw.shards, reshard=[True, False], units=[2, 4, 8], ranks=[2, 4, 8]
 # %% [markdown]
 # ## What is a unit?
 #
-# What you pass to `fully_shard`: a module, or a list of them. A unit is gathered by one call, and is there as a whole
+# A unit is what you pass to `fully_shard`: a module, or a list of modules. It is gathered by one call, and is whole
 # while it computes. With small units a rank holds little at once and makes many calls, each with a latency of its own.
-# With large ones it makes few calls and holds much, and less communication is left that could run while something
-# computes. Counted above with 1, 8 and all 23 blocks in a unit:
+# With large ones it makes few calls and holds much, and less of the communication can overlap with computation. These
+# are the counts from above, with 1, 8 and all 23 blocks in a unit:
 
 # %%
 draw.bars(largest, unit="B", title="the largest all-gather (auto: one block a unit)")
@@ -185,32 +185,32 @@ display(draw.bars({name: peak.categories for name, peak in peaks.items()}, unit=
 lab.score()
 
 # %% [markdown]
-# So ask first what fills the memory. States: shard them. Activations: recompute them (`activation_checkpointing=True`),
-# or take fewer samples at a time. An estimate of the share saved is states × (1 - 1/N) / (states + activations): for
-# the two above 50% and 8%.
+# So ask first what fills the memory. If it is states, shard them. If it is activations, recompute them
+# (`activation_checkpointing=True`), or take fewer samples at a time. An estimate of the share saved is states × (1 -
+# 1/N) / (states + activations): 50% and 8% for the two models above.
 #
-# **The tower** saves less than the estimate, because its peak is late in backward. There a rank holds, on top of its
-# shards, six tensors as large as a whole unit:
+# **The tower** saves less than the estimate, because its peak is late in backward. At that point a rank holds, on top
+# of its shards, six tensors as large as a whole unit:
 #
 # 1. the unit in use;
 # 2. its gradients;
-# 3. the next unit, gathered ahead;
+# 3. the next unit, prefetched;
 # 4. the gradients of the unit before, which stay in the buffer of their `reduce_scatter` until the next one;
 # 5. the root, whole since forward;
 # 6. its gradients, which FSDP reduces only when backward ends, although they appear first.
 #
-# Three gradient shards, 1/N of a unit each, do not exist yet: of the root, the unit in use and the next one. So on
-# two ranks it is half of the states, 16 bytes × 1.58 million / 2 = 12 MiB, and 6 - 3/2 = 4.5 units of 0.25 MiB: 13.2
-# MiB, as measured. Had the optimizer's step been the peak, FSDP would have saved half.
+# Three gradient shards, 1/N of a unit each, do not exist yet: those of the root, the unit in use and the next one. So
+# on two ranks the peak is half of the states, 16 bytes × 1.58 million / 2 = 12 MiB, and 6 - 3/2 = 4.5 units of 0.25
+# MiB: 13.2 MiB, as measured. Had the optimizer's step been the peak, FSDP would have saved half.
 #
-# **The transformer** saves a little more: its peak is the backward of the loss, where no block is whole, only the root
-# (0.3 MiB), and no gradients exist yet, while DDP's buckets are there all the time.
+# **The transformer** saves a little more: its peak is in the backward of the loss, where only the root (0.3 MiB) is
+# whole and no gradients exist yet, while DDP's buckets are always there.
 #
 # ## On 2 × T4 and 8 × A100
 #
-# Now a tower of five layers of 16,384, as an article in the appendix trains it, with 256 samples on each of four
-# devices. Its states under DDP, 16 bytes for each of 1.34 billion parameters, are 21.5 GB, or 20 GiB. Planned at that
-# size, with 1,024 samples:
+# Now take a tower of five layers of width 16,384, which an article in the appendix trains with 256 samples on each of
+# four devices. Its states under DDP, 16 bytes for each of 1.34 billion parameters, are 21.5 GB, or 20 GiB. This is the
+# plan at that size, with 1,024 samples:
 
 # %%
 wide = {name.upper(): sized(script, width=16384, layers=5) for name, script in tower.items()}
@@ -218,17 +218,17 @@ wide["FSDP, CPU offload"] = wide["FSDP"], {"cpu_offload": True}
 lab.plans(wide, devices=("2xT4", "4xA100 80", "8xA100 80"), global_batch_size=1024)
 
 # %% [markdown]
-# DDP's peak is those 20 GiB and 5 more, which AdamW needs while it updates all parameters at once (lab
-# 06). On two T4s FSDP is 0.4 GiB over, because each of its units is a fifth of the model, 1 GiB: 10 GiB of states, and
-# 4.5 units on top of them. With CPU offload it fits, if the host has room for the states, and at a price: on the A100s,
+# DDP's peak is those 20 GiB and 5 more, which AdamW needs while it updates all parameters at once (lab 06). On two T4s
+# FSDP needs 0.4 GiB too much, because each of its units is a fifth of the model, 1 GiB: it holds 10 GiB of states, and
+# 4.5 units on top of them. With CPU offload it fits, if the host has room for the states, but at a price: on the A100s,
 # where both are planned, a step takes twelve to fourteen times as long, because AdamW runs on the CPU and shards cross
 # PCIe, the bus to the host (both speeds are assumed). On the A100s FSDP sends 1.4 times as much as DDP (four of its
 # five units are gathered twice, the root once), and its step is probably shorter all the same: each rank updates only
 # its own part of the parameters.
 #
-# **A model that plain DDP cannot train on two T4s:** GPT-2 large with an output layer of its own, 838 million
-# parameters, one sample of 1,024 tokens on each rank. FSDP is not the only way that fits; the table below the plan has
-# others:
+# **A model that plain DDP cannot train on two T4s** is GPT-2 large with an output layer of its own: 838 million
+# parameters, with one sample of 1,024 tokens on each rank. FSDP is not the only strategy that fits; the table below the
+# plan has others:
 #
 # - `zero2`: FSDP with `never`. On two ranks backward hides the second gather, so it gains little here.
 # - `zero1`: torch's ZeRO-1 (`ZeroRedundancyOptimizer`). It is slow, because it broadcasts each parameter after the
@@ -240,7 +240,7 @@ lab.plans(wide, devices=("2xT4", "4xA100 80", "8xA100 80"), global_batch_size=10
 #   saves, so both rows are equally fast.
 #
 # **What to try, in this order:** 16 bits (fp16 on a T4, lab 05); DDP; fused AdamW; activation checkpointing; FSDP with
-# a unit per block, which is more to set up, and may be faster: compare the plan's step times. Then lab 12.
+# a unit per block, which takes more setting up but may be faster: compare the plan's step times. Then read lab 12.
 
 # %%
 large = {"vocabulary": 50257, "context": 1024, "width": 1280, "heads": 20, "layers": 36}
@@ -256,13 +256,12 @@ display(planned, planned.plans["DDP", "2xT4"])
 #    <details><summary>Answer</summary>One gather in forward instead of 24, and none in backward, because there is
 #    only the root. After forward a rank holds the whole model, 6.0 MiB instead of 3.1. This is what happens to a model
 #    in which no blocks are found; labkit says so.</details>
-# 2. `layers=5` in `Model`, as in the large tower. Does FSDP still save over 40%?
+# 2. Set `layers=5` in `Model`, as in the large tower. Does FSDP still save over 40%?
 #    <details><summary>Answer</summary>No: 3.7 MiB instead of 5.5, a third less. A unit is now a fifth of the model, and
-#    while it computes it is there as a whole, with its gradients. Many small units save more than few large
-#    ones.</details>
+#    while it computes it is whole, as are its gradients. Many small units save more than few large ones.</details>
 # 3. Launch the transformer with `activation_checkpointing=True` under FSDP. Which part shrinks?
-#    <details><summary>Answer</summary>Activations, from 68 to 3 MiB: of a block only its input is kept. In their place
-#    come 20 MiB of temporary tensors, because one block at a time is computed again. The peak falls from 77.6 to 31.4
+#    <details><summary>Answer</summary>Activations, from 68 to 3 MiB: only each block's input is kept. In their place
+#    there are 20 MiB of temporary tensors, because one block at a time is recomputed. The peak falls from 77.6 to 31.4
 #    MiB; FSDP alone saved 8.</details>
 #
 # **In your own code**, with pretrained weights (after `init_process_group`; lab 18 fine-tunes with FSDP):
@@ -279,7 +278,7 @@ display(planned, planned.plans["DDP", "2xT4"])
 # Transformers' `Trainer` (5.23) takes `fsdp=True`: that is FSDP2, with one unit per block of a class listed in the
 # model's `_no_split_modules`. To choose another class, pass `fsdp_config={"transformer_layer_cls_to_wrap":
 # ["GPT2Block"]}`. In versions before 5.13 it is `fsdp="full_shard auto_wrap"`, FSDP1; without `auto_wrap` the class is
-# ignored. Accelerate's FSDP plugin has FSDP1 unless `fsdp_version=2`.
+# ignored. Accelerate's FSDP plugin uses FSDP1 unless `fsdp_version=2`.
 #
 # ## Sources
 #

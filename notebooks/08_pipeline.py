@@ -18,10 +18,10 @@
 # hold, and choose a schedule. **20 minutes. You need** labs 02, 06 and 07.
 #
 # In a pipeline each rank holds a group of consecutive layers, a **stage**. The batch is cut into **micro-batches**,
-# which pass through the stages one after another, forward (blue) and backward (orange). The numbers are those of the
-# micro-batches; time runs to the right. A **schedule** says in which order a rank takes them. Grey is the **bubble**:
-# the rank has nothing to do. Interleaved schedules give each rank two stages of half the length: rank 0 has the first
-# and the fifth eighth of the layers (the paler one), and a micro-batch goes round twice.
+# which pass through the stages one after another, forward (blue) and backward (orange). Each box has the number of its
+# micro-batch; time runs to the right. A **schedule** says in which order a rank takes them. Grey is the **bubble**: the
+# rank has nothing to do. Interleaved schedules give each rank two stages of half the length: rank 0 has the first and
+# the fifth eighth of the layers (the paler one), and a micro-batch goes round twice.
 
 # %% tags=["parameters"]
 nproc_per_node: int = 4  # ranks, p; their stages only sleep, so two cores are enough
@@ -40,10 +40,10 @@ draw.stacked([draw.grid(lone, "1F1B", **shown), draw.grid(twice, long, **shown)]
 # %% [markdown]
 # ## Your predictions
 #
-# Four ranks, eight micro-batches. You can count the answers in the pictures: there a forward of 1F1B is 1 long, a
-# backward 2, and its whole step 33. GPipe, not drawn, does all forwards first. 1F1B (one forward, one backward) starts
-# a backward as soon as it can, and until then rank r starts only p - r forwards, even if it has to wait. With two
-# stages, a micro-batch in one of them counts 1/2.
+# There are four ranks and eight micro-batches. You can count the answers in the pictures, where a forward of 1F1B is 1
+# long, a backward 2, and its whole step 33. GPipe, not drawn, does all forwards first. 1F1B (one forward, one backward)
+# starts a backward as soon as it can, and until then rank r starts only p - r forwards, even if it has to wait. With
+# two stages, a micro-batch in one of them counts as 1/2.
 
 # %%
 idle = lab.ask("share of the ranks' time that is bubble, with 1F1B", default=37.5, unit="%")
@@ -115,16 +115,16 @@ pairs = {f"{each}, {how}": spans[each, m] for each in held for how, spans in (("
 draw.stacked([draw.grid(spans, title, seconds=end) for title, spans in pairs.items()])
 
 # %% [markdown]
-# Trust the *predicted* rows for which schedule is faster. On a busy machine some sleeps end late, and the schedules
+# Trust the *predicted* rows to see which schedule is faster. On a busy machine some sleeps end late, and the schedules
 # that cut the work into the most pieces lose the most; zero bubble may even come last.
 #
 # ## Why
 #
 # **Time.** Each rank is busy for *m* forwards and *m* backwards. The step is longer by *p - 1* of each: the first
-# micro-batch needs *p - 1* forwards to reach the last rank, the last gradient *p - 1* backwards to return. A rank
-# cannot fill its gap with the next batch, which must wait for the optimizer's step, which in turn needs all gradients.
-# So the bubble's share is (p - 1)/(m + p - 1): 27% here, for GPipe and 1F1B alike. With *v* stages on a rank each wait
-# is 1/*v* as long: (p - 1)/(v m + p - 1).
+# micro-batch needs *p - 1* forwards to reach the last rank, and the last gradient needs *p - 1* backwards to return. A
+# rank cannot fill its gap with the next batch, which must wait for the optimizer's step, which in turn needs all
+# gradients. So the bubble's share is (p - 1)/(m + p - 1): 27% here, for GPipe and 1F1B alike. With *v* stages on a rank
+# each wait is 1/*v* as long: (p - 1)/(v m + p - 1).
 #
 # **Memory.** A rank has the states of its own stages only, about 1/p of them. A micro-batch's activations stay in
 # memory from its forward until its backward. GPipe holds all *m*; 1F1B on rank *r* at most *p - r*, whatever *m* is.
@@ -135,11 +135,11 @@ draw.stacked([draw.grid(spans, title, seconds=end) for title, spans in pairs.ite
 # - then 7 more until micro-batch 0 is back: its own forward through the second stage, and one forward for each step to
 #   the last rank and back, 2(p - 1) of them. (Zero bubble goes only half as far ahead, so it starts 8.)
 #
-# **Which to choose?** 1F1B, usually. labkit's script has GPipe as its default because that runs with any number of
-# micro-batches, even one; torch's 1F1B needs at least as many as ranks. Interleaved or zero bubble if the bubble is too
-# large and you cannot add micro-batches; both send more than *v* times as often (over 7 boundaries here instead of 3).
-# Zero bubble needs more memory than the table below shows: a micro-batch counts until the gradients of the inputs are
-# there, but the inputs themselves stay until those of the weights are.
+# **Which to choose?** Usually 1F1B. labkit's script has GPipe as its default because that runs with any number of
+# micro-batches, even one; torch's 1F1B needs at least as many as there are ranks. Choose interleaved 1F1B or zero
+# bubble if the bubble is too large and you cannot add micro-batches; both send more than *v* times as often (over 7
+# boundaries here instead of 3). Zero bubble needs more memory than the table below shows: a micro-batch counts until
+# the gradients of the inputs exist, but the inputs themselves stay until those of the weights do.
 
 # %%
 table = {each: " · ".join(f"{number:g}" for number in numbers) for each, numbers in counted.items()}
@@ -147,7 +147,7 @@ print(*(f"{each:>22}, held by rank 0 · 1 · …: {numbers}" for each, numbers i
 lab.score()
 
 # %% [markdown]
-# More micro-batches make the bubble smaller (16 in these pictures, 8 in those above), more ranks make it larger:
+# More micro-batches make the bubble smaller (16 in these pictures, 8 in those above), and more ranks make it larger:
 
 
 # %%
@@ -160,8 +160,8 @@ lab.explore(step_of, ranks=[2, 4, 8], micro_batches=[8, 16, 32], schedule=["GPip
 # %% [markdown]
 # ## On 2 × T4 and 8 × A100
 #
-# Is a pipeline worth it there? A transformer of 113 million parameters in fp32, 32 samples of 128 tokens per step, with
-# GPipe in 4 or 16 micro-batches, which labkit's scripts call `accumulate`:
+# Is a pipeline worth it there? Take a transformer of 113 million parameters in fp32, 32 samples of 128 tokens per step,
+# and GPipe with 4 or 16 micro-batches (`accumulate` in labkit's scripts):
 
 # %%
 from labkit import Script
@@ -172,10 +172,10 @@ ways = {"DDP": gpt["ddp"], "pipeline, 4": (gpt["pipeline"], few), "pipeline, 16"
 lab.plans(ways, global_batch_size=32)
 
 # %% [markdown]
-# The formula says 20% and 5.9% of bubble on two ranks, 64% and 30% on eight; the plans' waiting is close.
-# Where the model fits on each device, DDP waits less and is faster. More micro-batches have a price, too: each reads
-# and writes all gradients once more, and its smaller matrix products use the GPU less efficiently. (With 16, memory is
-# a little larger: at its peak gradients exist, at that of 4 not yet.)
+# By the formula the bubble is 20% and 5.9% on two ranks, 64% and 30% on eight; the plans' waiting is close. Where the
+# model fits on each device, DDP waits less and is faster. More micro-batches have a price, too: each reads and writes
+# all gradients once more, and its smaller matrix products use the GPU less efficiently. (With 16, memory is a little
+# larger, because gradients already exist at its peak; with 4 they do not.)
 #
 # So a pipeline is for models that do not fit. Here is one of 838 million parameters, with eight samples of 1,024 tokens
 # per step, one in each micro-batch (DDP and FSDP accumulate gradients over four on each rank):
@@ -188,11 +188,11 @@ ways |= {name: (gpt["pipeline"], {"accumulate": 8, "schedule": name}) for name i
 lab.plans(ways, devices=("2xT4",), global_batch_size=8)
 
 # %% [markdown]
-# GPipe holds the activations of all eight samples, 1F1B those of two on rank 0, the fuller one, which is
-# drawn. So 1F1B fits. So does FSDP, which is simpler and hardly differs in time. (FSDP and DDP need 3.1 GiB more than
-# in lab 07: labkit's FSDP reduces gradients only after the last micro-batch, and until then keeps them whole; DDP keeps
-# them beside its buckets.) A pipeline wins when links are slow: it sends only the activations between two stages, and
-# their gradients, here 80 MiB per step. FSDP gathers the model's 3.1 GiB about twice for each of four micro-batches.
+# GPipe holds the activations of all eight samples, 1F1B those of two on rank 0, the fuller one, which is drawn. So 1F1B
+# fits. So does FSDP, which is simpler and takes about as long. (FSDP and DDP need 3.1 GiB more than in lab 07: labkit's
+# FSDP reduces gradients only after the last micro-batch, and until then keeps them whole; DDP keeps them beside its
+# buckets.) A pipeline wins when links are slow: it sends only the activations between two stages, and their gradients,
+# here 80 MiB per step. FSDP gathers the model's 3.1 GiB about twice for each of four micro-batches.
 #
 # ## Try this
 #
@@ -201,7 +201,7 @@ lab.plans(ways, devices=("2xT4",), global_batch_size=8)
 #    machine: 20%). GPipe now holds 16 micro-batches on every rank, 1F1B still 4, 3, 2 and 1.</details>
 # 2. `micro_batches = 4`: what difference remains between GPipe and 1F1B?
 #    <details><summary>Answer</summary>On rank 0 none: both hold 4. The last rank holds 4 with GPipe, 1 with 1F1B. The
-#    bubble is 43% with both (measured 44 to 47%).</details>
+#    bubble is 43% with both (measured: 44 to 47%).</details>
 # 3. `forward_ms = 5`: why do the measured bubbles no longer agree?
 #    <details><summary>Answer</summary>Measured on a busy machine, half of the time is bubble with GPipe and 1F1B, not
 #    27%, and 41% with zero bubble, not 6. Each forward and backward costs Python and gloo some milliseconds, which are

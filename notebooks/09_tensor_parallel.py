@@ -50,7 +50,7 @@ share = lab.ask(f"share of the model's parameters on each of {N} ranks", default
 # %% [markdown]
 # ## Split by hand
 #
-# In float64, so that only the order of additions can make a difference.
+# The numbers are float64, so that only the order of additions can make a difference.
 
 # %%
 import torch
@@ -79,14 +79,14 @@ lab.measure_each({off: differences[0], by_rows: int(differences[1] < 0.01)}, run
 print(f"largest relative difference: columns of A {differences[0]:.0e}, rows of A {differences[1]:.2f}")
 
 # %% [markdown]
-# Columns of A give whole columns of `x A`, and gelu works on each number alone. Rows of A give every rank a part of
-# each *sum*, and gelu of a part is not a part of gelu. So the ranks need one all-reduce at the end, and one in
-# backward, where every rank has the gradient of *x* through its own columns only. With attention that makes 2
-# all-reduces in forward and 2 in backward for each block (Megatron-LM).
+# Columns of A give whole columns of `x A`, and gelu works on each number alone. Rows of A give every rank only a part
+# of each *sum*, and the gelu of the parts does not add up to the gelu of the sum. So the ranks need one all-reduce at
+# the end, and one in backward, where each rank has the gradient of *x* through its own columns only. With attention
+# that makes 2 all-reduces in forward and 2 in backward for each block (Megatron-LM).
 #
 # ## A whole model
 #
-# torch does this. In your own code, for the layers of labkit's `Block`:
+# torch does this for you. For the layers of labkit's `Block`, your own code would be:
 #
 # ```python
 # mesh = init_device_mesh("cuda", (dist.get_world_size(),))
@@ -96,9 +96,9 @@ print(f"largest relative difference: columns of A {differences[0]:.0e}, rows of 
 # ```
 #
 # The block's code stays as it is if it does not fix the number of heads: `unflatten(-1, (-1, 3, head_width))`, not
-# `(heads, 3, head_width)`. All ranks must read the same samples. labkit's script does the same; it trains once on one
-# device, once split, once with sequence parallelism as well. (The collectives are those of one step. An all-reduce in
-# forward is labkit's: it adds up how many predictions there are.)
+# `(heads, 3, head_width)`. All ranks must read the same samples. labkit's script does the same. Train once on one
+# device, once split, and once with sequence parallelism as well. (The collectives are those of one step. One all-reduce
+# in forward is labkit's own: it adds up the number of predictions.)
 
 # %%
 script, single = Script.load("tensor_parallel"), Script.load("single")
@@ -131,20 +131,20 @@ lab.score()
 # | tensor | nothing; backward: all-reduce | all-reduce; backward: nothing | all positions, on every rank |
 # | sequence | all-gather; backward: reduce-scatter | reduce-scatter; backward: all-gather | 1/N of them |
 #
-# An all-reduce is a reduce-scatter and an all-gather (lab 02), so sequence parallelism sends as many bytes, and saves
-# activations. But a rank's norms now see 1/N of the positions, so their gradients have to be summed, too: the
+# An all-reduce is a reduce-scatter and an all-gather (lab 02), so sequence parallelism sends as many bytes, but saves
+# activations. But a rank's norms now see 1/N of the positions, so their gradients have to be summed, too: hence the
 # all-reduces in the optimizer's step.
 #
-# DDP's all-reduces hide behind backward. These stand in the middle of the computation, and nothing can go on before
-# they have arrived. That is why tensor parallelism needs the fastest link there is.
+# DDP's all-reduces hide behind backward. These are in the middle of the computation, and nothing can go on until they
+# have finished. That is why tensor parallelism needs the fastest link there is.
 
 # %%
 runs["tensor"].timeline()
 
 # %% [markdown]
 # One all-reduce carries batch × context × width numbers; DDP's gradients grow with the square of the width. So many
-# tokens in a step favor DDP, wide layers favor tensor parallelism. Bytes handed to all-reduces in a step, for four
-# blocks in fp32:
+# tokens in a step favor DDP, and wide layers favor tensor parallelism. These are the bytes passed to all-reduces in a
+# step, for four blocks in fp32:
 
 
 # %%
@@ -158,16 +158,16 @@ lab.explore(of_step, tokens=[128, 512, 2048, 8192], width=[128, 1024, 4096])
 # %% [markdown]
 # ## When?
 #
-# - **Within a host with NVLink**, when one sample is too much for a device, or when more ranks than samples are to
-#   share a step. It divides activations within the split layers, which FSDP does not.
+# - **Within a host with NVLink**, use it when one sample is too much for a device, or when a step has fewer samples
+#   than ranks. It divides activations within the split layers, which FSDP does not.
 # - **Add sequence parallelism** when the remaining activations are the problem.
-# - **Otherwise** DDP or FSDP: they wait less. Between hosts, use tensor parallelism only inside each (lab 10).
-# - **Hugging Face:** models bring a plan: `from_pretrained(name,
+# - **Otherwise** use DDP or FSDP, which wait less. On several hosts, use tensor parallelism only within each (lab 10).
+# - **Hugging Face:** models come with a plan: `from_pretrained(name,
 #   distributed_config=DistributedConfig(tp_plan="auto"))`, from `transformers.distributed`, under torchrun.
 #
 # ## On 2 × T4 and 8 × A100
 #
-# How much of a step is waiting? A transformer of 113 million parameters, 32 samples a step:
+# How much of a step is spent waiting, with a transformer of 113 million parameters and 32 samples per step?
 
 # %%
 ways = {name: sized(Script.load(name), width=768, layers=16, heads=16) for name in ("ddp", "tensor_parallel")}
@@ -178,16 +178,17 @@ lab.plans(ways, global_batch_size=32)
 #
 # ## Try this
 #
-# 1. The plans above with `global_batch_size=8`: who gains?
-#    <details><summary>Answer</summary>Tensor parallelism: its sums shrink with the samples, those of DDP do not. On 2 ×
-#    T4 both now wait a third of a step, and it is ahead. On 8 × A100 it is behind, because of the optimizer's 28 ms:
-#    torch does not update whole and split parameters together, so the host launches their updates one by one.</details>
+# 1. Repeat the plans above with `global_batch_size=8`: which strategy gains?
+#    <details><summary>Answer</summary>Tensor parallelism: its sums shrink with the samples, while those of DDP do not.
+#    On 2 × T4 both now wait a third of a step, and it is ahead. On 8 × A100 it is behind, because of the optimizer's 28
+#    ms: torch does not update whole and split parameters together, so the host launches their updates one by
+#    one.</details>
 # 2. `nproc_per_node = 3`: what is refused?
 #    <details><summary>Answer</summary>"4 heads of out cannot be split across 3 tensor ranks", on all ranks,
 #    before the first step: a head is not cut.</details>
 # 3. Forget one sum: in the script's `tensor` cell, `RowwiseParallel(output_layouts=Partial())` for the layer `down`.
-#    <details><summary>Answer</summary>Nothing crashes. Five all-reduces in forward instead of nine, and after nine
-#    steps the loss has been off by up to 8%: each rank goes on with its own partial sum.</details>
+#    <details><summary>Answer</summary>Nothing crashes. There are five all-reduces in forward instead of nine, and over
+#    nine steps the loss is off by up to 8%: each rank goes on with its own partial sum.</details>
 #
 # ## Sources
 #

@@ -17,9 +17,9 @@
 # **You will be able to** make a mesh, say what a rank sends along each of its axes and what it holds, and tell when
 # more axes are worth it. **25 minutes. You need** labs 07, 08 and 09.
 #
-# Ranks form a grid, a **mesh**, and each axis has a strategy of its own. Along an axis lies a process group: the ranks
-# that differ in this coordinate only. These are eight ranks with the axes pipeline, data (FSDP) and tensor, 2 × 2 × 2;
-# one color is one group:
+# Ranks form a grid, a **mesh**, and each axis has a strategy of its own. The ranks that differ only in the coordinate
+# of one axis form a process group. The picture shows eight ranks with the axes pipeline, data (FSDP) and tensor, 2 × 2
+# × 2; one color is one group:
 
 # %% tags=["parameters"]
 nproc_per_node: int = 4  # ranks, on two cores, too; 8 gives a mesh of 2 x 2 x 2
@@ -34,14 +34,15 @@ lab, N, m = Lesson("10_meshes", ranks=nproc_per_node), nproc_per_node, accumulat
 draw.mesh(pipeline=2, data=2, tensor=2)
 
 # %% [markdown]
-# Neighbors form a tensor group: they send most, in the middle of every block, and need the fastest link. A pipeline
-# sends least, so its stages may be on different hosts.
+# Neighbors form a tensor group: they send the most, in the middle of every block, and need the fastest link. A pipeline
+# sends the least, so its stages may be on different hosts.
 #
 # ## Your predictions
 #
-# A transformer of four blocks on four ranks: data × tensor, 2 × 2. Each step has two micro-batches. FSDP gathers a
-# block when it is needed first and keeps it until the step ends (`reshard_after_forward=False`); embeddings, last norm
-# and head are one more unit. labkit's script also all-reduces two single numbers in every step: count them, too.
+# A transformer of four blocks trains on four ranks: data × tensor, 2 × 2. Each step has two micro-batches. FSDP gathers
+# a block when it is first needed and keeps it until the step ends (`reshard_after_forward=False`); the embeddings, the
+# last norm and the head are one more unit. labkit's script also all-reduces two single numbers in every step: count
+# them, too.
 
 # %%
 sums = lab.ask("all-reduces of a rank in a step of data × tensor", default=16)
@@ -63,7 +64,7 @@ share = lab.ask("share of the parameters that a rank of data × tensor holds bet
 # sampler = DistributedSampler(dataset, mesh["data"].size(), mesh["data"].get_local_rank())
 # ```
 #
-# labkit's `hybrid` script does this, with a pipeline as well. Three meshes of four ranks, in float64, so that their
+# labkit's `hybrid` script does this, with a pipeline as well. Run three meshes of four ranks, in float64, so that their
 # losses can be compared with those of one device:
 
 # %%
@@ -97,7 +98,7 @@ lab.score()
 # %% [markdown]
 # ## Why
 #
-# With *p* stages, L blocks and *m* micro-batches, a rank calls in one step:
+# With *p* stages, L blocks and *m* micro-batches, a rank makes these calls in one step:
 #
 # | axis | sends | calls |
 # |---|---|---|
@@ -105,12 +106,12 @@ lab.score()
 # | data | weights and gradients of its blocks and the rest | L / p + 1 all-gathers, as many reduce-scatters |
 # | pipeline | activations or their gradients, between stages | m receives in the first and last stage, 2 m in between |
 #
-# The tensor axis sends in every block and every micro-batch, the data axis once in a step. A rank of 2 × 2 holds more
+# The tensor axis sends in every block and every micro-batch, the data axis once per step. A rank of 2 × 2 holds more
 # than a quarter of the parameters: tensor parallelism leaves norms, embeddings and the head whole, and FSDP halves all
-# of it. All three meshes train what one device trains.
+# of it. All three meshes train the same as one device does.
 #
-# One step of the last mesh. Stages compute in turn, and within a stage the tensor ranks wait for each other. (The
-# bubble in the title does not count these waits; ideally it is (p - 1)/(m + p - 1), lab 08.)
+# This is one step of the last mesh. Stages compute in turn, and within a stage the tensor ranks wait for each other.
+# (The bubble in the title does not count these waits; ideally it is (p - 1)/(m + p - 1), lab 08.)
 
 # %%
 runs[third].timeline()
@@ -118,7 +119,7 @@ runs[third].timeline()
 # %% [markdown]
 # ## Which axes?
 #
-# Begin with one: DDP, or FSDP where the states do not fit. Add an axis when you see its reason:
+# Begin with one: DDP, or FSDP where the states do not fit. Add an axis when you see a reason for it:
 #
 # | reason | axis | along it |
 # |---|---|---|
@@ -137,8 +138,8 @@ lab.explore(draw.mesh, pipeline=[1, 2, 4], data=[1, 2, 4], tensor=[1, 2, 4])
 # %% [markdown]
 # ## On 2 × T4 and 8 × A100
 #
-# Is it worth it within one host? FSDP alone divides parameters, gradients and optimizer state by all ranks. Eight
-# samples per step:
+# Is a second axis worth it within one host? FSDP alone divides parameters, gradients and optimizer state among all
+# ranks. The plans are for eight samples per step:
 
 # %%
 gpt = {"vocabulary": 50257, "context": 1024, "width": 1280, "heads": 20, "layers": 36}
@@ -157,14 +158,14 @@ lab.plans(ways, global_batch_size=8)
 #    <details><summary>Answer</summary>It is the second replica of the second stage. It sends activations to rank 5 and
 #    gradients to rank 1 (its pipeline group is 1, 3, 5, 7), and shares weights and gradients with rank 2. Along the
 #    tensor axis it is alone.</details>
-# 2. The plans above (`large = True`) with `{"tensor": 4}` instead of `{"tensor": 2}`, on 8 × A100: does a rank hold
-#    less?
-#    <details><summary>Answer</summary>No: 10.9 GiB instead of 8.2. Only two ranks are left on the data axis,
-#    so less is sharded, and a rank works on twice the samples. A step takes 509 ms instead of 445, with FSDP alone
+# 2. Repeat the plans above (`large = True`) with `{"tensor": 4}` instead of `{"tensor": 2}`, on 8 × A100: does a rank
+#    hold less?
+#    <details><summary>Answer</summary>No: 10.9 GiB instead of 8.2. Only two ranks are left on the data axis, so less is
+#    sharded, and a rank works on twice the samples. A step takes 509 ms instead of 445; with FSDP alone it takes
 #    331.</details>
 # 3. Gather again in every micro-batch, with `reshard_after_forward=True`: `script = script.with_cells(strategy=
 #    script.cells["strategy"].text.replace("forward=False", "forward=True"))`. Which axis sends more now, and does the
-#    loss notice?
+#    loss change?
 #    <details><summary>Answer</summary>The data axis: 15 all-gathers instead of 5 in data × tensor, 9 instead of 3
 #    in pipeline × data. Reduce-scatters and the loss are the same, so nothing but the time tells you.</details>
 #
