@@ -16,13 +16,14 @@
 # %% [markdown]
 # # 11 · Checkpoints: killed, and nothing lost
 #
-# **You will be able to** say what a checkpoint must hold so that a resumed training is the same training, save it in
-# shards and load it on any number of ranks, and choose how often to save. **20 minutes. You need** labs 03 and 07.
+# **You will be able to** say what a checkpoint must hold so that a resumed run is the same as an uninterrupted one,
+# save it in shards and load it on any number of ranks, and choose how often to save. **20 minutes. You need** labs 03
+# and 07.
 #
 # With FSDP no rank has the whole model, so each writes the tensors that it holds: a **shard** of the checkpoint. All
-# files go into a folder `step-8.tmp`. When they are there, rank 0 writes `COMMIT.json`, with a checksum of each, and
-# renames the folder to `step-8`. If a rank is killed before this, the older checkpoints are as they were. You will kill
-# rank 0 right before it writes `COMMIT.json`.
+# files go into a folder `step-8.tmp`. When all files are there, rank 0 writes `COMMIT.json`, with a checksum of each,
+# and renames the folder to `step-8`. If a rank is killed before this, the older checkpoints are as they were. You will
+# kill rank 0 right before it writes `COMMIT.json`.
 
 # %% tags=["parameters"]
 nproc_per_node: int = 2  # ranks of the FSDP runs
@@ -40,9 +41,9 @@ draw.calls(
 # %% [markdown]
 # ## Your predictions
 #
-# 14 steps, ten of them an epoch, and a checkpoint after every fourth and after the last. Rank 0 is killed while step 8
-# is being saved; then the same command is started again. In the second question, steps whose result was lost do not
-# count. Training is in float64; two ranks share what is written.
+# A run has 14 steps, of which ten are an epoch, and saves a checkpoint after every fourth step and after the last. Rank
+# 0 is killed while step 8 is being saved; then the same command is started again. In the second question, steps whose
+# result was lost do not count. Training is in float64; two ranks share what is written.
 
 # %%
 again_trained = lab.ask("killed: steps that are trained again", default=8)
@@ -55,9 +56,9 @@ flipped = lab.ask(
 # %% [markdown]
 # ## Uninterrupted
 #
-# A small model that prints the number of each sample it is trained on, and the time. It sleeps, so that a step takes as
-# long on busy cores. `async_save` copies what is to be saved, and a thread writes while training continues. To make
-# that visible, a checkpoint takes half a second to write.
+# This small model prints the number of each sample that it is trained on, and the time. It sleeps, so that a step takes
+# as long on busy cores. `async_save` copies what is to be saved, and a thread writes the copy while training continues.
+# To make that visible, a checkpoint takes half a second to write.
 
 # %%
 import time
@@ -111,16 +112,16 @@ results = {"killed: checkpoints marked as complete": len([*folder.glob("step-*/C
 print("\n".join(f"{file.stat().st_size:9,} {file.relative_to(folder)}" for file in sorted(folder.glob("*/*"))))
 
 # %% [markdown]
-# The files of step 8 may well be whole, but nothing says so. One dead rank ended the run of all, under DDP as under
-# FSDP: no strategy survives a failure, only a checkpoint does.
+# The files of step 8 may well be whole, but nothing says so. One dead rank ends the run of all, under DDP as under
+# FSDP: only a checkpoint survives a failure, not a strategy.
 #
 # ## Resumed, twice
 #
-# The same command in the same folder, now saving synchronously. Then `single` resumes from a copy: one rank, no FSDP.
-# In float64, curves that should be equal are equal to 12 digits.
+# The same command runs in the same folder, now saving synchronously. Then `single` resumes from a copy, with one rank
+# and no FSDP. In float64, curves that should be equal are equal to 12 digits.
 #
 # A checkpoint holds three numbers for each parameter, the weight and AdamW's two moments: 12 bytes in float32, 24 here.
-# (AdamW also counts the steps of each tensor, in 4 bytes; what all ranks have alike, rank 0 writes.)
+# (AdamW also counts the steps of each tensor, in 4 bytes; rank 0 writes what is the same on all ranks.)
 
 # %%
 parts = [[24 * part.numel() for part in parameter.chunk(N)] for parameter in Model().parameters()]
@@ -151,13 +152,13 @@ draw.bars(still, unit="s", title="how long training stands still")
 # ## What a checkpoint holds
 #
 # - **Weights and the optimizer's moments.** The shards carry the names and places of tensors in the *whole* model, so
-#   any number of ranks can load them, under another strategy, or none.
-# - **The step.** It says where in the epoch to go on; without it samples are trained on twice, and others never. The
-#   order of the samples follows from the sampler's seed and the epoch (lab 03).
-# - **Each rank's random numbers**, or dropout draws other masks than without the interruption.
+#   any number of ranks can load them, under another strategy or none.
+# - **The step.** It says where in the epoch to go on; without it some samples are trained on twice and others never.
+#   The order of the samples follows from the sampler's seed and the epoch (lab 03).
+# - **Each rank's random states**, or dropout draws other masks than it would have without the interruption.
 # - The learning rate's schedule, the scaler (lab 05), the best metric so far: whatever else your loop remembers.
 #
-# A sharded checkpoint becomes a file for `torch.load` without ranks, and without labkit:
+# A sharded checkpoint can be converted into a file for `torch.load` without ranks, and without labkit:
 
 # %%
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
@@ -167,7 +168,8 @@ one, other = (torch.load(f, weights_only=True)["model"] for f in (killed.path / 
 lab.measure_each({outside: max((one[name] - other[name]).abs().max() for name in one)})
 
 # %% [markdown]
-# A disk may damage a file long after it was written. Flip one bit of the newest checkpoint, and let the script choose:
+# A disk may damage a file long after it was written. Flip one bit of the newest checkpoint, and let the script choose
+# what to resume from:
 
 # %%
 damaged = saving.copy_with_a_bit_flipped(folder, "step-14/__0_0.distcp")
@@ -178,9 +180,9 @@ lab.score()
 # ## How often?
 #
 # A save that takes *c* seconds every *t* seconds costs c / t of the time. A failure loses half an interval on average;
-# with one every *M* seconds that is t / 2M. The sum is least at t = √(2 c M). For an asynchronous save *c* is only the
-# time for which training stands still. (Llama 3 was trained on 16,384 GPUs with 419 unexpected interruptions in 54
-# days: one every three hours.)
+# with one every *M* seconds that is t / 2M of the time. The sum is least at t = √(2 c M). For an asynchronous save *c*
+# is only the time for which training stands still. (Llama 3 was trained on 16,384 GPUs with 419 unexpected
+# interruptions in 54 days: one every three hours.)
 
 # %%
 lab.explore(saving.lost, save_every_minutes=[5, 20, 120], hours_between_failures=[1, 3, 24], save_seconds=[5, 60, 300])
@@ -189,8 +191,8 @@ lab.explore(saving.lost, save_every_minutes=[5, 20, 120], hours_between_failures
 # ## In your own code
 #
 # With one device, or under DDP, `torch.save` on rank 0 is enough. A sharded model needs `torch.distributed.checkpoint`.
-# Both functions are called on every rank; `load` wants model and optimizer made as for a new training, on any number of
-# ranks:
+# Both functions are called on every rank; `load` needs a model and an optimizer created as for a new run, on any number
+# of ranks:
 #
 # ```python
 # import torch.distributed.checkpoint as dcp
@@ -213,15 +215,15 @@ lab.explore(saving.lost, save_every_minutes=[5, 20, 120], hours_between_failures
 #     return state["step"]
 # ```
 #
-# `dcp.async_save` returns a future: wait for it before the next save, and rename then. Hugging Face's
+# `dcp.async_save` returns a future: wait for it before the next save, and only then rename. Hugging Face's
 # `trainer.train(resume_from_checkpoint=True)` resumes from the newest checkpoint with optimizer, schedule, random
-# numbers and the place in the epoch; Accelerate has `save_state` and `load_state`.
+# states and the place in the epoch; Accelerate has `save_state` and `load_state`.
 #
 # ## On 2 × T4 and 8 × A100
 #
-# A transformer of 203 million parameters. Under DDP all ranks have the same, so rank 0 writes all of it and the others
-# wait; under FSDP all write at the same time. How long that takes is a question for your disk. An asynchronous save
-# holds its copy in the host's memory meanwhile: as many bytes as are written, over all ranks of a host.
+# The model is a transformer of 203 million parameters. Under DDP all ranks have the same, so rank 0 writes all of it
+# and the others wait; under FSDP all write at the same time. How long that takes depends on your disk. Meanwhile an
+# asynchronous save holds its copy in host memory: as many bytes as all ranks of a host write.
 
 # %%
 gpt = {name.upper(): sized(Script.load(name), width=1024, layers=16, heads=16) for name in ("ddp", "fsdp")}
@@ -233,14 +235,14 @@ display(planned, draw.bars(predicted=each, unit="B", title="planned, not run: by
 # %% [markdown]
 # ## Try this
 #
-# 1. Resume as from a checkpoint without the place in the epoch: after `script` is made, `script =
+# 1. Resume as if the checkpoint did not have the place in the epoch: after `script` is made, `script =
 #    script.with_cells(main=script.cells["main"].text.replace("divmod(step, per_epoch)", "(step // per_epoch, 0)"))`.
 #    <details><summary>Answer</summary>After ten steps 32 of the 80 samples have been trained on twice and 32 not at
 #    all; steps 11 to 14 make up for those. Nothing fails. The loss ends at 2.3 instead of 0.29, because after step 14
 #    the second epoch has not begun.</details>
 # 2. Put `nn.Dropout(0.1)` before the last layer. Which difference is no longer 0?
-#    <details><summary>Answer</summary>The one on one rank: its losses are up to 11% away, because one rank draws
-#    other masks than two. On two ranks the difference is still 0, since each rank's random numbers are in the
+#    <details><summary>Answer</summary>The difference on one rank: its losses are off by up to 11%, because one rank
+#    draws other masks than two. On two ranks the difference is still 0, since each rank's random state is in the
 #    checkpoint.</details>
 # 3. Before you resume, rename the folder by hand: `(folder / "step-8.tmp").rename(folder / "step-8")`.
 #    <details><summary>Answer</summary>It is ignored, because it has no <code>COMMIT.json</code>: training resumes after
@@ -256,9 +258,9 @@ display(planned, draw.bars(predicted=each, unit="B", title="planned, not run: by
 #
 # ### Appendix: what was claimed, and what the articles say
 #
-# The guide (001) has a recipe. Its file (lines 144-147) holds `model` and `optimizer`, and neither the step nor random
-# states; it has no mark, so a job that is killed while it saves to a path that it used before has neither the old
-# checkpoint nor the new one. The third article (003, line 225) counts fault tolerance among DDP's advantages.
+# The guide (001) has a recipe. Its file (lines 144-147) holds `model` and `optimizer`, but neither the step nor random
+# states. It has no mark of completeness, so a job that is killed while saving to a path that it used before has neither
+# the old checkpoint nor the new one. The third article (003, line 225) counts fault tolerance among DDP's advantages.
 
 # %%
 lab.check({again_trained: ("fault tolerance (003, line 225)", None)})

@@ -14,12 +14,12 @@
 # %% [markdown]
 # # 12 · Which strategy? Two totals, before any run
 #
-# **You will be able to** choose a strategy from two totals, what a rank must **hold** and what must be **sent**, judge
-# a guide by them, and say how many days a training takes. **30 minutes. You need** labs 03, 06, 07, 08 and 09.
+# **You will be able to** choose a strategy from two totals (what a rank must **hold** and what must be **sent**), judge
+# a guide by them, and say how many days a training run takes. **30 minutes. You need** labs 03, 06, 07, 08 and 09.
 #
-# This map has all that matters but the time of computing. Where memory is short go down, where the link is slow go
-# left. (Rings are predicted, crosses measured.) You know where DDP stands: every rank holds everything, and gradients
-# are sent. Where are the others?
+# This map shows everything that matters except compute time. If memory is short, go down; if the link is slow, go left.
+# (Rings are predicted, crosses measured.) You know where DDP stands: every rank holds everything, and gradients are
+# sent. Where are the others?
 
 # %% tags=["parameters"]
 nproc_per_node: int = 2  # ranks: 2, 4 or 8
@@ -42,8 +42,8 @@ draw.choice({"DDP": (2 * (N - 1) * P, 4 * P)})
 # %% [markdown]
 # ## Your predictions
 #
-# A transformer of eight narrow blocks, 3.7 million parameters, eight samples of 32 tokens: parameters, gradients and
-# optimizer state outweigh activations.
+# The model is a transformer of eight narrow blocks, with 3.7 million parameters, and a step has eight samples of 32
+# tokens, so parameters, gradients and optimizer state outweigh activations.
 
 # %%
 each = {name: float(number) for number, name in enumerate(names)}
@@ -54,13 +54,13 @@ part = lab.ask("bytes that the pipeline sends, as a share of DDP's", default=50,
 # %% [markdown]
 # ## The two totals
 #
-# **Held.** P is the bytes of all parameters in fp32. With gradients and AdamW DDP holds 4 P (lab 06), ZeRO-1 2 P + 2 P
-# / N, the others about 4 P / N and what they gather meanwhile; activations come on top. `labkit.plan` adds up
+# **Held.** P is the size of all parameters in fp32. With gradients and AdamW DDP holds 4 P (lab 06), ZeRO-1 2 P + 2 P /
+# N, the others about 4 P / N and what they gather meanwhile; activations come on top of that. `labkit.plan` adds up
 # everything.
 #
-# **Sent**, over all ranks in one step. An all-reduce of S bytes costs 2 (N - 1) S, a gather that leaves S on every rank
-# (N - 1) S, as does a reduce-scatter (lab 02; gloo's costs twice that, and is what is measured below). A is what a
-# block hands on to the next:
+# **Sent**, over all ranks in one step. An all-reduce of S bytes costs 2 (N - 1) S; a gather that leaves S on every rank
+# costs (N - 1) S, as does a reduce-scatter (lab 02; gloo's costs twice that, which is what is measured below). A is
+# what a block passes on to the next:
 #
 # | | sends | all ranks together |
 # |---|---|---|
@@ -105,31 +105,31 @@ lab.score()
 # ## Why
 #
 # What DDP, ZeRO and FSDP send grows with the parameters, whatever the batch; what tensor parallelism and pipelines send
-# grows with the tokens of a batch. So with many tokens the former win, with few tokens and wide layers the latter. A
-# strategy that is above and to the right of another has nothing to offer but simplicity or speed of computing. The
-# pipeline holds the least here, because it has no gathered blocks beside its own.
+# grows with the tokens in a batch. So the former win with many tokens, the latter with few tokens and wide layers. A
+# strategy that is above and to the right of another can offer only simplicity or faster computation. The pipeline holds
+# the least here, because it has no gathered blocks beside its own.
 #
 # ## Which one?
 #
-# 1. **It fits under DDP**, in mixed precision (lab 05) and with fused AdamW: take DDP. Activations are too large? Fewer
-#    samples at a time, `accumulate`, then activation checkpointing (lab 06).
-# 2. **The states do not fit: FSDP**, one block per unit (lab 07).
-# 3. **FSDP waits for its gathers**, because links are slow or a rank has few tokens: more samples per rank; FSDP only
-#    within a host (lab 10); a pipeline between hosts (lab 08).
-# 4. **One sample is too much for a rank:** tensor parallelism where there is NVLink (lab 09), context parallelism for
-#    long texts (lab 21).
-# 5. **Nothing fits:** LoRA (lab 18), CPU offload, more devices.
+# 1. **It fits under DDP**, in mixed precision (lab 05) and with fused AdamW: take DDP. If activations are too large,
+#    process fewer samples at a time (`accumulate`), then use activation checkpointing (lab 06).
+# 2. **The states do not fit:** take FSDP, with one block per unit (lab 07).
+# 3. **FSDP waits for its gathers**, because links are slow or a rank has few tokens: try more samples per rank, FSDP
+#    only within a host (lab 10), or a pipeline between hosts (lab 08).
+# 4. **One sample is too much for a rank:** try tensor parallelism where there is NVLink (lab 09), or context
+#    parallelism for long texts (lab 21).
+# 5. **Nothing fits:** try LoRA (lab 18), CPU offload or more devices.
 #
-# Then compare two or three candidates, with `labkit.plan` or in a few steps. **More ranks, larger batch?** With the
-# same samples on each rank, N ranks have an N times larger global batch and N times fewer steps per epoch, and the
+# Then compare two or three candidates, with `labkit.plan` or by running a few steps. **More ranks, larger batch?** With
+# the same samples on each rank, N ranks have an N times larger global batch and N times fewer steps per epoch, and the
 # learning rate has to be found again (lab 17). With the global batch kept, nothing changes but the time.
 #
 # ## Days
 #
 # In forward each parameter is multiplied and added once for each token, in backward twice, for the gradients of the
-# inputs and those of the weights: 2 + 4 FLOPs. So a training takes **6 × parameters × tokens** FLOPs. The bars assume
-# 20 tokens for each parameter (Hoffmann et al.) and 40% of what a GPU's data sheet says, a usual share, called **MFU**
-# (model FLOPs utilization).
+# inputs and those of the weights: 2 + 4 FLOPs. So a training run takes **6 × parameters × tokens** FLOPs. The bars
+# assume 20 tokens for each parameter (Hoffmann et al.) and 40% of what a GPU's data sheet says; this share is called
+# **MFU** (model FLOPs utilization), and 40% is usual.
 
 
 # %%
@@ -143,9 +143,9 @@ def days(billions, gpus):
 lab.explore(days, billions=[1, 7, 70], gpus=[8, 64, 1024])
 
 # %% [markdown]
-# labkit's planner does not assume the 40%, it adds up a step: operators, the optimizer, and what waits for
-# communication. For 7 billion parameters and 140 billion tokens on 8 × A100, under FSDP in bf16, with 2,048 tokens on
-# each device:
+# labkit's planner does not assume the 40%; it adds up the parts of a step: operators, the optimizer, and waiting for
+# communication. This is its answer for 7 billion parameters and 140 billion tokens on 8 × A100, under FSDP in bf16,
+# with 2,048 tokens on each device:
 
 # %%
 if guides:
@@ -162,7 +162,8 @@ else:
 # %% [markdown]
 # ## On 2 × T4 and 8 × A100
 #
-# The same choice for a larger transformer and eight samples a step (405 million parameters, 113 without `guides`):
+# Make the same choice for a larger transformer and eight samples per step (405 million parameters, 113 without
+# `guides`):
 
 # %%
 large = {"vocabulary": 50257, "context": 512, "width": 1024, "heads": 16, "layers": 24}
@@ -173,15 +174,15 @@ lab.plans({name: sized(Script.load(name), **sizes) for name in names}, global_ba
 # ## Try this
 #
 # 1. `batch = 64`: which rings move, and in which direction?
-#    <details><summary>Answer</summary>Planned: what is sent by tensor parallelism grows from 12 to 96 MiB, far
-#    to the right of DDP, which still sends 28; the pipeline's goes from 0.4 to 3 MiB. Higher up is whatever holds the
-#    activations: DDP from 69 to 157 MiB, FSDP from 39 to 126. The pipeline stays at 36, for its micro-batches are as
-#    small as before.</details>
+#    <details><summary>Answer</summary>Planned: what tensor parallelism sends grows from 12 to 96 MiB, far to the right
+#    of DDP, which still sends 28; what the pipeline sends grows from 0.4 to 3 MiB. Whatever holds the activations moves
+#    up: DDP from 69 to 157 MiB, FSDP from 39 to 126. The pipeline stays at 36, because its micro-batches are as small
+#    as before.</details>
 # 2. `nproc_per_node = 4`: whose bytes triple, and who holds half as much?
-#    <details><summary>Answer</summary>Planned: over all ranks, 3 times as much is sent by each: 84 MiB by
-#    DDP, 167 by FSDP, 36 by tensor parallelism. FSDP and tensor parallelism hold 23 MiB instead of 39 and 38; DDP goes
-#    from 69 to 63 only, for the activations of two samples fewer.</details>
-# 3. GPT-3, 175 billion parameters and 300 billion tokens, on 1,024 A100 at 40%: how many days?
+#    <details><summary>Answer</summary>Planned: over all ranks, each strategy sends 3 times as much: 84 MiB by DDP, 167
+#    by FSDP, 36 by tensor parallelism. FSDP and tensor parallelism hold 23 MiB instead of 39 and 38; DDP goes only from
+#    69 to 63, because a rank has the activations of two samples fewer.</details>
+# 3. GPT-3, 175 billion parameters and 300 billion tokens, on 1,024 A100s at 40%: how many days?
 #    <details><summary>Answer</summary>6 × 175e9 × 300e9 FLOPs over 1,024 × 0.4 × 312e12 a second: 28.5 days. Without
 #    the 40% it would be 11, but no training reaches the data sheet.</details>
 #
@@ -194,8 +195,8 @@ lab.plans({name: sized(Script.load(name), **sizes) for name in names}, global_ba
 #
 # The guides give a size and a strategy: "1-3B: DDP with gradient checkpointing" on 40 GB (001, line 185), "over 10B:
 # FSDP + TP" (002, line 887). With `guides` three of their claims are checked here; `docs/evidence/decisions.md` has all
-# 38. And the third article (003, line 31) gives 355 years for GPT-3 on one V100: 175 billion parameters, 300 billion
-# tokens, at 28 TFLOP/s.
+# 38. The third article (003, line 31) gives 355 years for GPT-3 on one V100: 175 billion parameters, 300 billion
+#     tokens, at 28 TFLOP/s.
 
 # %%
 years = 6 * 175e9 * 300e9 / 28e12 / 86_400 / 365.25

@@ -14,12 +14,12 @@
 # %% [markdown]
 # # 13 · Profiling: whose time is it?
 #
-# **You will be able to** record and read a timeline, tell a slow rank from a slow link, and say which part of a
-# step better communication could save. **20 minutes. You need** lab 03.
+# **You will be able to** record and read a timeline, tell a slow rank from a slow link, and say what part of a step
+# better communication could save. **20 minutes. You need** lab 03.
 #
-# A **timeline** puts all ranks on one clock; time runs to the right. The thick bar is what a rank computes; the thin
-# one below is what it sends; grey is **waiting**: nothing is left to compute. DDP sends a **bucket** of gradients as
-# soon as it is full. What lies under backward is hidden and costs no time.
+# A **timeline** puts all ranks on one clock; time runs to the right. The thick bar is what a rank computes, the thin
+# one below is what it sends, and grey is **waiting**: nothing is left to compute. DDP sends a **bucket** of gradients
+# as soon as it is full. What lies under backward is hidden and costs no time.
 
 # %% tags=["parameters"]
 nproc_per_node: int = 2  # ranks; their layers sleep, two cores are enough
@@ -38,8 +38,8 @@ draw.lanes(simulated(4, 0.01, 0.04, 0.08), "DDP, a bucket for each of four layer
 # %% [markdown]
 # ## Your predictions
 #
-# The model is four linear layers with 4 MiB of gradients each, and after each layer a pause: 10 ms in forward, 40 in
-# backward. Pauses are the same on every machine, also on busy cores. In the last two questions one of two ranks, the
+# The model has four linear layers with 4 MiB of gradients each, and a pause after each layer: 10 ms in forward, 40 in
+# backward. Pauses are the same on every machine, even on busy cores. In the last two questions one of two ranks, the
 # **straggler**, pauses 400 ms longer in its forward.
 
 # %%
@@ -52,8 +52,8 @@ apart = lab.ask("straggler: its step time over the other rank's", default=1.4)
 # %% [markdown]
 # ## Healthy
 #
-# labkit's `ddp` script with this model, and each layer's gradients in a bucket of their own. `profile=True` turns on
-# torch's profiler for three of twelve steps.
+# This runs labkit's `ddp` script with this model, and each layer's gradients in a bucket of their own. `profile=True`
+# turns on torch's profiler for three of twelve steps.
 
 
 # %%
@@ -71,12 +71,12 @@ healthy = profiled("healthy", bucket_mib=1)
 healthy.timeline()
 
 # %% [markdown]
-# All buckets but the last are hidden: it is full when nothing is left to compute. (The all-reduce that opens each step
-# is labkit's: it adds up how many predictions the ranks have, and a rank that starts early waits there.)
+# All buckets but the last are hidden: that one is full only when nothing is left to compute. (The all-reduce that opens
+# each step is labkit's own: it adds up the ranks' numbers of predictions, and a rank that starts early waits there.)
 #
 # ## Sent too late
 #
-# The same with all gradients in one bucket. Where will its all-reduce be, and who waits?
+# Now put all gradients in one bucket. Where will its all-reduce be, and who waits?
 
 # %%
 late = profiled("one-bucket", bucket_mib=8 * layers)
@@ -84,7 +84,7 @@ lab.measure_each({covered: all_reduces(healthy)[1], sent_late: all_reduces(late)
 late.timeline()
 
 # %% [markdown]
-# All ranks wait at the end of backward, for bytes. (One that waits much longer has finished first, and waits for the
+# All ranks wait at the end of backward, for bytes. (A rank that waits much longer has finished first, and waits for the
 # other as well.) Between machines this can be most of a step; the sliders below show it.
 #
 # ## A straggler
@@ -112,7 +112,7 @@ lab.score()
 # %% [markdown]
 # The step times are equal, so they do not tell you who is slow. Nor do the all-reduces: the rank that is done first
 # waits inside its own, so **its** communication looks slow. Compare what each rank does on its own, without the others:
-# input, forward, optimizer. labkit's panel does that in any run, without a profiler. Faster communication would save
+# input, forward and optimizer. labkit's panel does that in any run, without a profiler. Faster communication would save
 # nothing here. Change how slow the rank is, how long all gradients take to send, and the number of buckets:
 
 
@@ -126,7 +126,7 @@ lab.explore(step_of, slow_ms=[0, 50, 200, 400], send_ms=[20, 80, 240], buckets=[
 # %% [markdown]
 # **FSDP** gathers each block before it computes, in forward and again in backward, and reduce-scatters its gradients.
 # It gathers the next block while one computes. (Between CPUs some of this is not hidden, because gloo copies in the
-# thread that computes; NCCL sends beside the kernels.)
+# thread that computes; NCCL sends while other kernels compute.)
 
 # %%
 profiled("fsdp", "fsdp").timeline()
@@ -175,15 +175,16 @@ lab.plans(gpt, global_batch_size=64)
 #
 # ## Try this
 #
-# 1. `bucket_mib=8` in the healthy run: how many all-reduces, how many hidden?
-#    <details><summary>Answer</summary>Three, with the one that counts predictions. One is hidden: two layers fill a
-#    bucket, and the second of two buckets is the last one.</details>
-# 2. `backward_ms = 2`: sending a bucket takes longer than a layer's backward.
+# 1. Set `bucket_mib=8` in the healthy run: how many all-reduces are there, and how many are hidden?
+#    <details><summary>Answer</summary>Three, including the one that counts predictions. One is hidden: two layers fill
+#    a bucket, and the second of two buckets is the last one.</details>
+# 2. Set `backward_ms = 2`, so that sending a bucket takes longer than a layer's backward. What happens?
 #    <details><summary>Answer</summary>The all-reduces queue up behind each other, and most of their time is after
 #    backward. Fewer bytes or a faster link would help.</details>
-# 3. Texts differ in length, so in each step another rank has the longest ones. What do the means over all steps show?
+# 3. Texts differ in length, so in each step a different rank has the longest ones. What do the means over all steps
+#    show?
 #    <details><summary>Answer</summary>All ranks alike: each computes as much as the others and waits as long. Only the
-#    timeline of single steps shows that somebody is late in each. Batches of equal length, or packed ones, help; a
+#    timeline of single steps shows that some rank is late in each. Batches of equal length, or packed ones, help; a
 #    faster link does not, and a faster GPU shortens the wait only in proportion.</details>
 #
 # ## Sources
@@ -193,9 +194,9 @@ lab.plans(gpt, global_batch_size=64)
 #
 # ### Appendix: what was claimed, and what the articles say
 #
-# The second article (002, line 130) says that gradients are sent after backward; the guide (001, line 14) that sending
-# "overlaps with backward pass", which holds except for the last bucket. The third (003, line 235) is right that all
-# wait for the slowest.
+# The second article (002, line 130) says that gradients are sent after backward; the guide (001, line 14) says that
+# sending "overlaps with backward pass", which holds except for the last bucket. The third (003, line 235) is right that
+# all wait for the slowest.
 
 # %%
 synchronized = "after backward pass, gradients are synchronized (002, line 130)", 0

@@ -20,7 +20,7 @@
 # and avoid five mistakes that one GPU does not show. **20 minutes. You need** labs 03 and 07.
 #
 # Ranks wait for each other in **collectives**, which are matched by their order, not by their names: the 25th call of
-# one rank meets the 25th call of the others. If these differ, or one rank makes fewer calls, all wait. So the rank that
+# one rank meets the 25th call of the others. If these calls differ, or one rank makes fewer, all wait. So the rank that
 # complains is often not the one at fault, and the one at fault often says nothing.
 
 # %% tags=["parameters"]
@@ -38,13 +38,13 @@ draw.calls(
 # %% [markdown]
 # ## Your predictions
 #
-# The script below is sound: FSDP over two linear layers, on two ranks, eight steps of 4 samples each. In a step each
-# rank gathers both layers for forward and again for backward, and scatters two gradients: six calls. Then comes a
-# barrier. You will break the script in one place at a time:
+# The script below is sound: it runs FSDP over two linear layers on two ranks, for eight steps of 4 samples each. In a
+# step each rank gathers both layers for forward and again for backward, and scatters two gradients: six calls. Then
+# comes a barrier. You will break the script in one place at a time:
 #
 # - *Bad sample*: in step 3 one sample of the last rank is NaN.
-# - *Rank 0 evaluates alone*: after training the other rank ends, and rank 0 calls the model once more. Also, the
-#   sampler is forgotten: `shuffle=True`, with the same seed on both ranks. They draw 64 samples in all.
+# - *Rank 0 evaluates alone*: after training the other rank ends, and rank 0 calls the model once more. The sampler is
+#   forgotten, too: the loader has `shuffle=True`, with the same seed on both ranks. They draw 64 samples in all.
 # - *Four spaces*: the barrier slips into an `if rank == 0`.
 
 # %%
@@ -101,7 +101,7 @@ sound = broken(run.script, "    dist.barrier()\n    dist.destroy", "    dist.des
 # %% [markdown]
 # ## A bad sample: nothing fails
 #
-# One sample is NaN: the first of the last rank's third batch. (`DistributedSampler` draws its order from a seed, so
+# One sample is NaN: the first in the last rank's third batch. (`DistributedSampler` draws its order from a seed, so
 # this process can ask it for the sample's number.) `broken` replaces one piece of the script's text.
 
 # %%
@@ -112,8 +112,8 @@ _ = attempt(lab, "bad sample", poisoned, errors=0, nan_rank=last, nan_step=3, na
 
 # %% [markdown]
 # The run *succeeded*. The mean of a number and NaN is NaN, so after one step the weights are lost on every rank, and
-# from then on all losses look alike. Only the losses of the single ranks say whose data to look at. In your own script
-# let every rank look at its own loss, before backward spreads it:
+# from then on all losses look alike. Only the losses of the individual ranks say whose data to look at. In your own
+# script let every rank check its own loss before backward spreads it:
 #
 # ```python
 # if not torch.isfinite(loss):
@@ -122,9 +122,9 @@ _ = attempt(lab, "bad sample", poisoned, errors=0, nan_rank=last, nan_step=3, na
 #
 # ## Rank 0 evaluates alone
 #
-# Two mistakes in one run. The sampler is forgotten, and only rank 0 evaluates. The FAQ of a popular article marks `if
-# rank == 0: evaluate(…)` as correct. It is, if rank 0 has the whole model, as in `model.module` under DDP. Under FSDP a
-# forward gathers, which takes all ranks.
+# This run has two mistakes: the sampler is forgotten, and only rank 0 evaluates. The FAQ of a popular article marks `if
+# rank == 0: evaluate(…)` as correct. It is, if rank 0 has the whole model, as in `model.module` under DDP. Under FSDP
+# forward gathers shards, which takes all ranks.
 
 # %%
 faq = broken(sound, "sampler=DistributedSampler(data)", "shuffle=True")
@@ -136,15 +136,15 @@ _ = attempt(lab, "rank 0 evaluates alone", faq, errors=1, rank=1, step=STEPS, di
 # The forgotten sampler raises nothing: both ranks train on the same half of the samples, at twice the cost of one rank.
 # (With different seeds on the ranks they would draw different orders, and meet some samples twice and some never.)
 #
-# The evaluation does. The last lines above are torchrun's, from the same script without labkit: it names the rank
-# whose error it saw first. That is the rank that waited, for one that left without an error. gloo notices at once that
-# a rank is gone. With NCCL rank 0 would wait for the process group's time limit, ten minutes.
+# The evaluation does raise an error. The last lines above are torchrun's, from the same script without labkit: it names
+# the rank whose error it saw first. That is the rank that waited for another, which had left without an error. gloo
+# notices at once that a rank is gone. With NCCL rank 0 would wait for the process group's time limit, ten minutes.
 #
 # ## Four spaces: a hang
 #
 # `dist.barrier()` slips into the `if` above it. Rank 0 calls the barrier while the others begin the next step with an
-# all-gather. All wait, until the time limit: 30 minutes with gloo, 10 with NCCL. (labkit checks a script before it
-# starts it. The warning is right, and ignored here.)
+# all-gather. All wait until the time limit: 30 minutes with gloo, 10 with NCCL. (labkit checks a script before starting
+# it. Its warning is right, but ignored here.)
 
 # %%
 four_spaces = broken(sound, "        dist.barrier()", "            dist.barrier()")
@@ -160,8 +160,8 @@ print(hang.notice)
 #
 # ## Too large on one rank
 #
-# One rank meets a sample of ten million tokens, whose attention scores would take 400 TB. It raises an error. The
-# others lose their neighbor in the middle of a collective, and raise errors, too, about a connection.
+# One rank gets a sample of ten million tokens, whose attention scores would take 400 TB, and raises an error. The
+# others lose their neighbor in the middle of a collective and raise errors about a connection.
 
 # %%
 planted = f"        if rank == {last} and step == 3:\n            torch.ones(10**7, 10**7)\n        loss.backward()"
@@ -171,8 +171,8 @@ _ = attempt(lab, "too large", large, errors=1, rank=last, step=2)
 # %% [markdown]
 # ## A layer that nobody uses
 #
-# DDP instead of FSDP, and a parameter that no output depends on. Its gradient never comes, so the bucket that waits for
-# it is never sent. DDP says so when the next step begins; on one GPU nobody would notice.
+# This script has DDP instead of FSDP, and a parameter on which no output depends. Its gradient never comes, so the
+# bucket that waits for it is never sent. DDP says so when the next step begins; on one GPU nobody would notice.
 
 # %%
 wrap = "    for part in (model[0], model[2], model):\n        fully_shard(part)\n"
@@ -183,8 +183,8 @@ attempt(lab, "unused parameter", unused, errors=1, step=1)
 lab.score()
 
 # %% [markdown]
-# Remove or freeze the layer. If it depends on the data which layers are used, pass `find_unused_parameters=True`: DDP
-# then looks for them in every step.
+# Remove or freeze the layer. If the data determine which layers are used, pass `find_unused_parameters=True`: DDP then
+# looks for unused parameters in every step.
 #
 # ## What you see, and where to look
 #
@@ -198,7 +198,7 @@ lab.score()
 # | two ranks learn no faster than one | all draw the same samples | the numbers of the samples, on each rank |
 #
 # GPUs are at 100% because NCCL's kernels spin while they wait. torchrun lists the errors of all ranks;
-# `torch.multiprocessing.spawn` raises one, of the first process that it finds dead, which may be a rank that
+# `torch.multiprocessing.spawn` raises only that of the first process that it finds dead, which may be a rank that
 # waited.
 #
 # **Slow rather than broken?** `NCCL_DEBUG=INFO` makes every rank print how it reaches the others. (Not run here; the
@@ -208,13 +208,13 @@ lab.score()
 #     [2] NCCL INFO Channel 00/0 : 10[2] -> 9[1] via P2P/IPC/read
 #     [3] NCCL INFO Channel 00 : 3[3] -> 7[7] via SHM/direct/direct
 #
-# Rank 15, on GPU 7 of its host, sends to rank 6 by TCP: if you have paid for InfiniBand, that is the problem. `P2P` is
-# directly from GPU to GPU, `SHM` through the host's memory.
+# Rank 15, on GPU 7 of its host, sends to rank 6 by TCP: if you have paid for InfiniBand, that is the problem. `P2P`
+# means directly from GPU to GPU, `SHM` through host memory.
 #
 # ## On 2 × T4 and 8 × A100
 #
-# One of these failures can be seen before a GPU is rented: out of memory, on the rank with the longest sample. A
-# transformer of 203 million parameters under FSDP, 16 texts a step, of 512 or of 2,048 tokens:
+# One of these failures can be seen before a GPU is rented: out of memory, on the rank with the longest sample. The
+# plans are for a transformer of 203 million parameters under FSDP, and 16 texts per step, of 512 or of 2,048 tokens:
 
 # %%
 from labkit import Script
@@ -225,8 +225,8 @@ texts = {f"{tokens} tokens": sized(Script.load("fsdp"), **sizes, context=tokens)
 lab.plans(texts, global_batch_size=16)
 
 # %% [markdown]
-# If texts differ in length, let the first step have the longest ones: a run that survives it does not run out of
-# memory after a night.
+# If texts differ in length, put the longest ones into the first step: a run that survives it will not run out of memory
+# after a night.
 #
 # ## Try this
 #
@@ -234,11 +234,11 @@ lab.plans(texts, global_batch_size=16)
 #    <details><summary>Answer</summary>It ends well: rank 0 has the whole model, and <code>model.module</code> calls no
 #    collective. The others have left by then, and need not wait.</details>
 # 2. Four ranks, and the sample that is too large on rank 3. Which ranks print an error?
-#    <details><summary>Answer</summary>Three of four did, and rank 1 none: it was ended before it could. labkit names
+#    <details><summary>Answer</summary>Three of the four did. Rank 1 did not: it was ended before it could. labkit names
 #    rank 3, which ran out of memory after two steps. The number of errors says nothing.</details>
-# 3. `find_unused_parameters=True` although every parameter is used.
+# 3. Pass `find_unused_parameters=True` although every parameter is used.
 #    <details><summary>Answer</summary>Nothing fails. DDP warns once that it "did not find any unused parameters", and
-#    that the flag costs a traversal of the graph in every step. Take it away again.</details>
+#    that the flag costs a traversal of the graph in every step. Remove it again.</details>
 # 4. `attempt(lab, "watched", four_spaces, watchdog=10, errors=1)`: what ends a hang when nobody is there?
 #    <details><summary>Answer</summary>labkit's watchdog, after 10 seconds without progress, with both calls in the
 #    message: "as collective #7 rank 0 called barrier(), rank 1 called all_gather". `attempt` sets 60 seconds
@@ -252,8 +252,8 @@ lab.plans(texts, global_batch_size=16)
 # ### Appendix: what was claimed, and what the articles say
 #
 # *Distributed Training with PyTorch: DDP vs FSDP* (002) calls evaluation on rank 0 alone correct in line 1031, and
-# again in the best practices (line 1178); its own FSDP example (line 709) evaluates on all ranks. Line 1013 warns of
-# the forgotten sampler, rightly.
+# again in the best practices (line 1178); its own FSDP example (line 709) evaluates on all ranks. Line 1013 rightly
+# warns of the forgotten sampler.
 
 # %%
 lab.check({"rank 0 evaluates alone: errors": ("correct (002, line 1031)", 0)})

@@ -15,10 +15,10 @@
 # # 15 · Your own model, and a plain script to leave with
 #
 # **You will be able to** bring a model, its data and its loss as ordinary cells, train them under any strategy by
-# changing one name, and leave with a file that needs torch and nothing else. **20 minutes. You need** labs 01 and 07.
+# changing one name, and leave with a file that needs nothing but torch. **20 minutes. You need** labs 01 and 07.
 #
-# A labkit script is a list of titled cells. Three are yours, one is the strategy, and the others never change:
-# they only use the names that these define.
+# A labkit script is a list of titled cells. Three are yours, one is the strategy, and the others, which never change,
+# only use the names that these define.
 
 # %% tags=["parameters"]
 nproc_per_node: int = 2  # ranks
@@ -36,8 +36,9 @@ draw.cells([*Script.load("ddp").cells], {"yours": ["model", "data", "task"], "th
 # %% [markdown]
 # ## Your predictions
 #
-# The model below is a small convolutional network, partly frozen, as in fine-tuning: its last layer, about half of the
-# parameters, is trained, and so is half of the rest. AdamW keeps two numbers for each parameter that is trained.
+# The model below is a small convolutional network, partly frozen, as in fine-tuning: its last layer, which has about
+# half of the parameters, is trained, and so is half of the rest. AdamW keeps two numbers for each parameter that is
+# trained.
 
 # %%
 cells = lab.ask("cells that change from DDP to FSDP, of the 20 above", default=5)
@@ -61,7 +62,7 @@ same = lab.ask("FSDP: largest relative difference to a loss of DDP", default=0.0
 # over the batch. The script adds up sums and counts over all ranks, and divides once.
 #
 # A cell is copied whole and as you typed it, so keep other things out of it. The data are images with a bright stripe
-# in one of four places. Every rank generates them itself, and all must get the same ones: hence a seeded generator.
+# in one of four places. Every rank generates them itself, and all must get the same images; hence the seeded generator.
 
 # %%
 import torch
@@ -104,7 +105,7 @@ class Model(nn.Module):
 
 
 # %% [markdown]
-# First on one rank: is everything right, and does the loss fall?
+# Try it on one rank first: is everything right, and does the loss fall?
 
 # %%
 first = lab.launch(Script.load("single").with_cells(model=Model, data=load_datasets), ranks=1, steps=steps)
@@ -112,8 +113,8 @@ first = lab.launch(Script.load("single").with_cells(model=Model, data=load_datas
 # %% [markdown]
 # ## Your loss, and one name for the strategy
 #
-# The `task` cell is labkit's, cross-entropy and accuracy; here one of its functions is replaced, by cross-entropy with
-# smoothed labels. `diff` shows what changes if you exchange the name "ddp" for "fsdp".
+# The `task` cell is labkit's, with cross-entropy and accuracy; here one of its functions is replaced by cross-entropy
+# with smoothed labels. `diff` shows what changes if you replace the name "ddp" with "fsdp".
 
 # %%
 from torch.nn import functional as F
@@ -147,7 +148,7 @@ lab.measure(same, (fsdp.losses() / ddp.losses() - 1).abs().max(), run=fsdp)
 draw.bars(peaks, unit="B", title="rank 0 at its peak")
 
 # %% [markdown]
-# What is frozen has neither gradients nor AdamW's state. FSDP divides parameters, gradients and state; in a small
+# Frozen parameters have neither gradients nor AdamW's state. FSDP divides parameters, gradients and state; in a small
 # convolutional network activations are most of the memory, so it saves little (lab 07).
 #
 # ## Leave
@@ -172,7 +173,7 @@ lab.score()
 # %% [markdown]
 # ## On 2 × T4 and 8 × A100
 #
-# Your model, planned before a GPU is rented, with 32 times the width and 512 images per step:
+# Plan your model before you rent a GPU, with 32 times the width and 512 images per step:
 
 # %%
 wide = {name.upper(): sized(script, width=512) for name, script in scripts.items()}
@@ -205,14 +206,14 @@ lab.plans(wide, global_batch_size=512, precision="fp16")
 #
 # ## Try this
 #
-# 1. `frozen=0` in `Model`: how large is AdamW's state now, and what else grows?
+# 1. Set `frozen=0` in `Model`: how large is AdamW's state now, and what else grows?
 #    <details><summary>Answer</summary>Twice the parameters. Gradients become as large as the parameters. Activations
 #    grow, too: backward needed nothing of the frozen blocks, because they come first.</details>
-# 2. `random = torch.Generator()` and `random.seed()` in `load_datasets`: each rank, and each run, draws its own
+# 2. Write `random = torch.Generator()` and `random.seed()` in `load_datasets`: each rank, and each run, draws its own
 #    images.
 #    <details><summary>Answer</summary>Nothing crashes, and the loss falls. Only the claim about equal losses notices:
 #    those of DDP and FSDP then differ by up to 80%.</details>
-# 3. `self.spare = nn.Linear(8, 8)` in `Model`, which no output uses.
+# 3. Put `self.spare = nn.Linear(8, 8)`, which no output uses, into `Model`.
 #    <details><summary>Answer</summary>DDP stops after the first step with "Expected to have finished reduction in the
 #    prior iteration", and names the option <code>find_unused_parameters</code>. FSDP trains: a unit's gradients are
 #    reduced when its backward ends, whichever of them are there.</details>
