@@ -194,9 +194,9 @@ lab.plans({name: sized(Script.load(name), **sizes) for name in names}, global_ba
 # ### Appendix: what was claimed, and what the articles say
 #
 # The guides give a size and a strategy: "1-3B: DDP with gradient checkpointing" on 40 GB (001, line 185), "over 10B:
-# FSDP + TP" (002, line 887). With `guides` three of their claims are checked here; `docs/evidence/decisions.md` has all
-# 38. The third article (003, line 31) gives 355 years for GPT-3 on one V100: 175 billion parameters, 300 billion
-#     tokens, at 28 TFLOP/s.
+# FSDP + TP" (002, line 887). With `guides` three of their claims are checked here; all 38 are in
+# `docs/evidence/decisions.md`. The third article (003, line 31) gives 355 years for GPT-3 on one V100: 175 billion
+# parameters, 300 billion tokens, at 28 TFLOP/s.
 
 # %%
 years = 6 * 175e9 * 300e9 / 28e12 / 86_400 / 365.25

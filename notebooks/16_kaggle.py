@@ -14,8 +14,8 @@
 # %% [markdown]
 # # 16 · Kaggle: a session ends, training need not
 #
-# **You will be able to** end a training at a deadline and go on in another session as if nothing had happened, say how
-# large a model two T4s can train, and whether its checkpoints fit into 20 GB. **20 minutes. You need** labs 06, 07 and
+# **You will be able to** end a run at a deadline and go on in another session as if nothing had happened, and say how
+# large a model two T4s can train and whether its checkpoints fit into 20 GB. **20 minutes. You need** labs 06, 07 and
 # 11.
 #
 # Kaggle lends two T4s for free, at most twelve hours at a time. A **session** is a machine that is new each time;
@@ -39,8 +39,8 @@ draw.calls({"session 1": ["step 7", "step 8", "save"], "session 2": [""] * 3 + [
 # %% [markdown]
 # ## Your predictions
 #
-# The training has 16 steps of half a second, in fp32 with AdamW and dropout; the first session's deadline comes 4
-# seconds after its first step. A third run, which nobody interrupts, says what should have come out.
+# The run has 16 steps of half a second, in fp32 with AdamW and dropout; the first session's deadline comes 4 seconds
+# after its first step. A third run, which is not interrupted, shows what should have come out.
 
 # %%
 done = lab.ask("session 1: steps until the deadline", default=16)
@@ -52,8 +52,8 @@ apart = lab.ask("session 2: largest difference of a loss to the uninterrupted ru
 # ## A session that ends
 #
 # The model sleeps in each training step, so that a step takes as long on busy cores. `checkpoint_dir` and
-# `deadline_seconds` are options of the extra `checkpoints`, which `launch` adds when they are given. The ranks ask each
-# other once a second whether it is time, so they may be a second late.
+# `deadline_seconds` are options of the extra `checkpoints`, which `launch` adds when they are given. The ranks check
+# together once a second whether it is time, so they may be a second late.
 
 # %%
 import time
@@ -123,8 +123,8 @@ draw.curves(lines, "loss of rank 0", marks={last + 0.5: "the deadline"})
 
 # %% [markdown]
 # Not a bit differs, because the checkpoint also has the place in the data and every rank's random numbers, for dropout.
-# Without one of these the loss would go on falling, along another curve. A session that ends before its deadline loses
-# what came after its last checkpoint, so save on the way, too: `save_every=…`.
+# Without one of these the loss would go on falling, but along another curve. A session that ends before its deadline
+# loses what came after its last checkpoint, so save at intervals, too: `save_every=…`.
 #
 # **In your own loop** all ranks must stop after the same step. Their clocks differ, so one of them decides:
 #
@@ -141,13 +141,13 @@ draw.curves(lines, "loss of rank 0", marks={last + 0.5: "the deadline"})
 #
 # ## What fits
 #
-# **On the disk.** labkit keeps the two newest checkpoints while it writes the third, for which it wants 1.2 times its
-# size: 3.2 × 12 bytes per parameter. So 20 GB are enough for 520 million parameters in fp32.
+# **On the disk.** labkit keeps the two newest checkpoints while it writes the third, for which it requires 1.2 times
+# its size: 3.2 × 12 bytes per parameter in all. So 20 GB are enough for 520 million parameters in fp32.
 #
 # **On the T4s.** Take GPT-2 large's width, and one sample of 1,024 tokens on each rank. The peak is where backward
 # begins: all activations are there, and the loss needs three tensors as large as the logits. Without activation
 # checkpointing a rank of DDP then holds 16 bytes per parameter (lab 06: its buckets are always there). A rank of FSDP
-# holds half of 12, because no gradients exist yet, and the root, embeddings and head, whole. (AdamW's update, 20 bytes
+# holds half of 12, because no gradients exist yet, and the whole root (embeddings and head). (AdamW's update, 20 bytes
 # per parameter and no activations, needs slightly less here.)
 
 # %%
@@ -170,7 +170,7 @@ lab.score()
 # %% [markdown]
 # ## On 2 × T4 and 8 × A100
 #
-# The planner's answer, with one block more than DDP should hold on two T4s, and with as many as FSDP should:
+# This is the planner's answer, with one more block than DDP should hold on two T4s, and with as many as FSDP should:
 
 # %%
 most = {name: int((usable - first[name]) / further[name]) for name in first}
@@ -184,21 +184,21 @@ else:
     print("(the plan is skipped on this page: set plans = True)")
 
 # %% [markdown]
-# On two T4s FSDP trains almost twice as many parameters as DDP. But the disk is the smaller limit: for more than 520
-# million parameters upload checkpoints during the session, and delete them.
+# On two T4s FSDP trains almost twice as many parameters as DDP. But the disk is the tighter limit: for more than 520
+# million parameters, upload checkpoints during the session and delete them.
 #
 # ## There and back
 #
 #     labkit kaggle push 16_kaggle.ipynb -p plans False
 #
 # in a terminal sends this notebook to two T4s, prints here what it prints there, and puts its runs into `runs/` beside
-# yours. There one of labkit's scripts gets its deadline from the session: its end, less half an hour. For a training
-# that outlives a session, push again with `--input` and the kernel's name; `labkit.kaggle.previous_checkpoints()` is
-# then the folder for `checkpoint_dir`. In "Save & Run All" labkit waits for each run, and a training that fails fails
-# the notebook.
+# yours. There one of labkit's scripts gets its deadline from the session: its end, less half an hour. For a run that
+# outlives a session, push again with `--input` and the kernel's name; `labkit.kaggle.previous_checkpoints()` is then
+# the folder for `checkpoint_dir`. In "Save & Run All" labkit waits for each run, and a run that fails also fails the
+# notebook.
 #
-# None of the following was measured here. *Docs* are copies of kaggle.com/docs/notebooks and /docs/efficient-gpu-usage
-# that others have kept (August and September 2026).
+# None of the following was measured here. *Docs* means copies of kaggle.com/docs/notebooks and
+# /docs/efficient-gpu-usage that others have kept (August and September 2026).
 #
 # | | | from |
 # |---|---|---|
@@ -218,12 +218,12 @@ else:
 #    <details><summary>Answer</summary>It runs without an error, and with the same seed even its losses are those of the
 #    uninterrupted run. Only its first step tells: it began with step 1 again. On Kaggle that costs hours.</details>
 # 2. Give session 2 `Script.load("ddp").with_cells(model=Model, data=load_datasets)`.
-#    <details><summary>Answer</summary>DDP loads what FSDP saved, and on two ranks goes on to the last bit: the
+#    <details><summary>Answer</summary>DDP loads what FSDP saved, and on two ranks goes on exactly, to the last bit: the
 #    difference in a loss is 0.</details>
 # 3. Give session 2 one rank (`ranks=1`).
 #    <details><summary>Answer</summary>It loads. But the losses of rank 0 are now those of the whole batch, and one rank
-#    draws other dropout than two, so the test loss differs a little as well. Without dropout a global batch has the
-#    same gradient on any number of ranks.</details>
+#    draws other dropout masks than two, so the test loss differs a little as well. Without dropout a global batch has
+#    the same gradient on any number of ranks.</details>
 #
 # ## Sources
 #
@@ -232,8 +232,8 @@ else:
 # ### Appendix: what was claimed, and what the articles say
 #
 # *Distributed Training with PyTorch: DDP vs FSDP* (002, lines 940-964) recommends Kaggle and says nothing about the end
-# of a session. Its way to the accelerator (line 947, Runtime → Change Runtime Type) is the menu of Colab. It recommends
-# DDP up to 1B parameters on two to four GPUs (line 882) and names no GPU there; for two T4s see above.
+# of a session. The menu that it names for the accelerator (line 947, Runtime → Change Runtime Type) is Colab's. It
+# recommends DDP up to 1B parameters on two to four GPUs (line 882) and names no GPU there; for two T4s see above.
 
 # %%
 lab.check()

@@ -18,9 +18,9 @@
 # word by word, choose the learning rate for more ranks, and say which network two nodes need. **20 minutes. You need**
 # labs 01 and 03.
 #
-# A **node** is a machine. Each has a torchrun, which starts its ranks; `local_rank` counts them within the node, `rank`
-# over all: rank = node_rank × nproc_per_node + local_rank. The second node here is this machine, too: what differs with
-# a real one is the network, which is planned below and not measured.
+# A **node** is a machine. Each runs a torchrun, which starts its ranks; `local_rank` counts them within the node,
+# `rank` over all nodes: rank = node_rank × nproc_per_node + local_rank. The second node here is this machine, too. A
+# real one differs in the network, which is planned below, not measured.
 
 # %% tags=["parameters"]
 steps: int = 20  # optimizer steps of each run
@@ -37,8 +37,8 @@ draw.hosts(2, 2)
 # %% [markdown]
 # ## Your predictions
 #
-# First the same script, with the same seed and global batch, on two ranks: once on one node, once on two. Then a
-# training with SGD and 8 times the batch, for as many epochs.
+# First the same script runs with the same seed and global batch on two ranks, once on one node and once on two. Then a
+# model trains by SGD with 8 times the batch, for as many epochs.
 
 # %%
 same = lab.ask(
@@ -55,8 +55,8 @@ warmed = lab.ask("8 times the batch and the rate, after a warm-up of 16 steps: t
 #
 # torchrun sets `RANK`, `LOCAL_RANK`, `WORLD_SIZE`, `MASTER_ADDR` and `MASTER_PORT` for each rank, and
 # `init_process_group` reads them. So the script is the same on any number of nodes; only the launch line differs. With
-# `hosts=["hA", "hB"]` labkit connects to each host by ssh and starts torchrun there; `"localhost"`, twice, is two nodes
-# on this machine.
+# `hosts=["hA", "hB"]` labkit connects to each host by ssh and starts torchrun there; `"localhost"` twice means two
+# nodes on this machine.
 
 # %%
 script, hosts = labkit.Script.load("ddp"), ["localhost", "localhost"]
@@ -74,7 +74,7 @@ draw.curves({"one node": alone[0].items(), "two nodes": joined[0].items()}, "los
 
 # %% [markdown]
 # Not a bit differs: the all-reduce adds two numbers, and a + b is b + a in floating point, too. What differs is how the
-# ranks find each other. `run.command` is what you would type, on each node its line:
+# ranks find each other. `run.command` shows what you would type, one line for each node:
 
 # %%
 print(one.command, two.command, sep="\n")
@@ -91,14 +91,14 @@ lab.explore(draw.hosts, nproc_per_node=[1, 2, 4, 8], nnodes=[1, 2, 4])
 # | `--max-restarts 0` | do not restart ranks that fail: start again from the newest checkpoint instead |
 # | `--` | the end of torchrun's own options: the script and its options follow |
 #
-# If all have met and then wait for each other, ranks may have announced the wrong address. Debian, Ubuntu and WSL2
-# write the host's own name into /etc/hosts as 127.0.1.1, and gloo looks that name up. `GLOO_SOCKET_IFNAME=eth0` (for
-# NCCL `NCCL_SOCKET_IFNAME`) names the network interface to use.
+# If all nodes have met but then wait for each other, ranks may have announced the wrong address. Debian, Ubuntu and
+# WSL2 write the host's own name into /etc/hosts as 127.0.1.1, and gloo looks that name up. `GLOO_SOCKET_IFNAME=eth0`
+# (for NCCL `NCCL_SOCKET_IFNAME`) names the network interface to use.
 #
 # ## Slurm: who says which node this is?
 #
-# Under Slurm you do not start the nodes: `sbatch` takes a script, waits until there are machines, and runs it on the
-# first; `srun` in it starts one task on each node. For two nodes of 8 GPUs:
+# Under Slurm you do not start the nodes: `sbatch` takes a script, waits until machines are free, and runs it on the
+# first; `srun` in it starts one task on each node. This script is for two nodes of 8 GPUs:
 #
 #     #!/bin/bash
 #     #SBATCH --nodes=2 --ntasks-per-node=1 --cpus-per-task=64 --gpus-per-node=8 --time=12:00:00
@@ -108,12 +108,12 @@ lab.explore(draw.hosts, nproc_per_node=[1, 2, 4, 8], nnodes=[1, 2, 4])
 #     srun --cpus-per-task="$SLURM_CPUS_PER_TASK" --kill-on-bad-exit bash -c 'torchrun --nnodes 2 --nproc-per-node 8 \
 #         --node-rank "$SLURM_NODEID" --master-addr "$HEAD" --master-port 29500 train.py'
 #
-# Mind the single quotes. In double quotes `$SLURM_NODEID` would be replaced before `srun`, on the first node, and all
-# nodes would be node 0. And let the job fail if `scontrol` does: with a fallback to localhost no node would find
+# Mind the single quotes. In double quotes `$SLURM_NODEID` would be expanded before `srun` runs, on the first node, and
+# all nodes would be node 0. And let the job fail if `scontrol` does: with a fallback to localhost no node would find
 # the other, and the job would wait for torchrun's timeout without telling you why.
 #
 # labkit's job script (`labkit slurm print ddp --nodes 2` shows it) also lets the ranks save before the time limit and
-# queues the job again. `labkit.submit` sends it and watches the run:
+# queues the job again. `labkit.submit` submits it and watches the run:
 
 # %%
 if slurm():
@@ -126,8 +126,9 @@ else:
 # %% [markdown]
 # ## A node dies
 #
-# The torchrun of node 1 is killed, as by a system that is out of memory. With torchrun alone the ranks that it has
-# started would go on without it. labkit has a supervisor on each node, which ends them, and tells the other nodes why.
+# The torchrun of node 1 is killed, as a system that is out of memory would do. With torchrun alone, the ranks that it
+# has started would go on without it. labkit has a supervisor on each node, which ends them and tells the other nodes
+# why.
 
 # %%
 dying = labkit.launch(
@@ -137,15 +138,15 @@ print(kill_node(dying, 1))
 
 # %% [markdown]
 # On node 0 the first thing that *went wrong* was a broken connection, as in lab 14. With torchrun alone, look at the
-# logs of all nodes, and for a node that has none.
+# logs of all nodes, and look for a node that has none.
 #
 # ## More nodes, larger batch?
 #
-# With the global batch kept, more ranks change nothing but the time. But a rank usually keeps its samples: 8 times as
-# many ranks then have 8 times the global batch, and an epoch has an eighth of the steps. The usual rule for SGD is
-# **linear scaling**: 8 times the learning rate as well, after a **warm-up** in which it rises from step to step (Goyal
-# et al.). Four trainings of ten epochs. Two ranks are enough to see it: together they have the gradient that 16 would
-# have (lab 03).
+# If the global batch stays the same, more ranks change nothing but the time. Usually, though, each rank keeps its
+# number of samples: 8 times as many ranks then have 8 times the global batch, and an epoch has an eighth of the steps.
+# The usual rule for SGD is **linear scaling**: 8 times the learning rate as well, after a **warm-up** in which it rises
+# from step to step (Goyal et al.). Four runs of ten epochs show this. Two ranks are enough: together they have the
+# gradient that 16 would have (lab 03).
 
 
 # %%
@@ -177,15 +178,14 @@ lab.score()
 
 # %% [markdown]
 # With the old rate an eighth of the steps is not enough. With 8 times the rate from the first step the loss explodes
-# (guessing among ten digits is 2.3): steps are too long for weights that nobody has trained yet. After a warm-up the
-# training ends about where that of the small batch does. The rule has a limit, 8,192 images for Goyal's ResNet-50;
-# beyond it only a sweep tells (`labkit.sweep(script, lr=[…])`). For Adam the square root of 8 is the usual factor
-# (Malladi et al.).
+# (guessing among ten digits gives 2.3): the steps are too long for untrained weights. After a warm-up the run ends
+# about where that of the small batch does. The rule has a limit, 8,192 images for Goyal's ResNet-50; beyond it only a
+# sweep (`labkit.sweep(script, lr=[…])`) can tell. For Adam the square root of 8 is the usual factor (Malladi et al.).
 #
 # ## On 2 × T4 and 8 × A100
 #
-# Does a second host make a step shorter? DDP on a transformer of 113 million parameters, 64 samples a step, on one host
-# or two of these, over three networks:
+# Does a second host make a step shorter? The plans are for DDP on a transformer of 113 million parameters, with 64
+# samples per step, on one of these hosts or on two, over three networks:
 
 # %%
 gpt = sized(labkit.Script.load("ddp"), width=768, layers=16, heads=12)
@@ -196,22 +196,23 @@ lab.plans({"1 host": gpt} | networks, global_batch_size=64)
 # The 450 MB of gradients in fp32 cross the network in every step. Over a slow one two hosts take longer than one, and
 # the faster the GPUs are, the faster the network must be: what is enough for T4s is too little for A100s.
 #
-# **Which way to start?** One machine: `torchrun --standalone`. A few with ssh: a line on each, or `hosts=[…]`. Slurm: a
-# job script like the one above, or `labkit.submit`. Kubernetes: `docs/examples/kubeflow.yaml` has the same script.
+# **Which way to start?** On one machine use `torchrun --standalone`; on a few with ssh, a line on each or `hosts=[…]`;
+# under Slurm, a job script like the one above or `labkit.submit`. For Kubernetes, `docs/examples/kubeflow.yaml` has the
+# same script.
 #
 # ## Try this
 #
-# 1. `hosts=["localhost", "localhots"]`: what happens, and when?
+# 1. Launch with `hosts=["localhost", "localhots"]`: what happens, and when?
 #    <details><summary>Answer</summary>The launch is refused before anything runs: "ssh localhots failed: … Could not
 #    resolve hostname". <code>labkit launch --hosts … --print</code> prints a line to paste on each host
 #    instead.</details>
 # 2. Kill a rank of the second node (`SIGKILL`) instead of its torchrun.
 #    <details><summary>Answer</summary>"rank 1 on localhost-1 was killed (SIGKILL) by another process, not by labkit",
 #    and at which step. No process was left.</details>
-# 3. Four ranks on one node, and two on each of two: do the losses still agree to the last bit?
-#    <details><summary>Answer</summary>Yes: the largest difference was 0. Four numbers have several orders in which to
-#    add them, but gloo's depends on the ranks, not on the hosts. NCCL may choose another algorithm between hosts; then
-#    the last bits differ.</details>
+# 3. Compare four ranks on one node with two on each of two nodes: do the losses still agree to the last bit?
+#    <details><summary>Answer</summary>Yes: the largest difference was 0. Four numbers can be added in several orders,
+#    but gloo's order depends on the ranks, not on the hosts. NCCL may choose another algorithm between hosts; then the
+#    last bits differ.</details>
 #
 # ## Sources
 #

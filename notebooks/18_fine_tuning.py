@@ -14,13 +14,13 @@
 # %% [markdown]
 # # 18 · Fine-tune a language model on two T4s
 #
-# **You will be able to** choose between training all weights and a LoRA adapter, and between DDP and FSDP, before a GPU
-# is rented; train all four; and leave with an adapter that plain `peft` loads. **20 minutes. You need** labs 03, 06 and
-# 07.
+# **You will be able to** choose between training all weights and a LoRA adapter, and between DDP and FSDP, before you
+# rent a GPU; train all four ways; and leave with an adapter that plain `peft` loads. **20 minutes. You need** labs 03,
+# 06 and 07.
 #
-# **LoRA** freezes the model and puts two thin matrices beside each layer: beside one of *out* × *in* numbers, one of
-# *out* × *r* and one of *r* × *in*. Only these are trained, so only these have gradients and AdamW's moments. *r* is
-# called the adapter's *rank*, which has nothing to do with the ranks that train.
+# **LoRA** freezes the model and puts two thin matrices beside each layer: if the layer has *out* × *in* numbers, one
+# has *out* × *r* and the other *r* × *in*. Only these are trained, so only these have gradients and AdamW's moments.
+# *r* is called the adapter's *rank*, which has nothing to do with the ranks that train.
 #
 # On Kaggle: attach a model, for example *Qwen 3 / transformers / 0.6b*, and set `model` below to its folder in
 # `/kaggle/input`. Nothing else changes.
@@ -46,7 +46,7 @@ adapter(128, 256, rank=8)
 # %% [markdown]
 # ## Your predictions
 #
-# The picture is to scale, of the largest layer in the small model below; other layers are 128 x 128 or 64 x 128. The
+# The picture shows, to scale, the largest layer in the small model below; other layers are 128 x 128 or 64 x 128. The
 # model has 0.6 million weights, nearly all of them in such layers. With LoRA its frozen weights are kept in 16 bits.
 
 # %%
@@ -57,9 +57,9 @@ holds = lab.ask("LoRA, DDP: what a rank holds, as a share of what it holds witho
 # %% [markdown]
 # ## Data and model
 #
-# One line of JSON for each question. With the columns `prompt` and `completion` the loss counts the completion only.
-# Without a model from a hub, a small one learns to write sums first. It is written to `export_dir`, a folder that any
-# program loads with `from_pretrained`; `model` and `pretrained=True` read it again.
+# The data have one line of JSON for each question. With the columns `prompt` and `completion` the loss counts only the
+# completion. Without a model from a hub, a small one first learns to write sums. It is written to `export_dir`, a
+# folder that any program can load with `from_pretrained`; `model` and `pretrained=True` read it again.
 
 # %%
 lines, common = sums(folder / "sums"), {"data_dir": folder / "sums", "context": 32}
@@ -128,11 +128,11 @@ lab.score()
 #
 # Without LoRA a rank of DDP holds 16 bytes per parameter (lab 06). With LoRA it holds 2 for each frozen weight and 16
 # for each number in the adapter. FSDP divides both by the number of ranks. Activations are not in the picture, and LoRA
-# does not save them: backward still has to pass through all layers.
+# does not reduce them: backward still has to pass through all layers.
 #
-# A checkpoint holds what training needs to go on: the trained weights and AdamW's two moments. With LoRA that is the
-# adapter; the frozen weights are on the hub. In a large model the adapter is a smaller share (here of a layer of Qwen3
-# 1.7B), because its numbers grow with the width and the layer's with the square:
+# A checkpoint holds what training needs to go on: the trained weights and AdamW's two moments. With LoRA the trained
+# weights are the adapter; the frozen ones are on the hub. In a large model the adapter is a smaller share (here of a
+# layer of Qwen3 1.7B), because its size grows with the width and the layer's with the square of the width:
 
 # %%
 lab.explore(adapter, 2048, 6144, rank=[8, 32, 128])
@@ -141,8 +141,8 @@ lab.explore(adapter, 2048, 6144, rank=[8, 32, 128])
 # ## Take it with you
 #
 # The adapter needs neither labkit nor the script. Merged into the model
-# (`adapted.merge_and_unload().save_pretrained(…)`), it no longer needs `peft` either. (The small model has learned the
-# form of an answer in this short time, not how to add.)
+# (`adapted.merge_and_unload().save_pretrained(…)`), it no longer needs `peft` either. (In this short time the small
+# model has learned the form of an answer, not how to add.)
 
 # %%
 from peft import PeftModel
@@ -173,9 +173,9 @@ for prompt in ("20 and 22 make ", "1 and 2 make "):
 #
 # ## On 2 × T4 and 8 × A100
 #
-# A plan needs the model's configuration, not its weights. 1.7 billion parameters, a text of 512 tokens at a time. All
-# weights take 16 bytes per parameter, 26 GiB: half of that leaves no room for activations on a T4. LoRA keeps the
-# frozen ones in 16 bits, 3.2 GiB.
+# A plan needs the model's configuration, not its weights. This one has 1.7 billion parameters and takes one text of 512
+# tokens at a time. Training all weights takes 16 bytes per parameter, 26 GiB, and even half of that leaves no room for
+# activations on a T4. LoRA keeps the frozen ones in 16 bits, which takes 3.2 GiB.
 
 # %%
 if large:
@@ -185,14 +185,14 @@ else:
     print("(the plan is skipped on this page: set large = True)")
 
 # %% [markdown]
-# **Which to choose?** LoRA under DDP, if the model in 16 bits and its activations fit on each GPU. LoRA
-# under FSDP for a larger model. All weights, if there is much to learn, such as a new language; with FSDP once DDP's 16
-# bytes per parameter no longer fit. If even LoRA does not fit, shorten the texts, recompute activations
+# **Which to choose?** Take LoRA under DDP if the model in 16 bits and its activations fit on each GPU, and LoRA under
+# FSDP for a larger model. Train all weights if there is much to learn, such as a new language, and use FSDP once DDP's
+# 16 bytes per parameter no longer fit. If even LoRA does not fit, shorten the texts, recompute activations
 # (`activation_checkpointing=True`), or keep the frozen weights in 4 bits (QLoRA: the extra `four_bit`, under DDP).
 #
 # ## Try this
 #
-# 1. `lora_targets=["q_proj", "v_proj"]`: how many numbers are trained? Predict before you launch.
+# 1. Pass `lora_targets=["q_proj", "v_proj"]`: how many numbers are trained? Predict before you launch.
 #    <details><summary>Answer</summary>14,336. In each of four blocks <code>q_proj</code> (128 to 128) has 8 × 256 and
 #    <code>v_proj</code> (128 to 64) 8 × 192.</details>
 # 2. Give `Script.load` the strategy `tensor_parallel` with `"lora"`.

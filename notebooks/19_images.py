@@ -14,12 +14,12 @@
 # %% [markdown]
 # # 19 · An image model from a hub
 #
-# **You will be able to** train a timm model on a folder of images, from random and from trained weights, on
-# several ranks, say what BatchNorm does there, and leave with a file that plain `timm` loads. **15 minutes. You need**
-# labs 03 and 07, and `timm`.
+# **You will be able to** train a timm model on a folder of images, from random and from trained weights, on several
+# ranks; say what BatchNorm does there; and leave with a file that plain `timm` loads. **15 minutes. You need** labs 03
+# and 07, and `timm`.
 #
-# A BatchNorm layer is the one common layer for which two ranks are not one rank with a larger batch: in training it
-# normalizes with mean and variance of its own rank's images (lab 03). It also keeps running means of both for
+# BatchNorm is the one common layer for which two ranks do not equal one rank with a larger batch: in training it
+# normalizes with the mean and variance of its own rank's images (lab 03). It also keeps running means of both for
 # evaluation. These are **buffers**: they have no gradients, so nothing averages them. DDP copies those of rank 0 to all
 # ranks before each forward.
 #
@@ -62,8 +62,8 @@ unprepared = lab.ask("accuracy if test images are only scaled to 0…1, not norm
 # %% [markdown]
 # ## Data and weights
 #
-# Pictures in `train/<class>` and `test/<class>`. Without a file from a hub, the model first learns three other shapes.
-# `export_dir` writes what a hub would give you.
+# The images are in `train/<class>` and `test/<class>`. Without a file from a hub, the model first learns three other
+# shapes. `export_dir` names a folder for what a hub would give you.
 
 # %%
 data_dir = data_dir or filled(folder / "images", ["ring", "frame", "cross"])
@@ -77,9 +77,9 @@ if not weights:
     weights = folder / "hub" / "model.safetensors"
 
 # %% [markdown]
-# ## Three trainings
+# ## Three runs
 #
-# The same images in the same order, three times.
+# All three see the same images in the same order.
 
 # %%
 lab.predict(start, 0.75, "times", how="at most")
@@ -103,21 +103,21 @@ draw.curves(curves, "loss on the test images", log=True)
 
 # %% [markdown]
 # The start matters more than the number of ranks. The losses of one rank and two differ from the first step on, because
-# each of two ranks normalizes with 16 images, not 32. With 16 or more per GPU that hardly matters for the result.
-# With two or four, as in detection or segmentation, the means are noisy. `SyncBatchNorm` then takes mean and variance
-# over all ranks, with a collective in every such layer, forward and backward:
+# each of two ranks normalizes over 16 images, not 32. With 16 or more per GPU that hardly affects the result. With two
+# or four, as in detection or segmentation, the means are noisy. `SyncBatchNorm` then takes the mean and variance over
+# all ranks, with a collective in every such layer, in forward and in backward:
 #
 # ```python
 # model = nn.SyncBatchNorm.convert_sync_batchnorm(model)  # before DDP wraps it; on GPUs only
 # ```
 #
-# (`labkit.launch(script, sync_batch_norm=True)`.) Models with LayerNorm or GroupNorm, such as ViT and ConvNeXt, have
-# no such question.
+# In labkit that is `labkit.launch(script, sync_batch_norm=True)`. Models with LayerNorm or GroupNorm, such as ViT and
+# ConvNeXt, do not need it.
 #
 # ## Leave
 #
-# The file has parameters and buffers, and plain `timm` loads it. Pictures must be prepared as in the training: its
-# size, and the mean and standard deviation that the weights expect.
+# The file has parameters and buffers, and plain `timm` loads it. Images must be prepared as in training: with the same
+# size, and with the mean and standard deviation that the weights expect.
 
 # %%
 import timm
@@ -135,8 +135,8 @@ print(f"normalized, {accuracy(own, data_dir, side, preset.mean, preset.std):.0%}
 lab.score()
 
 # %% [markdown]
-# Nothing fails; the answers are only wrong. A file of weights is worth little without how its images were prepared.
-# For a model from timm's hub, this prepares them:
+# Nothing fails; the answers are simply wrong. A file of weights is worth little if you do not know how its images were
+# prepared. For a model from timm's hub, this prepares them:
 #
 # ```python
 # transform = timm.data.create_transform(**timm.data.resolve_model_data_config(model))
@@ -158,8 +158,9 @@ else:
     print("(the plan is skipped on this page: set large = True)")
 
 # %% [markdown]
-# The ViT: three times as many parameters, and larger activations. If blocks are recomputed, it gains more: each of its
-# 12 blocks keeps only its input, 197 × 768 numbers per image, while the first ones of the ResNet have 256 × 56 × 56.
+# The ViT does: it has three times as many parameters, and larger activations. It gains more if blocks are recomputed:
+# each of its 12 blocks keeps only its input, 197 × 768 numbers per image, while the first ones of the ResNet have 256 ×
+# 56 × 56.
 #
 # ## Try this
 #
@@ -168,8 +169,8 @@ else:
 #    a counter for each BatchNorm. A ViT-B has none: LayerNorm looks at one sample at a time.</details>
 # 2. Prepare the test images at 32 or 128 pixels instead of 64.
 #    <details><summary>Answer</summary>64 and 60 of 90 are right. The network takes any size, but the shapes that it has
-#    learned were of another one.</details>
-# 3. `lr=3e-3` from random and from trained weights: does the start still matter?
+#    learned had another.</details>
+# 3. Train with `lr=3e-3` from random and from trained weights: does the start still matter?
 #    <details><summary>Answer</summary>Yes. After 40 steps the test loss was 0.109 from random weights and 0.0075 from
 #    trained ones. The larger rate suits both, though.</details>
 #

@@ -12,13 +12,14 @@
 # ---
 
 # %% [markdown]
-# # 20 · A training that goes wrong, taken apart while it runs
+# # 20 · A training run that goes wrong, taken apart while it runs
 #
 # **You will be able to** ask every rank what it holds at the same step, stop all of them where a condition holds,
 # repair what is broken, and go on. **15 minutes. You need** lab 03.
 #
 # The loss does not fall. Usually you stop the run, add a `print`, start again, and wait until it happens again. Here
-# you leave it running. All ranks evaluate what you ask, at the end of the same step; the script needs no line for it.
+# you leave it running. All ranks evaluate what you ask at the end of the same step; the script needs no extra line for
+# it.
 
 # %% tags=["parameters"]
 nproc_per_node: int = 2  # ranks
@@ -35,7 +36,7 @@ draw.calls({rank: ["step", "step, answer", "paused", "exec", "step"] for rank in
 # ## Your predictions
 #
 # Two things are wrong with the script below: a layer is dead, so nothing gets past its ReLU, and one sample, number
-# 1201 of 1280, is broken. Nothing is shuffled; `DistributedSampler` deals the samples out in turn. Two ranks:
+# 1201 of 1280, is broken. Nothing is shuffled; `DistributedSampler` deals the samples out in turn. There are two ranks:
 
 # %%
 before = lab.ask("dead layer: gradient norm of the layers before it", default=1)
@@ -78,8 +79,8 @@ def main():
 # ## Ask: why does it not learn?
 #
 # The loss is that of guessing among ten classes, ln 10 = 2.3. Is a layer dead? `run.ask` evaluates an expression on
-# every rank, with the names of your loop. (`reachable=True` is for notebooks that are executed without a reader; one
-# that you work in needs no option.)
+# every rank, with the names of your loop. (`reachable=True` is for notebooks that are executed without a reader; a
+# notebook in which you work needs no option.)
 
 # %%
 script = labkit.Script.of("train", main=main)
@@ -96,14 +97,14 @@ lab.measure(before, dead["gradient norm before it"].max(), run=run)
 display(dead)
 
 # %% [markdown]
-# Everything behind the layer is zero. No gradient gets back through a ReLU that is zero, so nothing before it learns;
-# the layers behind it get the same input whatever the sample is.
+# Everything after the layer is zero. No gradient gets back through a ReLU that is zero, so nothing before it learns;
+# the layers after it get the same input whatever the sample is.
 #
 # ## Repair the layer, and set a trap
 #
 # Pause the ranks, go on to the end of an epoch, and set the bias of the dead layer to zero on all of them. The loss
-# falls. `run.until` lets the run go on to the end of the first step where a condition holds on any rank, and pauses
-# all. Which sample is it?
+# falls. `run.until` lets the run go on to the end of the first step in which a condition holds on any rank, and then
+# pauses all ranks. Which sample is it?
 
 # %%
 run.step(per_epoch - run.pause() % per_epoch)
@@ -116,13 +117,13 @@ lab.measure_each({meets: worst["rank"], damaged: (caught["gradient norm"] > 50).
 display(caught)
 
 # %% [markdown]
-# One rank has the loss, but DDP averaged the gradients: the step has damaged the weights of **all** ranks. One step
-# later each of them would have a huge loss, and the sample would be gone.
+# Only one rank has the high loss, but DDP averaged the gradients: the step has damaged the weights of **all** ranks.
+# One step later each of them would have a huge loss, and the sample could no longer be found.
 #
 # ## Take the step back
 #
-# SGD without momentum subtracts `lr * grad`, and the gradients are still there: add them. Then repair the sample, on
-# all ranks, for each has its own copy of the data, lower the learning rate, and go on.
+# SGD without momentum subtracts `lr * grad`, and the gradients are still there, so add it back. Then repair the sample
+# on all ranks, because each has its own copy of the data, lower the learning rate, and go on.
 
 # %%
 repair = """
@@ -167,8 +168,8 @@ lab.score()
 # ```
 #
 # To survive such a batch when nobody watches, clip the gradients: `clip_grad_norm_(model.parameters(), 1.0)` would have
-# divided that step by the norm of all gradients, more than the last column of the table shows. Log the norm that it
-# returns.
+# divided that step by the norm of all gradients, which is larger than the last column of the table shows. Log the norm
+# that it returns.
 #
 # ## On 2 × T4 and 8 × A100
 #
@@ -183,10 +184,10 @@ lab.plans({"DDP": sized(labkit.Script.load("ddp"), width=768, layers=16, heads=1
 #
 # 1. Leave `run.until` and the repair out: what is left of the training after the bad batch?
 #    <details><summary>Answer</summary>Nothing. One step after a loss of some hundreds on rank 1 the losses of both
-#    ranks are above 10,000. Twenty steps on both are near 2.2 again: guessing.</details>
-# 2. `optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)`: can you still take the step back?
-#    <details><summary>Answer</summary>Not by adding <code>lr * grad</code>. You could compute AdamW's update from
-#    its moments and add that, but both moments now contain the huge gradient: take a checkpoint.</details>
+#    ranks are above 10,000. Twenty steps later both are near 2.2 again, as if guessing.</details>
+# 2. Use `optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)`: can you still take the step back?
+#    <details><summary>Answer</summary>Not by adding <code>lr * grad</code>. You could compute AdamW's update from its
+#    moments and add that, but both moments now contain the huge gradient: go back to a checkpoint.</details>
 # 3. Four ranks: which of them meets the sample, and in which batch of the epoch?
 #    <details><summary>Answer</summary>1201 = 4 × 300 + 1, so it is sample 300 of rank 1, in its batch 300 // 16 + 1 =
 #    19. With two ranks it is sample 600 of rank 1, in batch 38.</details>
