@@ -17,10 +17,10 @@
 # **You will be able to** divide one sequence among ranks so that all have the same work, choose between gathering keys
 # and passing them around, and say what a rank then holds. **15 minutes. You need** labs 06 and 07.
 #
-# A single sequence may need more memory than a device has, and one sample cannot be split among ranks by DDP or FSDP.
+# A single sequence may need more memory than a device has, and neither DDP nor FSDP can split one sample among ranks.
 # **Context parallelism** divides the sequence. Almost everything in a transformer looks at one position at a time. Only
-# attention looks back: a query needs the keys and values of all earlier positions, also those of other ranks. Each row
-# below is a query; what is colored are the keys that it sees.
+# attention looks back: a query needs the keys and values of all earlier positions, including those on other ranks. Each
+# row below is a query; the keys that it sees are colored.
 
 # %% tags=["parameters"]
 nproc_per_node: int = 2  # ranks that split each sequence
@@ -37,9 +37,9 @@ divided(2)
 # %% [markdown]
 # ## Your predictions
 #
-# *In order*: rank 0 takes the first part, rank 1 the second, … *Zigzag*: cut the sequence into 2N chunks and give rank
-# r chunk r and chunk 2N − 1 − r. In **gather** every rank collects the keys and values of the whole sequence, one layer
-# at a time; in **ring** they go from rank to rank, and a rank never holds more than two parts.
+# *In order*: rank 0 takes the first part, rank 1 the second, and so on. *Zigzag*: the sequence is cut into 2N chunks,
+# and rank r gets chunks r and 2N − 1 − r. In **gather** every rank collects the keys and values of the whole sequence,
+# one layer at a time; in **ring** they go from rank to rank, and a rank never holds more than two parts.
 
 # %%
 uneven = lab.ask("in order, on 8 ranks: work of the last one, how many times the mean", default=1.5, unit="times")
@@ -51,8 +51,8 @@ saves = lab.ask("ring: its peak at 512 positions, how many times gather's", defa
 # ## Run both
 #
 # The model is an ordinary one: it calls `F.scaled_dot_product_attention(q, k, v, is_causal=True)`, which the strategy
-# replaces, and counts its positions from 0, which a hook corrects. Without that hook nothing would fail: each rank
-# would train on its tokens with the positions of the sequence's start.
+# replaces, and counts its positions from 0, which a hook corrects. Without that hook nothing would fail, but each rank
+# would train on its tokens with the positions of the start of the sequence.
 
 # %%
 sizes = {"width": 32, "layers": 2, "context": context}
@@ -73,10 +73,10 @@ lab.measure_each(results)
 draw.bars({way: peak.categories for way, peak in peaks.items()}, unit="B", title="the fuller rank at its peak")
 
 # %% [markdown]
-# Both train what one rank trains. `gather` keeps keys and values of the whole sequence for backward, and a mask. A
+# Both train the same as one rank. `gather` keeps the keys and values of the whole sequence for backward, and a mask. A
 # ring keeps only a rank's own part. But labkit's ring uses plain matrix products, for 128 queries at a time, and their
-# scores, 128 × positions for each head and sample, are more than that at this length. (A fused attention kernel never
-# writes scores out. torch's own ring, below, uses one.)
+# scores, 128 × positions for each head and sample, take more than that at this length. (A fused attention kernel never
+# writes scores to memory. torch's own ring, below, uses such a kernel.)
 #
 # ## Who computes how much?
 #
@@ -93,16 +93,16 @@ lab.score()
 # %% [markdown]
 # ## Why
 #
-# In order, the last of N ranks has (2 − 1/N) times the mean: with many ranks all wait for one that has twice their
-# work. In a zigzag each rank has a chunk near the beginning and one as near the end, and two such chunks together are
-# always the mean.
+# In order, the last of N ranks has (2 − 1/N) times the mean work: with many ranks, all wait for one that has nearly
+# twice the mean. In a zigzag each rank has one chunk near the beginning and one just as near the end, and two such
+# chunks together always have the mean work.
 
 # %%
 lab.explore(divided, ranks=[2, 4, 8, 16])
 
 # %% [markdown]
-# **gather**, as a rank computes it; `size` is the length of a chunk. It sends once per layer, before attention can
-# begin, and in backward gradients take the opposite way:
+# This is **gather**, as a rank computes it; `size` is the length of a chunk. It sends once per layer, before attention
+# can begin, and in backward gradients travel the opposite way:
 #
 # ```python
 # k, v = gathered(k), gathered(v)  # in the sequence's order; in backward a reduce-scatter
@@ -112,12 +112,12 @@ lab.explore(divided, ranks=[2, 4, 8, 16])
 #     outputs.append(F.scaled_dot_product_attention(queries, keys, values, mask))
 # ```
 #
-# **ring**: a rank sends its keys and values N − 1 times, to its neighbor, while it attends to those that it has.
-# Results of the parts are added up with the weights of their softmax sums. In backward the gradients of keys and values
-# travel along, and one hop more, home. `print(split.cells["context"].text)` shows both.
+# With **ring**, a rank sends keys and values to its neighbor N − 1 times, while it attends to those that it has. The
+# results of the parts are added up, weighted by their softmax sums. In backward the gradients of keys and values travel
+# along, and one hop further to return home. `print(split.cells["context"].text)` shows both.
 #
-# **In your own code**, on GPUs, for a model that calls `scaled_dot_product_attention(…, is_causal=True)`. (A prototype
-# in torch. It uses a zigzag, too, and by default gathers.)
+# **In your own code**, on GPUs, use this for a model that calls `scaled_dot_product_attention(…, is_causal=True)`. (It
+# is a prototype in torch. It uses a zigzag, too, and gathers by default.)
 #
 # ```python
 # from torch.distributed.tensor.experimental import context_parallel
@@ -128,11 +128,11 @@ lab.explore(divided, ranks=[2, 4, 8, 16])
 #     loss.backward()
 # ```
 #
-# Ranks of one sequence have different tokens, so their gradients are averaged, as those of DDP or FSDP.
+# The ranks of one sequence have different tokens, so their gradients are averaged, as in DDP or FSDP.
 #
 # ## On 2 × T4 and 8 × A100
 #
-# One sequence of 4,096 positions, 4 layers of width 512. Which way holds less now?
+# Take one sequence of 4,096 positions and 4 layers of width 512. Which way holds less now?
 
 # %%
 long = sized(labkit.Script.load("context_parallel"), width=512, layers=4, heads=8, context=4096)
@@ -140,13 +140,13 @@ ways = {way: (long, {"attention": way}) for way in ("gather", "ring")}
 lab.plans(ways, global_batch_size=1)
 
 # %% [markdown]
-# The ring: gathered keys and values, and the mask, grow with the whole sequence, the ring's part of them does not. And
-# it waits less, because it sends while it computes.
+# The ring does: gathered keys and values, and the mask, grow with the whole sequence, but the ring's part of them does
+# not. It also waits less, because it sends while it computes.
 #
-# **Which to choose?** First activation checkpointing and a fused attention kernel, with FSDP for the states; context
-# parallelism when one sequence still does not fit. Then gather, which is simpler, and cheap if few heads have keys and
-# values of their own (grouped-query attention, as in Llama 3, which was trained so). A ring for sequences whose keys
-# and values do not fit as a whole, or on a slow link.
+# **Which to choose?** Try activation checkpointing and a fused attention kernel first, with FSDP for the states; use
+# context parallelism when one sequence still does not fit. Then choose gather, which is simpler, and cheap if few heads
+# have keys and values of their own (grouped-query attention, as in Llama 3, which was trained this way). Choose a ring
+# for sequences whose keys and values do not fit as a whole, or for a slow link.
 #
 # ## Try this
 #
@@ -157,9 +157,9 @@ lab.plans(ways, global_batch_size=1)
 # 2. Take the hook out of the strategy: `str` in place of `embedding.register_forward_pre_hook`.
 #    <details><summary>Answer</summary>It trains. After four steps the largest difference of a loss to one rank's is
 #    0.001: the tokens have wrong positions. Only a comparison shows it.</details>
-# 3. A sequence of 2,048 positions (`context = 2048`, one sample a step): which way holds less?
-#    <details><summary>Answer</summary>The ring. What gather keeps grows with the sequence, its mask with the square;
-#    the ring's scores are those of 128 queries at a time.</details>
+# 3. Use a sequence of 2,048 positions (`context = 2048`, one sample per step): which way holds less?
+#    <details><summary>Answer</summary>The ring. What gather keeps grows with the sequence, and its mask with the square
+#    of its length; the ring's scores are those of 128 queries at a time.</details>
 #
 # ## Sources
 #

@@ -14,13 +14,13 @@
 # %% [markdown]
 # # 22 · Talk less: training over a slow link
 #
-# **You will be able to** compress DDP's gradients or average replicas only now and then, say how many bytes each way
-# sends and what it costs in loss, and up to which bandwidth it pays. **20 minutes. You need** labs 03 and 12.
+# **You will be able to** compress DDP's gradients or average replicas only now and then, and say how many bytes each
+# way sends, what it costs in loss, and up to what bandwidth it pays off. **20 minutes. You need** labs 03 and 12.
 #
-# DDP sends all gradients in every step, behind backward. When the link is slower than backward, every rank waits. There
-# are two ways out, and neither trains exactly what DDP trains: send each gradient in fewer bytes (**compression**), or
-# send less often (**local SGD**, **DiLoCo**): the replicas train alone for a round of steps and are then averaged.
-# (Drawn with rounds of eight steps.)
+# DDP sends all gradients in every step, hidden behind backward. When the link is slower than backward, every rank
+# waits. There are two ways out, and neither trains exactly what DDP trains: send each gradient in fewer bytes
+# (**compression**), or send less often (**local SGD**, **DiLoCo**): the replicas train alone for a round of steps and
+# are then averaged. (The picture has rounds of eight steps.)
 
 # %% tags=["parameters"]
 nproc_per_node: int = 2  # ranks
@@ -48,11 +48,11 @@ timeline(20, moving=True)
 # %% [markdown]
 # ## Your predictions
 #
-# Gradients are fp32. **int8**: every rank sends its own in 8 bits to all others. **PowerSGD** of rank 1 sends, of each
-# matrix, two vectors whose product comes close to it. Both add what they left out to the next step's gradient. **Local
-# SGD**: rounds of 10 steps, then the mean of the replicas. **DiLoCo** takes what a round has changed, averaged, as a
+# Gradients are fp32. With **int8** every rank sends its own in 8 bits to all others. **PowerSGD** of rank 1 sends two
+# vectors for each matrix, whose product approximates it. Both add what they left out to the next step's gradient.
+# **Local SGD** averages the replicas after each round of 10 steps. **DiLoCo** takes the averaged change of a round as a
 # gradient, and makes a step of SGD with momentum. All use the same learning rate. The first three questions are about a
-# small model on two ranks, the last one about 405 million parameters on two hosts of eight A100.
+# small model on two ranks, the last one about 405 million parameters on two hosts of eight A100s.
 
 # %%
 by_way = {name: float(number) for number, name in enumerate(ways)}
@@ -65,9 +65,9 @@ pays = lab.ask("DiLoCo: the fastest link between hosts over which it saves 5% of
 # %% [markdown]
 # ## Run all of them
 #
-# A small decoder over bytes, two ranks, the same samples in the same order for every way. An all-reduce of S bytes
-# costs 2 (N − 1) S over all ranks, a gather that gives S everywhere (N − 1) S. Of a matrix of n × m numbers PowerSGD
-# sends n + m, if that is less than half; everything else whole.
+# A small decoder over bytes trains on two ranks, with the same samples in the same order for every way. An all-reduce
+# of S bytes costs 2 (N − 1) S over all ranks; a gather that leaves S on every rank costs (N − 1) S. For a matrix of n ×
+# m numbers PowerSGD sends n + m, if that is less than half; it sends everything else whole.
 
 # %%
 scripts = {name: noting_bytes(sized(labkit.Script.load(name), width=32, layers=2)) for name in ("ddp", "diloco")}
@@ -103,16 +103,16 @@ difference_curves(above, f"test loss above DDP's from the same seed: median and 
 #
 # The bytes above the formula are headers: PowerSGD, local SGD and DiLoCo send many small tensors.
 #
-# **Compression** changes each step's gradient, and what a step left out comes one step later. int8 leaves out little.
-# Two vectors of a matrix are not enough for a small model early in training; a higher rank is. **Local SGD and DiLoCo**
-# send whole numbers, but replicas drift apart within a round, and the mean of their weights is not what one model
-# trained on all of their samples would be. DiLoCo is *below* DDP at first: its outer step, with momentum, goes further
-# than the round went, as a higher learning rate would. The curves say what this small model lost in its first 122
-# steps, not what yours will: compare after the same number of samples, each with a learning rate of its own and with
-# several seeds, before you trust any of them.
+# **Compression** changes each step's gradient, and what one step leaves out is added in the next. int8 leaves out
+# little. Two vectors per matrix are not enough for a small model early in training; a higher rank is. **Local SGD and
+# DiLoCo** send uncompressed numbers, but replicas drift apart within a round, and the mean of their weights is not what
+# one model trained on all of their samples would be. DiLoCo is *below* DDP at first: its outer step, with momentum,
+# goes further than the round did, as a higher learning rate would. The curves say what this small model lost in its
+# first 122 steps, not what yours will: before you trust any of these ways, compare them after the same number of
+# samples, each with a learning rate of its own and with several seeds.
 #
-# Compressed gradients still hide behind backward. An average of weights cannot: it needs the last step's result. Move
-# the slider: seconds that all gradients take, if forward takes one and backward two.
+# Compressed gradients still hide behind backward. An average of weights cannot: it needs the last step's result. The
+# slider sets how many seconds all gradients take, if forward takes one and backward two.
 
 # %%
 lab.explore(timeline, send=[1, 5, 20, 40])
@@ -120,10 +120,10 @@ lab.explore(timeline, send=[1, 5, 20, 40])
 # %% [markdown]
 # ## Where does it pay?
 #
-# DDP's W bytes take W / B seconds, b of which backward hides; DiLoCo's take a tenth of W / B, and nothing hides them.
-# It saves the difference, 0.9 W / B − b: 5% of a step that computes for C seconds, if B = 0.9 W / (b + C / 20).
-# Networks reach some 80% of their line rate. The planner has the details: 405 million parameters, two hosts of eight
-# A100. Move the slider: Gbit/s between hosts.
+# DDP's W bytes take W / B seconds at a bandwidth of B, of which backward hides b; DiLoCo's take a tenth of W / B, and
+# nothing hides them. DiLoCo saves the difference, 0.9 W / B − b, which is 5% of a step that computes for C seconds if B
+# = 0.9 W / (b + C / 20). Networks reach some 80% of their line rate. The planner works out the details for 405 million
+# parameters on two hosts of eight A100s. The slider sets the Gbit/s between hosts.
 
 # %%
 gpt = {"vocabulary": 50257, "context": 512, "width": 1024, "heads": 16, "layers": 24}
@@ -145,13 +145,13 @@ lab.calculated(pays, break_even(lambda B: steps_at(B)["DDP"].seconds / steps_at(
 lab.score()
 
 # %% [markdown]
-# On 16 ranks int8 sends twice as much as DDP: each rank sends its own gradients to all others, instead of
-# one sum around a ring. PowerSGD's factors are so small that the network hardly matters, but the planner does not count
-# the time that it takes to compute them, and you have seen their price.
+# On 16 ranks int8 sends twice as much as DDP: each rank sends its own gradients to all others, instead of one sum
+# around a ring. PowerSGD's factors are so small that the network hardly matters, but the planner does not count the
+# time that it takes to compute them, and you have seen what they cost in loss.
 #
 # ## On 2 × T4 and 8 × A100
 #
-# The same model in one box. Two T4s share PCIe, eight A100s have NVLink.
+# Now put the same model on one host. Two T4s share PCIe; eight A100s have NVLink.
 
 # %%
 if plans:
@@ -160,10 +160,10 @@ else:
     print("(the plan is skipped on this page: set plans = True)")
 
 # %% [markdown]
-# Look at *waiting*: where DDP does not wait, sending less gains nothing, and costs loss.
+# Look at *waiting*: where DDP does not wait, sending less gains nothing and costs loss.
 #
-# **In your own code** torch's hooks change what DDP sends, after `DistributedDataParallel(…)` and before the first
-# step. Try them in this order, and stop when the timeline (lab 13) shows no more waiting:
+# **In your own code** torch's hooks change what DDP sends; register them after `DistributedDataParallel(…)` and before
+# the first step. Try these in order, and stop when the timeline (lab 13) shows no more waiting:
 #
 # ```python
 # # 1. If you accumulate gradients, send them once per step: model.no_sync() (lab 03).
@@ -182,13 +182,14 @@ else:
 # ## Try this
 #
 # 1. `nproc_per_node = 4`: does int8 still send a quarter of DDP's bytes?
-#    <details><summary>Answer</summary>Half: 561 kB instead of 1,111 kB. A rank sends P / 4 bytes to each other rank; an
-#    all-reduce costs it 2 P (N − 1) / N. The ratio is N / 8: from 8 ranks on int8 saves nothing.</details>
+#    <details><summary>Answer</summary>No, half: 561 kB instead of 1,111 kB. A rank sends P / 4 bytes to each other
+#    rank; an all-reduce costs it 2 P (N − 1) / N. The ratio is N / 8: with 8 ranks or more, int8 saves
+#    nothing.</details>
 # 2. With `steps = 152` and `"powersgd_rank": 4`: what does the loss gain, and what do the bytes cost?
 #    <details><summary>Answer</summary>After 150 steps the loss is 0.078 above DDP's instead of 0.200 (medians of three
 #    seeds), and 17% of the bytes are sent instead of 6%.</details>
-# 3. With `steps = 152` and rounds of 50 steps: `"DiLoCo": ("diloco", {"sync_every": 50})`. A fifth of the bytes; and
-#    the loss?
+# 3. Use `steps = 152` and rounds of 50 steps, `"DiLoCo": ("diloco", {"sync_every": 50})`, which send a fifth of the
+#    bytes. What happens to the loss?
 #    <details><summary>Answer</summary>After 150 steps it is 0.020 above DDP's (0.003 to 0.025), with rounds of 10 steps
 #    0.042 (0.016 to 0.047): not worse here, after three rounds.</details>
 #
@@ -196,7 +197,7 @@ else:
 #
 # Douillard et al., *DiLoCo* (arXiv 2311.08105). Stich, *Local SGD Converges Fast and Communicates Little* (arXiv
 # 1805.09767). Vogels et al., *PowerSGD* (arXiv 1905.13727). Seide et al., *1-Bit Stochastic Gradient Descent*
-# (Interspeech 2014): adding to the next gradient what was left out.
+# (Interspeech 2014): adding what was left out to the next gradient.
 
 # %%
 lab.check()

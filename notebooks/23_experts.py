@@ -15,12 +15,12 @@
 # # 23 · Experts: tokens travel, parameters stay
 #
 # **You will be able to** say what a mixture of experts sends when its experts are on different ranks, when that is less
-# than gathering them, and what a busy expert costs. **20 minutes. You need** labs 02 and 07.
+# than gathering them would send, and what a busy expert costs. **20 minutes. You need** labs 02 and 07.
 #
 # In a **mixture of experts** a block has E MLPs instead of one, its experts, and a **router** that chooses k of them
-# for each token. Parameters grow with E, a token's computation only with k. FSDP would gather all E experts on every
-# rank. **Expert parallelism** leaves them where they are and sends the tokens: an `all_to_all` to the ranks of their
-# experts, another one back, and in backward the same for gradients.
+# for each token. Parameters grow with E, but a token's computation only with k. FSDP would gather all E experts on
+# every rank. **Expert parallelism** leaves them where they are and sends the tokens: one `all_to_all` to the ranks of
+# their experts and another one back, and in backward the same for gradients.
 
 # %% tags=["parameters"]
 nproc_per_node: int = 2  # ranks; they must divide the 8 experts
@@ -38,10 +38,10 @@ routed(N, moving=True)
 # %% [markdown]
 # ## Your predictions
 #
-# First a small decoder, 64 wide, on two ranks. A block has 8 experts, of which a token takes two; the experts have
+# First train a small decoder, 64 wide, on two ranks. A block has 8 experts, of which a token uses two; the experts have
 # 262,144 numbers together. A step has 512 tokens on each rank, each a vector of 64 numbers. FSDP gathers the experts
 # twice and reduces their gradients. If tokens travel, each goes to its experts and back, in forward and in backward.
-# Then the router is uneven on purpose: half of the tokens choose expert 0, the others choose evenly.
+# Then make the router uneven on purpose: half of the tokens choose expert 0, the others choose evenly.
 
 # %%
 share = lab.ask("expert parallel: bytes sent, over FSDP's", default=100, unit="%")
@@ -54,10 +54,11 @@ slower = lab.ask("half of the tokens choose one expert: step time, how many time
 #
 # In a model that is w wide an expert has 8 w² numbers. All ranks together send, in a step:
 #
-# - FSDP: N − 1 times a block for each of two gathers, and 2 (N − 1) times for its gradients, because gloo makes an
-#   all-reduce of a reduce-scatter: 4 (N − 1) in all. 3 (N − 1) times what is outside of blocks, which is gathered once.
-# - Expert parallelism: of its T tokens a rank sends k copies of w numbers, four times for each block, but keeps those
-#   for its own experts: over all ranks 4 k T w (N − 1).
+# - FSDP: N − 1 times a block for each of two gathers, and 2 (N − 1) times for its gradients, because gloo implements
+#   reduce-scatter as an all-reduce: 4 (N − 1) in all. What is outside blocks is gathered only once, and sent 3 (N − 1)
+#   times.
+# - Expert parallelism: for each of its T tokens a rank sends k copies of w numbers, four times for each block, but
+#   keeps those for its own experts: 4 k T w (N − 1) over all ranks.
 
 # %%
 names = {"FSDP": "fsdp", "expert parallel": "expert_parallel"}
@@ -95,13 +96,13 @@ draw.curves({name: [(i, of(each)) for i, each in shares.items()] for name, of in
 #
 # ## Parameters or tokens?
 #
-# With NCCL, a rank sends for the experts of a block, h being their hidden width (an expert has 2 h w numbers):
+# With NCCL, a rank sends this for the experts of a block, if h is their hidden width (an expert has 2 h w numbers):
 #
-# - FSDP, two gathers and a reduce-scatter: 3 · 2 E h w (N − 1) / N numbers,
+# - FSDP, with two gathers and a reduce-scatter: 3 · 2 E h w (N − 1) / N numbers,
 # - tokens that travel: 4 k T w (N − 1) / N.
 #
-# So tokens are less up to T = 1.5 E h / k on each rank, whatever N and w are: up to 24,576 if 8 experts have h = 4,096
-# and a token takes two of them.
+# So tokens are cheaper up to T = 1.5 E h / k on each rank, whatever N and w are: up to 24,576 if 8 experts have h =
+# 4,096 and a token uses two of them.
 
 
 # %%
@@ -116,9 +117,9 @@ lab.explore(a_block, tokens=[1024, 8192, 24576, 65536], top_k=[1, 2, 4], ranks=[
 # %% [markdown]
 # ## A busy expert
 #
-# Now each token sleeps a millisecond in its expert, forward and backward, one expert a token. All ranks wait for
-# the one whose experts have most tokens. With a share s for expert 0 and an even choice for the rest, its rank has
-# s + (1 − s) / N of all tokens instead of 1 / N.
+# Now each token uses one expert and sleeps a millisecond in it, in forward and in backward. All ranks wait for the one
+# whose experts have the most tokens. With a share s for expert 0 and an even choice for the rest, its rank has s + (1 −
+# s) / N of all tokens instead of 1 / N.
 
 # %%
 cases = {"an even choice": 0.0, "half choose expert 0": 0.5}
@@ -143,11 +144,11 @@ display(draw.bars(times, seconds, unit="s", title="a step; predicted: what the e
 lab.score()
 
 # %% [markdown]
-# Bytes are the same whatever the router chooses: of every rank's tokens, those that stay on their rank are as many more
-# for one rank as they are fewer for another. Time is not: the others wait. Remedies change what is trained. A
-# **capacity** bounds the tokens of an expert, and drops the rest, which then only have the residual connection. A
-# **balancing loss**, or a bias of each expert that a controller moves, makes the router choose more evenly. Move the
-# sliders; outlined tokens are dropped, none with a capacity of 0.
+# The bytes are the same whatever the router chooses: if more tokens stay on one rank, just as many fewer stay on
+# another. The time is not the same: the others wait. The remedies change what is trained. A **capacity** limits the
+# tokens of an expert and drops the rest, which then have only the residual connection. A **balancing loss**, or a bias
+# for each expert that a controller adjusts, makes the router choose more evenly. Move the sliders; outlined tokens are
+# dropped, none with a capacity of 0.
 
 # %%
 lab.explore(routed, capacity=[0, 2, 1.25, 1], ranks=[2, 4, 8], share=[0, 0.5, 1])
@@ -156,7 +157,7 @@ lab.explore(routed, capacity=[0, 2, 1.25, 1], ranks=[2, 4, 8], share=[0, 0.5, 1]
 # ## Why
 #
 # This is what each rank does in a block, with its tokens sorted by expert. `exchange` is `all_to_all_single` on the
-# tokens; in backward it sends their gradients the other way:
+# tokens; in backward it sends their gradients in the opposite direction:
 #
 # ```python
 # dist.all_to_all_single(arriving, leaving)  # how many tokens each rank sends to each expert
@@ -166,47 +167,49 @@ lab.explore(routed, capacity=[0, 2, 1.25, 1], ranks=[2, 4, 8], share=[0, 0.5, 1]
 # ```
 #
 # The tensors have no fixed size, so the counts have to be known on the CPU before the tokens are sent. And nothing
-# hides it: experts need their tokens, and the next layer needs the results, while FSDP's gathers run while the block
-# before computes. So what counts is the link: keep a group of experts within a host (`expert_ranks=8`), and replicate
-# the group across hosts. `print(task["expert parallel"].cells["experts"].text)` shows all of it.
+# hides the sending: experts need their tokens, and the next layer needs the results, whereas FSDP's gathers run while
+# the previous block computes. So the link decides: keep a group of experts within a host (`expert_ranks=8`), and
+# replicate the group across hosts. `print(task["expert parallel"].cells["experts"].text)` shows all of it.
 #
 # ## On 2 × T4 and 8 × A100
 #
-# 4 blocks of width 512 with 32 experts each, 273 million parameters, of which each token uses 21 million.
+# The model has 4 blocks of width 512 with 32 experts each, and 273 million parameters, of which each token uses 21
+# million.
 
 # %%
 larger = {way: sized(script, width=512, layers=4, heads=8, context=512) for way, script in task.items()}
 lab.plans(larger, experts=32, top_k=k, precision="fp16", global_batch_size=16)
 
 # %% [markdown]
-# PCIe between the T4s takes longer to gather 32 experts than computation hides; if tokens travel, a rank waits less.
-# NVLink is so fast that FSDP's gathers are hidden, and expert parallelism gains no time there. (It even loses some:
-# AdamW updates parameters of different meshes one after another.) What is left to gain is memory: no rank gathers all
-# experts of a block any more.
+# Gathering 32 experts over PCIe between the T4s takes longer than computation can hide; if tokens travel, a rank waits
+# less. NVLink is so fast that FSDP's gathers are hidden, and expert parallelism gains no time there. (It even loses
+# some: AdamW updates parameters of different meshes one after another.) What is left to gain is memory: no rank gathers
+# all experts of a block any more.
 #
-# **Which to choose?** FSDP, as long as its gathers are hidden and a whole block fits beside the shards; no rank
-# waits for a busy expert. Experts on ranks of their own if they are many or large, tokens are few, or links are slow.
-# With either, balance the router.
+# **Which to choose?** Choose FSDP as long as its gathers are hidden and a whole block fits beside the shards; then no
+# rank waits for a busy expert. Put experts on ranks of their own if they are many or large, tokens are few, or links
+# are slow. With either, balance the router.
 #
 # ## Try this
 #
-# 1. One expert for a token: `k = 1`. What is left of FSDP's bytes?
+# 1. Use one expert per token: `k = 1`. What share of FSDP's bytes is sent now?
 #    <details><summary>Answer</summary>22% instead of 33%. Half as many rows travel; the rest of the model is gathered
 #    as before.</details>
 # 2. Launch `scripts["expert parallel"]` with `expert_ranks=1`. What does it send?
 #    <details><summary>Answer</summary>What FSDP sends, to 0.03%: every rank has all experts, as replicas, and FSDP
 #    shards those.</details>
 # 3. Launch the last two with `capacity=1.0`. How long does a step take?
-#    <details><summary>Answer</summary>With an even choice as long as before. If half choose expert 0, 0.65 of that: 44%
-#    of the tokens are dropped, which leaves rank 0 with 5/16 of them instead of 1/2, by the formula 0.63.</details>
-# 4. Balance the router as DeepSeek-V3 does: add a bias of each expert to its score, only to choose; after each step
+#    <details><summary>Answer</summary>With an even choice it takes as long as before. If half choose expert 0, it takes
+#    0.65 of that: 44% of the tokens are dropped, which leaves rank 0 with 5/16 of them instead of 1/2, or 0.63 by the
+#    formula.</details>
+# 4. Balance the router as DeepSeek-V3 does: add a bias for each expert to its score, only for choosing; after each step
 #    lower it by 0.01 if the expert had more than an even share, otherwise raise it.
 #    <details><summary>Answer</summary>In the cell <code>model</code>, after <code>import torch.distributed as
 #    dist</code> and <code>self.register_buffer("bias", torch.zeros(experts))</code>: <code>scores =
 #    self.router(tokens).softmax(-1)</code>, <code>chosen = (scores + self.bias).topk(self.top_k).indices</code>,
 #    <code>scores = scores.gather(-1, chosen)</code>, and where the sizes are known, <code>if self.training: sizes =
 #    torch.tensor(self.sizes, device=x.device); dist.all_reduce(sizes); self.bias -= 0.01 * (sizes - sizes.sum() /
-#    len(places)).sign()</code>: without the sum over all ranks their biases would drift apart. In the last 20 of 40
+#    len(places)).sign()</code>. Without the sum over all ranks their biases would drift apart. In the last 20 of 40
 #    steps the busiest expert has 18% of the tokens instead of 25%, and in the last 20 of 400 steps 15% instead of 23%.
 #    The test loss stays the same: 2.76 instead of 2.77, and 2.23.</details>
 #
@@ -214,8 +217,8 @@ lab.plans(larger, experts=32, top_k=k, precision="fp16", global_batch_size=16)
 #
 # Shazeer et al., *Outrageously Large Neural Networks* (arXiv 1701.06538), section 4: routers that favor few experts.
 # Lepikhin et al., *GShard* (arXiv 2006.16668): all-to-all, capacity. Fedus et al., *Switch Transformers* (arXiv
-# 2101.03961): one expert for a token, the balancing loss. DeepSeek-AI, *DeepSeek-V3* (arXiv 2412.19437), section 2.1.2:
-# a bias instead of that loss.
+# 2101.03961): one expert per token, the balancing loss. DeepSeek-AI, *DeepSeek-V3* (arXiv 2412.19437), section 2.1.2: a
+# bias instead of that loss.
 
 # %%
 lab.check()
