@@ -20,7 +20,7 @@ __all__ = ["Claim", "Claims", "amount"]
 
 WAYS = ("equals", "at least", "at most")
 ARTICLES = (
-    "article: what an article on distributed training says; docs/evidence/claims.md has their titles and all claims."
+    "article: what an article on distributed training says; docs/evidence/claims.md lists their titles and all claims."
 )
 
 
@@ -28,7 +28,7 @@ ARTICLES = (
 class Claim:
     """`within` is relative to the prediction: 0.02 is 2%, 0 is exact. `article` is what somebody else claims, and
     `article_value` the number in it, if any; `because` names the reason for the difference. `timed` claims are measured
-    with a clock, so that a busy machine makes them wrong. With `planned`, `measured` is the result of a second,
+    with a clock, so a busy machine can make them wrong. With `planned`, `measured` is the result of a second,
     independent calculation, and nothing was run. `options` are texts that stand for numbers."""
 
     name: str

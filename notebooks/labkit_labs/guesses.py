@@ -21,7 +21,7 @@ FACTOR = 2.0  # from here on an error is a factor
 
 class Guess:
     """A question about the claim of the same name. `unit` is that of the answer ("MB", "%", …); with `options`, texts
-    and their numbers, one is chosen. Raises LabError when the default is none of them."""
+    and their numbers, the reader chooses one. Raises LabError when the default is none of them."""
 
     def __init__(self, name: str, about: str, default: float, unit: str, options: Mapping[str, float] | None):
         if options is not None and default not in options.values():
@@ -128,7 +128,7 @@ def explore(drawn: Callable[..., Picture], positions: Mapping[str, Sequence[Any]
     titles = [", ".join(f"{n} = {v}" for n, v in (values | {first: value}).items()) for value in three]
     saved = stacked([drawn(**{**values, first: value}).still() for value in three], titles)
     bundle: dict[str, Any] = saved._repr_mimebundle_()
-    bundle["text/html"] += f"<div><small>{len(three)} positions of the slider that a running notebook has</small></div>"
+    bundle["text/html"] += f"<div><small>{len(three)} positions of a slider that a live notebook has</small></div>"
     if ui() == "svg":
         bundle |= _sliders(drawn, positions, values)._repr_mimebundle_()
     display(bundle, raw=True)

@@ -86,8 +86,8 @@ class Lesson(Claims):
         shown: bool = True,
         **options: Any,
     ) -> Run:
-        """`labkit.launch` on the lesson's ranks, or another number of them, and wait for the end. With `shown` the
-        notebook has its view, which adds some 30 kB."""
+        """`labkit.launch` on the lesson's ranks, or on another number of them, and wait for the end. With `shown` the
+        notebook displays its view, which adds some 30 kB."""
         count: dict[str, Any] = {"nproc_per_node": ranks or self.ranks} if isinstance(script, Script) else {}
         with nullcontext() if shown else capture_output():
             run = launch(script, env={**self.env, **(env or {})}, **count, **options)
@@ -125,12 +125,12 @@ class Lesson(Claims):
         explore(partial(drawn, *fixed), positions)
 
     def verify(self, name: str, predicted: float, measured: float, unit: str = "", **how: Any) -> None:
-        """A claim about something that needs no run."""
+        """Predict and measure something that needs no run."""
         self.predict(name, predicted, unit, **how)
         self.measure(name, measured)
 
     def score(self) -> Score:
-        """Every question beside what was measured. Raises LabError when something was predicted but not measured."""
+        """Compare every question with what was measured. Raises LabError when one was predicted but not measured."""
         missing = [name for name in self._guesses if name in self._claims and self._measured(name) is None]
         if missing:
             raise LabError(f"predicted, but never measured: {', '.join(map(repr, missing))}")

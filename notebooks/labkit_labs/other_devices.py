@@ -49,8 +49,8 @@ class Elsewhere:
 
 
 def elsewhere(scripts: Mapping[str, Any], devices: Sequence[str], options: Mapping[str, Any], title: str) -> Elsewhere:
-    """A plan for each script and device. What cannot be planned says why in its row. Instead of a script there may be a
-    tuple (script, options of its own)."""
+    """A plan for each script and device. If a script cannot be planned, its row says why. Instead of a script there
+    may be a tuple (script, options of its own)."""
     rows, plans, pictures = [], {}, []
     for device in devices:
         memory: dict[str, Mapping[str, int]] = {}

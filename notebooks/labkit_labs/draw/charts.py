@@ -126,9 +126,10 @@ def curves(
     marks: Mapping[float, str] | None = None,
     ranges: Mapping[str, Iterable[tuple[float, float, float]]] | None = None,
 ) -> Picture:
-    """Draws numbers by step as lines, each thinner than the one below it, so that equal ones are seen. `lines` are
-    pairs of a step and a number; what is not finite is left out. `marks` are texts at steps, and `log` makes the scale
-    of the numbers logarithmic. `ranges` has for some lines a step, and the lowest and the highest number there."""
+    """Draws numbers by step as lines, each thinner than the one below it, so that equal ones are visible. `lines` are
+    pairs of a step and a number; numbers that are not finite are left out. `marks` are texts at steps, and `log` makes
+    the scale of the numbers logarithmic. `ranges` has for some lines a step, and the lowest and the highest number
+    there."""
     kept = {name: [(x, y) for x, y in line if math.isfinite(y) and (y > 0 or not log)] for name, line in lines.items()}
     bands = {name: [*band] for name, band in (ranges or {}).items()}
     steps = [x for line in kept.values() for x, _ in line]
@@ -246,7 +247,7 @@ def exponents(numbers: Any) -> dict[int, float]:
 
 
 def gradients(shares: Mapping[int, float], scale: float = 1) -> Picture:
-    """Draws the `shares` of all gradients by exponent of 2, multiplied by `scale` and kept in fp16: red is lost."""
+    """Draws the `shares` of all gradients by exponent of 2, multiplied by `scale` and stored in fp16; red is lost."""
     low, normal, high = _borders(*FORMATS["fp16"])
     shift, first, last = round(math.log2(scale)), min(-40, *shares), 30
     wide, tall = (WIDTH - FORMATS_LEFT - 8) / (last - first), 110 / max(shares.values())

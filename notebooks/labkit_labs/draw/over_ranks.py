@@ -27,7 +27,7 @@ def moments(units: int, *, reshard: bool = True) -> Iterator[tuple[str, int, set
 
 def shards(units: int, ranks: int, *, reshard: bool = True) -> Picture:
     """Draws FSDP: units that are gathered before they compute and freed afterwards. Above are the units on every rank,
-    of which the pale part lives elsewhere, below the parameters that a rank holds over the step. The still picture
+    with the part of other ranks paler; below are the parameters that a rank holds over the step. The still picture
     shows the end of forward."""
     wide = (WIDTH - UNITS_LEFT - 10) / units
     steps = list(moments(units, reshard=reshard))
@@ -293,24 +293,24 @@ def split(ranks: int) -> Picture:
         )
         names += box(H, y, LONG, SPLIT_TALL, line=GREY, round=0) + box(Y, y, SHORT, SPLIT_TALL, line=GREY, round=0)
         columns = box(H + rank * part, y, part, SPLIT_TALL, colour, opacity=0.8)
-        addend = box(Y, y, SHORT, SPLIT_TALL, colour, opacity=0.4)
+        partial = box(Y, y, SHORT, SPLIT_TALL, colour, opacity=0.4)
         stripes = "".join(
             box(Y + 74, y + other * SPLIT_TALL / ranks, SHORT, SPLIT_TALL / ranks, colour_of(other), round=0)
             for other in range(ranks)
         )
         shown[0] += columns
         shown[1] += columns
-        shown[2] += columns + addend
-        shown[3] += columns + addend + stripes + words(Y + 54, y + 36, "→")
+        shown[2] += columns + partial
+        shown[3] += columns + partial + stripes + words(Y + 54, y + 36, "→")
     captions = (
         "x A: each rank computes its columns, whole",
-        "gelu: on each column alone, so no rank needs another",
-        "times its rows of B: an addend of the result",
-        "all_reduce: the addends are summed; every rank has the result",
+        "gelu: acts on each column alone, so no rank needs another",
+        "times its rows of B: a partial sum of the result",
+        "all_reduce: the partial sums are added; every rank has the result",
     )
     height = SPLIT_TOP + ranks * SPLIT_ROW
     shown = [each + words(X, height + 6, caption, bold=True) for each, caption in zip(shown, captions, strict=True)]
     heads = zip((X, A, H, B, Y), ("x", "A", "gelu(x A)", "B", "y"), strict=True)
     head = "".join(words(x, 20, text, size=12) for x, text in heads) + words(Y + 74, 20, "sum", size=12)
-    label = f"{ranks} ranks: columns of A, the same rows of B, one sum of {ranks} addends"
+    label = f"{ranks} ranks: columns of A, the same rows of B, one sum of {ranks} partial sums"
     return sheet([head, names, frames(shown, 1.6)], height + 14, label)

@@ -214,7 +214,7 @@ def filled(sizes: Mapping[str, int], bucket_cap_mb: float | None = None) -> list
 
 def buckets(sizes: Mapping[str, int], bucket_cap_mb: float | None = None) -> Picture:
     """Draws DDP's buckets: above, backward makes the gradients in this order; below, each bucket is sent once its last
-    gradient is there. All buckets are drawn to one scale: sending everything takes half as long as backward."""
+    gradient exists. All buckets are drawn to one scale: sending everything takes half as long as backward."""
     groups = filled(sizes, bucket_cap_mb)
     step = BACKWARD_WIDE / max(1, len(sizes))
     number = {name: i for i, names in enumerate(groups) for name in names}

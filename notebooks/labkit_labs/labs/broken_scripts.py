@@ -1,4 +1,4 @@
-"""Breaks a script in one place on purpose: what is expected of its run, the run, and how it ended."""
+"""Breaks a script in one place on purpose, predicts how its run will end, and runs it."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Ended:
 
     @property
     def different(self) -> int:
-        """How many numbers are in the lists that ranks printed."""
+        """How many different numbers are in the lists that ranks printed."""
         logs = [self.run.logs(rank=rank) for rank in self.run.folder.latest.started_ranks()]
         lines = [line for log in logs for line in log.splitlines() if line.startswith("[")]
         return len({number for line in lines for number in json.loads(line)})

@@ -40,7 +40,7 @@ __all__ = [
 
 
 def folders(count: int) -> list[Path]:
-    """New folders, as each session's /kaggle/working is."""
+    """New folders, each in the place of a session's /kaggle/working."""
     return [Path(tempfile.mkdtemp(prefix=f"session-{number}-")) for number in range(1, count + 1)]
 
 
@@ -50,7 +50,7 @@ def _of_rank_0(run: Run) -> pd.DataFrame:
 
 
 def losses(*runs: Run) -> pd.Series[float]:
-    """The losses of rank 0 by step, of the sessions one after another."""
+    """The losses of rank 0 by step, in one session after another."""
     series: list[pd.Series[float]] = [
         _of_rank_0(run).dropna(subset=["loss"]).groupby("step")["loss"].last() for run in runs
     ]
@@ -105,8 +105,8 @@ def kill_node(run: Run, node: int, *, after: int = 3) -> str:
     try:
         run.wait()
     except RankFailedError as error:
-        return f"{error}\nover {time.monotonic() - killed:.1f} s after the kill"
-    return "it did not fail"
+        return f"{error}\nthe run ended {time.monotonic() - killed:.1f} s after the kill"
+    return "the run did not fail"
 
 
 def done_to(run: Run, **names: str) -> dict[float, str]:
@@ -145,7 +145,7 @@ def by_torchrun(file: Path, run: Run) -> dict[int, float]:
     words = ["env", *shlex.split(command)]  # env: the line may begin with variables
     done = subprocess.run(words, cwd=file.parent, env=env, capture_output=True, text=True, check=False)
     if done.returncode:
-        raise LabError(f"{command} ended with exit code {done.returncode}; its last words are: {done.stderr[-2000:]}")
+        raise LabError(f"{command} ended with exit code {done.returncode}; its last output is: {done.stderr[-2000:]}")
     logged = [line for line in (done.stdout + done.stderr).splitlines() if "step" in line]
     print(f"$ {command}", *logged[-4:], sep="\n")
     return {int(step): float(loss) for line in logged for step, loss in re.findall(r"step (\d+) .* loss (\S+)", line)}

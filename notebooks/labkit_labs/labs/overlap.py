@@ -1,4 +1,4 @@
-"""Calculates a step of DDP: which of its all-reduces backward hides, also in a profile; and who waits for whom."""
+"""Calculates which all-reduces of a DDP step backward hides and who waits for whom; reads the same from a profile."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def simulated(
     ranks: int = 2,
 ) -> list[Span]:
     """`forward` and `backward` are seconds of a layer, `send` those of all gradients in one all-reduce, which ends when
-    the last rank has come and `send / buckets` has passed. `slow_rank` starts to compute `slow` seconds later, within
+    the last rank has joined and `send / buckets` has passed. `slow_rank` starts to compute `slow` seconds later, within
     its forward. By default each layer is a bucket."""
     buckets = buckets or layers
     begins = [layers * forward + (slow if rank == slow_rank else 0.0) for rank in range(ranks)]

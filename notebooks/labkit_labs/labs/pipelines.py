@@ -1,4 +1,4 @@
-"""Calculates one step of a pipeline schedule: an action begins when its rank is free and what it needs is there."""
+"""Calculates one step of a pipeline schedule: an action begins when its rank is free and what it needs exists."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def simulated(
 
 
 def _needed(what: str, stage: int, number: int, last: int) -> set[Made]:
-    """What must be there before an action begins. W follows its own I."""
+    """What must exist before an action begins. W follows its own I."""
     if what == "W" or (what == "F" and stage == 0):
         return set()
     if what == "F":
@@ -53,8 +53,8 @@ def _needed(what: str, stage: int, number: int, last: int) -> set[Made]:
 
 
 def _parts(what: str, stage: int) -> str:
-    """The actions that torch carries out for one. Nobody waits for the first stage's input gradients, so that all of
-    its backward is done as W."""
+    """The actions that torch carries out for one. Nobody waits for the first stage's input gradients, so all of its
+    backward is done as W."""
     if stage == 0 and what in ("I", "W"):
         return "WI" if what == "W" else ""
     return what

@@ -1,4 +1,4 @@
-"""Kills a training while it saves, and shows what the killed run left and what its files hold."""
+"""Kills a run while it saves, and shows what the killed run left and what its files hold."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ __all__ = [
 SLOW = """
 
 def commit(beside, step):
-    time.sleep({seconds})  # all files are written, the mark that says so is not
+    time.sleep({seconds})  # all files are written, but not the mark that says so
     write_mark(beside, step)
 """
 
@@ -51,8 +51,8 @@ def on_slow_disk(script: Script, seconds: float | str) -> Script:
 
 
 def killed_while_saving(lab: Lesson, script: Script, step: int, **options: Any) -> Run:
-    """Launch it on a disk that hangs when all files of this step's checkpoint are written, and kill rank 0 there with
-    SIGKILL. Prints what labkit says about it. Raises LabError when the run ends before."""
+    """Launch the script on a disk that hangs when all files of this step's checkpoint are written, and kill rank 0
+    there with SIGKILL. Prints what labkit says about it. Raises LabError when the run ends earlier."""
     hanging = on_slow_disk(script, f"60 if step == {step} else 0")
     run = launch(hanging, name="killed", nproc_per_node=lab.ranks, env=lab.env, wait=False, **options)
     while not (run.path / "checkpoints" / f"step-{step}.tmp" / ".metadata").exists():
@@ -136,8 +136,8 @@ def tensor_bytes(checkpoint: Path) -> Counter[int]:
 
 
 def lost(save_every_minutes: float, hours_between_failures: float, save_seconds: float) -> Picture:
-    """The share of a training's time that is lost by cause: to saving, and to steps that are trained again, half an
-    interval for each failure (Young 1974)."""
+    """The share of the training time that is lost, by cause: saving, and steps that are trained again, half an interval
+    for each failure (Young 1974)."""
     interval, apart = 60 * save_every_minutes, 3600 * hours_between_failures
     parts = {"saving": save_seconds / interval, "trained again": interval / 2 / apart}
     best = (2 * save_seconds * apart) ** 0.5 / 60

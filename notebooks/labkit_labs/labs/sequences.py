@@ -22,7 +22,7 @@ def zigzag(ranks: int) -> list[int]:
 
 
 def pairs(owners: list[int], positions: int) -> list[int]:
-    """By rank, the pairs of one of its queries and a key that this sees, counted in the causal mask."""
+    """By rank, the pairs of one of its queries and a key that this query sees, counted in the causal mask."""
     chunks = torch.ones(positions, positions, dtype=torch.bool).tril().chunk(len(owners))
     return [
         sum(int(rows.sum()) for owner, rows in zip(owners, chunks, strict=True) if owner == rank)

@@ -1,4 +1,4 @@
-"""Compares ways to train over a slow link: who sends when, how far losses are apart, and up to which bandwidth
+"""Compares ways to train over a slow link: who sends when, how far losses are apart, and up to what bandwidth
 communicating less pays off."""
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ def adapter(inputs: int, outputs: int, rank: int) -> Picture:
         words(SIDE + 75, 16, f"trained: {outputs:,} x {rank} times {rank} x {inputs:,}", bold=True),
         box(SIDE + 75, 26, wide, SIDE, colour_of(0), round=0),
         box(SIDE + 87 + wide, 26, SIDE, low, colour_of(1), round=0),
-        words(SIDE + 87 + wide, 26 + max(low, 14) + 24, f"{trained:,}, {trained / frozen:.1%} of it"),
+        words(SIDE + 87 + wide, 26 + max(low, 14) + 24, f"{trained:,}, {trained / frozen:.1%} of the layer"),
         words(SIDE + 87 + wide, 150, "gradient and two moments: only for these", size=12),
     ]
     label = (
@@ -67,7 +67,7 @@ def small_model(folder: Path, lines: Sequence[dict[str, str]]) -> Path:
 
 
 def qwen3_1_7b(folder: Path) -> Path:
-    """The configuration of a model of Qwen3 1.7B's sizes."""
+    """The configuration of a model of the same size as Qwen3 1.7B."""
     from transformers import AutoConfig
 
     AutoConfig.for_model(
@@ -90,7 +90,7 @@ SIZE = 72
 
 
 def _picture(shape: str) -> Any:
-    """A shape somewhere, in some color: disc, square, triangle, ring, frame or cross."""
+    """A shape in a random place and color: disc, square, triangle, ring, frame or cross."""
     from PIL import Image, ImageDraw
 
     picture = Image.new("RGB", (SIZE, SIZE), tuple(random.choices(range(90), k=3)))

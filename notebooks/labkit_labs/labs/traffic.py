@@ -33,7 +33,7 @@ def load_datasets(data_dir):
 
 
 def noting_bytes(script: Script) -> Script:
-    """The script, each of whose ranks also notes after every optimizer step how much it has sent so far."""
+    """The script, changed so that after every optimizer step each rank also logs how much it has sent so far."""
     ours = Script.parse(cells_text("cells")).cells
     loading = script.cells["data"].text.replace("def load_datasets(", "def whole_datasets(")
     return script.with_cells(data=f"{loading}\n\n{ours['traffic'].text}\n{NOTE}")
@@ -59,8 +59,8 @@ KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send_recv"
 
 
 def collectives(runs: Mapping[str, Run]) -> pd.DataFrame:
-    """How many a rank makes in the last profiled step of each run, by kind and phase; the phase is the latest that had
-    begun. A mean over the ranks, so a fraction says that they differ."""
+    """How many collectives a rank makes in the last profiled step of each run, by kind and phase; the phase is the
+    latest that had begun. The counts are means over the ranks, so a fraction means that they differ."""
     table = pd.DataFrame({name: _counts(run) for name, run in runs.items()})
     return table[table.any(axis=1)]
 

@@ -91,7 +91,7 @@ import torch.distributed as dist
 
 def collectives_since(began: int) -> dict[str, Any]:
     """Calls, bytes of whole arrays and those of the largest all-gather since `time.time_ns()` was `began`, from torch's
-    flight recorder. gloo records its reduce-scatter as the all-reduce that it makes of it, so both count as "sums"."""
+    flight recorder. gloo records a reduce-scatter as the all-reduce that it makes instead, so both count as "sums"."""
     backend = torch._C._distributed_c10d
     dump = backend._dump_nccl_trace_json if dist.get_backend() == "nccl" else backend._dump_fr_trace_json
     calls: Counter[str] = Counter()
@@ -125,7 +125,7 @@ from torch.distributed.tensor import DTensor
 
 
 def all_finite(model: torch.nn.Module) -> bool:
-    """Whether the gradients that this rank holds are; it asks no other rank."""
+    """Whether the gradients that this rank holds are finite; it asks no other rank."""
     gradients = [p.grad for p in model.parameters() if p.grad is not None]
     local = [g.to_local() if isinstance(g, DTensor) else g for g in gradients]
     return all(bool(g.isfinite().all()) for g in local)
@@ -167,8 +167,8 @@ from torch import nn
 
 
 def third_step(model: nn.Module, x: torch.Tensor) -> dict[str, Any]:
-    """Bytes of parameters that this rank holds at moments of a step, and the step's collectives. The third: DDP settles
-    its buckets in the first two. The weights are set so that numbers stay near 1."""
+    """Bytes of parameters that this rank holds at moments of a step, and the step's collectives. It is the third
+    step, because DDP settles its buckets in the first two. The weights are set so that numbers stay near 1."""
     for p in model.parameters():
         nn.init.constant_(p, 1 / x.shape[-1])
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
@@ -191,7 +191,7 @@ from torch.distributed.tensor import DTensor
 
 
 def held(tensors: Iterable[torch.Tensor | None]) -> int:
-    """Bytes of them on this rank. A tensor on the meta device takes none."""
+    """Bytes of the tensors on this rank. A tensor on the meta device takes none."""
     local = [t.to_local() if isinstance(t, DTensor) else t for t in tensors if t is not None]
     return sum(t.nbytes for t in local if not t.is_meta)
 
@@ -231,8 +231,8 @@ from torch.utils.data import DataLoader
 
 
 def step_seconds(loader: DataLoader[Any], compute: float) -> float:
-    """From step to step, when the loader has settled; a step computes for a time, then ranks all-reduce. W workers
-    deliver W batches at once, so W steps are measured at once."""
+    """Seconds from step to step, once the loader has settled. A step computes for `compute` seconds, then the ranks
+    all-reduce. W workers deliver W batches at once, so W steps are measured at once."""
     ends, w = list[float](), max(1, loader.num_workers)
     device = "cuda" if dist.get_backend() == "nccl" else "cpu"
     for _ in loader:
@@ -298,7 +298,7 @@ class SleepingWeight(torch.autograd.Function):
 
 
 class SleepingStage(nn.Module):
-    """A stage whose forward, and the two halves of whose backward, are real steps of autograd that only sleep: so they
+    """A stage whose forward, and the two halves of whose backward, are real steps of autograd that only sleep, so they
     last as long on two busy cores as on four GPUs. Each writes into DONE when it began and ended."""
 
     def __init__(self, index: int, forward: float, backward: float):

@@ -1,4 +1,4 @@
-"""Cells of a training whose layers sleep, so that times are exact on busy cores: read as text, never imported."""
+"""Cells of a script whose layers sleep, so that times are exact on busy cores: read as text, never imported."""
 
 # %% model
 import json
