@@ -108,9 +108,9 @@ for name in seen[0]:
 #
 # ## What does it cost?
 #
-# What each rank has at the end determines the least that all *N* ranks together must send. A broadcast has to reach *N
-# - 1* others, which takes (N - 1) S bytes. Adding up a tensor takes as many, and distributing the sum as many again. In
-# an `all_gather` every rank's tensor has to reach all others, which takes N (N - 1) S. Below, the operating system
+# What each rank has at the end determines the least that all *N* ranks together must send. A broadcast has to reach
+# *N - 1* others, which takes (N - 1) S bytes. Adding up a tensor takes as many, and distributing the sum as many again.
+# In an `all_gather` every rank's tensor has to reach all others, which takes N (N - 1) S. Below, the operating system
 # counts the bytes of every connection. They are moved by a **backend**: gloo between CPUs, NCCL between NVIDIA GPUs.
 # (gloo implements `reduce_scatter` as an `all_reduce`; NCCL's version sends half as much as the bars below show.)
 

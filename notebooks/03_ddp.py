@@ -51,8 +51,8 @@ orders = lab.ask("different orders of the samples in 3 epochs, if nobody calls s
 # ## DDP by hand
 #
 # It takes two collectives. `broadcast` gives every rank the weights of rank 0; `all_reduce` replaces a tensor on every
-# rank by the sum over all ranks. Every rank below seeds its weights differently, on purpose, so that the method has to
-# make them equal. `lab.run` calls a function on every rank. It writes a script for that; `run.script` shows it, and
+# rank with the sum over all ranks. Every rank below seeds its weights differently, on purpose, so that the method has
+# to make them equal. `lab.run` calls a function on every rank. It writes a script for that; `run.script` shows it, and
 # where `gradients_differ` comes from.
 
 # %%

@@ -135,7 +135,7 @@ lab.score()
 # the shares differ in length: a rank with one more batch waits forever in its last all-reduce. Stop all ranks after the
 # same number of steps. Workers × `prefetch_factor` batches of each rank wait in the host's memory.
 #
-# ## A real training
+# ## A real training run
 #
 # Run labkit's `ddp` script with images that take 20 ms each to "decode", eight of them per rank and step. The bars show
 # the part of a step in which a rank waits for its batch:

@@ -132,8 +132,8 @@ held = {f"{level}, {at}": seen[level][at] for at in ("before forward", "after fo
 draw.bars(held, unit="B", title="what a rank holds of the parameters, and of the gradients after backward")
 
 # %% [markdown]
-# **Which to choose?** Choose `never` if it fits and a timeline shows waiting for gathers in backward; otherwise keep
-# the default. (`reshard` in the pictures is `reshard_after_forward`.)
+# **Which to choose?** Take `never` if it fits and a timeline shows waiting for gathers in backward; otherwise keep the
+# default. (`reshard` in the pictures is `reshard_after_forward`.)
 
 # %%
 lab.explore(draw.shards, reshard=[True, False], units=[2, 4, 8], ranks=[2, 4, 8])
@@ -251,8 +251,8 @@ display(planned, planned.plans["DDP", "2xT4"])
 # %% [markdown]
 # ## Try this
 #
-# 1. Call `fully_shard` on the whole model only, not on its blocks. How many all-gathers, and what is held after
-#    forward?
+# 1. Call `fully_shard` on the whole model only, not on its blocks. How many all-gathers are there, and what is held
+#    after forward?
 #    <details><summary>Answer</summary>One gather in forward instead of 24, and none in backward, because there is
 #    only the root. After forward a rank holds the whole model, 6.0 MiB instead of 3.1. This is what happens to a model
 #    in which no blocks are found; labkit says so.</details>
@@ -277,7 +277,7 @@ display(planned, planned.plans["DDP", "2xT4"])
 #
 # Transformers' `Trainer` (5.23) takes `fsdp=True`: that is FSDP2, with one unit per block of a class listed in the
 # model's `_no_split_modules`. To choose another class, pass `fsdp_config={"transformer_layer_cls_to_wrap":
-# ["GPT2Block"]}`. In versions before 5.13 it is `fsdp="full_shard auto_wrap"`, FSDP1; without `auto_wrap` the class is
+# ["GPT2Block"]}`. In versions before 5.13, `fsdp="full_shard auto_wrap"` gives FSDP1; without `auto_wrap` the class is
 # ignored. Accelerate's FSDP plugin uses FSDP1 unless `fsdp_version=2`.
 #
 # ## Sources

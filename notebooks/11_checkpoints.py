@@ -156,7 +156,7 @@ draw.bars(still, unit="s", title="how long training stands still")
 # - **The step.** It says where in the epoch to go on; without it some samples are trained on twice and others never.
 #   The order of the samples follows from the sampler's seed and the epoch (lab 03).
 # - **Each rank's random states**, or dropout draws other masks than it would have without the interruption.
-# - The learning rate's schedule, the scaler (lab 05), the best metric so far: whatever else your loop remembers.
+# - **Whatever else your loop remembers:** the learning-rate schedule, the scaler (lab 05), the best metric so far.
 #
 # A sharded checkpoint can be converted into a file for `torch.load` without ranks, and without labkit:
 

@@ -122,7 +122,7 @@ lab.score()
 #
 # Then compare two or three candidates, with `labkit.plan` or by running a few steps. **More ranks, larger batch?** With
 # the same samples on each rank, N ranks have an N times larger global batch and N times fewer steps per epoch, and the
-# learning rate has to be found again (lab 17). With the global batch kept, nothing changes but the time.
+# learning rate has to be found again (lab 17). If the global batch stays the same, nothing changes but the time.
 #
 # ## Days
 #
@@ -182,9 +182,9 @@ lab.plans({name: sized(Script.load(name), **sizes) for name in names}, global_ba
 #    <details><summary>Answer</summary>Planned: over all ranks, each strategy sends 3 times as much: 84 MiB by DDP, 167
 #    by FSDP, 36 by tensor parallelism. FSDP and tensor parallelism hold 23 MiB instead of 39 and 38; DDP goes only from
 #    69 to 63, because a rank has the activations of two samples fewer.</details>
-# 3. GPT-3, 175 billion parameters and 300 billion tokens, on 1,024 A100s at 40%: how many days?
+# 3. How many days does GPT-3 take, with 175 billion parameters and 300 billion tokens, on 1,024 A100s at 40%?
 #    <details><summary>Answer</summary>6 × 175e9 × 300e9 FLOPs over 1,024 × 0.4 × 312e12 a second: 28.5 days. Without
-#    the 40% it would be 11, but no training reaches the data sheet.</details>
+#    the 40% it would be 11, but no training run reaches the data sheet's figure.</details>
 #
 # ## Sources
 #

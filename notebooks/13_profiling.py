@@ -162,7 +162,8 @@ profiled("fsdp", "fsdp").timeline()
 #
 # ## On 2 × T4 and 8 × A100
 #
-# How much of a step is waiting that backward does not hide, for a transformer of 25 million parameters?
+# How much of a step is spent waiting for communication that backward does not hide, for a transformer of 25 million
+# parameters?
 
 # %%
 from labkit import Script

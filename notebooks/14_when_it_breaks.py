@@ -226,14 +226,14 @@ lab.plans(texts, global_batch_size=16)
 
 # %% [markdown]
 # If texts differ in length, put the longest ones into the first step: a run that survives it will not run out of memory
-# after a night.
+# hours later.
 #
 # ## Try this
 #
 # 1. Let rank 0 evaluate alone under DDP, with `model.module(x)`.
 #    <details><summary>Answer</summary>It ends well: rank 0 has the whole model, and <code>model.module</code> calls no
 #    collective. The others have left by then, and need not wait.</details>
-# 2. Four ranks, and the sample that is too large on rank 3. Which ranks print an error?
+# 2. Use four ranks, with the sample that is too large on rank 3. Which ranks print an error?
 #    <details><summary>Answer</summary>Three of the four did. Rank 1 did not: it was ended before it could. labkit names
 #    rank 3, which ran out of memory after two steps. The number of errors says nothing.</details>
 # 3. Pass `find_unused_parameters=True` although every parameter is used.

@@ -185,7 +185,7 @@ lab.plans(wide, global_batch_size=512, precision="fp16")
 #
 # ## Which way for your training?
 #
-# - **A model that fits these cells:** labkit's script. You change strategy, precision or checkpoints by a name.
+# - **A model that fits these cells:** use labkit's script. You change strategy, precision or checkpoints by a name.
 # - **A script that you have:** `labkit.launch("my_train.py", nproc_per_node=2)` takes whatever torchrun would start,
 #   and watches it. A Hugging Face Trainer needs no change; its batch size is per device. A loop of your own needs these
 #   lines:
@@ -211,12 +211,12 @@ lab.plans(wide, global_batch_size=512, precision="fp16")
 #    grow, too: backward needed nothing of the frozen blocks, because they come first.</details>
 # 2. Write `random = torch.Generator()` and `random.seed()` in `load_datasets`: each rank, and each run, draws its own
 #    images.
-#    <details><summary>Answer</summary>Nothing crashes, and the loss falls. Only the claim about equal losses notices:
+#    <details><summary>Answer</summary>Nothing crashes, and the loss falls. Only the claim about equal losses fails:
 #    those of DDP and FSDP then differ by up to 80%.</details>
 # 3. Put `self.spare = nn.Linear(8, 8)`, which no output uses, into `Model`.
 #    <details><summary>Answer</summary>DDP stops after the first step with "Expected to have finished reduction in the
 #    prior iteration", and names the option <code>find_unused_parameters</code>. FSDP trains: a unit's gradients are
-#    reduced when its backward ends, whichever of them are there.</details>
+#    reduced when its backward ends, whichever of them exist.</details>
 #
 # ## Sources
 #

@@ -18,9 +18,9 @@
 # large a model two T4s can train and whether its checkpoints fit into 20 GB. **20 minutes. You need** labs 06, 07 and
 # 11.
 #
-# Kaggle lends two T4s for free, at most twelve hours at a time. A **session** is a machine that is new each time;
-# only 20 GB in `/kaggle/working` outlive it. At a **deadline** all ranks finish the same step, save a checkpoint, and
-# end without an error; the next session loads it. This notebook runs on a laptop and on Kaggle, cell for cell.
+# Kaggle lends two T4s for free, at most twelve hours at a time. Each **session** is a new machine; only 20 GB in
+# `/kaggle/working` outlive it. At a **deadline** all ranks finish the same step, save a checkpoint, and end without an
+# error; the next session loads it. This notebook runs on a laptop and on Kaggle, cell for cell.
 
 # %% tags=["parameters"]
 nproc_per_node: int = 2  # ranks of the runs
@@ -122,7 +122,7 @@ lines = {"uninterrupted": losses(whole).items(), "session 1": losses(one).items(
 draw.curves(lines, "loss of rank 0", marks={last + 0.5: "the deadline"})
 
 # %% [markdown]
-# Not a bit differs, because the checkpoint also has the place in the data and every rank's random numbers, for dropout.
+# Not a bit differs, because the checkpoint also has the place in the data and every rank's random states, for dropout.
 # Without one of these the loss would go on falling, but along another curve. A session that ends before its deadline
 # loses what came after its last checkpoint, so save at intervals, too: `save_every=…`.
 #
@@ -216,7 +216,7 @@ else:
 #
 # 1. Let the second session forget the first: `(working[1] / "checkpoints").mkdir()` in place of `shutil.copytree(…)`.
 #    <details><summary>Answer</summary>It runs without an error, and with the same seed even its losses are those of the
-#    uninterrupted run. Only its first step tells: it began with step 1 again. On Kaggle that costs hours.</details>
+#    uninterrupted run. Only its first step shows it: it began with step 1 again. On Kaggle that costs hours.</details>
 # 2. Give session 2 `Script.load("ddp").with_cells(model=Model, data=load_datasets)`.
 #    <details><summary>Answer</summary>DDP loads what FSDP saved, and on two ranks goes on exactly, to the last bit: the
 #    difference in a loss is 0.</details>

@@ -122,7 +122,7 @@ lab.explore(divided, ranks=[2, 4, 8, 16])
 # ```python
 # from torch.distributed.tensor.experimental import context_parallel
 #
-# positions = torch.arange(length, device=device)  # divided as well: the hook of above
+# positions = torch.arange(length, device=device)  # divided as well, as by the hook above
 # with context_parallel(mesh, buffers=[tokens, targets, positions], buffer_seq_dims=[1, 1, 0]):
 #     loss = loss_of(model(tokens, positions), targets)  # this rank's part of each
 #     loss.backward()
@@ -150,7 +150,7 @@ lab.plans(ways, global_batch_size=1)
 #
 # ## Try this
 #
-# 1. `nproc_per_node = 3`: 512 positions cannot be split into six chunks. When do you hear of it?
+# 1. `nproc_per_node = 3`: 512 positions cannot be split into six chunks. When do you find out?
 #    <details><summary>Answer</summary>Before anything runs: `labkit.plan` says "512 positions cannot be split into 2
 #    chunks for each of 3 context ranks". Launched without a plan, the script says so in its first step, which is when
 #    it sees a sequence.</details>

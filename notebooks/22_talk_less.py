@@ -185,7 +185,7 @@ else:
 #    <details><summary>Answer</summary>No, half: 561 kB instead of 1,111 kB. A rank sends P / 4 bytes to each other
 #    rank; an all-reduce costs it 2 P (N − 1) / N. The ratio is N / 8: with 8 ranks or more, int8 saves
 #    nothing.</details>
-# 2. With `steps = 152` and `"powersgd_rank": 4`: what does the loss gain, and what do the bytes cost?
+# 2. With `steps = 152` and `"powersgd_rank": 4`: how much does the loss improve, and how many more bytes are sent?
 #    <details><summary>Answer</summary>After 150 steps the loss is 0.078 above DDP's instead of 0.200 (medians of three
 #    seeds), and 17% of the bytes are sent instead of 6%.</details>
 # 3. Use `steps = 152` and rounds of 50 steps, `"DiLoCo": ("diloco", {"sync_every": 50})`, which send a fifth of the

@@ -186,7 +186,7 @@ lab.plans(larger, experts=32, top_k=k, precision="fp16", global_batch_size=16)
 # some: AdamW updates parameters of different meshes one after another.) What is left to gain is memory: no rank gathers
 # all experts of a block any more.
 #
-# **Which to choose?** Choose FSDP as long as its gathers are hidden and a whole block fits beside the shards; then no
+# **Which to choose?** Take FSDP as long as its gathers are hidden and a whole block fits beside the shards; then no
 # rank waits for a busy expert. Put experts on ranks of their own if they are many or large, tokens are few, or links
 # are slow. With either, balance the router.
 #
@@ -196,8 +196,8 @@ lab.plans(larger, experts=32, top_k=k, precision="fp16", global_batch_size=16)
 #    <details><summary>Answer</summary>22% instead of 33%. Half as many rows travel; the rest of the model is gathered
 #    as before.</details>
 # 2. Launch `scripts["expert parallel"]` with `expert_ranks=1`. What does it send?
-#    <details><summary>Answer</summary>What FSDP sends, to 0.03%: every rank has all experts, as replicas, and FSDP
-#    shards those.</details>
+#    <details><summary>Answer</summary>What FSDP sends, to within 0.03%: every rank has all experts, as replicas, and
+#    FSDP shards those.</details>
 # 3. Launch the last two with `capacity=1.0`. How long does a step take?
 #    <details><summary>Answer</summary>With an even choice it takes as long as before. If half choose expert 0, it takes
 #    0.65 of that: 44% of the tokens are dropped, which leaves rank 0 with 5/16 of them instead of 1/2, or 0.63 by the
