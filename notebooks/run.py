@@ -32,9 +32,9 @@ parser.add_argument(
     metavar=("NAME", "VALUE"),
     help="a parameter, of those notebooks that have it",
 )
-parser.add_argument("--small", action="store_true", help="2 epochs, 2 seeds, 3 strategies, no plans of large models")
+parser.add_argument("--small", action="store_true", help="2 epochs, 1 seed, 3 strategies, no plans of large models")
 parser.add_argument("-j", "--jobs", type=int, default=1, help="how many notebooks run at the same time (default: 1)")
-SMALL = {"epochs": "2", "seeds": "2", "strategies": "ddp fsdp pipeline"}
+SMALL = {"epochs": "2", "seeds": "1", "strategies": "ddp fsdp pipeline"}
 SMALL |= dict.fromkeys(("seven_billion", "large", "guides", "plans"), "False")
 INJECTED = "# Values for this execution, in place of those above"  # papermill's own title says less
 MOST_BYTES = 320_000  # of an executed notebook, with its figures and their pictures

@@ -100,6 +100,7 @@ def _on_cuda() -> None:
     fake_run.CheckedFakeMode = OnCuda
     fake_run.CPU = GPU
     fake_run.skip_steps = lambda: None
+    import torch._dynamo  # noqa: F401, once rather than in each fork, by its optimizer
 
 
 def _answered(question: dict[str, Any]) -> dict[str, Any]:
