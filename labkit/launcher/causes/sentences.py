@@ -136,10 +136,10 @@ def missing(nodes: Sequence[str], count: int, seconds: float) -> str:
 
 def lost(hosts: Sequence[str], since: float) -> str:
     """Say which hosts have sent no heartbeat since then, in seconds since the epoch."""
-    return (
-        f"{'host' if len(hosts) == 1 else 'hosts'} {', '.join(hosts)} {'was' if len(hosts) == 1 else 'were'} lost at "
-        f"{_clock(since)}: its supervisor is gone (killed, or the machine went down)"
-    )
+    who, why = f"host {hosts[0]} was", "its supervisor is gone (killed, or the machine went down)"
+    if len(hosts) > 1:
+        who, why = f"hosts {', '.join(hosts)} were", "their supervisors are gone (killed, or the machines went down)"
+    return f"{who} lost at {_clock(since)}: {why}"
 
 
 def parted(hosts: Sequence[str], since: float, limit: float) -> str:
