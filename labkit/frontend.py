@@ -7,7 +7,7 @@ import sys
 import threading
 import time
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any, Literal, cast
+from typing import Any, Generic, Literal, Protocol, TypeVar, cast
 
 import psutil
 
@@ -173,18 +173,26 @@ class LiveView:
             loop.add_callback(self.finish)
 
 
-class Shown:
+class _Ends(Protocol):
+    @property
+    def is_final(self) -> bool: ...
+
+
+S = TypeVar("S", bound=_Ends)
+
+
+class Shown(Generic[S]):
     """What a notebook shows of a run or a sweep: live while it is active, then as a static bundle in its place."""
 
     _dashboard: LiveView | None = None
     _handle: Any = None
     _shown_in: int | None = None  # the number of the cell
 
-    def status(self) -> Any:
+    def status(self) -> S:
         """The state; `is_final` once it has ended."""
         raise NotImplementedError
 
-    def _live_view(self, state: Any) -> LiveView:
+    def _live_view(self, state: S) -> LiveView:
         raise NotImplementedError
 
     def _bundle(self) -> dict[str, str]:
@@ -194,7 +202,7 @@ class Shown:
         """Display it: live while it is active, if the front end supports it, otherwise as static figures or tables."""
         self._show(self.status())
 
-    def _show(self, state: Any) -> None:
+    def _show(self, state: S) -> None:
         """Display it in this state, because asking for the state looks at every node."""
         from IPython.display import display
 

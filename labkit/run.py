@@ -86,7 +86,7 @@ def runs(
     return listed if sort is None else listed.sorted(sort)
 
 
-class Run(Shown, Reachable):
+class Run(Shown[State], Reachable):
     """One launch and its folder. Everything is read from disk, so a Run can be recreated from its id at any time."""
 
     def __init__(self, folder: RunFolder):

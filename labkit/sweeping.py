@@ -110,7 +110,7 @@ def _job_of(options: SweepOptions, parameters: dict[str, Any]) -> tuple[JobOptio
 sweep.__signature__ = SweepOptions.signature_of(sweep)  # type: ignore[attr-defined]
 
 
-class Sweep(Shown):
+class Sweep(Shown[SweepState]):
     """A sweep and its folder. Everything is read from disk, so a Sweep can be recreated from its id at any time."""
 
     def __init__(self, folder: SweepFolder):
@@ -225,7 +225,7 @@ class Sweep(Shown):
         }
         return runs_together(readers)
 
-    def _live_view(self, state: Any) -> SweepDashboard:
+    def _live_view(self, state: SweepState) -> SweepDashboard:
         return SweepDashboard(self.folder, stop=self._stop, status=self.status)
 
     def _start(
