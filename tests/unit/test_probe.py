@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from labkit.record.history import RankHistory
-from labkit.worker.measures import weights
+from labkit.worker.measures import step_loss
 from labkit.worker.measures.device_clock import DeviceClock
 from labkit.worker.measures.samples import take_index
 from labkit.worker.measures.step_loss import StepLoss
@@ -510,8 +510,8 @@ def test_on_made_up_cuda_weights_are_read_once_for_each_line(monkeypatch):
         reads.append(value)
         return float(value)
 
-    monkeypatch.setattr(weights, "_number", number)
-    monkeypatch.setattr(weights, "_float", read)
+    monkeypatch.setattr(step_loss, "_number", number)
+    monkeypatch.setattr(step_loss, "_float", read)
     x = torch.randn(24, 4, requires_grad=True)
     losses = []
     for sizes in ((3, 9, 12), (8, 8, 8), (1, 11, 12)):
@@ -523,7 +523,7 @@ def test_on_made_up_cuda_weights_are_read_once_for_each_line(monkeypatch):
             truth += loss.item()
         losses.append((step.total(3, several_optimizers=False), (pytest.approx(truth), "sum of 3 micro-batches")))
         assert reads
-        monkeypatch.setattr(weights, "_float", lambda value: pytest.fail("waited for the GPU again"))
+        monkeypatch.setattr(step_loss, "_float", lambda value: pytest.fail("waited for the GPU again"))
     for recorded, expected in losses:
         assert recorded == expected
 
