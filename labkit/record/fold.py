@@ -17,8 +17,8 @@ from statistics import median
 from typing import Any
 
 from labkit.files import finite, in_parallel, read_json, read_text, write_json
+from labkit.record.dataclass_json import from_json
 from labkit.record.folder import RunFolder
-from labkit.record.from_json import from_json
 from labkit.record.history import SERIES, HostHistory, RankHistory
 from labkit.record.records import PHASES, End, Model
 from labkit.record.tail import LATEST_SECONDS

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from labkit.files import Json, finite, number
-from labkit.record.from_json import from_json
+from labkit.record.dataclass_json import from_json
 from labkit.record.losses import Losses
 from labkit.record.records import (
     DESCRIBING,

@@ -15,8 +15,8 @@ from typing import Any
 
 from labkit.files import read_json
 from labkit.host import Identity, boot_id
+from labkit.record.dataclass_json import from_json
 from labkit.record.folder import RunFolder
-from labkit.record.from_json import from_json
 from labkit.record.manifest import Nodes
 
 # Generous, because a reader on another machine compares clocks, and a shared file system shows changes late.

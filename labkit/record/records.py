@@ -39,7 +39,7 @@ from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
 from labkit.files import finite, number
-from labkit.record.from_json import from_json
+from labkit.record.dataclass_json import from_json
 from labkit.record.tail import Tail, last_records
 
 PHASES = ("input", "forward", "backward", "optimizer", "communication")

@@ -9,8 +9,8 @@ from typing import ClassVar, Literal
 
 from labkit.files import Json, in_parallel, read_json, read_text, write_json
 from labkit.record.cause import Cause
+from labkit.record.dataclass_json import from_json
 from labkit.record.folder import RunFolder
-from labkit.record.from_json import from_json
 from labkit.record.manifest import Nodes
 from labkit.record.nodes import Node
 
