@@ -84,7 +84,7 @@ same-program: .venv/dev
 	$(PYTEST) -n 3 tests/same_program
 
 faults: .venv/dev
-	$(PYTEST) -n 4 tests/faults
+	$(PYTEST) -n 3 tests/faults
 
 cluster: .venv/dev
 	$(BIN)/python -m pytest tests/cluster
