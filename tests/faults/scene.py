@@ -57,8 +57,8 @@ def wait_until(true: Callable[[], Any], seconds: float = 120, what: object = "")
 
 
 def the_run(seconds: float = 120) -> RunFolder:
-    """The newest run, as soon as there is one."""
-    return wait_until(list_runs, seconds, "no run was launched")[-1]
+    """The newest run, as soon as there is one and it has a state."""
+    return wait_until(lambda: [run for run in list_runs() if run.state.exists()], seconds, "no run was launched")[-1]
 
 
 def wait_for_step(run: labkit.Run | RunFolder, step: int = 3, seconds: float = 120) -> RunFolder:
