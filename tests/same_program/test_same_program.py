@@ -26,7 +26,7 @@ from same_program.harness import PROGRAMS, programs, under_labkit, under_torchru
 pytestmark = pytest.mark.timeout(400)
 HAND_WRITTEN = [program for program in programs() if program.source != "variants"]
 OTHERS = [program for program in programs() if program.source == "variants"] + composed()
-CHOSEN = {program.name for program in random.Random(41).sample(OTHERS, 30)}
+CHOSEN = {program.name for program in random.Random(41).sample(OTHERS, 15)}
 RARELY_COLD = [p for p in HAND_WRITTEN + OTHERS if p.source != "interpreter"]
 WITH_TORCH, WITHOUT = ([p for p in RARELY_COLD if ("torch" in p.text) is torch] for torch in (True, False))
 ONLY_WARM = random.Random(41).sample(WITHOUT, 2 * len(WITHOUT) // 3) + random.Random(41).sample(
