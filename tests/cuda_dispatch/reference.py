@@ -100,7 +100,7 @@ def _on_cuda() -> None:
     fake_run.CheckedFakeMode = OnCuda
     fake_run.CPU = GPU
     fake_run.skip_steps = lambda: None
-    import torch._dynamo  # noqa: F401, once rather than in each fork, by its optimizer
+    import torch._dynamo  # noqa: F401, which the optimizer of each fork would import
 
 
 def _answered(question: dict[str, Any]) -> dict[str, Any]:
