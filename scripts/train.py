@@ -355,7 +355,8 @@ def main():
     def on_device(tensor):
         return tensor.to(device, dtype if tensor.is_floating_point() else None, non_blocking=True)
 
-    measure = cache(lambda step, model=model: evaluate(model, test, batch_size, data, on_device, args))  # once a step
+    part = max(1, batch_size // (getattr(args, "accumulate", 1) or 1))  # as much memory as in training
+    measure = cache(lambda step, model=model: evaluate(model, test, part, data, on_device, args))  # once a step
     checkpoints = Checkpoints(model, optimizer, scaler, device, args)
     step, stopped, reported, began = checkpoints.start, None, 0.0, time.monotonic()
     report(parameters=size, data_ranks=data.size(), total_steps=total_steps, steps_per_epoch=per_epoch, start_step=step)

@@ -56,6 +56,12 @@ RANKS: dict[str, list[tuple[int, list[str]]]] = {
     "pipeline": [(n, ["--accumulate", "4"]) for n in (2, 1, 4)],
     "hybrid": [(4, ["--tensor", "2"]), (8, ["--tensor", "2", "--pipeline", "2", "--accumulate", "2"])],
 }
+METRICS_OF = """def metrics_of(outputs, batch):
+    print("tested", len(outputs), flush=True)
+    return measured_of(outputs, batch)
+
+
+def measured_of(outputs, batch):"""
 IN_ORDER = """
 
 from torch.utils.data import IterableDataset
@@ -235,6 +241,30 @@ def test_an_optimizer_with_parameter_groups(strategy, tmp_path):
         for name, how in (("single", (1, OPTIONS["clip_and_schedule"])), (strategy, (ranks, options)))
     )
     assert largest_difference(two, one) < 1e-9
+
+
+@pytest.mark.parametrize(
+    ("strategy", "ranks", "options", "samples"),
+    [
+        ("single", 1, ["--accumulate", "4"], 4),
+        ("ddp", 2, ["--accumulate", "2"], 4),
+        ("pipeline", 2, ["--accumulate", "4"], 4),
+        ("context_parallel", 2, ["--accumulate", "2"], 8),
+        ("diloco", 1, ["--accumulate", "2", *RANKS["diloco"][0][1]], 8),
+    ],
+)
+def test_the_batches_of_an_evaluation_are_as_large_as_micro_batches(
+    strategy, ranks, options, samples, reference, tmp_path
+):
+    """So what `accumulate` makes fit also fits when it is evaluated, and every sample still counts once."""
+    extras = ["accumulate"] if strategy in ("single", "ddp") else []
+    composed = composed_of(strategy, "transformer", *extras)
+    said = composed.cells["task"].text.replace("def metrics_of(outputs, batch):", METRICS_OF)
+    values = trained(composed.with_cells(task=said), ranks, options, tmp_path / "run")
+    seen = [int(line.split()[1]) for line in (tmp_path / "run" / "log0").read_text().splitlines() if "tested" in line]
+
+    assert max(seen) == samples
+    assert largest_difference(values, reference("transformer", ())) < 1e-9
 
 
 def test_a_difference_is_caught(reference, tmp_path):
