@@ -107,8 +107,9 @@ class LaunchOptions(CallOptions):
     ended; None waits if the session is not interactive and `detach` is not set. `detach`: the run outlives this
     process; None detaches if the session is interactive. `trace_memory` traces all allocations of one step; `profile`
     records three steps. `reachable`: the owner can query, change and pause the ranks; None means yes, except in a
-    headless notebook. `hosts`: the machines to launch on, over ssh. `export`: one or several of "csv", "parquet",
-    "tensorboard", "trackio" and "wandb", kept up to date by a separate process during the run.
+    headless notebook. `witness`: the ranks are compared, and what is wrong is found, see `Run.findings`. `hosts`: the
+    machines to launch on, over ssh. `export`: one or several of "csv", "parquet", "tensorboard", "trackio" and "wandb",
+    kept up to date by a separate process during the run.
     """
 
     nproc_per_node: int | str = field(
@@ -143,6 +144,7 @@ class LaunchOptions(CallOptions):
     trace_memory: bool = False
     profile: bool = field(default=False, metadata=flag("record three steps for `labkit timeline`", action="store_true"))
     reachable: bool | None = None
+    witness: bool = True
     hosts: Sequence[str] | None = field(
         default=None,
         metadata=flag(

@@ -19,7 +19,7 @@ from labkit.launch_options import LaunchOptions
 from labkit.launcher import Launchable, Module, prepare_launch, start
 from labkit.link import link_settings
 from labkit.planner import Plan
-from labkit.rank_files import PROFILE, REACHABLE, TRACE_MEMORY
+from labkit.rank_files import PROFILE, REACHABLE, TRACE_MEMORY, WITNESS
 from labkit.run import Run
 from labkit.write import Script
 
@@ -128,6 +128,8 @@ def settings_for(options: LaunchOptions) -> dict[str, str]:
     settings |= {TRACE_MEMORY: "1"} if options.trace_memory else {}
     # torch's profiler logs its start and stop to stderr; 6 is above all its levels
     settings = {"KINETO_LOG_LEVEL": "6"} | settings | {PROFILE: "1"} if options.profile else settings
+    if not options.witness or os.environ.get("LABKIT_WITNESS") == "0":
+        settings |= {WITNESS: "0"}
     if options.reachable is False or (options.reachable is None and is_headless() and notebook_shell() is not None):
         settings |= {REACHABLE: "0"}
     elif options.reachable:

@@ -13,6 +13,7 @@ GUEST = "LABKIT_GUEST_"
 FOLDER = f"{GUEST}FOLDER"  # the attempt's
 MODULES = f"{GUEST}MODULES"  # where a script that is not the user's own file finds modules of the user's
 PROFILE, TRACE_MEMORY = f"{GUEST}PROFILE", f"{GUEST}TRACE_MEMORY"  # "1"
+WITNESS = f"{GUEST}WITNESS"  # "0" or "1", as the launch was told
 REACHABLE = f"{GUEST}REACHABLE"  # for the supervisor: "0" or "1", as the launch was told
 HIDDEN = f"{GUEST}HIDDEN"  # names of other variables that it takes out, separated by commas
 HOST = "LABKIT_HOST"  # the host's name in this run: hosts may share a name, and nodes a host
@@ -20,6 +21,7 @@ HOST = "LABKIT_HOST"  # the host's name in this run: hosts may share a name, and
 SCRIPT, RANKS = "script.py", "ranks"
 METRICS, HEARTBEAT, STACKS, ERROR = "metrics.jsonl", "heartbeat.json", "stacks.txt", "error.json"
 COLLECTIVES = "collectives.json"
+RING, WITNESSED = "ring.bin", "witness.jsonl"
 INQUIRY, REQUESTS, RELEASED = "inquiry.json", "requests", "released"  # in the attempt's folder, like RANKS
 EVENTS, RESERVE = "events.jsonl", "reserve"
 

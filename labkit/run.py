@@ -24,6 +24,7 @@ from labkit.session import is_session
 from labkit.stored_runs import find_run, list_runs, unfinished_launches
 from labkit.text import gib, plain
 from labkit.view import Dashboard, RunList, Screen, StatusLine, Timeline, run_text, static_bundle, verdict, write_report
+from labkit.witness import Findings
 from labkit.write import Script
 
 if TYPE_CHECKING:
@@ -257,6 +258,12 @@ class Run(Shown[State], Reachable):
         """Problems in the measurements, worst first, as in the live view: a rank that is slow or waits for data or
         other ranks, or memory that is nearly full."""
         return verdict(self._reader.read_all())
+
+    def findings(self) -> Findings:
+        """What is wrong with the training although it runs or succeeded, the finding that explains most first: ranks
+        whose weights differ, that train on the same samples, that left out a collective, and so on. Empty if nothing
+        was found; what torch does not declare is not judged."""
+        return Findings.read(self.folder.latest)
 
     def memory(self) -> Memory:
         """What each rank held at the peak of a traced step, by category, compared with the plan."""

@@ -39,6 +39,7 @@ from labkit.launcher.warm.process import ROOM, can_show, show_command
 from labkit.place import OpenFolder
 from labkit.rank_files import REACHABLE
 from labkit.record import Cause, RunFolder, State, StateName, Step
+from labkit.witness import Judge
 
 Torchrun = subprocess.Popen[bytes] | ForkedTorchrun
 LIBC = ctypes.CDLL(None)  # loaded here because nothing may be loaded between fork and exec
@@ -85,6 +86,7 @@ class Supervisor:
         self.first_rank = FirstRank(folder, self.manifest.devices)
         self.leftovers: Leftovers | None = None  # of a run that has succeeded
         self.names = HostNames(folder)
+        self.judge = Judge(folder, (), self.manifest.name)  # of the current attempt's training
         self.devices: list[str] = []  # those that CUDA shows to the ranks, once one is left out
         own = Identity.of(os.getpid())
         self.identities: dict[str, Any] = {"supervisor": own.as_dict() if own else None, "oom_kills": oom_kills()}
@@ -145,6 +147,9 @@ class Supervisor:
         folder = self.folder.attempt(self.state.attempt)
         prepare(self.folder, folder)
         self.first_rank = FirstRank(folder, self.manifest.devices)
+        if not self.node:  # the first node judges for all ranks
+            ranks = range(self.state.ranks or self.manifest.world_size)
+            self.judge = Judge(folder, ranks, self.manifest.name)
         try:
             self.import_torchrun()
         except _StopImporting as stop:
@@ -332,11 +337,12 @@ class Supervisor:
         if progress.update():
             self.first_rank.update()
             self.names.update()
+            self.look_for_findings()
         self.stalls.update(folder, progress)
         why = f" because {progress.hit}" if progress.hit else ""
         paused = f"paused{why}; resume it with run.resume() or `labkit resume`" if progress.paused else None
         notices = [paused, self.names.notice, self.stalls.notice]
-        notices += [*self.first_rank.notices, self.moved, progress.unmeasured]
+        notices += [*self.first_rank.notices, self.moved, progress.unmeasured, self.judge.notice]
         notice = "; ".join(filter(None, notices)) or None
         is_stuck = self.stalls.notice is not None and progress.is_stuck()
         stuck_since = (self.state.stuck_since or time.time() - progress.idle_seconds) if is_stuck else None
@@ -346,6 +352,13 @@ class Supervisor:
             return None
         sentence = f"stopped by the watchdog after {self.watchdog:g} s without progress: {self.stalls.where(folder)}"
         return Cause("stuck", sentence), StopRequest()
+
+    def look_for_findings(self, outcome: StateName | None = None) -> None:
+        """Judge what the ranks have witnessed, which must not end the run."""
+        try:
+            self.judge.look(outcome) if outcome else self.judge.look_again()
+        except Exception as error:
+            print(f"the training could not be judged: {error!r}", flush=True)
 
     def verdict(self, folder: RunFolder, code: int, why: Cause | None, killed: int) -> State:
         if why is None and code == -signal.SIGKILL and requested(self.folder) is not None:
@@ -368,7 +381,8 @@ class Supervisor:
         if not self.node:  # the first node speaks for all ranks
             progress = Progress(self.folder.attempt(self.state.attempt))
             progress.update()
-            notices = [*self.first_rank.update(), progress.unmeasured]
+            self.look_for_findings(name)
+            notices = [self.judge.notice, *self.first_rank.update(), progress.unmeasured]
         if name == "succeeded":
             with suppress(Exception):  # a correct state matters more
                 notices.append(background_errors(self.folder, self.folder.attempt(self.state.attempt), self.ranks))

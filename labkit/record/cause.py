@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Annotated, Any
 
-from labkit.record.dataclass_json import from_json
+from labkit.dataclass_json import from_json
 
 Natural = Annotated[int, range(1 << 63)]
 

@@ -16,13 +16,13 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from labkit.dataclass_json import from_json
 from labkit.files import finite, in_parallel, read_json, read_text, write_json
-from labkit.record.dataclass_json import from_json
 from labkit.record.folder import RunFolder
 from labkit.record.history import SERIES, HostHistory, RankHistory
 from labkit.record.records import PHASES, End, Model
-from labkit.record.tail import LATEST_SECONDS
 from labkit.series import Point, Series
+from labkit.tail import LATEST_SECONDS
 from labkit.text import slug
 
 BLOCK_BYTES = 4096  # the file's size is a multiple

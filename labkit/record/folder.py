@@ -61,6 +61,7 @@ class RunFolder:
     fold = _In("fold.json")  # of a node, see fold.py
     fold_series = _In("fold-series.json")
     outcome = _In("outcome.json")  # how torchrun ended there
+    findings = _In("findings.json")  # of an attempt: what is wrong with its training
     job = _In("slurm.json")  # the Slurm job that starts the nodes
     launch_file = _In("job.sbatch")
     job_output = _In("slurm.out")
@@ -96,6 +97,12 @@ class RunFolder:
 
     def collectives(self, rank: int) -> Path:
         return self.rank(rank) / rank_files.COLLECTIVES
+
+    def ring(self, rank: int) -> Path:
+        return self.rank(rank) / rank_files.RING
+
+    def witnessed(self, rank: int) -> Path:
+        return self.rank(rank) / rank_files.WITNESSED
 
     def profile(self, rank: int) -> Path:
         """The trace of torch's profiler; trace viewers open the folder with all ranks' traces."""

@@ -17,8 +17,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from labkit.dataclass_json import from_json
 from labkit.files import Json, finite, number
-from labkit.record.dataclass_json import from_json
 from labkit.record.losses import Losses
 from labkit.record.records import (
     DESCRIBING,
@@ -34,8 +34,8 @@ from labkit.record.records import (
     Scalar,
     Step,
 )
-from labkit.record.tail import Tail
 from labkit.series import LARGEST, Series
+from labkit.tail import Tail
 
 KEPT_REPORTS = 1000
 KEPT_NAMES = 1000

@@ -7,8 +7,8 @@ from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
 from typing import Annotated, Any, ClassVar
 
+from labkit.dataclass_json import from_json
 from labkit.files import Json
-from labkit.record.dataclass_json import from_json
 
 Count = Annotated[int, range(1, 1_000_001)]  # of ranks or nodes
 FOLDED_RANKS = 16  # with more, the ranks of each node are folded

@@ -13,9 +13,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
+from labkit.dataclass_json import from_json
 from labkit.files import read_json
 from labkit.host import Identity, boot_id
-from labkit.record.dataclass_json import from_json
 from labkit.record.folder import RunFolder
 from labkit.record.manifest import Nodes
 

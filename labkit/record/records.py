@@ -38,9 +38,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
+from labkit.dataclass_json import from_json
 from labkit.files import finite, number
-from labkit.record.dataclass_json import from_json
-from labkit.record.tail import Tail, last_records
+from labkit.tail import Tail, last_records
 
 PHASES = ("input", "forward", "backward", "optimizer", "communication")
 # Reported values that describe the run, or are recorded otherwise.

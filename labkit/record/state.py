@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import ClassVar, Literal
 
+from labkit.dataclass_json import from_json
 from labkit.files import Json, in_parallel, read_json, read_text, write_json
 from labkit.record.cause import Cause
-from labkit.record.dataclass_json import from_json
 from labkit.record.folder import RunFolder
 from labkit.record.manifest import Nodes
 from labkit.record.nodes import Node

@@ -28,7 +28,7 @@ from labkit.record.records import (
     Step,
     decode,
 )
-from labkit.record.tail import UNSOUND, decoded
+from labkit.tail import UNSOUND, decoded
 
 Row = dict[str, Scalar]
 MEMORY = ("rss", "allocated", "reserved", "peak", "retries")

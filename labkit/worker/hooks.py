@@ -1,6 +1,6 @@
 """Hooks what torch calls while a script trains: the `__next__` and `_next_index` of a DataLoader's iterator,
-`autograd.backward` and `grad`, `GradScaler.scale` and `step`, and torch's global hooks before and after
-`Optimizer.step`.
+`autograd.backward` and `grad`, `GradScaler.scale` and `step`, DDP's `__init__`, and torch's global hooks before and
+after `Optimizer.step`.
 
 An error in a hook is counted, never raised: observing must not change the training. A script may have several
 optimizers: a GAN's two, one that wraps another, one for each of two trainings. A training's steps are those of the
@@ -28,23 +28,44 @@ class Observer(Protocol):
 
     def after_fetch(self, started: float, iterator: Any, batch: Any) -> None: ...
     def after_last_fetch(self, iterator: Any) -> None: ...
-    def after_evaluation_fetch(self) -> None: ...
+    def after_evaluation_fetch(self, iterator: Any, batch: Any) -> None: ...
     def before_backward(self, loss: Any, gradient: Any) -> None: ...
     def after_backward(self, whole: bool) -> None: ...
     def before_step(self, optimizer: Any) -> None: ...
     def after_step(self, optimizer: Any) -> None: ...
+    def wrapped(self, model: Any) -> None: ...
 
 
 def hook(torch: Any, probe: Observer, before_fetches: Sequence[Callable[[], None]]) -> None:
     """Hook torch, once in a process. `before_fetches` are called before each batch of the training."""
     called: list[Callable[..., None]] = [probe.after_fetch, probe.after_last_fetch, probe.after_evaluation_fetch]
     called += [probe.before_backward, probe.after_backward, probe.before_step, probe.after_step, take_index]
+    called.append(probe.wrapped)
     for function in called:
         leave_out_of_compilation(function, with_callees=True)
     _hook_data_loader(torch, probe, before_fetches)
     _hook_autograd(torch, probe)
     _hook_grad_scaler(torch, probe)
     _hook_optimizer(probe)
+    if torch.distributed.is_available():
+        call_after(torch.nn.parallel.DistributedDataParallel, "__init__", probe.wrapped, probe.recorder)
+
+
+def call_after(owner: Any, name: str, observe: Callable[..., None], recorder: Recorder) -> None:
+    """Have a method of a class call `observe(object)` when it has returned."""
+    method = getattr(owner, name)
+
+    @functools.wraps(method)
+    @invisible
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        result = method(self, *args, **kwargs)
+        try:
+            observe(self)
+        except Exception as error:
+            recorder.drop(error)
+        return result
+
+    setattr(owner, name, call)
 
 
 def _hook_data_loader(torch: Any, probe: Observer, before_fetches: Sequence[Callable[[], None]]) -> None:
@@ -67,7 +88,7 @@ def _hook_data_loader(torch: Any, probe: Observer, before_fetches: Sequence[Call
         if not is_training():
             batch = fetch(iterator)
             try:
-                after_evaluation_fetch()
+                after_evaluation_fetch(iterator, batch)
             except Exception as error:
                 drop(error)
             return batch

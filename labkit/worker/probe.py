@@ -30,6 +30,7 @@ from labkit.worker.measures.step_loss import SEVERAL_OPTIMIZERS, StepLoss
 from labkit.worker.reach.requests import Reach
 from labkit.worker.reach.settings import Settings
 from labkit.worker.recorder import Recorder
+from labkit.worker.witness.witness import Witness
 
 clock = time.perf_counter
 
@@ -76,6 +77,7 @@ class Probe:
         self._profile = StepProfile(profile) if profile is not None else None
         self.settings = Settings()
         self.reach: Reach | None = None  # if the run's owner may ask
+        self.witness: Witness | None = None  # unless the launch has turned it off
         self._open_window()
 
     def _open_window(self) -> None:
@@ -141,7 +143,7 @@ class Probe:
     def leave(self) -> None:
         """Record and answer nothing in a forked child."""
         self.recorder.file.let_go()
-        self.reach = self._trace = self._profile = None
+        self.reach = self._trace = self._profile = self.witness = None
 
     # Called by the hooks. They are on the step path: read the clock, add, return.
 
@@ -158,17 +160,21 @@ class Probe:
         self._waited = self._communication.waited
         if self._timed is not None:
             self._timed.begin()
+        if self.witness is not None:
+            self.witness.after_fetch(iterator, batch, is_training=True)
 
     def after_last_fetch(self, iterator: Any) -> None:
         self._batches.ended(iterator)
 
-    def after_evaluation_fetch(self) -> None:
+    def after_evaluation_fetch(self, iterator: Any, batch: Any) -> None:
         if not self._evaluates:
             self._evaluates = True
             if self._n:
                 self._record()  # do not hold back the last steps before the evaluation
             if self._device_clock is not None:
                 self._timed = self._device_clock()
+        if self.witness is not None:
+            self.witness.after_fetch(iterator, batch, is_training=False)
         self._begin_step(clock())  # an evaluation is not part of the next step
         if self._timed is not None:
             self._timed.begin()
@@ -191,6 +197,8 @@ class Probe:
         if self._losses is not None and loss is not None:
             batch = self._batches.of_pass(self._whole)
             self._losses.add(loss, batch, self._optimizer is not None, gradient)
+        if self.witness is not None and loss is not None:
+            self.witness.before_backward(loss)
         self._fetched = now
 
     def after_backward(self, whole: bool) -> None:
@@ -204,6 +212,14 @@ class Probe:
             self._timed.end("backward")
         if whole:
             self._whole += 1
+            if self.witness is not None:
+                self.witness.after_backward()
+
+    def wrapped(self, model: Any) -> None:
+        """Called when DDP has wrapped a model."""
+        self._communication.wrapped(model)
+        if self.witness is not None:
+            self.witness.wrapped(model)
 
     def before_step(self, optimizer: Any) -> None:
         # A wrapping optimizer (ZeRO, accelerate) steps another one inside; the outermost counts.
@@ -230,7 +246,12 @@ class Probe:
         if optimizer is not self._optimizer:
             return
         self._optimizer = None
-        now = clock()
+        self._count_step(optimizer, clock())
+        if self.witness is not None:
+            self.witness.after_step(optimizer, self.step)
+
+    def _count_step(self, optimizer: Any, now: float) -> None:
+        """Add a step of an optimizer that no other one wraps, which ended `now`, if it is one of the training's."""
         if self._trace is not None:
             self._trace.after_step(optimizer)
         passes, self.passes = self.passes, 0

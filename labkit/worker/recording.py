@@ -13,13 +13,14 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from labkit.rank_files import PROFILE, TRACE_MEMORY
+from labkit.rank_files import PROFILE, TRACE_MEMORY, WITNESS
 from labkit.record import RunFolder
 from labkit.worker.failure import record_collectives
 from labkit.worker.frames import leave_out_of_compilation
 from labkit.worker.metrics_logger import Reports, listen
 from labkit.worker.probe import Probe
 from labkit.worker.reach.settings import Settings
+from labkit.worker.witness.witness import Witness
 
 PR_SET_PDEATHSIG = 1
 
@@ -34,6 +35,7 @@ class Recording:
         self.probe = Probe(self._folder.metrics(self._rank), profile, traces=settings.get(TRACE_MEMORY) == "1")
         self.probe.settings = Settings(None if self._rank else self._folder)
         self._reports, self._header = Reports(self.probe.recorder), header
+        self._is_witnessed = settings.get(WITNESS) != "0"
         self._is_reachable, self._has_header = self._folder.requests.is_dir(), False
         if sys.platform == "linux":  # a killed torchrun takes its ranks with it, even one that holds the GIL
             ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -43,6 +45,12 @@ class Recording:
         for function in (logging.Logger.manager.getLogger, os.execv, os.execve):  # the guest's
             leave_out_of_compilation(function)
         self._write_header(torch=torch.__version__)
+        if self._is_witnessed:
+            try:
+                files = self._folder.ring(self._rank), self._folder.witnessed(self._rank)
+                self.probe.witness = Witness(torch, *files)
+            except Exception as error:  # a full disk
+                self.probe.recorder.drop(error)
         self.probe.start(torch)
 
     def hear(self, logger: logging.Logger) -> None:

@@ -11,9 +11,9 @@ import pytest
 from many_hosts import many_hosts
 from rich.console import Console
 
-from labkit import files, words
+from labkit import files, tail, words
 from labkit.files import write_json
-from labkit.record import RunReader, State, tail
+from labkit.record import RunReader, State
 from labkit.record.nodes import Node
 from labkit.run import attach
 from labkit.series import Series

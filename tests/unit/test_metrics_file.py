@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from labkit.files import number
-from labkit.record.tail import CHUNK_BYTES, LONGEST_LINE_BYTES, Tail
+from labkit.tail import CHUNK_BYTES, LONGEST_LINE_BYTES, Tail
 
 NO_RECORDS = [
     b"not json",

@@ -40,17 +40,12 @@ class Communication:
             return
         torch.distributed.Work.wait = self._timed(torch.distributed.Work.wait)
         _release_before_destroying(torch.distributed)
-        init = torch.nn.parallel.DistributedDataParallel.__init__
 
-        @functools.wraps(init)
-        @invisible
-        def __init__(model: Any, *args: Any, **kwargs: Any) -> None:
-            init(model, *args, **kwargs)
-            self._replicated, self._on_cpu = weakref.ref(model), model.device_type == "cpu"
-            if self._on_cpu:
-                model._set_ddp_runtime_logging_sample_rate(1)
-
-        torch.nn.parallel.DistributedDataParallel.__init__ = __init__
+    def wrapped(self, model: Any) -> None:
+        """Measure a model that DDP has wrapped."""
+        self._replicated, self._on_cpu = weakref.ref(model), model.device_type == "cpu"
+        if self._on_cpu:
+            model._set_ddp_runtime_logging_sample_rate(1)
 
     def hook_functional(self) -> None:
         """Hook DTensor if the script has loaded it; importing its module would take a second."""

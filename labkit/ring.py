@@ -1,0 +1,150 @@
+"""Keeps a rank's newest steps in a file of fixed size, which is complete even if the rank is killed.
+
+The rank writes it through shared memory, without a system call; others read it meanwhile. A step here is one of any
+optimizer of the script, counted from 1. What must be equal on all ranks that average their gradients lies together, so
+that readers compare the bytes of many steps at once and decode only those that differ.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+
+STEPS = 4096  # that are kept
+HEAD = struct.Struct("<8sIIIIIf")  # the format, the newest step, and where the rank was after its newest backward pass
+COUNTED = struct.Struct("<IHHIHHQ")
+SEEN = struct.Struct("<IIf")
+FORMAT = b"labkit 1"
+COUNTED_AT = 64
+SEEN_AT = COUNTED_AT + STEPS * COUNTED.size
+SIZE = SEEN_AT + STEPS * SEEN.size
+MOST = 0xFFFF
+# Flags of a step: a DDP model is within no_sync, or within Join, which allows uneven inputs; the loss of the newest
+# backward pass was a leaf.
+NOT_SYNCHRONIZED, JOINED, NO_GRAPH = 1, 2, 4
+
+
+@dataclass(frozen=True, slots=True)
+class Counted:
+    """What must be equal on the ranks of a group at the end of step `number`: the batches fetched and the backward
+    passes of this step, the collectives of the group so far, the optimizer, and a sum of some parameters' bits."""
+
+    number: int
+    fetched: int
+    passes: int
+    calls: int
+    optimizer: int
+    flags: int
+    sum: int
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What may differ: the script's own count of its steps, the line of the newest backward pass (0: unknown), and its
+    loss (nan: unknown)."""
+
+    step: int
+    line: int
+    loss: float
+
+
+@dataclass(frozen=True, slots=True)
+class Now:
+    """Where a rank was after its newest backward pass: in the step after step `number`."""
+
+    number: int
+    fetched: int
+    passes: int
+    calls: int
+    line: int
+    loss: float
+
+
+class RingWriter:
+    """Writes one rank's ring. Raises OSError if the file cannot be made."""
+
+    def __init__(self, path: Path):
+        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            # A page that the disk has no room for would kill the process when it is written.
+            if hasattr(os, "posix_fallocate"):
+                os.posix_fallocate(file, 0, SIZE)
+            else:
+                os.write(file, bytes(SIZE))
+            # Python's mmap would keep a descriptor among the script's.
+            c = ctypes.CDLL(None, use_errno=True)
+            c.mmap.restype = ctypes.c_void_p
+            c.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
+            place = c.mmap(None, SIZE, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED, file, 0)
+            if place == ctypes.c_void_p(-1).value:
+                raise OSError(ctypes.get_errno(), "the ring cannot be mapped")
+        finally:
+            os.close(file)
+        self._bytes = (ctypes.c_char * SIZE).from_address(place)
+        self._newest = 0
+        HEAD.pack_into(self._bytes, 0, FORMAT, 0, 0, 0, 0, 0, 0.0)
+
+    def after_backward(self, fetched: int, passes: int, calls: int, line: int, loss: float) -> None:
+        HEAD.pack_into(self._bytes, 0, FORMAT, self._newest, fetched, passes, calls, line, loss)
+
+    def after_step(self, counted: tuple[int, int, int, int, int, int], seen: tuple[int, int, float]) -> None:
+        """The fields of Counted after `number`, and those of Seen."""
+        self._newest = number = self._newest + 1
+        place = number % STEPS
+        fetched, passes, calls, optimizer, flags, total = counted
+        fields = number, min(fetched, MOST), min(passes, MOST), calls & 0xFFFFFFFF, optimizer & MOST, flags, total
+        COUNTED.pack_into(self._bytes, COUNTED_AT + place * COUNTED.size, *fields)
+        SEEN.pack_into(self._bytes, SEEN_AT + place * SEEN.size, *seen)
+        HEAD.pack_into(self._bytes, 0, FORMAT, number, 0, 0, calls & 0xFFFFFFFF, 0, 0.0)
+
+
+class RingReader:
+    """Reads a rank's ring while it is written. What cannot be read is empty."""
+
+    def __init__(self, path: Path):
+        self._path = path
+
+    def now(self) -> Now | None:
+        """Where the rank is; None if it has no ring."""
+        head = self._read([(0, HEAD.size)])[0]
+        if len(head) < HEAD.size or head[:8] != FORMAT:
+            return None
+        _, *rest = HEAD.unpack(head)
+        return Now(*rest)
+
+    def counted(self, first: int, last: int) -> bytes:
+        """The bytes of the steps from `first` to `last`, at most STEPS of them; see `decoded`. Those that have been
+        overwritten meanwhile have other numbers."""
+        first = max(first, last - STEPS + 1)
+        start, end = first % STEPS, last % STEPS + 1
+        if last < first:
+            return b""
+        pieces = [(start, end)] if start < end else [(start, STEPS), (0, end)]
+        return b"".join(self._read([(COUNTED_AT + a * COUNTED.size, (b - a) * COUNTED.size) for a, b in pieces]))
+
+    def seen(self, number: int) -> Seen | None:
+        """What was seen at a step that is still in the ring."""
+        data = self._read([(SEEN_AT + number % STEPS * SEEN.size, SEEN.size)])[0]
+        return Seen(*SEEN.unpack(data)) if len(data) == SEEN.size else None
+
+    def _read(self, pieces: list[tuple[int, int]]) -> list[bytes]:
+        try:
+            file = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            return [b""] * len(pieces)
+        try:
+            return [os.pread(file, size, start) for start, size in pieces]
+        except OSError:
+            return [b""] * len(pieces)
+        finally:
+            os.close(file)
+
+
+def decoded(counted: bytes) -> dict[int, Counted]:
+    """Steps by their numbers, from the bytes that a reader has returned."""
+    steps = (Counted(*fields) for fields in COUNTED.iter_unpack(counted[: len(counted) // COUNTED.size * COUNTED.size]))
+    return {step.number: step for step in steps}

@@ -1,0 +1,89 @@
+"""Reads what the ranks of an attempt have witnessed: the lines and the ring of each."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from labkit.files import in_parallel
+from labkit.record import RunFolder
+from labkit.ring import RingReader
+from labkit.tail import Tail
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A line of a rank's `witness.jsonl`: what its worker saw at this line of the script (0: unknown), after this step
+    of the training and after step `number` of any optimizer. `values` are those of its kind, see labkit.worker.witness.
+    """
+
+    kind: str
+    t: float
+    step: int
+    number: int
+    line: int
+    values: Mapping[str, Any]
+
+    @classmethod
+    def decode(cls, record: dict[str, Any]) -> Line:
+        return cls(
+            str(record["k"]),
+            float(record["t"]),
+            int(record["step"]),
+            int(record["number"]),
+            int(record["line"]),
+            record,
+        )
+
+
+@dataclass
+class Testimony:
+    """What one rank has witnessed so far: its lines by their kinds, oldest first, and its ring."""
+
+    rank: int
+    tail: Tail[Line]
+    ring: RingReader
+    lines: dict[str, list[Line]] = field(default_factory=dict)
+
+    def read(self) -> bool:
+        """Read new lines; returns whether there are any."""
+        new = [line for chunk in self.tail.chunks() for line in chunk]
+        for line in new:
+            self.lines.setdefault(line.kind, []).append(line)
+        return bool(new)
+
+    def of(self, kind: str, **values: Any) -> list[Line]:
+        """Its lines of a kind, those that have these values."""
+        lines = self.lines.get(kind, [])
+        return [line for line in lines if all(line.values.get(name) == value for name, value in values.items())]
+
+
+class Evidence:
+    """What all ranks of an attempt have witnessed. `outcome`: empty while it runs, then the name of its state."""
+
+    def __init__(self, attempt: RunFolder, ranks: Sequence[int], script: str):
+        self.script, self.outcome = script, ""
+        self.ranks = {
+            rank: Testimony(rank, Tail(attempt.witnessed(rank), Line.decode), RingReader(attempt.ring(rank)))
+            for rank in ranks
+        }
+
+    def read(self) -> bool:
+        """Read what is new; returns whether there are new lines. Rings are read by the rules that compare them."""
+        return any(in_parallel(lambda testimony: testimony.read(), list(self.ranks.values())))
+
+    @property
+    def replicas(self) -> list[tuple[int, ...]]:
+        """The groups of ranks over which torch averages the gradients of one model, as ranks have declared them."""
+        declared = {
+            tuple(line.values["ranks"])
+            for testimony in self.ranks.values()
+            for kind in ("ddp", "fsdp")
+            for line in testimony.of(kind)
+        }
+        return sorted(group for group in declared if len(group) > 1 and set(group) <= set(self.ranks))
+
+    def at(self, line: int) -> str:
+        """` (train.py line 31)`, empty if the line is unknown."""
+        return f" ({self.script} line {line})" if line else ""

@@ -1,0 +1,79 @@
+"""Holds what is wrong with a training, as data; `findings.json` of an attempt has it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+
+from labkit.dataclass_json import from_json
+from labkit.files import read_object, write_json
+from labkit.record import RunFolder
+
+
+@dataclass(frozen=True)
+class Finding:
+    """`what` is wrong, without its place and time, and `why`, the likely cause, empty if it is not known.
+
+    It is so `since` a step of the training, or since one after `since` and up to `until`, if the steps between were not
+    compared. `ranks` are those that differ from the others, `line` is the script's, 0 if unknown. `parameters` and
+    `values` are what differs: names, and by rank what was seen there, as text. If not `certain` it is a note: somebody
+    may have meant it so.
+    """
+
+    kind: str
+    what: str
+    why: str = ""
+    advice: str = ""
+    certain: bool = True
+    since: int = 0
+    until: int = 0
+    ranks: tuple[int, ...] = ()
+    line: int = 0
+    parameters: tuple[str, ...] = ()
+    values: tuple[str, ...] = ()
+
+    @property
+    def sentence(self) -> str:
+        """All of it in one sentence, without the advice."""
+        when = f"since step {self.since}: " if self.since else ""
+        if self.until > self.since:
+            when = f"since a step from {self.since} to {self.until}: " if self.since else f"by step {self.until}: "
+        return f"{when}{self.what}" + (f": {self.why}" if self.why else "")
+
+
+class Findings(tuple[Finding, ...]):
+    """What is wrong with a training, the finding that explains most first."""
+
+    def __repr__(self) -> str:
+        return "\n".join(_in_words(finding) for finding in self) or "nothing was found to be wrong"
+
+    @property
+    def certain(self) -> Findings:
+        return Findings(finding for finding in self if finding.certain)
+
+    @classmethod
+    def read(cls, attempt: RunFolder) -> Findings:
+        """What the supervisor has written so far; empty if nothing was found, or nothing was looked for."""
+        written = read_object(attempt.findings).get("findings")
+        found = [from_json(Finding, each) for each in written] if isinstance(written, list) else []
+        return cls(finding for finding in found if finding)
+
+    def write(self, attempt: RunFolder) -> None:
+        """Write findings.json. Raises OSError."""
+        write_json(attempt.findings, {"format": 1, "findings": [asdict(finding) for finding in self]})
+
+
+def _in_words(finding: Finding) -> str:
+    note = "" if finding.certain else "note: "
+    advice = f"\n  {finding.advice}" if finding.advice else ""
+    return f"{note}{finding.sentence}{advice}"
+
+
+def named(ranks: Sequence[int]) -> str:
+    """`rank 3`, `ranks 0 and 1`, `ranks 0, 1, 2 and 5 more`."""
+    if len(ranks) == 1:
+        return f"rank {ranks[0]}"
+    shown = [str(rank) for rank in ranks[:3]]
+    last = [f"{len(ranks) - 3} more"] if len(ranks) > 3 else []
+    *most, final = [*shown, *last]
+    return f"ranks {', '.join(most)} and {final}"

@@ -1,0 +1,58 @@
+"""Judges an attempt while it runs and when it has ended: reads what is new, asks every rule, and keeps one story."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from labkit.record import RunFolder
+from labkit.witness.evidence import Evidence
+from labkit.witness.finding import Finding, Findings
+from labkit.witness.rule import Rule
+from labkit.witness.slips import Slips
+
+RULES: tuple[type[Rule], ...] = (Slips,)  # a finding of an earlier one may explain those of later ones
+LOOK_SECONDS = 2.0
+RANKS_PER_SECOND = 200  # reading them takes less than 1 % of a core
+
+
+class Judge:
+    """Judges one attempt. `findings` are those of the newest look, which are also in findings.json."""
+
+    def __init__(self, attempt: RunFolder, ranks: Sequence[int], script: str):
+        self.findings = Findings()
+        self._attempt, self._evidence = attempt, Evidence(attempt, ranks, script)
+        self._rules = [rule() for rule in RULES]
+        self._every = max(LOOK_SECONDS, len(ranks) / RANKS_PER_SECOND)
+        self._looked = time.monotonic()
+
+    def look_again(self) -> None:
+        """Look if it is time to."""
+        if time.monotonic() >= self._looked + self._every:
+            self.look()
+            self._looked = time.monotonic()
+
+    def look(self, outcome: str = "") -> Findings:
+        """Judge what has been witnessed so far; `outcome` is the name of the state in which the attempt has ended."""
+        self._evidence.outcome = outcome
+        self._evidence.read()
+        found: list[Finding] = []
+        for rule in self._rules:
+            if not any(rule.kind in explained for explained in self._explained(found)):
+                found += rule.judge(self._evidence)
+        findings = Findings(sorted(found, key=lambda finding: not finding.certain))
+        if findings != self.findings:
+            findings.write(self._attempt)
+            self.findings = findings
+        return findings
+
+    def _explained(self, found: Sequence[Finding]) -> list[tuple[str, ...]]:
+        kinds = {finding.kind for finding in found if finding.certain}
+        return [rule.explains for rule in self._rules if rule.kind in kinds]
+
+    @property
+    def notice(self) -> str | None:
+        """The most important finding that is certain, for the run's state."""
+        certain = self.findings.certain
+        more = f" (and {len(certain) - 1} more: run.findings())" if len(certain) > 1 else ""
+        return f"{certain[0].sentence}{more}" if certain else None

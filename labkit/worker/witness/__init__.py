@@ -1,0 +1,1 @@
+"""Writes down what ranks must have in common, for the judgement of the run's supervisor (labkit.witness)."""

@@ -1,0 +1,135 @@
+"""Witnesses a rank's training: writes down what it has in common with other ranks, and calls none of them.
+
+Each optimizer step adds some numbers to a ring (labkit.ring), and what torch declares, or what happens rarely, is a
+line of `witness.jsonl`: see labkit/witness/observations.py. Everything is keyed by counts that are equal on all ranks
+by construction: the n-th DDP model, the n-th step, the n-th loader. The ring also survives a rank that is killed.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from labkit.ring import JOINED, NO_GRAPH, NOT_SYNCHRONIZED, RingWriter
+from labkit.worker.recorder import Recorder
+
+
+class Witness:
+    """One rank's witness. The probe and the hooks call it; `recorder` writes its lines, `ring` its steps."""
+
+    def __init__(self, torch: Any, ring: Path, lines: Path):
+        self.torch, self.ring, self.recorder = torch, RingWriter(ring), Recorder(lines)
+        self.step = 0  # as the script's own steps are counted
+        self.number = 0  # of the newest step of any optimizer
+        self.models: list[DistributedModel] = []
+        self.fetched = 0  # batches since the newest step, of the iterator in use
+        self.passes = 0  # backward passes since then
+        self._iterator: Callable[[], Any] = lambda: None
+        self._calls: Callable[[], int] | None = None  # counts the collectives of the group that averages gradients
+        self._optimizers: list[Callable[[], Any]] = []
+        self._line, self._has_graph = 0, True
+        self._loss = math.nan
+
+    # Called on the step path
+
+    def after_fetch(self, iterator: Any, batch: Any, is_training: bool) -> None:
+        if is_training:
+            if self._iterator() is not iterator:
+                self._iterator, self.fetched = weakref.ref(iterator), 0  # a preview of another loader does not count
+            self.fetched += 1
+
+    def before_backward(self, loss: Any) -> None:
+        loss = loss[0] if isinstance(loss, list | tuple) and loss else loss
+        is_known = loss is not None and loss.numel() == 1 and loss.device.type == "cpu"
+        self._loss, self._line = float(loss.detach()) if is_known else math.nan, script_line()
+        self._has_graph = getattr(loss, "grad_fn", None) is not None
+
+    def after_backward(self) -> None:
+        self.passes += 1
+        self.ring.after_backward(self.fetched, self.passes, self.calls(), self._line, self._loss)
+
+    def after_step(self, optimizer: Any, step: int) -> None:
+        """After a step of an optimizer that no other one wraps; `step` counts those of the training."""
+        self.step, self.number = step, self.number + 1
+        counted = self.fetched, self.passes, self.calls(), self.number_of(optimizer), self._flags(), 0
+        self.ring.after_step(counted, (step, self._line, self._loss))
+        self.fetched = self.passes = 0
+
+    def _flags(self) -> int:
+        flags = 0 if self._has_graph else NO_GRAPH
+        for model in self.models:
+            if (wrapped := model.reference()) is not None:
+                flags |= NOT_SYNCHRONIZED * (not wrapped.require_backward_grad_sync)
+                flags |= JOINED * bool(wrapped._join_config.enable)
+        return flags
+
+    # For those that write it
+
+    def number_of(self, optimizer: Any) -> int:
+        """Which of the script's optimizers this is, in the order of their first steps."""
+        for number, known in enumerate(self._optimizers):
+            if known() is optimizer:
+                return number
+        self._optimizers.append(weakref.ref(optimizer))
+        return len(self._optimizers) - 1
+
+    def calls(self) -> int:
+        """How many collectives the group that averages the gradients has called, or else the default group."""
+        if self._calls is None:
+            self._calls = self._counter()
+        return self._calls()
+
+    def _counter(self) -> Callable[[], int]:
+        distributed = self.torch.distributed
+        for model in self.models:
+            if (wrapped := model.reference()) is not None:
+                return counter_of(self.torch, wrapped.process_group, wrapped.device_type)
+        if distributed.is_available() and distributed.is_initialized():
+            return counter_of(self.torch, distributed.group.WORLD, None)
+        return lambda: 0
+
+    def wrapped(self, model: Any) -> None:
+        """Note a model that DDP has wrapped."""
+        self._calls = None
+        self.models.append(known := DistributedModel(self.torch, model))
+        self.write("ddp", n=len(self.models) - 1, ranks=known.ranks, parameters=len(known.reduced))
+
+    def write(self, kind: str, **values: Any) -> None:
+        """Write a line: what was seen, at which of the script's lines, after which step."""
+        self.recorder.write({"k": kind, "step": self.step, "number": self.number, "line": script_line(), **values})
+
+
+class DistributedModel:
+    """A model that DDP has wrapped: `reduced` are the parameters whose gradients it averages over `ranks`."""
+
+    def __init__(self, torch: Any, model: Any):
+        self.reference = weakref.ref(model)
+        self.reduced = {id(p) for p in model._module_parameters if p.requires_grad}
+        self.ranks = torch.distributed.get_process_group_ranks(model.process_group)
+
+
+def counter_of(torch: Any, group: Any, device: str | None) -> Callable[[], int]:
+    """A function that returns how many collectives a process group has called, DDP's own in C++ among them."""
+    try:
+        backend = group._get_backend(torch.device(device)) if device else group
+        count: Callable[[], int] = backend._get_sequence_number_for_group
+        count()
+    except Exception:  # a backend that does not count
+        return lambda: 0
+    return count
+
+
+def script_line() -> int:
+    """The line at which the script's own file is now; 0 if it is not running."""
+    file = getattr(sys.modules.get("__main__"), "__file__", None)
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code.co_filename == file:
+            return frame.f_lineno
+        frame = frame.f_back
+    return 0

@@ -1,0 +1,26 @@
+"""Runs small scripts and reads what labkit found to be wrong with them."""
+
+from pathlib import Path
+
+import pytest
+
+import labkit
+
+HERE = Path(__file__).parent
+
+
+def judged(script, *, ranks=None):
+    """The findings of a script's run, and its final state."""
+    first = script.read_text(encoding="utf-8").splitlines()[0]
+    ranks = ranks or int(first.partition("ranks:")[2].split()[0] if "ranks:" in first else 2)
+    run = labkit.launch(script, nproc_per_node=ranks, wait=False, detach=True, watchdog=60)
+    try:
+        run.wait(timeout=170)
+    except labkit.RankFailedError:
+        pass
+    return run.findings(), run.status()
+
+
+@pytest.fixture(autouse=True)
+def quiet_threads(monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
