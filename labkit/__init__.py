@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from labkit.batch_jobs import submit as submit  # submits a training to Slurm
     from labkit.checking import check as check  # finds mistakes in a script without running it
     from labkit.data import fetch as fetch  # downloads a file once, and verifies it
+    from labkit.errors import FindingError as FindingError  # a training ended well and is wrong, if asked for
     from labkit.errors import LabError as LabError  # the base of labkit's errors
     from labkit.errors import LaunchError as LaunchError  # a training could not be launched
     from labkit.errors import RankFailedError as RankFailedError  # a rank failed; carries the cause

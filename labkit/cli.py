@@ -38,9 +38,10 @@ EXAMPLES = """examples:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one verb. Exit codes: 0 success, 1 the training failed or does not fit, a check has findings, or the doctor
-    found that a launch would fail, 2 refused before anything started, 129 the terminal was closed, 130 interrupted, 141
-    the reader of the output has exited."""
+    """Run one verb. Exit codes: 0 success, 1 the training failed or does not fit, a check or `findings` has findings,
+    or the doctor found that a launch would fail, 2 refused before anything started, 3 the training ended well, but is
+    certainly wrong (`launch --strict`), 129 the terminal was closed, 130 interrupted, 141 the reader of the output has
+    exited."""
     parser = _parser()
     arguments, rest = parser.parse_known_args(argv)
     if rest and arguments.verb not in ("launch", "plan", "slurm", "sweep"):
@@ -52,6 +53,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except labkit.RankFailedError as error:
         print(plain(str(error)), file=sys.stderr)
         return 1
+    except labkit.FindingError as error:
+        print(plain(str(error)), file=sys.stderr)
+        return 3
     except LabError as error:
         print(f"labkit: {plain(str(error))}", file=sys.stderr)
         return 2

@@ -4,7 +4,8 @@ LabError                  every error that labkit raises on purpose
 ├── ScriptError           a script or one of its cells is invalid
 ├── LaunchError           the launch was refused before anything started
 ├── RunFolderError        a run folder cannot be found, read or written
-└── RankFailedError       the training started and failed; has the cause as fields
+├── RankFailedError       the training started and failed; has the cause as fields
+└── FindingError          the training ended well, and something in it is certainly wrong; only if asked for
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import sys
 from collections.abc import Iterable, Mapping
 from typing import Any, cast
 
-__all__ = ["LabError", "LaunchError", "RankFailedError", "RunFolderError", "ScriptError"]
+__all__ = ["FindingError", "LabError", "LaunchError", "RankFailedError", "RunFolderError", "ScriptError"]
 
 
 class LabError(Exception):
@@ -92,6 +93,11 @@ class RankFailedError(LabError):
     @property
     def cell(self) -> str | None:
         return self.cause.get("cell")
+
+
+class FindingError(LabError):
+    """The training ended well, but what it learned is certainly wrong. Only `run.wait(strict=True)` raises it; the
+    run's `findings()` are the message."""
 
 
 def rank_failed(message: str, *, run_id: str, cause: Mapping[str, Any]) -> RankFailedError:

@@ -144,7 +144,10 @@ class LaunchOptions(CallOptions):
     trace_memory: bool = False
     profile: bool = field(default=False, metadata=flag("record three steps for `labkit timeline`", action="store_true"))
     reachable: bool | None = None
-    witness: bool = True
+    witness: bool = field(
+        default=True,
+        metadata=flag("do not compare the ranks", flag="--no-witness", action="store_false"),
+    )
     hosts: Sequence[str] | None = field(
         default=None,
         metadata=flag(

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 from labkit import words
 from labkit.arguments import Grace, Seconds, checked
 from labkit.cluster import job_in_words, state_of_run, stop_run
-from labkit.errors import LabError, RankFailedError, RunFolderError, rank_failed
+from labkit.errors import FindingError, LabError, RankFailedError, RunFolderError, rank_failed
 from labkit.export import export
 from labkit.files import opened, read_bytes, read_json, read_text, write_json
 from labkit.frontend import Shown, is_headless, ui
@@ -166,13 +166,20 @@ class Run(Shown[State], Reachable):
         return self.status().is_final and not still_running(self.folder)
 
     @checked()
-    def wait(self, timeout: Seconds | None = None, *, stop_on_interrupt: bool = True, watch: bool = False) -> State:
+    def wait(
+        self,
+        timeout: Seconds | None = None,
+        *,
+        stop_on_interrupt: bool = True,
+        watch: bool = False,
+        strict: bool = False,
+    ) -> State:
         """Block until the run has ended, for at most `timeout` seconds; returns its state.
 
         The first interrupt reaches the ranks as a KeyboardInterrupt (SIGINT), like Ctrl-C under torchrun, and stops the
         run; a second one kills it. With `stop_on_interrupt=False` the run continues. `watch` draws the live view in a
         terminal. Raises RankFailedError if the training failed or was lost, and TimeoutError after `timeout` seconds
-        (the run continues).
+        (the run continues). If `strict`, it raises FindingError if one of the `findings()` is certain.
         """
         try:
             self._follow(timeout, watch)
@@ -185,6 +192,8 @@ class Run(Shown[State], Reachable):
         state = self.status()
         if state.state in ("failed", "lost"):
             raise self._failure(state)
+        if strict and (certain := self.findings().certain):
+            raise FindingError(plain(f"{self.id} {state.state}, but what it learned is wrong\n\n{certain!r}"))
         return state
 
     @checked()

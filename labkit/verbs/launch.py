@@ -33,6 +33,8 @@ def add_launch_verb(verb: Callable[..., argparse.ArgumentParser]) -> None:
     start.add_argument("script", nargs="?", help="one of labkit's own (ddp) or the path of any torchrun script")
     start.add_argument("-m", dest="module", metavar="MODULE", help="start a module, as torchrun -m does")
     LaunchOptions.add_arguments(start)
+    strict = "exit with 3 if the training ends well, but is certainly wrong"
+    start.add_argument("--strict", action="store_true", help=strict)
     start.add_argument("--watch", action="store_true", help="show the live view in the terminal")
     lines = "with --hosts: start nothing; print the command to paste on each host"
     start.add_argument("--print", action="store_true", dest="only_print", help=lines)
@@ -52,6 +54,8 @@ def _launch(arguments: argparse.Namespace, rest: list[str]) -> int:
         run.wait(watch=arguments.watch)
         print(run)
         print(f"labkit logs {plain(run.id)} prints what the ranks printed")
+        if arguments.strict:
+            run.wait(strict=True)
     return 0
 
 

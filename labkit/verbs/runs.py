@@ -47,6 +47,7 @@ def add_run_verbs(verb: Callable[..., argparse.ArgumentParser]) -> None:
         ("attach", _attach, "follow a run until it ends; Ctrl-C leaves it running", "latest"),
         ("stop", _stop, "stop a run on every rank; without an id, the newest active one", None),
         ("stacks", _stacks, "show where every rank of a run is now, for example if it is stuck", "latest"),
+        ("findings", _findings, "print what is wrong with a training that runs or succeeded", "latest"),
         ("pause", _pause, "pause a run: all ranks wait at the end of the same step", "latest"),
         ("resume", _resume, "resume a paused run", "latest"),
         ("timeline", _timeline, "print the seconds of each phase of a run launched with --profile", "latest"),
@@ -70,6 +71,12 @@ def add_run_verbs(verb: Callable[..., argparse.ArgumentParser]) -> None:
     compare.add_argument("which", nargs="*", help="ids or paths, oldest first")
     compare.add_argument("--last", type=int, default=0, metavar="N", help="compare the newest N runs instead")
     compare.add_argument("--sort", metavar="NAME", help=SORT)
+
+
+def _findings(arguments: argparse.Namespace, rest: list[str]) -> int:
+    found = _run(arguments).findings()
+    print(plain(repr(found)))
+    return 1 if found.certain else 0
 
 
 def _chosen(arguments: argparse.Namespace) -> RunList:

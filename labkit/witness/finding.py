@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from labkit.dataclass_json import from_json
 from labkit.files import read_object, write_json
 from labkit.record import RunFolder
+from labkit.text import escaped
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,9 @@ class Findings(tuple[Finding, ...]):
     def __repr__(self) -> str:
         return "\n".join(_in_words(finding) for finding in self) or "nothing was found to be wrong"
 
+    def _repr_html_(self) -> str:
+        return "".join(map(_in_html, self)) or "<div>nothing was found to be wrong</div>"
+
     @property
     def certain(self) -> Findings:
         return Findings(finding for finding in self if finding.certain)
@@ -67,6 +71,15 @@ def _in_words(finding: Finding) -> str:
     note = "" if finding.certain else "note: "
     advice = f"\n  {finding.advice}" if finding.advice else ""
     return f"{note}{finding.sentence}{advice}"
+
+
+def _in_html(finding: Finding) -> str:
+    weight = "600" if finding.certain else "400"
+    note = "" if finding.certain else "note: "
+    more = [escaped(text) for text in (finding.advice, " · ".join(finding.values)) if text]
+    below = "".join(f'<div style="opacity:.75">{text}</div>' for text in more)
+    sentence = f'<div style="font-weight:{weight}">{note}{escaped(finding.sentence)}</div>'
+    return f'<div style="margin:4px 0;max-width:80em">{sentence}{below}</div>'
 
 
 def named(ranks: Sequence[int]) -> str:

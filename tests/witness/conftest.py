@@ -1,5 +1,6 @@
 """Runs small scripts and reads what labkit found to be wrong with them."""
 
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -14,10 +15,8 @@ def judged(script, *, ranks=None):
     first = script.read_text(encoding="utf-8").splitlines()[0]
     ranks = ranks or int(first.partition("ranks:")[2].split()[0] if "ranks:" in first else 2)
     run = labkit.launch(script, nproc_per_node=ranks, wait=False, detach=True, watchdog=60)
-    try:
+    with suppress(labkit.RankFailedError):
         run.wait(timeout=170)
-    except labkit.RankFailedError:
-        pass
     return run.findings(), run.status()
 
 

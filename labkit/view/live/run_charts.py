@@ -14,6 +14,7 @@ from labkit.series import Series
 from labkit.view.charts.bands import Line
 from labkit.view.charts.images import Palette
 from labkit.view.charts.svg import HIGH, Chart, drawn_together
+from labkit.witness import Findings
 
 AXES = ("time", "step", "samples")
 SCALES = {"automatic": None, "linear": False, "logarithmic": True}
@@ -84,7 +85,7 @@ def run_charts(reader: RunReader, look: Look) -> list[Chart]:
         rate += " · lines: median and range"
         marks["label"] = f"median and range of {reader.folds.world_size:,} ranks".format
     saved = tuple(map(first, reporting[0].saved)) if reporting else ()
-    changes = tuple((first(x), text) for x, text in reader.changes)
+    changes = tuple((first(x), text) for x, text in [*reader.changes, *_found(reader)])
     scale = SCALES[look.scale]
     peak = max((history.memory_peak for history in histories), default=0.0)
     limit = min((h.memory_limit for h in histories if h.memory_limit), default=None)
@@ -143,6 +144,16 @@ def run_charts(reader: RunReader, look: Look) -> list[Chart]:
         memory,
         *(scalar(title, *names, {}, "") for title, names in list(pairs.items())[:MOST_SCALARS]),
     ]
+
+
+def _found(reader: RunReader) -> list[tuple[float, str]]:
+    """When the training went wrong, in seconds since the launch, and how in a word."""
+    steps = reader.reporting[0].series["step"].points() if reader.reporting else []
+    found = []
+    for finding in Findings.read(reader.attempt):
+        if finding.since and (x := next((x for x, *_, step in steps if step >= finding.since), None)) is not None:
+            found.append((x, f"✗ {finding.kind}"))
+    return found
 
 
 def _without_a_slow_first(lines: dict[int, Line]) -> tuple[dict[int, Line], float | None]:
