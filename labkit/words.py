@@ -49,11 +49,13 @@ def seconds(value: float | None) -> str:
 
 
 def status(state: State) -> str:
-    """`running` · `paused` · `stuck 12 s` · `failed: out of device memory`"""
+    """`running` · `paused` · `stuck 12 s` · `succeeded, but wrong` · `failed: out of device memory`"""
     if (stuck := state.stuck_seconds) is not None:
         return f"stuck {seconds(round(stuck))}"
     if state.is_paused:
         return "paused"
+    if state.wrong and not state.cause:
+        return f"{state.state}, but wrong"
     memory = state.cause and state.cause.out_of_memory
     return f"{state.state}: out of {memory} memory" if memory in ("device", "host") else state.state
 

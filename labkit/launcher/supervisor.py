@@ -341,13 +341,14 @@ class Supervisor:
         self.stalls.update(folder, progress)
         why = f" because {progress.hit}" if progress.hit else ""
         paused = f"paused{why}; resume it with run.resume() or `labkit resume`" if progress.paused else None
-        notices = [paused, self.names.notice, self.stalls.notice]
-        notices += [*self.first_rank.notices, self.moved, progress.unmeasured, self.judge.notice]
+        notices = [paused, self.judge.notice, self.names.notice, self.stalls.notice]
+        notices += [*self.first_rank.notices, self.moved, progress.unmeasured]
         notice = "; ".join(filter(None, notices)) or None
         is_stuck = self.stalls.notice is not None and progress.is_stuck()
         stuck_since = (self.state.stuck_since or time.time() - progress.idle_seconds) if is_stuck else None
         if (notice, stuck_since) != (self.state.notice, self.state.stuck_since):
-            self.write(replace(self.state, notice=notice, stuck_since=stuck_since))
+            wrong = self.judge.notice is not None
+            self.write(replace(self.state, notice=notice, stuck_since=stuck_since, wrong=wrong))
         if self.watchdog is None or progress.idle_seconds <= self.watchdog:
             return None
         sentence = f"stopped by the watchdog after {self.watchdog:g} s without progress: {self.stalls.where(folder)}"
@@ -388,7 +389,8 @@ class Supervisor:
                 notices.append(background_errors(self.folder, self.folder.attempt(self.state.attempt), self.ranks))
             notices.append(self.leftovers.notice if self.leftovers else None)
         notice = "; ".join(filter(None, notices)) or None
-        return replace(self.state, state=name, ended=ended, notice=notice, stops_by=None, **fields)
+        wrong = self.judge.notice is not None
+        return replace(self.state, state=name, ended=ended, notice=notice, stops_by=None, wrong=wrong, **fields)
 
     def has_ended(self) -> bool:
         """Whether another process, which gave up waiting for this one, has written a final state."""

@@ -32,7 +32,7 @@ class State:
     since the epoch, if none does now. `stops_by` is when the wait of a run that is being stopped ends, which `notice`
     explains. `attempt` counts from 1; `earlier` holds how the previous attempts ended, see `as_earlier`, and
     `restarted_ranks` if the next one had fewer ranks. `ranks` is the number of ranks of this attempt, if
-    fewer than were launched.
+    fewer than were launched. `wrong`: the training was found to be certainly wrong, and `notice` begins with why.
     """
 
     state: StateName
@@ -48,6 +48,7 @@ class State:
     attempt: int = 1
     earlier: list[dict[str, Json]] = field(default_factory=list)
     ranks: int | None = None
+    wrong: bool = False
     format: int = 1
     FINAL: ClassVar = ("succeeded", "failed", "stopped", "lost")
 
@@ -202,7 +203,8 @@ def merged(root: State, states: Sequence[State | None], heard: Sequence[bool]) -
         stuck = [s.stuck_since for s in active if s.stuck_since is not None]
         stuck_since = max(stuck) if len(stuck) == len(active) else None
         stops_by = max((s.stops_by for s in active if s.stops_by is not None), default=None)
-        return replace(active[0], state=name, notice=notice, stuck_since=stuck_since, stops_by=stops_by)
+        wrong = any(s.wrong for s in active)
+        return replace(active[0], state=name, notice=notice, stuck_since=stuck_since, stops_by=stops_by, wrong=wrong)
     if not ended or (ended[0].state == "succeeded" and len(ended) < len(states)):
         cause = Cause("lost", "the supervisors of this run's nodes are gone and left no result")
         return replace(started[0], state="lost", cause=cause)
@@ -211,7 +213,7 @@ def merged(root: State, states: Sequence[State | None], heard: Sequence[bool]) -
     more = [f"and {len(notices) - NAMED_NOTICES} more"] if len(notices) > NAMED_NOTICES else []
     notice = "; ".join([*notices[:NAMED_NOTICES], *more]) or None
     latest = max(s.ended or 0.0 for s in ended)
-    return replace(ended[0], ended=latest, exit_code=code, notice=notice)
+    return replace(ended[0], ended=latest, exit_code=code, notice=notice, wrong=any(s.wrong for s in ended))
 
 
 @dataclass(frozen=True)

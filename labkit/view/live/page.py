@@ -57,10 +57,14 @@ def run_html(
 
 def run_text(folder: RunFolder, reader: RunReader, state: State) -> str:
     """The run as plain text, for terminals, diffs and front ends that do not render HTML."""
-    lines = [f"{folder.id}: {state.state} after {words.seconds(state.seconds)}", words.headline(reader, state)]
+    first, warnings = [words.headline(reader, state)], [text for text in _warnings(folder, state) if text]
+    if state.wrong:
+        first, warnings = [*warnings, *first], []
+    name = words.status(state) if state.wrong else state.state
+    lines = [f"{folder.id}: {name} after {words.seconds(state.seconds)}", *first]
     lines += ["  ".join(f"{name} {value}" for name, value in values)] if (values := words.reported(reader)) else []
     lines += [words.attempt_ended(number, ended) for number, ended in enumerate(state.earlier, 1)]
-    lines += [text for text in (*_warnings(folder, state), *_explanation(state), *verdict(reader)) if text]
+    lines += [text for text in (*warnings, *_explanation(state), *verdict(reader)) if text]
     for row in (*host_rows(reader), *rank_rows(reader)) if _recorded(reader, state) else ():
         lines.append("  " + "  ".join(f"{name} {value}".strip() for name, value in row.items() if value))
     return plain("\n".join(lines))
@@ -85,7 +89,7 @@ def _unread(reader: RunReader) -> str:
 
 
 def _pill(folder: RunFolder, state: State, watched: bool) -> str:
-    mark = "▲" if state.stuck_seconds is not None else Palette.MARKS[state.state]
+    mark = "▲" if state.stuck_seconds is not None or state.wrong else Palette.MARKS[state.state]
     suffix = "" if watched else " when last seen"
     return (
         '<div style="display:flex;gap:12px;flex-wrap:wrap;align-items:baseline">'
@@ -95,7 +99,7 @@ def _pill(folder: RunFolder, state: State, watched: bool) -> str:
 
 
 def _tint(state: State) -> str:
-    return Palette.AMBER if state.stuck_seconds is not None else Palette.STATES[state.state]
+    return Palette.AMBER if state.stuck_seconds is not None or state.wrong else Palette.STATES[state.state]
 
 
 def _progress(reader: RunReader, state: State) -> str:

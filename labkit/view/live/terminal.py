@@ -115,8 +115,8 @@ def picture(reader: RunReader, state: State) -> Any:
     from rich.table import Table
     from rich.text import Text
 
-    is_stuck = state.stuck_seconds is not None
-    head = Text(f"● {plain(words.status(state))}", "bold yellow" if is_stuck else STYLES.get(state.state, ""))
+    is_amber = state.stuck_seconds is not None or state.wrong
+    head = Text(f"● {plain(words.status(state))}", "bold yellow" if is_amber else STYLES.get(state.state, ""))
     head.append(f"  {reader.folder.id}  {words.seconds(state.seconds)}", "default")
     parts: list[Any] = [head, *([Text(plain(state.notice), "bold yellow")] if state.notice else [])]
     parts += [Text(words.headline(reader, state))]

@@ -1,0 +1,94 @@
+"""Where findings show, of a run that is made up."""
+
+import time
+
+import pytest
+
+import labkit
+from labkit import words
+from labkit.record import RunFolder, RunReader, State
+from labkit.run import Run
+from labkit.view import run_text
+from labkit.witness import Finding, Findings
+
+SLIP = Finding(
+    "slip",
+    "rank 1 left out a <collective>",
+    "its loss has no graph",
+    "Let it take part.",
+    since=12,
+    until=12,
+    ranks=(1,),
+)
+NOTE = Finding("skip", "rank 0 skipped a batch", certain=False, since=3, until=7)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    folder = RunFolder.create(tmp_path, "train")
+    folder.manifest.write_text('{"format": 1, "world_size": 2, "name": "train"}')
+    now = time.time()
+    State("succeeded", now - 3, now, exit_code=0, notice=SLIP.sentence, wrong=True).write(folder)
+    Findings([SLIP, NOTE]).write(folder)
+    return folder
+
+
+def test_findings_are_read_as_they_were_written(folder):
+    assert Run(folder).findings() == (SLIP, NOTE)
+    assert Run(folder).findings().certain == (SLIP,)
+
+
+@pytest.mark.parametrize("text", ['{"findings": 3}', '{"findings": [{"kind": 1}, "x", null]}', "", "[1]"])
+def test_a_damaged_file_holds_no_findings(text, folder):
+    folder.findings.write_text(text)
+
+    assert Run(folder).findings() == ()
+
+
+@pytest.mark.parametrize(
+    ("since", "until", "start"),
+    [(12, 12, "since step 12: "), (3, 7, "since a step from 3 to 7: "), (0, 5, "by step 5: "), (0, 0, "rank")],
+)
+def test_a_sentence_says_when(since, until, start):
+    assert Finding("slip", "rank 1 slept", since=since, until=until).sentence.startswith(start)
+
+
+def test_findings_in_a_notebook_are_escaped_and_have_their_advice(folder):
+    html = Run(folder).findings()._repr_html_()
+
+    assert "&lt;collective&gt;" in html
+    assert "Let it take part." in html
+    assert "note: since a step from 3 to 7" in html
+    assert "nothing was found" in Findings()._repr_html_()
+
+
+def test_the_first_lines_of_a_run_say_that_it_is_wrong(folder):
+    state = State.read(folder)
+    first, second, *_ = run_text(folder, RunReader(folder).read_all(), state).splitlines()
+
+    assert words.status(state) == "succeeded, but wrong"
+    assert "succeeded, but wrong after 3" in first
+    assert second.startswith("since step 12: rank 1 left out")
+    assert repr(state).startswith("succeeded after 3.0 s, but since step 12")
+
+
+def test_the_list_of_runs_has_a_sign(folder):
+    assert "succeeded, but wrong" in repr(labkit.runs(runs_dir=folder.path.parent))
+
+
+def test_a_strict_wait_fails_for_what_is_certain(folder):
+    assert Run(folder).wait().state == "succeeded"
+    with pytest.raises(labkit.FindingError, match="succeeded, but what it learned is wrong\n\nsince step 12"):
+        Run(folder).wait(strict=True)
+    Findings([NOTE]).write(folder)
+    assert Run(folder).wait(strict=True).state == "succeeded"
+
+
+def test_findings_are_told_in_a_terminal(folder, capsys):
+    from labkit.cli import main
+
+    assert main(["findings", str(folder.path)]) == 1
+    assert "rank 1 left out" in capsys.readouterr().out
+    Findings().write(folder)
+    assert main(["findings", str(folder.path)]) == 0
+    assert capsys.readouterr().out == "nothing was found to be wrong\n"
