@@ -37,7 +37,7 @@ HOW_TO += ["troubleshooting", "faq"]
 REFERENCE = ["concepts", "architecture", "api", "check", "same_program", "platforms", "security"]
 # A single entry of the sidebar, closed, because other pages state the results and link here.
 EVIDENCE = ["parity", "memory", "model_memory", "hub_models", "speed", "published_speed", "script_speed"]
-EVIDENCE += ["faults", "peers", "check_findings", "claims", "decisions", "log"]
+EVIDENCE += ["faults", "peers", "check_findings", "claims", "decisions", "witness_reports", "log"]
 EVIDENCE += ["/benchmarks/README"]
 DIAGRAM = "docs/static/diagram.svg"
 

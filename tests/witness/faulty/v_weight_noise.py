@@ -1,0 +1,28 @@
+# fault: noise is added to the weights from a generator with a per-rank seed, so the replicas part
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+torch.manual_seed(0)
+data = TensorDataset(torch.randn(512, 16), torch.randn(512, 1))
+sampler = DistributedSampler(data)
+loader = DataLoader(data, batch_size=16, sampler=sampler)
+net = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 1))
+model = DDP(net)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+noise = torch.Generator().manual_seed(rank)
+for epoch in range(3):
+    sampler.set_epoch(epoch)
+    for a, b in loader:
+        loss = F.mse_loss(model(a), b)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    with torch.no_grad():
+        net[2].weight.add_(torch.randn(1, 32, generator=noise) * 1e-3)
+dist.destroy_process_group()
