@@ -257,6 +257,16 @@ Beside the tensors of a plan, a GPU holds:
 - cuDNN's workspaces, in torch's allocator: cannot be told, because the algorithms that cuDNN picks decide.
 - What torch's allocator loses by rounding to 512 bytes, by blocks up to 1 MiB larger than asked for, and by
   fragmentation: cannot be told; recommendations leave 5%.
+- The buckets of DDP's first step (`ddp`, `zero1`), over NCCL. They are planned until the optimizer's step.
+
+The last of these was measured on one H100 (2026-11-27): GPT-2 small under `ddp` peaked 638 MiB above parameters,
+gradients, optimizer state, activations and cuBLAS's workspaces, under `single` 15 MiB; its gradients have 622 MiB. The
+cause was read in torch's source, not run: at the start of the second step DDP makes new buckets, in the order in which
+gradients were ready in the first (`Reducer::rebuild_buckets`; not with `find_unused_parameters` unless the graph is
+static). It waits for the futures of its all-reduces, not for their works, so their tensors stay in the works'
+`TensorShelf` until NCCL's watchdog, which looks every 0.1 s, has seen them end and a later collective empties the shelf
+(ProcessGroupNCCL.hpp, `shelvesToUnstash_`). So a step of a few tenths of a second may not have a second set at its
+peak, and in one below 0.1 s the set may outlast backward, which is not planned.
 """
 
 

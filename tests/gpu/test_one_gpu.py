@@ -164,7 +164,7 @@ def test_a_batch_that_is_too_large_fits_once_the_advice_is_followed(figures):
 def test_the_flight_record_of_a_collective_that_timed_out_is_in_the_ranks_folder(figures, tmp_path):
     """Written by NCCL at the group's time limit; without a GPU by the script, since gloo writes none."""
     with pytest.raises(labkit.RankFailedError):
-        labkit.launch(raw(tmp_path, "waiting", WAITING), nproc_per_node=1, watchdog=60, wait=True)
+        labkit.launch(raw(tmp_path, "waiting", WAITING), nproc_per_node=1, watchdog=25, wait=True)
     run = labkit.attach("latest")
     (dump,) = run.folder.ranks.glob("fr_*")
     calls = pickle.loads(dump.read_bytes())["entries"]

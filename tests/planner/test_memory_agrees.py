@@ -137,9 +137,32 @@ def test_an_optimizer_is_planned_as_torch_runs_it_on_a_gpu(strategy, model, toge
 
     seen = rehearse(what, ranks, options, capability=(8, 0))
     assert peak(counted, layout, on_gpu=True).bytes == pytest.approx(seen.bytes, rel=0.06)
-    if strategy in ("single", "zero1"):
+    if strategy == "single":
         assert seen.phase == "optimizer"
         assert seen.bytes == pytest.approx(planned[True].bytes, rel=0.001)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "options", "sets"),
+    [
+        ("ddp", {}, 1),
+        ("zero1", {}, 1),
+        ("ddp", {"find_unused_parameters": True}, 0),
+        ("ddp", {"find_unused_parameters": True, "static_graph": True}, 1),
+        ("fsdp", {}, 0),
+    ],
+)
+def test_the_buckets_that_ddp_replaces_are_planned_on_a_gpu_until_the_optimizers_step(strategy, options, sets):
+    """NCCL may still hold those of the first step while the second computes."""
+    what, options = script(strategy, "transformer"), {"global_batch_size": 16} | options
+    layout, counted = layout_of(able_to(what, options), 2, options), facts("transformer")
+    here, there = peak(counted, layout), peak(counted, layout, on_gpu=True)
+    gradients = sum(4 * n for unit in counted.units for n in unit.parameters)
+
+    assert there.phase == "backward"
+    assert there.bytes - here.bytes == sets * gradients
+    assert moments(counted, layout)[-1].categories.get("communication", 0) == 0
+    assert rehearse(what, 2, options, capability=(8, 0)).bytes == pytest.approx(there.bytes, rel=0.001)
 
 
 def test_autocasts_lists_are_read_from_this_torch():

@@ -230,6 +230,8 @@ def moments(facts: ModelFacts, layout: Layout, rank: int = 0, *, on_gpu: bool = 
         ledger.held["optimizer"] = adamw_state(stepped, size)
         if layout.strategy == "diloco":  # the parameters at the start of a round, and the outer momentum
             ledger.held["optimizer"] += 2 * size * sum(stepped)
+        replaced = _replaced_buckets(keeper, layout) if on_gpu else 0
+        ledger.held["communication"] += replaced
         if offloaded and isinstance(keeper, Sharded):
             keeper.how = replace(keeper.how, offloaded=True)
             ledger.held |= {"parameters": sum(unit.buffers for unit in facts.units), "optimizer": 0}
@@ -239,12 +241,20 @@ def moments(facts: ModelFacts, layout: Layout, rank: int = 0, *, on_gpu: bool = 
             forward(ledger, keeper, names, profiles[:-1], layout.micro_batch)
             loss(ledger, profiles[-1], layout.micro_batch)
             backward(ledger, keeper, names, profiles[:-1], layout.micro_batch)
+        ledger.held["communication"] -= replaced
     ledger.held["communication"] -= COUNT
     if not offloaded:
         together = on_gpu and not layout.updates_singly
         temporary = 0 if layout.is_fused else adamw_temporary(stepped, size, foreach=together)
         ledger.note("optimizer", "optimizer step", temporary=temporary)
     return list(ledger.moments.values())
+
+
+def _replaced_buckets(keeper: Whole | Sharded, layout: Layout) -> int:
+    """Bytes of the buckets of DDP's first step. It replaces them at the start of the second by others, in the order in
+    which gradients were ready, but NCCL may hold them until that step's backward: docs/evidence/memory.md."""
+    is_static = layout.options.get("static_graph") or not layout.options.get("find_unused_parameters")
+    return sum(keeper.sizes) if isinstance(keeper, Whole) and keeper.buckets and is_static else 0
 
 
 def _profiles(facts: ModelFacts, layout: Layout) -> Sequence[Profile]:

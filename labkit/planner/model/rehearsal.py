@@ -119,10 +119,13 @@ def peak_in_a_step(
         tracker = Tracker()
         tracker.mark_training([model], live_optimizers())
         tracker.mark(batches.tensors(batch), "activations")
+        replaced = model.replaced() if isinstance(model, Replicated) and capability else []
+        tracker.mark(replaced, "communication")
         with tracker:
             script.forward_backward(model, batch, data, scaler, args)
             if isinstance(model, Replicated) and not skewed:
                 model.check()
+            replaced.clear()
             tracker.before_step(optimizer)
             with _updating(stepping, updated):
                 optimizer.step()

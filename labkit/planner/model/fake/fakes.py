@@ -37,6 +37,7 @@ class Replicated(nn.Module):
         super().__init__()
         self.module = module
         self._finds_unused = find_unused_parameters or static_graph
+        self._rebuilds = static_graph or not find_unused_parameters
         self._synchronizes = True
         trained: list[torch.Tensor] = [p for p in module.parameters() if p.requires_grad]
         embeddings = [m for m in module.modules() if isinstance(m, (nn.Embedding, nn.EmbeddingBag)) and m.sparse]
@@ -65,6 +66,10 @@ class Replicated(nn.Module):
             dist.all_reduce(self._buckets[parameter])
             if self._views:
                 parameter.grad = self._buckets[parameter]
+
+    def replaced(self) -> list[torch.Tensor]:
+        """The buckets of the first step, which NCCL may hold until the second's backward: docs/evidence/memory.md."""
+        return [torch.empty_like(bucket) for bucket in self._buckets.values()] if self._rebuilds else []
 
     def register_comm_hook(self, state: object, hook: object) -> None:
         raise NotImplementedError("what a communication hook of DDP holds cannot be rehearsed")
