@@ -68,10 +68,8 @@ def trained(script: Script, figures: dict[str, Any], **options: Any) -> Plan:
     steps = steps_in(4.0, plan) if CUDA else 4
     run = labkit.launch(plan, steps=steps, trace_memory=not CUDA, wait=True)
     (held,) = run.memory().ranks
-    if CUDA:
-        peak = held.process - plan.device.cublas_workspaces
-    else:
-        peak = held.traced.bytes if held.traced else 0
+    traced = held.traced.bytes if held.traced else 0
+    peak = held.process - plan.device.cublas_workspaces if CUDA else traced
     figures["planned, MiB"], figures["peak / plan"] = plan.bytes / 2**20, peak / plan.bytes
     figures["step, ms"] = 1e3 * float(run.metrics()["step_seconds"].dropna().iloc[-5:].median())
     if plan.step:

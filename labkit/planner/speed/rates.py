@@ -32,7 +32,9 @@ PLAIN = 0.9  # of the peak without tensor cores
 MOVED = {"depthwise": 0.25}  # fractions of what other operators reach of the bandwidth
 SPREAD = 1.5  # the published figures are within this factor of the prediction
 SHORTEST = 3e-6  # seconds of a GPU for the smallest kernel
-HOST = 8e-6  # seconds in which eager PyTorch launches an operator, with its share of Python
+# Seconds in which eager PyTorch launches an operator, with its share of Python. Assumed: the host of an H100, a virtual
+# machine, took 17 to 18 us (docs/evidence/gpu/README.md).
+HOST = 8e-6
 CALIBRATE = Path(__file__).with_name("calibrate.py")
 LIMIT_SECONDS = 120.0
 CARRIED_OVER = ("precision", "compile", "deterministic", "data_dir")  # the script options that affect speed
@@ -216,6 +218,7 @@ def assumed_rates(
         spread=(1 - 1 / SPREAD, SPREAD - 1),
         assumed=(
             f"the fraction of {device.name}'s data-sheet speed that is reached (times within a factor of {SPREAD:g})",
+            f"a host that launches an operator in {HOST * 1e6:g} us, ahead of the GPU (compile=True needs fewer)",
             *device.assumed,
         ),
     )
