@@ -1,0 +1,25 @@
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+
+dist.init_process_group("gloo")
+rank, world = dist.get_rank(), dist.get_world_size()
+torch.manual_seed(0)
+data = TensorDataset(torch.randn(512, 16), torch.randn(512, 1))
+sampler = DistributedSampler(data)
+loader = DataLoader(data, 16, sampler=sampler)
+
+model = DDP(torch.compile(nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 1)), backend="eager"))
+opt = torch.optim.SGD(model.parameters(), 0.05)
+for epoch in range(3):
+    sampler.set_epoch(epoch)
+    for a, b in loader:
+        loss = F.mse_loss(model(a), b)
+        opt.zero_grad()
+        loss.backward()
+        opt.step()
+
+dist.destroy_process_group()
