@@ -1,3 +1,4 @@
+# ranks: 4
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
