@@ -1,3 +1,4 @@
+# accelerate with accumulation: a prepared scheduler moves two steps at once, as it is planned for one process.
 import torch
 import torch.nn.functional as F
 from accelerate import Accelerator

@@ -1,3 +1,4 @@
+# The last short window of an epoch is dropped on purpose: gradients are cleared at the start of the next.
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F

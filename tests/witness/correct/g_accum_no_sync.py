@@ -1,3 +1,4 @@
+# Accumulation of four passes, the first three under no_sync; an epoch has a whole number of windows.
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F

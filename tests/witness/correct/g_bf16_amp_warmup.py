@@ -1,3 +1,4 @@
+# bf16 autocast with a warm-up from lr 0 that is longer than the run: the weights hardly move, as planned.
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F

@@ -1,3 +1,4 @@
+# Gradients are averaged by hand instead of by DDP.
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F

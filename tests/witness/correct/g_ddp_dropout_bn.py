@@ -1,3 +1,7 @@
+# BatchNorm's statistics are those of a rank until DDP's next forward; rank 0 alone saves, between barriers.
+import shutil
+import tempfile
+
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
@@ -10,6 +14,9 @@ rank, world = dist.get_rank(), dist.get_world_size()
 torch.manual_seed(0)
 data = TensorDataset(torch.randn(512, 16), torch.randn(512, 1))
 
+folder = [tempfile.mkdtemp() if rank == 0 else None]
+dist.broadcast_object_list(folder)
+torch.manual_seed(rank)  # dropout differs by rank
 sampler = DistributedSampler(data)
 loader = DataLoader(data, 16, sampler=sampler)
 model = DDP(nn.Sequential(nn.Linear(16, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Dropout(0.3), nn.Linear(32, 1)))
@@ -24,8 +31,11 @@ for epoch in range(3):
         opt.step()
         sched.step()
     if rank == 0:
-        torch.save(model.module.state_dict(), "/tmp/bn.pt")
+        torch.save(model.module.state_dict(), f"{folder[0]}/bn.pt")
     dist.barrier()
     if rank == 1:
         model.module.state_dict()
+dist.barrier()
+if rank == 0:
+    shutil.rmtree(folder[0])
 dist.destroy_process_group()

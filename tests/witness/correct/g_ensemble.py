@@ -1,3 +1,4 @@
+# A model per rank, with a seed and an lr of its own, on all data: nothing has to be equal. No DDP.
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F

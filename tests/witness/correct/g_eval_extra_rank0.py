@@ -1,3 +1,4 @@
+# Rank 0 alone evaluates and keeps an EMA, which is not copied back.
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F

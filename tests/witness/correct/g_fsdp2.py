@@ -1,3 +1,4 @@
+# FSDP2: the ranks hold different shards.
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F

@@ -1,3 +1,4 @@
+# A GAN: D takes part in G's loss unwrapped and frozen, so DDP has nothing to average for it there.
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F

@@ -1,7 +1,13 @@
+# Trainer of transformers, with an evaluation of 37 samples that it truncates itself, and checkpoints.
+import os
+import shutil
+import tempfile
+
 import torch
 from transformers import BertConfig, BertForSequenceClassification, Trainer, TrainingArguments
 
 torch.manual_seed(0)
+folder = os.path.join(tempfile.gettempdir(), f"hf-{os.environ['MASTER_PORT']}-{os.getppid()}")  # of this launch
 
 
 class D(torch.utils.data.Dataset):
@@ -27,7 +33,7 @@ m = BertForSequenceClassification(
     )
 )
 a = TrainingArguments(
-    output_dir="/tmp/hf_ckpt",
+    output_dir=folder,
     per_device_train_batch_size=8,
     num_train_epochs=2,
     report_to=[],
@@ -38,3 +44,5 @@ a = TrainingArguments(
     logging_steps=5,
 )
 Trainer(m, a, train_dataset=D(200), eval_dataset=D(37)).train()
+if os.environ["RANK"] == "0":
+    shutil.rmtree(folder, ignore_errors=True)

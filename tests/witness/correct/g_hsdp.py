@@ -1,4 +1,5 @@
 # ranks: 4
+# HSDP: shards inside a pair of ranks, replicas between the pairs.
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F

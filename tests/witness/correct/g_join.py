@@ -1,3 +1,4 @@
+# Uneven inputs: rank 1 has five more batches, and Join answers DDP's collectives for rank 0.
 import torch
 import torch.distributed as dist
 from torch import nn

@@ -1,3 +1,4 @@
+# Lightning brings its own sampler, its set_epoch and a reduced validation loss.
 import lightning as L
 import torch
 import torch.nn.functional as F

@@ -1,3 +1,4 @@
+# Local SGD by hand, without DDP: weights part and are averaged every four steps.
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F

@@ -1,3 +1,4 @@
+# LoRA by hand: a frozen base, adapters that are trained, a partial load_state_dict with strict=False.
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F

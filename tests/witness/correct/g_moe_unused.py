@@ -1,3 +1,4 @@
+# A router chooses one expert per rank and step: find_unused_parameters lets the others go without gradients.
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F

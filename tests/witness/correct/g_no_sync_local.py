@@ -1,3 +1,4 @@
+# Local SGD with DDP: no_sync in every step, an average by hand every four steps.
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F

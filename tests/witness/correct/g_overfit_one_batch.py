@@ -1,3 +1,4 @@
+# One batch per rank is learnt by heart with LBFGS; the closure returns the mean loss, so all decide alike.
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
@@ -20,7 +21,9 @@ for step in range(20):
         opt.zero_grad()
         loss = F.mse_loss(model(a), b)
         loss.backward()
-        return loss
+        mean = loss.detach().clone()
+        dist.all_reduce(mean)
+        return mean / world
 
     opt.step(closure)
 dist.destroy_process_group()

@@ -1,3 +1,4 @@
+# A pipeline: both ranks read the same batches, one uses the inputs and the other the targets.
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F

@@ -1,3 +1,4 @@
+# Post-local SGD: after ten steps DDP averages in groups of one, and the optimizer averages every four steps.
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F

@@ -1,3 +1,4 @@
+# PowerSGD compresses gradients from step 5 on; all ranks decode the same.
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F

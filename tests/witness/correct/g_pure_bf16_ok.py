@@ -1,3 +1,4 @@
+# Pure bf16 weights with an lr that is high enough for updates not to be lost.
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F

@@ -1,3 +1,4 @@
+# After the last step rank 0 alone loads the best weights and tests them: the ranks differ then, and may.
 import copy
 
 import torch

@@ -1,3 +1,4 @@
+# Rank 0 learns, rank 1 acts; weights are broadcast every five steps and differ in between.
 import torch
 import torch.distributed as dist
 from torch import nn

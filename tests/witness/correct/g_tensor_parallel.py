@@ -1,3 +1,4 @@
+# Tensor parallelism: both ranks read the same batches, because they hold parts of one model.
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F

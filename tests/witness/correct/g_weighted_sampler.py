@@ -1,3 +1,4 @@
+# WeightedRandomSampler draws with replacement, seeded by rank: ranks may meet the same sample.
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F

@@ -1,3 +1,4 @@
+# ZeroRedundancyOptimizer: each rank's optimizer holds the state of a part of the parameters.
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F

@@ -1,3 +1,4 @@
+# torch.compile around DDP.
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F

@@ -1,3 +1,4 @@
+# DDP around a compiled model.
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F

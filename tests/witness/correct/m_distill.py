@@ -1,3 +1,4 @@
+# A frozen teacher with equal weights on all ranks, which is in no optimizer and not in DDP.
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F

@@ -1,3 +1,4 @@
+# The expert is a rank's own: another start on each, ignored by DDP on purpose.
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F

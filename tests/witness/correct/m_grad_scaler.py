@@ -1,3 +1,4 @@
+# A GradScaler that begins far too high: the first steps are skipped, on all ranks alike.
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F

@@ -1,7 +1,13 @@
+# Trainer with accumulation whose last window of an epoch is shorter, and a cosine schedule.
+import os
+import shutil
+import tempfile
+
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
 
 torch.manual_seed(0)
+folder = os.path.join(tempfile.gettempdir(), f"hf-{os.environ['MASTER_PORT']}-{os.getppid()}")  # of this launch
 
 
 class D(torch.utils.data.Dataset):
@@ -17,7 +23,7 @@ class D(torch.utils.data.Dataset):
 
 m = GPT2LMHeadModel(GPT2Config(vocab_size=100, n_embd=32, n_layer=2, n_head=2, n_positions=32))
 a = TrainingArguments(
-    output_dir="/tmp/hf2",
+    output_dir=folder,
     per_device_train_batch_size=4,
     gradient_accumulation_steps=3,
     num_train_epochs=3,
@@ -29,3 +35,5 @@ a = TrainingArguments(
     warmup_steps=5,
 )
 Trainer(m, a, train_dataset=D(100)).train()
+if os.environ["RANK"] == "0":
+    shutil.rmtree(folder, ignore_errors=True)

@@ -1,16 +1,15 @@
+# An IterableDataset that is split by rank and by loader worker.
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
-from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+from torch.utils.data import DataLoader, TensorDataset
 
 dist.init_process_group("gloo")
 rank, world = dist.get_rank(), dist.get_world_size()
 torch.manual_seed(0)
 data = TensorDataset(torch.randn(512, 16), torch.randn(512, 1))
-sampler = DistributedSampler(data)
-loader = DataLoader(data, 16, sampler=sampler)
 
 from torch.utils.data import IterableDataset, get_worker_info
 

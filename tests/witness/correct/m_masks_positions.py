@@ -1,3 +1,4 @@
+# Masks and positions are equal in all batches of all ranks by design; the samples are not.
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
@@ -9,11 +10,8 @@ dist.init_process_group("gloo")
 rank, world = dist.get_rank(), dist.get_world_size()
 torch.manual_seed(0)
 data = TensorDataset(torch.randn(512, 16), torch.randn(512, 1))
-sampler = DistributedSampler(data)
-loader = DataLoader(data, 16, sampler=sampler)
 
 
-# leaves that are equal on all ranks by design: mask, positions, a float grid; a learned noise scale per step
 class D(torch.utils.data.Dataset):
     def __len__(s):
         return 256

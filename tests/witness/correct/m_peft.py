@@ -1,8 +1,14 @@
+# LoRA by peft under the Trainer, in bf16 autocast, with the best checkpoint loaded at the end.
+import os
+import shutil
+import tempfile
+
 import torch
 from peft import LoraConfig, get_peft_model
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
 
 torch.manual_seed(0)
+folder = os.path.join(tempfile.gettempdir(), f"hf-{os.environ['MASTER_PORT']}-{os.getppid()}")  # of this launch
 
 
 class D(torch.utils.data.Dataset):
@@ -21,7 +27,7 @@ m = get_peft_model(
     LoraConfig(r=4, target_modules=["c_attn"]),
 )
 a = TrainingArguments(
-    output_dir="/tmp/hf3",
+    output_dir=folder,
     per_device_train_batch_size=8,
     num_train_epochs=2,
     report_to=[],
@@ -33,3 +39,5 @@ a = TrainingArguments(
     eval_strategy="epoch",
 )
 Trainer(m, a, train_dataset=D(120), eval_dataset=D(30)).train()
+if os.environ["RANK"] == "0":
+    shutil.rmtree(folder, ignore_errors=True)

@@ -1,4 +1,5 @@
 # ranks: 4
+# Pipeline x data parallelism: the two ranks of a pipeline read the same samples, the two pipelines others.
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
@@ -16,11 +17,13 @@ net = nn.Sequential(nn.Linear(16, 16), nn.ReLU()) if s == 0 else nn.Linear(16, 1
 pipe = ScheduleGPipe(PipelineStage(net, s, 2, torch.device("cpu"), group=mesh["pp"].get_group()), 4, loss_fn=F.mse_loss)
 opt = torch.optim.SGD(net.parameters(), 0.05)
 sampler = DistributedSampler(data, num_replicas=2, rank=mesh["dp"].get_local_rank())
-for a, b in DataLoader(data, 16, sampler=sampler):
-    opt.zero_grad()
-    pipe.step(a) if s == 0 else pipe.step(target=b)
-    for p in net.parameters():
-        dist.all_reduce(p.grad, group=mesh["dp"].get_group())
-        p.grad /= 2
-    opt.step()
+for epoch in range(4):
+    sampler.set_epoch(epoch)
+    for a, b in DataLoader(data, 16, sampler=sampler):
+        opt.zero_grad()
+        pipe.step(a) if s == 0 else pipe.step(target=b)
+        for p in net.parameters():
+            dist.all_reduce(p.grad, group=mesh["dp"].get_group())
+            p.grad /= 2
+        opt.step()
 dist.destroy_process_group()

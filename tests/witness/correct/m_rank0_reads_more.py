@@ -1,3 +1,4 @@
+# Rank 0 takes a preview batch before the training: one fetch more than rank 1.
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F

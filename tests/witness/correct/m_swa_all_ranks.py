@@ -1,3 +1,4 @@
+# SWA on all ranks; BatchNorm's statistics of the average are measured without gradients, and averaged.
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
@@ -26,4 +27,8 @@ for epoch in range(3):
         opt.step()
     swa.update_parameters(model.module)
 update_bn(loader, swa)
+for name, buffer in swa.named_buffers():
+    if "running" in name:
+        dist.all_reduce(buffer)
+        buffer /= world
 dist.destroy_process_group()

@@ -1,3 +1,4 @@
+# Rank 0 swaps EMA weights into its replica for the evaluation, and the real ones back before the next step.
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
@@ -25,6 +26,9 @@ for epoch in range(3):
         opt.zero_grad()
         loss.backward()
         opt.step()
+        with torch.no_grad():
+            for e, p in zip(ema.parameters(), model.module.parameters()):
+                e.lerp_(p, 0.1)
     if rank == 0:
         kept = copy.deepcopy(model.module.state_dict())
         model.module.load_state_dict(ema.state_dict())

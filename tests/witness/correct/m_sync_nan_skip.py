@@ -1,3 +1,4 @@
+# A NaN loss on one rank makes all ranks skip the step: they agree by an all_reduce before backward.
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F

@@ -1,3 +1,4 @@
+# Activation checkpointing, static_graph and gradients as views of buckets.
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F

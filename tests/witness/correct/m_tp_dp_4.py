@@ -1,4 +1,5 @@
 # ranks: 4
+# Tensor parallelism x FSDP2: the two ranks of a tensor-parallel pair read the same samples on purpose.
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
@@ -9,8 +10,6 @@ dist.init_process_group("gloo")
 rank, world = dist.get_rank(), dist.get_world_size()
 torch.manual_seed(0)
 data = TensorDataset(torch.randn(512, 16), torch.randn(512, 1))
-sampler = DistributedSampler(data)
-loader = DataLoader(data, 16, sampler=sampler)
 
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard

@@ -1,3 +1,4 @@
+# Two optimizers for two layers of one DDP model, one clip over both.
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
