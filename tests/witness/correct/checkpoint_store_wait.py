@@ -30,7 +30,9 @@ body.load_state_dict(torch.load(path, weights_only=True))
 
 torch.manual_seed(rank)
 model = DDP(nn.Sequential(body, nn.Linear(12, 3)))
-optimizer = torch.optim.AdamW([{"params": body.parameters(), "lr": 1e-4}, {"params": model.module[1].parameters()}], 1e-2)
+optimizer = torch.optim.AdamW(
+    [{"params": body.parameters(), "lr": 1e-4}, {"params": model.module[1].parameters()}], 1e-2
+)
 for step in range(40):
     x = torch.randn(16, 6)
     loss = nn.functional.cross_entropy(model(x), x.view(16, 3, 2).sum(2).argmax(1))

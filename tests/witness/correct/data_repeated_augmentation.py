@@ -1,5 +1,5 @@
-# Repeated augmentation (as DeiT trains): an epoch shows a third of the samples, each three times, on different ranks and
-# augmented differently. So ranks share indices on purpose, and a rank may meet one twice.
+# Repeated augmentation (as DeiT trains): an epoch shows a third of the samples, each three times, on different ranks
+# and augmented differently. So ranks share indices on purpose, and a rank may meet one twice.
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
