@@ -31,9 +31,14 @@ MLP = "self.down(F.gelu(self.up(self.norm2(x))))"  # in the model's cell
 TIMED = """if step in ({warm}, {last}) and device.type == "cuda":
     torch.cuda.synchronize()
 if step == {warm}:
-    started = time.perf_counter()
+    ends, computed = [], (time.thread_time(), time.process_time())
+if step >= {warm}:
+    ends.append(time.perf_counter())
 if step == {last}:
-    print("seconds", time.perf_counter() - started, flush=True)
+    thread, process = time.thread_time() - computed[0], time.process_time() - computed[1]
+    times = sorted(end - begin for begin, end in zip(ends, ends[1:]))
+    tenths = [times[len(times) * part // 10] for part in (1, 5, 9)]
+    print("seconds", ends[-1] - ends[0], *tenths, thread, process, flush=True)
 """
 BY_HAND = """
 # %% loop
@@ -92,7 +97,8 @@ def with_dropout_and_rms_norm() -> str:
 
 
 def timed(text: str, warm: int, last: int) -> str:
-    """The script, printing the seconds from the end of step `warm` to the end of step `last`."""
+    """The script, printing the seconds from the end of step `warm` to the end of step `last`, those of the steps within
+    which a tenth, half and nine tenths of them took, and what its thread and its process computed meanwhile."""
     step_ends = re.search(r"^( +)step \+= 1\n", text, re.MULTILINE)
     assert step_ends is not None
     lines = textwrap.indent(TIMED.format(warm=warm, last=last), step_ends[1])
