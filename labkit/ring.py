@@ -15,23 +15,24 @@ from dataclasses import dataclass
 from pathlib import Path
 
 STEPS = 4096  # that are kept
-HEAD = struct.Struct("<8sIIIIIf")  # the format, the newest step, and where the rank was after its newest backward pass
+HEAD = struct.Struct("<8sIIIIIfI")  # the format, the newest step, and where the rank is since then
 COUNTED = struct.Struct("<IHHIHHQ")
-SEEN = struct.Struct("<IIf")
+SEEN = struct.Struct("<IIfI")
 FORMAT = b"labkit 1"
 COUNTED_AT = 64
 SEEN_AT = COUNTED_AT + STEPS * COUNTED.size
 SIZE = SEEN_AT + STEPS * SEEN.size
 MOST = 0xFFFF
-# Flags of a step: a DDP model is within no_sync, or within Join, which allows uneven inputs; the loss of the newest
-# backward pass was a leaf.
-NOT_SYNCHRONIZED, JOINED, NO_GRAPH = 1, 2, 4
+# Flags of the newest backward pass: a DDP model was within no_sync, or within Join, which allows uneven inputs; its
+# loss was a leaf; it called collectives; since the last step the script called one within Join; it has not ended.
+NOT_SYNCHRONIZED, JOINED, NO_GRAPH, REDUCED, CALLED_IN_JOIN, IN_BACKWARD = 1, 2, 4, 8, 16, 32
 
 
 @dataclass(frozen=True, slots=True)
 class Counted:
     """What must be equal on the ranks of a group at the end of step `number`: the batches fetched and the backward
-    passes of this step, the collectives of the group so far, the optimizer, and a sum of some parameters' bits."""
+    passes of this step, the collectives of the group until the newest pass had ended, where all ranks meet, the
+    optimizer, and a sum of some parameters' bits."""
 
     number: int
     fetched: int
@@ -44,17 +45,19 @@ class Counted:
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What may differ: the script's own count of its steps, the line of the newest backward pass (0: unknown), and its
-    loss (nan: unknown)."""
+    """What may differ: the script's own count of its steps, the line of the newest backward pass (0: unknown), its loss
+    (nan: unknown), and how many collectives the group had called when it began."""
 
     step: int
     line: int
     loss: float
+    before: int
 
 
 @dataclass(frozen=True, slots=True)
 class Now:
-    """Where a rank was after its newest backward pass: in the step after step `number`."""
+    """Where a rank is in the step after step `number`: in a backward pass, if `flags` say so, or else after its newest
+    one. `passes` and `calls` count those that have ended."""
 
     number: int
     fetched: int
@@ -62,6 +65,7 @@ class Now:
     calls: int
     line: int
     loss: float
+    flags: int
 
 
 class RingWriter:
@@ -86,12 +90,13 @@ class RingWriter:
             os.close(file)
         self._bytes = (ctypes.c_char * SIZE).from_address(place)
         self._newest = 0
-        HEAD.pack_into(self._bytes, 0, FORMAT, 0, 0, 0, 0, 0, 0.0)
+        HEAD.pack_into(self._bytes, 0, FORMAT, 0, 0, 0, 0, 0, 0.0, 0)
 
-    def after_backward(self, fetched: int, passes: int, calls: int, line: int, loss: float) -> None:
-        HEAD.pack_into(self._bytes, 0, FORMAT, self._newest, fetched, passes, calls, line, loss)
+    def at_backward(self, fetched: int, passes: int, calls: int, line: int, loss: float, flags: int) -> None:
+        """When a backward pass begins or has ended: the fields of Now after `number`."""
+        HEAD.pack_into(self._bytes, 0, FORMAT, self._newest, fetched, passes, calls & 0xFFFFFFFF, line, loss, flags)
 
-    def after_step(self, counted: tuple[int, int, int, int, int, int], seen: tuple[int, int, float]) -> None:
+    def after_step(self, counted: tuple[int, int, int, int, int, int], seen: tuple[int, int, float, int]) -> None:
         """The fields of Counted after `number`, and those of Seen."""
         self._newest = number = self._newest + 1
         place = number % STEPS
@@ -99,7 +104,7 @@ class RingWriter:
         fields = number, min(fetched, MOST), min(passes, MOST), calls & 0xFFFFFFFF, optimizer & MOST, flags, total
         COUNTED.pack_into(self._bytes, COUNTED_AT + place * COUNTED.size, *fields)
         SEEN.pack_into(self._bytes, SEEN_AT + place * SEEN.size, *seen)
-        HEAD.pack_into(self._bytes, 0, FORMAT, number, 0, 0, calls & 0xFFFFFFFF, 0, 0.0)
+        HEAD.pack_into(self._bytes, 0, FORMAT, number, 0, 0, calls & 0xFFFFFFFF, 0, 0.0, 0)
 
 
 class RingReader:
@@ -110,21 +115,27 @@ class RingReader:
 
     def now(self) -> Now | None:
         """Where the rank is; None if it has no ring."""
-        head = self._read([(0, HEAD.size)])[0]
-        if len(head) < HEAD.size or head[:8] != FORMAT:
-            return None
-        _, *rest = HEAD.unpack(head)
-        return Now(*rest)
+        return _now(self._read([(0, HEAD.size)])[0])
 
     def counted(self, first: int, last: int) -> bytes:
         """The bytes of the steps from `first` to `last`, at most STEPS of them; see `decoded`. Those that have been
         overwritten meanwhile have other numbers."""
-        first = max(first, last - STEPS + 1)
-        start, end = first % STEPS, last % STEPS + 1
-        if last < first:
-            return b""
-        pieces = [(start, end)] if start < end else [(start, STEPS), (0, end)]
-        return b"".join(self._read([(COUNTED_AT + a * COUNTED.size, (b - a) * COUNTED.size) for a, b in pieces]))
+        return b"".join(self._read(_pieces(first, last)))
+
+    def since(self, first: int) -> tuple[Now | None, bytes]:
+        """Where the rank is, and the bytes of its steps from `first` on, for little more than the price of one."""
+        try:
+            file = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            return None, b""
+        try:
+            now = _now(os.pread(file, HEAD.size, 0))
+            pieces = _pieces(first, now.number) if now else []
+            return now, b"".join(os.pread(file, size, start) for start, size in pieces)
+        except OSError:
+            return None, b""
+        finally:
+            os.close(file)
 
     def seen(self, number: int) -> Seen | None:
         """What was seen at a step that is still in the ring."""
@@ -142,6 +153,20 @@ class RingReader:
             return [b""] * len(pieces)
         finally:
             os.close(file)
+
+
+def _now(head: bytes) -> Now | None:
+    return Now(*HEAD.unpack(head)[1:]) if len(head) == HEAD.size and head[:8] == FORMAT else None
+
+
+def _pieces(first: int, last: int) -> list[tuple[int, int]]:
+    """`(start, size)` of the bytes in the file that hold these steps, at most STEPS of them."""
+    first = max(first, last - STEPS + 1)
+    if last < first:
+        return []
+    start, end = first % STEPS, last % STEPS + 1
+    places = [(start, end)] if start < end else [(start, STEPS), (0, end)]
+    return [(COUNTED_AT + a * COUNTED.size, (b - a) * COUNTED.size) for a, b in places]
 
 
 def decoded(counted: bytes) -> dict[int, Counted]:

@@ -48,6 +48,7 @@ from labkit.launcher.supervisor import Supervisor, prepare
 from labkit.launcher.torchrun_command import rank_environment
 from labkit.rank_files import HOST, MODULES, NODE_MARKER
 from labkit.record import Cause, Node, NodeFold, Nodes, RunFolder, State
+from labkit.witness import Judge
 
 BEAT_SECONDS = 1.0
 # When another node has ended, ranks here usually fail by themselves within seconds, with a better message than a TERM.
@@ -110,6 +111,9 @@ class NodeSupervisor(Supervisor):
         super().__init__(folder, home=home, node=node)
         self.node: int = node
         self.ranks = nodes.ranks_of(node)
+        if node == 0:  # it judges for all ranks
+            everyone = range(self.manifest.world_size)
+            self.judge = Judge(self.attempt_folder, everyone, self.manifest.name, self.locate)
         self.title = f"the supervisor on {self.name}"
         self.state = replace(self.state, attempt=attempt)
         self.peers = {n: Peer(self.attempt_folder.node(n)) for n in range(nodes.count) if n != node}
@@ -287,6 +291,8 @@ class NodeSupervisor(Supervisor):
             self.news.set()  # a heartbeat can be written on a full disk
         settled = self.wait_for_others(math.inf if went_well else time.monotonic() + AGREE_SECONDS)
         refresh(self.attempt_folder.ranks)
+        if self.node == 0 and self.peer_ended is not None:
+            self.look_for_findings("failed")  # they may be the cause
         try:
             name, cause = (settled.state, settled.cause) if settled else conclusion(self.folder, self.attempt_folder)
         except Exception as error:  # a correct "failed" matters more than its explanation

@@ -27,6 +27,7 @@ from labkit.files import is_deleted, read_object, write_json
 from labkit.hardware import may_have_gpus
 from labkit.host import Identity
 from labkit.launcher.causes.background_errors import background_errors
+from labkit.launcher.causes.evidence import place_in, script_of
 from labkit.launcher.causes.explain import find_cause, oom_kills
 from labkit.launcher.locks import unlock_checkpoints
 from labkit.launcher.rank_processes import Programs
@@ -38,8 +39,9 @@ from labkit.launcher.warm.fork import ForkedTorchrun, import_torchrun
 from labkit.launcher.warm.process import ROOM, can_show, show_command
 from labkit.place import OpenFolder
 from labkit.rank_files import REACHABLE
-from labkit.record import Cause, RunFolder, State, StateName, Step
+from labkit.record import Cause, Place, RunFolder, State, StateName, Step
 from labkit.witness import Judge
+from labkit.write import Script
 
 Torchrun = subprocess.Popen[bytes] | ForkedTorchrun
 LIBC = ctypes.CDLL(None)  # loaded here because nothing may be loaded between fork and exec
@@ -87,6 +89,7 @@ class Supervisor:
         self.leftovers: Leftovers | None = None  # of a run that has succeeded
         self.names = HostNames(folder)
         self.judge = Judge(folder, (), self.manifest.name)  # of the current attempt's training
+        self.script: Script | None = None  # once a finding has named one of its lines
         self.devices: list[str] = []  # those that CUDA shows to the ranks, once one is left out
         own = Identity.of(os.getpid())
         self.identities: dict[str, Any] = {"supervisor": own.as_dict() if own else None, "oom_kills": oom_kills()}
@@ -149,7 +152,7 @@ class Supervisor:
         self.first_rank = FirstRank(folder, self.manifest.devices)
         if not self.node:  # the first node judges for all ranks
             ranks = range(self.state.ranks or self.manifest.world_size)
-            self.judge = Judge(folder, ranks, self.manifest.name)
+            self.judge = Judge(folder, ranks, self.manifest.name, self.locate)
         try:
             self.import_torchrun()
         except _StopImporting as stop:
@@ -337,7 +340,7 @@ class Supervisor:
         if progress.update():
             self.first_rank.update()
             self.names.update()
-            self.look_for_findings()
+            self.look_for_findings(is_stuck=progress.is_stuck())
         self.stalls.update(folder, progress)
         why = f" because {progress.hit}" if progress.hit else ""
         paused = f"paused{why}; resume it with run.resume() or `labkit resume`" if progress.paused else None
@@ -354,10 +357,15 @@ class Supervisor:
         sentence = f"stopped by the watchdog after {self.watchdog:g} s without progress: {self.stalls.where(folder)}"
         return Cause("stuck", sentence), StopRequest()
 
-    def look_for_findings(self, outcome: StateName | None = None) -> None:
+    def locate(self, line: int) -> Place:
+        """Where a line of the script is."""
+        self.script = self.script or script_of(self.folder, self.manifest)
+        return place_in(self.script, self.manifest, line)
+
+    def look_for_findings(self, outcome: StateName | None = None, cause: str = "", *, is_stuck: bool = False) -> None:
         """Judge what the ranks have witnessed, which must not end the run."""
         try:
-            self.judge.look(outcome) if outcome else self.judge.look_again()
+            self.judge.look(outcome, cause) if outcome else self.judge.look_again(is_stuck=is_stuck)
         except Exception as error:
             print(f"the training could not be judged: {error!r}", flush=True)
 
@@ -370,6 +378,7 @@ class Supervisor:
         if code == 0:
             self.leftovers = Leftovers(self.folder, self.home)
             return self.ended("succeeded", **fields)
+        self.look_for_findings("failed")  # they may be the cause
         try:
             cause = find_cause(self.folder, folder, code, self.state.notice)
         except Exception as error:  # a correct "failed" matters more than its explanation
@@ -382,7 +391,8 @@ class Supervisor:
         if not self.node:  # the first node speaks for all ranks
             progress = Progress(self.folder.attempt(self.state.attempt))
             progress.update()
-            self.look_for_findings(name)
+            cause = fields.get("cause")
+            self.look_for_findings(name, cause.kind if cause else "")
             notices = [self.judge.notice, *self.first_rank.update(), progress.unmeasured]
         if name == "succeeded":
             with suppress(Exception):  # a correct state matters more

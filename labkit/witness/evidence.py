@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from labkit.files import in_parallel
-from labkit.record import RunFolder
+from labkit.record import Place, RunFolder
 from labkit.ring import RingReader
 from labkit.tail import Tail
 
@@ -60,10 +60,20 @@ class Testimony:
 
 
 class Evidence:
-    """What all ranks of an attempt have witnessed. `outcome`: empty while it runs, then the name of its state."""
+    """What all ranks of an attempt have witnessed. `outcome`: empty while it runs, then the name of its state; `cause`:
+    then the kind of its cause, once it is known. `is_stuck`: no rank makes progress. `locate` tells the place of a line
+    of the script, which else is a file without cells."""
 
-    def __init__(self, attempt: RunFolder, ranks: Sequence[int], script: str):
-        self.script, self.outcome = script, ""
+    def __init__(
+        self,
+        attempt: RunFolder,
+        ranks: Sequence[int],
+        script: str,
+        locate: Callable[[int], Place | None] | None = None,
+    ):
+        self.outcome = self.cause = ""
+        self.is_stuck = False
+        self._locate = locate or (lambda line: Place(line, script))
         self.ranks = {
             rank: Testimony(rank, Tail(attempt.witnessed(rank), Line.decode), RingReader(attempt.ring(rank)))
             for rank in ranks
@@ -84,6 +94,11 @@ class Evidence:
         }
         return sorted(group for group in declared if len(group) > 1 and set(group) <= set(self.ranks))
 
+    @property
+    def may_have_failed_by_a_collective(self) -> bool:
+        """Whether the run has failed, and its cause is still sought, or is that its ranks called other collectives."""
+        return self.outcome == "failed" and self.cause in ("", "slip")
+
     def at(self, line: int) -> str:
-        """` (train.py line 31)`, empty if the line is unknown."""
-        return f" ({self.script} line {line})" if line else ""
+        """` (train.py line 31)`, with the cell if it is in one; empty if the line is unknown."""
+        return f" ({self._locate(line)})" if line else ""

@@ -36,10 +36,19 @@ class Finding:
     @property
     def sentence(self) -> str:
         """All of it in one sentence, without the advice."""
+        return f"{self._when}{self.claim}"
+
+    @property
+    def claim(self) -> str:
+        """What is wrong and why, without the time."""
+        return self.what + (f": {self.why}" if self.why else "")
+
+    @property
+    def _when(self) -> str:
         when = f"since step {self.since}: " if self.since else ""
         if self.until > self.since:
             when = f"since a step from {self.since} to {self.until}: " if self.since else f"by step {self.until}: "
-        return f"{when}{self.what}" + (f": {self.why}" if self.why else "")
+        return when
 
 
 class Findings(tuple[Finding, ...]):

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
-from labkit.record import RunFolder
+from labkit.record import Place, RunFolder
 from labkit.witness.evidence import Evidence
 from labkit.witness.finding import Finding, Findings
 from labkit.witness.rule import Rule
-from labkit.witness.slips import Slips
+from labkit.witness.slips import JoinedCalls, Slips
 
-RULES: tuple[type[Rule], ...] = (Slips,)  # a finding of an earlier one may explain those of later ones
+RULES: tuple[type[Rule], ...] = (JoinedCalls, Slips)  # a finding of an earlier one may explain those of later ones
 LOOK_SECONDS = 2.0
 RANKS_PER_SECOND = 200  # reading them takes less than 1 % of a core
 
@@ -19,22 +19,30 @@ RANKS_PER_SECOND = 200  # reading them takes less than 1 % of a core
 class Judge:
     """Judges one attempt. `findings` are those of the newest look, which are also in findings.json."""
 
-    def __init__(self, attempt: RunFolder, ranks: Sequence[int], script: str):
+    def __init__(
+        self,
+        attempt: RunFolder,
+        ranks: Sequence[int],
+        script: str,
+        locate: Callable[[int], Place | None] | None = None,
+    ):
         self.findings = Findings()
-        self._attempt, self._evidence = attempt, Evidence(attempt, ranks, script)
+        self._attempt, self._evidence = attempt, Evidence(attempt, ranks, script, locate)
         self._rules = [rule() for rule in RULES]
         self._every = max(LOOK_SECONDS, len(ranks) / RANKS_PER_SECOND)
         self._looked = time.monotonic()
 
-    def look_again(self) -> None:
-        """Look if it is time to."""
+    def look_again(self, *, is_stuck: bool = False) -> None:
+        """Look if it is time to. `is_stuck`: no rank makes progress."""
+        self._evidence.is_stuck = is_stuck
         if time.monotonic() >= self._looked + self._every:
             self.look()
             self._looked = time.monotonic()
 
-    def look(self, outcome: str = "") -> Findings:
-        """Judge what has been witnessed so far; `outcome` is the name of the state in which the attempt has ended."""
-        self._evidence.outcome = outcome
+    def look(self, outcome: str = "", cause: str = "") -> Findings:
+        """Judge what has been witnessed so far; `outcome` is the name of the state in which the attempt has ended, and
+        `cause` the kind of its cause, if that is known: it may itself rest on what is found."""
+        self._evidence.outcome, self._evidence.cause = outcome, cause
         self._evidence.read()
         found: list[Finding] = []
         for rule in self._rules:

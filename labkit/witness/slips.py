@@ -1,97 +1,348 @@
-"""Finds ranks that have left out a collective: from then on each call of theirs meets a later one of the others."""
+"""Finds ranks that have left out a collective or a batch: from then on their calls meet later ones of the others."""
 
 from __future__ import annotations
 
-import math
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 
-from labkit.ring import JOINED, NO_GRAPH, STEPS, Counted, decoded
-from labkit.witness.evidence import Evidence
+from labkit.files import in_parallel
+from labkit.ring import (
+    CALLED_IN_JOIN,
+    COUNTED,
+    IN_BACKWARD,
+    JOINED,
+    MOST,
+    NO_GRAPH,
+    REDUCED,
+    Now,
+    RingReader,
+    decoded,
+)
+from labkit.witness.evidence import Evidence, Testimony
 from labkit.witness.finding import Finding, named
 from labkit.witness.rule import Rule
 
-STAYS = 3  # steps: other differences are of calls by a thread in the background, which the others make a moment later
+STAYS = 3  # steps: what a rank does in that many is usual, and a difference that lasts as long is no accident of timing
+RARELY = 20  # a rank that draws another batch more often than once in that many steps means to
+CONSEQUENCE = "since then each of its collectives meets a later one, and gradients of different steps are averaged"
+ADVICE = (
+    "Let every rank call every collective: a rank without data takes part with a loss of zero that depends on the "
+    "model's output, such as output.sum() * 0, and what one rank decides alone (`continue`, `break`, `if`) is decided "
+    "by all, for example by an all_reduce of a flag."
+)
+WORDS = COUNTED.size // 4  # of a step, see COUNTED: number, fetched and passes, calls, optimizer and flags, sum
+BATCHES, CALLS, FLAGS = 1, 2, 3
 
 
 class Slips(Rule):
     kind = "slip"
-    title = "A rank left out a collective"
+    title = "A rank left out a collective, or a batch"
     declared = "the group over which DDP or FSDP averages gradients: every rank of it makes every one of its calls"
-    observed = "the ranks' counts of the group's collectives differ after the same step, and stay apart"
-    silent = "fewer than three steps since, unless the run has failed; within Join; groups that nothing averages over"
-    limits = (
-        "gloo counts messages between two ranks, too: a script that sends them within the group that averages is not "
-        "judged by their number if it makes up for it"
+    observed = (
+        "after the same backward pass, which averages gradients, the ranks have made different numbers of the group's "
+        "collectives, and this stays so; a note: a rank drew another batch for a step"
     )
-    explains = ("replicas", "settings", "skip")
+    silent = (
+        "fewer than three steps since, unless the run has failed or is stuck; once the ranks were within Join; passes "
+        "that average nothing; groups other than that of the first DDP model; a rank that draws further batches "
+        "more often than in one of twenty steps"
+    )
+    limits = "ranks that do the same in every step until one of them ends are not seen while they run"
+    explains = ("replicas", "settings")
 
     def __init__(self) -> None:
-        self._agreed: dict[tuple[int, ...], int] = {}  # the newest step up to which the ranks of a group agree
+        self._groups: dict[tuple[int, ...], _Group] = {}
 
     def judge(self, evidence: Evidence) -> Iterable[Finding]:
-        for group in evidence.replicas:
-            steps = self._differing(evidence, group)
-            if found := _slip(evidence, group, steps):
-                yield found
+        groups = _counted(evidence)
+        if not groups and evidence.may_have_failed_by_a_collective:
+            groups = [tuple(evidence.ranks)]
+        for ranks in groups:
+            group = self._groups.setdefault(ranks, _Group(ranks))
+            group.compare(evidence)
+            if found := group.slip(evidence) or group.behind(evidence) or group.skip(evidence):
+                return [found]
+        return []
+
+
+def _counted(evidence: Evidence) -> list[tuple[int, ...]]:
+    """The groups whose collectives the rings of their ranks count."""
+    first = {rank: each.of("ddp", n=0) for rank, each in evidence.ranks.items()}
+    groups = {rank: tuple(lines[0].values["ranks"]) for rank, lines in first.items() if lines}
+    without = [tuple(evidence.ranks)] if not groups else []  # FSDP's over all ranks is the default group
+    return [g for g in evidence.replicas if g in without or all(groups.get(rank) == g for rank in g)]
+
+
+@dataclass
+class _Group:
+    """What is known of the ranks of a group. `apart` is the step since which the numbers of their collectives differ,
+    0 if they agree, and `made` how many each made in it; `is_anchored`: the backward passes around it averaged."""
+
+    ranks: tuple[int, ...]
+    compared: int = 0  # the newest step that is
+    looks: int = 0  # for which they have been apart
+    apart: int = 0
+    made: dict[int, int] = field(default_factory=dict)
+    is_anchored: bool = False
+    is_over: bool = False  # their steps are not the same ones any more
+    now: dict[int, Now] = field(default_factory=dict)
+    skipped: tuple[int, dict[int, int]] | None = None  # the first step with different fetches, and these
+    skips: int = 0
+    found: Finding | None = None
+
+    def compare(self, evidence: Evidence) -> None:
+        """Compare the steps that all ranks have made since the last time. Equal ones are compared as bytes."""
+        rings = [evidence.ranks[rank].ring for rank in self.ranks]
+        read = in_parallel(lambda ring: ring.since(max(1, self.compared)), rings)
+        self.now = {rank: now for rank, (now, _) in zip(self.ranks, read, strict=True) if now}
+        newest = min((now.number for now in self.now.values()), default=0)
+        self.looks += bool(self.apart)
+        if len(self.now) < len(self.ranks) or newest <= self.compared or self.is_over or self.found:
+            return
+        steps = [memoryview(data[: len(data) // COUNTED.size * COUNTED.size]).cast("I") for _, data in read]
+        first = max(each[0] for each in steps)
+        versions: dict[bytes, tuple[memoryview, list[int]]] = {}
+        for rank, words in zip(self.ranks, steps, strict=True):
+            start, end = (first - words[0]) * WORDS, (newest + 1 - words[0]) * WORDS
+            columns = b"".join(bytes(words[start + column : end : WORDS]) for column in (BATCHES, CALLS, FLAGS))
+            versions.setdefault(columns, (words[start:end], []))[1].append(rank)
+        self.is_over = any(flags >> 16 & JOINED for words, _ in versions.values() for flags in words[FLAGS::WORDS])
+        if not self.is_over:
+            self._compare([*versions.values()], first)
+            self.compared = newest
+
+    def _compare(self, versions: list[tuple[memoryview, list[int]]], first: int) -> None:
+        if len(versions) == 1:
+            self.apart = self.looks = 0
+            return
+        own = {rank: words for words, ranks in versions for rank in ranks}
+        for at in range(0 if first > self.compared else WORDS, len(versions[0][0]), WORDS):
+            if len({words[at + CALLS] for words, _ in versions}) == 1:
+                self.apart = self.looks = 0
+                batches = {words[at + BATCHES] for words, _ in versions}
+                if len(batches) > 1 and len({both >> 16 for both in batches}) == 1:
+                    self.skips += 1
+                    self.skipped = self.skipped or (first + at // WORDS, {r: w[at + 1] & MOST for r, w in own.items()})
+            elif not self.apart and at:
+                self.apart = first + at // WORDS
+                self.made = {rank: words[at + CALLS] - words[at - WORDS + CALLS] for rank, words in own.items()}
+                before = all(words[at - WORDS + FLAGS] >> 16 & REDUCED for words, _ in versions)
+                self.is_anchored = before and any(words[at + FLAGS] >> 16 & REDUCED for words, _ in versions)
+            elif not self.apart:  # since a step that is no longer in the ring
+                self.is_over = True
                 return
 
-    def _differing(self, evidence: Evidence, group: tuple[int, ...]) -> dict[int, dict[int, Counted]]:
-        """By rank the steps that all ranks have made since they last agreed; empty if they still agree."""
-        rings = {rank: evidence.ranks[rank].ring for rank in group}
-        now = {rank: ring.now() for rank, ring in rings.items()}
-        newest = min((each.number if each else 0 for each in now.values()), default=0)
-        first = max(self._agreed.get(group, 0), newest - STEPS + 1)
-        if newest <= first:
-            return {}
-        data = {rank: ring.counted(first, newest) if first else ring.counted(1, newest) for rank, ring in rings.items()}
-        if len(set(data.values())) == 1:
-            self._agreed[group] = newest
-            return {}
-        return {rank: decoded(steps) for rank, steps in data.items()}
+    def slip(self, evidence: Evidence) -> Finding | None:
+        """The numbers of collectives differ, and stay apart."""
+        if self.found or not self.apart:
+            return self.found
+        lasts = self.compared - self.apart + 1 >= STAYS and self.looks
+        by_hand = evidence.may_have_failed_by_a_collective and self._called_in_every_step(evidence)
+        goes_on = not evidence.is_stuck and evidence.outcome != "failed"
+        if self.is_over or not (self.is_anchored or by_hand) or (goes_on and not lasts):
+            return None
+        made, number = self.made, self.apart
+        counts = Counter(made.values())
+        usual = max(counts, key=lambda calls: (counts[calls], calls))
+        wrong = [rank for rank in self.ranks if made[rank] != usual]
+        rank, other = wrong[0], next(r for r in self.ranks if made[r] == usual)
+        here, there = (_Step.of(evidence.ranks[r].ring, number) for r in (rank, other))
+        difference = abs(usual - made[rank])
+        is_known = made[rank] < usual and (counts[usual] > len(wrong) or here.has_left_out)
+        verb = "left out {}" if is_known else "made {} fewer than" if made[rank] < usual else "made {} more than"
+        calls = verb.format(_collectives(difference))
+        in_backward = here.before == there.before
+        where = "in its backward pass" if in_backward else "after its optimizer step"
+        what = f"that {named([other])} made {where}" if is_known else f"{named([other])} {where}"
+        found = Finding(
+            "slip",
+            f"{named(wrong)} {calls} {what}; {CONSEQUENCE}",
+            here.why(evidence) if in_backward else f"it went on to its next backward pass{evidence.at(here.line)}",
+            advice=ADVICE,
+            since=here.step if in_backward else here.step - 1,
+            ranks=tuple(wrong),
+            line=here.line,
+            values=tuple(f"rank {each}: {calls} collectives" for each, calls in made.items()),
+        )
+        self.found = found if self.is_anchored else None
+        return found
+
+    def _called_in_every_step(self, evidence: Evidence) -> bool:
+        """Whether all ranks called collectives in each of the last steps before they parted, so that these are the same
+        steps even if no backward pass averages."""
+        rings = (evidence.ranks[rank].ring for rank in self.ranks)
+        before = range(self.apart - STAYS, self.apart)
+        return before[0] > 0 and all(_Step.of(ring, number).made for ring in rings for number in before)
+
+    def behind(self, evidence: Evidence) -> Finding | None:
+        """A rank has gone on without a collective that it made in each of its last steps, while another one is in it.
+        Only what ended the run shows that it is, so that the cause of the failure decides."""
+        if not evidence.may_have_failed_by_a_collective or self.is_over:
+            return None
+        for rank, now in self.now.items():
+            is_in_backward = bool(now.flags & IN_BACKWARD)
+            ring, passes = evidence.ranks[rank].ring, now.passes + is_in_backward
+            if not passes or not any(self._is_before(each, now) for each in self.now.values()):
+                continue
+            steps = [_Step.of(ring, number) for number in range(now.number - STAYS + 1, now.number + 1)]
+            made = {step.before if is_in_backward else step.made for step in steps if step.passes == passes}
+            calls = now.calls - steps[-1].calls
+            if len(steps) == STAYS and len(made) == 1 and (usual := made.pop()) > calls:
+                last = steps[-1].step
+                where = "after its optimizer step" if is_in_backward else "in its backward pass"
+                why = f"it went on to its next backward pass{evidence.at(now.line)}"
+                left_out = _collectives(usual - calls)
+                return Finding(
+                    "slip",
+                    f"{named([rank])} left out {left_out} {where} that it had made in every step before",
+                    why if is_in_backward else _why(now.flags, now.loss, now.line, evidence),
+                    advice=ADVICE,
+                    since=last if is_in_backward else last + 1,
+                    ranks=(rank,),
+                    line=now.line,
+                )
+        return None
+
+    def _is_before(self, other: Now, now: Now) -> bool:
+        """Whether another rank has not got as far in the same step."""
+        return (
+            other.number == now.number
+            and other.passes <= now.passes
+            and not other.flags & IN_BACKWARD
+            and (other.passes < now.passes or bool(now.flags & IN_BACKWARD))
+        )
+
+    def skip(self, evidence: Evidence) -> Finding | None:
+        """A rank drew another batch for a step. Its data end sooner, which is certain to be wrong once the others wait
+        for its next backward pass."""
+        if self.skipped is None or self.is_over:
+            return None
+        number, fetched = self.skipped
+        counts = Counter(fetched.values())
+        usual = max(counts, key=lambda batches: (counts[batches], -batches))
+        more = [rank for rank in self.ranks if fetched[rank] > usual]
+        if not more or not usual:
+            return None
+        rank, other = more[0], next(r for r in self.ranks if fetched[r] == usual)
+        own = self.now[rank]
+        waits = any(now.flags & IN_BACKWARD and now.number >= own.number for now in self.now.values())
+        certain = evidence.may_have_failed_by_a_collective and waits and not own.flags & IN_BACKWARD
+        if not certain and self.skips * RARELY > self.compared:
+            return None
+        here = _Step.of(evidence.ranks[rank].ring, number)
+        then = "its data ended while others still trained" if certain else "its data end sooner"
+        return Finding(
+            "skip",
+            f"{named(more)} drew {fetched[rank]} batches for a step for which {named([other])} drew {usual}; {then}",
+            "it skipped a batch alone (`continue`?)",
+            advice=ADVICE,
+            certain=certain,
+            since=here.step,
+            ranks=tuple(more),
+            line=here.line,
+            values=tuple(f"rank {each}: {batches} batches" for each, batches in fetched.items()),
+        )
 
 
-def _slip(evidence: Evidence, group: tuple[int, ...], steps: Mapping[int, Mapping[int, Counted]]) -> Finding | None:
-    common = sorted(set.intersection(*(set(each) for each in steps.values()))) if steps else []
-    stays = None
-    for number in reversed(common):
-        here = [steps[rank][number] for rank in group]
-        if len({each.calls for each in here}) == 1 or any(each.flags & JOINED for each in here):
-            break
-        stays = number
-    if stays is None or (common[-1] - stays + 1 < STAYS and evidence.outcome != "failed"):
-        return None
-    made = {rank: steps[rank][stays].calls - _before(steps[rank], stays) for rank in group}
-    counts = Counter(made.values())
-    usual = max(counts, key=lambda calls: (counts[calls], calls))
-    wrong = [rank for rank in group if made[rank] != usual]
-    if not wrong:  # it was before the first step that is still in the ring
-        return None
-    rank, other = wrong[0], next(r for r in group if made[r] == usual)
-    seen = evidence.ranks[rank].ring.seen(stays)
-    step, line, loss = (seen.step, seen.line, seen.loss) if seen else (stays, 0, math.nan)
-    own = steps[rank][stays]
-    verb = "left out" if made[rank] < usual else "made in excess"
-    calls = f"{abs(usual - made[rank])} collective{'s' if abs(usual - made[rank]) != 1 else ''}"
-    why = ""
-    if made[rank] < usual and own.flags & NO_GRAPH:
-        shown = f", {loss:.4g}," if loss == loss else ""
-        why = f"the loss of its backward pass{shown} has no graph through the model{evidence.at(line)}"
-    elif line:
-        why = f"it was{evidence.at(line)[1:-1].join([' at ', ''])}" if not own.passes else ""
-    return Finding(
-        "slip",
-        f"{named(wrong)} {verb} {calls} that {named([other])} made in step {step}{'' if why else evidence.at(line)}; "
-        "since then each of its collectives meets one of another step, and gradients of different steps are averaged",
-        why,
-        advice="Let every rank call every collective: a rank without data takes part with a loss of zero that depends "
-        "on the model's output, such as output.sum() * 0.",
-        since=step,
-        ranks=tuple(wrong),
-        line=line,
-        values=tuple(f"rank {each}: {calls} collectives" for each, calls in made.items()),
+@dataclass(frozen=True)
+class _Step:
+    """A step of one rank: how many collectives it had called after it, and of these in it and `before` its backward
+    pass; the script's number of the step and the line of the pass."""
+
+    calls: int
+    made: int
+    before: int
+    passes: int
+    step: int
+    line: int
+    loss: float
+    flags: int
+
+    @classmethod
+    def of(cls, ring: RingReader, number: int) -> _Step:
+        steps = decoded(ring.counted(number - 1, number))
+        earlier, step, seen = steps.get(number - 1), steps.get(number), ring.seen(number)
+        if step is None or seen is None:
+            return cls(0, 0, 0, 0, number, 0, float("nan"), 0)
+        base = earlier.calls if earlier else 0
+        place = seen.step, seen.line, seen.loss
+        return cls(step.calls, step.calls - base, seen.before - base, step.passes, *place, step.flags)
+
+    @property
+    def has_left_out(self) -> bool:
+        return bool(self.flags & NO_GRAPH) or not self.passes
+
+    def why(self, evidence: Evidence) -> str:
+        if not self.passes:
+            return f"it made a step without a backward pass; its newest one was{evidence.at(self.line)} before"
+        return _why(self.flags, self.loss, self.line, evidence)
+
+
+def _collectives(count: int) -> str:
+    return "a collective" if count == 1 else f"{count} collectives"
+
+
+def _why(flags: int, loss: float, line: int, evidence: Evidence) -> str:
+    place = evidence.at(line)
+    if not flags & NO_GRAPH:
+        return f"it was at{place}" if place else ""
+    shown = f", {loss:.4g}," if loss == loss else ""
+    return f"the loss of its backward pass{shown} has no graph through the model{place}"
+
+
+class JoinedCalls(Rule):
+    kind = "join"
+    title = "A collective within Join that nobody answers"
+    declared = "Join: ranks whose inputs have ended answer the collectives of its joinables, and no others"
+    observed = "the script calls another collective of Join's group after the inputs of a rank have ended"
+    silent = "inputs that are even; joinables of the script's own; `throw_on_early_termination`; other groups"
+    limits = (
+        "a collective that the script imported by its name before, as in `from torch.distributed import all_reduce`"
     )
+    explains = ("slip", "replicas")
+
+    def judge(self, evidence: Evidence) -> Iterable[Finding]:
+        lines = (line for testimony in evidence.ranks.values() for line in testimony.of("join_call"))
+        called = {(line.values["n"], line.values["name"]): line.line for line in lines}
+        for (number, name), line in called.items():
+            spans = {rank: _span(testimony, number) for rank, testimony in evidence.ranks.items()}
+            ended = {rank: span[1] for rank, span in spans.items() if span and span[1] is not None}
+            if ended:
+                rank, steps = min(ended.items(), key=lambda each: each[1])
+                for other, span in spans.items():
+                    if span and (step := _called_after(evidence.ranks[other].ring, span, steps)):
+                        return [self._finding(evidence, name, line, rank, other, step)]
+        return []
+
+    @staticmethod
+    def _finding(evidence: Evidence, name: str, line: int, rank: int, other: int, step: int) -> Finding:
+        return Finding(
+            "join",
+            f"{named([other])} calls `{name}`{evidence.at(line)} within Join, and the inputs of {named([rank])} have "
+            "ended: it does not call it, and Join answers only the collectives of DDP",
+            advice=f"Call `{name}` after the Join, or in a Joinable of your own whose hook answers it.",
+            since=step,
+            ranks=(other,),
+            line=line,
+        )
 
 
-def _before(steps: Mapping[int, Counted], number: int) -> int:
-    return steps[number - 1].calls if number - 1 in steps else 0
+def _span(testimony: Testimony, number: int) -> tuple[int, int | None] | None:
+    """The step after which a rank entered a Join, and to how many steps its calls within belong, None if they go on."""
+    begins, ends = testimony.of("join", n=number), testimony.of("join_end", n=number)
+    if not begins:
+        return None
+    start = begins[0].number
+    return start, ends[0].number - start + bool(ends[0].values["pending"]) if ends else None
+
+
+def _called_after(ring: RingReader, span: tuple[int, int | None], steps: int) -> int:
+    """The first step within a Join with a collective of the script's own after so many steps; 0 if there is none."""
+    start, own = span
+    now, data = ring.since(start + steps + 1)
+    if now is None:
+        return 0
+    called = [step.number for step in decoded(data).values() if step.flags & CALLED_IN_JOIN]
+    called += [now.number + 1] if now.flags & CALLED_IN_JOIN else []
+    return next((step for step in called if start + steps < step and (own is None or step <= start + own)), 0)

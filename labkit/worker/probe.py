@@ -30,6 +30,7 @@ from labkit.worker.measures.step_loss import SEVERAL_OPTIMIZERS, StepLoss
 from labkit.worker.reach.requests import Reach
 from labkit.worker.reach.settings import Settings
 from labkit.worker.recorder import Recorder
+from labkit.worker.witness.joined import Joins
 from labkit.worker.witness.witness import Witness
 
 clock = time.perf_counter
@@ -96,6 +97,9 @@ class Probe:
         try:
             hook(torch, self, [watching.before_fetch for watching in (self._trace, self._profile) if watching])
             self._communication.hook(torch)
+            if self.witness is not None and torch.distributed.is_available():
+                self.witness.hook()
+                Joins(torch, self.witness).hook()
         except Exception as error:
             self.recorder.drop(error)
         self._step_started = clock()

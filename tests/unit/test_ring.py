@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from labkit.ring import SIZE, STEPS, Now, RingReader, RingWriter, decoded
+from labkit.ring import IN_BACKWARD, SIZE, STEPS, Now, RingReader, RingWriter, decoded
 
 
 @pytest.fixture
@@ -13,7 +13,7 @@ def ring(tmp_path):
 
 def fill(writer, steps, fetched=1):
     for step in range(1, steps + 1):
-        writer.after_step((fetched, 2, 3 * step, 0, 4, 2**63 + step), (10 * step, 21, 0.5))
+        writer.after_step((fetched, 2, 3 * step, 0, 4, 2**63 + step), (10 * step, 21, 0.5, 3 * step - 1))
 
 
 def test_a_step_is_read_as_it_was_written(ring):
@@ -23,15 +23,24 @@ def test_a_step_is_read_as_it_was_written(ring):
     step = decoded(reader.counted(1, 3))[3]
     assert (step.fetched, step.passes, step.calls, step.flags, step.sum) == (1, 2, 9, 4, 2**63 + 3)
     seen = reader.seen(3)
-    assert (seen.step, seen.line, seen.loss) == (30, 21, 0.5)
+    assert (seen.step, seen.line, seen.loss, seen.before) == (30, 21, 0.5, 8)
 
 
 def test_what_a_rank_did_after_its_newest_step_is_known(ring):
     writer, reader = ring
     fill(writer, 2)
-    writer.after_backward(5, 1, 7, 33, 0.25)
+    writer.at_backward(5, 1, 7, 33, 0.25, IN_BACKWARD)
 
-    assert reader.now() == Now(2, 5, 1, 7, 33, 0.25)
+    assert reader.now() == Now(2, 5, 1, 7, 33, 0.25, IN_BACKWARD)
+
+
+def test_where_a_rank_is_and_its_new_steps_are_read_together(ring):
+    writer, reader = ring
+    fill(writer, STEPS + 5)
+
+    now, steps = reader.since(STEPS - 1)
+    assert now == reader.now()
+    assert [*decoded(steps)] == [*range(STEPS - 1, STEPS + 6)]
 
 
 def test_the_ring_keeps_the_newest_steps(ring):
@@ -64,6 +73,7 @@ def test_a_rank_without_a_ring_has_nothing(tmp_path):
     reader = RingReader(tmp_path / "none")
 
     assert (reader.now(), reader.counted(1, 3), reader.seen(1)) == (None, b"", None)
+    assert reader.since(1) == (None, b"")
 
 
 def test_the_ring_leaves_no_descriptor_and_no_hole_in_its_file(tmp_path):

@@ -138,7 +138,7 @@ class Evidence:
             folder=folder,
             homes=homes,
             manifest=manifest,
-            script=Script.parse(_text(run.script), name=Path(path).name),
+            script=script_of(run, manifest),
             path=path,
             ranks=ranks,
             failures=sorted(filter(None, failures), key=lambda failure: failure.time_ns),
@@ -196,12 +196,7 @@ class Evidence:
 
     def locate(self, line: int | None) -> Place | None:
         """Where a line of the script is: its cell, and the notebook cell that this came from."""
-        if not line:
-            return None
-        if (location := self.script.cell_at(line)) is None:
-            return Place(line, self.script.name)
-        cell, line_in_cell = location
-        return Place(line, self.script.name, cell.title, self.manifest.cells.get(cell.title, ""), line_in_cell)
+        return place_in(self.script, self.manifest, line) if line else None
 
     def collectives(self) -> dict[int, list[Call]]:
         """The calls of the ranks that failed, oldest first."""
@@ -214,6 +209,19 @@ class Evidence:
         """The ranks that NCCL's watchdog ended: they only waited for another."""
         logs = in_parallel(lambda rank: tail_text(self.folder.log(rank, "stderr")), list(self.exits))
         return {rank for rank, log in zip(self.exits, logs, strict=True) if WATCHDOG in log}
+
+
+def place_in(script: Script, manifest: Manifest, line: int) -> Place:
+    """Where a line of the script is: its cell, and the notebook cell that this came from."""
+    if (location := script.cell_at(line)) is None:
+        return Place(line, script.name)
+    cell, line_in_cell = location
+    return Place(line, script.name, cell.title, manifest.cells.get(cell.title, ""), line_in_cell)
+
+
+def script_of(run: RunFolder, manifest: Manifest) -> Script:
+    """The script that a run has started, under the name that tracebacks have."""
+    return Script.parse(_text(run.script), name=Path(str(manifest.script.path or run.script)).name)
 
 
 def _ends(folder: RunFolder, rank: int) -> RankHistory:

@@ -22,6 +22,7 @@ from labkit.launcher.causes.stacks import crash_frames
 from labkit.launcher.peers import MEETING_SECONDS
 from labkit.record import Cause, End, Node, Nodes, RankHistory, RunFolder, StateName
 from labkit.text import last_line
+from labkit.witness import Findings
 
 # Later calls report these errors of a kernel.
 LATE = re.compile(
@@ -42,6 +43,7 @@ UNREACHABLE = re.compile(
     r"|Broken pipe|failed to recv|connectFullMesh|Connection refused",
     re.IGNORECASE,
 )
+SLIPS = ("slip", "skip", "join")  # findings after which the ranks' collectives meet others
 # Why a node was stopped when the reason lies with another node.
 FOLLOWS = ("others", "missing")
 
@@ -77,6 +79,7 @@ def _explain(evidence: Evidence, exit_code: int, notice: str | None) -> Cause:
         or _agent_killed(evidence)
         or _lost(evidence)
         or _failed(exited, evidence)
+        or _slipped(evidence)
         or _disagreed(evidence)
         or _left_early(evidence)
         or _parted(evidence)
@@ -190,6 +193,9 @@ def _killed(evidence: Evidence) -> Cause | None:
     by = killer(evidence.home(rank)) if code == signal.SIGKILL else None
     held = max(history.memory_peak, _resident(evidence, rank, history)) if history else 0.0
     thrown = next(iter(THROWN.findall(tail_text(evidence.folder.log(rank, "stderr")))[-1:]), "").strip()
+    met = code == signal.SIGABRT and "gloo" in thrown  # its collective met another one
+    if met and (slip := _slipped(evidence, sentences.met(evidence.named(rank), function, where))):
+        return slip
     advice = []
     if code == signal.SIGABRT:
         advice.append(BLOCKING if "CUDA error" in thrown else DETAIL)
@@ -241,6 +247,16 @@ def oom_kills() -> int | None:
 
 
 # ranks without an error of their own
+
+
+def _slipped(evidence: Evidence, then: str = "") -> Cause | None:
+    """What the ranks have witnessed of a collective or a batch that one of them left out; `then` is how that ended."""
+    for found in Findings.read(evidence.folder).certain:
+        if found.kind in SLIPS:
+            where, advice = evidence.locate(found.line), (found.advice,) if found.advice else ()
+            sentence = f"in step {found.since} {found.claim}{then}"
+            return Cause("slip", sentence, ranks=found.ranks, step=found.since, where=where, advice=advice)
+    return None
 
 
 def _disagreed(evidence: Evidence) -> Cause | None:

@@ -95,6 +95,12 @@ def killed(
     return f"{who} was killed ({name}){BY[by] if by else ''}{called}{at(where)}{last}{most}{message}"
 
 
+def met(who: str, function: str, where: Place | None) -> str:
+    """Say where a rank was killed because its collective met another one."""
+    call = f" in `{function}`" if function and not function.startswith("_") else ""
+    return f". {who[:1].upper()}{who[1:]} was killed{call}{at(where)}, which met another collective"
+
+
 def torchrun_killed(number: int, host: str = "") -> str:
     return f"torchrun{f' on {host}' if host else ''} was killed ({signal_name(number)}), and its ranks with it"
 

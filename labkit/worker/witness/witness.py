@@ -15,7 +15,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from labkit.ring import JOINED, NO_GRAPH, NOT_SYNCHRONIZED, RingWriter
+from labkit.ring import CALLED_IN_JOIN, IN_BACKWARD, JOINED, NO_GRAPH, NOT_SYNCHRONIZED, REDUCED, RingWriter
+from labkit.worker.hooks import call_after
 from labkit.worker.recorder import Recorder
 
 
@@ -32,7 +33,10 @@ class Witness:
         self._iterator: Callable[[], Any] = lambda: None
         self._calls: Callable[[], int] | None = None  # counts the collectives of the group that averages gradients
         self._optimizers: list[Callable[[], Any]] = []
-        self._line, self._has_graph = 0, True
+        self._messages: dict[str, int] = {}  # between two ranks, by the names of their groups
+        self._before = 0  # collectives that had been called when the newest backward pass began
+        self._called: int | None = None  # and when it had ended, where all ranks meet
+        self._line = self._flags = self._in_join = 0
         self._loss = math.nan
 
     # Called on the step path
@@ -47,26 +51,31 @@ class Witness:
         loss = loss[0] if isinstance(loss, list | tuple) and loss else loss
         is_known = loss is not None and loss.numel() == 1 and loss.device.type == "cpu"
         self._loss, self._line = float(loss.detach()) if is_known else math.nan, script_line()
-        self._has_graph = getattr(loss, "grad_fn", None) is not None
+        self._flags = 0 if getattr(loss, "grad_fn", None) is not None else NO_GRAPH
+        for model in self.models:
+            if (wrapped := model.reference()) is not None:
+                self._flags |= NOT_SYNCHRONIZED * (not wrapped.require_backward_grad_sync)
+                self._flags |= JOINED * bool(wrapped._join_config.enable)
+        self._before = self.calls()
+        self._tell(self._before, IN_BACKWARD)
 
     def after_backward(self) -> None:
         self.passes += 1
-        self.ring.after_backward(self.fetched, self.passes, self.calls(), self._line, self._loss)
+        self._called = self.calls()
+        self._flags |= REDUCED * (self._called != self._before)
+        self._tell(self._called)
+
+    def _tell(self, calls: int, flags: int = 0) -> None:
+        flags |= self._flags | self._in_join
+        self.ring.at_backward(self.fetched, self.passes, calls, self._line, self._loss, flags)
 
     def after_step(self, optimizer: Any, step: int) -> None:
         """After a step of an optimizer that no other one wraps; `step` counts those of the training."""
         self.step, self.number = step, self.number + 1
-        counted = self.fetched, self.passes, self.calls(), self.number_of(optimizer), self._flags(), 0
-        self.ring.after_step(counted, (step, self._line, self._loss))
-        self.fetched = self.passes = 0
-
-    def _flags(self) -> int:
-        flags = 0 if self._has_graph else NO_GRAPH
-        for model in self.models:
-            if (wrapped := model.reference()) is not None:
-                flags |= NOT_SYNCHRONIZED * (not wrapped.require_backward_grad_sync)
-                flags |= JOINED * bool(wrapped._join_config.enable)
-        return flags
+        calls = self.calls() if self._called is None else self._called
+        counted = self.fetched, self.passes, calls, self.number_of(optimizer), self._flags | self._in_join, 0
+        self.ring.after_step(counted, (step, self._line, self._loss, self._before))
+        self.fetched = self.passes = self._in_join = 0
 
     # For those that write it
 
@@ -79,24 +88,51 @@ class Witness:
         return len(self._optimizers) - 1
 
     def calls(self) -> int:
-        """How many collectives the group that averages the gradients has called, or else the default group."""
+        """How many collectives the group that averages the gradients has called, or else the default group. It is that
+        of the first DDP model; which it is must not depend on when models are freed."""
         if self._calls is None:
             self._calls = self._counter()
         return self._calls()
 
     def _counter(self) -> Callable[[], int]:
         distributed = self.torch.distributed
-        for model in self.models:
-            if (wrapped := model.reference()) is not None:
-                return counter_of(self.torch, wrapped.process_group, wrapped.device_type)
+        if self.models and (first := self.models[0].reference()) is not None:
+            return self._counter_of(first.process_group, first.device_type)
         if distributed.is_available() and distributed.is_initialized():
-            return counter_of(self.torch, distributed.group.WORLD, None)
+            return self._counter_of(distributed.group.WORLD, None)
         return lambda: 0
+
+    def _counter_of(self, group: Any, device: str | None) -> Callable[[], int]:
+        """A function that returns how many collectives a process group has called, DDP's own in C++ among them."""
+        try:
+            backend = group._get_backend(self.torch.device(device)) if device else group
+            count: Callable[[], int] = backend._get_sequence_number_for_group
+            count()
+            name, counts_messages = group.group_name, backend.name() == "gloo"
+        except Exception:  # a backend that does not count
+            return lambda: 0
+        messages = self._messages
+        return (lambda: count() - messages.get(name, 0)) if counts_messages else count
+
+    def hook(self) -> None:
+        """Hook torch.distributed, once in a process."""
+        for name in ("send", "recv", "recv_anysource"):
+            call_after(self.torch.distributed.ProcessGroup, name, self.sent, self.recorder)
+
+    def sent(self, group: Any) -> None:
+        """Count a message between two ranks, which gloo numbers like its collectives."""
+        name = group.group_name
+        self._messages[name] = self._messages.get(name, 0) + 1
+
+    def called_in_join(self) -> None:
+        """Note that the script called a collective of its own within Join."""
+        self._in_join = CALLED_IN_JOIN
 
     def wrapped(self, model: Any) -> None:
         """Note a model that DDP has wrapped."""
-        self._calls = None
         self.models.append(known := DistributedModel(self.torch, model))
+        if len(self.models) == 1:
+            self._calls = None
         self.write("ddp", n=len(self.models) - 1, ranks=known.ranks, parameters=len(known.reduced))
 
     def write(self, kind: str, **values: Any) -> None:
@@ -111,17 +147,6 @@ class DistributedModel:
         self.reference = weakref.ref(model)
         self.reduced = {id(p) for p in model._module_parameters if p.requires_grad}
         self.ranks = torch.distributed.get_process_group_ranks(model.process_group)
-
-
-def counter_of(torch: Any, group: Any, device: str | None) -> Callable[[], int]:
-    """A function that returns how many collectives a process group has called, DDP's own in C++ among them."""
-    try:
-        backend = group._get_backend(torch.device(device)) if device else group
-        count: Callable[[], int] = backend._get_sequence_number_for_group
-        count()
-    except Exception:  # a backend that does not count
-        return lambda: 0
-    return count
 
 
 def script_line() -> int:

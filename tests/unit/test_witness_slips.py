@@ -1,0 +1,316 @@
+"""Rings and lines of ranks that left out a collective or a batch, made up."""
+
+import json
+import math
+
+import pytest
+
+from labkit.record import RunFolder
+from labkit.ring import CALLED_IN_JOIN, IN_BACKWARD, JOINED, NO_GRAPH, REDUCED, STEPS, RingWriter
+from labkit.witness import Judge
+
+
+class Rank:
+    """Writes what a rank of one DDP group would: each step calls `between` collectives and one in its backward pass."""
+
+    def __init__(self, attempt, rank, ranks, ddp=True):
+        attempt.ring(rank).parent.mkdir(parents=True)
+        self.ring, self.lines = RingWriter(attempt.ring(rank)), attempt.witnessed(rank)
+        self.number = self.calls = 0
+        if ddp:
+            self.line("ddp", n=0, ranks=[*range(ranks)], parameters=4)
+
+    def line(self, kind, line=7, **values):
+        record = {"t": 0.0, "k": kind, "step": self.number, "number": self.number, "line": line, **values}
+        with self.lines.open("a") as file:
+            file.write(json.dumps(record) + "\n")
+
+    def step(self, between=0, reduced=1, fetched=1, passes=1, flags=0):
+        self.calls += between
+        before = self.calls
+        self.calls += reduced
+        self.number += 1
+        flags |= REDUCED if reduced else 0
+        self.ring.after_step((fetched, passes, self.calls, 0, flags, 0), (self.number, 21, 0.5, before))
+
+    def steps(self, count, **how):
+        for _ in range(count):
+            self.step(**how)
+
+    def enter_backward(self, between=0, flags=0):
+        self.ring.at_backward(1, 0, self.calls + between, 23, math.nan, IN_BACKWARD | flags)
+
+
+@pytest.fixture
+def scene(tmp_path):
+    def start(count, ddp=True):
+        attempt = RunFolder(tmp_path)
+        ranks = [Rank(attempt, rank, count, ddp) for rank in range(count)]
+        return ranks, Judge(attempt, range(count), "train.py")
+
+    return start
+
+
+def test_ranks_that_call_the_same_are_not_blamed(scene):
+    ranks, judge = scene(2)
+    for rank in ranks:
+        rank.steps(30, between=1)
+
+    assert not judge.look()
+    assert not judge.look("failed")
+
+
+def test_a_backward_pass_without_a_collective_is_found_once_it_lasts(scene):
+    ranks, judge = scene(2)
+    for rank in ranks:
+        rank.steps(11)
+    ranks[0].steps(1)
+    ranks[1].steps(1, reduced=0, flags=NO_GRAPH)
+    assert not judge.look()
+    for rank in ranks:
+        rank.steps(3)
+    (found,) = judge.look()
+
+    assert (found.kind, found.certain, found.since, found.ranks, found.line) == ("slip", True, 12, (1,), 21)
+    assert found.what.startswith("rank 1 left out a collective that rank 0 made in its backward pass; since then each")
+    assert found.why == "the loss of its backward pass, 0.5, has no graph through the model (train.py line 21)"
+
+
+def test_a_slip_stays_found_when_the_ring_has_forgotten_it(scene):
+    ranks, judge = scene(2)
+    ranks[1].step(between=1)
+    for rank in ranks:
+        rank.steps(20)
+    ranks[0].step(between=1)
+    ranks[1].step()
+    for rank in ranks:
+        rank.steps(STEPS + 100)
+    judge.look()
+
+    assert not judge.look()  # it was not seen while it was in the ring: which step it was cannot be told
+
+    for rank in ranks:
+        rank.steps(2)
+    ranks[0].step(between=1)
+    for rank in ranks:
+        rank.steps(5)
+    assert not judge.look()
+
+
+def test_a_slip_found_early_is_told_to_the_end(scene):
+    ranks, judge = scene(2)
+    for rank in ranks:
+        rank.steps(9)
+    ranks[1].step(reduced=0, flags=NO_GRAPH)
+    ranks[0].step()
+    for rank in ranks:
+        rank.steps(5)
+    judge.look(), judge.look()
+    for rank in ranks:
+        rank.steps(STEPS + 5)
+
+    assert [found.since for found in judge.look("failed", "slip")] == [10]
+
+
+def test_the_minority_is_at_fault(scene):
+    ranks, judge = scene(4)
+    for rank in ranks:
+        rank.steps(9)
+    for rank in ranks:
+        rank.step(between=rank is ranks[2])
+    for rank in ranks:
+        rank.steps(5)
+    judge.look()
+    (found,) = judge.look()
+
+    assert (found.ranks, found.since) == ((2,), 9)
+    assert found.what.startswith("rank 2 made a collective more than rank 0 after its optimizer step")
+    assert found.why == "it went on to its next backward pass (train.py line 21)"
+
+
+def test_of_two_ranks_neither_is_said_to_be_at_fault_without_a_reason(scene):
+    ranks, judge = scene(2)
+    for rank in ranks:
+        rank.steps(9)
+    ranks[0].step(between=1)
+    ranks[1].step()
+    for rank in ranks:
+        rank.steps(5)
+    judge.look()
+    (found,) = judge.look()
+
+    assert found.what.startswith("rank 1 made a collective fewer than rank 0 after its optimizer step")
+
+
+def test_a_difference_that_ends_is_none(scene):
+    ranks, judge = scene(2)
+    for rank in ranks:
+        rank.steps(9)
+    ranks[0].steps(4, between=1)
+    ranks[1].steps(4)
+    assert not judge.look()  # a thread of its own may call them a moment later
+    ranks[0].step()
+    ranks[1].step(between=4)
+    for rank in ranks:
+        rank.steps(9)
+    judge.look()
+
+    assert not judge.look()
+
+
+def test_passes_that_average_nothing_are_no_meeting_points(scene):
+    """Local SGD: ranks with different numbers of local steps average by hand."""
+    ranks, judge = scene(2)
+    for rank, steps in zip(ranks, (5, 8), strict=True):
+        for _ in range(4):
+            rank.steps(steps, reduced=0)
+            rank.calls += 2
+    for rank in ranks:
+        rank.steps(9, reduced=0)
+    judge.look()
+
+    assert not judge.look()
+    assert not judge.look("failed")
+
+
+def test_ranks_within_join_may_have_different_numbers_of_steps(scene):
+    ranks, judge = scene(2)
+    for rank, steps in zip(ranks, (20, 26), strict=True):
+        rank.steps(steps, between=2, flags=JOINED)
+    for rank in ranks:
+        rank.steps(30, between=1)
+    judge.look()
+
+    assert not judge.look()
+    assert not judge.look("failed")
+
+
+def test_a_rank_that_made_no_backward_pass_is_named(scene):
+    ranks, judge = scene(2)
+    for rank in ranks:
+        rank.steps(9)
+    ranks[0].step()
+    ranks[1].step(passes=0, reduced=0)
+    for rank in ranks:
+        rank.steps(5)
+    judge.look()
+    (found,) = judge.look()
+
+    assert (found.ranks, found.since) == ((1,), 10)
+    assert found.why == "it made a step without a backward pass; its newest one was (train.py line 21) before"
+
+
+def test_one_step_suffices_if_the_run_has_failed_or_is_stuck(scene):
+    ranks, judge = scene(2)
+    for rank in ranks:
+        rank.steps(9)
+    ranks[0].step()
+    ranks[1].step(reduced=0, flags=NO_GRAPH)
+    assert not judge.look()
+
+    judge._looked = -math.inf
+    judge.look_again(is_stuck=True)
+    assert [found.since for found in judge.findings] == [10]
+
+
+def test_ranks_that_average_by_hand_are_judged_only_after_a_failure(scene):
+    ranks, judge = scene(2, ddp=False)
+    for rank in ranks:
+        rank.steps(9, between=1, reduced=0)
+    ranks[0].step(between=1, reduced=0)
+    ranks[1].step(reduced=0)
+    for rank in ranks:
+        rank.steps(9, between=1, reduced=0)
+    judge.look()
+
+    assert not judge.look()
+    assert [found.since for found in judge.look("failed")] == [9]
+    assert not judge.look("failed", "exception")
+
+
+def test_a_rank_that_is_one_call_behind_when_the_run_fails_is_named(scene):
+    ranks, judge = scene(2)
+    for rank in ranks:
+        rank.steps(31, between=1)
+    ranks[0].enter_backward(between=0)
+    assert not judge.look()
+    (found,) = judge.look("failed")
+
+    assert (found.since, found.ranks, found.line) == (31, (0,), 23)
+    assert found.what == "rank 0 left out a collective after its optimizer step that it had made in every step before"
+    assert not judge.look("failed", "exception")  # rank 1 failed by itself
+    assert judge.look("failed", "slip")
+
+
+def test_a_rank_that_waits_where_it_always_is_has_left_out_nothing(scene):
+    ranks, judge = scene(2)
+    for rank in ranks:
+        rank.steps(31, between=1)
+    ranks[0].enter_backward(between=1)
+
+    assert not judge.look("failed")
+
+
+def test_a_batch_skipped_by_one_rank_is_a_note_until_the_run_fails_by_it(scene):
+    ranks, judge = scene(2)
+    for rank in ranks:
+        rank.steps(29)
+    ranks[0].step(fetched=2)
+    ranks[1].step()
+    for rank in ranks:
+        rank.steps(9)
+    (note,) = judge.look()
+    assert (note.kind, note.certain, note.since, note.ranks) == ("skip", False, 30, (0,))
+    assert note.what == "rank 0 drew 2 batches for a step for which rank 1 drew 1; its data end sooner"
+
+    ranks[1].enter_backward()
+    (found,) = judge.look("failed")
+    assert found.certain
+    (note,) = judge.look("failed", "exception")
+    assert not note.certain
+
+
+def test_a_rank_that_often_draws_again_means_to(scene):
+    ranks, judge = scene(2)
+    for step in range(200):
+        ranks[0].step(fetched=1 + (step % 9 == 4))
+        ranks[1].step()
+        judge.look()
+
+    assert not judge.look()
+
+
+def test_ranks_with_different_shares_of_a_step_are_silent(scene):
+    ranks, judge = scene(2)
+    ranks[0].steps(50, fetched=3, passes=3)
+    ranks[1].steps(50)
+
+    assert not judge.look()
+
+
+def test_a_collective_within_join_after_a_ranks_inputs_have_ended(scene):
+    ranks, judge = scene(2)
+    for rank in ranks:
+        rank.line("join", n=1)
+        rank.line("join_call", n=1, name="all_reduce", line=18)
+        rank.steps(20, between=2, flags=JOINED | CALLED_IN_JOIN)
+    ranks[0].line("join_end", n=1, pending=True)
+    ranks[1].step(between=2, flags=JOINED | CALLED_IN_JOIN)
+    assert not judge.look()  # the one after step 20, which both called
+    ranks[1].enter_backward(flags=JOINED | CALLED_IN_JOIN)
+    (found,) = judge.look()
+
+    assert (found.kind, found.certain, found.ranks, found.line) == ("join", True, (1,), 18)
+    assert found.what.startswith("rank 1 calls `all_reduce` (train.py line 18) within Join, and the inputs of rank 0")
+
+
+def test_collectives_within_join_are_fine_if_the_inputs_are_even(scene):
+    ranks, judge = scene(2)
+    for rank in ranks:
+        for epoch in range(1, 4):
+            rank.line("join", n=epoch)
+            rank.line("join_call", n=epoch, name="all_reduce", line=18)
+            rank.steps(20 + epoch, between=2, flags=JOINED | CALLED_IN_JOIN)
+            rank.line("join_end", n=epoch, pending=True)
+
+    assert not judge.look()
