@@ -26,6 +26,7 @@ from labkit.witness.rule import Rule
 STAYS = 3  # steps: what a rank does in that many is usual, and a difference that lasts as long is no accident of timing
 RARELY = 20  # a rank that draws another batch more often than once in that many steps means to
 CONSEQUENCE = "since then each of its collectives meets a later one, and gradients of different steps are averaged"
+WITHIN, BETWEEN = "in its backward pass", "between two backward passes"
 ADVICE = (
     "Let every rank call every collective: a rank without data takes part with a loss of zero that depends on the "
     "model's output, such as output.sum() * 0, and what one rank decides alone (`continue`, `break`, `if`) is decided "
@@ -153,12 +154,12 @@ class _Group:
         verb = "left out {}" if is_known else "made {} fewer than" if made[rank] < usual else "made {} more than"
         calls = verb.format(_collectives(difference))
         in_backward = here.before == there.before
-        where = "in its backward pass" if in_backward else "after its optimizer step"
+        where = WITHIN if in_backward else BETWEEN
         what = f"that {named([other])} made {where}" if is_known else f"{named([other])} {where}"
         found = Finding(
             "slip",
             f"{named(wrong)} {calls} {what}; {CONSEQUENCE}",
-            here.why(evidence) if in_backward else f"it went on to its next backward pass{evidence.at(here.line)}",
+            here.why(evidence) if in_backward else f"it went on to its next one{evidence.at(here.line)}",
             advice=ADVICE,
             since=here.step if in_backward else here.step - 1,
             ranks=tuple(wrong),
@@ -183,35 +184,25 @@ class _Group:
         for rank, now in self.now.items():
             is_in_backward = bool(now.flags & IN_BACKWARD)
             ring, passes = evidence.ranks[rank].ring, now.passes + is_in_backward
-            if not passes or not any(self._is_before(each, now) for each in self.now.values()):
+            if not passes or not any(_is_earlier(other, now) for other in self.now.values()):
                 continue
             steps = [_Step.of(ring, number) for number in range(now.number - STAYS + 1, now.number + 1)]
             made = {step.before if is_in_backward else step.made for step in steps if step.passes == passes}
-            calls = now.calls - steps[-1].calls
-            if len(steps) == STAYS and len(made) == 1 and (usual := made.pop()) > calls:
-                last = steps[-1].step
-                where = "after its optimizer step" if is_in_backward else "in its backward pass"
-                why = f"it went on to its next backward pass{evidence.at(now.line)}"
-                left_out = _collectives(usual - calls)
+            calls, last = now.calls - steps[-1].calls, steps[-1]
+            if len(made) == 1 and (usual := made.pop()) > calls:
+                between = is_in_backward or last.made == last.before
+                why = _why(now.flags, now.loss, now.line, evidence)
                 return Finding(
                     "slip",
-                    f"{named([rank])} left out {left_out} {where} that it had made in every step before",
-                    why if is_in_backward else _why(now.flags, now.loss, now.line, evidence),
+                    f"{named([rank])} left out {_collectives(usual - calls)} {BETWEEN if between else WITHIN} that it "
+                    "had made in every step before",
+                    f"it went on to its next one{evidence.at(now.line)}" if between else why,
                     advice=ADVICE,
-                    since=last if is_in_backward else last + 1,
+                    since=last.step if between else last.step + 1,
                     ranks=(rank,),
                     line=now.line,
                 )
         return None
-
-    def _is_before(self, other: Now, now: Now) -> bool:
-        """Whether another rank has not got as far in the same step."""
-        return (
-            other.number == now.number
-            and other.passes <= now.passes
-            and not other.flags & IN_BACKWARD
-            and (other.passes < now.passes or bool(now.flags & IN_BACKWARD))
-        )
 
     def skip(self, evidence: Evidence) -> Finding | None:
         """A rank drew another batch for a step. Its data end sooner, which is certain to be wrong once the others wait
@@ -277,6 +268,15 @@ class _Step:
         if not self.passes:
             return f"it made a step without a backward pass; its newest one was{evidence.at(self.line)} before"
         return _why(self.flags, self.loss, self.line, evidence)
+
+
+def _is_earlier(other: Now, now: Now) -> bool:
+    """Whether a rank has not got as far as another one, which is in a backward pass or has ended one."""
+    if other.number != now.number:
+        return other.number < now.number
+    if other.passes != now.passes:
+        return other.passes < now.passes
+    return bool(now.flags & IN_BACKWARD and not other.flags & IN_BACKWARD)
 
 
 def _collectives(count: int) -> str:

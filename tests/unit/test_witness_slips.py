@@ -124,8 +124,8 @@ def test_the_minority_is_at_fault(scene):
     (found,) = judge.look()
 
     assert (found.ranks, found.since) == ((2,), 9)
-    assert found.what.startswith("rank 2 made a collective more than rank 0 after its optimizer step")
-    assert found.why == "it went on to its next backward pass (train.py line 21)"
+    assert found.what.startswith("rank 2 made a collective more than rank 0 between two backward passes")
+    assert found.why == "it went on to its next one (train.py line 21)"
 
 
 def test_of_two_ranks_neither_is_said_to_be_at_fault_without_a_reason(scene):
@@ -139,7 +139,7 @@ def test_of_two_ranks_neither_is_said_to_be_at_fault_without_a_reason(scene):
     judge.look()
     (found,) = judge.look()
 
-    assert found.what.startswith("rank 1 made a collective fewer than rank 0 after its optimizer step")
+    assert found.what.startswith("rank 1 made a collective fewer than rank 0 between two backward passes")
 
 
 def test_a_difference_that_ends_is_none(scene):
@@ -237,7 +237,9 @@ def test_a_rank_that_is_one_call_behind_when_the_run_fails_is_named(scene):
     (found,) = judge.look("failed")
 
     assert (found.since, found.ranks, found.line) == (31, (0,), 23)
-    assert found.what == "rank 0 left out a collective after its optimizer step that it had made in every step before"
+    assert found.what == (
+        "rank 0 left out a collective between two backward passes that it had made in every step before"
+    )
     assert not judge.look("failed", "exception")  # rank 1 failed by itself
     assert judge.look("failed", "slip")
 

@@ -21,6 +21,7 @@ from labkit.launcher.causes.failure_advice import BLOCKING, DETAIL, FIREWALL, di
 from labkit.launcher.causes.stacks import crash_frames
 from labkit.launcher.peers import MEETING_SECONDS
 from labkit.record import Cause, End, Node, Nodes, RankHistory, RunFolder, StateName
+from labkit.ring import IN_BACKWARD, RingReader
 from labkit.text import last_line
 from labkit.witness import Findings
 
@@ -285,7 +286,9 @@ def _left_early(evidence: Evidence) -> Cause | None:
     if not finished or not running:
         return None
     first = min(finished, key=lambda h: h.step)
-    sentence = sentences.left_early(evidence.named(first.rank), first.step, running[0])
+    now = RingReader(evidence.folder.ring(running[0].rank)).now()
+    in_backward = evidence.locate(now.line) if now and now.flags & IN_BACKWARD else None
+    sentence = sentences.left_early(evidence.named(first.rank), first.step, running[0], in_backward)
     return Cause("early", sentence, ranks=(first.rank,), step=first.step)
 
 

@@ -122,11 +122,17 @@ def hung(who: str, program: str, step: int, waiting: Sequence[int], notice: str 
     return f"{who} {what} (last seen at step {step}); {waited}{before}"
 
 
-def left_early(who: str, step: int, waiting: RankHistory) -> str:
+def left_early(who: str, step: int, waiting: RankHistory, in_backward: Place | None) -> str:
+    """Say that a rank ended while another one waited for it: in a backward pass, if its place is known."""
+    rank, done = f"rank {waiting.rank}", f"{who} ended at step {step} without an error while"
+    if in_backward:
+        return (
+            f"{done} {rank} had gone on to the backward pass after step {waiting.step}{at(in_backward)} and waited for "
+            f"it: {who} had less data, left its loop early (`break`) or skipped a step (`continue`)"
+        )
     return (
-        f"{who} ended at step {step} without an error while rank {waiting.rank}, at step {waiting.step}, waited for "
-        "it. Check whether ranks have different amounts of data, one of them leaves its loop early (`break`), or rank "
-        f"{waiting.rank} calls one more collective"
+        f"{done} {rank}, at step {waiting.step}, waited for it. Check whether ranks have different amounts of data, "
+        f"one of them leaves its loop early (`break`), or {rank} calls one more collective"
     )
 
 
