@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from labkit.files import in_parallel
@@ -44,6 +45,7 @@ class Testimony:
     rank: int
     tail: Tail[Line]
     ring: RingReader
+    details: Path  # its digests.jsonl
     lines: dict[str, list[Line]] = field(default_factory=dict)
 
     def read(self) -> bool:
@@ -75,7 +77,12 @@ class Evidence:
         self.is_stuck = False
         self._locate = locate or (lambda line: Place(line, script))
         self.ranks = {
-            rank: Testimony(rank, Tail(attempt.witnessed(rank), Line.decode), RingReader(attempt.ring(rank)))
+            rank: Testimony(
+                rank,
+                Tail(attempt.witnessed(rank), Line.decode),
+                RingReader(attempt.ring(rank)),
+                attempt.digests(rank),
+            )
             for rank in ranks
         }
 
