@@ -54,7 +54,7 @@ class Parting:
             _partly_synchronized,
             _bypassed,
             _loaded,
-            _clipped,
+            _scaled,
             _written,
         )
         return next((cause for find in finders if (cause := find(self))), ("", UNKNOWN))
@@ -176,14 +176,15 @@ def _loaded(parting: Parting) -> Cause | None:
     )
 
 
-def _clipped(parting: Parting) -> Cause | None:
-    return _uneven(parting, "clips", "do not clip their gradients equally often", "Clip on all ranks, or on none.")
+def _scaled(parting: Parting) -> Cause | None:
+    what = "changed their gradients in place unequally often, as by clipping them,"
+    return _uneven(parting, "scalings", what, "Clip or scale the gradients on all ranks, or on none.")
 
 
 def _written(parting: Parting) -> Cause | None:
     """Something else than the optimizer has changed the parameters in place, which torch counts."""
     advice = "Look for what changes parameters besides optimizer.step(): copy_(), load_state_dict(), an initialization."
-    return _uneven(parting, "writes", "have not written to these parameters equally often", advice)
+    return _uneven(parting, "writes", "changed these parameters in place unequally often", advice)
 
 
 def _uneven(parting: Parting, name: str, what: str, advice: str) -> Cause | None:

@@ -35,21 +35,19 @@ class Observer(Protocol):
     def after_step(self, optimizer: Any) -> None: ...
     def wrapped(self, model: Any) -> None: ...
     def loaded(self, module: Any) -> None: ...
-    def clipped(self) -> None: ...
 
 
 def hook(torch: Any, probe: Observer, before_fetches: Sequence[Callable[[], None]]) -> None:
     """Hook torch, once in a process. `before_fetches` are called before each batch of the training."""
     called: list[Callable[..., None]] = [probe.after_fetch, probe.after_last_fetch, probe.after_evaluation_fetch]
     called += [probe.before_backward, probe.after_backward, probe.before_step, probe.after_step, take_index]
-    called += [probe.wrapped, probe.loaded, probe.clipped]
+    called += [probe.wrapped, probe.loaded]
     for function in called:
         leave_out_of_compilation(function, with_callees=True)
     _hook_data_loader(torch, probe, before_fetches)
     _hook_autograd(torch, probe)
     _hook_grad_scaler(torch, probe)
     _hook_optimizer(probe)
-    _hook_clipping(torch, probe)
     call_after(torch.nn.Module, "load_state_dict", probe.loaded, probe.recorder)
     if torch.distributed.is_available():
         call_after(torch.nn.parallel.DistributedDataParallel, "__init__", probe.wrapped, probe.recorder)
@@ -206,24 +204,6 @@ def _hook_optimizer(probe: Observer) -> None:
 
     register_optimizer_step_pre_hook(on_step(probe.before_step))
     register_optimizer_step_post_hook(on_step(probe.after_step))
-
-
-def _hook_clipping(torch: Any, probe: Observer) -> None:
-    def observed(clip: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(clip)
-        @invisible
-        def call(*args: Any, **kwargs: Any) -> Any:
-            norm = clip(*args, **kwargs)
-            probe.clipped()
-            return norm
-
-        return call
-
-    utils = torch.nn.utils
-    for name in ("clip_grad_norm_", "clip_grad_value_"):
-        clip = observed(getattr(utils, name))
-        setattr(utils, name, clip)
-        setattr(utils.clip_grad, name, clip)
 
 
 class Optimizers:

@@ -230,11 +230,6 @@ class Probe:
         if self.witness is not None:
             self.witness.replicas.loaded(module)
 
-    def clipped(self) -> None:
-        """Called when the script has clipped gradients."""
-        if self.witness is not None:
-            self.witness.replicas.clips += 1
-
     def before_step(self, optimizer: Any) -> None:
         # A wrapping optimizer (ZeRO, accelerate) steps another one inside; the outermost counts.
         if self._optimizer is None or self._optimizer is optimizer:

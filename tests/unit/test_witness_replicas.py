@@ -43,7 +43,7 @@ class Ranks:
     def check(self, at, *sums, graded=("111", "111"), **values):
         """A check at which each rank has these digests of its three parameters."""
         for rank, each in enumerate(sums):
-            known = {"opt": 0, "at": at, "set": 0, "calls": at, "clips": 0, "writes": at, "forwards": at}
+            known = {"opt": 0, "at": at, "set": 0, "calls": at, "scalings": 0, "writes": at, "forwards": at}
             known |= {"passes": [1, 1, True], "settings": [{"lr": 0.1}], "sum": str(each)}
             known |= {name: each_rank[rank] for name, each_rank in values.items()}
             self.line(rank, "check", step=at, **known)
@@ -116,8 +116,8 @@ def test_a_model_that_each_rank_trains_alone_after_a_warm_up_is_left_alone(tmp_p
     [
         ({"settings": ([{"lr": 0.1}], [{"lr": 0.05}])}, ("111", "111"), "learning rates (rank 0: 0.1, rank 1: 0.05"),
         ({"settings": ([{"betas": [0.9, 1]}], [{"betas": [0.8, 1]}])}, ("111", "111"), "betas (rank 0: [0.9, 1]"),
-        ({"clips": (10, 3)}, ("111", "111"), "clip their gradients equally often by step 10 (rank 0: 10 times"),
-        ({"writes": (10, 11)}, ("111", "111"), "written to these parameters equally often"),
+        ({"scalings": (3, 0)}, ("111", "111"), "as by clipping them, by step 10 (rank 0: 3 times"),
+        ({"writes": (10, 11)}, ("111", "111"), "changed these parameters in place unequally often"),
         ({"forwards": (5, 5)}, ("111", "111"), "the DDP model itself was never called"),
         ({"passes": ([4, 1, False], [4, 1, False])}, ("111", "111"), "within no_sync"),
         ({}, ("110", "111"), "2.weight has a gradient on rank 1 alone"),

@@ -12,6 +12,7 @@ from __future__ import annotations
 import gc
 import hashlib
 from collections.abc import Callable, Iterable
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -43,8 +44,7 @@ class Replicas:
     """Checks one rank's parameters; `witness` writes the lines, `details` is for those of single parameters."""
 
     def __init__(self, witness: Writer, details: Path):
-        self._witness, self._details = witness, Recorder(details)
-        self.clips = 0  # calls of clip_grad_norm_ and clip_grad_value_
+        self._witness, self._path = witness, details
         self._steps: dict[int, int] = {}  # by optimizer
         self._models: dict[int, list[DistributedModel]] = {}  # whose parameters an optimizer steps
         self._names: dict[int, dict[int, str]] = {}  # by optimizer, of parameters that DDP does not have
@@ -89,8 +89,15 @@ class Replicas:
             if wrapped is not None and module in (wrapped, wrapped.module):
                 self._witness.write("loaded", n=number)
 
+    @cached_property
+    def _details(self) -> Recorder:
+        return Recorder(self._path)
+
     def _check(self, optimizer: Any, which: int, at: int) -> None:
         torch = self._witness.torch
+        distributed = torch.distributed
+        if not distributed.is_available() or not distributed.is_initialized() or distributed.get_world_size() == 1:
+            return
         if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
             return
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
@@ -103,7 +110,6 @@ class Replicas:
             "opt": which,
             "at": at,
             "calls": self._witness.calls(),
-            "clips": self.clips,
             "settings": [
                 {name: _number(group[name]) for name in SETTINGS if name in group} for group in optimizer.param_groups
             ],
@@ -163,6 +169,7 @@ class Replicas:
             "step": self._witness.step,
             "number": self._witness.number,
             "writes": sum(p._version for _, p in named),
+            "scalings": sum(p.grad._version for _, p in named if p.grad is not None),
             "forwards": model.forwards() if model else None,
             "passes": [model.passes, model.synchronized, model.is_synchronized] if model else [],
         }
