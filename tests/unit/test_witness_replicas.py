@@ -162,7 +162,7 @@ def test_the_scrubber_narrows_the_range_and_shows_that_it_stays(tmp_path):
         ring = RingWriter(ranks.attempt.ring(rank))
         for number in range(1, 33):
             total = (number + rank * (number > 13)) if number % 4 == 0 else 0
-            ring.after_step((1, 1, number, 0, 0, total), (number, 7, 0.5))
+            ring.after_step((1, 1, number, 0, 0, total), (number, 7, 0.5, 0))
     (found,) = ranks.judge()
     assert (found.since, found.until) == (13, 16)
 
