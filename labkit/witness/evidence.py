@@ -40,12 +40,13 @@ class Line:
 
 @dataclass
 class Testimony:
-    """What one rank has witnessed so far: its lines by their kinds, oldest first, and its ring."""
+    """What one rank has witnessed so far: its lines by their kinds, oldest first, and its ring. `folder` is the rank's,
+    which has the bits that lines tell of."""
 
     rank: int
+    folder: Path
     tail: Tail[Line]
     ring: RingReader
-    details: Path  # its digests.jsonl
     lines: dict[str, list[Line]] = field(default_factory=dict)
 
     def read(self) -> bool:
@@ -77,13 +78,9 @@ class Evidence:
         self.is_stuck = False
         self._locate = locate or (lambda line: Place(line, script))
         self.ranks = {
-            rank: Testimony(
-                rank,
-                Tail(attempt.witnessed(rank), Line.decode),
-                RingReader(attempt.ring(rank)),
-                attempt.digests(rank),
-            )
+            rank: Testimony(rank, lines.parent, Tail(lines, Line.decode), RingReader(attempt.ring(rank)))
             for rank in ranks
+            if (lines := attempt.witnessed(rank))
         }
 
     def read(self) -> bool:

@@ -16,7 +16,6 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from labkit.worker.frames import invisible, leave_out_of_compilation
-from labkit.worker.measures.samples import take_index
 from labkit.worker.recorder import Recorder
 
 
@@ -26,31 +25,32 @@ class Observer(Protocol):
     recorder: Recorder
     stepping: float
 
+    def after_draw(self, iterator: Any, index: Any) -> None: ...
     def after_fetch(self, started: float, iterator: Any, batch: Any) -> None: ...
     def after_last_fetch(self, iterator: Any) -> None: ...
     def after_evaluation_fetch(self, iterator: Any, batch: Any) -> None: ...
+    def before_forward(self, model: Any, inputs: Any) -> None: ...
     def before_backward(self, loss: Any, gradient: Any) -> None: ...
     def after_backward(self, whole: bool) -> None: ...
     def before_step(self, optimizer: Any) -> None: ...
     def after_step(self, optimizer: Any) -> None: ...
     def wrapped(self, model: Any) -> None: ...
-    def loaded(self, module: Any) -> None: ...
 
 
 def hook(torch: Any, probe: Observer, before_fetches: Sequence[Callable[[], None]]) -> None:
     """Hook torch, once in a process. `before_fetches` are called before each batch of the training."""
     called: list[Callable[..., None]] = [probe.after_fetch, probe.after_last_fetch, probe.after_evaluation_fetch]
-    called += [probe.before_backward, probe.after_backward, probe.before_step, probe.after_step, take_index]
-    called += [probe.wrapped, probe.loaded]
+    called += [probe.before_backward, probe.after_backward, probe.before_step, probe.after_step, probe.wrapped]
+    called += [probe.after_draw, probe.before_forward]
     for function in called:
         leave_out_of_compilation(function, with_callees=True)
     _hook_data_loader(torch, probe, before_fetches)
     _hook_autograd(torch, probe)
     _hook_grad_scaler(torch, probe)
     _hook_optimizer(probe)
-    call_after(torch.nn.Module, "load_state_dict", probe.loaded, probe.recorder)
     if torch.distributed.is_available():
         call_after(torch.nn.parallel.DistributedDataParallel, "__init__", probe.wrapped, probe.recorder)
+        _hook_distributed_model(torch, probe)
 
 
 def call_after(owner: Any, name: str, observe: Callable[..., None], recorder: Recorder) -> None:
@@ -80,9 +80,19 @@ def _hook_data_loader(torch: Any, probe: Observer, before_fetches: Sequence[Call
     @functools.wraps(draw)
     @invisible
     def _next_index(iterator: Any) -> Any:
-        index = draw(iterator)
-        take_index(iterator, index)
+        try:
+            index = draw(iterator)
+        except StopIteration:
+            observe_draw(iterator, None)
+            raise
+        observe_draw(iterator, index)
         return index
+
+    def observe_draw(iterator: Any, index: Any) -> None:
+        try:
+            probe.after_draw(iterator, index)
+        except Exception as error:
+            drop(error)
 
     @functools.wraps(fetch)
     @invisible
@@ -113,6 +123,22 @@ def _hook_data_loader(torch: Any, probe: Observer, before_fetches: Sequence[Call
 
     _BaseDataLoaderIter._next_index = _next_index  # type: ignore[method-assign]
     _BaseDataLoaderIter.__next__ = __next__  # type: ignore[method-assign, assignment]
+
+
+def _hook_distributed_model(torch: Any, probe: Observer) -> None:
+    kind = torch.nn.parallel.DistributedDataParallel
+    prepare = kind._pre_forward  # `forward` itself is left alone: torch.compile knows it
+
+    @functools.wraps(prepare)
+    @invisible
+    def _pre_forward(model: Any, *args: Any, **kwargs: Any) -> Any:
+        try:
+            probe.before_forward(model, (args, kwargs))
+        except Exception as error:
+            probe.recorder.drop(error)
+        return prepare(model, *args, **kwargs)
+
+    kind._pre_forward = _pre_forward
 
 
 def _hook_autograd(torch: Any, probe: Observer) -> None:

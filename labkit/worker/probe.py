@@ -25,7 +25,7 @@ from labkit.worker.measures.memory import (
     resident_set,
 )
 from labkit.worker.measures.profile import StepProfile, StepTrace, in_backward
-from labkit.worker.measures.samples import Batches
+from labkit.worker.measures.samples import Batches, take_index
 from labkit.worker.measures.step_loss import SEVERAL_OPTIMIZERS, StepLoss
 from labkit.worker.reach.requests import Reach
 from labkit.worker.reach.settings import Settings
@@ -154,6 +154,8 @@ class Probe:
     def after_fetch(self, started: float, iterator: Any, batch: Any) -> None:
         if self._thread != get_ident() and self._thread is not None:
             self._batches.fetched(iterator, batch, elsewhere=True)  # the training does not wait for it
+            if self.witness is not None:
+                self.witness.batches.after_fetch(iterator, batch, is_training=True)
             return
         if not self.step and not self._fetched:  # building model and data is not part of the first step
             self._begin_step(started)
@@ -166,6 +168,18 @@ class Probe:
             self._timed.begin()
         if self.witness is not None:
             self.witness.after_fetch(iterator, batch, is_training=True)
+
+    def after_draw(self, iterator: Any, index: Any) -> None:
+        """Called when a sampler has given the index of a batch, or has no more: None."""
+        if index is not None:
+            take_index(iterator, index)
+        if self.witness is not None:
+            self.witness.batches.after_draw(iterator, index)
+
+    def before_forward(self, model: Any, inputs: Any) -> None:
+        """Called when a DDP model is called."""
+        if self.witness is not None:
+            self.witness.before_forward(model, inputs)
 
     def after_last_fetch(self, iterator: Any) -> None:
         self._batches.ended(iterator)
@@ -224,11 +238,6 @@ class Probe:
         self._communication.wrapped(model)
         if self.witness is not None:
             self.witness.wrapped(model)
-
-    def loaded(self, module: Any) -> None:
-        """Called when the script has loaded weights into a module."""
-        if self.witness is not None:
-            self.witness.replicas.loaded(module)
 
     def before_step(self, optimizer: Any) -> None:
         # A wrapping optimizer (ZeRO, accelerate) steps another one inside; the outermost counts.

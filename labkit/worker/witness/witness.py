@@ -15,12 +15,10 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from labkit.rank_files import DIGESTS
 from labkit.ring import CALLED_IN_JOIN, IN_BACKWARD, JOINED, NO_GRAPH, NOT_SYNCHRONIZED, REDUCED, RingWriter
 from labkit.worker.hooks import call_after
 from labkit.worker.recorder import Recorder
-from labkit.worker.witness.models import DistributedModel
-from labkit.worker.witness.replicas import Replicas
+from labkit.worker.witness.batches import Batches
 
 
 class Witness:
@@ -33,6 +31,7 @@ class Witness:
         self.models: list[DistributedModel] = []
         self.fetched = 0  # batches since the newest step, of the iterator in use
         self.passes = 0  # backward passes since then
+        self.batches = Batches(self, lines.parent)
         self._iterator: Callable[[], Any] = lambda: None
         self._calls: Callable[[], int] | None = None  # counts the collectives of the group that averages gradients
         self._optimizers: list[Callable[[], Any]] = []
@@ -41,7 +40,6 @@ class Witness:
         self._called: int | None = None  # and when it had ended, where all ranks meet
         self._line = self._flags = self._in_join = 0
         self._loss = math.nan
-        self.replicas = Replicas(self, lines.with_name(DIGESTS))
 
     # Called on the step path
 
@@ -50,6 +48,14 @@ class Witness:
             if self._iterator() is not iterator:
                 self._iterator, self.fetched = weakref.ref(iterator), 0  # a preview of another loader does not count
             self.fetched += 1
+        self.batches.after_fetch(iterator, batch, is_training)
+
+    def before_forward(self, model: Any, inputs: Any) -> None:
+        """Called before a DDP model is, whose gradients may be averaged."""
+        if self.torch.is_grad_enabled():
+            for number, known in enumerate(self.models):
+                if known.reference() is model:
+                    self.batches.before_forward(number, inputs)
 
     def before_backward(self, loss: Any) -> None:
         loss = loss[0] if isinstance(loss, list | tuple) and loss else loss
@@ -65,11 +71,10 @@ class Witness:
 
     def after_backward(self) -> None:
         self.passes += 1
-        for model in self.models:
-            model.after_backward()
         self._called = self.calls()
         self._flags |= REDUCED * (self._called != self._before)
         self._tell(self._called)
+        self.batches.after_backward()
 
     def _tell(self, calls: int, flags: int = 0) -> None:
         flags |= self._flags | self._in_join
@@ -78,10 +83,8 @@ class Witness:
     def after_step(self, optimizer: Any, step: int) -> None:
         """After a step of an optimizer that no other one wraps; `step` counts those of the training."""
         self.step, self.number = step, self.number + 1
-        which = self.number_of(optimizer)
-        total = self.replicas.after_step(optimizer, which)
         calls = self.calls() if self._called is None else self._called
-        counted = self.fetched, self.passes, calls, which, self._flags | self._in_join, total
+        counted = self.fetched, self.passes, calls, self.number_of(optimizer), self._flags | self._in_join, 0
         self.ring.after_step(counted, (step, self._line, self._loss, self._before))
         self.fetched = self.passes = self._in_join = 0
 
@@ -94,6 +97,15 @@ class Witness:
                 return number
         self._optimizers.append(weakref.ref(optimizer))
         return len(self._optimizers) - 1
+
+    @property
+    def optimizers(self) -> int:
+        """How many optimizers have made steps."""
+        return len(self._optimizers)
+
+    def line(self) -> int:
+        """The line at which the script's own file is now; 0 if it is not running."""
+        return script_line()
 
     def calls(self) -> int:
         """How many collectives the group that averages the gradients has called, or else the default group. It is that
@@ -142,11 +154,19 @@ class Witness:
         if len(self.models) == 1:
             self._calls = None
         self.write("ddp", n=len(self.models) - 1, ranks=known.ranks, parameters=len(known.reduced))
-        self.replicas.wrapped(len(self.models) - 1)
 
     def write(self, kind: str, **values: Any) -> None:
         """Write a line: what was seen, at which of the script's lines, after which step."""
         self.recorder.write({"k": kind, "step": self.step, "number": self.number, "line": script_line(), **values})
+
+
+class DistributedModel:
+    """A model that DDP has wrapped: `reduced` are the parameters whose gradients it averages over `ranks`."""
+
+    def __init__(self, torch: Any, model: Any):
+        self.reference = weakref.ref(model)
+        self.reduced = {id(p) for p in model._module_parameters if p.requires_grad}
+        self.ranks = torch.distributed.get_process_group_ranks(model.process_group)
 
 
 def script_line() -> int:

@@ -1,0 +1,389 @@
+"""Writes down which samples a rank reads: the indices that it draws, and digests of what it gets and feeds its model.
+
+An iteration of a DataLoader is an Epoch. Of the first two of each place in the script that iterates over a data set,
+the samples go, as one bit for each that the data set below all Subsets has, to `indices-<n>.bin`, and an `epoch` line
+describes them. Both are written again at the batches of `is_checked`, so that they need no end. Only batches that the
+script has fetched count: workers draw ahead. Contents are checksums of sampled elements, read on the host.
+"""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from array import array
+from collections import deque
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Protocol
+from zlib import crc32
+
+import numpy as np
+
+from labkit.ring import is_checked
+
+EPOCHS, MOST_EPOCHS = 2, 64  # of each place, and of a rank
+BATCHES = 16  # of a place, and inputs of a model, whose contents are written
+ROWS = 64  # samples of which each rank writes the content by their index
+SAMPLED, LEAVES, VALUES = 512, 8, 8  # elements of a tensor, tensors of a batch, different values that make it random
+MANY, PART = 16 << 20, 61  # of more samples only those whose index is a multiple of this prime are written
+LIBRARIES = "accelerate", "lightning", "pytorch_lightning", "transformers", "torchmetrics", "ignite"
+EPOCH = "_labkit_epoch"  # stored on the iterator of a DataLoader
+
+
+class Witness(Protocol):
+    """What is asked of the rank's witness."""
+
+    torch: Any
+    step: int
+
+    @property
+    def optimizers(self) -> int: ...
+    def line(self) -> int: ...
+    def write(self, kind: str, **values: Any) -> None: ...
+
+
+class Source:
+    """The data set of a loader: `base` lies below all Subsets and has `length` samples, 0 if it is a stream. `print`
+    is a digest of what it holds for each sample, empty if that is nothing."""
+
+    def __init__(self, dataset: Any, is_stream: bool):
+        self.base, self._maps = dataset, []
+        subset = sys.modules["torch"].utils.data.Subset
+        while type(self.base) is subset:
+            self._maps.append(np.asarray(self.base.indices, dtype=np.int64))
+            self.base = self.base.dataset
+        self.length = 0 if is_stream or not hasattr(type(self.base), "__len__") else len(self.base)
+        self.size = len(dataset) if self.length else 0
+        self.is_subset = bool(self._maps)
+        self.print = _fingerprint(self.base, self.length) if self.length else ""
+        self._part = PART if self.length > MANY else 1
+
+    def base_indices(self, indices: Any) -> Any:
+        for each in self._maps:
+            indices = each[indices]
+        return indices
+
+    def mark(self, seen: Any, indices: Any) -> None:
+        """Set the bits of these base indices in `seen`, or in one part of them."""
+        indices = indices[(indices >= 0) & (indices < self.length) & (indices % self._part == 0)]
+        seen[indices // self._part] = True
+
+    def nothing_seen(self) -> Any:
+        return np.zeros(self.length // self._part + 1, dtype=bool)
+
+    def of_subset(self) -> Any:
+        """All samples that the Subset declares."""
+        seen = self.nothing_seen()
+        self.mark(seen, self.base_indices(np.arange(self.size)))
+        return seen
+
+
+class Epoch:
+    """One iteration. `passes` counts the backward passes that followed one of its batches; nothing is left to fetch if
+    it is `whole`. `n` counts those that are written; others have that of the newest of their place."""
+
+    def __init__(self, n: int, own: dict[str, Any], source: Source | None):
+        self.n, self.source, self.drawn_from = n, source, own["_sampler_iter"]
+        self.batches = self.passes = self.count = self.order = 0
+        self.is_exhausted = self.whole = self.is_training = False
+        self.drawn: deque[Any] = deque(maxlen=4096)  # not fetched yet
+        self.described: dict[str, Any] = {}
+        self.contents: list[list[list[int]]] = []
+        self.leaves: list[str] = []
+        self.rows: dict[int, int] = {}
+        self._new = bytearray()
+        self._seen = source.nothing_seen() if source is not None and source.length else None
+
+    def add(self, index: Any) -> Any:
+        """Add the samples of a batch that the script has got; returns their indices, None if they are no numbers."""
+        try:
+            numbers = array("q", index)
+        except (TypeError, OverflowError):
+            self._seen = None
+            return None
+        self.count += len(numbers)
+        packed = numbers.tobytes()
+        self.order = crc32(packed, self.order)
+        self._new += packed
+        return numbers
+
+    def bits(self) -> Any:
+        """Which samples the script has got so far, None for a stream."""
+        if self._seen is not None and self.source is not None:
+            self.source.mark(self._seen, self.source.base_indices(np.frombuffer(bytes(self._new), dtype=np.int64)))
+            self._new.clear()
+        return self._seen
+
+
+class Place:
+    """A line of the script that iterates over a data set: how many times, and the newest of them that is written."""
+
+    def __init__(self, dataset: Any, sampler: Any):
+        self.dataset, self.sampler = _reference(dataset), _reference(sampler)
+        self.times = 0
+        self.newest = -1
+        self.optimizers = 0
+
+
+class Batches:
+    """One rank's loaders, and the inputs of its DDP models. The Witness calls it."""
+
+    def __init__(self, witness: Witness, folder: Path):
+        self._witness, self._folder = witness, folder
+        self._places: dict[tuple[int, int, bool], Place] = {}
+        self._bases: list[Any] = []
+        self._n = 0
+        self._since: list[Epoch] = []  # fetched from since the newest backward pass
+        self._used: list[Epoch] = []  # whose batches that pass has used
+        self._trained = -1  # the newest epoch of the training
+        self._inputs: dict[int, list[list[Any]]] = {}  # of each model, not written yet
+        self._calls: dict[int, int] = {}  # of each model
+
+    def after_draw(self, iterator: Any, index: Any) -> None:
+        """A sampler has given the index of a batch; None if it has no more."""
+        own = iterator.__dict__
+        epoch: Epoch | None = own.get(EPOCH)
+        if epoch is None or epoch.drawn_from is not own["_sampler_iter"]:
+            epoch = own[EPOCH] = self._begin(own)
+        if index is None:
+            epoch.is_exhausted = True
+            if not epoch.drawn:  # otherwise workers are ahead
+                self._since = [each for each in self._since if each is not epoch]
+                self._used = [each for each in self._used if each is not epoch]
+                self._end(epoch)
+        elif epoch.source is not None and epoch.source.length:
+            epoch.drawn.append(index if type(index) is list or own["_auto_collation"] else [index])
+
+    def after_fetch(self, iterator: Any, batch: Any, is_training: bool) -> None:
+        epoch: Epoch | None = iterator.__dict__.get(EPOCH)
+        if epoch is None:
+            return
+        epoch.batches += 1
+        if is_training and epoch not in self._since:
+            self._since = [*(each for each in self._since if not each.whole), epoch]
+        if epoch.source is None:
+            return
+        epoch.is_training = is_training
+        numbers = epoch.add(epoch.drawn.popleft()) if epoch.drawn else None
+        is_compared = is_training and epoch.batches <= BATCHES and not epoch.described["time"]
+        is_row = numbers is not None and not epoch.source.print and len(epoch.rows) < ROWS
+        if is_compared or is_row:
+            with self._witness.torch._C.DisableTorchFunction():  # the script's modes do not see it
+                leaves = list(_leaves(batch))
+                if is_compared:
+                    epoch.contents.append([[*_digest(leaf)] for leaf in leaves])
+                    epoch.leaves = epoch.leaves or [_name(leaf) for leaf in leaves]
+                if is_row:
+                    self._add_rows(epoch, numbers, leaves)
+        if epoch.is_exhausted and not epoch.drawn:
+            epoch.whole = True
+            self._write(epoch)
+        elif (is_checked(epoch.batches) and epoch.batches > 2) or epoch.batches == BATCHES:
+            self._write(epoch)
+
+    def after_backward(self) -> None:
+        if self._since:
+            self._used, self._since = self._since, []
+        for epoch in self._used:
+            epoch.passes += 1
+            if epoch.passes > 1:  # after one it may still be an evaluation that was left early
+                self._trained = epoch.n
+            if epoch.whole:  # it was not known yet whether a backward pass would follow its last batch
+                self._end(epoch)
+
+    def before_forward(self, model: int, inputs: Any) -> None:
+        """The DDP model of this number is called with these inputs."""
+        n = self._calls[model] = self._calls.get(model, 0) + 1
+        if n > BATCHES and not is_checked(n):
+            return
+        with self._witness.torch._C.DisableTorchFunction():
+            leaves = list(_leaves(inputs))
+            new = self._inputs.setdefault(model, [])
+            new.append([n, [[*_digest(leaf)] for leaf in leaves]])
+        if n > 2 and (n == BATCHES or is_checked(n)):
+            self._inputs[model] = []
+            self._witness.write("inputs", model=model, leaves=[_name(leaf) for leaf in leaves], inputs=new)
+
+    def _begin(self, own: dict[str, Any]) -> Epoch:
+        witness, dataset = self._witness, own["_dataset"]
+        index_sampler = own["_index_sampler"]
+        sampler = getattr(index_sampler, "sampler", index_sampler)
+        line = witness.line()
+        key = id(dataset), line, witness.torch.is_grad_enabled()
+        place = self._places.get(key)
+        if place is None or place.dataset() is not dataset:
+            place = self._places[key] = Place(dataset, sampler)
+        place.times += 1
+        if place.times > EPOCHS or self._n >= MOST_EPOCHS:
+            return Epoch(place.newest, own, None)
+        source = Source(dataset, is_stream=bool(own["_dataset_kind"]))
+        epoch = Epoch(self._n, own, source)
+        place.newest, self._n = self._n, self._n + 1
+        epoch.described = {
+            "n": epoch.n,
+            "place": f"{line}:{type(source.base).__name__}:{source.length}:{source.size}",
+            "time": place.times - 1,
+            "since": witness.step + 1,
+            "base": self._number_of(source.base),
+            "type": type(source.base).__name__,
+            "length": source.length,
+            "size": source.size,
+            "print": source.print,
+            "subset": source.is_subset,
+            "sampler": _kind(witness.torch, sampler, source.size),
+            "shuffle": bool(getattr(sampler, "shuffle", False)),
+            "again": place.times > 1 and place.sampler() is sampler and place.optimizers == witness.optimizers,
+            "workers": own["_num_workers"],
+            "after": self._trained,  # the newest epoch of the training before it
+        }
+        place.sampler, place.optimizers = _reference(sampler), max(1, witness.optimizers)
+        if source.is_subset:
+            self._write_bits(f"subset-{epoch.n}.bin", source.of_subset())
+        return epoch
+
+    def _number_of(self, base: Any) -> int:
+        """Which data set of this rank it is."""
+        for number, known in enumerate(self._bases):
+            if known() is base:
+                return number
+        self._bases.append(_reference(base))
+        return len(self._bases) - 1
+
+    def _end(self, epoch: Epoch) -> None:
+        """Write an epoch for the last time."""
+        epoch.whole = True
+        if epoch.source is not None:
+            self._write(epoch)
+            epoch.source = None
+
+    def _write(self, epoch: Epoch) -> None:
+        if (seen := epoch.bits()) is not None:
+            self._write_bits(f"indices-{epoch.n}.bin", seen)
+        counted: dict[str, Any] = {
+            "batches": epoch.batches,
+            "passes": epoch.passes,
+            "count": epoch.count,
+            "order": epoch.order,
+        }
+        counted |= {"training": epoch.is_training, "whole": epoch.whole, "rows": epoch.rows}
+        gathers = not epoch.is_training and _gathers()
+        counted |= {"leaves": epoch.leaves, "contents": epoch.contents, "gathers": gathers}
+        self._witness.write("epoch", **epoch.described, **counted)
+
+    def _write_bits(self, name: str, seen: Any) -> None:
+        path = self._folder / name
+        new = path.with_suffix(".new")
+        new.write_bytes(np.packbits(seen, bitorder="little").tobytes())
+        new.replace(path)
+
+    def _add_rows(self, epoch: Epoch, numbers: Any, leaves: list[Any]) -> None:
+        assert epoch.source is not None
+        indices = epoch.source.base_indices(np.frombuffer(numbers, dtype=np.int64))
+        every = max(1, epoch.source.length // ROWS)
+        places = np.flatnonzero(indices % every == 0)
+        if len(places):
+            leaves = [leaf for leaf in leaves if leaf.ndim and len(leaf) == len(indices)]
+            for place in places.tolist() if leaves else ():
+                digests = [_digest(leaf[place])[0] for leaf in leaves]
+                epoch.rows[int(indices[place])] = crc32(repr(digests).encode())
+
+
+def _reference(value: Any) -> Any:
+    """A weak reference; one to nothing, if there are none to such a value."""
+    try:
+        return weakref.ref(value)
+    except TypeError:
+        return lambda: None
+
+
+def _kind(torch: Any, sampler: Any, size: int) -> str:
+    """What torch declares that a sampler does: `distributed`, `random` and `sequential` give each sample once."""
+    data, kind = torch.utils.data, type(sampler)
+    distributed = data.distributed.DistributedSampler
+    if isinstance(sampler, distributed) and kind.__iter__ is distributed.__iter__:
+        return "distributed"
+    if kind is data.RandomSampler and not sampler.replacement and sampler.num_samples == size:
+        return "random"
+    return "sequential" if kind is data.SequentialSampler else ""
+
+
+def _leaves(value: Any) -> Iterator[Any]:
+    """The first tensors of a batch, as arrays that share their memory; those on a device are left out."""
+    stack, found = [value], 0
+    tensor = sys.modules["torch"].Tensor
+    while stack and found < LEAVES:
+        value = stack.pop()
+        if isinstance(value, tensor):
+            if value.device.type == "cpu" and value.layout is sys.modules["torch"].strided and value.numel():
+                found += 1
+                yield _array(value)
+        elif isinstance(value, np.ndarray):
+            if value.size and value.dtype != object:
+                found += 1
+                yield value
+        elif isinstance(value, Mapping):
+            stack += reversed(list(value.values()))
+        elif isinstance(value, list | tuple):
+            stack += reversed(value[: LEAVES * 4])
+        elif hasattr(value, "__dataclass_fields__"):
+            stack += reversed(list(vars(value).values()))
+
+
+def _array(tensor: Any) -> Any:
+    tensor = tensor.detach()
+    try:
+        return tensor.numpy()
+    except TypeError:  # of a type that numpy does not have, as bfloat16
+        torch = sys.modules["torch"]
+        return tensor.view({1: torch.uint8, 2: torch.int16}.get(tensor.element_size(), torch.int32)).numpy()
+
+
+def _digest(values: Any) -> tuple[int, int]:
+    """A checksum of sampled elements, and whether they are many different floating-point numbers."""
+    step = max(1, values.size // SAMPLED)
+    sampled = np.ascontiguousarray(values.flat[::step][:SAMPLED] if values.ndim else values.reshape(1))
+    is_random = sampled.dtype.kind == "f" and len(set(sampled.tolist())) >= VALUES
+    return crc32(sampled.tobytes(), crc32(repr(values.shape).encode())), int(is_random)
+
+
+def _name(values: Any) -> str:
+    """`float32 16x3`"""
+    return f"{values.dtype} {'x'.join(str(size) for size in values.shape)}"
+
+
+def _fingerprint(base: Any, length: int) -> str:
+    """A digest of what a data set holds for each of its samples: tensors, names of files, labels."""
+    known = getattr(base, "_fingerprint", None)  # of datasets.Dataset
+    if isinstance(known, str):
+        return known
+    held = [("", base)] if isinstance(base, list | tuple) else sorted(getattr(base, "__dict__", {}).items())
+    digests = [digest for _, value in held if (digest := _print_of(value, length)) is not None]
+    return f"{crc32(repr(digests).encode()):x}" if digests else ""
+
+
+def _print_of(value: Any, length: int, deep: bool = True) -> Any:
+    if isinstance(value, np.ndarray | sys.modules["torch"].Tensor):
+        leaves = list(_leaves(value))
+        return _digest(leaves[0]) if leaves and leaves[0].ndim and len(leaves[0]) == length else None
+    if not isinstance(value, list | tuple):
+        return None
+    inner = [_print_of(each, length, False) for each in value] if deep and len(value) < LEAVES else []
+    if inner and all(each is not None for each in inner):
+        return inner
+    if len(value) != length:
+        return None
+    some = value[:: max(1, length // SAMPLED)][:SAMPLED]
+    leaves = list(_leaves(some))
+    if leaves:
+        return [_digest(leaf) for leaf in leaves]
+    return crc32(repr(some).encode()) if all(isinstance(each, str | int | float | tuple) for each in some) else None
+
+
+def _gathers() -> bool:
+    """Whether the script gathers something itself, or a library does, which may drop what is padded."""
+    main = sys.modules.get("__main__")
+    try:
+        text = Path(str(getattr(main, "__file__", ""))).read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        text = ""
+    return "gather" in text or any(name in sys.modules for name in LIBRARIES)

@@ -1,0 +1,255 @@
+"""The witness's rules of data, by made-up lines: what they find, and when they are silent."""
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from labkit.record import RunFolder
+from labkit.witness.data import DATA_RULES
+from labkit.witness.evidence import Evidence
+
+SIZE = 64
+
+
+def epoch(n: int = 0, samples: Any = range(SIZE), **values: Any) -> dict[str, Any]:
+    """An epoch of a training, of these samples in batches of four, with one tensor that holds the indices."""
+    samples = list(samples)
+    contents = [[[hash(tuple(samples[at : at + 4])) & 0xFFFF, 0]] for at in range(0, len(samples), 4)]
+    described = {"n": n, "place": "9:Data:64:64", "time": n, "since": 1 + n, "base": 0, "type": "Data", "length": SIZE}
+    described |= {"size": SIZE, "print": "a1", "subset": False, "sampler": "distributed", "shuffle": True}
+    described |= {"again": n > 0, "workers": 0, "after": n - 1, "batches": len(contents), "passes": len(contents)}
+    described |= {"count": len(samples), "order": hash(tuple(samples)) & 0xFFFFFFFF, "training": True, "whole": True}
+    described |= {"rows": {}, "leaves": ["int64 4"], "contents": contents, "gathers": False, "samples": samples}
+    return described | values
+
+
+def evaluation(n: int, samples: Any, **values: Any) -> dict[str, Any]:
+    return epoch(n, samples, place="20:Data:64:16", training=False, passes=0, contents=[], **values)
+
+
+def inputs(*digests: list[int]) -> dict[str, Any]:
+    """The inputs of model 0: for each call, for each tensor, a digest; those above 1000 are of random numbers."""
+    calls = [[n, [[digest, int(digest > 1000)] for digest in call]] for n, call in enumerate(digests, start=1)]
+    return {"k": "inputs", "model": 0, "leaves": ["float32 4"] * len(digests[0]), "inputs": calls}
+
+
+def found(folder: Path, *ranks: list[dict[str, Any]], group: bool = True) -> dict[str, Any]:
+    """The findings about ranks with these lines, by their kinds."""
+    attempt = RunFolder(folder)
+    for rank, lines in enumerate(ranks):
+        path = attempt.witnessed(rank)
+        path.parent.mkdir(parents=True)
+        ddp = {"k": "ddp", "n": 0, "ranks": list(range(len(ranks))) if group else [rank], "parameters": 1}
+        for line in lines:
+            for name in ("samples", "declared"):
+                bits = np.zeros(SIZE, dtype=bool)
+                bits[list(line.get(name, []))] = True
+                file = f"{'indices' if name == 'samples' else 'subset'}-{line.get('n')}.bin"
+                (path.parent / file).write_bytes(np.packbits(bits, bitorder="little").tobytes())
+        common = {"t": 1.0, "step": 0, "number": 0, "line": 9, "k": "epoch"}
+        path.write_text(
+            "".join(
+                f"{json.dumps(common | {k: v for k, v in line.items() if k != 'declared'})}\n" for line in [ddp, *lines]
+            )
+        )
+    evidence = Evidence(attempt, range(len(ranks)), "train.py")
+    evidence.read()
+    return {each.kind: each for rule in DATA_RULES for each in rule().judge(evidence)}
+
+
+EVEN, ODD = range(0, SIZE, 2), range(1, SIZE, 2)
+SAME = [[n] for n in range(1, 9)]
+
+
+def test_ranks_that_split_the_data_are_right(tmp_path: Path) -> None:
+    parts = [[epoch(0, part), epoch(1, reversed(part)), inputs(*([part[n]] for n in range(8)))] for part in (EVEN, ODD)]
+    assert found(tmp_path, *parts) == {}
+
+
+def test_ranks_that_read_the_same_batches(tmp_path: Path) -> None:
+    rank = [epoch(sampler="random"), inputs(*SAME)]
+    finding = found(tmp_path, rank, rank)["same_samples"]
+    assert finding.certain and finding.ranks == (0, 1) and finding.line == 9
+    assert "all 16 compared batches are equal (train.py line 9)" in finding.what and "RandomSampler" in finding.why
+
+
+def test_two_of_four_ranks_that_read_the_same_batches(tmp_path: Path) -> None:
+    ranks = [[epoch(0, part), inputs(*([part[n]] for n in range(8)))] for part in (EVEN, ODD, EVEN, range(40, 60))]
+    assert found(tmp_path, *ranks)["same_samples"].ranks == (0, 2)
+
+
+@pytest.mark.parametrize(
+    "why", ["other inputs", "no group", "few batches", "constant", "rank 0 alone", "no inputs on the host"]
+)
+def test_when_equal_batches_are_no_certain_fault(tmp_path: Path, why: str) -> None:
+    first = epoch(sampler="")
+    second, fed = dict(first), [inputs(*SAME), inputs(*SAME)]
+    if why == "other inputs":  # each takes its part of a common batch
+        fed[1] = inputs(*([n + 100] for [n] in SAME))
+    if why in ("few batches", "constant"):
+        contents = first["contents"][:2] if why == "few batches" else [first["contents"][0]] * 16
+        first["contents"] = second["contents"] = contents
+    if why == "rank 0 alone":
+        second = epoch(0, ODD, place="11:Data:64:64", sampler="")
+    lines = [[first], [second]] if why == "no inputs on the host" else [[first, fed[0]], [second, fed[1]]]
+    findings = found(tmp_path, *lines, group=why != "no group")
+    assert not any(finding.certain for finding in findings.values())
+    assert set(findings) == ({"same_samples"} if why == "no inputs on the host" else set())
+
+
+def test_equal_inputs_without_a_loader_are_a_note(tmp_path: Path) -> None:
+    finding = found(tmp_path, [inputs(*SAME)], [inputs(*SAME)])["same_samples"]
+    assert not finding.certain and "same inputs" in finding.what
+
+
+def test_one_input_again_and_again_is_none(tmp_path: Path) -> None:
+    assert found(tmp_path, [inputs(*[[7]] * 9)], [inputs(*[[7]] * 9)]) == {}
+
+
+def test_parts_of_distributed_samplers_that_overlap(tmp_path: Path) -> None:
+    finding = found(tmp_path, [epoch(0, range(32))], [epoch(0, range(20, 52))])["not_split"]
+    assert finding.certain and "12 samples" in finding.what and "12 by no rank" in finding.what
+
+
+def test_padding_is_no_overlap(tmp_path: Path) -> None:
+    assert found(tmp_path, [epoch(0, range(33))], [epoch(0, range(32, 64))]) == {}
+
+
+@pytest.mark.parametrize(
+    ("change", "is_found"),
+    [({}, True), ({"sampler": ""}, False), ({"print": "other"}, False), ({"whole": False}, False)],
+)
+def test_ranks_that_shuffle_everything_are_a_note(tmp_path: Path, change: dict[str, Any], is_found: bool) -> None:
+    values = {"sampler": "random"} | change
+    findings = found(tmp_path, [epoch(sampler="random")], [epoch(0, reversed(range(SIZE)), **values)])
+    assert [(kind, each.certain) for kind, each in findings.items()] == [("not_split", False)] * is_found
+
+
+def test_data_without_a_digest_are_known_by_their_samples(tmp_path: Path) -> None:
+    rows = {str(index): index for index in range(8)}
+    lines = [
+        [epoch(sampler="random", print="", rows=rows)],
+        [epoch(0, reversed(range(SIZE)), sampler="random", print="", rows=rows)],
+    ]
+    assert set(found(tmp_path / "same", *lines)) == {"not_split"}
+    lines[1][0]["rows"] = rows | {"3": 77}
+    assert found(tmp_path / "other", *lines) == {}
+
+
+@pytest.mark.parametrize("again", [True, False])
+def test_an_order_that_is_repeated(tmp_path: Path, again: bool) -> None:
+    ranks = [[epoch(0, part), epoch(1, part, again=again)] for part in (EVEN, ODD)]
+    findings = found(tmp_path, *ranks)
+    assert set(findings) == ({"same_order"} if again else set())
+    if again:
+        assert findings["same_order"].ranks == (0, 1) and findings["same_order"].since == 2
+
+
+def test_workers_that_read_the_whole_stream(tmp_path: Path) -> None:
+    stream = {"length": 0, "size": 0, "count": 0, "order": 0, "sampler": "", "print": "", "workers": 2}
+    twice = [[[n // 2, 0]] for n in range(16)]
+    once = [[[n, 0]] for n in range(16)]
+    assert "2 loader workers" in found(tmp_path / "twice", [epoch(contents=twice, **stream)])["workers"].what
+    assert found(tmp_path / "once", [epoch(contents=once, **stream)]) == {}
+
+
+def test_subsets_that_overlap(tmp_path: Path) -> None:
+    train = epoch(0, range(50), declared=range(50), subset=True)
+    finding = found(tmp_path, [train, evaluation(1, range(40, 64), declared=range(40, 64), subset=True)])["leak"]
+    assert finding.certain and "10 of 24 samples that rank 0 validates on" in finding.what
+
+
+@pytest.mark.parametrize("declared", [range(50, 64), range(10, 30), range(64)])
+def test_subsets_that_do_not_overlap_by_mistake(tmp_path: Path, declared: range) -> None:
+    train = epoch(0, range(50), declared=range(50), subset=True)
+    assert found(tmp_path, [train, evaluation(1, declared, declared=declared, subset=True)]) == {}
+
+
+def test_a_fold_of_an_earlier_training_is_no_leak(tmp_path: Path) -> None:
+    folds = [epoch(n, part, declared=part, subset=True) for n, part in enumerate([range(50), range(20, 64)])]
+    assert found(tmp_path, [*folds, evaluation(2, range(20), declared=range(20), subset=True)]) == {}
+
+
+def test_ranks_that_split_differently(tmp_path: Path) -> None:
+    ranks = [
+        [
+            epoch(0, train, declared=train, subset=True, size=48, place="9:Data:64:48"),
+            evaluation(1, val, declared=val, subset=True),
+        ]
+        for train, val in ((range(48), range(48, 64)), (range(16, 64), range(16)))
+    ]
+    finding = found(tmp_path, *ranks)["leak"]
+    assert finding.certain and finding.ranks == (0,) and "16 of the 16 samples" in finding.what
+    assert "rank 1" in finding.what
+
+
+def test_an_evaluation_that_counts_padding(tmp_path: Path) -> None:
+    parts = [evaluation(0, range(33), after=-1), evaluation(0, range(32, 64), after=-1)]
+    finding = found(tmp_path / "counted", *([part] for part in parts))["padding"]
+    assert not finding.certain and "64 samples counts 65" in finding.what
+    assert found(tmp_path / "gathered", *([part | {"gathers": True}] for part in parts)) == {}
+
+
+def test_equal_noise_among_different_samples(tmp_path: Path) -> None:
+    ranks = [[epoch(0, part), inputs(*([part[n], 2000 + n] for n in range(8)))] for part in (EVEN, ODD)]
+    finding = found(tmp_path / "noise", *ranks)["noise"]
+    assert not finding.certain and "tensor 2 of the model's inputs" in finding.what
+    constant = [[epoch(0, part), inputs(*([part[n], 2000] for n in range(8)))] for part in (EVEN, ODD)]
+    assert found(tmp_path / "constant", *constant) == {}
+
+
+class FakeWitness(SimpleNamespace):
+    step = optimizers = 0
+
+    def line(self) -> int:
+        return 9
+
+    def write(self, kind: str, **values: Any) -> None:
+        self.lines.append(values | {"k": kind})
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_rank_writes_the_samples_that_its_script_has_got(tmp_path: Path, workers: int) -> None:
+    import torch
+    from torch.utils.data import DataLoader, Subset, TensorDataset
+
+    from labkit.worker.witness.batches import Batches
+
+    witness = FakeWitness(torch=torch, lines=[])
+    batches: Any = Batches(witness, tmp_path)
+    data = Subset(Subset(TensorDataset(torch.randn(100, 3), torch.arange(100)), range(50, 100)), range(0, 50, 5))
+    loader = DataLoader(data, batch_size=2, num_workers=workers)
+    draw: Any = torch.utils.data.dataloader._BaseDataLoaderIter._next_index
+
+    def observed(iterator: Any) -> Any:
+        try:
+            index = draw(iterator)
+        except StopIteration:
+            batches.after_draw(iterator, None)
+            raise
+        batches.after_draw(iterator, index)
+        return index
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.utils.data.dataloader._BaseDataLoaderIter, "_next_index", observed)
+        iterator = iter(loader)
+        for _ in range(3):
+            batches.after_fetch(iterator, next(iterator), True)
+            batches.after_backward()
+        assert witness.lines == []
+        for batch in iterator:
+            batches.after_fetch(iterator, batch, True)
+            batches.after_backward()
+    last = witness.lines[-1]
+    assert (last["batches"], last["count"], last["whole"], last["length"], last["size"]) == (5, 10, True, 100, 10)
+    assert last["passes"] == 5
+    bits = [
+        np.unpackbits(np.frombuffer((tmp_path / f"{name}-0.bin").read_bytes(), dtype=np.uint8), bitorder="little")
+        for name in ("indices", "subset")
+    ]
+    assert [np.flatnonzero(each).tolist() for each in bits] == [list(range(50, 100, 5))] * 2
+    assert last["leaves"] == ["float32 2x3", "int64 2"] and len(last["contents"]) == 5
