@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -48,9 +49,17 @@ class Testimony:
     tail: Tail[Line]
     ring: RingReader
     lines: dict[str, list[Line]] = field(default_factory=dict)
+    size: int = 0  # of its file, when it was last read
 
     def read(self) -> bool:
         """Read new lines; returns whether there are any."""
+        try:
+            size = self.tail.path.stat().st_size  # much cheaper than to open it
+        except OSError:
+            return False
+        if size == self.size:
+            return False
+        self.size = size
         new = [line for chunk in self.tail.chunks() for line in chunk]
         for line in new:
             self.lines.setdefault(line.kind, []).append(line)
@@ -85,9 +94,13 @@ class Evidence:
 
     def read(self) -> bool:
         """Read what is new; returns whether there are new lines. Rings are read by the rules that compare them."""
-        return any(in_parallel(lambda testimony: testimony.read(), list(self.ranks.values())))
+        has_new = any(in_parallel(lambda testimony: testimony.read(), list(self.ranks.values())))
+        if has_new:
+            for name in ("replicas", "counted"):
+                self.__dict__.pop(name, None)
+        return has_new
 
-    @property
+    @cached_property
     def replicas(self) -> list[tuple[int, ...]]:
         """The groups of ranks over which torch averages the gradients of one model, as ranks have declared them."""
         declared = {
@@ -97,6 +110,16 @@ class Evidence:
             for line in testimony.of(kind)
         }
         return sorted(group for group in declared if len(group) > 1 and set(group) <= set(self.ranks))
+
+    @cached_property
+    def counted(self) -> list[tuple[int, ...]]:
+        """Those of them whose collectives the rings count: the group of each rank's first DDP model, or else, which
+        FSDP may use, the default group."""
+        first = {rank: testimony.of("ddp", n=0) for rank, testimony in self.ranks.items()}
+        if not any(first.values()):
+            return [group for group in self.replicas if group == tuple(self.ranks)]
+        groups = {rank: tuple(lines[0].values["ranks"]) for rank, lines in first.items() if lines}
+        return [group for group in self.replicas if all(groups.get(rank) == group for rank in group)]
 
     @property
     def may_have_failed_by_a_collective(self) -> bool:

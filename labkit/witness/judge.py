@@ -15,7 +15,7 @@ from labkit.witness.slips import JoinedCalls, Slips
 # A finding of an earlier one may explain those of later ones.
 RULES: tuple[type[Rule], ...] = (JoinedCalls, Slips, *DATA_RULES)
 LOOK_SECONDS = 2.0
-RANKS_PER_SECOND = 200  # reading them takes less than 1 % of a core
+RANKS_PER_SECOND = 128  # looking at them takes less than 1 % of a core: benchmarks/witness_ranks.py
 
 
 class Judge:
@@ -31,13 +31,13 @@ class Judge:
         self.findings = Findings()
         self._attempt, self._evidence = attempt, Evidence(attempt, ranks, script, locate)
         self._rules = [rule() for rule in RULES]
-        self._every = max(LOOK_SECONDS, len(ranks) / RANKS_PER_SECOND)
+        self.every = max(LOOK_SECONDS, len(ranks) / RANKS_PER_SECOND)
         self._looked = time.monotonic()
 
     def look_again(self, *, is_stuck: bool = False) -> None:
         """Look if it is time to. `is_stuck`: no rank makes progress."""
         self._evidence.is_stuck = is_stuck
-        if time.monotonic() >= self._looked + self._every:
+        if time.monotonic() >= self._looked + self.every:
             self.look()
             self._looked = time.monotonic()
 

@@ -56,7 +56,7 @@ class Slips(Rule):
         self._groups: dict[tuple[int, ...], _Group] = {}
 
     def judge(self, evidence: Evidence) -> Iterable[Finding]:
-        groups = _counted(evidence)
+        groups = evidence.counted
         if not groups and evidence.may_have_failed_by_a_collective:
             groups = [tuple(evidence.ranks)]
         for ranks in groups:
@@ -65,14 +65,6 @@ class Slips(Rule):
             if found := group.slip(evidence) or group.behind(evidence) or group.skip(evidence):
                 return [found]
         return []
-
-
-def _counted(evidence: Evidence) -> list[tuple[int, ...]]:
-    """The groups whose collectives the rings of their ranks count."""
-    first = {rank: each.of("ddp", n=0) for rank, each in evidence.ranks.items()}
-    groups = {rank: tuple(lines[0].values["ranks"]) for rank, lines in first.items() if lines}
-    without = [tuple(evidence.ranks)] if not groups else []  # FSDP's over all ranks is the default group
-    return [g for g in evidence.replicas if g in without or all(groups.get(rank) == g for rank in g)]
 
 
 @dataclass

@@ -111,6 +111,15 @@ def test_two_nodes_train_together_and_say_so():
         assert "4" in repr(run)
 
 
+def test_the_first_node_judges_the_ranks_of_all():
+    with pair(script=SCRIPTS.parent / "witness/faulty/hang_zero_loss.py") as two:
+        cause = two.ends(90)
+        run = labkit.attach(two.folder.path)
+        assert (cause["kind"], cause["rank"], cause["step"]) == ("slip", 1, 12)
+        assert [(found.since, found.ranks) for found in run.findings()] == [(12, (1,))]
+        assert run.status().notice.startswith("since step 12: rank 1 left out a collective")
+
+
 def test_a_second_live_run_on_one_checkpoint_folder_ends_with_the_name_of_the_first(tmp_path):
     script, saved = tmp_path / "train.py", tmp_path / "saved"
     script.write_text(

@@ -5,7 +5,7 @@ import math
 
 import pytest
 
-from labkit.record import RunFolder
+from labkit.record import Place, RunFolder
 from labkit.ring import CALLED_IN_JOIN, IN_BACKWARD, JOINED, NO_GRAPH, REDUCED, STEPS, RingWriter
 from labkit.witness import Judge
 
@@ -315,4 +315,30 @@ def test_collectives_within_join_are_fine_if_the_inputs_are_even(scene):
             rank.steps(20 + epoch, between=2, flags=JOINED | CALLED_IN_JOIN)
             rank.line("join_end", n=epoch, pending=True)
 
+    assert not judge.look()
+
+
+def test_a_finding_has_the_place_that_a_cause_has(tmp_path):
+    attempt = RunFolder(tmp_path)
+    ranks = [Rank(attempt, rank, 2) for rank in range(2)]
+    for rank in ranks:
+        rank.steps(9)
+    ranks[0].step()
+    ranks[1].step(reduced=0, flags=NO_GRAPH)
+    judge = Judge(attempt, range(2), "train.py", lambda line: Place(line, "train.py", "loop", "lab.ipynb cell 4", 2))
+    (found,) = judge.look("failed")
+
+    assert found.why.endswith("(train.py line 21, cell `loop` from lab.ipynb cell 4, line 2 of the cell)")
+
+
+def test_a_model_that_another_group_averages_is_not_compared(scene):
+    """Each half of the ranks averages its first model, and all of them a second one: rings count the first one's."""
+    ranks, judge = scene(4, ddp=False)
+    for number, rank in enumerate(ranks):
+        rank.line("ddp", n=0, ranks=[0, 1] if number < 2 else [2, 3], parameters=4)
+        rank.line("ddp", n=1, ranks=[0, 1, 2, 3], parameters=4)
+        rank.steps(9)
+        rank.steps(9, between=number // 2)
+
+    judge.look()
     assert not judge.look()
