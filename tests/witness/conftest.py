@@ -21,5 +21,7 @@ def judged(script, *, ranks=None):
 
 
 @pytest.fixture(autouse=True)
-def quiet_threads(monkeypatch):
+def as_scripts_run(monkeypatch, tmp_path):
+    """In a folder of their own, with one thread for each rank."""
+    monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
