@@ -10,6 +10,7 @@
 #   make strategies  every strategy trains the same model, resumes from every other, and reports what it must
 #   make planner     plans against the memory, messages and step times of real ranks
 #   make same-program  small programs under bare torchrun and under labkit: nothing may differ
+#   make witness       right trainings, of which nothing may be said, and wrong ones, which must be found
 #   make faults      every way a run can end: killed, stuck, stopped, out of disk, out of memory
 #   make cluster     a real two-node Slurm and two hosts over ssh, created and removed by the tests; needs root
 #   make cluster-demo  from one machine to a cluster and back, in one go
@@ -36,7 +37,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # Suites run several tests at a time, and threads that spin while they wait keep the others from the cores.
 export OMP_WAIT_POLICY := PASSIVE
 
-.PHONY: demo lab quick test integration check format notebooks strategies planner same-program faults cluster cluster-demo browser gpu cuda-dispatch kaggle kaggle-table soak bench gallery docs constraints clean
+.PHONY: demo lab quick test integration check format notebooks strategies planner same-program witness faults cluster cluster-demo browser gpu cuda-dispatch kaggle kaggle-table soak bench gallery docs constraints clean
 
 demo: .venv/notebooks
 	$(BIN)/python notebooks/run.py --into build/demo notebooks/01_quickstart.ipynb
@@ -82,6 +83,9 @@ planner: .venv/dev
 
 same-program: .venv/dev
 	$(PYTEST) -n 3 tests/same_program
+
+witness: .venv/dev
+	$(PYTEST) -n 3 tests/witness
 
 faults: .venv/dev
 	$(PYTEST) -n 3 tests/faults
