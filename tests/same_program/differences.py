@@ -34,7 +34,7 @@ ENTRIES: list[tuple[str, str, re.Pattern[str] | None]] = [
         None,
     ),
     (
-        "One more thread, and up to four descriptors from 1023 downwards",
+        "One more thread, and up to six descriptors from 1023 downwards",
         "The thread writes a heartbeat once a second. It is not one of Python's `threading`, and descriptors are numbered "
         "from 3 upwards as usual. From Python 3.12 on, an `os.fork()` in the script itself warns of several threads.",
         None,
