@@ -1,8 +1,8 @@
 """Witnesses a rank's training: writes down what it has in common with other ranks, and calls none of them.
 
 Each optimizer step adds some numbers to a ring (labkit.ring), and what torch declares, or what happens rarely, is a
-line of `witness.jsonl`, which labkit/witness/evidence.py reads. Everything is keyed by counts that are equal on all ranks
-by construction: the n-th DDP model, the n-th step, the n-th loader. The ring also survives a rank that is killed.
+line of `witness.jsonl`, which labkit/witness/evidence.py reads. Everything is keyed by counts that are equal on all
+ranks by construction: the n-th DDP model, the n-th step, the n-th loader. The ring also survives a rank that is killed.
 """
 
 from __future__ import annotations
