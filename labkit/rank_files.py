@@ -22,6 +22,7 @@ SCRIPT, RANKS = "script.py", "ranks"
 METRICS, HEARTBEAT, STACKS, ERROR = "metrics.jsonl", "heartbeat.json", "stacks.txt", "error.json"
 COLLECTIVES = "collectives.json"
 RING, WITNESSED = "ring.bin", "witness.jsonl"
+DIGESTS = "digests.jsonl"  # what is only read if a line of WITNESSED differs between ranks
 INQUIRY, REQUESTS, RELEASED = "inquiry.json", "requests", "released"  # in the attempt's folder, like RANKS
 EVENTS, RESERVE = "events.jsonl", "reserve"
 

@@ -104,6 +104,9 @@ class RunFolder:
     def witnessed(self, rank: int) -> Path:
         return self.rank(rank) / rank_files.WITNESSED
 
+    def digests(self, rank: int) -> Path:
+        return self.rank(rank) / rank_files.DIGESTS
+
     def profile(self, rank: int) -> Path:
         """The trace of torch's profiler; trace viewers open the folder with all ranks' traces."""
         return self.path / "profile" / f"rank{rank}.json.gz"

@@ -25,7 +25,7 @@ class Epoch:
     """What a rank has written of one iteration of a loader."""
 
     def __init__(self, testimony: Testimony, line: Line):
-        self.rank, self.line, self._folder = testimony.rank, line, testimony.folder
+        self.rank, self.line, self._folder = testimony.rank, line, testimony.details.parent
 
     def __getattr__(self, name: str) -> Any:
         return self.line.values[name]
@@ -371,8 +371,7 @@ class SameNoise(DataRule):
         "a floating-point tensor of the batches, or of the DDP model's inputs, that is new each time is equal on all "
         "ranks, although the samples differ"
     )
-    silent = "tensors with another first dimension than the samples; always a note: somebody may mean it so"
-    limits = "noise that was added to a sample, or drawn within the model"
+    silent = "always a note: somebody may share the numbers on purpose; noise that was added to a sample is not seen"
 
     def of_group(self, evidence: Evidence, group: tuple[int, ...], epochs: list[Epoch]) -> Iterator[Finding]:
         differ = False
@@ -407,10 +406,8 @@ class SameNoise(DataRule):
         same = [all(len({leaves[i][0] for leaves in row}) == 1 for row in cells) for i in columns]
         random = [all(leaves[i][1] for row in cells for leaves in row) for i in columns]
         new = [len({row[0][i][0] for row in cells}) == len(cells) for i in columns]
-        sizes = [name.split()[-1].split("x")[0] for name in names]  # of the first dimension, usually the batch's
-        others = {size for size, is_same in zip(sizes, same, strict=False) if not is_same}
-        found = [i for i in columns if same[i] and random[i] and new[i] and (not others or sizes[i] in others)]
-        if found and (differ or others):
+        found = [i for i in columns if same[i] and random[i] and new[i]]
+        if found and (differ or not all(same)):
             names = [names[i] for i in found if i < len(names)]
             yield Finding(
                 self.kind,

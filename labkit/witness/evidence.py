@@ -41,13 +41,12 @@ class Line:
 
 @dataclass
 class Testimony:
-    """What one rank has witnessed so far: its lines by their kinds, oldest first, and its ring. `folder` is the rank's,
-    which has the bits that lines tell of."""
+    """What one rank has witnessed so far: its lines by their kinds, oldest first, and its ring."""
 
     rank: int
-    folder: Path
     tail: Tail[Line]
     ring: RingReader
+    details: Path  # its digests.jsonl
     lines: dict[str, list[Line]] = field(default_factory=dict)
     size: int = 0  # of its file, when it was last read
 
@@ -87,9 +86,13 @@ class Evidence:
         self.is_stuck = False
         self._locate = locate or (lambda line: Place(line, script))
         self.ranks = {
-            rank: Testimony(rank, lines.parent, Tail(lines, Line.decode), RingReader(attempt.ring(rank)))
+            rank: Testimony(
+                rank,
+                Tail(attempt.witnessed(rank), Line.decode),
+                RingReader(attempt.ring(rank)),
+                attempt.digests(rank),
+            )
             for rank in ranks
-            if (lines := attempt.witnessed(rank))
         }
 
     def read(self) -> bool:

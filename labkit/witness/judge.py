@@ -9,11 +9,12 @@ from labkit.record import Place, RunFolder
 from labkit.witness.data import DATA_RULES
 from labkit.witness.evidence import Evidence
 from labkit.witness.finding import Finding, Findings
+from labkit.witness.replicas import Replicas, Settings
 from labkit.witness.rule import Rule
 from labkit.witness.slips import JoinedCalls, Slips
 
 # A finding of an earlier one may explain those of later ones.
-RULES: tuple[type[Rule], ...] = (JoinedCalls, Slips, *DATA_RULES)
+RULES: tuple[type[Rule], ...] = (JoinedCalls, Slips, Replicas, Settings, *DATA_RULES)
 LOOK_SECONDS = 2.0
 RANKS_PER_SECOND = 128  # looking at them takes less than 1 % of a core: benchmarks/witness_ranks.py
 

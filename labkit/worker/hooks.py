@@ -35,19 +35,21 @@ class Observer(Protocol):
     def before_step(self, optimizer: Any) -> None: ...
     def after_step(self, optimizer: Any) -> None: ...
     def wrapped(self, model: Any) -> None: ...
+    def loaded(self, module: Any) -> None: ...
 
 
 def hook(torch: Any, probe: Observer, before_fetches: Sequence[Callable[[], None]]) -> None:
     """Hook torch, once in a process. `before_fetches` are called before each batch of the training."""
     called: list[Callable[..., None]] = [probe.after_fetch, probe.after_last_fetch, probe.after_evaluation_fetch]
     called += [probe.before_backward, probe.after_backward, probe.before_step, probe.after_step, probe.wrapped]
-    called += [probe.after_draw, probe.before_forward]
+    called += [probe.loaded, probe.after_draw, probe.before_forward]
     for function in called:
         leave_out_of_compilation(function, with_callees=True)
     _hook_data_loader(torch, probe, before_fetches)
     _hook_autograd(torch, probe)
     _hook_grad_scaler(torch, probe)
     _hook_optimizer(probe)
+    call_after(torch.nn.Module, "load_state_dict", probe.loaded, probe.recorder)
     if torch.distributed.is_available():
         call_after(torch.nn.parallel.DistributedDataParallel, "__init__", probe.wrapped, probe.recorder)
         _hook_distributed_model(torch, probe)

@@ -239,6 +239,11 @@ class Probe:
         if self.witness is not None:
             self.witness.wrapped(model)
 
+    def loaded(self, module: Any) -> None:
+        """Called when the script has loaded weights into a module."""
+        if self.witness is not None:
+            self.witness.replicas.loaded(module)
+
     def before_step(self, optimizer: Any) -> None:
         # A wrapping optimizer (ZeRO, accelerate) steps another one inside; the outermost counts.
         if self._optimizer is None or self._optimizer is optimizer:

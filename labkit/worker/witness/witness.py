@@ -15,10 +15,13 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from labkit.rank_files import DIGESTS
 from labkit.ring import CALLED_IN_JOIN, IN_BACKWARD, JOINED, NO_GRAPH, NOT_SYNCHRONIZED, REDUCED, RingWriter
 from labkit.worker.hooks import call_after
 from labkit.worker.recorder import Recorder
 from labkit.worker.witness.batches import Batches
+from labkit.worker.witness.models import DistributedModel
+from labkit.worker.witness.replicas import Replicas
 
 
 class Witness:
@@ -40,6 +43,7 @@ class Witness:
         self._called: int | None = None  # and when it had ended, where all ranks meet
         self._line = self._flags = self._in_join = 0
         self._loss = math.nan
+        self.replicas = Replicas(self, lines.with_name(DIGESTS))
 
     # Called on the step path
 
@@ -71,6 +75,8 @@ class Witness:
 
     def after_backward(self) -> None:
         self.passes += 1
+        for model in self.models:
+            model.after_backward()
         self._called = self.calls()
         self._flags |= REDUCED * (self._called != self._before)
         self._tell(self._called)
@@ -83,8 +89,10 @@ class Witness:
     def after_step(self, optimizer: Any, step: int) -> None:
         """After a step of an optimizer that no other one wraps; `step` counts those of the training."""
         self.step, self.number = step, self.number + 1
+        which = self.number_of(optimizer)
+        total = self.replicas.after_step(optimizer, which)
         calls = self.calls() if self._called is None else self._called
-        counted = self.fetched, self.passes, calls, self.number_of(optimizer), self._flags | self._in_join, 0
+        counted = self.fetched, self.passes, calls, which, self._flags | self._in_join, total
         self.ring.after_step(counted, (step, self._line, self._loss, self._before))
         self.fetched = self.passes = self._in_join = 0
 
@@ -154,19 +162,11 @@ class Witness:
         if len(self.models) == 1:
             self._calls = None
         self.write("ddp", n=len(self.models) - 1, ranks=known.ranks, parameters=len(known.reduced))
+        self.replicas.wrapped(len(self.models) - 1)
 
     def write(self, kind: str, **values: Any) -> None:
         """Write a line: what was seen, at which of the script's lines, after which step."""
         self.recorder.write({"k": kind, "step": self.step, "number": self.number, "line": script_line(), **values})
-
-
-class DistributedModel:
-    """A model that DDP has wrapped: `reduced` are the parameters whose gradients it averages over `ranks`."""
-
-    def __init__(self, torch: Any, model: Any):
-        self.reference = weakref.ref(model)
-        self.reduced = {id(p) for p in model._module_parameters if p.requires_grad}
-        self.ranks = torch.distributed.get_process_group_ranks(model.process_group)
 
 
 def script_line() -> int:

@@ -1,0 +1,52 @@
+"""Knows what DDP has declared of a model, and whether the script lets it average the gradients."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+# DDP's communication hooks after which replicas are still equal. Another one may do anything.
+PLAIN_HOOKS = {"allreduce_hook", "fp16_compress_hook", "bf16_compress_hook", "powerSGD_hook", "batched_powerSGD_hook"}
+
+
+class DistributedModel:
+    """A model that DDP has wrapped: `reduced` are the parameters whose gradients it averages over `ranks`."""
+
+    def __init__(self, torch: Any, model: Any):
+        self.reference: Callable[[], Any] = weakref.ref(model)
+        self.reduced = {id(p) for p in model._module_parameters if p.requires_grad}
+        self.frozen = {id(p) for p in model._module_parameters if not p.requires_grad}
+        self.ranks = torch.distributed.get_process_group_ranks(model.process_group)
+        # Backward passes since its optimizer's last step, those not within no_sync, and whether the newest was not.
+        self.passes, self.synchronized, self.is_synchronized = 0, 0, True
+        self.is_local = False  # between two steps no pass was synchronized: the ranks are meant to part
+
+    def after_backward(self) -> None:
+        if (model := self.reference()) is not None:
+            self.is_synchronized = bool(model.require_backward_grad_sync)
+            self.passes += 1
+            self.synchronized += self.is_synchronized
+
+    def after_step(self) -> None:
+        """After a step of its optimizer."""
+        self.is_local |= self.passes > 0 and not self.synchronized
+        self.passes = self.synchronized = 0
+
+    def is_plain(self) -> bool:
+        """Whether DDP, as it is used, makes the gradients of all ranks equal."""
+        hooks = self.reference()._comm_hooks
+        return not self.is_local and all(getattr(hook, "__name__", "") in PLAIN_HOOKS for hook, _ in hooks)
+
+    def shared(self) -> list[Any]:
+        """The parameters that are now there and that it has made equal."""
+        if (model := self.reference()) is None:
+            return []
+        return [p for name, p in model.module.named_parameters() if name not in model.parameters_to_ignore]
+
+    def forwards(self) -> int | None:
+        """In how many forward passes it prepared to average the gradients; None if torch has not counted them all, as
+        on GPUs after the tenth."""
+        model = self.reference()
+        count = int(model._get_ddp_logging_data().get("iteration", 0))
+        return count if count < 10 or model.device_type == "cpu" else None

@@ -1,0 +1,53 @@
+"""Digests of tensors are exact: one bit more or less is another digest, and layout and alignment do not matter."""
+
+import torch
+
+from labkit.worker.witness.digest import PIECE, Digests, Scrubber, _sum_by_torch
+
+
+def digest(tensor):
+    digests = Digests(torch, [tensor])
+    assert digests.is_ready()
+    return digests.sums[0]
+
+
+def test_a_digest_is_the_sum_of_the_bytes_as_64_bit_words():
+    tensor = torch.tensor([3, -1, 7], dtype=torch.int64)
+    assert digest(tensor) == 9
+    assert digest(torch.tensor([1, 0, 0, 0, 0, 0, 0, 0, 2], dtype=torch.uint8)) == 1 + 2
+    assert digest(torch.empty(0)) == 0
+
+
+def test_one_changed_bit_changes_it_and_a_copy_does_not():
+    for dtype in (torch.float32, torch.bfloat16, torch.float64):
+        tensor = torch.randn(33, 7).to(dtype)
+        other = tensor.clone()
+        assert digest(other) == digest(tensor)
+        other.view(torch.uint8)[32, 0] ^= 1
+        assert digest(other) != digest(tensor)
+
+
+def test_torch_computes_the_same_as_numpy_where_words_are_whole():
+    for tensor in (torch.randn(64), torch.randn(65)[1:], torch.randn(8, 16).t()):
+        assert digest(tensor) == int(_sum_by_torch(torch, tensor)) & (1 << 64) - 1
+
+
+def test_the_scrubber_sums_every_tensor_in_turn():
+    tensors = [torch.randn(PIECE // 4), torch.randn(16), torch.randn(32)]
+    scrubber = Scrubber(lambda: tensors)
+    assert len(scrubber.pieces) == 2 and scrubber.is_whole
+    before = [scrubber.sum(turn) for turn in range(2)]
+    tensors[2][5] += 1
+    after = [scrubber.sum(turn) for turn in range(2)]
+    assert after[0] == before[0] == digest(tensors[0])
+    assert after[1] != before[1]
+
+
+def test_the_scrubber_follows_a_tensor_whose_memory_has_moved():
+    tensors = [torch.nn.Parameter(torch.ones(64))]
+    scrubber = Scrubber(lambda: tensors)
+    scrubber.sum(0)
+    tensors[0].data = torch.full((64,), 2.0)
+    assert scrubber.sum(1) == digest(tensors[0])
+    tensors.clear()
+    assert scrubber.sum(2) == 0
