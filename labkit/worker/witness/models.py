@@ -30,13 +30,17 @@ class DistributedModel:
 
     def after_step(self) -> None:
         """After a step of its optimizer."""
-        self.is_local |= self.passes > 0 and not self.synchronized
+        self.is_local = self.is_left_local()
         self.passes = self.synchronized = 0
+
+    def is_left_local(self) -> bool:
+        """Whether no pass of this step, or of an earlier one, was synchronized."""
+        return self.is_local or (self.passes > 0 and not self.synchronized)
 
     def is_plain(self) -> bool:
         """Whether DDP, as it is used, makes the gradients of all ranks equal."""
         hooks = self.reference()._comm_hooks
-        return not self.is_local and all(getattr(hook, "__name__", "") in PLAIN_HOOKS for hook, _ in hooks)
+        return not self.is_left_local() and all(getattr(hook, "__name__", "") in PLAIN_HOOKS for hook, _ in hooks)
 
     def shared(self) -> list[Any]:
         """The parameters that are now there and that it has made equal."""
