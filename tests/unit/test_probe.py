@@ -488,7 +488,7 @@ def test_on_made_up_cuda_a_record_that_ends_early_has_the_phases_of_its_first_st
     for _ in range(3):
         probe._due = math.inf
         step(probe, Loader(), optimizer, loss)
-    probe.after_evaluation_fetch()
+    probe.after_evaluation_fetch(None, None)
     probe._unfinished.flush()
     line = records(tmp_path)[-1]
     assert (line["step"], line["n"]) == (4, 3)
@@ -618,7 +618,7 @@ def test_on_made_up_cuda_an_evaluation_does_not_double_the_phases_of_the_next_st
     probe._due = float("inf")
     step(probe, Loader(), optimizer, loss)
     probe._timed = probe._device_clock()  # as when the next step is expected to be written
-    probe.after_evaluation_fetch()
+    probe.after_evaluation_fetch(None, None)
     probe._due = 0.0
     step(probe, Loader(), optimizer, loss)
     probe.finish("finished")
