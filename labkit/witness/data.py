@@ -371,7 +371,8 @@ class SameNoise(DataRule):
         "a floating-point tensor of the batches, or of the DDP model's inputs, that is new each time is equal on all "
         "ranks, although the samples differ"
     )
-    silent = "always a note: somebody may share the numbers on purpose; noise that was added to a sample is not seen"
+    silent = "tensors with another first dimension than the samples; always a note: somebody may mean it so"
+    limits = "noise that was added to a sample, or drawn within the model"
 
     def of_group(self, evidence: Evidence, group: tuple[int, ...], epochs: list[Epoch]) -> Iterator[Finding]:
         differ = False
@@ -406,8 +407,10 @@ class SameNoise(DataRule):
         same = [all(len({leaves[i][0] for leaves in row}) == 1 for row in cells) for i in columns]
         random = [all(leaves[i][1] for row in cells for leaves in row) for i in columns]
         new = [len({row[0][i][0] for row in cells}) == len(cells) for i in columns]
-        found = [i for i in columns if same[i] and random[i] and new[i]]
-        if found and (differ or not all(same)):
+        sizes = [name.split()[-1].split("x")[0] for name in names]  # of the first dimension, usually the batch's
+        others = {size for size, is_same in zip(sizes, same, strict=False) if not is_same}
+        found = [i for i in columns if same[i] and random[i] and new[i] and (not others or sizes[i] in others)]
+        if found and (differ or others):
             names = [names[i] for i in found if i < len(names)]
             yield Finding(
                 self.kind,
