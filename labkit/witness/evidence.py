@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -132,3 +132,15 @@ class Evidence:
     def at(self, line: int) -> str:
         """` (train.py line 31)`, with the cell if it is in one; empty if the line is unknown."""
         return f" ({self._locate(line)})" if line else ""
+
+
+def by_place(
+    evidence: Evidence, kind: str, applies: Callable[[Line], bool] = lambda line: True
+) -> Iterator[tuple[Line, tuple[int, ...]]]:
+    """For each place in the script that made ranks write lines of a kind: the earliest one, and these ranks."""
+    places: dict[int, list[tuple[int, Line]]] = {}
+    for rank, testimony in evidence.ranks.items():
+        for line in filter(applies, testimony.of(kind)):
+            places.setdefault(line.line, []).append((rank, line))
+    for lines in places.values():
+        yield min((line for _, line in lines), key=lambda line: line.step), tuple(sorted({rank for rank, _ in lines}))

@@ -6,15 +6,32 @@ import time
 from collections.abc import Callable, Sequence
 
 from labkit.record import Place, RunFolder
+from labkit.witness.checkpoints import FileRace, Unloaded
 from labkit.witness.data import DATA_RULES
 from labkit.witness.evidence import Evidence
 from labkit.witness.finding import Finding, Findings
 from labkit.witness.replicas import Replicas, Settings
 from labkit.witness.rule import Rule
+from labkit.witness.schedules import Schedules
 from labkit.witness.slips import JoinedCalls, Slips
+from labkit.witness.updates import LeftWindow, LostUpdates, NoOptimizer, OtherTensors, PartedTies
 
 # A finding of an earlier one may explain those of later ones.
-RULES: tuple[type[Rule], ...] = (JoinedCalls, Slips, Replicas, Settings, *DATA_RULES)
+RULES: tuple[type[Rule], ...] = (
+    JoinedCalls,
+    Slips,
+    Replicas,
+    Settings,
+    Unloaded,
+    FileRace,
+    PartedTies,
+    OtherTensors,
+    NoOptimizer,
+    LostUpdates,
+    LeftWindow,
+    Schedules,
+    *DATA_RULES,
+)
 LOOK_SECONDS = 2.0
 RANKS_PER_SECOND = 128  # looking at them takes less than 1 % of a core: benchmarks/witness_ranks.py
 

@@ -17,6 +17,7 @@ from typing import Any, Protocol
 
 from labkit.worker.frames import invisible, leave_out_of_compilation
 from labkit.worker.recorder import Recorder
+from labkit.worker.witness.around import call_after as call_after
 
 
 class Observer(Protocol):
@@ -53,23 +54,6 @@ def hook(torch: Any, probe: Observer, before_fetches: Sequence[Callable[[], None
     if torch.distributed.is_available():
         call_after(torch.nn.parallel.DistributedDataParallel, "__init__", probe.wrapped, probe.recorder)
         _hook_distributed_model(torch, probe)
-
-
-def call_after(owner: Any, name: str, observe: Callable[..., None], recorder: Recorder) -> None:
-    """Have a method of a class call `observe(object)` when it has returned."""
-    method = getattr(owner, name)
-
-    @functools.wraps(method)
-    @invisible
-    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        result = method(self, *args, **kwargs)
-        try:
-            observe(self)
-        except Exception as error:
-            recorder.drop(error)
-        return result
-
-    setattr(owner, name, call)
 
 
 def _hook_data_loader(torch: Any, probe: Observer, before_fetches: Sequence[Callable[[], None]]) -> None:

@@ -97,9 +97,10 @@ class Probe:
         try:
             hook(torch, self, [watching.before_fetch for watching in (self._trace, self._profile) if watching])
             self._communication.hook(torch)
-            if self.witness is not None and torch.distributed.is_available():
+            if self.witness is not None:
                 self.witness.hook()
-                Joins(torch, self.witness).hook()
+                if torch.distributed.is_available():
+                    Joins(torch, self.witness).hook()
         except Exception as error:
             self.recorder.drop(error)
         self._step_started = clock()
@@ -122,6 +123,8 @@ class Probe:
 
     def finish(self, outcome: str) -> None:
         """Write the remaining records and how the script ended. Never raises, never waits long for the device."""
+        if self.witness is not None:
+            self.witness.finish()
         try:
             for watching in (self._trace, self._profile):
                 if watching is not None:
@@ -183,6 +186,8 @@ class Probe:
 
     def after_last_fetch(self, iterator: Any) -> None:
         self._batches.ended(iterator)
+        if self.witness is not None:
+            self.witness.after_last_fetch()
 
     def after_evaluation_fetch(self, iterator: Any, batch: Any) -> None:
         if not self._evaluates:
@@ -258,6 +263,8 @@ class Probe:
                 self._timed.begin()
             if self._trace is not None:
                 self._trace.before_step(optimizer)
+            if self.witness is not None:
+                self.witness.before_step(optimizer)
 
     def _restore_settings(self, optimizer: Any) -> None:
         try:

@@ -16,12 +16,16 @@ from types import FrameType
 from typing import Any
 
 from labkit.rank_files import DIGESTS
-from labkit.ring import CALLED_IN_JOIN, IN_BACKWARD, JOINED, NO_GRAPH, NOT_SYNCHRONIZED, REDUCED, RingWriter
-from labkit.worker.hooks import call_after
+from labkit.ring import CALLED_IN_JOIN, IN_BACKWARD, JOINED, NO_GRAPH, NOT_SYNCHRONIZED, REDUCED, RingWriter, is_checked
 from labkit.worker.recorder import Recorder
+from labkit.worker.witness.around import call_after
 from labkit.worker.witness.batches import Batches
+from labkit.worker.witness.checkpoints import Checkpoints
+from labkit.worker.witness.later import Later
 from labkit.worker.witness.models import DistributedModel
 from labkit.worker.witness.replicas import Replicas
+from labkit.worker.witness.schedules import Schedules
+from labkit.worker.witness.updates import Ties, Updates, Windows
 
 
 class Witness:
@@ -44,6 +48,10 @@ class Witness:
         self._line = self._flags = self._in_join = 0
         self._loss = math.nan
         self.replicas = Replicas(self, lines.with_name(DIGESTS))
+        self.epochs = 0  # iterations over a loader that have begun
+        self._has_ended = False  # the iteration in use
+        self._checkpoints, self._schedules, later = Checkpoints(self), Schedules(self), Later(torch)
+        self._updates, self._windows, self._ties = Updates(self, later), Windows(self, later), Ties(self)
 
     # Called on the step path
 
@@ -51,6 +59,11 @@ class Witness:
         if is_training:
             if self._iterator() is not iterator:
                 self._iterator, self.fetched = weakref.ref(iterator), 0  # a preview of another loader does not count
+                self._has_ended = True
+            if self._has_ended:
+                self._has_ended = False
+                self.epochs += 1
+                self._windows.at_epoch()
             self.fetched += 1
         self.batches.after_fetch(iterator, batch, is_training)
 
@@ -61,6 +74,9 @@ class Witness:
                 if known.reference() is model:
                     self.batches.before_forward(number, inputs)
 
+    def after_last_fetch(self) -> None:
+        self._has_ended = True
+
     def before_backward(self, loss: Any) -> None:
         loss = loss[0] if isinstance(loss, list | tuple) and loss else loss
         is_known = loss is not None and loss.numel() == 1 and loss.device.type == "cpu"
@@ -70,6 +86,7 @@ class Witness:
             if (wrapped := model.reference()) is not None:
                 self._flags |= NOT_SYNCHRONIZED * (not wrapped.require_backward_grad_sync)
                 self._flags |= JOINED * bool(wrapped._join_config.enable)
+        self._windows.before_backward()
         self._before = self.calls()
         self._tell(self._before, IN_BACKWARD)
 
@@ -86,6 +103,11 @@ class Witness:
         flags |= self._flags | self._in_join
         self.ring.at_backward(self.fetched, self.passes, calls, self._line, self._loss, flags)
 
+    def before_step(self, optimizer: Any) -> None:
+        """Before a step of an optimizer that no other one wraps."""
+        self._ties.before_step()
+        self._updates.before_step(optimizer)
+
     def after_step(self, optimizer: Any, step: int) -> None:
         """After a step of an optimizer that no other one wraps; `step` counts those of the training."""
         self.step, self.number = step, self.number + 1
@@ -94,6 +116,12 @@ class Witness:
         calls = self.calls() if self._called is None else self._called
         counted = self.fetched, self.passes, calls, which, self._flags | self._in_join, total
         self.ring.after_step(counted, (step, self._line, self._loss, self._before))
+        self._windows.after_step()
+        self._updates.after_step(optimizer)
+        self._schedules.after_step(optimizer)
+        self._checkpoints.after_step()
+        if is_checked(self.number):
+            self._schedules.write()
         self.fetched = self.passes = self._in_join = 0
 
     # For those that write it
@@ -114,6 +142,22 @@ class Witness:
     def line(self) -> int:
         """The line at which the script's own file is now; 0 if it is not running."""
         return script_line()
+
+    def live_optimizers(self) -> list[Any]:
+        """Those that have made steps and are still there."""
+        return [optimizer for known in self._optimizers if (optimizer := known()) is not None]
+
+    def distributed_models(self) -> list[Any]:
+        """Those that DDP has wrapped and that are still there."""
+        return [wrapped.module for known in self.models if (wrapped := known.reference()) is not None]
+
+    def finish(self) -> None:
+        """Write what is only known at the end. Never raises."""
+        try:
+            self._checkpoints.after_step()
+            self._schedules.write()
+        except Exception as error:
+            self.recorder.drop(error)
 
     def calls(self) -> int:
         """How many collectives the group that averages the gradients has called, or else the default group. It is that
@@ -143,7 +187,12 @@ class Witness:
         return (lambda: count() - messages.get(name, 0)) if counts_messages else count
 
     def hook(self) -> None:
-        """Hook torch.distributed, once in a process."""
+        """Hook what only the witness looks at, once in a process."""
+        self._checkpoints.hook()
+        self._schedules.hook()
+        self._ties.hook()
+        if not self.torch.distributed.is_available():
+            return
         for name in ("send", "recv", "recv_anysource"):
             call_after(self.torch.distributed.ProcessGroup, name, self.sent, self.recorder)
 

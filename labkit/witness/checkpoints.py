@@ -1,0 +1,110 @@
+"""Finds checkpoints of which nothing was loaded, and files that ranks write or read at the same time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from labkit.witness.evidence import Evidence, Line, by_place
+from labkit.witness.finding import Finding, named
+from labkit.witness.rule import Rule
+
+
+class Unloaded(Rule):
+    kind = "unloaded"
+    title = "Nothing of a checkpoint was loaded"
+    declared = "Module.load_state_dict: the keys that it is given, and the names of the module's own parameters"
+    observed = (
+        "with strict=False no key matched; or those that did not would all match without the name that a wrapper of "
+        "torch's puts into them, like `module.` or `_orig_mod.`"
+    )
+    silent = (
+        "a part is loaded (LoRA, another head); an empty state; the module, one in it or around it is loaded before "
+        "the next optimizer step; nobody uses the module any more"
+    )
+    limits = "weights that the script then copies by hand are not seen"
+
+    def judge(self, evidence: Evidence) -> Iterable[Finding]:
+        for line, ranks in by_place(evidence, "unloaded"):
+            values = line.values
+            wanted, of, change = values["wanted"], values["of"], str(values["change"])
+            what = (
+                f"loaded none of the {of} parameters" if wanted == of else f"did not load {wanted} of {of} parameters"
+            )
+            why = f"the keys are like {values['key']}, the module's names like {values['own']}"
+            advice = "Load with strict=True, or look at what load_state_dict returns."
+            if change:
+                prefix = change[1:]
+                change = f"Remove {prefix} from the keys" if change[0] == "+" else f"Put {prefix} in front of the keys"
+                advice = f"{change}. {advice}"
+            yield Finding(
+                "unloaded",
+                f"load_state_dict{evidence.at(line.line)} {what}",
+                why,
+                advice,
+                since=line.step,
+                ranks=ranks,
+                line=line.line,
+                parameters=(str(values["own"]),),
+            )
+
+
+class FileRace(Rule):
+    kind = "file race"
+    title = "A file was read or written while another rank wrote it"
+    declared = "torch.save and torch.load with the same path, and the numbers of collectives of the ranks' groups then"
+    observed = (
+        "two ranks of a host write it at the same time, or one reads it before or while another writes it, and no "
+        "collective that both call is between"
+    )
+    silent = (
+        "a collective of a common group is between; the file was read after it was complete, which a script may ensure "
+        "by a store, a lock or another file; paths on different hosts"
+    )
+    limits = "files that the script opens itself; a race that the reader lost by luck is not seen in this run"
+
+    def judge(self, evidence: Evidence) -> Iterable[Finding]:
+        files: dict[tuple[str, str], list[tuple[int, Line]]] = {}
+        for rank, testimony in evidence.ranks.items():
+            for kind in ("save", "load"):
+                for line in testimony.of(kind):
+                    files.setdefault((line.values["host"], line.values["path"]), []).append((rank, line))
+        for (_, path), uses in files.items():
+            if found := _raced(evidence, Path(path).name, uses):
+                yield found
+
+
+def _raced(evidence: Evidence, name: str, uses: list[tuple[int, Line]]) -> Finding | None:
+    for rank, save in uses:
+        for other, use in uses:
+            if save.kind == "load" or other == rank or (use.kind == "save" and other < rank):
+                continue
+            was_before = use.t <= save.values["began"]
+            # Steps without collectives may be between a read and a write that is not about the same version.
+            is_apart = was_before and (use.kind == "save" or use.number != save.number or not use.values["calls"])
+            if use.values["began"] >= save.t or is_apart or _is_ordered(save, use):
+                continue
+            where = f"{name} after step {save.step}{evidence.at(save.line)}"
+            if use.kind == "save":
+                what = f"{named([rank, other])} write the file {where} at the same time: it may hold parts of both"
+                advice = "Save on one rank, or into a file of each rank's own."
+            else:
+                when = "before" if was_before else "while"
+                what = f"{named([other])} reads {name}{evidence.at(use.line)} {when} {named([rank])} writes it"
+                what += f"{evidence.at(save.line)}, and no collective is between"
+                advice = "Call torch.distributed.barrier() after the file is written and before it is read."
+            return Finding(
+                "file race",
+                what,
+                advice=advice,
+                since=max(1, save.step),
+                ranks=(rank, other) if use.kind == "save" else (other,),
+                line=use.line,
+            )
+    return None
+
+
+def _is_ordered(one: Line, other: Line) -> bool:
+    """Whether there is a collective between: one of the ranks had called it already, the other called it later."""
+    first, second = one.values["calls"], other.values["calls"]
+    return any(first[group] != second[group] for group in set(first) & set(second))

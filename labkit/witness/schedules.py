@@ -1,0 +1,101 @@
+"""Finds learning rate schedules that move too often, or whose planned end is not the training's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from labkit.witness.evidence import Evidence, Line
+from labkit.witness.finding import Finding
+from labkit.witness.rule import Rule
+
+FEWEST_IDLE, IDLE_SHARE = 10, 0.05  # steps at a learning rate of zero, and their share of all
+COMPLETE = 0.67  # of the planned moves
+
+
+class Schedules(Rule):
+    kind = "schedule"
+    title = "A learning rate schedule is not as long as the training"
+    declared = (
+        "accelerate moves a prepared scheduler once per process at each call; total_steps, T_max, total_iters or the "
+        "num_training_steps of a partial function"
+    )
+    observed = (
+        "a prepared scheduler is called once per epoch; the planned end came early, and steps at a learning rate of "
+        "zero followed; at the end (a note) it was planned for exactly the run's steps or backward "
+        "passes, but moved less"
+    )
+    silent = (
+        "an unknown length; any other end, early or late: warm restarts, a cosine's period, ReduceLROnPlateau, "
+        "a training that was stopped; schedulers that are within others"
+    )
+
+    def judge(self, evidence: Evidence) -> Iterable[Finding]:
+        found: dict[int, list[tuple[int, Finding]]] = {}
+        for rank, testimony in evidence.ranks.items():
+            newest = {line.values["n"]: line for line in testimony.of("schedule")}
+            for number, line in newest.items():
+                finding = _moves_several(evidence, line) or _ended(evidence, line) or _planned_longer(evidence, line)
+                if finding is not None:
+                    found.setdefault(number, []).append((rank, finding))
+        for each in found.values():
+            yield replace(each[0][1], ranks=tuple(rank for rank, _ in each))
+
+
+def _moves_several(evidence: Evidence, line: Line) -> Finding | None:
+    v = line.values
+    is_per_epoch = v["stops"] >= 2 and v["gap"] >= 2 and v["stops"] <= v["epochs"] + 1
+    is_planned = v["planned"] and v["moves"] <= v["planned"]
+    if not (v["through_accelerate"] and v["fewest"] == v["most"] >= 2 and is_per_epoch) or is_planned:
+        return None
+    return Finding(
+        "schedule",
+        f"{v['type']} moves {v['most']} times at a time, once in {v['gap']} optimizer steps{evidence.at(line.line)}",
+        "a prepared scheduler moves once per process at each call, because accelerate expects a call per batch",
+        "Do not prepare a scheduler that is called once per epoch.",
+        since=max(1, line.step - (v["stops"] - 1) * v["gap"]),
+        line=line.line,
+    )
+
+
+def _ended(evidence: Evidence, line: Line) -> Finding | None:
+    v = line.values
+    if not v["ended"] or v["idle"] < max(FEWEST_IDLE, IDLE_SHARE * v["steps"]):
+        return None
+    times = (
+        f"it moves {v['most']} times at a time" if v["fewest"] == v["most"] > 1 else "it is shorter than the training"
+    )
+    return Finding(
+        "schedule",
+        f"{v['type']}{evidence.at(line.line)} was planned for {v['planned']} moves and made them by step {v['ended']}; "
+        "since then the learning rate is zero",
+        f"{times}; a scheduler that accelerate has prepared moves once per process"
+        if v["through_accelerate"]
+        else times,
+        "Plan it for as many moves as the training makes on all processes together."
+        if v["through_accelerate"]
+        else "Plan it for as many moves as the training makes.",
+        since=v["ended"] + 1,
+        line=line.line,
+    )
+
+
+def _planned_longer(evidence: Evidence, line: Line) -> Finding | None:
+    v = line.values
+    if evidence.outcome != "succeeded" or not v["stops"] or not 0 < v["moves"] < COMPLETE * v["planned"]:
+        return None
+    if v["planned"] == v["steps"]:
+        unit, why = "optimizer steps", f"it is called once in {v['gap']} steps"
+    elif v["planned"] == v["passes"]:
+        unit, why = "backward passes", "gradients are accumulated, so that there are fewer steps than batches"
+    else:
+        return None
+    return Finding(
+        "schedule",
+        f"{v['type']}{evidence.at(line.line)} was planned for {v['planned']} moves, as many as the run's {unit}, and "
+        f"made {v['moves']}",
+        why,
+        "Plan it for as many moves as the training makes.",
+        certain=False,
+        line=line.line,
+    )

@@ -1,0 +1,37 @@
+"""Reads values that a device computes when it has computed them, without waiting for it."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+UNREAD = 16
+
+
+class Later:
+    """Values of CPU tensors are read at once, those on CUDA are copied to pinned memory and read by a later `poll`."""
+
+    def __init__(self, torch: Any):
+        self._torch = torch
+        self._waiting: deque[tuple[Any, Any, Callable[[list[float]], None]]] = deque(maxlen=UNREAD)
+
+    def read(self, values: Any, then: Callable[[list[float]], None]) -> None:
+        """Call `then` with the values of this tensor. Nothing is read while the script captures a CUDA graph."""
+        if not values.is_cuda:
+            then(values.tolist())
+        elif not self._captures():
+            copy = values.new_empty(values.shape, device="cpu", pin_memory=True)
+            copy.copy_(values, non_blocking=True)
+            done = self._torch.cuda.Event()
+            done.record(self._torch.cuda.current_stream(values.device))
+            self._waiting.append((done, copy, then))
+
+    def poll(self) -> None:
+        """Call those whose values are there."""
+        while self._waiting and not self._captures() and self._waiting[0][0].query():
+            _, copy, then = self._waiting.popleft()
+            then(copy.tolist())
+
+    def _captures(self) -> bool:
+        return bool(self._torch.cuda.is_current_stream_capturing())

@@ -1,0 +1,97 @@
+"""Writes down how schedules of the learning rate move: how often, how far is planned, and what comes after that."""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from labkit.worker.witness.around import call_around
+from labkit.worker.witness.observed import Observed
+
+PLANNED = ("total_steps", "T_max", "total_iters")
+ACCELERATE = "accelerate/scheduler.py"
+
+
+@dataclass
+class Schedule:
+    """A scheduler. It moves once or several times after a step; `most` and `fewest` say how often, each of `stops`
+    times, at least `gap` steps apart. `planned` moves had been made after step `ended`; its optimizer has made `steps`
+    steps of `passes` backward passes, the last `idle` of them at a learning rate of zero."""
+
+    reference: Callable[[], Any]
+    line: int
+    planned: int
+    through_accelerate: bool
+    moves: int = 0
+    stops: int = 0
+    fewest: int = 0
+    most: int = 0
+    gap: int = 0
+    ended: int = 0
+    steps: int = 0
+    passes: int = 0
+    idle: int = 0
+    at: int = -1  # the step of any optimizer after which it moved last
+    here: int = 0  # its moves since then
+
+
+class Schedules:
+    """Hooks `LRScheduler.step`. Schedulers with a `step` of their own, like those with restarts, are not seen."""
+
+    def __init__(self, witness: Observed):
+        self._witness = witness
+        self._known: dict[int, Schedule] = {}
+
+    def hook(self) -> None:
+        call_around(self._witness.torch.optim.lr_scheduler.LRScheduler, "step", self._moves, self._witness.recorder)
+
+    def _moves(self, scheduler: Any, *_: Any, **__: Any) -> None:
+        if scheduler._is_initial:
+            return
+        known = self._known.get(id(scheduler))
+        if known is None or known.reference() is not scheduler:
+            known = self._known[id(scheduler)] = self._new(scheduler)
+        known.moves += 1
+        number = self._witness.number
+        if known.at == number:
+            known.here += 1
+            known.most = max(known.most, known.here)
+            return
+        if known.stops:
+            known.fewest = min(known.fewest or known.here, known.here)
+            known.gap = min(known.gap or number, number - known.at)
+        known.stops, known.at, known.here, known.most = known.stops + 1, number, 1, max(known.most, 1)
+
+    def _new(self, scheduler: Any) -> Schedule:
+        planned = next((total for name in PLANNED if (total := getattr(scheduler, name, None))), 0)
+        for function in getattr(scheduler, "lr_lambdas", ()):
+            planned = planned or getattr(function, "keywords", {}).get("num_training_steps", 0)
+        caller = sys._getframe(1)
+        while caller.f_code.co_filename == __file__ and caller.f_back is not None:
+            caller = caller.f_back
+        through = caller.f_code.co_filename.replace("\\", "/").endswith(ACCELERATE)
+        return Schedule(weakref.ref(scheduler), self._witness.line(), int(planned), through)
+
+    def after_step(self, optimizer: Any) -> None:
+        for known in self._known.values():
+            scheduler = known.reference()
+            if scheduler is None or scheduler.optimizer.param_groups is not optimizer.param_groups:
+                continue
+            known.steps, known.passes = known.steps + 1, known.passes + self._witness.passes
+            if known.planned and scheduler.last_epoch >= known.planned:
+                known.ended = known.ended or self._witness.step - 1
+                is_zero = all(type(group["lr"]) is float and not group["lr"] for group in optimizer.param_groups)
+                known.idle = known.idle + 1 if is_zero else 0
+
+    def write(self) -> None:
+        for number, known in enumerate(self._known.values()):
+            if (scheduler := known.reference()) is not None:
+                fewest = min(known.fewest or known.here, known.here)
+                counts = {name: getattr(known, name) for name in ("planned", "moves", "stops", "most", "gap", "ended")}
+                counts |= {"fewest": fewest, "steps": known.steps, "idle": known.idle, "at": scheduler.last_epoch}
+                made = {"n": number, "type": type(scheduler).__name__, "through_accelerate": known.through_accelerate}
+                seen = {"epochs": self._witness.epochs, "passes": known.passes}
+                self._witness.write("schedule", **made, **counts, **seen, line=known.line)

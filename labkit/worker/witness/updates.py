@@ -1,0 +1,264 @@
+"""Writes down whether an optimizer's steps change the weights, and whether those weights are the model's."""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from labkit.ring import is_checked
+from labkit.worker.measures.memory import live_optimizers
+from labkit.worker.witness.around import call_around
+from labkit.worker.witness.later import Later
+from labkit.worker.witness.observed import Observed
+
+WATCHED, SAMPLED = 16, 128  # parameters of an optimizer, and elements of each, that are compared
+BEGUN = 20  # steps after which a parameter without a gradient may be said to have none
+TIES_JUDGED = 20  # steps within which both parts of a tie must have gradients
+COUNTED_WINDOWS = 64  # different numbers of backward passes in a step
+
+
+@dataclass
+class Optimized:
+    """An optimizer. `learned`: the places of its parameters that have had a gradient at a check."""
+
+    reference: Callable[[], Any]
+    steps: int = 0
+    learned: set[int] = field(default_factory=set)
+    before: list[tuple[Any, Any, Any]] = field(default_factory=list)  # parameters, samples, where a gradient was
+    kept: dict[int, Any] = field(default_factory=dict)  # samples of the last check
+    orphans: dict[tuple[int, str], tuple[Any, Any]] = field(default_factory=dict)  # parameters, their samples
+
+
+class Updates:
+    """Is called before and after each step of an optimizer that no other one wraps."""
+
+    def __init__(self, witness: Observed, later: Later):
+        self._witness, self._torch, self._later = witness, witness.torch, later
+        self._known: dict[int, Optimized] = {}
+        self._at_check: Optimized | None = None
+
+    def before_step(self, optimizer: Any) -> None:
+        known = self._known.get(id(optimizer))
+        if known is None or known.reference() is not optimizer:
+            known = self._known[id(optimizer)] = Optimized(weakref.ref(optimizer))
+        known.steps += 1
+        if is_checked(known.steps):
+            self._at_check = known
+            with self._torch.no_grad(), self._torch._C.DisableTorchFunction():
+                self._sample(known, optimizer)
+                self._find_orphans(known, optimizer)
+
+    def after_step(self, optimizer: Any) -> None:
+        self._later.poll()
+        known, self._at_check = self._at_check, None
+        if known is not None and known.reference() is optimizer:
+            with self._torch.no_grad(), self._torch._C.DisableTorchFunction():
+                self._compare(known, optimizer)
+
+    def _sample(self, known: Optimized, optimizer: Any) -> None:
+        """Keep some elements of the largest parameters of low precision, if torch's own optimizer updates these."""
+        own = parameters_of(optimizer)
+        known.learned |= {place for place, p in enumerate(own) if p.grad is not None}
+        low = (self._torch.bfloat16, self._torch.float16)
+        is_torchs = type(optimizer).__module__.startswith("torch.optim.")
+        several = [p for p in own if is_torchs and p.dtype in low and p.grad is not None and not p.grad.is_sparse]
+        known.before = [
+            (p, _sample(p).clone(), (gradient := _sample(p.grad)).isfinite() & (gradient != 0))
+            for p in _comparable(sorted(several, key=lambda p: -p.numel()))
+        ]
+
+    def _compare(self, known: Optimized, optimizer: Any) -> None:
+        own = parameters_of(optimizer)
+        known.learned |= {place for place, p in enumerate(own) if p.grad is not None}  # LBFGS computes it in its step
+        if not known.before:
+            return
+        counts, kept = [], {}
+        for p, before, has_gradient in known.before:
+            now = kept[id(p)] = _sample(p).clone()
+            last = known.kept.get(id(p), before)
+            counts += [((now != before) & has_gradient).sum(), has_gradient.sum(), ((now != last) & has_gradient).sum()]
+        rates = [group["lr"] for group in optimizer.param_groups]
+        kinds = str(known.before[0][0].dtype).removeprefix("torch.")
+        known.kept, known.before = kept, []
+        if all(isinstance(rate, float | int) for rate in rates):
+            values = {"optimizer": self._witness.number_of(optimizer), "type": kinds, "lr": max(rates)}
+            values |= {"step": self._witness.step, "line": self._witness.line()}
+            self._later.read(
+                self._torch.stack(counts).view(-1, 3).sum(0),
+                lambda sums: self._witness.write("moved", **values, moved=sums[0], sampled=sums[1], since=sums[2]),
+            )
+
+    def _find_orphans(self, known: Optimized, optimizer: Any) -> None:
+        """Write which parameters of a model whose gradients torch averages have one, but are in no optimizer. Somebody
+        may update them by hand: only those count that did not change since the last check."""
+        last, known.orphans = known.orphans, {}
+        own, models = parameters_of(optimizer), list(self._models())
+        everything = {id(p) for model in models for p in model.parameters()}
+        for number, model in enumerate(models):
+            learning = [(name, p) for name, p in model.named_parameters() if p.requires_grad and p.grad is not None]
+            lost = self._in_no_optimizer(learning, thoroughly=known.steps >= BEGUN)
+            watched = {id(p) for p in _comparable(p for _, p in lost)}
+            samples = {(number, name): (p, _sample(p).clone()) for name, p in lost if id(p) in watched}
+            known.orphans |= samples
+            same = [key for key, (p, _) in samples.items() if key in last and last[key][0] is p]
+            if known.steps < BEGUN or not same:
+                continue
+            strange = sum(place not in known.learned and id(p) not in everything for place, p in enumerate(own))
+            values = {
+                "names": [name for _, name in same[:3]],
+                "lost": len(lost),
+                "of": len(learning),
+                "is_last": lost[-1][0] == learning[-1][0],
+                "strange": strange,
+                "held": len(own),
+                "step": self._witness.step + 1,
+                "line": self._witness.line(),
+            }
+            moved = [(last[key][1] != samples[key][1]).sum() for key in same]
+            self._later.read(self._torch.stack(moved), self._write_unless_moved(values))
+
+    def _write_unless_moved(self, values: dict[str, Any]) -> Callable[[list[float]], None]:
+        return lambda moved: None if any(moved) else self._witness.write("orphans", **values)
+
+    def _in_no_optimizer(self, named: list[tuple[str, Any]], *, thoroughly: bool) -> list[tuple[str, Any]]:
+        """Those that no optimizer has that has made a step, or, which takes some time to find out, none at all."""
+        optimizers = [optimizer for each in self._known.values() if (optimizer := each.reference()) is not None]
+        held = {id(p) for optimizer in optimizers for p in parameters_of(optimizer)}
+        lost = [(name, p) for name, p in named if id(p) not in held]
+        if lost and thoroughly:
+            held = {id(p) for optimizer in live_optimizers() for p in parameters_of(optimizer)}
+            lost = [(name, p) for name, p in lost if id(p) not in held]
+        return lost
+
+    def _models(self) -> Iterator[Any]:
+        """Those of DDP, and the outermost of FSDP2."""
+        yield from self._witness.distributed_models()
+        sharded = getattr(sys.modules.get("torch.distributed.fsdp"), "FSDPModule", None)
+        states = getattr(sys.modules.get("torch.distributed._composable_state"), "_module_state_mapping", {})
+        if sharded is not None:
+            models = [module for module in list(states) if isinstance(module, sharded)]
+            inner = {id(inner) for model in models for inner in model.modules() if inner is not model}
+            yield from (model for model in models if id(model) not in inner)
+
+
+class Windows:
+    """Counts the backward passes of each step. An epoch may end in a window of accumulation that is not complete: what
+    is left then must be stepped or cleared."""
+
+    def __init__(self, witness: Observed, later: Later):
+        self._witness, self._later = witness, later
+        self._sizes: Counter[int] = Counter()
+        self._left, self._is_held = 0, False
+
+    def at_epoch(self) -> None:
+        """Before the first batch of an epoch is used."""
+        self._left, self._is_held = self._witness.passes, False
+
+    def before_backward(self) -> None:
+        """Look at the first pass of an epoch whether the gradients of the passes that were left are still there."""
+        if not self._left or self._is_held or self._witness.passes != self._left:
+            return
+
+        def held(counts: list[float]) -> None:
+            self._is_held = any(counts)
+
+        torch, optimizers = self._witness.torch, self._witness.live_optimizers()
+        gradients = [p.grad for optimizer in optimizers[:1] for p in parameters_of(optimizer) if p.grad is not None]
+        gradients = [gradient for gradient in gradients if not gradient.is_sparse]
+        if gradients:
+            with torch.no_grad(), torch._C.DisableTorchFunction():
+                counts = [_sample(gradient).count_nonzero() for gradient in _comparable(gradients)]
+                self._later.read(torch.stack(counts), held)
+
+    def after_step(self) -> None:
+        passes, left, self._left = self._witness.passes, self._left, 0
+        usual, times = self._sizes.most_common(1)[0] if self._sizes else (0, 0)
+        is_rule = usual > 1 and times >= 2 and times >= 0.9 * self._sizes.total()
+        if left and self._is_held and is_rule and passes == usual + left and len(self._witness.live_optimizers()) == 1:
+            self._witness.write("window", passes=passes, usual=usual, left=left)
+        elif len(self._sizes) < COUNTED_WINDOWS or passes in self._sizes:
+            self._sizes[passes] += 1
+
+
+class Ties:
+    """Hooks what may part two names of one parameter: `Module._apply` (`to`, `to_empty`) and `load_state_dict`."""
+
+    def __init__(self, witness: Observed):
+        self._witness = witness
+        self._is_inside = False
+        self._parted: list[tuple[Callable[[], Any], list[str], dict[str, Any]]] = []
+        self._steps = 0
+
+    def hook(self) -> None:
+        module, recorder = self._witness.torch.nn.Module, self._witness.recorder
+        for name in ("_apply", "load_state_dict"):
+            call_around(module, name, self._observe(name), recorder)
+
+    def _observe(self, by: str) -> Callable[..., Callable[[Any], None] | None]:
+        def before(module: Any, *_: Any, **__: Any) -> Callable[[Any], None] | None:
+            if self._is_inside:
+                return None
+            self._is_inside = True
+            tied = _tied(module)
+
+            def after(_: Any) -> None:
+                self._is_inside = False
+                self._parted += [
+                    (weakref.ref(module), names, {"by": by, "line": self._witness.line()})
+                    for names in tied
+                    if _are_apart(module, names)
+                ]
+
+            return after
+
+        return before
+
+    def before_step(self) -> None:
+        """Write those that are still apart when both parts have gradients."""
+        if not self._parted:
+            return
+        self._steps += 1
+        for tie in list(self._parted):
+            reference, names, seen = tie
+            module = reference()
+            if module is None or not _are_apart(module, names) or self._steps > TIES_JUDGED:
+                self._parted.remove(tie)
+            elif all(module.get_parameter(name).grad is not None for name in names):
+                self._parted.remove(tie)
+                self._witness.write("parted", names=names, **seen, step=self._witness.step + 1)
+
+
+def parameters_of(optimizer: Any) -> list[Any]:
+    return [p for group in optimizer.param_groups for p in group["params"]]
+
+
+def _sample(tensor: Any) -> Any:
+    """Some elements of what this rank has of a tensor."""
+    local = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    flat = local.detach().reshape(-1)
+    return flat[:: max(1, flat.numel() // SAMPLED)][:SAMPLED]
+
+
+def _comparable(tensors: Iterable[Any]) -> list[Any]:
+    """The first of them that are on one device."""
+    tensors = list(tensors)
+    return [tensor for tensor in tensors if tensor.device == tensors[0].device][:WATCHED]
+
+
+def _tied(module: Any) -> list[list[str]]:
+    """The names of each parameter that has several."""
+    names: dict[int, list[str]] = {}
+    for name, parameter in module.named_parameters(remove_duplicate=False):
+        names.setdefault(id(parameter), []).append(name)
+    return [each for each in names.values() if len(each) > 1]
+
+
+def _are_apart(module: Any, names: list[str]) -> bool:
+    try:
+        return len({id(module.get_parameter(name)) for name in names}) > 1
+    except AttributeError:  # it was removed since
+        return False

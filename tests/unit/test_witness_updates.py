@@ -1,0 +1,154 @@
+"""Findings about checkpoints, updates and schedules, from lines as ranks write them."""
+
+import json
+
+import pytest
+
+from labkit.record import RunFolder
+from labkit.witness.checkpoints import FileRace, Unloaded
+from labkit.witness.evidence import Evidence
+from labkit.witness.schedules import Schedules
+from labkit.witness.updates import LeftWindow, LostUpdates, NoOptimizer, OtherTensors, PartedTies
+
+PLACE = {"t": 10.0, "step": 20, "number": 20, "line": 7}
+UNLOADED = {"k": "unloaded", "wanted": 4, "of": 4, "key": "module.0.bias", "own": "0.weight", "change": "+module."}
+ORPHANS = {"k": "orphans", "names": ["2.weight"], "lost": 2, "of": 4, "strange": 0, "held": 2, "is_last": True}
+SCHEDULE = {
+    "k": "schedule",
+    "n": 0,
+    "type": "StepLR",
+    "through_accelerate": False,
+    "planned": 0,
+    "moves": 0,
+    "stops": 0,
+}
+SCHEDULE |= {"fewest": 1, "most": 1, "gap": 0, "ended": 0, "steps": 40, "idle": 0, "epochs": 4, "passes": 40}
+
+
+@pytest.fixture
+def judge(tmp_path):
+    def judge(rule, *ranks, outcome="succeeded"):
+        """What a rule says about the lines of these ranks."""
+        attempt = RunFolder(tmp_path)
+        for rank, lines in enumerate(ranks):
+            attempt.witnessed(rank).parent.mkdir(parents=True, exist_ok=True)
+            attempt.witnessed(rank).write_text("".join(f"{json.dumps(PLACE | line)}\n" for line in lines))
+        evidence = Evidence(attempt, range(len(ranks)), "train.py")
+        evidence.read()
+        evidence.outcome = outcome
+        return list(rule().judge(evidence))
+
+    return judge
+
+
+def test_a_checkpoint_with_a_wrappers_prefix_is_not_loaded(judge):
+    (finding,) = judge(Unloaded, [UNLOADED], [UNLOADED])
+    assert finding.sentence == (
+        "since step 20: load_state_dict (train.py line 7) loaded none of the 4 parameters: "
+        "the keys are like module.0.bias, the module's names like 0.weight"
+    )
+    assert finding.advice.startswith("Remove module. from the keys.")
+    assert (finding.ranks, finding.certain) == ((0, 1), True)
+    (partly,) = judge(Unloaded, [UNLOADED | {"wanted": 1, "change": "-_orig_mod."}])
+    assert "did not load 1 of 4 parameters" in partly.sentence
+    assert partly.advice.startswith("Put _orig_mod. in front of the keys.")
+
+
+def use(kind, began, ended, calls, **values):
+    calls = {} if calls is None else {"default_pg": calls}
+    return {"k": kind, "path": "/c/last.pt", "host": "a", "began": began, "t": ended, "calls": calls} | values
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "says"),
+    [
+        (use("save", 1, 3, 5), use("load", 2, 2.5, 5), "rank 1 reads last.pt (train.py line 7) while rank 0 writes it"),
+        (
+            use("save", 2, 3, 5),
+            use("load", 1, 1.5, 5),
+            "rank 1 reads last.pt (train.py line 7) before rank 0 writes it",
+        ),
+        (use("save", 1, 3, 5), use("save", 2, 4, 5), "ranks 0 and 1 write the file last.pt"),
+        (use("save", 1, 3, 5), use("load", 2, 4, 6), ""),  # a collective is between
+        (use("save", 1, 3, 5), use("load", 3.5, 4, 5), ""),  # complete: a store, or another file, may say so
+        (use("save", 1, 3, 5), use("load", 2, 4, 5, host="b"), ""),
+        (use("save", 1, 3, 5), use("save", 3.5, 4, 5), ""),  # with a lock
+        (use("save", 2, 3, 5), use("load", 1, 1.5, 5, number=3), ""),  # an earlier version, without a collective since
+        (use("save", 2, 3, None), use("load", 1, 1.5, None), ""),
+    ],
+)
+def test_a_file_race_is_what_was_seen_without_a_collective_between(judge, first, second, says):
+    found = judge(FileRace, [first], [second])
+    assert [says in finding.what for finding in found] == [True] * bool(says)
+
+
+def check(step, moved, since, lr=2e-5, sampled=256):
+    values = {"optimizer": 0, "type": "bfloat16", "moved": moved, "since": since, "lr": lr, "sampled": sampled}
+    return {"k": "moved", "step": step, **values}
+
+
+def test_weights_that_never_move_are_found(judge):
+    still = [check(step, 0, 0) for step in (1, 2, 5)]
+    (finding,) = judge(LostUpdates, [*still, check(10, 2, 5)])
+    assert "5 of 256 sampled weights that have gradients changed up to step 10" in finding.sentence
+    assert "a learning rate of 2e-05 are below the resolution of bfloat16" in finding.sentence
+    for silent in (
+        still[:2],
+        [*still, check(10, 0, 6)],  # some move over several steps
+        [check(1, 200, 200), *still],  # they did move
+        [check(step, 0, 0, lr=1e-7 * step) for step in (1, 2, 5)],  # warm-up
+        [check(step, 0, 0, lr=0.0) for step in (1, 2, 5)],
+        [check(step, 0, 0, sampled=3) for step in (1, 2, 5)],
+    ):
+        assert judge(LostUpdates, silent) == []
+
+
+def test_parameters_in_no_optimizer(judge):
+    (finding,) = judge(NoOptimizer, [ORPHANS])
+    assert (finding.certain, finding.since, finding.until) == (False, 1, 20)
+    assert "2 of the model's parameters with gradients, 2.weight among them, are in no optimizer" in finding.what
+    assert judge(NoOptimizer, [ORPHANS | {"is_last": False}]) == []  # a head on a backbone that nobody froze
+    assert judge(NoOptimizer, [ORPHANS | {"lost": 4}]) == []  # the optimizer has copies
+    assert judge(OtherTensors, [ORPHANS]) == []
+    (other,) = judge(OtherTensors, [ORPHANS | {"strange": 1, "lost": 1}])
+    assert other.certain
+    assert "1 of the optimizer's 2 parameters is not the model's and never has a gradient, while 2.weight" in other.what
+
+
+def test_a_window_and_a_tie(judge):
+    (window,) = judge(LeftWindow, [{"k": "window", "passes": 7, "usual": 4, "left": 3}])
+    assert window.what == "step 20 sums 7 backward passes instead of 4: 3 are of the epoch before"
+    (tie,) = judge(PartedTies, [{"k": "parted", "names": ["embed.weight", "head.weight"], "by": "_apply"}])
+    assert tie.sentence == (
+        "since step 20: embed.weight and head.weight were one parameter, and are trained as 2: "
+        "to or to_empty (train.py line 7) made a new parameter for each name"
+    )
+
+
+TWICE = {"through_accelerate": True, "moves": 8, "stops": 4, "fewest": 2, "most": 2, "gap": 8}
+ENDED = {"type": "LambdaLR", "planned": 48, "moves": 95, "stops": 48, "ended": 24, "steps": 48, "idle": 24}
+ONCE_PER_EPOCH = {"type": "OneCycleLR", "planned": 40, "moves": 4, "stops": 4, "gap": 10}
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        (TWICE, "StepLR moves 2 times at a time, once in 8 optimizer steps (train.py line 7)"),
+        (TWICE | {"through_accelerate": False}, ""),
+        (TWICE | {"gap": 1, "stops": 40}, ""),  # once per step, as accelerate expects
+        (TWICE | {"epochs": 1}, ""),
+        (TWICE | {"planned": 8}, ""),
+        (ENDED, "LambdaLR (train.py line 7) was planned for 48 moves and made them by step 24"),
+        (ENDED | {"idle": 9}, ""),
+        (ENDED | {"steps": 2000}, ""),  # the last 1.2 %
+        (ONCE_PER_EPOCH, "planned for 40 moves, as many as the run's optimizer steps, and made 4"),
+        (ONCE_PER_EPOCH | {"planned": 160, "passes": 160}, "as many as the run's backward passes"),
+        (ONCE_PER_EPOCH | {"planned": 200}, ""),  # somebody stopped early
+        (ONCE_PER_EPOCH | {"moves": 39}, ""),
+        ({"moves": 40, "stops": 40}, ""),
+    ],
+)
+def test_schedules(judge, line, says):
+    found = judge(Schedules, [SCHEDULE | line], [SCHEDULE | line])
+    assert [(says in finding.what, finding.ranks) for finding in found] == [(True, (0, 1))] * bool(says)
+    assert judge(Schedules, [SCHEDULE | ONCE_PER_EPOCH], outcome="") == []
