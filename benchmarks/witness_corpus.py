@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import sys
 import tempfile
 import time
@@ -43,9 +44,8 @@ def main() -> None:
 
 
 def ranks_of(script: Path) -> int:
-    first = script.read_text(encoding="utf-8").splitlines()[:3]
-    numbers = [line.partition("ranks:")[2].split()[0] for line in first if "ranks:" in line]
-    return int(numbers[0]) if numbers else 2
+    said = re.search(r"ranks: (\d+)", script.read_text(encoding="utf-8").splitlines()[0])
+    return int(said[1]) if said else 2
 
 
 if __name__ == "__main__":

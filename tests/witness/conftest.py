@@ -1,5 +1,6 @@
 """Runs small scripts and reads what labkit found to be wrong with them."""
 
+import re
 from contextlib import suppress
 from pathlib import Path
 
@@ -12,8 +13,8 @@ HERE = Path(__file__).parent
 
 def judged(script, *, ranks=None):
     """The findings of a script's run, and its final state."""
-    first = script.read_text(encoding="utf-8").splitlines()[0]
-    ranks = ranks or int(first.partition("ranks:")[2].split()[0] if "ranks:" in first else 2)
+    said = re.search(r"ranks: (\d+)", script.read_text(encoding="utf-8").splitlines()[0])
+    ranks = ranks or (int(said[1]) if said else 2)
     run = labkit.launch(script, nproc_per_node=ranks, wait=False, detach=True, watchdog=60)
     with suppress(labkit.RankFailedError):
         run.wait(timeout=170)
