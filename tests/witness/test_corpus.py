@@ -12,7 +12,27 @@ import pytest
 from witness.conftest import HERE, judged
 
 CORRECT, FAULTY = (sorted((HERE / name).glob("*.py")) for name in ("correct", "faulty"))
-NOT_FOUND: dict[str, str] = {}
+CANNOT = "cannot be known: what it does is also done on purpose"
+NOT_YET = "no rule looks for it yet"
+NOT_FOUND = {
+    "batchnorm_differs_at_eval": CANNOT,
+    "clip_local_shard": NOT_YET,
+    "clipped_before_unscale": NOT_YET,
+    "eval_mode_kept": CANNOT,
+    "frozen_batchnorm_drifts": CANNOT,
+    "gather_without_gradient": CANNOT,
+    "gradients_summed": CANNOT,
+    "moments_lost_on_resume": NOT_YET,
+    "resume_epoch_restarts": NOT_YET,
+    "resume_random_restarts": CANNOT,
+    "scaler_skips_on_one_rank": NOT_YET,
+    "scheduler_restarts_on_resume": NOT_YET,
+    "token_mean_of_means": CANNOT,
+    "unused_hides_detached": CANNOT,
+    "v_closure_break": "nothing that is observed differs before one rank ends early, which is then the cause",
+    "v_fsdp_same_data": "FSDP's groups are not declared to the witness yet",
+    "v_numpy_fork_workers": "noise that is the same in every epoch looks like a feature of the samples",
+}
 
 
 @pytest.mark.parametrize("script", CORRECT, ids=lambda script: script.stem)
