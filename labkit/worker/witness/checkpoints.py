@@ -12,7 +12,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from labkit.host import boot_id
 from labkit.worker.witness.around import call_around
 from labkit.worker.witness.observed import Observed
 
@@ -32,7 +31,8 @@ class Checkpoints:
         self._witness, self._torch = witness, witness.torch
         self._is_loading = False
         self._unloaded: list[tuple[Callable[[], Any], dict[str, Any]]] = []  # modules, and what was tried
-        self._files, self._host = 0, f"{os.uname().nodename} {boot_id()}"
+        boot = Path("/proc/sys/kernel/random/boot_id")  # labkit.host would import psutil
+        self._files, self._host = 0, f"{os.uname().nodename} {boot.read_text().strip() if boot.exists() else ''}"
 
     def hook(self) -> None:
         torch, recorder = self._torch, self._witness.recorder
