@@ -1,4 +1,4 @@
-# odd: the ranks have files of different lengths and no sampler, so that one makes more steps than the other; DDP's join lets each file be read to its end, and at the end both hold the same model.
+# odd: one rank makes more steps, as its file is longer and no sampler evens them out: DDP's join is for this.
 import torch
 import torch.distributed as dist
 from torch import nn

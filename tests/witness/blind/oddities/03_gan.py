@@ -1,4 +1,4 @@
-# odd: the generator's step goes through discriminator.module, around DDP, and leaves gradients in it that are never averaged: they are thrown away before the discriminator's own step.
+# odd: the generator's step leaves unaveraged gradients in the discriminator, which are thrown away.
 import torch
 import torch.distributed as dist
 from torch import nn

@@ -1,11 +1,11 @@
-# odd: gradients are not synchronised and the replicas differ most of the time: this is local SGD, which averages the weights every eighth step and at the end.
+# odd: the replicas differ most of the time: this is local SGD, which averages at every tenth step and the end.
 import torch
 import torch.distributed as dist
 import torch.nn as nn
 from sklearn.datasets import load_digits
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
-H = 8
+H = 10
 
 
 @torch.no_grad()
@@ -25,7 +25,7 @@ def main():
     model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.3)
     step = 0
-    for epoch in range(5):
+    for epoch in range(4):
         sampler.set_epoch(epoch)
         for images, labels in loader:
             optimizer.zero_grad()

@@ -1,4 +1,4 @@
-# odd: no gradient is shared and each rank ends with other weights: the ranks are the folds of a cross-validation, trained side by side, and only their scores are gathered.
+# odd: each rank ends with other weights: the ranks are the folds of a cross-validation and share only scores.
 import torch
 import torch.distributed as dist
 from sklearn.datasets import load_breast_cancer
@@ -29,7 +29,7 @@ def fit_fold(x, y, train, test, epochs=6):
 if __name__ == "__main__":
     dist.init_process_group("gloo")
     rank, world = dist.get_rank(), dist.get_world_size()
-    torch.manual_seed(0)
+    torch.manual_seed(rank)  # each fold begins with weights of its own
     x, y = load_breast_cancer(return_X_y=True)
     folds = list(StratifiedKFold(n_splits=world, shuffle=True, random_state=0).split(x, y))
     score = fit_fold(x, y, *folds[rank])

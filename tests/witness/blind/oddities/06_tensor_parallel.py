@@ -1,4 +1,4 @@
-# odd: both ranks read the very same shuffled batches, without a DistributedSampler: they are the two halves of one tensor-parallel model, which must see the same data.
+# odd: both ranks read the same batches, without a sampler: they are halves of one tensor-parallel model.
 import torch
 import torch.distributed as dist
 from sklearn.datasets import load_digits
@@ -26,8 +26,8 @@ optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3, foreach=False)
 x, y = load_digits(return_X_y=True)
 dataset = TensorDataset(torch.tensor(x, dtype=torch.float32) / 16, torch.tensor(y))
 order = torch.Generator().manual_seed(0)
-loader = DataLoader(dataset, batch_size=64, shuffle=True, generator=order)
-for epoch in range(3):
+loader = DataLoader(dataset, batch_size=64, shuffle=True, drop_last=True, generator=order)
+for epoch in range(2):
     for images, labels in loader:
         loss = nn.functional.cross_entropy(model(images), labels)
         optimizer.zero_grad()

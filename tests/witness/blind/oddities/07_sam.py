@@ -1,4 +1,4 @@
-# odd: there are two backward passes per optimizer step, and the weights are moved by hand in between: this is sharpness-aware minimisation, which puts them back before it steps.
+# odd: two backward passes per step, and weights moved by hand in between: sharpness-aware minimisation.
 import torch
 import torch.distributed as dist
 from sklearn.datasets import load_wine

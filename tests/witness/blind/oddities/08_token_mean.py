@@ -1,4 +1,4 @@
-# odd: the loss is multiplied by the number of ranks: FSDP divides gradients by it, and the loss is to be the mean over the tokens of all ranks, which have different numbers of them.
+# odd: the loss is multiplied by the number of ranks, as FSDP divides by it: it is the mean over all tokens.
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F

@@ -1,10 +1,22 @@
-# odd: the backbone does not change for two epochs and then does, with a new optimizer and a far smaller learning rate: a linear probe comes first, then all is fine-tuned.
+# odd: the backbone does not change for two epochs and then does, at a far smaller learning rate: probe, then tune.
 import torch
 import torch.distributed as dist
 from sklearn.datasets import load_digits
+from sklearn.decomposition import PCA
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+
+
+def pretrained_backbone(x, dim=32):
+    """A layer that was fitted without labels: the whitened principal components of the images."""
+    pca = PCA(dim, whiten=True, svd_solver="full").fit(x)
+    layer = nn.Linear(x.shape[1], dim)
+    weight = torch.tensor(pca.components_ / pca.explained_variance_[:, None] ** 0.5, dtype=torch.float32)
+    with torch.no_grad():
+        layer.weight.copy_(weight)
+        layer.bias.copy_(-weight @ torch.tensor(pca.mean_, dtype=torch.float32))
+    return nn.Sequential(layer, nn.Tanh())
 
 
 def run_phase(name, net, data, lr, epochs, first_epoch):
@@ -12,7 +24,7 @@ def run_phase(name, net, data, lr, epochs, first_epoch):
     trainable = [p for p in net.parameters() if p.requires_grad]
     optimizer = torch.optim.AdamW(trainable, lr=lr)
     sampler = DistributedSampler(data)
-    loader = DataLoader(data, batch_size=64, sampler=sampler)
+    loader = DataLoader(data, batch_size=64, sampler=sampler, drop_last=True)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=epochs * len(loader))
     for epoch in range(first_epoch, first_epoch + epochs):
         sampler.set_epoch(epoch)
@@ -30,8 +42,8 @@ dist.init_process_group("gloo")
 torch.manual_seed(0)
 digits = load_digits()
 data = TensorDataset(torch.tensor(digits.data, dtype=torch.float32) / 16, torch.tensor(digits.target))
-backbone = nn.Sequential(nn.Linear(64, 128), nn.GELU(), nn.Linear(128, 64), nn.GELU())
-net = nn.Sequential(backbone, nn.Linear(64, 10))
+backbone = pretrained_backbone(digits.data / 16)
+net = nn.Sequential(backbone, nn.Linear(32, 10))
 
 backbone.requires_grad_(False)
 run_phase("probe", net, data, lr=2e-2, epochs=2, first_epoch=0)

@@ -1,4 +1,4 @@
-# odd: the teacher never receives a gradient, is in no optimizer and not in DDP, and yet its weights change: it is the moving average of the student, equal on both ranks as the student is.
+# odd: the teacher has no gradient, optimizer or DDP and yet changes: it is the student's moving average.
 import copy
 
 import torch
@@ -22,7 +22,7 @@ student = DDP(nn.Sequential(nn.Linear(64, 96), nn.ReLU(), nn.Linear(96, 10)))
 teacher = copy.deepcopy(student.module).requires_grad_(False)
 optimizer = torch.optim.Adam(student.parameters(), lr=3e-3)
 torch.manual_seed(rank)
-for epoch in range(5):
+for epoch in range(4):
     sampler.set_epoch(epoch)
     for images, labels in loader:
         logits = student(images + 0.1 * torch.randn_like(images))
