@@ -13,7 +13,9 @@ from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 def save_earlier_job(path, x, y):
     """Write what a job on one process left behind: a model of a part of the data."""
-    old = MLPRegressor((64,), alpha=1.0, max_iter=300, tol=1e-3, random_state=0).fit(x, y)
+    old = MLPRegressor(hidden_layer_sizes=(64,), alpha=1.0, max_iter=300, tol=1e-3, random_state=0).fit(
+        x.numpy(), y.numpy()
+    )
     state = {}
     for name, weight, bias in zip(["0", "2"], old.coefs_, old.intercepts_, strict=True):
         state[f"{name}.weight"] = torch.tensor(weight.T, dtype=torch.float32)
