@@ -65,11 +65,16 @@ class Witness:
                 self.epochs += 1
                 self._windows.at_epoch()
             self.fetched += 1
-        self.batches.after_fetch(iterator, batch, is_training)
+        if not self._is_seen():
+            self.batches.after_fetch(iterator, batch, is_training)
+
+    def _is_seen(self) -> bool:
+        """Whether the script would see what is computed here: one of its modes gets all of torch's operations."""
+        return bool(self.torch._C._len_torch_dispatch_stack() or self.torch._C._len_torch_function_stack())
 
     def before_forward(self, model: Any, inputs: Any) -> None:
         """Called before a DDP model is, whose gradients may be averaged."""
-        if self.torch.is_grad_enabled():
+        if self.torch.is_grad_enabled() and not self._is_seen():
             for number, known in enumerate(self.models):
                 if known.reference() is model:
                     self.batches.before_forward(number, inputs)
@@ -79,7 +84,7 @@ class Witness:
 
     def before_backward(self, loss: Any) -> None:
         loss = loss[0] if isinstance(loss, list | tuple) and loss else loss
-        is_known = loss is not None and loss.numel() == 1 and loss.device.type == "cpu"
+        is_known = loss is not None and loss.numel() == 1 and loss.device.type == "cpu" and not self._is_seen()
         self._loss, self._line = float(loss.detach()) if is_known else math.nan, script_line()
         self._flags = 0 if getattr(loss, "grad_fn", None) is not None else NO_GRAPH
         for model in self.models:
@@ -106,18 +111,22 @@ class Witness:
     def before_step(self, optimizer: Any) -> None:
         """Before a step of an optimizer that no other one wraps."""
         self._ties.before_step()
-        self._updates.before_step(optimizer)
+        if not self._is_seen():
+            self._updates.before_step(optimizer)
 
     def after_step(self, optimizer: Any, step: int) -> None:
         """After a step of an optimizer that no other one wraps; `step` counts those of the training."""
         self.step, self.number = step, self.number + 1
         which = self.number_of(optimizer)
-        total = self.replicas.after_step(optimizer, which)
+        total, is_seen = 0, self._is_seen()
+        if not is_seen:
+            total = self.replicas.after_step(optimizer, which)
         calls = self.calls() if self._called is None else self._called
         counted = self.fetched, self.passes, calls, which, self._flags | self._in_join, total
         self.ring.after_step(counted, (step, self._line, self._loss, self._before))
         self._windows.after_step()
-        self._updates.after_step(optimizer)
+        if not is_seen:
+            self._updates.after_step(optimizer)
         self._schedules.after_step(optimizer)
         self._checkpoints.after_step()
         if is_checked(self.number):
