@@ -38,7 +38,7 @@ REFERENCE = ["concepts", "architecture", "api", "check", "witness", "same_progra
 # A single entry of the sidebar, closed, because other pages state the results and link here.
 EVIDENCE = ["parity", "memory", "model_memory", "hub_models", "speed", "published_speed", "script_speed"]
 EVIDENCE += ["faults", "peers", "check_findings", "claims", "decisions", "witness_reports", "log"]
-EVIDENCE += ["/benchmarks/README"]
+EVIDENCE += ["gpu/README", "gpu/1x-nvidia-h100-80gb-hbm3", "/benchmarks/README"]
 DIAGRAM = "docs/static/diagram.svg"
 
 
