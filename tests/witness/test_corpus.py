@@ -56,6 +56,16 @@ def test_a_training_that_is_wrong_is_found(script):
     assert findings or (state.cause and state.cause.kind == "slip")
 
 
+def test_a_default_device_which_is_a_mode_of_torchs_functions_hides_nothing(tmp_path):
+    text, script = (HERE / "faulty" / "ddp_bypassed.py").read_text(encoding="utf-8"), tmp_path / "script.py"
+    begins = "dist.init_process_group"
+    assert begins in text
+    script.write_text(text.replace(begins, f'torch.set_default_device("cpu")\n{begins}', 1))
+    findings, _ = judged(script)
+
+    assert [finding.kind for finding in findings] == ["replicas"]
+
+
 def _skip_without_its_modules(script):
     for node in ast.walk(ast.parse(script.read_text(encoding="utf-8"))):
         names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []

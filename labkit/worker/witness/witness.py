@@ -47,6 +47,7 @@ class Witness:
         self._called: int | None = None  # and when it had ended, where all ranks meet
         self._line = self._flags = self._in_join = 0
         self._loss = math.nan
+        self._unseen = torch._C.DisableTorchFunction  # by modes that get torch's functions, as of set_default_device
         self.replicas = Replicas(self, lines.with_name(DIGESTS))
         self.epochs = 0  # iterations over a loader that have begun
         self._has_ended = False  # the iteration in use
@@ -66,32 +67,36 @@ class Witness:
                 self._windows.at_epoch()
             self.fetched += 1
         if not self._is_seen():
-            self.batches.after_fetch(iterator, batch, is_training)
+            with self._unseen():
+                self.batches.after_fetch(iterator, batch, is_training)
 
     def _is_seen(self) -> bool:
-        """Whether the script would see what is computed here: one of its modes gets all of torch's operations."""
-        return bool(self.torch._C._len_torch_dispatch_stack() or self.torch._C._len_torch_function_stack())
+        """Whether the script would see what is computed here: a mode of its own gets all of torch's operations."""
+        return bool(self.torch._C._len_torch_dispatch_stack())
 
     def before_forward(self, model: Any, inputs: Any) -> None:
         """Called before a DDP model is, whose gradients may be averaged."""
         if self.torch.is_grad_enabled() and not self._is_seen():
             for number, known in enumerate(self.models):
                 if known.reference() is model:
-                    self.batches.before_forward(number, inputs)
+                    with self._unseen():
+                        self.batches.before_forward(number, inputs)
 
     def after_last_fetch(self) -> None:
         self._has_ended = True
 
     def before_backward(self, loss: Any) -> None:
-        loss = loss[0] if isinstance(loss, list | tuple) and loss else loss
-        is_known = loss is not None and loss.numel() == 1 and loss.device.type == "cpu" and not self._is_seen()
-        self._loss, self._line = float(loss.detach()) if is_known else math.nan, script_line()
+        loss, is_seen = loss[0] if isinstance(loss, list | tuple) and loss else loss, self._is_seen()
+        with self._unseen():
+            is_known = loss is not None and loss.numel() == 1 and loss.device.type == "cpu" and not is_seen
+            self._loss, self._line = float(loss.detach()) if is_known else math.nan, script_line()
+            if not is_seen:
+                self._windows.before_backward()
         self._flags = 0 if getattr(loss, "grad_fn", None) is not None else NO_GRAPH
         for model in self.models:
             if (wrapped := model.reference()) is not None:
                 self._flags |= NOT_SYNCHRONIZED * (not wrapped.require_backward_grad_sync)
                 self._flags |= JOINED * bool(wrapped._join_config.enable)
-        self._windows.before_backward()
         self._before = self.calls()
         self._tell(self._before, IN_BACKWARD)
 
@@ -112,7 +117,8 @@ class Witness:
         """Before a step of an optimizer that no other one wraps."""
         self._ties.before_step()
         if not self._is_seen():
-            self._updates.before_step(optimizer)
+            with self._unseen():
+                self._updates.before_step(optimizer)
 
     def after_step(self, optimizer: Any, step: int) -> None:
         """After a step of an optimizer that no other one wraps; `step` counts those of the training."""
@@ -120,13 +126,15 @@ class Witness:
         which = self.number_of(optimizer)
         total, is_seen = 0, self._is_seen()
         if not is_seen:
-            total = self.replicas.after_step(optimizer, which)
+            with self._unseen():
+                total = self.replicas.after_step(optimizer, which)
         calls = self.calls() if self._called is None else self._called
         counted = self.fetched, self.passes, calls, which, self._flags | self._in_join, total
         self.ring.after_step(counted, (step, self._line, self._loss, self._before))
         self._windows.after_step()
         if not is_seen:
-            self._updates.after_step(optimizer)
+            with self._unseen():
+                self._updates.after_step(optimizer)
         self._schedules.after_step(optimizer)
         self._checkpoints.after_step()
         if is_checked(self.number):
