@@ -86,6 +86,11 @@ def side_by_side(epochs: Iterable[Epoch]) -> Iterator[dict[int, Epoch]]:
     yield from places.values()
 
 
+def different(epochs: Iterable[Epoch]) -> list[Epoch]:
+    """One of those that are the same samples in the same order: ranks that share their work read them, too."""
+    return list({(epoch.order, epoch.count): epoch for epoch in epochs}.values())
+
+
 class DataRule(Rule):
     """Judges again only when there are new lines."""
 
@@ -224,11 +229,12 @@ class SameSamples(DataRule):
     title = "Ranks train on the same samples"
     declared = "the group over which DDP or FSDP averages gradients: equal gradients make the others of no use"
     observed = (
-        "all compared batches of a loader are equal, and so are the inputs of the DDP model or, without one, the losses"
+        "all compared batches of a loader are equal, and so are the inputs of the DDP model or the gradients that FSDP "
+        "is given"
     )
     silent = (
-        "fewer than three different batches; inputs that differ, as when each rank takes its part of a common batch; "
-        "without a loader, or where inputs and losses are on a GPU, it is a note"
+        "fewer than three different batches; inputs or gradients that differ, as when each rank takes its part of a "
+        "common batch; under DDP without a loader, or where inputs are on a GPU, it is a note"
     )
     explains = ("not_split", "noise")
 
@@ -290,16 +296,17 @@ class NotSplit(DataRule):
     )
 
     def of_group(self, evidence: Evidence, group: tuple[int, ...], epochs: list[Epoch]) -> Iterator[Finding]:
-        for together in self.together(group, epochs, lambda epoch: epoch.trains and bool(epoch.sampler)):
+        for readers in self.together(group, epochs, lambda epoch: epoch.trains and bool(epoch.sampler)):
+            together = different(readers)
             first = together[0]
             kinds = {epoch.sampler for epoch in together}
             is_split = kinds == {"distributed"}
-            if len({epoch.order for epoch in together}) == 1 or not all(e.has_data_of(first) for e in together):
+            if len(together) == 1 or not all(e.has_data_of(first) for e in together):
                 continue
             union = reduce(or_, (epoch.indices for epoch in together)).bit_count()
             twice = sum(epoch.indices.bit_count() for epoch in together) - union
             is_whole = all(epoch.whole for epoch in together)
-            if is_split and first.size >= 4 * len(group) and twice > len(group):
+            if is_split and first.size >= 4 * len(together) and twice > len(together):
                 differ = len({epoch.declared for epoch in together}) > 1
                 yield self._finding(
                     evidence,
@@ -437,7 +444,8 @@ class Padding(DataRule):
 
     def of_group(self, evidence: Evidence, group: tuple[int, ...], epochs: list[Epoch]) -> Iterator[Finding]:
         evaluations = (e for e in epochs if e.evaluates and e.whole and e.sampler == "distributed" and not e.gathers)
-        for together in self.together(group, evaluations, lambda epoch: True):
+        for readers in self.together(group, evaluations, lambda epoch: True):
+            together = different(readers)
             first, total = together[0], sum(epoch.count for epoch in together)
             union = reduce(or_, (epoch.indices for epoch in together)).bit_count()
             if first.size == union < total and all(epoch.has_data_of(first) for epoch in together):
@@ -480,8 +488,19 @@ def inputs_alike(evidence: Evidence, ranks: Sequence[int]) -> bool | None:
     return known
 
 
+def gradients_alike(evidence: Evidence, ranks: Sequence[int]) -> bool:
+    """Whether FSDP is known to have got the same gradients of these ranks, so that their average is that of one."""
+    by_rank = [{line.number: line.values["sum"] for line in evidence.ranks[rank].of("averaged")} for rank in ranks]
+    common = sorted(set.intersection(*(set(each) for each in by_rank)))
+    sums = [{each[number] for each in by_rank} for number in common]
+    return all(len(each) == 1 for each in sums) and len(set.union(set(), *sums)) >= DIFFERENT
+
+
 def fed_alike(evidence: Evidence, ranks: Sequence[int]) -> bool | None:
-    """Whether these ranks' models have learnt from the same inputs, or losses tell it; None if that is not known."""
+    """Whether these ranks' models have learnt from the same inputs, or what FSDP averages, or losses tell it; None if
+    that is not known."""
+    if any(evidence.ranks[rank].of("fsdp") for rank in ranks):
+        return gradients_alike(evidence, ranks)
     if models_of(evidence, ranks):
         return inputs_alike(evidence, ranks)
     seen = [[evidence.ranks[rank].ring.seen(number) for number in range(1, LOSSES + 1)] for rank in ranks]

@@ -106,12 +106,11 @@ class Evidence:
     @cached_property
     def replicas(self) -> list[tuple[int, ...]]:
         """The groups of ranks over which torch averages the gradients of one model, as ranks have declared them."""
-        declared = {
-            tuple(line.values["ranks"])
-            for testimony in self.ranks.values()
-            for kind in ("ddp", "fsdp")
-            for line in testimony.of(kind)
+        declared = {tuple(line.values["ranks"]) for each in self.ranks.values() for line in each.of("ddp")}
+        newest = {
+            rank: tuple(each.of("fsdp")[-1].values["ranks"]) for rank, each in self.ranks.items() if each.of("fsdp")
         }
+        declared |= {group for group in newest.values() if all(newest.get(rank) == group for rank in group)}
         return sorted(group for group in declared if len(group) > 1 and set(group) <= set(self.ranks))
 
     @cached_property

@@ -77,6 +77,49 @@ def test_ranks_that_read_the_same_batches(tmp_path: Path) -> None:
     assert "all 16 compared batches are equal (train.py line 9)" in finding.what and "RandomSampler" in finding.why
 
 
+def sharded(*ranks: int, sums: Any = range(4)) -> list[dict[str, Any]]:
+    """FSDP's averages over these ranks, and what this rank gives to it from step 2 on."""
+    given = [{"k": "averaged", "number": number, "sum": sum_} for number, sum_ in enumerate(sums, 2)]
+    return [{"k": "fsdp", "ranks": list(ranks)}, *given]
+
+
+def test_ranks_that_read_the_same_batches_and_give_fsdp_the_same_gradients(tmp_path: Path) -> None:
+    rank = [epoch(sampler="random"), *sharded(0, 1)]
+    finding = found(tmp_path, rank, rank, group=False)["same_samples"]
+    assert finding.certain and finding.ranks == (0, 1) and "RandomSampler" in finding.why
+
+
+@pytest.mark.parametrize(
+    "sums", [range(1, 5), [], [0, 1], [0, 0, 1, 1], [0, 1, 2, 4]], ids=["others", "none", "few", "constant", "one"]
+)
+def test_equal_batches_of_which_fsdp_gets_other_gradients_or_it_is_not_known(tmp_path: Path, sums: Any) -> None:
+    first, second = sharded(0, 1), sharded(0, 1, sums=sums)
+    if sums == [0, 0, 1, 1]:
+        first = second
+    batches = epoch(sampler="random")
+    assert found(tmp_path, [batches, *first], [batches, *second], group=False) == {}
+
+
+def test_a_group_of_fsdp_that_not_all_of_its_ranks_declare(tmp_path: Path) -> None:
+    batches = epoch(sampler="random")
+    ranks = [[batches, *sharded(0, 1)], [batches, *sharded(1)]]
+    assert found(tmp_path, *ranks, group=False) == {}
+    narrowed = [[batches, *sharded(0, 1), *sharded(rank)[:1]] for rank in (0, 1)]
+    assert found(tmp_path / "narrowed", *narrowed, group=False) == {}
+
+
+def test_pairs_of_ranks_that_share_their_samples(tmp_path: Path) -> None:
+    """As under context parallelism: they train on, and evaluate, the same ones on purpose."""
+    parts = [
+        [epoch(0, part), evaluation(1, part, sampler="distributed"), *sharded(0, 1, 2, 3, sums=range(rank, rank + 4))]
+        for rank, part in enumerate((EVEN, EVEN, ODD, ODD))
+    ]
+    assert found(tmp_path, *parts, group=False) == {}
+    for rank, part in enumerate((EVEN, EVEN, ODD, ODD)):
+        parts[rank][1] = evaluation(1, [*part, rank // 2], sampler="distributed")
+    assert list(found(tmp_path / "padded", *parts, group=False)) == ["padding"]
+
+
 def test_two_of_four_ranks_that_read_the_same_batches(tmp_path: Path) -> None:
     ranks = [[epoch(0, part), inputs(*([part[n]] for n in range(8)))] for part in (EVEN, ODD, EVEN, range(40, 60))]
     assert found(tmp_path, *ranks)["same_samples"].ranks == (0, 2)

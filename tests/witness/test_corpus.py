@@ -32,7 +32,6 @@ NOT_FOUND = {
     "token_mean_of_means": CANNOT,
     "unused_hides_detached": CANNOT,
     "v_closure_break": "nothing that is observed differs before one rank ends early, which is then the cause",
-    "v_fsdp_same_data": "FSDP's groups are not declared to the witness yet",
     "v_numpy_fork_workers": "noise that is the same in every epoch looks like a feature of the samples",
 }
 

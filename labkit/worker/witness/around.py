@@ -29,9 +29,9 @@ def call_after(owner: Any, name: str, observe: Callable[..., None], recorder: Re
 
 def call_around(
     owner: Any, name: str, observe: Callable[..., Callable[[Any], None] | None], recorder: Recorder
-) -> None:
+) -> Callable[[], None]:
     """Have a function of a class or module call `observe` with its arguments. What that returns, if anything, is called
-    with its result, None if it has raised."""
+    with its result, None if it has raised. Returns what undoes it, unless somebody has replaced the function since."""
     function = getattr(owner, name)
     leave_out_of_compilation(observe, with_callees=True)
 
@@ -54,3 +54,9 @@ def call_around(
         return result
 
     setattr(owner, name, call)
+
+    def undo() -> None:
+        if vars(owner).get(name) is call:
+            setattr(owner, name, function)
+
+    return undo

@@ -67,7 +67,7 @@ class Updates:
         is_torchs = type(optimizer).__module__.startswith("torch.optim.")
         several = [p for p in own if is_torchs and p.dtype in low and p.grad is not None and not p.grad.is_sparse]
         known.before = [
-            (p, _sample(p).clone(), (gradient := _sample(p.grad)).isfinite() & (gradient != 0))
+            (p, sample(p).clone(), (gradient := sample(p.grad)).isfinite() & (gradient != 0))
             for p in _comparable(sorted(several, key=lambda p: -p.numel()))
         ]
 
@@ -78,7 +78,7 @@ class Updates:
             return
         counts, kept = [], {}
         for p, before, has_gradient in known.before:
-            now = kept[id(p)] = _sample(p).clone()
+            now = kept[id(p)] = sample(p).clone()
             last = known.kept.get(id(p), before)
             counts += [((now != before) & has_gradient).sum(), has_gradient.sum(), ((now != last) & has_gradient).sum()]
         rates = [group["lr"] for group in optimizer.param_groups]
@@ -102,7 +102,7 @@ class Updates:
             learning = [(name, p) for name, p in model.named_parameters() if p.requires_grad and p.grad is not None]
             lost = self._in_no_optimizer(learning, thoroughly=known.steps >= BEGUN)
             watched = {id(p) for p in _comparable(p for _, p in lost)}
-            samples = {(number, name): (p, _sample(p).clone()) for name, p in lost if id(p) in watched}
+            samples = {(number, name): (p, sample(p).clone()) for name, p in lost if id(p) in watched}
             known.orphans |= samples
             same = [key for key, (p, _) in samples.items() if key in last and last[key][0] is p]
             if known.steps < BEGUN or not same:
@@ -171,7 +171,7 @@ class Windows:
         gradients = [gradient for gradient in gradients if not gradient.is_sparse]
         if gradients:
             with torch.no_grad(), torch._C.DisableTorchFunction():
-                counts = [_sample(gradient).count_nonzero() for gradient in _comparable(gradients)]
+                counts = [sample(gradient).count_nonzero() for gradient in _comparable(gradients)]
                 self._later.read(torch.stack(counts), held)
 
     def after_step(self) -> None:
@@ -236,7 +236,7 @@ def parameters_of(optimizer: Any) -> list[Any]:
     return [p for group in optimizer.param_groups for p in group["params"]]
 
 
-def _sample(tensor: Any) -> Any:
+def sample(tensor: Any) -> Any:
     """Some elements of what this rank has of a tensor."""
     local = tensor.to_local() if hasattr(tensor, "to_local") else tensor
     flat = local.detach().reshape(-1)

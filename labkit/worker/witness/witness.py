@@ -25,6 +25,7 @@ from labkit.worker.witness.later import Later
 from labkit.worker.witness.models import DistributedModel
 from labkit.worker.witness.replicas import Replicas
 from labkit.worker.witness.schedules import Schedules
+from labkit.worker.witness.sharded import Sharded
 from labkit.worker.witness.updates import Ties, Updates, Windows
 
 
@@ -53,6 +54,7 @@ class Witness:
         self._has_ended = False  # the iteration in use
         self._checkpoints, self._schedules, later = Checkpoints(self), Schedules(self), Later(torch)
         self._updates, self._windows, self._ties = Updates(self, later), Windows(self, later), Ties(self)
+        self._sharded = Sharded(self, later)
 
     # Called on the step path
 
@@ -135,6 +137,7 @@ class Witness:
         if not is_seen:
             with self._unseen():
                 self._updates.after_step(optimizer)
+                self._sharded.after_step()
         self._schedules.after_step(optimizer)
         self._checkpoints.after_step()
         if is_checked(self.number):
