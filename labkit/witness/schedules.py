@@ -22,8 +22,8 @@ class Schedules(Rule):
     )
     observed = (
         "a prepared scheduler is called once per epoch; the planned end came early, and steps at a learning rate of "
-        "zero followed; at the end (a note) it was planned for exactly the run's steps or backward "
-        "passes, but moved less"
+        "zero followed; at the end (a note) it was planned for exactly the run's steps (OneCycleLR: "
+        "but for one per epoch) or backward passes, and moved less"
     )
     silent = (
         "an unknown length; any other end, early or late: warm restarts, a cosine's period, ReduceLROnPlateau, "
@@ -84,18 +84,21 @@ def _planned_longer(evidence: Evidence, line: Line) -> Finding | None:
     v = line.values
     if evidence.outcome != "succeeded" or not v["stops"] or not 0 < v["moves"] < COMPLETE * v["planned"]:
         return None
-    if v["planned"] == v["steps"]:
+    # OneCycleLR is meant to move at each step; an epoch may have a step more or less than it was planned for.
+    is_per_epoch = v["type"] == "OneCycleLR" and v["gap"] >= 2 and 2 <= v["stops"] <= v["epochs"] + 1
+    if abs(v["planned"] - v["steps"]) <= (v["stops"] if is_per_epoch else 0):
         unit, why = "optimizer steps", f"it is called once in {v['gap']} steps"
     elif v["planned"] == v["passes"]:
         unit, why = "backward passes", "gradients are accumulated, so that there are fewer steps than batches"
     else:
         return None
+    many = "about as many" if v["planned"] not in (v["steps"], v["passes"]) else "as many"
     return Finding(
         "schedule",
-        f"{v['type']}{evidence.at(line.line)} was planned for {v['planned']} moves, as many as the run's {unit}, and "
+        f"{v['type']}{evidence.at(line.line)} was planned for {v['planned']} moves, {many} as the run's {unit}, and "
         f"made {v['moves']}",
         why,
-        "Plan it for as many moves as the training makes.",
+        "Call it after each step, or plan it for as many moves as the training makes.",
         certain=False,
         line=line.line,
     )

@@ -143,6 +143,13 @@ ONCE_PER_EPOCH = {"type": "OneCycleLR", "planned": 40, "moves": 4, "stops": 4, "
         (ENDED | {"steps": 2000}, ""),  # the last 1.2 %
         (ONCE_PER_EPOCH, "planned for 40 moves, as many as the run's optimizer steps, and made 4"),
         (ONCE_PER_EPOCH | {"planned": 160, "passes": 160}, "as many as the run's backward passes"),
+        (
+            ONCE_PER_EPOCH | {"planned": 44},
+            "planned for 44 moves, about as many as the run's optimizer steps, and made 4",
+        ),
+        (ONCE_PER_EPOCH | {"planned": 45}, ""),
+        (ONCE_PER_EPOCH | {"planned": 41, "type": "CosineAnnealingLR"}, ""),
+        (ONCE_PER_EPOCH | {"planned": 41, "epochs": 1}, ""),
         (ONCE_PER_EPOCH | {"planned": 200}, ""),  # somebody stopped early
         (ONCE_PER_EPOCH | {"moves": 39}, ""),
         ({"moves": 40, "stops": 40}, ""),

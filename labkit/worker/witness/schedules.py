@@ -18,13 +18,13 @@ ACCELERATE = "accelerate/scheduler.py"
 @dataclass
 class Schedule:
     """A scheduler. It moves once or several times after a step; `most` and `fewest` say how often, each of `stops`
-    times, at least `gap` steps apart. `planned` moves had been made after step `ended`; its optimizer has made `steps`
-    steps of `passes` backward passes, the last `idle` of them at a learning rate of zero."""
+    times, at least `gap` steps apart. `planned` moves had been made after step `ended`; since it was made, its
+    optimizer has made `steps` steps of `passes` backward passes, the last `idle` of them at a learning rate of zero."""
 
     reference: Callable[[], Any]
-    line: int
-    planned: int
-    through_accelerate: bool
+    line: int = 0
+    planned: int = 0
+    through_accelerate: bool = False
     moves: int = 0
     stops: int = 0
     fewest: int = 0
@@ -49,11 +49,13 @@ class Schedules:
         call_around(self._witness.torch.optim.lr_scheduler.LRScheduler, "step", self._moves, self._witness.recorder)
 
     def _moves(self, scheduler: Any, *_: Any, **__: Any) -> None:
-        if scheduler._is_initial:
-            return
         known = self._known.get(id(scheduler))
         if known is None or known.reference() is not scheduler:
-            known = self._known[id(scheduler)] = self._new(scheduler)
+            known = self._known[id(scheduler)] = Schedule(weakref.ref(scheduler))
+        if scheduler._is_initial:  # it is being made
+            return
+        if not known.moves:
+            self._describe(known, scheduler)
         known.moves += 1
         number = self._witness.number
         if known.at == number:
@@ -65,15 +67,15 @@ class Schedules:
             known.gap = min(known.gap or number, number - known.at)
         known.stops, known.at, known.here, known.most = known.stops + 1, number, 1, max(known.most, 1)
 
-    def _new(self, scheduler: Any) -> Schedule:
+    def _describe(self, known: Schedule, scheduler: Any) -> None:
         planned = next((total for name in PLANNED if (total := getattr(scheduler, name, None))), 0)
         for function in getattr(scheduler, "lr_lambdas", ()):
             planned = planned or getattr(function, "keywords", {}).get("num_training_steps", 0)
         caller = sys._getframe(1)
         while caller.f_code.co_filename == __file__ and caller.f_back is not None:
             caller = caller.f_back
-        through = caller.f_code.co_filename.replace("\\", "/").endswith(ACCELERATE)
-        return Schedule(weakref.ref(scheduler), self._witness.line(), int(planned), through)
+        known.through_accelerate = caller.f_code.co_filename.replace("\\", "/").endswith(ACCELERATE)
+        known.line, known.planned = self._witness.line(), int(planned)
 
     def after_step(self, optimizer: Any) -> None:
         for known in self._known.values():
@@ -88,7 +90,7 @@ class Schedules:
 
     def write(self) -> None:
         for number, known in enumerate(self._known.values()):
-            if (scheduler := known.reference()) is not None:
+            if known.moves and (scheduler := known.reference()) is not None:
                 fewest = min(known.fewest or known.here, known.here)
                 counts = {name: getattr(known, name) for name in ("planned", "moves", "stops", "most", "gap", "ended")}
                 counts |= {"fewest": fewest, "steps": known.steps, "idle": known.idle, "at": scheduler.last_epoch}
