@@ -31,7 +31,8 @@ def call_around(
     owner: Any, name: str, observe: Callable[..., Callable[[Any], None] | None], recorder: Recorder
 ) -> Callable[[], None]:
     """Have a function of a class or module call `observe` with its arguments. What that returns, if anything, is called
-    with its result, None if it has raised. Returns what undoes it, unless somebody has replaced the function since."""
+    with its result, None if it has raised. Returns what undoes it, unless somebody has replaced the function since.
+    torch.compile traces the function alone."""
     function = getattr(owner, name)
     leave_out_of_compilation(observe, with_callees=True)
 
@@ -53,6 +54,7 @@ def call_around(
                     recorder.drop(error)
         return result
 
+    call._torchdynamo_inline = function  # type: ignore[attr-defined]
     setattr(owner, name, call)
 
     def undo() -> None:
