@@ -12,6 +12,7 @@ import mmap
 import os
 import struct
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 
 STEPS = 4096  # that are kept
@@ -46,7 +47,7 @@ class Counted:
 @dataclass(frozen=True, slots=True)
 class Seen:
     """What may differ: the script's own count of its steps, the line of the newest backward pass (0: unknown), its loss
-    (nan: unknown), and how many collectives the group had called when it began."""
+    (nan, unless it had no graph: others are not read), and how many collectives the group had called when it began."""
 
     step: int
     line: int
@@ -75,6 +76,11 @@ def is_checked(number: int) -> bool:
     while number and number % 10 == 0:
         number //= 10
     return number in (1, 2, 5)
+
+
+def next_checked(number: int) -> int:
+    """The first step after this one that is checked."""
+    return next(later for later in count(number + 1) if is_checked(later))
 
 
 class RingWriter:

@@ -6,7 +6,6 @@ holds, or else of samples with equal indices; and by the contents of batches.
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property, reduce
@@ -18,7 +17,6 @@ from labkit.witness.finding import Finding, named
 from labkit.witness.rule import Rule
 
 DIFFERENT = 3  # batches, inputs, losses or samples that a comparison needs at least
-LOSSES = 64  # steps whose losses are compared
 
 
 class Epoch:
@@ -497,18 +495,11 @@ def gradients_alike(evidence: Evidence, ranks: Sequence[int]) -> bool:
 
 
 def fed_alike(evidence: Evidence, ranks: Sequence[int]) -> bool | None:
-    """Whether these ranks' models have learnt from the same inputs, or what FSDP averages, or losses tell it; None if
-    that is not known."""
+    """Whether these ranks' models have learnt from the same inputs, or FSDP from the same gradients; None if that is
+    not known."""
     if any(evidence.ranks[rank].of("fsdp") for rank in ranks):
         return gradients_alike(evidence, ranks)
-    if models_of(evidence, ranks):
-        return inputs_alike(evidence, ranks)
-    seen = [[evidence.ranks[rank].ring.seen(number) for number in range(1, LOSSES + 1)] for rank in ranks]
-    steps = [step for step in zip(*seen, strict=True) if len({each.step if each else 0 for each in step} - {0}) == 1]
-    known = [losses for step in steps if not any(map(math.isnan, losses := [each.loss for each in step if each]))]
-    if any(len(set(losses)) > 1 for losses in known):
-        return False
-    return True if len({losses[0] for losses in known}) >= DIFFERENT else None
+    return inputs_alike(evidence, ranks)
 
 
 DATA_RULES: tuple[type[Rule], ...] = (StreamCopies, Leak, SameSamples, NotSplit, SameOrder, SameNoise, Padding)

@@ -30,7 +30,6 @@ from labkit.worker.measures.step_loss import SEVERAL_OPTIMIZERS, StepLoss
 from labkit.worker.reach.requests import Reach
 from labkit.worker.reach.settings import Settings
 from labkit.worker.recorder import Recorder
-from labkit.worker.witness.joined import Joins
 from labkit.worker.witness.witness import Witness
 
 clock = time.perf_counter
@@ -99,8 +98,6 @@ class Probe:
             self._communication.hook(torch)
             if self.witness is not None:
                 self.witness.hook()
-                if torch.distributed.is_available():
-                    Joins(torch, self.witness).hook()
         except Exception as error:
             self.recorder.drop(error)
         self._step_started = clock()

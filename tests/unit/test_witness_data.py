@@ -1,6 +1,7 @@
 """The witness's rules of data, by made-up lines: what they find, and when they are silent."""
 
 import json
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -246,7 +247,11 @@ def test_equal_noise_among_different_samples(tmp_path: Path) -> None:
 
 
 class FakeWitness(SimpleNamespace):
-    step = optimizers = 0
+    step, optimizers = 0, ()
+    unseen = staticmethod(nullcontext)
+
+    def is_seen(self) -> bool:
+        return False
 
     def line(self) -> int:
         return 9

@@ -4,14 +4,16 @@ from types import SimpleNamespace
 
 import torch
 
-from labkit.worker.witness.digest import PIECE, Digests, Scrubber, _sum_by_torch
+from labkit.worker.witness.digest import PIECE, Scrubber, _sum_by_torch, read_digests
+from labkit.worker.witness.later import Later
 from labkit.worker.witness.models import DistributedModel
 
 
 def digest(tensor):
-    digests = Digests(torch, [tensor])
-    assert digests.is_ready()
-    return digests.sums[0]
+    sums = []
+    read_digests(torch, [tensor], Later(torch), sums.extend)
+    assert len(sums) == 1
+    return sums[0]
 
 
 def test_a_digest_is_the_sum_of_the_bytes_as_64_bit_words():

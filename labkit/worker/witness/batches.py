@@ -13,33 +13,24 @@ import weakref
 from array import array
 from collections import deque
 from collections.abc import Iterator, Mapping
+from itertools import chain, count
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 from zlib import crc32
 
 import numpy as np
 
 from labkit.ring import is_checked
+from labkit.worker.witness.observed import Observed
 
 EPOCHS, MOST_EPOCHS = 2, 64  # of each place, and of a rank
-BATCHES = 16  # of a place, and inputs of a model, whose contents are written
+BATCHES, FORWARDS = 16, 4  # of a place whose contents are written, and steps, and forward passes of one
+TOGETHER = 64  # batches whose indices are added at once, which is much cheaper than one by one
 ROWS = 64  # samples of which each rank writes the content by their index
 SAMPLED, LEAVES, VALUES = 512, 8, 8  # elements of a tensor, tensors of a batch, different values that make it random
 MANY, PART = 16 << 20, 61  # of more samples only those whose index is a multiple of this prime are written
 LIBRARIES = "accelerate", "lightning", "pytorch_lightning", "transformers", "torchmetrics", "ignite"
 EPOCH = "_labkit_epoch"  # stored on the iterator of a DataLoader
-
-
-class Witness(Protocol):
-    """What is asked of the rank's witness."""
-
-    torch: Any
-    step: int
-
-    @property
-    def optimizers(self) -> int: ...
-    def line(self) -> int: ...
-    def write(self, kind: str, **values: Any) -> None: ...
 
 
 class Source:
@@ -80,39 +71,45 @@ class Source:
 
 class Epoch:
     """One iteration. `passes` counts the backward passes that followed one of its batches; nothing is left to fetch if
-    it is `whole`. `n` counts those that are written; others have that of the newest of their place."""
+    it is `whole`. `n` counts those that are written; others have that of the newest of their place. It is written after
+    batch `due`."""
 
     def __init__(self, n: int, own: dict[str, Any], source: Source | None):
         self.n, self.source, self.drawn_from = n, source, own["_sampler_iter"]
         self.batches = self.passes = self.count = self.order = 0
+        self.due = _next_due(2)
         self.is_exhausted = self.whole = self.is_training = False
         self.drawn: deque[Any] = deque(maxlen=4096)  # not fetched yet
         self.described: dict[str, Any] = {}
         self.contents: list[list[list[int]]] = []
         self.leaves: list[str] = []
         self.rows: dict[int, int] = {}
-        self._new = bytearray()
+        self._new: list[Any] = []  # batches that the script has got, not added yet
         self._seen = source.nothing_seen() if source is not None and source.length else None
 
-    def add(self, index: Any) -> Any:
-        """Add the samples of a batch that the script has got; returns their indices, None if they are no numbers."""
-        try:
-            numbers = array("q", index)
-        except (TypeError, OverflowError):
-            self._seen = None
-            return None
-        self.count += len(numbers)
-        packed = numbers.tobytes()
-        self.order = crc32(packed, self.order)
-        self._new += packed
-        return numbers
+    def add(self, index: Any) -> None:
+        """Add the samples of a batch that the script has got. They are computed with many at once."""
+        self._new.append(index)
+        if len(self._new) >= TOGETHER:
+            self._add()
 
     def bits(self) -> Any:
-        """Which samples the script has got so far, None for a stream."""
-        if self._seen is not None and self.source is not None:
-            self.source.mark(self._seen, self.source.base_indices(np.frombuffer(bytes(self._new), dtype=np.int64)))
-            self._new.clear()
+        """Which samples the script has got so far, None if that is not known, as for a stream."""
+        self._add()
         return self._seen
+
+    def _add(self) -> None:
+        new, self._new = self._new, []
+        if self._seen is None or self.source is None or not new:
+            return
+        try:
+            numbers = array("q", chain.from_iterable(new))
+        except (TypeError, OverflowError):
+            self._seen = None  # they are no numbers
+            return
+        self.count += len(numbers)
+        self.order = crc32(numbers.tobytes(), self.order)
+        self.source.mark(self._seen, self.source.base_indices(np.frombuffer(numbers, dtype=np.int64)))
 
 
 class Place:
@@ -128,7 +125,7 @@ class Place:
 class Batches:
     """One rank's loaders, and the inputs of its DDP models. The Witness calls it."""
 
-    def __init__(self, witness: Witness, folder: Path):
+    def __init__(self, witness: Observed, folder: Path):
         self._witness, self._folder = witness, folder
         self._places: dict[tuple[int, int, bool], Place] = {}
         self._bases: list[Any] = []
@@ -137,7 +134,7 @@ class Batches:
         self._used: list[Epoch] = []  # whose batches that pass has used
         self._trained = -1  # the newest epoch of the training
         self._inputs: dict[int, list[list[Any]]] = {}  # of each model, not written yet
-        self._calls: dict[int, int] = {}  # of each model
+        self._calls: dict[int, tuple[int, int]] = {}  # of each model: in which step, and how many so far
 
     def after_draw(self, iterator: Any, index: Any) -> None:
         """A sampler has given the index of a batch; None if it has no more."""
@@ -152,7 +149,7 @@ class Batches:
                 self._used = [each for each in self._used if each is not epoch]
                 self._end(epoch)
         elif epoch.source is not None and epoch.source.length:
-            epoch.drawn.append(index if type(index) is list or own["_auto_collation"] else [index])
+            epoch.drawn.append(tuple(index) if own["_auto_collation"] or type(index) is list else (index,))
 
     def after_fetch(self, iterator: Any, batch: Any, is_training: bool) -> None:
         epoch: Epoch | None = iterator.__dict__.get(EPOCH)
@@ -160,25 +157,28 @@ class Batches:
             return
         epoch.batches += 1
         if is_training and epoch not in self._since:
-            self._since = [*(each for each in self._since if not each.whole), epoch]
+            self._since = [*(each for each in self._since if not each.whole), epoch] if self._since else [epoch]
         if epoch.source is None:
             return
         epoch.is_training = is_training
-        numbers = epoch.add(epoch.drawn.popleft()) if epoch.drawn else None
-        is_compared = is_training and epoch.batches <= BATCHES and not epoch.described["time"]
-        is_row = numbers is not None and not epoch.source.print and len(epoch.rows) < ROWS
-        if is_compared or is_row:
-            with self._witness.torch._C.DisableTorchFunction():  # the script's modes do not see it
+        index = epoch.drawn.popleft() if epoch.drawn else None
+        if index is not None:
+            epoch.add(index)
+        is_compared = epoch.batches <= BATCHES and is_training and not epoch.described["time"]
+        row = index if not epoch.source.print and len(epoch.rows) < ROWS else None
+        if (is_compared or row) and not self._witness.is_seen():
+            with self._witness.unseen():
                 leaves = list(_leaves(batch))
                 if is_compared:
                     epoch.contents.append([[*_digest(leaf)] for leaf in leaves])
                     epoch.leaves = epoch.leaves or [_name(leaf) for leaf in leaves]
-                if is_row:
-                    self._add_rows(epoch, numbers, leaves)
+                if row:
+                    self._add_rows(epoch, row, leaves)
         if epoch.is_exhausted and not epoch.drawn:
             epoch.whole = True
             self._write(epoch)
-        elif (is_checked(epoch.batches) and epoch.batches > 2) or epoch.batches == BATCHES:
+        elif epoch.batches == epoch.due:
+            epoch.due = _next_due(epoch.due)
             self._write(epoch)
 
     def after_backward(self) -> None:
@@ -192,19 +192,25 @@ class Batches:
                 self._end(epoch)
 
     def before_forward(self, model: int, inputs: Any) -> None:
-        """The DDP model of this number is called with these inputs."""
-        n = self._calls[model] = self._calls.get(model, 0) + 1
-        if n > BATCHES and not is_checked(n):
+        """The DDP model of this number is called with these inputs, in a step whose inputs are compared."""
+        step = self._witness.number + 1
+        newest, times = self._calls.get(model, (0, 0))
+        times = times + 1 if newest == step else 1
+        self._calls[model] = step, times
+        if times > FORWARDS:
             return
-        with self._witness.torch._C.DisableTorchFunction():
-            leaves = list(_leaves(inputs))
-            new = self._inputs.setdefault(model, [])
-            new.append([n, [[*_digest(leaf)] for leaf in leaves]])
-        if n > 2 and (n == BATCHES or is_checked(n)):
+        leaves = list(_leaves(inputs))
+        new = self._inputs.setdefault(model, [])
+        new.append([step * FORWARDS + times, [[*_digest(leaf)] for leaf in leaves]])
+        if step > 2 and (step == BATCHES or is_checked(step)):
             self._inputs[model] = []
             self._witness.write("inputs", model=model, leaves=[_name(leaf) for leaf in leaves], inputs=new)
 
     def _begin(self, own: dict[str, Any]) -> Epoch:
+        with self._witness.unseen():
+            return self._new_epoch(own)
+
+    def _new_epoch(self, own: dict[str, Any]) -> Epoch:
         witness, dataset = self._witness, own["_dataset"]
         index_sampler = own["_index_sampler"]
         sampler = getattr(index_sampler, "sampler", index_sampler)
@@ -214,7 +220,7 @@ class Batches:
         if place is None or place.dataset() is not dataset:
             place = self._places[key] = Place(dataset, sampler)
         place.times += 1
-        if place.times > EPOCHS or self._n >= MOST_EPOCHS:
+        if place.times > EPOCHS or self._n >= MOST_EPOCHS or witness.is_seen():
             return Epoch(place.newest, own, None)
         source = Source(dataset, is_stream=bool(own["_dataset_kind"]))
         epoch = Epoch(self._n, own, source)
@@ -232,11 +238,11 @@ class Batches:
             "subset": source.is_subset,
             "sampler": _kind(witness.torch, sampler, source.size),
             "shuffle": bool(getattr(sampler, "shuffle", False)),
-            "again": place.times > 1 and place.sampler() is sampler and place.optimizers == witness.optimizers,
+            "again": place.times > 1 and place.sampler() is sampler and place.optimizers == len(witness.optimizers),
             "workers": own["_num_workers"],
             "after": self._trained,  # the newest epoch of the training before it
         }
-        place.sampler, place.optimizers = _reference(sampler), max(1, witness.optimizers)
+        place.sampler, place.optimizers = _reference(sampler), max(1, len(witness.optimizers))
         if source.is_subset:
             self._write_bits(f"subset-{epoch.n}.bin", source.of_subset())
         return epoch
@@ -276,9 +282,13 @@ class Batches:
         new.write_bytes(np.packbits(seen, bitorder="little").tobytes())
         new.replace(path)
 
-    def _add_rows(self, epoch: Epoch, numbers: Any, leaves: list[Any]) -> None:
+    def _add_rows(self, epoch: Epoch, index: tuple[Any, ...], leaves: list[Any]) -> None:
         assert epoch.source is not None
-        indices = epoch.source.base_indices(np.frombuffer(numbers, dtype=np.int64))
+        try:
+            numbers = np.array(index, dtype=np.int64)
+        except (TypeError, ValueError, OverflowError):  # they are no numbers
+            return
+        indices = epoch.source.base_indices(numbers)
         every = max(1, epoch.source.length // ROWS)
         places = np.flatnonzero(indices % every == 0)
         if len(places):
@@ -286,6 +296,11 @@ class Batches:
             for place in places.tolist() if leaves else ():
                 digests = [_digest(leaf[place])[0] for leaf in leaves]
                 epoch.rows[int(indices[place])] = crc32(repr(digests).encode())
+
+
+def _next_due(batch: int) -> int:
+    """The first batch after this one at which an epoch is written."""
+    return next(later for later in count(batch + 1) if later == BATCHES or is_checked(later))
 
 
 def _reference(value: Any) -> Any:

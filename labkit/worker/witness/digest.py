@@ -12,41 +12,26 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from labkit.worker.witness.later import Later
+
 PIECE = 16 << 10  # bytes that a scrubber sums at a step
 MOST_IN_PIECE = 8  # tensors
 MOST_PIECES = 1024  # of larger models others are never summed
 WORD = (1 << 64) - 1
 
 
-class Digests:
-    """The digests of some tensors: `sums`, once `is_ready()` says so. A tensor of another device has none: zero."""
-
-    def __init__(self, torch: Any, tensors: Sequence[Any]):
-        self.sums = [0] * len(tensors)
-        self._copies: list[tuple[list[int], Any, Any]] = []  # of which tensors, the sums to be, the event after them
-        on_device: dict[Any, list[int]] = {}
-        for place, tensor in enumerate(tensors):
-            if tensor.device.type == "cpu":
-                self.sums[place] = _sum_on_cpu(tensor) if _numpy() else int(_sum_by_torch(torch, tensor)) & WORD
-            elif tensor.device.type == "cuda":
-                on_device.setdefault(tensor.device, []).append(place)
-        for device, places in on_device.items():
-            sums = torch.stack([_sum_by_torch(torch, tensors[place]) for place in places])
-            copy = torch.empty(len(places), dtype=torch.int64, pin_memory=True)
-            copy.copy_(sums, non_blocking=True)
-            event = torch.cuda.Event()
-            event.record(torch.cuda.current_stream(device))
-            self._copies.append((places, copy, event))
-
-    def is_ready(self) -> bool:
-        while self._copies:
-            places, copy, event = self._copies[-1]
-            if not event.query():
-                return False
-            for place, value in zip(places, copy.tolist(), strict=True):
-                self.sums[place] = value & WORD
-            self._copies.pop()
-        return True
+def read_digests(torch: Any, tensors: Sequence[Any], later: Later, then: Callable[[list[int]], None]) -> None:
+    """Call `then` with the digest of each of the tensors, at once or later; zero for one of another device than the
+    first."""
+    device = tensors[0].device if tensors else None
+    if device is None or (device.type == "cpu" and _numpy()):
+        then([_sum_on_cpu(tensor) if tensor.device == device else 0 for tensor in tensors])
+    elif device.type in ("cpu", "cuda"):
+        nothing = torch.zeros((), dtype=torch.int64, device=device)
+        sums = [_sum_by_torch(torch, tensor) if tensor.device == device else nothing for tensor in tensors]
+        later.read(torch.stack(sums), lambda values: then([value & WORD for value in values]))
+    else:
+        then([0] * len(tensors))
 
 
 class Scrubber:

@@ -10,8 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from labkit.worker.frames import invisible
-from labkit.worker.witness.witness import Witness, script_line
+from labkit.worker.witness.around import call_around
+from labkit.worker.witness.observed import Observed
 
 COLLECTIVES = (
     "all_gather",
@@ -35,9 +35,9 @@ COLLECTIVES = (
 class Joins:
     """The Joins of a rank, counted by `number`. While one is open, torch.distributed's collectives are observed."""
 
-    def __init__(self, torch: Any, witness: Witness):
-        self._distributed, self._witness = torch.distributed, witness
-        self._torch = str(Path(torch.__file__).parent)
+    def __init__(self, witness: Observed):
+        self._witness, self._distributed = witness, witness.torch.distributed
+        self._torch = str(Path(witness.torch.__file__).parent)
         self._number = 0
         self._open: Any = None
         self._originals: dict[str, Callable[..., Any]] = {}
@@ -48,29 +48,8 @@ class Joins:
     def hook(self) -> None:
         from torch.distributed.algorithms.join import Join
 
-        enter: Callable[[Any], Any] = Join.__enter__
-        leave, drop = Join.__exit__, self._witness.recorder.drop
-
-        @functools.wraps(enter)
-        @invisible
-        def __enter__(join: Any) -> Any:
-            try:
-                self._entered(join)
-            except Exception as error:
-                drop(error)
-            return enter(join)
-
-        @functools.wraps(leave)
-        @invisible
-        def __exit__(join: Any, *error: Any) -> Any:
-            try:
-                self._left(join)
-            except Exception as problem:
-                drop(problem)
-            return leave(join, *error)
-
-        Join.__enter__ = __enter__  # type: ignore[method-assign]
-        Join.__exit__ = __exit__  # type: ignore[method-assign]
+        call_around(Join, "__enter__", self._entered, self._witness.recorder)
+        call_around(Join, "__exit__", self._left, self._witness.recorder)
 
     def _entered(self, join: Any) -> None:
         # A joinable of the script's own may answer further collectives.
@@ -81,11 +60,13 @@ class Joins:
         self._written.clear()
         self._is_pending = False
         self._witness.write("join", n=self._number)
+        ranks = self._ranks(join._process_group)
         for name in COLLECTIVES:
             self._originals[name] = original = getattr(self._distributed, name)
-            setattr(self._distributed, name, self._observed(name, original, self._ranks(join._process_group)))
+            observe = functools.partial(self._called, name, inspect.signature(original), ranks)
+            call_around(self._distributed, name, observe, self._witness.recorder)
 
-    def _left(self, join: Any) -> None:
+    def _left(self, join: Any, *_: Any) -> None:
         if self._open is not join:
             return
         self._open = None
@@ -94,23 +75,11 @@ class Joins:
         is_pending = self._is_pending and self._after == self._witness.number
         self._witness.write("join_end", n=self._number, pending=is_pending)
 
-    def _observed(self, name: str, collective: Callable[..., Any], ranks: list[int]) -> Callable[..., Any]:
-        @functools.wraps(collective)
-        @invisible
-        def call(*args: Any, **kwargs: Any) -> Any:
-            try:
-                self._called(name, collective, ranks, args, kwargs)
-            except Exception as error:
-                self._witness.recorder.drop(error)
-            return collective(*args, **kwargs)
-
-        return call
-
-    def _called(self, name: str, collective: Any, ranks: list[int], args: Any, kwargs: Any) -> None:
+    def _called(self, name: str, signature: inspect.Signature, ranks: list[int], *args: Any, **kwargs: Any) -> None:
         if sys._getframe(1).f_code.co_filename.startswith(self._torch):  # the caller, because wrappers are invisible
             return
-        if (name, line := script_line()) not in self._written:
-            group = inspect.signature(collective).bind(*args, **kwargs).arguments.get("group")
+        if (name, line := self._witness.line()) not in self._written:
+            group = signature.bind(*args, **kwargs).arguments.get("group")
             if self._ranks(group or self._distributed.group.WORLD) != ranks:
                 return  # ranks of another group may have equally many inputs
             self._written.add((name, line))

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-UNREAD = 16
+UNREAD = 64
 
 
 class Later:
@@ -14,13 +14,13 @@ class Later:
 
     def __init__(self, torch: Any):
         self._torch = torch
-        self._waiting: deque[tuple[Any, Any, Callable[[list[float]], None]]] = deque(maxlen=UNREAD)
+        self._waiting: deque[tuple[Any, Any, Callable[[list[Any]], None]]] = deque(maxlen=UNREAD)
 
-    def read(self, values: Any, then: Callable[[list[float]], None]) -> None:
+    def read(self, values: Any, then: Callable[[list[Any]], None]) -> None:
         """Call `then` with the values of this tensor. Nothing is read while the script captures a CUDA graph."""
         if not values.is_cuda:
             then(values.tolist())
-        elif not self._captures():
+        elif not self.captures():
             copy = values.new_empty(values.shape, device="cpu", pin_memory=True)
             copy.copy_(values, non_blocking=True)
             done = self._torch.cuda.Event()
@@ -29,9 +29,10 @@ class Later:
 
     def poll(self) -> None:
         """Call those whose values are there."""
-        while self._waiting and not self._captures() and self._waiting[0][0].query():
+        while self._waiting and not self.captures() and self._waiting[0][0].query():
             _, copy, then = self._waiting.popleft()
             then(copy.tolist())
 
-    def _captures(self) -> bool:
-        return bool(self._torch.cuda.is_current_stream_capturing())
+    def captures(self) -> bool:
+        """Whether the script captures a CUDA graph, in which nothing may be computed or queried."""
+        return bool(self._torch.cuda.is_initialized() and self._torch.cuda.is_current_stream_capturing())

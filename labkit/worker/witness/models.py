@@ -1,4 +1,4 @@
-"""Knows what DDP has declared of a model, and whether the script lets it average the gradients."""
+"""Knows what DDP has declared of a model, whether the script lets it average the gradients, and who steps it."""
 
 from __future__ import annotations
 
@@ -54,3 +54,17 @@ class DistributedModel:
         model = self.reference()
         count = int(model._get_ddp_logging_data().get("iteration", 0))
         return count if count < 10 or model.device_type == "cpu" else None
+
+
+class Stepped:
+    """The `number`-th optimizer of the script, which has begun `steps`. The next one that is checked is `due`; `models`
+    are those of DDP of which it steps parameters, as far as checks have found them."""
+
+    def __init__(self, number: int, optimizer: Any):
+        self.number, self.reference = number, weakref.ref(optimizer)
+        self.steps, self.due = 0, 1
+        self.models: list[DistributedModel] = []
+
+    @property
+    def is_due(self) -> bool:
+        return self.steps == self.due

@@ -11,67 +11,38 @@ from __future__ import annotations
 
 import gc
 import hashlib
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
-from labkit.ring import is_checked
 from labkit.worker.recorder import Recorder
-from labkit.worker.witness.digest import Digests, Scrubber
-from labkit.worker.witness.models import DistributedModel
+from labkit.worker.witness.digest import Scrubber, read_digests
+from labkit.worker.witness.later import Later
+from labkit.worker.witness.models import DistributedModel, Stepped
+from labkit.worker.witness.observed import Observed
 
 # More bytes are first checked at step 20. A check reads each once, a step at least eight times: so all checks together
 # take less than 1 % of the training. All ranks have equally many.
 LARGE, FIRST_OF_LARGE = 64 << 20, 20
-SCRUB_EVERY = 4
+SCRUB_EVERY = 8  # steps
 SETTINGS = ("lr", "weight_decay", "momentum", "betas", "eps")
-
-
-class Writer(Protocol):
-    """What checks need of the witness: the DDP models so far, where the training is, and its lines."""
-
-    torch: Any
-    models: list[DistributedModel]
-    step: int
-    number: int
-
-    def calls(self) -> int: ...
-    def write(self, kind: str, **values: Any) -> None: ...
 
 
 class Replicas:
     """Checks one rank's parameters; `witness` writes the lines, `details` is for those of single parameters."""
 
-    def __init__(self, witness: Writer, details: Path):
-        self._witness, self._path = witness, details
-        self._steps: dict[int, int] = {}  # by optimizer
-        self._models: dict[int, list[DistributedModel]] = {}  # whose parameters an optimizer steps
+    def __init__(self, witness: Observed, later: Later, details: Path):
+        self._witness, self._later, self._path = witness, later, details
         self._names: dict[int, dict[int, str]] = {}  # by optimizer, of parameters that DDP does not have
         self._declared: dict[tuple[Any, ...], int] = {}  # sets that have been written
         self._told: set[int] = set()  # parameters of which it is known that DDP does not average them
-        self._waiting: list[tuple[Digests, Callable[[list[int]], None]]] = []
         self._scrubber: Scrubber | None = None
         self._scrubbed: DistributedModel
 
-    # Called on the step path
-
-    def after_step(self, optimizer: Any, which: int) -> int:
-        """After a step of the `which`-th optimizer. Returns the sum of some of the parameters' bits, at every fourth
-        step of any, else 0."""
-        at = self._steps[which] = self._steps.get(which, 0) + 1
-        if self._waiting:
-            self._write_ready()
-        if is_checked(at):
-            with self._witness.torch._C.DisableTorchFunction():
-                self._check(optimizer, which, at)
-        for model in self._models.get(which, ()):
-            model.after_step()
-        if self._witness.number % SCRUB_EVERY or self._scrubber is None or self._scrubbed.is_local:
-            return 0
-        return self._scrubber.sum(self._witness.number // SCRUB_EVERY)
-
-    # Called rarely
+    def scrub(self, turn: int) -> int:
+        """The sum of some of the parameters' bits, another part at each turn; 0 if there are none."""
+        return 0 if self._scrubber is None or self._scrubbed.is_local else self._scrubber.sum(turn)
 
     def wrapped(self, number: int) -> None:
         """Compare what DDP has just made equal: the `number`-th model."""
@@ -79,7 +50,7 @@ class Replicas:
         named = [(n, p) for n, p in model.module.named_parameters() if n not in model.parameters_to_ignore]
         ranks = tuple(self._witness.models[number].ranks)
         if len(ranks) > 1 and _bytes(p for _, p in named) <= LARGE:
-            with self._witness.torch._C.DisableTorchFunction():
+            with self._witness.unseen():
                 self._digest(("wrapped", number, ranks), named, {"opt": None, "at": 0})
 
     def loaded(self, module: Any) -> None:
@@ -93,21 +64,22 @@ class Replicas:
     def _details(self) -> Recorder:
         return Recorder(self._path)
 
-    def _check(self, optimizer: Any, which: int, at: int) -> None:
-        torch = self._witness.torch
+    def check(self, optimizer: Any, stepped: Stepped) -> None:
+        """Write the digests of what this optimizer has stepped, and how."""
+        torch, at = self._witness.torch, stepped.steps
         distributed = torch.distributed
         if not distributed.is_available() or not distributed.is_initialized() or distributed.get_world_size() == 1:
             return
-        if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
+        if self._later.captures():
             return
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
-        sets = self._sets(parameters, which)
+        sets = self._sets(parameters, stepped)
         if at == 1:
             self._prepare_scrubber()
         if at < FIRST_OF_LARGE and _bytes(parameters) > LARGE:
             return
         common = {
-            "opt": which,
+            "opt": stepped.number,
             "at": at,
             "calls": self._witness.calls(),
             "settings": [
@@ -117,7 +89,7 @@ class Replicas:
         for key, named in sets.items():
             self._digest(key, named, common)
 
-    def _sets(self, parameters: list[Any], which: int) -> dict[tuple[Any, ...], list[tuple[str, Any]]]:
+    def _sets(self, parameters: list[Any], stepped: Stepped) -> dict[tuple[Any, ...], list[tuple[str, Any]]]:
         """The parameters by what torch declares of them: `(kind, which model, ranks)`."""
         of_models: dict[int, tuple[int, str | None]] = {}
         members = set()
@@ -136,7 +108,7 @@ class Replicas:
             elif type(p).__name__ != "FlatParameter":  # FSDP1's, whose parts differ
                 key, p = _placed(p) if hasattr(p, "placements") else (("plain", 0, ()), p)
                 sets.setdefault(key, []).append((f"parameter {place}", p))
-        self._models[which] = [self._witness.models[number] for number in sorted(members)]
+        stepped.models = [self._witness.models[number] for number in sorted(members)]
         for number in members:
             self._find_unreduced(number, sets.get(("ddp", number, tuple(self._witness.models[number].ranks)), []))
         return sets
@@ -180,13 +152,7 @@ class Replicas:
             self._details.write({"k": "digests", "set": known, "at": line["at"], "sums": sums, "graded": graded})
 
         tensors = [getattr(p, "_local_tensor", p) for _, p in named] if key[0] != "shard" else []
-        self._waiting.append((Digests(self._witness.torch, tensors), write))
-        self._write_ready()
-
-    def _write_ready(self) -> None:
-        while self._waiting and self._waiting[0][0].is_ready():
-            digests, write = self._waiting.pop(0)
-            write(digests.sums)
+        read_digests(self._witness.torch, tensors, self._later, write)
 
     def _module_names(self, which: int, named: list[tuple[str, Any]]) -> dict[int, str]:
         """The names of parameters that no DDP model has, from the modules that are there."""

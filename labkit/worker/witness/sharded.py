@@ -11,7 +11,6 @@ from collections.abc import Callable
 from typing import Any
 from zlib import crc32
 
-from labkit.ring import is_checked
 from labkit.worker.witness.around import call_around
 from labkit.worker.witness.later import Later
 from labkit.worker.witness.observed import Observed
@@ -32,19 +31,12 @@ class Sharded:
         self._seen = 0
         self._ranks: set[int] = set()
         self._told: list[int] = []
-        self._samples: list[Any] = []
+        self.samples: list[Any] = []
 
-    def after_step(self) -> None:
-        """After a step of any optimizer."""
-        if not self._seen and not self._undo and is_checked(self._witness.number):
-            self._hook()
-        if self._samples:
-            self._tell()
-            if self._seen == STEPS:
-                for undo in self._undo:
-                    undo()
-
-    def _hook(self) -> None:
+    def hook(self) -> None:
+        """Hook them, if a step may have used them, once in a training."""
+        if self._undo or self._seen:
+            return
         recorder = self._witness.recorder
         if (two := sys.modules.get(FSDP2)) is not None:
             self._undo.append(call_around(two.FSDPParamGroup, "post_backward", self._of_fsdp2, recorder))
@@ -66,22 +58,25 @@ class Sharded:
             self._add(ranks, [handle.flat_param.grad])
 
     def _add(self, ranks: list[int], gradients: list[Any]) -> None:
-        cuda = self._torch.cuda
-        if self._torch._C._len_torch_dispatch_stack() or (cuda.is_initialized() and cuda.is_current_stream_capturing()):
+        if self._witness.is_seen() or self._later.captures():
             return
         self._ranks = self._ranks & set(ranks) if self._ranks else set(ranks)
-        with self._torch.no_grad(), self._torch._C.DisableTorchFunction():
-            for gradient in gradients[: PARAMETERS - len(self._samples)]:
+        with self._torch.no_grad(), self._witness.unseen():
+            for gradient in gradients[: PARAMETERS - len(self.samples)]:
                 if gradient is not None:
-                    self._samples.append(sample(gradient)[::EVERY].to(self._torch.float32, copy=True))
+                    self.samples.append(sample(gradient)[::EVERY].to(self._torch.float32, copy=True))
 
-    def _tell(self) -> None:
-        ranks, samples, self._samples = sorted(self._ranks), self._samples, []
+    def tell(self) -> None:
+        """Write, after a step, what its gradients were."""
+        ranks, samples, self.samples = sorted(self._ranks), self.samples, []
         self._seen += 1
         if ranks != self._told:
             self._told = ranks
             self._witness.write("fsdp", ranks=ranks)
         at = {"step": self._witness.step, "number": self._witness.number}
-        with self._torch.no_grad(), self._torch._C.DisableTorchFunction():
+        with self._torch.no_grad(), self._witness.unseen():
             values = self._torch.cat([each for each in samples if each.device == samples[0].device])
             self._later.read(values, lambda read: self._witness.write("averaged", **at, sum=crc32(repr(read).encode())))
+        if self._seen == STEPS:
+            for undo in self._undo:
+                undo()

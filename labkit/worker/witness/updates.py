@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from labkit.ring import is_checked
 from labkit.worker.measures.memory import live_optimizers
 from labkit.worker.witness.around import call_around
 from labkit.worker.witness.later import Later
+from labkit.worker.witness.models import Stepped
 from labkit.worker.witness.observed import Observed
 
 WATCHED, SAMPLED = 16, 128  # parameters of an optimizer, and elements of each, that are compared
@@ -23,10 +23,8 @@ COUNTED_WINDOWS = 64  # different numbers of backward passes in a step
 
 @dataclass
 class Optimized:
-    """An optimizer. `learned`: the places of its parameters that have had a gradient at a check."""
+    """What is known of an optimizer. `learned`: the places of its parameters that have had a gradient at a check."""
 
-    reference: Callable[[], Any]
-    steps: int = 0
     learned: set[int] = field(default_factory=set)
     before: list[tuple[Any, Any, Any]] = field(default_factory=list)  # parameters, samples, where a gradient was
     kept: dict[int, Any] = field(default_factory=dict)  # samples of the last check
@@ -39,25 +37,19 @@ class Updates:
     def __init__(self, witness: Observed, later: Later):
         self._witness, self._torch, self._later = witness, witness.torch, later
         self._known: dict[int, Optimized] = {}
-        self._at_check: Optimized | None = None
 
-    def before_step(self, optimizer: Any) -> None:
-        known = self._known.get(id(optimizer))
-        if known is None or known.reference() is not optimizer:
-            known = self._known[id(optimizer)] = Optimized(weakref.ref(optimizer))
-        known.steps += 1
-        if is_checked(known.steps):
-            self._at_check = known
-            with self._torch.no_grad(), self._torch._C.DisableTorchFunction():
-                self._sample(known, optimizer)
-                self._find_orphans(known, optimizer)
+    def before_check(self, optimizer: Any, stepped: Stepped) -> None:
+        """Before a step that is checked."""
+        known = self._known.setdefault(stepped.number, Optimized())
+        with self._torch.no_grad():
+            self._sample(known, optimizer)
+            self._find_orphans(known, optimizer, stepped.steps)
 
-    def after_step(self, optimizer: Any) -> None:
-        self._later.poll()
-        known, self._at_check = self._at_check, None
-        if known is not None and known.reference() is optimizer:
-            with self._torch.no_grad(), self._torch._C.DisableTorchFunction():
-                self._compare(known, optimizer)
+    def after_check(self, optimizer: Any, stepped: Stepped) -> None:
+        """After a step that is checked."""
+        if (known := self._known.get(stepped.number)) is not None:
+            with self._torch.no_grad():
+                self._compare(known, optimizer, stepped.number)
 
     def _sample(self, known: Optimized, optimizer: Any) -> None:
         """Keep some elements of the largest parameters of low precision, if torch's own optimizer updates these."""
@@ -71,7 +63,7 @@ class Updates:
             for p in _comparable(sorted(several, key=lambda p: -p.numel()))
         ]
 
-    def _compare(self, known: Optimized, optimizer: Any) -> None:
+    def _compare(self, known: Optimized, optimizer: Any, number: int) -> None:
         own = parameters_of(optimizer)
         known.learned |= {place for place, p in enumerate(own) if p.grad is not None}  # LBFGS computes it in its step
         if not known.before:
@@ -85,14 +77,14 @@ class Updates:
         kinds = str(known.before[0][0].dtype).removeprefix("torch.")
         known.kept, known.before = kept, []
         if all(isinstance(rate, float | int) for rate in rates):
-            values = {"optimizer": self._witness.number_of(optimizer), "type": kinds, "lr": max(rates)}
+            values = {"optimizer": number, "type": kinds, "lr": max(rates)}
             values |= {"step": self._witness.step, "line": self._witness.line()}
             self._later.read(
                 self._torch.stack(counts).view(-1, 3).sum(0),
                 lambda sums: self._witness.write("moved", **values, moved=sums[0], sampled=sums[1], since=sums[2]),
             )
 
-    def _find_orphans(self, known: Optimized, optimizer: Any) -> None:
+    def _find_orphans(self, known: Optimized, optimizer: Any, steps: int) -> None:
         """Write which parameters of a model whose gradients torch averages have one, but are in no optimizer. Somebody
         may update them by hand: only those count that did not change since the last check."""
         last, known.orphans = known.orphans, {}
@@ -100,12 +92,12 @@ class Updates:
         everything = {id(p) for model in models for p in model.parameters()}
         for number, model in enumerate(models):
             learning = [(name, p) for name, p in model.named_parameters() if p.requires_grad and p.grad is not None]
-            lost = self._in_no_optimizer(learning, thoroughly=known.steps >= BEGUN)
+            lost = self._in_no_optimizer(learning, thoroughly=steps >= BEGUN)
             watched = {id(p) for p in _comparable(p for _, p in lost)}
             samples = {(number, name): (p, sample(p).clone()) for name, p in lost if id(p) in watched}
             known.orphans |= samples
             same = [key for key, (p, _) in samples.items() if key in last and last[key][0] is p]
-            if known.steps < BEGUN or not same:
+            if steps < BEGUN or not same:
                 continue
             strange = sum(place not in known.learned and id(p) not in everything for place, p in enumerate(own))
             values = {
@@ -126,8 +118,7 @@ class Updates:
 
     def _in_no_optimizer(self, named: list[tuple[str, Any]], *, thoroughly: bool) -> list[tuple[str, Any]]:
         """Those that no optimizer has that has made a step, or, which takes some time to find out, none at all."""
-        optimizers = [optimizer for each in self._known.values() if (optimizer := each.reference()) is not None]
-        held = {id(p) for optimizer in optimizers for p in parameters_of(optimizer)}
+        held = {id(p) for optimizer in self._witness.live_optimizers() for p in parameters_of(optimizer)}
         lost = [(name, p) for name, p in named if id(p) not in held]
         if lost and thoroughly:
             held = {id(p) for optimizer in live_optimizers() for p in parameters_of(optimizer)}
@@ -152,15 +143,15 @@ class Windows:
     def __init__(self, witness: Observed, later: Later):
         self._witness, self._later = witness, later
         self._sizes: Counter[int] = Counter()
-        self._left, self._is_held = 0, False
+        self.left, self._is_held = 0, False
 
     def at_epoch(self) -> None:
         """Before the first batch of an epoch is used."""
-        self._left, self._is_held = self._witness.passes, False
+        self.left, self._is_held = self._witness.passes, False
 
     def before_backward(self) -> None:
         """Look at the first pass of an epoch whether the gradients of the passes that were left are still there."""
-        if not self._left or self._is_held or self._witness.passes != self._left:
+        if self._is_held or self._witness.passes != self.left:
             return
 
         def held(counts: list[float]) -> None:
@@ -170,18 +161,21 @@ class Windows:
         gradients = [p.grad for optimizer in optimizers[:1] for p in parameters_of(optimizer) if p.grad is not None]
         gradients = [gradient for gradient in gradients if not gradient.is_sparse]
         if gradients:
-            with torch.no_grad(), torch._C.DisableTorchFunction():
+            with torch.no_grad():
                 counts = [sample(gradient).count_nonzero() for gradient in _comparable(gradients)]
                 self._later.read(torch.stack(counts), held)
 
     def after_step(self) -> None:
-        passes, left, self._left = self._witness.passes, self._left, 0
-        usual, times = self._sizes.most_common(1)[0] if self._sizes else (0, 0)
-        is_rule = usual > 1 and times >= 2 and times >= 0.9 * self._sizes.total()
-        if left and self._is_held and is_rule and passes == usual + left and len(self._witness.live_optimizers()) == 1:
-            self._witness.write("window", passes=passes, usual=usual, left=left)
-        elif len(self._sizes) < COUNTED_WINDOWS or passes in self._sizes:
+        passes, left, self.left = self._witness.passes, self.left, 0
+        if left and self._is_held and passes - left == self._usual() and len(self._witness.live_optimizers()) == 1:
+            self._witness.write("window", passes=passes, usual=passes - left, left=left)
+        elif passes in self._sizes or len(self._sizes) < COUNTED_WINDOWS:
             self._sizes[passes] += 1
+
+    def _usual(self) -> int:
+        """The passes of nearly every window of accumulation so far, 0 if there is no such rule."""
+        usual, times = self._sizes.most_common(1)[0] if self._sizes else (0, 0)
+        return usual if usual > 1 and times >= 2 and times >= 0.9 * self._sizes.total() else 0
 
 
 class Ties:
@@ -190,7 +184,7 @@ class Ties:
     def __init__(self, witness: Observed):
         self._witness = witness
         self._is_inside = False
-        self._parted: list[tuple[Callable[[], Any], list[str], dict[str, Any]]] = []
+        self.parted: list[tuple[Callable[[], Any], list[str], dict[str, Any]]] = []
         self._steps = 0
 
     def hook(self) -> None:
@@ -207,7 +201,7 @@ class Ties:
 
             def after(_: Any) -> None:
                 self._is_inside = False
-                self._parted += [
+                self.parted += [
                     (weakref.ref(module), names, {"by": by, "line": self._witness.line()})
                     for names in tied
                     if _are_apart(module, names)
@@ -219,16 +213,14 @@ class Ties:
 
     def before_step(self) -> None:
         """Write those that are still apart when both parts have gradients."""
-        if not self._parted:
-            return
         self._steps += 1
-        for tie in list(self._parted):
+        for tie in list(self.parted):
             reference, names, seen = tie
             module = reference()
             if module is None or not _are_apart(module, names) or self._steps > TIES_JUDGED:
-                self._parted.remove(tie)
+                self.parted.remove(tie)
             elif all(module.get_parameter(name).grad is not None for name in names):
-                self._parted.remove(tie)
+                self.parted.remove(tie)
                 self._witness.write("parted", names=names, **seen, step=self._witness.step + 1)
 
 

@@ -11,19 +11,30 @@ import math
 import sys
 import weakref
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 from labkit.rank_files import DIGESTS
-from labkit.ring import CALLED_IN_JOIN, IN_BACKWARD, JOINED, NO_GRAPH, NOT_SYNCHRONIZED, REDUCED, RingWriter, is_checked
+from labkit.ring import (
+    CALLED_IN_JOIN,
+    IN_BACKWARD,
+    JOINED,
+    NO_GRAPH,
+    NOT_SYNCHRONIZED,
+    REDUCED,
+    RingWriter,
+    next_checked,
+)
 from labkit.worker.recorder import Recorder
 from labkit.worker.witness.around import call_after
-from labkit.worker.witness.batches import Batches
+from labkit.worker.witness.batches import BATCHES, Batches
 from labkit.worker.witness.checkpoints import Checkpoints
+from labkit.worker.witness.joined import Joins
 from labkit.worker.witness.later import Later
-from labkit.worker.witness.models import DistributedModel
-from labkit.worker.witness.replicas import Replicas
+from labkit.worker.witness.models import DistributedModel, Stepped
+from labkit.worker.witness.replicas import SCRUB_EVERY, Replicas
 from labkit.worker.witness.schedules import Schedules
 from labkit.worker.witness.sharded import Sharded
 from labkit.worker.witness.updates import Ties, Updates, Windows
@@ -37,26 +48,28 @@ class Witness:
         self.step = 0  # as the script's own steps are counted
         self.number = 0  # of the newest step of any optimizer
         self.models: list[DistributedModel] = []
+        self.optimizers: list[Stepped] = []  # in the order of their first steps
         self.fetched = 0  # batches since the newest step, of the iterator in use
         self.passes = 0  # backward passes since then
-        self.batches = Batches(self, lines.parent)
+        self.epochs = 0  # iterations over a loader that have begun
         self._iterator: Callable[[], Any] = lambda: None
+        self._has_ended = False  # the iteration in use
+        self._stepped: Stepped | None = None  # the newest optimizer
         self._calls: Callable[[], int] | None = None  # counts the collectives of the group that averages gradients
-        self._optimizers: list[Callable[[], Any]] = []
         self._messages: dict[str, int] = {}  # between two ranks, by the names of their groups
         self._before = 0  # collectives that had been called when the newest backward pass began
         self._called: int | None = None  # and when it had ended, where all ranks meet
         self._line = self._flags = self._in_join = 0
         self._loss = math.nan
-        self._unseen = torch._C.DisableTorchFunction  # by modes that get torch's functions, as of set_default_device
-        self.replicas = Replicas(self, lines.with_name(DIGESTS))
-        self.epochs = 0  # iterations over a loader that have begun
-        self._has_ended = False  # the iteration in use
-        self._checkpoints, self._schedules, later = Checkpoints(self), Schedules(self), Later(torch)
+        self._compares_inputs = True  # of the models in the next step
+        self._later = later = Later(torch)
+        self.batches = Batches(self, lines.parent)
+        self.replicas = Replicas(self, later, lines.with_name(DIGESTS))
+        self._checkpoints, self._schedules = Checkpoints(self), Schedules(self)
         self._updates, self._windows, self._ties = Updates(self, later), Windows(self, later), Ties(self)
         self._sharded = Sharded(self, later)
 
-    # Called on the step path
+    # Called on the step path, between computations that fill the processor's caches: what is not done there is cheap
 
     def after_fetch(self, iterator: Any, batch: Any, is_training: bool) -> None:
         if is_training:
@@ -68,104 +81,128 @@ class Witness:
                 self.epochs += 1
                 self._windows.at_epoch()
             self.fetched += 1
-        if not self._is_seen():
-            with self._unseen():
-                self.batches.after_fetch(iterator, batch, is_training)
+        self.batches.after_fetch(iterator, batch, is_training)
 
-    def _is_seen(self) -> bool:
+    def is_seen(self) -> bool:
         """Whether the script would see what is computed here: a mode of its own gets all of torch's operations."""
         return bool(self.torch._C._len_torch_dispatch_stack())
 
+    def unseen(self) -> AbstractContextManager[Any]:
+        """Within it modes that get torch's functions, as that of set_default_device does, see nothing."""
+        return self.torch._C.DisableTorchFunction()  # type: ignore[no-any-return]
+
     def before_forward(self, model: Any, inputs: Any) -> None:
         """Called before a DDP model is, whose gradients may be averaged."""
-        if self.torch.is_grad_enabled() and not self._is_seen():
+        if self._compares_inputs and self.torch.is_grad_enabled() and not self.is_seen():
             for number, known in enumerate(self.models):
                 if known.reference() is model:
-                    with self._unseen():
+                    with self.unseen():
                         self.batches.before_forward(number, inputs)
 
     def after_last_fetch(self) -> None:
         self._has_ended = True
 
     def before_backward(self, loss: Any) -> None:
-        loss, is_seen = loss[0] if isinstance(loss, list | tuple) and loss else loss, self._is_seen()
-        with self._unseen():
-            is_known = loss is not None and loss.numel() == 1 and loss.device.type == "cpu" and not is_seen
-            self._loss, self._line = float(loss.detach()) if is_known else math.nan, script_line()
-            if not is_seen:
+        if type(loss) in (list, tuple) and loss:
+            loss = loss[0]
+        with self.unseen():
+            flags = NO_GRAPH if getattr(loss, "is_leaf", False) else 0
+            self._loss = _value(loss) if flags and not self.is_seen() else math.nan
+            if self._windows.left and not self.is_seen():
                 self._windows.before_backward()
-        self._flags = 0 if getattr(loss, "grad_fn", None) is not None else NO_GRAPH
         for model in self.models:
             if (wrapped := model.reference()) is not None:
-                self._flags |= NOT_SYNCHRONIZED * (not wrapped.require_backward_grad_sync)
-                self._flags |= JOINED * bool(wrapped._join_config.enable)
-        self._before = self.calls()
-        self._tell(self._before, IN_BACKWARD)
+                if not wrapped.require_backward_grad_sync:
+                    flags |= NOT_SYNCHRONIZED
+                if wrapped._join_config.enable:
+                    flags |= JOINED
+        self._flags, self._line, self._before = flags, self.line(), self.calls()
+        flags |= IN_BACKWARD | self._in_join
+        self.ring.at_backward(self.fetched, self.passes, self._before, self._line, self._loss, flags)
 
     def after_backward(self) -> None:
         self.passes += 1
         for model in self.models:
             model.after_backward()
         self._called = self.calls()
-        self._flags |= REDUCED * (self._called != self._before)
-        self._tell(self._called)
+        if self._called != self._before:
+            self._flags |= REDUCED
+        flags = self._flags | self._in_join
+        self.ring.at_backward(self.fetched, self.passes, self._called, self._line, self._loss, flags)
         self.batches.after_backward()
-
-    def _tell(self, calls: int, flags: int = 0) -> None:
-        flags |= self._flags | self._in_join
-        self.ring.at_backward(self.fetched, self.passes, calls, self._line, self._loss, flags)
 
     def before_step(self, optimizer: Any) -> None:
         """Before a step of an optimizer that no other one wraps."""
-        self._ties.before_step()
-        if not self._is_seen():
-            with self._unseen():
-                self._updates.before_step(optimizer)
+        stepped = self._stepped
+        if stepped is None or stepped.reference() is not optimizer:
+            stepped = self._stepped = self._find(optimizer)
+        stepped.steps += 1
+        if self._ties.parted:
+            self._ties.before_step()
+        if stepped.steps == stepped.due and not self.is_seen():
+            with self.unseen():
+                self._updates.before_check(optimizer, stepped)
 
     def after_step(self, optimizer: Any, step: int) -> None:
         """After a step of an optimizer that no other one wraps; `step` counts those of the training."""
+        stepped = self._stepped
+        if stepped is None:
+            return
         self.step, self.number = step, self.number + 1
-        which = self.number_of(optimizer)
-        total, is_seen = 0, self._is_seen()
-        if not is_seen:
-            with self._unseen():
-                total = self.replicas.after_step(optimizer, which)
+        is_due, total = stepped.steps == stepped.due, 0
+        self._later.poll()
+        if is_due:
+            self._check(optimizer, stepped)
+        for model in stepped.models:
+            model.after_step()
+        if not self.number % SCRUB_EVERY and not self.is_seen():
+            with self.unseen():
+                total = self.replicas.scrub(self.number // SCRUB_EVERY)
         calls = self.calls() if self._called is None else self._called
-        counted = self.fetched, self.passes, calls, which, self._flags | self._in_join, total
+        counted = self.fetched, self.passes, calls, stepped.number, self._flags | self._in_join, total
         self.ring.after_step(counted, (step, self._line, self._loss, self._before))
         self._windows.after_step()
-        if not is_seen:
-            with self._unseen():
-                self._updates.after_step(optimizer)
-                self._sharded.after_step()
+        if self._sharded.samples:
+            self._sharded.tell()
         self._schedules.after_step(optimizer)
         self._checkpoints.after_step()
-        if is_checked(self.number):
+        if is_due:
             self._schedules.write()
         self.fetched = self.passes = self._in_join = 0
+        self._compares_inputs = self.number < BATCHES or stepped.steps + 1 == stepped.due
+
+    def _check(self, optimizer: Any, stepped: Stepped) -> None:
+        """Look at what is expensive, after a step that is checked."""
+        if not self.is_seen():
+            with self.unseen():
+                self.replicas.check(optimizer, stepped)
+                self._updates.after_check(optimizer, stepped)
+                self._sharded.hook()
+        stepped.due = next_checked(stepped.steps)
 
     # For those that write it
 
-    def number_of(self, optimizer: Any) -> int:
-        """Which of the script's optimizers this is, in the order of their first steps."""
-        for number, known in enumerate(self._optimizers):
-            if known() is optimizer:
-                return number
-        self._optimizers.append(weakref.ref(optimizer))
-        return len(self._optimizers) - 1
+    def _find(self, optimizer: Any) -> Stepped:
+        for known in self.optimizers:
+            if known.reference() is optimizer:
+                return known
+        self.optimizers.append(new := Stepped(len(self.optimizers), optimizer))
+        return new
 
-    @property
-    def optimizers(self) -> int:
-        """How many optimizers have made steps."""
-        return len(self._optimizers)
-
-    def line(self) -> int:
+    @staticmethod
+    def line() -> int:
         """The line at which the script's own file is now; 0 if it is not running."""
-        return script_line()
+        file = getattr(sys.modules.get("__main__"), "__file__", None)
+        frame: FrameType | None = sys._getframe(1)
+        while frame is not None:
+            if frame.f_code.co_filename == file:
+                return frame.f_lineno
+            frame = frame.f_back
+        return 0
 
     def live_optimizers(self) -> list[Any]:
         """Those that have made steps and are still there."""
-        return [optimizer for known in self._optimizers if (optimizer := known()) is not None]
+        return [optimizer for known in self.optimizers if (optimizer := known.reference()) is not None]
 
     def distributed_models(self) -> list[Any]:
         """Those that DDP has wrapped and that are still there."""
@@ -174,6 +211,7 @@ class Witness:
     def finish(self) -> None:
         """Write what is only known at the end. Never raises."""
         try:
+            self._later.poll()
             self._checkpoints.after_step()
             self._schedules.write()
         except Exception as error:
@@ -213,6 +251,7 @@ class Witness:
         self._ties.hook()
         if not self.torch.distributed.is_available():
             return
+        Joins(self).hook()
         for name in ("send", "recv", "recv_anysource"):
             call_after(self.torch.distributed.ProcessGroup, name, self.sent, self.recorder)
 
@@ -235,15 +274,10 @@ class Witness:
 
     def write(self, kind: str, **values: Any) -> None:
         """Write a line: what was seen, at which of the script's lines, after which step."""
-        self.recorder.write({"k": kind, "step": self.step, "number": self.number, "line": script_line(), **values})
+        self.recorder.write({"k": kind, "step": self.step, "number": self.number, "line": self.line(), **values})
 
 
-def script_line() -> int:
-    """The line at which the script's own file is now; 0 if it is not running."""
-    file = getattr(sys.modules.get("__main__"), "__file__", None)
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        if frame.f_code.co_filename == file:
-            return frame.f_lineno
-        frame = frame.f_back
-    return 0
+def _value(loss: Any) -> float:
+    """The value of a loss that is one number on a CPU, else nan."""
+    is_known = getattr(loss, "is_cpu", False) and loss.numel() == 1
+    return float(loss.detach()) if is_known else math.nan
