@@ -1,5 +1,4 @@
-"""Right: OneCycleLR is planned in steps and moved after each one."""
-
+# corrected: OneCycleLR is planned in steps and moved after each one
 import torch
 import torch.distributed as dist
 from torch import nn

@@ -1,5 +1,4 @@
-"""Right: trials that stop long before the end of schedules that are planned in epochs or in steps."""
-
+# trials that stop long before the end of schedules that are planned in epochs or in steps.
 import torch
 import torch.distributed as dist
 from torch import nn

@@ -1,5 +1,4 @@
-"""Wrong: OneCycleLR is planned in steps and moved once per epoch, so that it never leaves its warm-up."""
-
+# fault: OneCycleLR is planned in steps and moved once per epoch, so that it never leaves its warm-up
 import torch
 import torch.distributed as dist
 from torch import nn
