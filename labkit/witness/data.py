@@ -17,6 +17,7 @@ from labkit.witness.finding import Finding, named
 from labkit.witness.rule import Rule
 
 DIFFERENT = 3  # batches, inputs, losses or samples that a comparison needs at least
+COUNTED = 16 << 20  # samples of a data set, of more not all are written
 
 
 class Epoch:
@@ -98,7 +99,7 @@ class DataRule(Rule):
 
     def judge(self, evidence: Evidence) -> Iterable[Finding]:
         lines = [len(rank.of("epoch")) + len(rank.of("inputs")) for rank in evidence.ranks.values()]
-        if (new := (lines, evidence.replicas)) != self._judged:
+        if (new := (lines, evidence.replicas, evidence.outcome)) != self._judged:
             self._judged = new
             self._found = list(self._judge(evidence, {r: epochs_of(each) for r, each in evidence.ranks.items()}))[:1]
         return self._found
@@ -234,7 +235,7 @@ class SameSamples(DataRule):
         "fewer than three different batches; inputs or gradients that differ, as when each rank takes its part of a "
         "common batch; under DDP without a loader, or where inputs are on a GPU, it is a note"
     )
-    explains = ("not_split", "noise")
+    explains = ("not_split", "noise", "unread")
 
     def of_group(self, evidence: Evidence, group: tuple[int, ...], epochs: list[Epoch]) -> Iterator[Finding]:
         training = [epoch for epoch in epochs if epoch.trains and not epoch.time]
@@ -342,6 +343,53 @@ class NotSplit(DataRule):
             ranks=tuple(epoch.rank for epoch in together),
             line=first.line.line,
         )
+
+
+class Unread(DataRule):
+    kind = "unread"
+    title = "Samples that no rank trains on"
+    declared = "DistributedSampler of as many replicas as the run has ranks, and of which of them it gives the part"
+    observed = "no rank asks for the part of some replica, and whole epochs of all ranks together leave its samples out"
+    silent = (
+        "samplers of more, or fewer, replicas than ranks; parts that any rank reads in a loader of its own, also to "
+        "validate; data that other samplers give as well, or of which it is not known whether it is the same; several "
+        "samplers at one line; where not every rank has a loader, until the run has succeeded"
+    )
+
+    def _judge(self, evidence: Evidence, epochs: dict[int, list[Epoch]]) -> Iterator[Finding]:
+        by_data: defaultdict[tuple[Any, ...], list[Epoch]] = defaultdict(list)
+        for each in epochs.values():
+            for epoch in each:
+                by_data[epoch.type, epoch.length].append(epoch)
+        for alike in by_data.values():
+            yield from self._of_data(evidence, alike)
+
+    def _of_data(self, evidence: Evidence, epochs: list[Epoch]) -> Iterator[Finding]:
+        world, trained = len(evidence.ranks), [epoch for epoch in epochs if epoch.trains]
+        first = next((epoch for epoch in trained if epoch.whole and 0 < epoch.length <= COUNTED), None)
+        if first is None or any((each.time and not each.again) or not each.has_data_of(first) for each in epochs):
+            return
+        common = [world, world], first.size, first.declared
+        if any((each.part[1:], each.size, each.declared) != common for each in trained):
+            return
+        unread = sorted(set(range(world)) - {epoch.part[0] for epoch in epochs if epoch.part[1:] == [world, world]})
+        begun = [epoch for epoch in trained if not epoch.time]
+        is_known = len(begun) == world and len({epoch.time for epoch in trained if epoch.whole}) > 1
+        read = reduce(or_, (epoch.indices for epoch in begun)).bit_count()
+        most = -(-first.size // world) * (world - len(unread))
+        if unread and all(e.whole for e in begun) and read <= most and (is_known or evidence.outcome == "succeeded"):
+            yield Finding(
+                self.kind,
+                f"{first.size - read} of {first.size} samples are trained on by no rank in an epoch"
+                f"{evidence.at(first.line.line)}",
+                f"DistributedSampler splits them into {world} parts, and no rank asks for "
+                + (f"part {unread[0]}" if len(unread) == 1 else f"{len(unread)} of these, such as part {unread[0]}"),
+                "Let num_replicas be the number of ranks that read different samples, and rank this rank's place among "
+                "them: those of the mesh's data dimension.",
+                since=first.since,
+                ranks=tuple(sorted({epoch.rank for epoch in begun})),
+                line=first.line.line,
+            )
 
 
 class SameOrder(DataRule):
@@ -502,4 +550,4 @@ def fed_alike(evidence: Evidence, ranks: Sequence[int]) -> bool | None:
     return inputs_alike(evidence, ranks)
 
 
-DATA_RULES: tuple[type[Rule], ...] = (StreamCopies, Leak, SameSamples, NotSplit, SameOrder, SameNoise, Padding)
+DATA_RULES: tuple[type[Rule], ...] = (StreamCopies, Leak, SameSamples, NotSplit, Unread, SameOrder, SameNoise, Padding)

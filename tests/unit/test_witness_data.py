@@ -22,7 +22,14 @@ def epoch(n: int = 0, samples: Any = range(SIZE), **values: Any) -> dict[str, An
     contents = [[[hash(tuple(samples[at : at + 4])) & 0xFFFF, 0]] for at in range(0, len(samples), 4)]
     described = {"n": n, "place": "9:Data:64:64", "time": n, "since": 1 + n, "base": 0, "type": "Data", "length": SIZE}
     described |= {"size": SIZE, "print": "a1", "subset": False, "sampler": "distributed", "shuffle": True}
-    described |= {"again": n > 0, "workers": 0, "after": n - 1, "batches": len(contents), "passes": len(contents)}
+    described |= {
+        "part": [],
+        "again": n > 0,
+        "workers": 0,
+        "after": n - 1,
+        "batches": len(contents),
+        "passes": len(contents),
+    }
     described |= {"count": len(samples), "order": hash(tuple(samples)) & 0xFFFFFFFF, "training": True, "whole": True}
     described |= {"rows": {}, "leaves": ["int64 4"], "contents": contents, "gathers": False, "samples": samples}
     return described | values
@@ -38,7 +45,7 @@ def inputs(*digests: list[int]) -> dict[str, Any]:
     return {"k": "inputs", "model": 0, "leaves": ["float32 4"] * len(digests[0]), "inputs": calls}
 
 
-def found(folder: Path, *ranks: list[dict[str, Any]], group: bool = True) -> dict[str, Any]:
+def found(folder: Path, *ranks: list[dict[str, Any]], group: bool = True, outcome: str = "") -> dict[str, Any]:
     """The findings about ranks with these lines, by their kinds."""
     attempt = RunFolder(folder)
     for rank, lines in enumerate(ranks):
@@ -59,6 +66,7 @@ def found(folder: Path, *ranks: list[dict[str, Any]], group: bool = True) -> dic
         )
     evidence = Evidence(attempt, range(len(ranks)), "train.py")
     evidence.read()
+    evidence.outcome = outcome
     return {each.kind: each for rule in DATA_RULES for each in rule().judge(evidence)}
 
 
@@ -119,6 +127,45 @@ def test_pairs_of_ranks_that_share_their_samples(tmp_path: Path) -> None:
     for rank, part in enumerate((EVEN, EVEN, ODD, ODD)):
         parts[rank][1] = evaluation(1, [*part, rank // 2], sampler="distributed")
     assert list(found(tmp_path / "padded", *parts, group=False)) == ["padding"]
+
+
+def of_part(part: int, n: int = 0, of: int = 4, **values: Any) -> dict[str, Any]:
+    """An epoch of one part of so many that a DistributedSampler gives to one of four ranks."""
+    return epoch(n, range(part, SIZE, of), part=[part, of, 4], **values)
+
+
+def test_samples_of_parts_that_no_rank_asks_for(tmp_path: Path) -> None:
+    ranks = [[of_part(part), of_part(part, 1)] for part in (0, 0, 1, 1)]
+    finding = found(tmp_path, *ranks, group=False)["unread"]
+    assert finding.certain and finding.ranks == (0, 1, 2, 3) and finding.line == 9
+    assert finding.what == "32 of 64 samples are trained on by no rank in an epoch (train.py line 9)"
+    assert "no rank asks for 2 of these, such as part 2" in finding.why
+
+
+def test_readers_for_others_are_judged_at_the_end(tmp_path: Path) -> None:
+    ranks = [[of_part(0), of_part(0, 1)], [], [of_part(2), of_part(2, 1)], []]
+    assert found(tmp_path, *ranks, group=False) == {}
+    finding = found(tmp_path / "end", *ranks, group=False, outcome="succeeded")["unread"]
+    assert finding.ranks == (0, 2) and "such as part 1" in finding.why
+
+
+@pytest.mark.parametrize(
+    "ranks",
+    [
+        [[of_part(part), of_part(part, 1)] for part in (0, 1, 2, 3)],
+        [[of_part(part, of=8), of_part(part, 1, of=8)] for part in (0, 1, 2, 3)],
+        [[of_part(part, of=2), of_part(part, 1, of=2)] for part in (0, 0, 0, 0)],
+        [[of_part(part), of_part(part + 2, 1, training=False, passes=0)] for part in (0, 0, 1, 1)],
+        [[of_part(part), of_part(part, 1, again=False)] for part in (0, 0, 1, 1)],
+        [[of_part(part, print=""), of_part(part, 1, print="")] for part in (0, 0, 1, 1)],
+        [[of_part(part), epoch(1, sampler="random", again=True)] for part in (0, 0, 1, 1)],
+        [[of_part(part, whole=part < 1), of_part(part, 1)] for part in (0, 0, 1, 1)],
+        [[of_part(part) | {"samples": list(range(SIZE))}, of_part(part, 1)] for part in (0, 0, 1, 1)],
+    ],
+    ids=["all", "more", "fewer", "held out", "several samplers", "other data", "random", "not whole", "all read"],
+)
+def test_parts_that_are_read_or_may_be(tmp_path: Path, ranks: list[list[dict[str, Any]]]) -> None:
+    assert "unread" not in found(tmp_path, *ranks, group=False, outcome="succeeded")
 
 
 def test_two_of_four_ranks_that_read_the_same_batches(tmp_path: Path) -> None:

@@ -237,6 +237,7 @@ class Batches:
             "print": source.print,
             "subset": source.is_subset,
             "sampler": _kind(witness.torch, sampler, source.size),
+            "part": _part(witness.torch, sampler),
             "shuffle": bool(getattr(sampler, "shuffle", False)),
             "again": place.times > 1 and place.sampler() is sampler and place.optimizers == len(witness.optimizers),
             "workers": own["_num_workers"],
@@ -320,6 +321,13 @@ def _kind(torch: Any, sampler: Any, size: int) -> str:
     if kind is data.RandomSampler and not sampler.replacement and sampler.num_samples == size:
         return "random"
     return "sequential" if kind is data.SequentialSampler else ""
+
+
+def _part(torch: Any, sampler: Any) -> list[int]:
+    """Which part of how many a DistributedSampler gives, and the number of ranks there are; empty for another one."""
+    if _kind(torch, sampler, 0) != "distributed" or not torch.distributed.is_initialized():
+        return []
+    return [int(sampler.rank), int(sampler.num_replicas), torch.distributed.get_world_size()]
 
 
 def _leaves(value: Any) -> Iterator[Any]:
