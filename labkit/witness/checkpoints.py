@@ -108,3 +108,38 @@ def _is_ordered(one: Line, other: Line) -> bool:
     """Whether there is a collective between: one of the ranks had called it already, the other called it later."""
     first, second = one.values["calls"], other.values["calls"]
     return any(first[group] != second[group] for group in set(first) & set(second))
+
+
+class LonePart(Rule):
+    kind = "lone part"
+    title = "One part of a sharded model is saved, and the others are not"
+    declared = "DTensor: Shard, and the ranks of its mesh"
+    observed = (
+        "in a run that has succeeded one rank has saved a state of such tensors by torch.save, each of which is its "
+        "part, and no rank that has another part has ever saved anything"
+    )
+    silent = (
+        "full tensors; a file of each rank's own; torch.distributed.checkpoint; states of several ranks in one file; "
+        "files that are not named, as in memory"
+    )
+    limits = "FSDP1's flat parameters, models that are saved whole, and states in lists"
+
+    def judge(self, evidence: Evidence) -> Iterable[Finding]:
+        for line, savers in by_place(evidence, "part") if evidence.outcome == "succeeded" else ():
+            values, ranks = line.values, set(line.values["ranks"])
+            saved = {rank for rank in ranks & set(evidence.ranks) if evidence.ranks[rank].of("saved")}
+            if len(savers) > 1 or saved != set(savers) or not ranks <= set(evidence.ranks):
+                continue
+            more = f" and {values['parted'] - 1} more" if values["parted"] > 1 else ""
+            yield Finding(
+                self.kind,
+                f"{named(savers)} saves its own part of {values['name']}{more} in {values['file']}"
+                f"{evidence.at(line.line)}, one of {values['of']}, and no rank saves the others",
+                "state_dict() of a sharded model has this rank's shards only",
+                "Gather the state on all ranks (get_model_state_dict with full_state_dict=True, or full_tensor()), or "
+                "let all ranks call torch.distributed.checkpoint.save.",
+                since=max(1, line.step),
+                ranks=savers,
+                line=line.line,
+                parameters=(str(values["name"]),),
+            )

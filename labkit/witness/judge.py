@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from labkit.record import Place, RunFolder
-from labkit.witness.checkpoints import FileRace, Unloaded
+from labkit.witness.checkpoints import FileRace, LonePart, Unloaded
 from labkit.witness.data import DATA_RULES
 from labkit.witness.evidence import Evidence
 from labkit.witness.finding import Finding, Findings
@@ -24,6 +24,7 @@ RULES: tuple[type[Rule], ...] = (
     Settings,
     Unloaded,
     FileRace,
+    LonePart,
     PartedTies,
     OtherTensors,
     NoOptimizer,

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from labkit.record import RunFolder
-from labkit.witness.checkpoints import FileRace, Unloaded
+from labkit.witness.checkpoints import FileRace, LonePart, Unloaded
 from labkit.witness.evidence import Evidence
 from labkit.witness.schedules import Schedules
 from labkit.witness.updates import LeftWindow, LostUpdates, NoOptimizer, OtherTensors, PartedTies
@@ -52,6 +52,38 @@ def test_a_checkpoint_with_a_wrappers_prefix_is_not_loaded(judge):
     (partly,) = judge(Unloaded, [UNLOADED | {"wanted": 1, "change": "-_orig_mod."}])
     assert "did not load 1 of 4 parameters" in partly.sentence
     assert partly.advice.startswith("Put _orig_mod. in front of the keys.")
+
+
+PART = {"k": "part", "file": "last.pt", "name": "0.weight", "parted": 4, "part": [0], "of": 2, "ranks": [0, 1]}
+SAVED = {"k": "saved"}
+
+
+def test_a_rank_that_saves_its_part_of_a_model_alone(judge):
+    (finding,) = judge(LonePart, [SAVED, PART, PART], [])
+    assert finding.what == (
+        "rank 0 saves its own part of 0.weight and 3 more in last.pt (train.py line 7), one of 2, and no rank saves "
+        "the others"
+    )
+    assert finding.certain and (finding.since, finding.ranks) == (20, (0,))
+
+
+@pytest.mark.parametrize(
+    "ranks",
+    [
+        [[SAVED, PART], [SAVED, PART | {"part": [1]}]],
+        [[SAVED, PART], [SAVED]],
+        [[SAVED, PART | {"ranks": [0, 1, 2]}], []],
+        [[SAVED], []],
+    ],
+    ids=["each its own", "another one saves something", "a rank of another node", "whole tensors"],
+)
+def test_parts_that_others_may_have_saved(judge, ranks):
+    assert judge(LonePart, *ranks) == []
+
+
+def test_a_part_is_not_alone_while_others_may_still_save_theirs(judge):
+    assert judge(LonePart, [SAVED, PART], [], outcome="") == []
+    assert judge(LonePart, [SAVED, PART], [], outcome="failed") == []
 
 
 def use(kind, began, ended, calls, **values):

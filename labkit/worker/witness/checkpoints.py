@@ -14,6 +14,7 @@ from typing import Any
 
 from labkit.worker.witness.around import call_around
 from labkit.worker.witness.observed import Observed
+from labkit.worker.witness.parts import Parts
 
 MOST_FILES = 1000  # reads and writes of a rank that are written
 WRAPPERS = {
@@ -29,6 +30,7 @@ class Checkpoints:
 
     def __init__(self, witness: Observed):
         self._witness, self._torch = witness, witness.torch
+        self._parts = Parts(witness)
         self._is_loading = False
         self._unloaded: list[tuple[Callable[[], Any], dict[str, Any]]] = []  # modules, and what was tried
         boot = Path("/proc/sys/kernel/random/boot_id")  # labkit.host would import psutil
@@ -88,6 +90,8 @@ class Checkpoints:
         def before(*args: Any, **kwargs: Any) -> Callable[[Any], None] | None:
             place = 1 if kind == "save" else 0
             file = args[place] if len(args) > place else kwargs.get("f")
+            if kind == "save":
+                self._parts.before_saving(args[0] if args else kwargs.get("obj"), file)
             if not isinstance(file, str | os.PathLike) or self._files >= MOST_FILES:
                 return None
             self._files += 1
