@@ -82,7 +82,7 @@ class Evidence:
         script: str,
         locate: Callable[[int], Place | None] | None = None,
     ):
-        self.outcome = self.cause = ""
+        self.attempt, self.outcome, self.cause = attempt, "", ""
         self.is_stuck = False
         self._locate = locate or (lambda line: Place(line, script))
         self.ranks = {

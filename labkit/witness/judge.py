@@ -11,6 +11,7 @@ from labkit.witness.data import DATA_RULES
 from labkit.witness.evidence import Evidence
 from labkit.witness.finding import Finding, Findings
 from labkit.witness.replicas import Replicas, Settings
+from labkit.witness.resumes import LostMoments, Reseeded, RestartedOrder, RestartedSchedule
 from labkit.witness.rule import Rule
 from labkit.witness.schedules import Schedules
 from labkit.witness.slips import JoinedCalls, Slips
@@ -25,6 +26,10 @@ RULES: tuple[type[Rule], ...] = (
     Unloaded,
     FileRace,
     LonePart,
+    LostMoments,
+    RestartedSchedule,
+    RestartedOrder,
+    Reseeded,
     PartedTies,
     OtherTensors,
     NoOptimizer,

@@ -244,7 +244,7 @@ class Probe:
     def loaded(self, module: Any) -> None:
         """Called when the script has loaded weights into a module."""
         if self.witness is not None:
-            self.witness.replicas.loaded(module)
+            self.witness.loaded(module)
 
     def before_step(self, optimizer: Any) -> None:
         # A wrapping optimizer (ZeRO, accelerate) steps another one inside; the outermost counts.

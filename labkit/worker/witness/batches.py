@@ -72,12 +72,13 @@ class Source:
 class Epoch:
     """One iteration. `passes` counts the backward passes that followed one of its batches; nothing is left to fetch if
     it is `whole`. `n` counts those that are written; others have that of the newest of their place. It is written after
-    batch `due`."""
+    batch `due`; its order depends on `shuffled`, if that is known."""
 
     def __init__(self, n: int, own: dict[str, Any], source: Source | None):
         self.n, self.source, self.drawn_from = n, source, own["_sampler_iter"]
         self.batches = self.passes = self.count = self.order = 0
         self.due = _next_due(2)
+        self.shuffled: list[int] = []
         self.is_exhausted = self.whole = self.is_training = False
         self.drawn: deque[Any] = deque(maxlen=4096)  # not fetched yet
         self.described: dict[str, Any] = {}
@@ -133,6 +134,9 @@ class Batches:
         self._since: list[Epoch] = []  # fetched from since the newest backward pass
         self._used: list[Epoch] = []  # whose batches that pass has used
         self._trained = -1  # the newest epoch of the training
+        # Of the newest epoch of the training: what its order depends on, how many batches were passed over before the
+        # first one that was trained, and which is the newest one that was.
+        self.place: dict[str, Any] = {"order": [], "passed": 0, "trained": 0}
         self._inputs: dict[int, list[list[Any]]] = {}  # of each model, not written yet
         self._calls: dict[int, tuple[int, int]] = {}  # of each model: in which step, and how many so far
 
@@ -142,6 +146,7 @@ class Batches:
         epoch: Epoch | None = own.get(EPOCH)
         if epoch is None or epoch.drawn_from is not own["_sampler_iter"]:
             epoch = own[EPOCH] = self._begin(own)
+            epoch.shuffled = _shuffled(self._witness.torch, own["_index_sampler"])
         if index is None:
             epoch.is_exhausted = True
             if not epoch.drawn:  # otherwise workers are ahead
@@ -185,7 +190,11 @@ class Batches:
         if self._since:
             self._used, self._since = self._since, []
         for epoch in self._used:
+            if not epoch.passes:
+                self.place = {"order": epoch.shuffled, "passed": epoch.batches - 1, "trained": 0}
             epoch.passes += 1
+            if epoch.shuffled is self.place["order"]:
+                self.place["trained"] = epoch.batches
             if epoch.passes > 1:  # after one it may still be an evaluation that was left early
                 self._trained = epoch.n
             if epoch.whole:  # it was not known yet whether a backward pass would follow its last batch
@@ -328,6 +337,15 @@ def _part(torch: Any, sampler: Any) -> list[int]:
     if _kind(torch, sampler, 0) != "distributed" or not torch.distributed.is_initialized():
         return []
     return [int(sampler.rank), int(sampler.num_replicas), torch.distributed.get_world_size()]
+
+
+def _shuffled(torch: Any, index_sampler: Any) -> list[int]:
+    """The epoch of a DistributedSampler, and what else its order depends on; empty if it does not shuffle."""
+    sampler: Any = getattr(index_sampler, "sampler", None)
+    if _kind(torch, sampler, 0) != "distributed" or not sampler.shuffle:
+        return []
+    numbers = sampler.epoch, sampler.seed, len(sampler.dataset), sampler.num_replicas
+    return [*map(int, numbers), getattr(index_sampler, "batch_size", 0)]
 
 
 def _leaves(value: Any) -> Iterator[Any]:

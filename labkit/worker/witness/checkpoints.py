@@ -15,6 +15,7 @@ from typing import Any
 from labkit.worker.witness.around import call_around
 from labkit.worker.witness.observed import Observed
 from labkit.worker.witness.parts import Parts
+from labkit.worker.witness.resumes import Resumes
 
 MOST_FILES = 1000  # reads and writes of a rank that are written
 WRAPPERS = {
@@ -28,8 +29,8 @@ WRAPPERS = {
 class Checkpoints:
     """Hooks `Module.load_state_dict`, `torch.save` and `torch.load`."""
 
-    def __init__(self, witness: Observed):
-        self._witness, self._torch = witness, witness.torch
+    def __init__(self, witness: Observed, resumes: Resumes):
+        self._witness, self._torch, self._resumes = witness, witness.torch, resumes
         self._parts = Parts(witness)
         self._is_loading = False
         self._unloaded: list[tuple[Callable[[], Any], dict[str, Any]]] = []  # modules, and what was tried
@@ -90,18 +91,23 @@ class Checkpoints:
         def before(*args: Any, **kwargs: Any) -> Callable[[Any], None] | None:
             place = 1 if kind == "save" else 0
             file = args[place] if len(args) > place else kwargs.get("f")
+            saved = (args[0] if args else kwargs.get("obj")) if kind == "save" else None
             if kind == "save":
-                self._parts.before_saving(args[0] if args else kwargs.get("obj"), file)
+                self._parts.before_saving(saved, file)
             if not isinstance(file, str | os.PathLike) or self._files >= MOST_FILES:
                 return None
             self._files += 1
             path, line, calls = os.path.realpath(file), self._witness.line(), self._calls()
             began = time.monotonic()
 
-            def after(_: Any) -> None:
+            def after(result: Any) -> None:
                 if Path(path).is_file():
                     values = {"path": path, "began": began, "calls": calls, "host": self._host}
                     self._witness.write(kind, **values, line=line)
+                    if kind == "load":
+                        self._resumes.loaded(result, path, line)
+                    else:
+                        self._resumes.saved(saved, path)
 
             return after
 

@@ -20,6 +20,7 @@ class Observed(Protocol):
     number: int
     passes: int
     epochs: int
+    batches: Any
 
     def unseen(self) -> AbstractContextManager[Any]: ...
     def is_seen(self) -> bool: ...

@@ -35,7 +35,9 @@ from labkit.worker.witness.joined import Joins
 from labkit.worker.witness.later import Later
 from labkit.worker.witness.models import DistributedModel, Stepped
 from labkit.worker.witness.replicas import SCRUB_EVERY, Replicas
+from labkit.worker.witness.resumes import Resumes
 from labkit.worker.witness.schedules import Schedules
+from labkit.worker.witness.seeds import Seeds
 from labkit.worker.witness.sharded import Sharded
 from labkit.worker.witness.updates import Ties, Updates, Windows
 
@@ -65,7 +67,8 @@ class Witness:
         self._later = later = Later(torch)
         self.batches = Batches(self, lines.parent)
         self.replicas = Replicas(self, later, lines.with_name(DIGESTS))
-        self._checkpoints, self._schedules = Checkpoints(self), Schedules(self)
+        self._schedules, self._resumes, self._seeds = Schedules(self), Resumes(self), Seeds(self)
+        self._checkpoints = Checkpoints(self, self._resumes)
         self._updates, self._windows, self._ties = Updates(self, later), Windows(self, later), Ties(self)
         self._sharded = Sharded(self, later)
 
@@ -82,6 +85,8 @@ class Witness:
                 self._windows.at_epoch()
             self.fetched += 1
         self.batches.after_fetch(iterator, batch, is_training)
+        if self._seeds.looks:
+            self._seeds.after_fetch(is_training=is_training)
 
     def is_seen(self) -> bool:
         """Whether the script would see what is computed here: a mode of its own gets all of torch's operations."""
@@ -110,6 +115,8 @@ class Witness:
             self._loss = _value(loss) if flags and not self.is_seen() else math.nan
             if self._windows.left and not self.is_seen():
                 self._windows.before_backward()
+        if self._seeds.looks:
+            self._seeds.before_backward()
         for model in self.models:
             if (wrapped := model.reference()) is not None:
                 if not wrapped.require_backward_grad_sync:
@@ -139,6 +146,8 @@ class Witness:
         stepped.steps += 1
         if self._ties.parted:
             self._ties.before_step()
+        if self._resumes.resumed:
+            self._resumes.before_step(optimizer)
         if stepped.steps == stepped.due and not self.is_seen():
             with self.unseen():
                 self._updates.before_check(optimizer, stepped)
@@ -165,6 +174,7 @@ class Witness:
         if self._sharded.samples:
             self._sharded.tell()
         self._schedules.after_step(optimizer)
+        self._seeds.after_step(stepped.number)
         self._checkpoints.after_step()
         if is_due:
             self._schedules.write()
@@ -249,6 +259,8 @@ class Witness:
         self._checkpoints.hook()
         self._schedules.hook()
         self._ties.hook()
+        self._resumes.hook()
+        self._seeds.hook()
         if not self.torch.distributed.is_available():
             return
         Joins(self).hook()
@@ -259,6 +271,11 @@ class Witness:
         """Count a message between two ranks, which gloo numbers like its collectives."""
         name = group.group_name
         self._messages[name] = self._messages.get(name, 0) + 1
+
+    def loaded(self, module: Any) -> None:
+        """Note that the script has loaded weights into a module."""
+        self.replicas.loaded(module)
+        self._seeds.loaded()
 
     def called_in_join(self) -> None:
         """Note that the script called a collective of its own within Join."""
