@@ -16,7 +16,8 @@ Key = tuple[Any, ...]  # what a set of parameters is declared to be, of which na
 class Set:
     """What `ranks` have said of a set of parameters: `equal` is the newest check at which all were, `parted` the first
     one since then at which some were not, and `newest` the last one; each by rank. `moves` counts checks at which all
-    had moved alike, `unlike` is the first check at which the settings differed. `model`: which DDP model's."""
+    had moved alike, `averaged` what the gradients were if all ranks had the same ones at each check, `unlike` is the
+    first check at which the settings differed. `model`: which DDP model's."""
 
     kind: str
     model: int
@@ -25,12 +26,15 @@ class Set:
     parted: dict[int, Line] | None = None
     newest: dict[int, Line] | None = None
     moves: int = 0
+    averaged: set[str] | None = field(default_factory=set)
+    calls: int = -1  # of collectives, at the newest check
     unlike: dict[int, Line] | None = None
     was_unequal: bool = False  # when DDP had wrapped the model
 
     def add(self, check: dict[int, Line]) -> None:
         if self.unlike is None and not agree(check, "settings"):
             self.unlike = check
+        self._add_gradients(first_of(check).values, agree(check, "gradients"))
         if agree(check, "sum"):
             before = self.equal
             self.moves += before is not None and not agree({0: min(before.items())[1], 1: min(check.items())[1]}, "sum")
@@ -38,6 +42,14 @@ class Set:
         elif self.parted is None:
             self.parted = check
         self.newest = check
+
+    def _add_gradients(self, values: Mapping[str, Any], are_equal: bool) -> None:
+        """Without a collective since the check before nobody has averaged them."""
+        if self.averaged is None or not are_equal or not values.get("gradients") or values["calls"] <= self.calls:
+            self.averaged = None
+            return
+        self.averaged.add(values["gradients"])
+        self.calls = values["calls"]
 
 
 @dataclass

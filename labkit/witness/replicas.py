@@ -20,7 +20,8 @@ class Replicas(Rule):
     title = "Replicas are not equal"
     declared = (
         "DDP: every rank of its group has the same parameters, but those in parameters_to_ignore; DTensor: Replicate. "
-        "Without a declaration, a note: parameters that were equal at three checks while they moved"
+        "Without a declaration, a note: parameters that were equal at three checks while they moved; or that never "
+        "were, while all their gradients are, and collectives are called"
     )
     observed = "exact digests of the parameters differ after the same step of the same optimizer"
     silent = (
@@ -41,7 +42,9 @@ class Replicas(Rule):
     def judge(self, evidence: Evidence) -> Iterable[Finding]:
         self._checks.read(evidence)
         found = [
-            _finding(evidence, each) for each in self._checks.sets.values() if each.kind not in ("wrapped", "shard")
+            _finding(evidence, each) or _never_equal(each)
+            for each in self._checks.sets.values()
+            if each.kind not in ("wrapped", "shard")
         ]
         return sorted((finding for finding in found if finding), key=lambda finding: finding.until)[:1]
 
@@ -73,6 +76,24 @@ def _finding(evidence: Evidence, parted: Set) -> Finding | None:
         line=parting.one.line,
         parameters=tuple(names[:20]),
         values=tuple(f"rank {rank}: digest {digest:016x}" for rank, digest in parting.digests.items()),
+    )
+
+
+def _never_equal(each: Set) -> Finding | None:
+    """Parameters of which the ranks average all gradients by hand, and which have never been the same."""
+    if each.kind != "plain" or each.equal or not each.newest or len(each.averaged or ()) < ENOUGH:
+        return None
+    return Finding(
+        "replicas",
+        f"the ranks' weights have never been the same, although all their gradients are: {named(sorted(each.newest))} "
+        "train different models with one average of the gradients",
+        "gradients are averaged by hand, and nothing has made the initial weights equal",
+        "Broadcast the parameters and buffers of rank 0 before the first step, or seed all ranks alike before the "
+        "model is made.",
+        certain=False,
+        since=1,
+        ranks=tuple(sorted(each.newest)),
+        line=first_of(each.newest).line,
     )
 
 

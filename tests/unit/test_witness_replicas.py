@@ -176,3 +176,37 @@ def test_different_learning_rates_of_shards_are_found_unless_they_are_equal_agai
     assert "learning rates (rank 0: 0.1, rank 1: 0.05, at step 10)" in found.what
     ranks.check(20, [0, 0, 0], [0, 0, 0])
     assert not ranks.judge("succeeded", rule=Settings)
+
+
+GRADIENTS = {at: [f"g{at}", f"g{at}"] for at in (1, 2, 5)}
+
+
+def test_gradients_that_are_averaged_by_hand_over_weights_that_never_were_equal(tmp_path):
+    ranks = Ranks(tmp_path, "plain")
+    for at in (1, 2, 5):
+        assert ranks.judge() == []
+        ranks.check(at, [at, 1, 2], [at, 3, 4], gradients=GRADIENTS[at])
+    (finding,) = ranks.judge()
+    assert (finding.certain, finding.since, finding.ranks) == (False, 1, (0, 1))
+    assert "the ranks' weights have never been the same, although all their gradients are" in finding.what
+
+
+@pytest.mark.parametrize(
+    ("kind", "changed"),
+    [
+        ("plain", {5: {"gradients": ["g5", "h5"]}}),
+        ("plain", {2: {"gradients": ["g2", "h2"]}}),
+        ("plain", {at: {"gradients": ["g", "g"]} for at in GRADIENTS}),
+        ("plain", {at: {"gradients": ["", ""]} for at in GRADIENTS}),
+        ("plain", {at: {"calls": [3, 3]} for at in GRADIENTS}),
+        ("plain", {1: {"sums": [[1, 2, 3], [1, 2, 3]]}}),
+        ("mesh", {1: {"sums": [[1, 2, 3], [1, 2, 3]]}, 2: {"sums": [[1, 2, 3]] * 2}, 5: {"sums": [[1, 2, 3]] * 2}}),
+    ],
+    ids=["others", "once others", "constant", "unknown", "no collectives", "once equal", "declared"],
+)
+def test_models_of_their_own_whose_gradients_nobody_averages(tmp_path, kind, changed):
+    ranks = Ranks(tmp_path, kind)
+    for at in GRADIENTS:
+        values = {"gradients": GRADIENTS[at], "sums": [[at, 1, 2], [at, 3, 4]]} | changed.get(at, {})
+        ranks.check(at, *values.pop("sums"), **values)
+    assert ranks.judge() == []

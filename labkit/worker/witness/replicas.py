@@ -148,11 +148,14 @@ class Replicas:
         graded = "".join("01"[p.grad is not None] for _, p in named)
 
         def write(sums: list[int]) -> None:
-            self._witness.write("check", **line, sum=_hash(repr(sums).encode()))
+            given = _hash(repr(sums[count:]).encode()) if gradients else ""
+            sums = sums[:count]
+            self._witness.write("check", **line, sum=_hash(repr(sums).encode()), gradients=given)
             self._details.write({"k": "digests", "set": known, "at": line["at"], "sums": sums, "graded": graded})
 
         tensors = [getattr(p, "_local_tensor", p) for _, p in named] if key[0] != "shard" else []
-        read_digests(self._witness.torch, tensors, self._later, write)
+        gradients, count = _gradients(named) if key[0] == "plain" else [], len(tensors)
+        read_digests(self._witness.torch, [*tensors, *gradients], self._later, write)
 
     def _module_names(self, which: int, named: list[tuple[str, Any]]) -> dict[int, str]:
         """The names of parameters that no DDP model has, from the modules that are there."""
@@ -182,6 +185,12 @@ def _placed(p: Any) -> tuple[tuple[Any, ...], Any]:
     place = tuple(slice(None) if how.is_replicate() else at for how, at in zip(p.placements, coordinate, strict=True))
     same = mesh.mesh[place].flatten().tolist()
     return ("mesh", 0, tuple(same)) if len(same) > 1 else ("shard", 0, tuple(mesh.mesh.flatten().tolist())), p
+
+
+def _gradients(named: list[tuple[str, Any]]) -> list[Any]:
+    """Those of all of these parameters; none if one has no gradient, or a sparse one."""
+    gradients = [p.grad for _, p in named]
+    return gradients if all(each is not None and not each.is_sparse for each in gradients) else []
 
 
 def _bytes(parameters: Iterable[Any]) -> int:
