@@ -81,7 +81,7 @@ def _finding(evidence: Evidence, parted: Set) -> Finding | None:
 
 def _never_equal(each: Set) -> Finding | None:
     """Parameters of which the ranks average all gradients by hand, and which have never been the same."""
-    if each.kind != "plain" or each.equal or not each.newest or len(each.averaged or ()) < ENOUGH:
+    if each.equal or not each.newest or len(each.averaged or ()) < ENOUGH:
         return None
     return Finding(
         "replicas",
