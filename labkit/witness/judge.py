@@ -10,6 +10,7 @@ from labkit.witness.checkpoints import FileRace, LonePart, Unloaded
 from labkit.witness.data import DATA_RULES
 from labkit.witness.evidence import Evidence
 from labkit.witness.finding import Finding, Findings
+from labkit.witness.gradients import ScaledClip, Scalers, ShardClip, Uncleared
 from labkit.witness.replicas import Replicas, Settings
 from labkit.witness.resumes import LostMoments, Reseeded, RestartedOrder, RestartedSchedule
 from labkit.witness.rule import Rule
@@ -34,7 +35,11 @@ RULES: tuple[type[Rule], ...] = (
     OtherTensors,
     NoOptimizer,
     LostUpdates,
+    Uncleared,
     LeftWindow,
+    ScaledClip,
+    ShardClip,
+    Scalers,
     Schedules,
     *DATA_RULES,
 )

@@ -18,14 +18,11 @@ CANNOT = "cannot be known: what it does is also done on purpose"
 NOT_YET = "no rule looks for it yet"
 NOT_FOUND = {
     "batchnorm_differs_at_eval": CANNOT,
-    "clip_local_shard": NOT_YET,
-    "clipped_before_unscale": NOT_YET,
     "eval_mode_kept": CANNOT,
     "frozen_batchnorm_drifts": CANNOT,
     "gather_without_gradient": CANNOT,
     "gradients_summed": CANNOT,
     "resume_random_restarts": CANNOT,
-    "scaler_skips_on_one_rank": NOT_YET,
     "token_mean_of_means": CANNOT,
     "unused_hides_detached": CANNOT,
     "v_closure_break": "nothing that is observed differs before one rank ends early, which is then the cause",

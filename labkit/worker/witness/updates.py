@@ -60,7 +60,7 @@ class Updates:
         several = [p for p in own if is_torchs and p.dtype in low and p.grad is not None and not p.grad.is_sparse]
         known.before = [
             (p, sample(p).clone(), (gradient := sample(p.grad)).isfinite() & (gradient != 0))
-            for p in _comparable(sorted(several, key=lambda p: -p.numel()))
+            for p in comparable(sorted(several, key=lambda p: -p.numel()))
         ]
 
     def _compare(self, known: Optimized, optimizer: Any, number: int) -> None:
@@ -93,7 +93,7 @@ class Updates:
         for number, model in enumerate(models):
             learning = [(name, p) for name, p in model.named_parameters() if p.requires_grad and p.grad is not None]
             lost = self._in_no_optimizer(learning, thoroughly=steps >= BEGUN)
-            watched = {id(p) for p in _comparable(p for _, p in lost)}
+            watched = {id(p) for p in comparable(p for _, p in lost)}
             samples = {(number, name): (p, sample(p).clone()) for name, p in lost if id(p) in watched}
             known.orphans |= samples
             same = [key for key, (p, _) in samples.items() if key in last and last[key][0] is p]
@@ -162,7 +162,7 @@ class Windows:
         gradients = [gradient for gradient in gradients if not gradient.is_sparse]
         if gradients:
             with torch.no_grad():
-                counts = [sample(gradient).count_nonzero() for gradient in _comparable(gradients)]
+                counts = [sample(gradient).count_nonzero() for gradient in comparable(gradients)]
                 self._later.read(torch.stack(counts), held)
 
     def after_step(self) -> None:
@@ -235,7 +235,7 @@ def sample(tensor: Any) -> Any:
     return flat[:: max(1, flat.numel() // SAMPLED)][:SAMPLED]
 
 
-def _comparable(tensors: Iterable[Any]) -> list[Any]:
+def comparable(tensors: Iterable[Any]) -> list[Any]:
     """The first of them that are on one device."""
     tensors = list(tensors)
     return [tensor for tensor in tensors if tensor.device == tensors[0].device][:WATCHED]

@@ -31,6 +31,7 @@ from labkit.worker.recorder import Recorder
 from labkit.worker.witness.around import call_after
 from labkit.worker.witness.batches import BATCHES, Batches
 from labkit.worker.witness.checkpoints import Checkpoints
+from labkit.worker.witness.gradients import Clearing, Clipping
 from labkit.worker.witness.joined import Joins
 from labkit.worker.witness.later import Later
 from labkit.worker.witness.models import DistributedModel, Stepped
@@ -70,7 +71,8 @@ class Witness:
         self._schedules, self._resumes, self._seeds = Schedules(self), Resumes(self), Seeds(self)
         self._checkpoints = Checkpoints(self, self._resumes)
         self._updates, self._windows, self._ties = Updates(self, later), Windows(self, later), Ties(self)
-        self._sharded = Sharded(self, later)
+        self._sharded, self._clearing = Sharded(self, later), Clearing(self, later)
+        self._clipping = Clipping(self, later, self._clearing)
 
     # Called on the step path, between computations that fill the processor's caches: what is not done there is cheap
 
@@ -117,6 +119,8 @@ class Witness:
                 self._windows.before_backward()
         if self._seeds.looks:
             self._seeds.before_backward()
+        if self._clearing.kept:
+            self._clearing.changed("outside")
         for model in self.models:
             if (wrapped := model.reference()) is not None:
                 if not wrapped.require_backward_grad_sync:
@@ -129,6 +133,8 @@ class Witness:
 
     def after_backward(self) -> None:
         self.passes += 1
+        if self._clearing.kept:
+            self._clearing.changed("inside")
         for model in self.models:
             model.after_backward()
         self._called = self.calls()
@@ -148,9 +154,12 @@ class Witness:
             self._ties.before_step()
         if self._resumes.resumed:
             self._resumes.before_step(optimizer)
+        if self._clearing.kept:
+            self._clearing.before_step(stepped)
         if stepped.steps == stepped.due and not self.is_seen():
             with self.unseen():
                 self._updates.before_check(optimizer, stepped)
+                self._clearing.before_check(optimizer)
 
     def after_step(self, optimizer: Any, step: int) -> None:
         """After a step of an optimizer that no other one wraps; `step` counts those of the training."""
@@ -171,6 +180,8 @@ class Witness:
         counted = self.fetched, self.passes, calls, stepped.number, self._flags | self._in_join, total
         self.ring.after_step(counted, (step, self._line, self._loss, self._before))
         self._windows.after_step()
+        if self._clipping.clipped:
+            self._clipping.clipped = []
         if self._sharded.samples:
             self._sharded.tell()
         self._schedules.after_step(optimizer)
@@ -187,6 +198,7 @@ class Witness:
             with self.unseen():
                 self.replicas.check(optimizer, stepped)
                 self._updates.after_check(optimizer, stepped)
+                self._clearing.after_check(stepped)
                 self._sharded.hook()
         stepped.due = next_checked(stepped.steps)
 
@@ -261,6 +273,7 @@ class Witness:
         self._ties.hook()
         self._resumes.hook()
         self._seeds.hook()
+        self._clipping.hook()
         if not self.torch.distributed.is_available():
             return
         Joins(self).hook()

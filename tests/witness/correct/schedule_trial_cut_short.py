@@ -1,4 +1,4 @@
-# trials that stop long before the end of schedules that are planned in epochs or in steps.
+# Trials that stop long before the end of schedules that are planned in epochs or in steps.
 import torch
 import torch.distributed as dist
 from torch import nn

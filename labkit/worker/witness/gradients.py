@@ -1,0 +1,251 @@
+"""Writes down what becomes of gradients between a backward pass and the step that uses them: whether anything clears
+them, and whether they are clipped while a GradScaler has multiplied them, or by the norm of a part.
+
+Samples are looked at before and after checked steps only.
+"""
+
+from __future__ import annotations
+
+import gc
+import math
+import sys
+import weakref
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from labkit.ring import is_checked
+from labkit.worker.witness.around import call_around
+from labkit.worker.witness.later import Later
+from labkit.worker.witness.models import Stepped
+from labkit.worker.witness.observed import Observed
+from labkit.worker.witness.updates import comparable, parameters_of, sample
+
+MOST_PASSES = 64  # backward passes between two steps that are looked at
+IN_A_ROW = 3  # checks at which nothing has cleared the gradients
+FSDP1 = "torch.distributed.fsdp.fully_sharded_data_parallel"
+
+
+@dataclass
+class Kept:
+    """What a step has left of an optimizer's gradients, and how many sampled elements since then a backward pass has
+    changed (`inside`), and anything else but torch's clipping (`outside`)."""
+
+    parameters: list[Any]
+    last: Any
+    nonzero: Any
+    outside: Any
+    inside: Any
+    passes: int = 0
+
+
+class Clearing:
+    """Follows the gradients of torch's own optimizers from a checked step to their next one."""
+
+    def __init__(self, witness: Observed, later: Later):
+        self._witness, self._torch, self._later = witness, witness.torch, later
+        self.kept: dict[int, Kept] = {}  # by optimizer
+        self._uncleared: dict[int, list[int]] = {}  # steps after checks, in a row, in which nothing had cleared them
+        self._before: tuple[list[Any], Any] | None = None  # parameters and their gradients, before a checked step
+
+    def before_step(self, stepped: Stepped) -> None:
+        """Before any step while some are kept."""
+        self.changed("outside")
+        if (kept := self.kept.pop(stepped.number, None)) is not None:
+            self._close(stepped.number, kept)
+
+    def before_check(self, optimizer: Any) -> None:
+        """Before a step that is checked."""
+        parameters = _with_gradients(optimizer) if type(optimizer).__module__.startswith("torch.optim.") else []
+        self._before = parameters, _gradients(self._witness, parameters)
+
+    def after_check(self, stepped: Stepped) -> None:
+        """After a step that is checked."""
+        (parameters, before), self._before = self._before or ([], None), None
+        now = _gradients(self._witness, parameters)
+        if before is not None and now is not None:
+            nonzero = ((now != 0) & now.isfinite()).sum()
+            self.kept[stepped.number] = Kept(parameters, now, nonzero, (now != before).sum(), nonzero * 0)
+
+    def changed(self, by: str) -> None:
+        """Count what has changed `inside` a backward pass or `outside`, or, uncounted, by torch's `clipping`."""
+        for number, kept in list(self.kept.items()):
+            now = _gradients(self._witness, kept.parameters)
+            kept.passes += by == "inside"
+            if now is None or now.shape != kept.last.shape or kept.passes > MOST_PASSES:
+                del self.kept[number]
+                self._uncleared[number] = []
+                continue
+            with self._witness.unseen():
+                if by != "clipping":
+                    setattr(kept, by, getattr(kept, by) + (now != kept.last).sum())
+            kept.last = now
+
+    def _close(self, number: int, kept: Kept) -> None:
+        step, line = self._witness.step + 1, self._witness.line()
+
+        def judge(counts: list[float]) -> None:
+            nonzero, outside, inside = counts
+            earlier = self._uncleared.get(number, [])
+            steps = self._uncleared[number] = [*earlier, step] if nonzero and inside and not outside else []
+            if len(steps) >= IN_A_ROW:
+                self._witness.write("uncleared", step=step, line=line, since=steps[0], checks=len(steps))
+
+        self._later.read(self._torch.stack([kept.nonzero, kept.outside, kept.inside]), judge)
+
+
+@dataclass
+class Clipped:
+    """Gradients of an optimizer that torch has clipped, of which that may have changed some (`is_changed`). They had
+    been changed in place so often by then (`versions`)."""
+
+    stepped: Stepped
+    parameters: list[Any]
+    limit: float
+    is_changed: Any
+    line: int
+    versions: int = 0
+
+
+class Clipping:
+    """Hooks torch's clipping, and `GradScaler.step` and `unscale_`. An optimizer's first step is not looked at."""
+
+    def __init__(self, witness: Observed, later: Later, clearing: Clearing):
+        self._witness, self._torch, self._later, self._clearing = witness, witness.torch, later, clearing
+        self.clipped: list[Clipped] = []  # since the newest step
+        self._scaled: Counter[int] = Counter()  # steps of GradScalers, by optimizer
+        self._scalers: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._ranks: dict[int, list[int]] = {}  # by optimizer
+
+    def hook(self) -> None:
+        utils, scaler, recorder = self._torch.nn.utils, self._torch.amp.GradScaler, self._witness.recorder
+        # clip_grad_norm_ calls the first one, however the script has imported it.
+        for name, public in (("_clip_grads_with_norm_", "clip_grads_with_norm_"), ("clip_grad_value_",) * 2):
+            call_around(utils.clip_grad, name, self._clips, recorder)
+            setattr(utils, public, getattr(utils.clip_grad, name))
+        call_around(scaler, "unscale_", self._unscales, recorder)
+        call_around(scaler, "step", self._steps_scaled, recorder)
+
+    def _clips(self, *args: Any, **named: Any) -> Callable[[Any], None] | None:
+        due = [known for known in self._witness.optimizers if known.steps + 1 == known.due]
+        if not (due and self._witness.passes) and not self._clearing.kept:
+            return None
+        self._clearing.changed("outside")
+        _, limit, norm, *_ = *args, None, None, None
+        limit, norm = named.get("max_norm", named.get("clip_value", limit)), named.get("total_norm", norm)
+        limit = limit if isinstance(limit, int | float) else math.inf
+        several = [(known, _with_gradients(known.reference())) for known in due if self._witness.passes]
+        before = [(known, parameters, _gradients(self._witness, parameters)) for known, parameters in several]
+
+        def after(_: Any) -> None:
+            self._clearing.changed("clipping")
+            for known, parameters, gradients in before:
+                now = _gradients(self._witness, parameters)
+                if gradients is not None and now is not None:
+                    with self._torch.no_grad(), self._witness.unseen():
+                        is_changed = ((now != gradients) & gradients.isfinite()).any()
+                        self._note(Clipped(known, parameters, limit, is_changed, self._witness.line()), norm)
+
+        return after
+
+    def _note(self, one: Clipped, norm: Any) -> None:
+        one.versions = _versions(one.parameters)
+        if not any(_is_unscaled(scaler, one.stepped.reference()) for scaler in self._scalers):
+            self.clipped.append(one)
+        if type(norm) is self._torch.Tensor and norm.device == one.is_changed.device:
+            self._write_norm(one, norm)
+
+    def _write_norm(self, one: Clipped, norm: Any) -> None:
+        """Write the norm by which a shard of FSDP1 was clipped."""
+        if ranks := self._ranks_of(one.stepped):
+            seen: dict[str, Any] = {"optimizer": one.stepped.number, "ranks": ranks, "line": one.line}
+            seen |= {"step": self._witness.step + 1, "number": self._witness.number + 1}
+            self._later.read(
+                self._torch.stack([norm.detach(), one.is_changed.to(norm.dtype)]),
+                lambda values: self._witness.write("shard", **seen, norm=values[0], clipped=values[1] > 0),
+            )
+
+    def _unscales(self, scaler: Any, optimizer: Any, *_: Any, **__: Any) -> None:
+        """Before a scaler divides an optimizer's gradients by its scale, if it has not done so."""
+        own = [one for one in self.clipped if one.stepped.reference() is optimizer]
+        self.clipped = [one for one in self.clipped if one.stepped.reference() is not optimizer]
+        if scaler not in self._scalers or not scaler.is_enabled() or _is_unscaled(scaler, optimizer):
+            return
+        for one in own:
+            if _versions(one.parameters) == one.versions:  # nothing has changed them since
+                self._write_clipped(one, scaler._scale)
+
+    def _write_clipped(self, one: Clipped, scale: Any) -> None:
+        seen = {"limit": one.limit, "line": one.line, "step": self._witness.step + 1}
+        if scale.device == one.is_changed.device:
+            with self._witness.unseen():
+                self._later.read(
+                    self._torch.stack([scale, one.is_changed.to(scale.dtype)]),
+                    lambda values: self._witness.write("clipped", **seen, scale=values[0]) if values[1] else None,
+                )
+
+    def _steps_scaled(self, scaler: Any, optimizer: Any, *_: Any, **__: Any) -> Callable[[Any], None] | None:
+        self._unscales(scaler, optimizer)
+        self._scalers.add(scaler)
+        return (lambda _: self._write_scale(scaler, optimizer)) if scaler.is_enabled() else None
+
+    def _write_scale(self, scaler: Any, optimizer: Any) -> None:
+        """After a scaler's step, which it may have left out."""
+        known = next((known for known in self._witness.optimizers if known.reference() is optimizer), None)
+        if known is None:
+            return
+        self._scaled[known.number] += 1
+        at = self._scaled[known.number]
+        if is_checked(at) and not _is_hidden(self._witness) and (ranks := self._ranks_of(known)):
+            seen: dict[str, Any] = {"optimizer": known.number, "at": at, "ranks": ranks}
+            seen |= {"step": self._witness.step, "line": self._witness.line()}
+            with self._witness.unseen():
+                self._later.read(
+                    scaler._scale.view(1), lambda values: self._witness.write("scale", **seen, scale=values[0])
+                )
+
+    def _ranks_of(self, stepped: Stepped) -> list[int]:
+        """The ranks among which FSDP1 has divided all of an optimizer's parameters; none if it has not."""
+        kind = getattr(sys.modules.get(FSDP1), "FullyShardedDataParallel", None)
+        optimizer = stepped.reference()
+        if kind is not None and optimizer is not None and stepped.number not in self._ranks:
+            handles = [each._handle for each in gc.get_objects() if issubclass(type(each), kind)]
+            handles = [handle for handle in handles if handle is not None and handle.uses_sharded_strategy]
+            owners = {id(p): h for h in handles for p in (h.flat_param, *(h.flat_param._params or ()))}
+            found = [owners.get(id(p)) for p in parameters_of(optimizer)]
+            groups = {handle.process_group if handle is not None else None for handle in found}
+            group = groups.pop() if len(groups) == 1 else None
+            ranks_of = self._torch.distributed.get_process_group_ranks
+            self._ranks[stepped.number] = list(ranks_of(group)) if group is not None else []
+        return self._ranks.get(stepped.number, [])
+
+
+def _with_gradients(optimizer: Any) -> list[Any]:
+    return comparable(p for p in (parameters_of(optimizer) if optimizer is not None else ()) if p.grad is not None)
+
+
+def _gradients(witness: Observed, parameters: list[Any]) -> Any:
+    """Samples of their gradients, in one tensor; None if one is missing, or if they cannot be looked at now."""
+    gradients = [p.grad for p in parameters]
+    if not gradients or any(g is None or g.is_sparse for g in gradients) or _is_hidden(witness):
+        return None
+    with witness.torch.no_grad(), witness.unseen():
+        return witness.torch.cat([sample(gradient) for gradient in gradients])
+
+
+def _is_hidden(witness: Observed) -> bool:
+    """Whether a mode of the script's would see what is computed now, or a CUDA graph would repeat it."""
+    cuda = witness.torch.cuda
+    return witness.is_seen() or (cuda.is_initialized() and cuda.is_current_stream_capturing())
+
+
+def _versions(parameters: list[Any]) -> int:
+    """How often their gradients have been changed in place."""
+    return sum(p.grad._version for p in parameters if p.grad is not None)
+
+
+def _is_unscaled(scaler: Any, optimizer: Any) -> bool:
+    """Whether a GradScaler has already divided this optimizer's gradients."""
+    state = scaler._per_optimizer_states.get(id(optimizer)) if scaler.is_enabled() else None
+    return state is not None and state["stage"].name != "READY"

@@ -1,0 +1,154 @@
+"""Findings about gradients, from lines as ranks write them, and what the worker sees of real ones."""
+
+import json
+
+import pytest
+
+from labkit.record import RunFolder
+from labkit.witness.evidence import Evidence
+from labkit.witness.gradients import ScaledClip, Scalers, ShardClip, Uncleared
+
+PLACE = {"t": 10.0, "step": 20, "number": 20, "line": 7}
+UNCLEARED = {"k": "uncleared", "step": 6, "since": 2, "checks": 3}
+
+
+@pytest.fixture
+def judge(tmp_path):
+    def judge(rule, *ranks, outcome="succeeded"):
+        """What a rule says about the lines of these ranks."""
+        attempt = RunFolder(tmp_path)
+        for rank, lines in enumerate(ranks):
+            attempt.witnessed(rank).parent.mkdir(parents=True, exist_ok=True)
+            attempt.witnessed(rank).write_text("".join(f"{json.dumps(PLACE | line)}\n" for line in lines))
+        evidence = Evidence(attempt, range(len(ranks)), "train.py")
+        evidence.read()
+        evidence.outcome = outcome
+        return list(rule().judge(evidence))
+
+    return judge
+
+
+def clipped(step, limit=1.0, scale=65536.0):
+    return {"k": "clipped", "step": step, "limit": limit, "scale": scale}
+
+
+def shard(number, norm, clipped=True):
+    return {"k": "shard", "number": number, "step": number, "optimizer": 0, "ranks": [0, 1]} | {
+        "norm": norm,
+        "clipped": clipped,
+    }
+
+
+def scale(at, value, **values):
+    return {"k": "scale", "at": at, "step": at, "optimizer": 0, "ranks": [0, 1], "scale": value} | values
+
+
+def test_gradients_that_are_never_cleared(judge):
+    (finding,) = judge(Uncleared, [UNCLEARED, UNCLEARED | {"step": 11, "checks": 4}], [UNCLEARED])
+    assert finding.sentence.startswith("since step 2: nothing clears the gradients, so that each step uses the sum")
+    assert (finding.certain, finding.ranks, finding.line) == (True, (0, 1), 7)
+    assert "in each of the 3 steps that were checked, up to step 6" in finding.why
+    assert judge(Uncleared, []) == []
+
+
+def test_gradients_that_are_clipped_while_they_are_scaled(judge):
+    (finding,) = judge(ScaledClip, [clipped(2), clipped(5)], [])
+    assert (
+        finding.what == "gradients are clipped to 1 while they are multiplied by the loss scale 65536, as if to 1.5e-05"
+    )
+    assert (finding.certain, finding.since, finding.until, finding.ranks) == (True, 1, 2, (0,))
+    assert judge(ScaledClip, [clipped(2)]) == []
+    assert judge(ScaledClip, [clipped(2, 6553.6), clipped(5, 6553.6)]) == []  # multiplied by the scale
+    assert judge(ScaledClip, [clipped(2, scale=1.0), clipped(5, scale=1.0)]) == []
+
+
+def test_shards_that_are_clipped_by_norms_of_their_own(judge):
+    (finding,) = judge(ShardClip, [shard(2, 2.8), shard(5, 4.1)], [shard(2, 7.5), shard(5, 8.5, clipped=False)])
+    assert finding.what == "ranks 0 and 1 clip parts of the same gradients by different norms"
+    assert finding.values == ("rank 0: norm 4.1", "rank 1: norm 8.5")
+    assert (finding.certain, finding.until) == (True, 2)
+    for ours, theirs in (
+        ([shard(2, 2.8), shard(5, 4.1)], [shard(2, 2.8), shard(5, 4.1001)]),  # the norm of all
+        ([shard(2, 2.8), shard(5, 4.1)], [shard(2, 7.5)]),
+        ([shard(2, 2.8, clipped=False), shard(5, 4.1)], [shard(2, 7.5, clipped=False), shard(5, 8.5)]),
+        ([shard(2, 2.8), shard(5, 4.1)], []),
+        ([shard(n, 2.8) for n in (2, 2, 5, 5)], [shard(n, 7.5) for n in (2, 2, 5, 5)]),  # which is which
+    ):
+        assert judge(ShardClip, ours, theirs) == []
+
+
+def test_scalers_that_part(judge):
+    equal = [scale(5, 65536.0), scale(10, 65536.0)]
+    (finding,) = judge(Scalers, [*equal, scale(20, 65536.0)], [*equal, scale(20, 32768.0)])
+    assert finding.sentence.startswith("since a step from 11 to 20: the loss scales of ranks 0 and 1 differ")
+    assert finding.values == ("rank 0: scale 65536", "rank 1: scale 32768")
+    assert finding.certain
+    assert judge(Scalers, [*equal, scale(20, 1.0)], [*equal, scale(20, 2.0)], outcome="") == []  # may be equal again
+    later = [scale(20, 1.0), scale(50, 1.0)], [scale(20, 2.0), scale(50, 2.0)]
+    assert len(judge(Scalers, *later, outcome="")) == 1
+    assert judge(Scalers, [scale(5, 1.0), scale(10, 2.0)], [scale(5, 2.0), scale(10, 2.0)]) == []
+    assert judge(Scalers, [scale(5, 1.0)], [scale(5, 2.0, ranks=[1])]) == []
+
+
+KINDS = (
+    "clear by optimizer",
+    "clear by value",
+    "clear data",
+    "decay",
+    "decay and clip",
+    "own optimizer",
+    "nothing",
+    "clip",
+)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_only_gradients_that_nothing_clears_are_uncleared(kind, tmp_path):
+    torch = pytest.importorskip("torch")
+    from labkit.worker.witness.witness import Witness
+
+    witness = Witness(torch, tmp_path / "ring", tmp_path / "witness.jsonl")
+    p = torch.nn.Parameter(torch.ones(300))
+    own = type("Own", (torch.optim.SGD,), {"__module__": "train"})
+    optimizer = (own if kind == "own optimizer" else torch.optim.SGD)([p], lr=1e-3)
+    clearing = witness._clearing
+    for step in range(1, 23):
+        loss = (p * torch.randn(300)).sum()
+        if kind == "clear by optimizer":
+            optimizer.zero_grad()
+        elif kind == "clear by value":
+            optimizer.zero_grad(set_to_none=False)
+        witness.before_backward(loss)
+        loss.backward()
+        witness.after_backward()
+        if kind == "decay and clip":
+            p.grad *= 0.9
+        if kind in ("decay and clip", "clip"):
+            clearing.changed("outside")
+            torch.nn.utils.clip_grad_norm_([p], 1.0)
+            clearing.changed("clipping")
+        witness.before_step(optimizer)
+        optimizer.step()
+        witness.after_step(optimizer, step)
+        if kind == "clear data":
+            p.grad.data.zero_()
+        elif kind == "decay":
+            p.grad.data.mul_(0.5)
+    witness.finish()
+    assert witness.recorder.dropped == 0
+    path = tmp_path / "witness.jsonl"
+    lines = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    steps = [line["step"] for line in lines if line["k"] == "uncleared"]
+    assert steps == ([6, 11, 21] if kind in ("nothing", "clip") else [])
+
+
+def test_torch_compile_traces_a_function_that_is_observed_as_it_is():
+    torch = pytest.importorskip("torch")
+    from labkit.worker.witness.around import call_around
+
+    calls, owner = [], type("Owner", (), {"double": lambda x: 2 * x})
+    call_around(owner, "double", lambda x: calls.append(x), recorder=None)
+    assert owner.double(3) == 6
+    compiled = torch.compile(lambda x: owner.double(x), backend="eager", fullgraph=True)
+    assert compiled(torch.ones(2)).tolist() == [2.0, 2.0]
+    assert calls == [3]
