@@ -15,7 +15,6 @@ from witness.conftest import HERE, judged
 CORRECT, FAULTY = (sorted((HERE / name).glob("*.py")) for name in ("correct", "faulty"))
 CORRECT += sorted((HERE / "blind" / "oddities").glob("*.py"))
 CANNOT = "cannot be known: what it does is also done on purpose"
-NOT_YET = "no rule looks for it yet"
 NOT_FOUND = {
     "batchnorm_differs_at_eval": CANNOT,
     "eval_mode_kept": CANNOT,
