@@ -122,6 +122,38 @@ def _parameters(line: Line) -> str:
     return f"{lost} of the model's parameters with gradients, {name} among them, are in no optimizer and do not move"
 
 
+class Unfrozen(Rule):
+    kind = "not frozen"
+    title = "requires_grad was set on a module, whose parameters still learn"
+    declared = (
+        "requires_grad = False on a module, which torch reads on tensors only; a model that DDP or FSDP2 averages"
+    )
+    observed = "all of the module's parameters require gradients, have them, and move between two checks"
+    silent = (
+        "a class whose own code has an attribute of this name; parameters that were frozen as well, even if they no "
+        "longer are; a part of them that does not move; always a note"
+    )
+
+    def judge(self, evidence: Evidence) -> Iterable[Finding]:
+        found: dict[str, list[tuple[int, Line]]] = {}
+        for rank, testimony in evidence.ranks.items():
+            for line in testimony.of("unfrozen"):
+                found.setdefault(line.values["name"], []).append((rank, line))
+        for name, lines in found.items():
+            values = lines[0][1].values
+            yield Finding(
+                self.kind,
+                f"requires_grad was set to False on {name or 'the model'} ({values['type']}), but its "
+                f"{values['parameters']} parameters are trained",
+                "torch does not read this attribute of a module",
+                "Call requires_grad_(False) of it, which freezes its parameters, or remove the line.",
+                certain=False,
+                until=lines[0][1].step,
+                ranks=tuple(rank for rank, _ in lines),
+                parameters=(name,),
+            )
+
+
 class LeftWindow(Rule):
     kind = "left window"
     title = "Gradients of the epoch before are in a step"

@@ -8,7 +8,7 @@ from labkit.record import RunFolder
 from labkit.witness.checkpoints import FileRace, LonePart, Unloaded
 from labkit.witness.evidence import Evidence
 from labkit.witness.schedules import Schedules
-from labkit.witness.updates import LeftWindow, LostUpdates, NoOptimizer, OtherTensors, PartedTies
+from labkit.witness.updates import LeftWindow, LostUpdates, NoOptimizer, OtherTensors, PartedTies, Unfrozen
 
 PLACE = {"t": 10.0, "step": 20, "number": 20, "line": 7}
 UNLOADED = {"k": "unloaded", "wanted": 4, "of": 4, "key": "module.0.bias", "own": "0.weight", "change": "+module."}
@@ -52,6 +52,18 @@ def test_a_checkpoint_with_a_wrappers_prefix_is_not_loaded(judge):
     (partly,) = judge(Unloaded, [UNLOADED | {"wanted": 1, "change": "-_orig_mod."}])
     assert "did not load 1 of 4 parameters" in partly.sentence
     assert partly.advice.startswith("Put _orig_mod. in front of the keys.")
+
+
+def test_a_module_that_is_only_marked_as_frozen(judge):
+    line = {"k": "unfrozen", "name": "backbone", "type": "Sequential", "parameters": 4}
+    (finding,) = judge(Unfrozen, [line | {"step": 5}], [line])
+    assert finding.sentence == (
+        "by step 5: requires_grad was set to False on backbone (Sequential), but its 4 parameters are trained: "
+        "torch does not read this attribute of a module"
+    )
+    assert (finding.ranks, finding.certain, finding.parameters) == ((0, 1), False, ("backbone",))
+    (whole,) = judge(Unfrozen, [line | {"name": ""}])
+    assert "on the model (Sequential)" in whole.what
 
 
 PART = {"k": "part", "file": "last.pt", "name": "0.weight", "parted": 4, "part": [0], "of": 2, "ranks": [0, 1]}

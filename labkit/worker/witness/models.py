@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 # DDP's communication hooks after which replicas are still equal. Another one may do anything.
@@ -68,3 +69,14 @@ class Stepped:
     @property
     def is_due(self) -> bool:
         return self.steps == self.due
+
+
+def averaged(distributed: Iterable[Any]) -> Iterator[Any]:
+    """The models whose gradients torch averages: these of DDP, and the outermost of FSDP2."""
+    yield from distributed
+    sharded = getattr(sys.modules.get("torch.distributed.fsdp"), "FSDPModule", None)
+    states = getattr(sys.modules.get("torch.distributed._composable_state"), "_module_state_mapping", {})
+    if sharded is not None:
+        models = [module for module in list(states) if isinstance(module, sharded)]
+        inner = {id(inner) for model in models for inner in model.modules() if inner is not model}
+        yield from (model for model in models if id(model) not in inner)

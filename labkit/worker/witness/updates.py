@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import sys
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
 from labkit.worker.measures.memory import live_optimizers
 from labkit.worker.witness.around import call_around
 from labkit.worker.witness.later import Later
-from labkit.worker.witness.models import Stepped
+from labkit.worker.witness.models import Stepped, averaged
 from labkit.worker.witness.observed import Observed
 
 WATCHED, SAMPLED = 16, 128  # parameters of an optimizer, and elements of each, that are compared
@@ -88,7 +87,7 @@ class Updates:
         """Write which parameters of a model whose gradients torch averages have one, but are in no optimizer. Somebody
         may update them by hand: only those count that did not change since the last check."""
         last, known.orphans = known.orphans, {}
-        own, models = parameters_of(optimizer), list(self._models())
+        own, models = parameters_of(optimizer), list(averaged(self._witness.distributed_models()))
         everything = {id(p) for model in models for p in model.parameters()}
         for number, model in enumerate(models):
             learning = [(name, p) for name, p in model.named_parameters() if p.requires_grad and p.grad is not None]
@@ -124,16 +123,6 @@ class Updates:
             held = {id(p) for optimizer in live_optimizers() for p in parameters_of(optimizer)}
             lost = [(name, p) for name, p in lost if id(p) not in held]
         return lost
-
-    def _models(self) -> Iterator[Any]:
-        """Those of DDP, and the outermost of FSDP2."""
-        yield from self._witness.distributed_models()
-        sharded = getattr(sys.modules.get("torch.distributed.fsdp"), "FSDPModule", None)
-        states = getattr(sys.modules.get("torch.distributed._composable_state"), "_module_state_mapping", {})
-        if sharded is not None:
-            models = [module for module in list(states) if isinstance(module, sharded)]
-            inner = {id(inner) for model in models for inner in model.modules() if inner is not model}
-            yield from (model for model in models if id(model) not in inner)
 
 
 class Windows:

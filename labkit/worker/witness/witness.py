@@ -31,6 +31,7 @@ from labkit.worker.recorder import Recorder
 from labkit.worker.witness.around import call_after
 from labkit.worker.witness.batches import BATCHES, Batches
 from labkit.worker.witness.checkpoints import Checkpoints
+from labkit.worker.witness.frozen import Frozen
 from labkit.worker.witness.gradients import Clearing, Clipping
 from labkit.worker.witness.joined import Joins
 from labkit.worker.witness.later import Later
@@ -73,6 +74,7 @@ class Witness:
         self._updates, self._windows, self._ties = Updates(self, later), Windows(self, later), Ties(self)
         self._sharded, self._clearing = Sharded(self, later), Clearing(self, later)
         self._clipping = Clipping(self, later, self._clearing)
+        self._frozen = Frozen(self, later)
 
     # Called on the step path, between computations that fill the processor's caches: what is not done there is cheap
 
@@ -160,6 +162,7 @@ class Witness:
             with self.unseen():
                 self._updates.before_check(optimizer, stepped)
                 self._clearing.before_check(optimizer)
+                self._frozen.before_check()
 
     def after_step(self, optimizer: Any, step: int) -> None:
         """After a step of an optimizer that no other one wraps; `step` counts those of the training."""
