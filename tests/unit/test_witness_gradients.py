@@ -1,6 +1,8 @@
 """Findings about gradients, from lines as ranks write them, and what the worker sees of real ones."""
 
+import gc
 import json
+import weakref
 
 import pytest
 
@@ -140,6 +142,22 @@ def test_only_gradients_that_nothing_clears_are_uncleared(kind, tmp_path):
     lines = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
     steps = [line["step"] for line in lines if line["k"] == "uncleared"]
     assert steps == ([6, 11, 21] if kind in ("nothing", "clip") else [])
+
+
+def test_parameters_that_the_script_drops_are_not_held(tmp_path):
+    torch = pytest.importorskip("torch")
+    from labkit.worker.witness.witness import Witness
+
+    witness = Witness(torch, tmp_path / "ring", tmp_path / "witness.jsonl")
+    p = torch.nn.Parameter(torch.ones(300))
+    p.grad, optimizer, reference = torch.ones(300), torch.optim.SGD([p], lr=1e-3), weakref.ref(p)
+    witness.before_step(optimizer)
+    optimizer.step()
+    witness.after_step(optimizer, 1)
+    assert witness._clearing.kept
+    del p, optimizer
+    gc.collect()
+    assert reference() is None
 
 
 def test_torch_compile_traces_a_function_that_is_observed_as_it_is():

@@ -25,6 +25,7 @@ from labkit.worker.witness.updates import comparable, parameters_of, sample
 MOST_PASSES = 64  # backward passes between two steps that are looked at
 IN_A_ROW = 3  # checks at which nothing has cleared the gradients
 FSDP1 = "torch.distributed.fsdp.fully_sharded_data_parallel"
+Reference = Callable[[], Any]  # to a parameter, which the script may drop
 
 
 @dataclass
@@ -32,7 +33,7 @@ class Kept:
     """What a step has left of an optimizer's gradients, and how many sampled elements since then a backward pass has
     changed (`inside`), and anything else but torch's clipping (`outside`)."""
 
-    parameters: list[Any]
+    parameters: list[Reference]
     last: Any
     nonzero: Any
     outside: Any
@@ -47,7 +48,7 @@ class Clearing:
         self._witness, self._torch, self._later = witness, witness.torch, later
         self.kept: dict[int, Kept] = {}  # by optimizer
         self._uncleared: dict[int, list[int]] = {}  # steps after checks, in a row, in which nothing had cleared them
-        self._before: tuple[list[Any], Any] | None = None  # parameters and their gradients, before a checked step
+        self._before: tuple[list[Reference], Any] | None = None  # parameters and their gradients, before a checked step
 
     def before_step(self, stepped: Stepped) -> None:
         """Before any step while some are kept."""
@@ -101,7 +102,7 @@ class Clipped:
     been changed in place so often by then (`versions`)."""
 
     stepped: Stepped
-    parameters: list[Any]
+    parameters: list[Reference]
     limit: float
     is_changed: Any
     line: int
@@ -221,13 +222,14 @@ class Clipping:
         return self._ranks.get(stepped.number, [])
 
 
-def _with_gradients(optimizer: Any) -> list[Any]:
-    return comparable(p for p in (parameters_of(optimizer) if optimizer is not None else ()) if p.grad is not None)
+def _with_gradients(optimizer: Any) -> list[Reference]:
+    parameters = parameters_of(optimizer) if optimizer is not None else []
+    return [weakref.ref(p) for p in comparable(p for p in parameters if p.grad is not None)]
 
 
-def _gradients(witness: Observed, parameters: list[Any]) -> Any:
+def _gradients(witness: Observed, parameters: list[Reference]) -> Any:
     """Samples of their gradients, in one tensor; None if one is missing, or if they cannot be looked at now."""
-    gradients = [p.grad for p in parameters]
+    gradients = [getattr(p(), "grad", None) for p in parameters]
     if not gradients or any(g is None or g.is_sparse for g in gradients) or _is_hidden(witness):
         return None
     with witness.torch.no_grad(), witness.unseen():
@@ -240,9 +242,9 @@ def _is_hidden(witness: Observed) -> bool:
     return witness.is_seen() or (cuda.is_initialized() and cuda.is_current_stream_capturing())
 
 
-def _versions(parameters: list[Any]) -> int:
+def _versions(parameters: list[Reference]) -> int:
     """How often their gradients have been changed in place."""
-    return sum(p.grad._version for p in parameters if p.grad is not None)
+    return sum(gradient._version for p in parameters if (gradient := getattr(p(), "grad", None)) is not None)
 
 
 def _is_unscaled(scaler: Any, optimizer: Any) -> bool:
