@@ -61,19 +61,20 @@ def test_the_scrubber_follows_a_tensor_whose_memory_has_moved():
 def test_a_model_is_left_local_from_its_first_step_without_a_synchronized_pass_on():
     class Wrapped:
         require_backward_grad_sync = False
+        _join_config = SimpleNamespace(enable=False)
         _comm_hooks, _module_parameters, process_group = (), (), None
 
     wrapped = Wrapped()
     fake = SimpleNamespace(distributed=SimpleNamespace(get_process_group_ranks=lambda group: [0, 1]))
     model = DistributedModel(fake, wrapped)
     assert model.is_plain()
-    model.after_backward()
+    model.before_backward()
     assert not model.is_plain()  # at the check of this very step
     wrapped.require_backward_grad_sync = True
-    model.after_backward()
+    model.before_backward()
     assert model.is_plain()  # the last micro-batch was
     model.after_step()
     wrapped.require_backward_grad_sync = False
-    model.after_backward()
+    model.before_backward()
     model.after_step()
     assert not model.is_plain()

@@ -7,6 +7,8 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+from labkit.ring import JOINED, NOT_SYNCHRONIZED
+
 # DDP's communication hooks after which replicas are still equal. Another one may do anything.
 PLAIN_HOOKS = {"allreduce_hook", "fp16_compress_hook", "bf16_compress_hook", "powerSGD_hook", "batched_powerSGD_hook"}
 
@@ -23,11 +25,14 @@ class DistributedModel:
         self.passes, self.synchronized, self.is_synchronized = 0, 0, True
         self.is_local = False  # between two steps no pass was synchronized: the ranks are meant to part
 
-    def after_backward(self) -> None:
-        if (model := self.reference()) is not None:
-            self.is_synchronized = bool(model.require_backward_grad_sync)
-            self.passes += 1
-            self.synchronized += self.is_synchronized
+    def before_backward(self) -> int:
+        """Count a pass; returns its flags."""
+        if (model := self.reference()) is None:
+            return 0
+        self.is_synchronized = is_synchronized = bool(model.require_backward_grad_sync)
+        self.passes += 1
+        self.synchronized += is_synchronized
+        return (0 if is_synchronized else NOT_SYNCHRONIZED) | (JOINED if model._join_config.enable else 0)
 
     def after_step(self) -> None:
         """After a step of its optimizer."""

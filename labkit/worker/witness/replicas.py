@@ -25,7 +25,7 @@ from labkit.worker.witness.observed import Observed
 # More bytes are first checked at step 20. A check reads each once, a step at least eight times: so all checks together
 # take less than 1 % of the training. All ranks have equally many.
 LARGE, FIRST_OF_LARGE = 64 << 20, 20
-SCRUB_EVERY = 8  # steps
+SCRUB_EVERY = 16  # steps
 SETTINGS = ("lr", "weight_decay", "momentum", "betas", "eps")
 
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import weakref
-from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from operator import itemgetter
 from typing import Any
 
 from labkit.worker.measures.memory import live_optimizers
@@ -131,7 +131,7 @@ class Windows:
 
     def __init__(self, witness: Observed, later: Later):
         self._witness, self._later = witness, later
-        self._sizes: Counter[int] = Counter()
+        self._sizes: dict[int, int] = {}
         self.left, self._is_held = 0, False
 
     def at_epoch(self) -> None:
@@ -158,13 +158,15 @@ class Windows:
         passes, left, self.left = self._witness.passes, self.left, 0
         if left and self._is_held and passes - left == self._usual() and len(self._witness.live_optimizers()) == 1:
             self._witness.write("window", passes=passes, usual=passes - left, left=left)
-        elif passes in self._sizes or len(self._sizes) < COUNTED_WINDOWS:
-            self._sizes[passes] += 1
+        elif known := self._sizes.get(passes):
+            self._sizes[passes] = known + 1
+        elif len(self._sizes) < COUNTED_WINDOWS:
+            self._sizes[passes] = 1
 
     def _usual(self) -> int:
         """The passes of nearly every window of accumulation so far, 0 if there is no such rule."""
-        usual, times = self._sizes.most_common(1)[0] if self._sizes else (0, 0)
-        return usual if usual > 1 and times >= 2 and times >= 0.9 * self._sizes.total() else 0
+        usual, times = max(self._sizes.items(), key=itemgetter(1), default=(0, 0))
+        return usual if usual > 1 and times >= 2 and times >= 0.9 * sum(self._sizes.values()) else 0
 
 
 class Ties:

@@ -20,9 +20,7 @@ from labkit.rank_files import DIGESTS
 from labkit.ring import (
     CALLED_IN_JOIN,
     IN_BACKWARD,
-    JOINED,
     NO_GRAPH,
-    NOT_SYNCHRONIZED,
     REDUCED,
     RingWriter,
     next_checked,
@@ -63,8 +61,10 @@ class Witness:
         self._messages: dict[str, int] = {}  # between two ranks, by the names of their groups
         self._before = 0  # collectives that had been called when the newest backward pass began
         self._called: int | None = None  # and when it had ended, where all ranks meet
+        self._file = ""  # the script's, once it runs
         self._line = self._flags = self._in_join = 0
         self._loss = math.nan
+        self._differentiated: Any = None  # the loss, during its backward pass
         self._compares_inputs = True  # of the models in the next step
         self._later = later = Later(torch)
         self.batches = Batches(self, lines.parent)
@@ -112,39 +112,43 @@ class Witness:
         self._has_ended = True
 
     def before_backward(self, loss: Any) -> None:
-        if type(loss) in (list, tuple) and loss:
-            loss = loss[0]
-        with self.unseen():
-            flags = NO_GRAPH if getattr(loss, "is_leaf", False) else 0
-            self._loss = _value(loss) if flags and not self.is_seen() else math.nan
-            if self._windows.left and not self.is_seen():
+        if self._windows.left and not self.is_seen():
+            with self.unseen():
                 self._windows.before_backward()
         if self._seeds.looks:
             self._seeds.before_backward()
         if self._clearing.kept:
             self._clearing.changed("outside")
+        flags = 0
         for model in self.models:
-            if (wrapped := model.reference()) is not None:
-                if not wrapped.require_backward_grad_sync:
-                    flags |= NOT_SYNCHRONIZED
-                if wrapped._join_config.enable:
-                    flags |= JOINED
-        self._flags, self._line, self._before = flags, self.line(), self.calls()
+            flags |= model.before_backward()
+        self._flags, self._line, self._before, self._loss = flags, self.line(), self.calls(), math.nan
+        self._differentiated = loss
         flags |= IN_BACKWARD | self._in_join
-        self.ring.at_backward(self.fetched, self.passes, self._before, self._line, self._loss, flags)
+        self.ring.at_backward(self.fetched, self.passes, self._before, self._line, math.nan, flags)
 
     def after_backward(self) -> None:
         self.passes += 1
         if self._clearing.kept:
             self._clearing.changed("inside")
-        for model in self.models:
-            model.after_backward()
         self._called = self.calls()
+        loss, self._differentiated = self._differentiated, None
         if self._called != self._before:
             self._flags |= REDUCED
+        else:
+            self._look_at(loss)
         flags = self._flags | self._in_join
         self.ring.at_backward(self.fetched, self.passes, self._called, self._line, self._loss, flags)
         self.batches.after_backward()
+
+    def _look_at(self, loss: Any) -> None:
+        """See whether a loss whose backward pass called no collective had a graph, and if not, its value."""
+        loss = loss[0] if type(loss) in (list, tuple) and loss else loss
+        with self.unseen():
+            if getattr(loss, "is_leaf", False):
+                self._flags |= NO_GRAPH
+                if loss.is_cpu and loss.numel() == 1 and not self.is_seen():
+                    self._loss = float(loss.detach())
 
     def before_step(self, optimizer: Any) -> None:
         """Before a step of an optimizer that no other one wraps."""
@@ -214,10 +218,9 @@ class Witness:
         self.optimizers.append(new := Stepped(len(self.optimizers), optimizer))
         return new
 
-    @staticmethod
-    def line() -> int:
+    def line(self) -> int:
         """The line at which the script's own file is now; 0 if it is not running."""
-        file = getattr(sys.modules.get("__main__"), "__file__", None)
+        file = self._file = self._file or getattr(sys.modules.get("__main__"), "__file__", "")
         frame: FrameType | None = sys._getframe(1)
         while frame is not None:
             if frame.f_code.co_filename == file:
@@ -308,9 +311,3 @@ class Witness:
     def write(self, kind: str, **values: Any) -> None:
         """Write a line: what was seen, at which of the script's lines, after which step."""
         self.recorder.write({"k": kind, "step": self.step, "number": self.number, "line": self.line(), **values})
-
-
-def _value(loss: Any) -> float:
-    """The value of a loss that is one number on a CPU, else nan."""
-    is_known = getattr(loss, "is_cpu", False) and loss.numel() == 1
-    return float(loss.detach()) if is_known else math.nan
