@@ -17,8 +17,9 @@ class Finding:
 
     It is so `since` a step of the training, or since one after `since` and up to `until`, if the steps between were not
     compared. `ranks` are those that differ from the others, `line` is the script's, 0 if unknown. `parameters` and
-    `values` are what differs: names, and by rank what was seen there, as text. If not `certain` it is a note: somebody
-    may have meant it so.
+    `values` are what differs: names, and by rank what was seen there, as text. `ask` is an expression that shows it on
+    every rank while the run goes on: `run.ask(finding.ask)`; empty if there is none. If not `certain` it is a note:
+    somebody may have meant it so.
     """
 
     kind: str
@@ -32,6 +33,7 @@ class Finding:
     line: int = 0
     parameters: tuple[str, ...] = ()
     values: tuple[str, ...] = ()
+    ask: str = ""
 
     @property
     def sentence(self) -> str:
@@ -78,15 +80,20 @@ class Findings(tuple[Finding, ...]):
 
 def _in_words(finding: Finding) -> str:
     note = "" if finding.certain else "note: "
-    advice = f"\n  {finding.advice}" if finding.advice else ""
-    return f"{note}{finding.sentence}{advice}"
+    below = "".join(f"\n  {text}" for text in _below(finding))
+    return f"{note}{finding.sentence}{below}"
+
+
+def _below(finding: Finding) -> list[str]:
+    """What is said of a finding in further lines."""
+    ask = f"On every rank: run.ask({finding.ask!r})" if finding.ask else ""
+    return [text for text in (finding.advice, " · ".join(finding.values), ask) if text]
 
 
 def _in_html(finding: Finding) -> str:
     weight = "600" if finding.certain else "400"
     note = "" if finding.certain else "note: "
-    more = [escaped(text) for text in (finding.advice, " · ".join(finding.values)) if text]
-    below = "".join(f'<div style="opacity:.75">{text}</div>' for text in more)
+    below = "".join(f'<div style="opacity:.75">{escaped(text)}</div>' for text in _below(finding))
     sentence = f'<div style="font-weight:{weight}">{note}{escaped(finding.sentence)}</div>'
     return f'<div style="margin:4px 0;max-width:80em">{sentence}{below}</div>'
 

@@ -10,7 +10,7 @@ from labkit.witness.checks import Set, first_of, setting
 from labkit.witness.evidence import Evidence, Line
 
 Cause = tuple[str, str]  # why, and what to do
-UNKNOWN = "Print the parameter on both ranks (run.ask) before and after optimizer.step() of this step."
+UNKNOWN = "Print the parameter on both ranks before and after optimizer.step() of this step."
 
 
 class Parting:
@@ -28,9 +28,6 @@ class Parting:
         (names, digests, self._graded), (_, other, self._other_graded) = map(self._details, self.pair)
         self.names = [name for name in names if digests.get(name) != other.get(name)]
         self.of = len(names)
-        self.digests = {
-            rank: each.get(self.names[0], 0) for rank, each in zip(self.pair, (digests, other), strict=True) if names
-        }
 
     def _details(self, rank: int) -> tuple[list[str], dict[str, int], dict[str, bool]]:
         """The names of the set's parameters, the digest of each, and whether it had a gradient."""
@@ -58,6 +55,13 @@ class Parting:
             _written,
         )
         return next((cause for find in finders if (cause := find(self))), ("", UNKNOWN))
+
+    @property
+    def called(self) -> str:
+        """What the script calls the DDP model that has the parameters; empty if there is none, or it is unknown."""
+        rank = self.pair[0]
+        declared = self.evidence.ranks[rank].of("declared", set=self.check[rank].values["set"])
+        return str(declared[0].values["called"]) if declared else ""
 
     @property
     def one(self) -> Line:
@@ -151,9 +155,9 @@ def _bypassed(parting: Parting) -> Cause | None:
     made, steps = parting.forwards() or (0, 0)
     if made >= steps - 1:  # torch counts a pass when the next one begins
         return None
-    often = f"only {made} times" if made > 0 else "never"
+    how = "is not called in every step" if made > 0 else "is never called"
     return (
-        f"in {steps} steps the DDP model itself was {often} called: gradients of model.module(...) are not averaged",
+        f"the DDP model itself {how}: gradients of model.module(...) are not averaged",
         "Call the DDP model, not its .module.",
     )
 

@@ -75,7 +75,7 @@ def _finding(evidence: Evidence, parted: Set) -> Finding | None:
         ranks=tuple(parting.ranks),
         line=parting.one.line,
         parameters=tuple(names[:20]),
-        values=tuple(f"rank {rank}: digest {digest:016x}" for rank, digest in parting.digests.items()),
+        ask=f"{parting.called}.module.get_parameter({names[0]!r}).flatten()[:4].tolist()" if parting.called else "",
     )
 
 

@@ -21,7 +21,7 @@ class Ranks:
         group = [] if kind == "plain" else list(range(ranks))
         for rank in range(ranks):
             self.attempt.rank(rank).mkdir(parents=True)
-            self.line(rank, "declared", set=0, what=kind, n=0, ranks=group, of="a", device="cpu")
+            self.line(rank, "declared", set=0, what=kind, n=0, ranks=group, of="a", device="cpu", called="model")
             self.detail(rank, k="names", set=0, names=NAMES)
 
     def line(self, rank, kind, step=0, number=None, line=7, **values):
@@ -118,7 +118,7 @@ def test_a_model_that_each_rank_trains_alone_after_a_warm_up_is_left_alone(tmp_p
         ({"settings": ([{"betas": [0.9, 1]}], [{"betas": [0.8, 1]}])}, ("111", "111"), "betas (rank 0: [0.9, 1]"),
         ({"scalings": (3, 0)}, ("111", "111"), "as by clipping them, by step 10 (rank 0: 3 times"),
         ({"writes": (10, 11)}, ("111", "111"), "changed these parameters in place unequally often"),
-        ({"forwards": (5, 5)}, ("111", "111"), "the DDP model itself was never called"),
+        ({"forwards": (5, 5)}, ("111", "111"), "the DDP model itself is never called"),
         ({"passes": ([4, 1, False], [4, 1, False])}, ("111", "111"), "within no_sync"),
         ({}, ("110", "111"), "2.weight has a gradient on rank 1 alone"),
     ],
@@ -146,7 +146,7 @@ def test_facts_of_the_ranks_are_causes(tmp_path):
 def test_weights_that_were_never_broadcast_are_told_so(tmp_path):
     ranks = Ranks(tmp_path)
     for rank in (0, 1):
-        ranks.line(rank, "declared", set=1, what="wrapped", n=0, ranks=[0, 1], of="a", device="cpu")
+        ranks.line(rank, "declared", set=1, what="wrapped", n=0, ranks=[0, 1], of="a", device="cpu", called="model")
         ranks.line(rank, "check", opt=None, at=0, set=1, sum=str(rank))
     ranks.check(1, [1, 2, 3], [4, 5, 6])
     (found,) = ranks.judge("succeeded")

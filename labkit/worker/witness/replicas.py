@@ -16,6 +16,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from labkit.worker.reach.evaluate import names_around
 from labkit.worker.recorder import Recorder
 from labkit.worker.witness.digest import Scrubber, read_digests
 from labkit.worker.witness.later import Later
@@ -51,7 +52,7 @@ class Replicas:
         ranks = tuple(self._witness.models[number].ranks)
         if len(ranks) > 1 and _bytes(p for _, p in named) <= LARGE:
             with self._witness.unseen():
-                self._digest(("wrapped", number, ranks), named, {"opt": None, "at": 0})
+                self._digest(("wrapped", number, ranks), named, {"opt": None, "at": 0}, None)
 
     def loaded(self, module: Any) -> None:
         """Note that the script has loaded weights into a DDP model, or into what it wraps."""
@@ -87,7 +88,7 @@ class Replicas:
             ],
         }
         for key, named in sets.items():
-            self._digest(key, named, common)
+            self._digest(key, named, common, optimizer)
 
     def _sets(self, parameters: list[Any], stepped: Stepped) -> dict[tuple[Any, ...], list[tuple[str, Any]]]:
         """The parameters by what torch declares of them: `(kind, which model, ranks)`."""
@@ -123,7 +124,9 @@ class Replicas:
             names = [[n for n, p in new if (id(p) in model.frozen) == was_frozen] for was_frozen in (True, False)]
             self._witness.write("unreduced", n=number, unfrozen=names[0], added=names[1])
 
-    def _digest(self, key: tuple[Any, ...], named: list[tuple[str, Any]], common: dict[str, Any]) -> None:
+    def _digest(
+        self, key: tuple[Any, ...], named: list[tuple[str, Any]], common: dict[str, Any], optimizer: Any
+    ) -> None:
         """Write a check of a set of parameters, as soon as their digests are there."""
         described = [(name, tuple(p.shape), str(p.dtype)) for name, p in named]
         of = _hash(repr(described).encode())
@@ -132,7 +135,9 @@ class Replicas:
             known = self._declared[(*key, of)] = len(self._declared)
             kind, number, ranks = key
             device = _device(self._witness.torch, named[0][1])
-            self._witness.write("declared", set=known, what=kind, n=number, ranks=ranks, of=of, device=device)
+            called = self._called(number, optimizer) if kind == "ddp" else ""
+            declared = {"what": kind, "n": number, "ranks": ranks, "of": of, "device": device, "called": called}
+            self._witness.write("declared", set=known, **declared)
             names = self._module_names(common["opt"], named) if kind not in ("ddp", "wrapped") else {}
             self._details.write({"k": "names", "set": known, "names": [names.get(id(p), n) for n, p in named]})
         model = self._witness.models[key[1]] if key[0] in ("ddp", "wrapped") else None
@@ -156,6 +161,13 @@ class Replicas:
         tensors = [getattr(p, "_local_tensor", p) for _, p in named] if key[0] != "shard" else []
         gradients, count = _gradients(named) if key[0] == "plain" else [], len(tensors)
         read_digests(self._witness.torch, [*tensors, *gradients], self._later, write)
+
+    def _called(self, number: int, optimizer: Any) -> str:
+        """What the script calls a DDP model, where the step of this optimizer was called; empty if that is unknown."""
+        model = self._witness.models[number].reference()
+        names = names_around(optimizer)
+        attributes = {f"self.{name}": value for name, value in getattr(names.get("self"), "__dict__", {}).items()}
+        return next((name for name, value in (names | attributes).items() if value is model), "")
 
     def _module_names(self, which: int, named: list[tuple[str, Any]]) -> dict[int, str]:
         """The names of parameters that no DDP model has, from the modules that are there."""
