@@ -20,8 +20,8 @@ class Seeds:
 
     def __init__(self, witness: Observed):
         self._witness, self._torch = witness, witness.torch
-        self._seeded: dict[str, Any] = {}  # with what, and where
-        self.looks = 0  # that are left until the next step
+        self.seeded: dict[str, Any] = {}  # with what, and where, until the next step
+        self._looks = 0  # that are left until then
         self._before: int | None = None  # digest of the generators after the newest fetch
         self._drawn: tuple[int, int] | None = None  # before and after this step's forward
         self._steps: dict[tuple[int, int, int], list[int]] = {}  # of an optimizer, that drew the same
@@ -32,12 +32,13 @@ class Seeds:
         cuda.random.manual_seed_all = cuda.manual_seed_all  # pickle finds a function where it was defined
 
     def _before_seed(self, seed: Any) -> None:
-        self._seeded = {"seed": int(seed), "line": self._witness.line()}
-        self.looks, self._before = LOOKS, None
+        self.seeded = {"seed": int(seed), "line": self._witness.line()}
+        self._looks, self._before = LOOKS, None
 
     def after_fetch(self, *, is_training: bool) -> None:
-        self.looks -= 1
-        self._before = self._states() if is_training else None
+        if self._looks:
+            self._looks -= 1
+            self._before = self._states() if is_training else None
 
     def before_backward(self) -> None:
         if self._before is not None and self._drawn is None and (after := self._states()) not in (None, self._before):
@@ -49,8 +50,8 @@ class Seeds:
             steps = self._steps.setdefault((which, *self._drawn), [])
             steps.append(self._witness.step)
             if len(steps) == REPEATED:
-                self._witness.write("reseeded", steps=steps, **self._seeded)
-        self.looks, self._before, self._drawn = 0, None, None
+                self._witness.write("reseeded", steps=steps, **self.seeded)
+        self.seeded, self._before, self._drawn = {}, None, None
 
     def loaded(self) -> None:
         """Another training may begin when the script has loaded weights."""

@@ -89,7 +89,7 @@ class Witness:
                 self._windows.at_epoch()
             self.fetched += 1
         self.batches.after_fetch(iterator, batch, is_training)
-        if self._seeds.looks:
+        if self._seeds.seeded:
             self._seeds.after_fetch(is_training=is_training)
 
     def is_seen(self) -> bool:
@@ -115,7 +115,7 @@ class Witness:
         if self._windows.left and not self.is_seen():
             with self.unseen():
                 self._windows.before_backward()
-        if self._seeds.looks:
+        if self._seeds.seeded:
             self._seeds.before_backward()
         if self._clearing.kept:
             self._clearing.changed("outside")
@@ -192,7 +192,8 @@ class Witness:
         if self._sharded.samples:
             self._sharded.tell()
         self._schedules.after_step(optimizer)
-        self._seeds.after_step(stepped.number)
+        if self._seeds.seeded:
+            self._seeds.after_step(stepped.number)
         self._checkpoints.after_step()
         if is_due:
             self._schedules.write()
