@@ -44,7 +44,8 @@ class Resumes:
     def __init__(self, witness: Observed):
         self._witness = witness
         self._schedulers: weakref.WeakKeyDictionary[Any, dict[str, list[float]]] = weakref.WeakKeyDictionary()
-        self._loaded: list[tuple[Any, dict[str, Any], dict[str, Any]]] = []  # the param_groups of the newest file
+        # Of the newest file: its optimizers' param_groups, by identity and rates, which hold none, and its scheduler.
+        self._loaded: list[tuple[tuple[int, list[float]], dict[str, Any], dict[str, Any]]] = []
         self._placeless: list[tuple[Any, int]] = []  # states without a place for moments that DCP has filled
         self.resumed: list[Resumed] = []  # that are to be written
         self._is_planner_hooked = False
@@ -68,7 +69,7 @@ class Resumes:
         schedule = schedules[0] if len(schedules) == 1 else {}
         made = {"path": Path(path).name, "file": _identity(path), "line": line}
         if optimizers := [part["param_groups"] for part in parts if _is_optimizers(part)]:
-            self._loaded = [(groups, made, schedule) for groups in optimizers]
+            self._loaded = [((id(groups), _rates(groups)), made, schedule) for groups in optimizers]
 
     def before_step(self, optimizer: Any) -> None:
         for resumed in list(self.resumed):
@@ -98,7 +99,7 @@ class Resumes:
         if not isinstance(state, dict) or not _is_optimizers(state):
             return None
         groups, before = state["param_groups"], optimizer.param_groups
-        made, schedule = next((each[1:] for each in self._loaded if each[0] is groups), ({}, {}))
+        made, schedule = next((each[1:] for each in self._loaded if each[0] == (id(groups), _rates(groups))), ({}, {}))
         lost = sum(count for each, count in self._placeless if each is state)
         if not (made or lost) or any(each.param_groups is before for each in self._witness.live_optimizers()):
             return None
