@@ -77,6 +77,8 @@ def disagreements(script: Generated, run: labkit.Run, folder: Path) -> Iterator[
     ends = {rank: history.end for rank, history in RunReader(run.folder).read_all().ranks.items()}
     if dropped := {rank: end.dropped for rank, end in ends.items() if end and end.dropped}:
         yield f"hooks of the probe failed: {dropped}"
+    if script.state == "succeeded" and (found := run.findings()):
+        yield f"is right, and is accused: {found!r}"
     if left := processes_with(str(folder)):
         yield f"left behind: {left}"
 
