@@ -49,7 +49,7 @@ class Finding:
     def _when(self) -> str:
         when = f"since step {self.since}: " if self.since else ""
         if self.until > self.since:
-            when = f"since a step from {self.since} to {self.until}: " if self.since else f"by step {self.until}: "
+            when = f"since a step between {self.since} and {self.until}: " if self.since else f"by step {self.until}: "
         return when
 
 
@@ -86,7 +86,7 @@ def _in_words(finding: Finding) -> str:
 
 def _below(finding: Finding) -> list[str]:
     """What is said of a finding in further lines."""
-    ask = f"On every rank: run.ask({finding.ask!r})" if finding.ask else ""
+    ask = f"While it runs: run.ask({finding.ask!r})" if finding.ask else ""
     return [text for text in (finding.advice, " · ".join(finding.values), ask) if text]
 
 

@@ -47,7 +47,7 @@ def test_a_damaged_file_holds_no_findings(text, folder):
 
 @pytest.mark.parametrize(
     ("since", "until", "start"),
-    [(12, 12, "since step 12: "), (3, 7, "since a step from 3 to 7: "), (0, 5, "by step 5: "), (0, 0, "rank")],
+    [(12, 12, "since step 12: "), (3, 7, "since a step between 3 and 7: "), (0, 5, "by step 5: "), (0, 0, "rank")],
 )
 def test_a_sentence_says_when(since, until, start):
     assert Finding("slip", "rank 1 slept", since=since, until=until).sentence.startswith(start)
@@ -58,7 +58,7 @@ def test_findings_in_a_notebook_are_escaped_and_have_their_advice(folder):
 
     assert "&lt;collective&gt;" in html
     assert "Let it take part." in html
-    assert "note: since a step from 3 to 7" in html
+    assert "note: since a step between 3 and 7" in html
     assert "nothing was found" in Findings()._repr_html_()
 
 

@@ -82,7 +82,7 @@ def test_shards_that_are_clipped_by_norms_of_their_own(judge):
 def test_scalers_that_part(judge):
     equal = [scale(5, 65536.0), scale(10, 65536.0)]
     (finding,) = judge(Scalers, [*equal, scale(20, 65536.0)], [*equal, scale(20, 32768.0)])
-    assert finding.sentence.startswith("since a step from 11 to 20: the loss scales of ranks 0 and 1 differ")
+    assert finding.sentence.startswith("since a step between 11 and 20: the loss scales of ranks 0 and 1 differ")
     assert finding.values == ("rank 0: scale 65536", "rank 1: scale 32768")
     assert finding.certain
     assert judge(Scalers, [*equal, scale(20, 1.0)], [*equal, scale(20, 2.0)], outcome="") == []  # may be equal again
