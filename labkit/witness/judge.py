@@ -16,7 +16,15 @@ from labkit.witness.resumes import LostMoments, Reseeded, RestartedOrder, Restar
 from labkit.witness.rule import Rule
 from labkit.witness.schedules import Schedules
 from labkit.witness.slips import JoinedCalls, Slips
-from labkit.witness.updates import LeftWindow, LostUpdates, NoOptimizer, OtherTensors, PartedTies, Unfrozen
+from labkit.witness.updates import (
+    LeftInEvalMode,
+    LeftWindow,
+    LostUpdates,
+    NoOptimizer,
+    OtherTensors,
+    PartedTies,
+    Unfrozen,
+)
 
 # A finding of an earlier one may explain those of later ones.
 RULES: tuple[type[Rule], ...] = (
@@ -37,6 +45,7 @@ RULES: tuple[type[Rule], ...] = (
     LostUpdates,
     Uncleared,
     LeftWindow,
+    LeftInEvalMode,
     Unfrozen,
     ScaledClip,
     ShardClip,

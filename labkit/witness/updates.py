@@ -154,6 +154,36 @@ class Unfrozen(Rule):
             )
 
 
+class LeftInEvalMode(Rule):
+    kind = "left in eval mode"
+    title = "A validation leaves the model in eval mode"
+    declared = "Dropout and BatchNorm of torch's in a DDP model, which do something else in train mode"
+    observed = (
+        "at least twice the model went from train mode to eval mode, was called without gradients and then made steps, "
+        "20 in all, before it was in train mode again; nobody set a mode between"
+    )
+    silent = (
+        "eval mode that is set after the validation, or from the first step on; a model that is never in train mode "
+        "again; layers that stay in one mode; always a note"
+    )
+    limits = "models that DDP has not wrapped, and validations that call model.module(...)"
+
+    def judge(self, evidence: Evidence) -> Iterable[Finding]:
+        for line, ranks in by_place(evidence, "left_in_eval"):
+            values = line.values
+            yield Finding(
+                self.kind,
+                f"{values['steps']} steps up to step {line.step} have trained the model in eval mode, in which its "
+                f"{values['type']} ({values['name']}) does something else",
+                "a validation calls model.eval(), and training goes on without model.train()",
+                "Call model.train() after each validation.",
+                certain=False,
+                since=values["since"],
+                ranks=ranks,
+                line=line.line,
+            )
+
+
 class LeftWindow(Rule):
     kind = "left window"
     title = "Gradients of the epoch before are in a step"

@@ -8,7 +8,15 @@ from labkit.record import RunFolder
 from labkit.witness.checkpoints import FileRace, LonePart, Unloaded
 from labkit.witness.evidence import Evidence
 from labkit.witness.schedules import Schedules
-from labkit.witness.updates import LeftWindow, LostUpdates, NoOptimizer, OtherTensors, PartedTies, Unfrozen
+from labkit.witness.updates import (
+    LeftInEvalMode,
+    LeftWindow,
+    LostUpdates,
+    NoOptimizer,
+    OtherTensors,
+    PartedTies,
+    Unfrozen,
+)
 
 PLACE = {"t": 10.0, "step": 20, "number": 20, "line": 7}
 UNLOADED = {"k": "unloaded", "wanted": 4, "of": 4, "key": "module.0.bias", "own": "0.weight", "change": "+module."}
@@ -52,6 +60,15 @@ def test_a_checkpoint_with_a_wrappers_prefix_is_not_loaded(judge):
     (partly,) = judge(Unloaded, [UNLOADED | {"wanted": 1, "change": "-_orig_mod."}])
     assert "did not load 1 of 4 parameters" in partly.sentence
     assert partly.advice.startswith("Put _orig_mod. in front of the keys.")
+
+
+def test_a_model_that_validations_leave_in_eval_mode(judge):
+    line = {"k": "left_in_eval", "steps": 20, "since": 4, "name": "2", "type": "Dropout", "step": 31}
+    (finding,) = judge(LeftInEvalMode, [line], [line])
+    assert finding.what == (
+        "20 steps up to step 31 have trained the model in eval mode, in which its Dropout (2) does something else"
+    )
+    assert (finding.since, finding.ranks, finding.certain, finding.line) == (4, (0, 1), False, 7)
 
 
 def test_a_module_that_is_only_marked_as_frozen(judge):

@@ -17,7 +17,6 @@ CORRECT += sorted((HERE / "blind" / "oddities").glob("*.py"))
 CANNOT = "cannot be known: what it does is also done on purpose"
 NOT_FOUND = {
     "batchnorm_differs_at_eval": CANNOT,
-    "eval_mode_kept": CANNOT,
     "frozen_batchnorm_drifts": CANNOT,
     "gather_without_gradient": CANNOT,
     "gradients_summed": CANNOT,

@@ -34,6 +34,7 @@ from labkit.worker.witness.gradients import Clearing, Clipping
 from labkit.worker.witness.joined import Joins
 from labkit.worker.witness.later import Later
 from labkit.worker.witness.models import DistributedModel, Stepped
+from labkit.worker.witness.modes import Modes
 from labkit.worker.witness.replicas import SCRUB_EVERY, Replicas
 from labkit.worker.witness.resumes import Resumes
 from labkit.worker.witness.schedules import Schedules
@@ -74,7 +75,7 @@ class Witness:
         self._updates, self._windows, self._ties = Updates(self, later), Windows(self, later), Ties(self)
         self._sharded, self._clearing = Sharded(self, later), Clearing(self, later)
         self._clipping = Clipping(self, later, self._clearing)
-        self._frozen = Frozen(self, later)
+        self._frozen, self._modes = Frozen(self, later), Modes(self)
 
     # Called on the step path, between computations that fill the processor's caches: what is not done there is cheap
 
@@ -102,7 +103,12 @@ class Witness:
 
     def before_forward(self, model: Any, inputs: Any) -> None:
         """Called before a DDP model is, whose gradients may be averaged."""
-        if self._compares_inputs and self.torch.is_grad_enabled() and not self.is_seen():
+        if not self.torch.is_grad_enabled():
+            for known in self.models:
+                if known.reference() is model:
+                    self._modes.before_validation(known, model)
+            return
+        if self._compares_inputs and not self.is_seen():
             for number, known in enumerate(self.models):
                 if known.reference() is model:
                     with self.unseen():
@@ -180,6 +186,7 @@ class Witness:
             self._check(optimizer, stepped)
         for model in stepped.models:
             model.after_step()
+            self._modes.after_step(model)
         if not self.number % SCRUB_EVERY and not self.is_seen():
             with self.unseen():
                 total = self.replicas.scrub(self.number // SCRUB_EVERY)
@@ -280,6 +287,7 @@ class Witness:
         self._ties.hook()
         self._resumes.hook()
         self._seeds.hook()
+        self._modes.hook()
         self._clipping.hook()
         if not self.torch.distributed.is_available():
             return

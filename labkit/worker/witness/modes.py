@@ -1,0 +1,85 @@
+"""Writes down that a model makes steps in the eval mode in which its validations leave it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from labkit.worker.witness.around import call_after
+from labkit.worker.witness.models import DistributedModel
+from labkit.worker.witness.observed import Observed
+
+OFTEN, ENOUGH = 2, 20  # times that it went back to train mode and was left in eval mode, and steps in that
+
+
+@dataclass
+class Mode:
+    """Of a model of DDP: steps in the eval mode in which a validation has left it, in how many stretches, since which
+    step. `validated`: how often any mode had been set when it was last validated; `is_meant`: nothing is said of it.
+    """
+
+    trained: bool = False
+    validated: int = -1
+    is_left: bool = False
+    stretches: int = 0
+    steps: int = 0
+    since: int = 0
+    is_meant: bool = False
+
+
+class Modes:
+    """Hooks `Module.train`, which `eval` calls. A mode that is set after a validation is meant for what follows."""
+
+    def __init__(self, witness: Observed):
+        self._witness, self._set = witness, 0
+        self._modes: dict[DistributedModel, Mode] = {}
+
+    def hook(self) -> None:
+        call_after(self._witness.torch.nn.Module, "train", self._count, self._witness.recorder)
+
+    def _count(self, _: Any) -> None:
+        self._set += 1
+
+    def before_validation(self, known: DistributedModel, model: Any) -> None:
+        """Before a forward pass without gradients."""
+        if not model.training and (mode := self._modes.get(known)) is not None:
+            mode.validated = self._set
+
+    def after_step(self, known: DistributedModel) -> None:
+        """After a step of an optimizer that has parameters of this model."""
+        mode, model = self._modes.get(known), known.reference()
+        if mode is None:
+            mode = self._modes[known] = Mode()
+        if model is None or mode.is_meant:
+            return
+        if model.training:
+            if mode.is_left and not any(layer.training for _, layer in self._layers(model)):
+                mode.is_meant = True
+            mode.trained, mode.is_left = True, False
+        elif mode.trained:
+            self._in_eval_mode(known, mode, model)
+
+    def _in_eval_mode(self, known: DistributedModel, mode: Mode, model: Any) -> None:
+        is_chosen = mode.validated != self._set
+        if not is_chosen and not mode.is_left:
+            layers = self._layers(model)
+            is_chosen = not layers or any(layer.training for _, layer in layers)
+            mode.is_left, mode.stretches, mode.since = True, mode.stretches + 1, mode.since or self._witness.step
+        if is_chosen:
+            mode.is_meant = True
+            return
+        mode.steps += 1
+        if mode.stretches >= OFTEN and mode.steps >= ENOUGH:
+            mode.is_meant = True
+            name, layer = self._layers(model)[0]
+            values = {"steps": mode.steps, "since": mode.since, "name": name, "type": type(layer).__name__}
+            self._witness.write("left_in_eval", **values)
+
+    def _layers(self, model: Any) -> list[tuple[str, Any]]:
+        """Those that do something else in train mode."""
+        nn = self._witness.torch.nn.modules
+        return [
+            (name, layer)
+            for name, layer in model.module.named_modules()
+            if isinstance(layer, nn.batchnorm._BatchNorm) or (isinstance(layer, nn.dropout._DropoutNd) and layer.p > 0)
+        ]
