@@ -54,7 +54,10 @@ def call_around(
                     recorder.drop(error)
         return result
 
-    call._torchdynamo_inline = function  # type: ignore[attr-defined]
+    traced: Any = call
+    traced._torchdynamo_inline = function
+    for defaults in ("__defaults__", "__kwdefaults__"):  # of which it guards those of `call`, who has no use for them
+        setattr(traced, defaults, getattr(function, defaults, None))
     setattr(owner, name, call)
 
     def undo() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from labkit.worker.witness.around import call_after
+from labkit.worker.witness.around import call_around
 from labkit.worker.witness.models import DistributedModel
 from labkit.worker.witness.observed import Observed
 
@@ -35,9 +35,9 @@ class Modes:
         self._modes: dict[DistributedModel, Mode] = {}
 
     def hook(self) -> None:
-        call_after(self._witness.torch.nn.Module, "train", self._count, self._witness.recorder)
+        call_around(self._witness.torch.nn.Module, "train", self._count, self._witness.recorder)
 
-    def _count(self, _: Any) -> None:
+    def _count(self, *_: Any, **__: Any) -> None:
         self._set += 1
 
     def before_validation(self, known: DistributedModel, model: Any) -> None:

@@ -214,6 +214,19 @@ def train(x):
 def epoch(): return sum(m(x).sum() for x in loader), logging.getLogger("other").name
 print([train(torch.rand(2, 4)).item() for _ in range(4)], epoch())
 
+# %% sets_modes
+import copy, inspect, torch; from torch import nn
+m = nn.Sequential(nn.Linear(4, 4), nn.Dropout(.5)); scripted = torch.jit.script(m); scripted.eval()
+@torch.compile(backend="eager", fullgraph=True)
+def train(x): m.train(); return m(x).sum()
+@torch.compile(backend="eager", fullgraph=True)
+def evaluate(x): m.eval(); return m(x).sum()
+class Own(nn.Module):
+    def __init__(self): super().__init__(); self.layer = nn.Linear(2, 2)
+    def train(self, mode=True): super().train(mode); self.layer.eval(); return self
+train(torch.rand(2, 4)); print(m.training, scripted.training, copy.deepcopy(m).training); evaluate(torch.rand(2, 4)); o = Own().train()
+print(m.training, o.training, o.layer.training, inspect.signature(nn.Module.train), nn.Module.train.__qualname__)
+
 # %% profiled_and_traced
 import cProfile, collections, profile, pstats, sys, torch
 torch.manual_seed(0); loader = torch.utils.data.DataLoader(torch.rand(8, 4), batch_size=2)
