@@ -141,6 +141,11 @@ class RingWriter:
         words[3] = words[4] = words[6] = words[7] = words[8] = 0
         self._newest = words[2] = number
 
+    def passes(self, steps: int) -> list[int]:
+        """How many backward passes each of so many of the newest steps had."""
+        numbers = range(max(1, self._newest - min(steps, STEPS) + 1), self._newest + 1)
+        return [self._words[(COUNTED_AT + number % STEPS * COUNTED.size) // 4 + 1] >> 16 for number in numbers]
+
 
 class RingReader:
     """Reads a rank's ring while it is written. What cannot be read is empty."""

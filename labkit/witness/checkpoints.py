@@ -127,7 +127,7 @@ class LonePart(Rule):
     def judge(self, evidence: Evidence) -> Iterable[Finding]:
         for line, savers in by_place(evidence, "part") if evidence.outcome == "succeeded" else ():
             values, ranks = line.values, set(line.values["ranks"])
-            saved = {rank for rank in ranks & set(evidence.ranks) if evidence.ranks[rank].of("saved")}
+            saved = {rank for rank in ranks & set(evidence.ranks) if evidence.ranks[rank].of("saves")}
             if len(savers) > 1 or saved != set(savers) or not ranks <= set(evidence.ranks):
                 continue
             more = f" and {values['parted'] - 1} more" if values["parted"] > 1 else ""

@@ -297,7 +297,7 @@ class FakeWitness(SimpleNamespace):
     step, optimizers = 0, ()
     unseen = staticmethod(nullcontext)
 
-    def is_seen(self) -> bool:
+    def is_hidden(self) -> bool:
         return False
 
     def line(self) -> int:

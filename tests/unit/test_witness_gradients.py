@@ -104,6 +104,10 @@ KINDS = (
 )
 
 
+def clearing_of(witness):
+    return next(area for area in witness._areas if type(area).__name__ == "Clearing")
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_only_gradients_that_nothing_clears_are_uncleared(kind, tmp_path):
     torch = pytest.importorskip("torch")
@@ -113,7 +117,7 @@ def test_only_gradients_that_nothing_clears_are_uncleared(kind, tmp_path):
     p = torch.nn.Parameter(torch.ones(300))
     own = type("Own", (torch.optim.SGD,), {"__module__": "train"})
     optimizer = (own if kind == "own optimizer" else torch.optim.SGD)([p], lr=1e-3)
-    clearing = witness._clearing
+    clearing = clearing_of(witness)
     for step in range(1, 23):
         loss = (p * torch.randn(300)).sum()
         if kind == "clear by optimizer":
@@ -154,7 +158,7 @@ def test_parameters_that_the_script_drops_are_not_held(tmp_path):
     witness.before_step(optimizer)
     optimizer.step()
     witness.after_step(optimizer, 1)
-    assert witness._clearing.kept
+    assert clearing_of(witness).kept
     del p, optimizer
     gc.collect()
     assert reference() is None

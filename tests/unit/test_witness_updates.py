@@ -84,7 +84,7 @@ def test_a_module_that_is_only_marked_as_frozen(judge):
 
 
 PART = {"k": "part", "file": "last.pt", "name": "0.weight", "parted": 4, "part": [0], "of": 2, "ranks": [0, 1]}
-SAVED = {"k": "saved"}
+SAVED = {"k": "saves"}
 
 
 def test_a_rank_that_saves_its_part_of_a_model_alone(judge):

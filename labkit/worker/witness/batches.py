@@ -15,13 +15,15 @@ from collections import deque
 from collections.abc import Iterator, Mapping
 from itertools import chain, count
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from zlib import crc32
 
 import numpy as np
 
 from labkit.ring import is_checked
-from labkit.worker.witness.observed import Observed
+
+if TYPE_CHECKING:
+    from labkit.worker.witness.area import Observed
 
 EPOCHS, MOST_EPOCHS = 2, 64  # of each place, and of a rank
 BATCHES, FORWARDS = 16, 4  # of a place whose contents are written, and steps, and forward passes of one
@@ -171,7 +173,7 @@ class Batches:
             epoch.add(index)
         is_compared = epoch.batches <= BATCHES and is_training and not epoch.described["time"]
         row = index if not epoch.source.print and len(epoch.rows) < ROWS else None
-        if (is_compared or row) and not self._witness.is_seen():
+        if (is_compared or row) and not self._witness.is_hidden():
             with self._witness.unseen():
                 leaves = list(_leaves(batch))
                 if is_compared:
@@ -229,7 +231,7 @@ class Batches:
         if place is None or place.dataset() is not dataset:
             place = self._places[key] = Place(dataset, sampler)
         place.times += 1
-        if place.times > EPOCHS or self._n >= MOST_EPOCHS or witness.is_seen():
+        if place.times > EPOCHS or self._n >= MOST_EPOCHS or witness.is_hidden():
             return Epoch(place.newest, own, None)
         source = Source(dataset, is_stream=bool(own["_dataset_kind"]))
         epoch = Epoch(self._n, own, source)

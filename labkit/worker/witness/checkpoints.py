@@ -12,8 +12,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from labkit.worker.witness.area import Area, Observed
 from labkit.worker.witness.around import call_around
-from labkit.worker.witness.observed import Observed
 from labkit.worker.witness.parts import Parts
 from labkit.worker.witness.resumes import Resumes
 
@@ -26,12 +26,12 @@ WRAPPERS = {
 }  # torch's names for a wrapped one
 
 
-class Checkpoints:
+class Checkpoints(Area):
     """Hooks `Module.load_state_dict`, `torch.save` and `torch.load`."""
 
     def __init__(self, witness: Observed, resumes: Resumes):
-        self._witness, self._torch, self._resumes = witness, witness.torch, resumes
-        self._parts = Parts(witness)
+        super().__init__(witness)
+        self._resumes, self._parts = resumes, Parts(witness)
         self._is_loading = False
         self._unloaded: list[tuple[Callable[[], Any], dict[str, Any]]] = []  # modules, and what was tried
         boot = Path("/proc/sys/kernel/random/boot_id")  # labkit.host would import psutil
@@ -44,12 +44,15 @@ class Checkpoints:
             call_around(torch, name, self._at_file(name), recorder)
             setattr(torch.serialization, name, getattr(torch, name))  # pickle finds a function where it was defined
 
-    def after_step(self) -> None:
+    def after_step(self, *_: Any) -> None:
         """Write which modules that are still there had nothing loaded into them."""
+        self._witness.leave(self)
         for module, tried in self._unloaded:
             if module() is not None:
                 self._witness.write("unloaded", **tried)
         self._unloaded.clear()
+
+    finish = after_step
 
     def _before_loading(
         self, module: Any, state: Any, strict: bool = True, *_: Any, **__: Any
@@ -79,6 +82,7 @@ class Checkpoints:
             tried = {"wanted": len(wanted), "of": len(parameters), "key": min(unexpected), "own": wanted[0]}
             place = {"line": self._witness.line(), "step": self._witness.step}
             self._unloaded.append((weakref.ref(module), tried | place | {"change": change}))
+            self._witness.follow(self)
         elif parameters and not is_nothing:  # modules that this one is in, or that are in it, may be loaded in parts
             inside = set(module.modules())
             self._unloaded = [
@@ -105,9 +109,9 @@ class Checkpoints:
                     values = {"path": path, "began": began, "calls": calls, "host": self._host}
                     self._witness.write(kind, **values, line=line)
                     if kind == "load":
-                        self._resumes.loaded(result, path, line)
+                        self._resumes.loaded_file(result, path, line)
                     else:
-                        self._resumes.saved(saved, path)
+                        self._resumes.saved_file(saved, path)
 
             return after
 

@@ -5,23 +5,22 @@ from __future__ import annotations
 import weakref
 from typing import Any
 
-from labkit.worker.witness.later import Later
+from labkit.worker.witness.area import Area, Observed
 from labkit.worker.witness.models import averaged
-from labkit.worker.witness.observed import Observed
 from labkit.worker.witness.updates import sample
 
 COMPARED = 16  # parameters of a module
 
 
-class Frozen:
+class Frozen(Area):
     """Is called before each step that is checked. Modules whose parameters were once frozen as well are left alone."""
 
-    def __init__(self, witness: Observed, later: Later):
-        self._witness, self._torch, self._later = witness, witness.torch, later
+    def __init__(self, witness: Observed):
+        super().__init__(witness)
         # By module samples of its parameters at the last check; none if nothing is said of it any more.
         self._samples: weakref.WeakKeyDictionary[Any, list[Any]] = weakref.WeakKeyDictionary()
 
-    def before_check(self) -> None:
+    def before_check(self, *_: Any) -> None:
         for model in averaged(self._witness.distributed_models()):
             for name, module in model.named_modules():
                 if vars(module).get("requires_grad") is False and not _uses_it(module):

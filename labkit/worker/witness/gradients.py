@@ -16,10 +16,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from labkit.ring import is_checked
+from labkit.worker.witness.area import Area, Observed
 from labkit.worker.witness.around import call_around
-from labkit.worker.witness.later import Later
 from labkit.worker.witness.models import Stepped
-from labkit.worker.witness.observed import Observed
 from labkit.worker.witness.updates import comparable, parameters_of, sample
 
 MOST_PASSES = 64  # backward passes between two steps that are looked at
@@ -41,33 +40,39 @@ class Kept:
     passes: int = 0
 
 
-class Clearing:
+class Clearing(Area):
     """Follows the gradients of torch's own optimizers from a checked step to their next one."""
 
-    def __init__(self, witness: Observed, later: Later):
-        self._witness, self._torch, self._later = witness, witness.torch, later
+    def __init__(self, witness: Observed):
+        super().__init__(witness)
         self.kept: dict[int, Kept] = {}  # by optimizer
         self._uncleared: dict[int, list[int]] = {}  # steps after checks, in a row, in which nothing had cleared them
         self._before: tuple[list[Reference], Any] | None = None  # parameters and their gradients, before a checked step
 
-    def before_step(self, stepped: Stepped) -> None:
-        """Before any step while some are kept."""
+    def before_backward(self) -> None:
+        self.changed("outside")
+
+    def after_backward(self) -> None:
+        self.changed("inside")
+
+    def before_step(self, _: Any, stepped: Stepped) -> None:
         self.changed("outside")
         if (kept := self.kept.pop(stepped.number, None)) is not None:
             self._close(stepped.number, kept)
+        if not self.kept:
+            self._witness.leave(self)
 
-    def before_check(self, optimizer: Any) -> None:
-        """Before a step that is checked."""
+    def before_check(self, optimizer: Any, _: Any) -> None:
         parameters = _with_gradients(optimizer) if type(optimizer).__module__.startswith("torch.optim.") else []
         self._before = parameters, _gradients(self._witness, parameters)
 
-    def after_check(self, stepped: Stepped) -> None:
-        """After a step that is checked."""
+    def after_check(self, _: Any, stepped: Stepped) -> None:
         (parameters, before), self._before = self._before or ([], None), None
         now = _gradients(self._witness, parameters)
         if before is not None and now is not None:
             nonzero = ((now != 0) & now.isfinite()).sum()
             self.kept[stepped.number] = Kept(parameters, now, nonzero, (now != before).sum(), nonzero * 0)
+            self._witness.follow(self)
 
     def changed(self, by: str) -> None:
         """Count what has changed `inside` a backward pass or `outside`, or, uncounted, by torch's `clipping`."""
@@ -109,12 +114,13 @@ class Clipped:
     versions: int = 0
 
 
-class Clipping:
+class Clipping(Area):
     """Hooks torch's clipping, and `GradScaler.step` and `unscale_`. An optimizer's first step is not looked at."""
 
-    def __init__(self, witness: Observed, later: Later, clearing: Clearing):
-        self._witness, self._torch, self._later, self._clearing = witness, witness.torch, later, clearing
-        self.clipped: list[Clipped] = []  # since the newest step
+    def __init__(self, witness: Observed, clearing: Clearing):
+        super().__init__(witness)
+        self._clearing = clearing
+        self._clipped: list[Clipped] = []  # since the newest step
         self._scaled: Counter[int] = Counter()  # steps of GradScalers, by optimizer
         self._scalers: weakref.WeakSet[Any] = weakref.WeakSet()
         self._ranks: dict[int, list[int]] = {}  # by optimizer
@@ -153,7 +159,8 @@ class Clipping:
     def _note(self, one: Clipped, norm: Any) -> None:
         one.versions = _versions(one.parameters)
         if not any(_is_unscaled(scaler, one.stepped.reference()) for scaler in self._scalers):
-            self.clipped.append(one)
+            self._clipped.append(one)
+            self._witness.follow(self)
         if type(norm) is self._torch.Tensor and norm.device == one.is_changed.device:
             self._write_norm(one, norm)
 
@@ -167,10 +174,14 @@ class Clipping:
                 lambda values: self._witness.write("shard", **seen, norm=values[0], clipped=values[1] > 0),
             )
 
+    def after_step(self, *_: Any) -> None:
+        self._witness.leave(self)
+        self._clipped = []
+
     def _unscales(self, scaler: Any, optimizer: Any, *_: Any, **__: Any) -> None:
         """Before a scaler divides an optimizer's gradients by its scale, if it has not done so."""
-        own = [one for one in self.clipped if one.stepped.reference() is optimizer]
-        self.clipped = [one for one in self.clipped if one.stepped.reference() is not optimizer]
+        own = [one for one in self._clipped if one.stepped.reference() is optimizer]
+        self._clipped = [one for one in self._clipped if one.stepped.reference() is not optimizer]
         if scaler not in self._scalers or not scaler.is_enabled() or _is_unscaled(scaler, optimizer):
             return
         for one in own:
@@ -198,7 +209,7 @@ class Clipping:
             return
         self._scaled[known.number] += 1
         at = self._scaled[known.number]
-        if is_checked(at) and not _is_hidden(self._witness) and (ranks := self._ranks_of(known)):
+        if is_checked(at) and not self._witness.is_hidden() and (ranks := self._ranks_of(known)):
             seen: dict[str, Any] = {"optimizer": known.number, "at": at, "ranks": ranks}
             seen |= {"step": self._witness.step, "line": self._witness.line()}
             with self._witness.unseen():
@@ -230,16 +241,10 @@ def _with_gradients(optimizer: Any) -> list[Reference]:
 def _gradients(witness: Observed, parameters: list[Reference]) -> Any:
     """Samples of their gradients, in one tensor; None if one is missing, or if they cannot be looked at now."""
     gradients = [getattr(p(), "grad", None) for p in parameters]
-    if not gradients or any(g is None or g.is_sparse for g in gradients) or _is_hidden(witness):
+    if not gradients or any(g is None or g.is_sparse for g in gradients) or witness.is_hidden():
         return None
     with witness.torch.no_grad(), witness.unseen():
         return witness.torch.cat([sample(gradient) for gradient in gradients])
-
-
-def _is_hidden(witness: Observed) -> bool:
-    """Whether a mode of the script's would see what is computed now, or a CUDA graph would repeat it."""
-    cuda = witness.torch.cuda
-    return witness.is_seen() or (cuda.is_initialized() and cuda.is_current_stream_capturing())
 
 
 def _versions(parameters: list[Reference]) -> int:

@@ -10,8 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from labkit.worker.witness.area import Area, Observed
 from labkit.worker.witness.around import call_around
-from labkit.worker.witness.observed import Observed
 
 COLLECTIVES = (
     "all_gather",
@@ -32,11 +32,12 @@ COLLECTIVES = (
 )
 
 
-class Joins:
+class Joins(Area):
     """The Joins of a rank, counted by `number`. While one is open, torch.distributed's collectives are observed."""
 
     def __init__(self, witness: Observed):
-        self._witness, self._distributed = witness, witness.torch.distributed
+        super().__init__(witness)
+        self._distributed = witness.torch.distributed
         self._torch = str(Path(witness.torch.__file__).parent)
         self._number = 0
         self._open: Any = None
@@ -46,6 +47,8 @@ class Joins:
         self._after = 0
 
     def hook(self) -> None:
+        if not self._distributed.is_available():
+            return
         from torch.distributed.algorithms.join import Join
 
         call_around(Join, "__enter__", self._entered, self._witness.recorder)

@@ -5,20 +5,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from labkit.worker.witness.area import Area, Observed
 from labkit.worker.witness.around import call_around
-from labkit.worker.witness.models import DistributedModel
-from labkit.worker.witness.observed import Observed
+from labkit.worker.witness.models import DistributedModel, Stepped
 
 OFTEN, ENOUGH = 2, 20  # times that it went back to train mode and was left in eval mode, and steps in that
 
 
 @dataclass
 class Mode:
-    """Of a model of DDP: steps in the eval mode in which a validation has left it, in how many stretches, since which
-    step. `validated`: how often any mode had been set when it was last validated; `is_meant`: nothing is said of it.
-    """
+    """Of a model of DDP that has made steps in train mode: steps in the eval mode in which a validation has left it, in
+    how many stretches, since which step. `validated`: how often any mode had been set when it was last validated;
+    `is_meant`: nothing is said of it."""
 
-    trained: bool = False
     validated: int = -1
     is_left: bool = False
     stretches: int = 0
@@ -27,39 +26,49 @@ class Mode:
     is_meant: bool = False
 
 
-class Modes:
+class Modes(Area):
     """Hooks `Module.train`, which `eval` calls. A mode that is set after a validation is meant for what follows."""
 
     def __init__(self, witness: Observed):
-        self._witness, self._set = witness, 0
+        super().__init__(witness)
+        self._set, self._set_at = 0, -1  # how often a mode was set, and after which step
         self._modes: dict[DistributedModel, Mode] = {}
 
     def hook(self) -> None:
         call_around(self._witness.torch.nn.Module, "train", self._count, self._witness.recorder)
 
     def _count(self, *_: Any, **__: Any) -> None:
-        self._set += 1
+        self._set, self._set_at = self._set + 1, self._witness.number
+
+    def after_check(self, _: Any, stepped: Stepped) -> None:
+        for known in stepped.models:
+            model = known.reference()
+            if model is not None and model.training:
+                self._modes.setdefault(known, Mode())  # before this it may have been in eval mode on purpose
 
     def before_validation(self, known: DistributedModel, model: Any) -> None:
-        """Before a forward pass without gradients."""
-        if not model.training and (mode := self._modes.get(known)) is not None:
-            mode.validated = self._set
-
-    def after_step(self, known: DistributedModel) -> None:
-        """After a step of an optimizer that has parameters of this model."""
-        mode, model = self._modes.get(known), known.reference()
-        if mode is None:
-            mode = self._modes[known] = Mode()
-        if model is None or mode.is_meant:
+        if model.training or (mode := self._modes.get(known)) is None or mode.is_meant:
             return
-        if model.training:
-            if mode.is_left and not any(layer.training for _, layer in self._layers(model)):
-                mode.is_meant = True
-            mode.trained, mode.is_left = True, False
-        elif mode.trained:
-            self._in_eval_mode(known, mode, model)
+        if mode.is_left or self._set_at == self._witness.number:
+            mode.validated = self._set
+            self._witness.follow(self)
+        else:  # steps were made in it, before any validation
+            mode.is_meant = True
 
-    def _in_eval_mode(self, known: DistributedModel, mode: Mode, model: Any) -> None:
+    def after_step(self, _: Any, stepped: Stepped) -> None:
+        for known in stepped.models:
+            mode, model = self._modes.get(known), known.reference()
+            if mode is None or model is None or mode.is_meant:
+                continue
+            if not model.training:
+                self._in_eval_mode(mode, model)
+            elif mode.is_left:
+                mode.is_left = False
+                mode.is_meant = not any(layer.training for _, layer in self._layers(model))
+        if all(mode.is_meant for mode in self._modes.values()):
+            self._witness.leave(self)
+
+    def _in_eval_mode(self, mode: Mode, model: Any) -> None:
         is_chosen = mode.validated != self._set
         if not is_chosen and not mode.is_left:
             layers = self._layers(model)

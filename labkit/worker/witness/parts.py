@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from labkit.worker.witness.observed import Observed
+from labkit.worker.witness.area import Observed
 
 DEPTH, MOST = 3, 20  # mappings within each other that are looked into, and lines
 
@@ -24,7 +24,7 @@ class Parts:
     def before_saving(self, thing: Any, file: Any) -> None:
         if not self._has_saved:
             self._has_saved = True
-            self._witness.write("saved")
+            self._witness.write("saves")
         if self._written >= MOST or not isinstance(file, str | os.PathLike):
             return
         states = [(state, parted) for state in _mappings(thing) if (parted := _parted(state))]

@@ -18,10 +18,9 @@ from typing import Any
 
 from labkit.worker.reach.evaluate import names_around
 from labkit.worker.recorder import Recorder
+from labkit.worker.witness.area import Area, Observed
 from labkit.worker.witness.digest import Scrubber, read_digests
-from labkit.worker.witness.later import Later
 from labkit.worker.witness.models import DistributedModel, Stepped
-from labkit.worker.witness.observed import Observed
 
 # More bytes are first checked at step 20. A check reads each once, a step at least eight times: so all checks together
 # take less than 1 % of the training. All ranks have equally many.
@@ -30,11 +29,12 @@ SCRUB_EVERY = 16  # steps
 SETTINGS = ("lr", "weight_decay", "momentum", "betas", "eps")
 
 
-class Replicas:
+class Replicas(Area):
     """Checks one rank's parameters; `witness` writes the lines, `details` is for those of single parameters."""
 
-    def __init__(self, witness: Observed, later: Later, details: Path):
-        self._witness, self._later, self._path = witness, later, details
+    def __init__(self, witness: Observed, details: Path):
+        super().__init__(witness)
+        self._path = details
         self._names: dict[int, dict[int, str]] = {}  # by optimizer, of parameters that DDP does not have
         self._declared: dict[tuple[Any, ...], int] = {}  # sets that have been written
         self._told: set[int] = set()  # parameters of which it is known that DDP does not average them
@@ -65,13 +65,11 @@ class Replicas:
     def _details(self) -> Recorder:
         return Recorder(self._path)
 
-    def check(self, optimizer: Any, stepped: Stepped) -> None:
+    def after_check(self, optimizer: Any, stepped: Stepped) -> None:
         """Write the digests of what this optimizer has stepped, and how."""
         torch, at = self._witness.torch, stepped.steps
         distributed = torch.distributed
         if not distributed.is_available() or not distributed.is_initialized() or distributed.get_world_size() == 1:
-            return
-        if self._later.captures():
             return
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
         sets = self._sets(parameters, stepped)

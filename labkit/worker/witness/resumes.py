@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from labkit.worker.witness.area import Area, Observed
 from labkit.worker.witness.around import call_around
-from labkit.worker.witness.observed import Observed
 
 PLANNED = ("total_steps", "T_max", "total_iters")
 # What of a scheduler's state is its place, not its plan; functions are not saved.
@@ -38,16 +38,16 @@ class Resumed:
     lost: int
 
 
-class Resumes:
+class Resumes(Area):
     """Hooks the `load_state_dict` and `state_dict` of optimizers, the constructor of schedulers, and DCP's planner."""
 
     def __init__(self, witness: Observed):
-        self._witness = witness
+        super().__init__(witness)
         self._schedulers: weakref.WeakKeyDictionary[Any, dict[str, list[float]]] = weakref.WeakKeyDictionary()
         # Of the newest file: its optimizers' param_groups, by identity and rates, which hold none, and its scheduler.
         self._loaded: list[tuple[tuple[int, list[float]], dict[str, Any], dict[str, Any]]] = []
         self._placeless: list[tuple[Any, int]] = []  # states without a place for moments that DCP has filled
-        self.resumed: list[Resumed] = []  # that are to be written
+        self._resumed: list[Resumed] = []  # that are to be written
         self._is_planner_hooked = False
 
     def hook(self) -> None:
@@ -56,13 +56,13 @@ class Resumes:
         call_around(optim.Optimizer, "state_dict", self._before_state, recorder)
         call_around(optim.lr_scheduler.LRScheduler, "__init__", self._before_scheduler, recorder)
 
-    def saved(self, value: Any, path: str) -> None:
+    def saved_file(self, value: Any, path: str) -> None:
         """`torch.save` has written this value."""
         if any(map(_is_optimizers, _parts(value))):
             began = [made["made"] for made in self._schedulers.values()]
             self._witness.write("saved", file=_identity(path), began=began, **self._witness.batches.place)
 
-    def loaded(self, value: Any, path: str, line: int) -> None:
+    def loaded_file(self, value: Any, path: str, line: int) -> None:
         """`torch.load` has returned this value."""
         parts = list(_parts(value))
         schedules = [part for part in parts if isinstance(part.get("last_epoch"), int) and "base_lrs" in part]
@@ -71,13 +71,15 @@ class Resumes:
         if optimizers := [part["param_groups"] for part in parts if _is_optimizers(part)]:
             self._loaded = [((id(groups), _rates(groups)), made, schedule) for groups in optimizers]
 
-    def before_step(self, optimizer: Any) -> None:
-        for resumed in list(self.resumed):
+    def before_step(self, optimizer: Any, _: Any) -> None:
+        for resumed in list(self._resumed):
             if (known := resumed.optimizer()) is None:
-                self.resumed.remove(resumed)
+                self._resumed.remove(resumed)
             elif known.param_groups is optimizer.param_groups:  # it, or one that wraps it
-                self.resumed.remove(resumed)
+                self._resumed.remove(resumed)
                 self._write(resumed, known)
+        if not self._resumed:
+            self._witness.leave(self)
 
     def _write(self, resumed: Resumed, optimizer: Any) -> None:
         schedules = [
@@ -107,9 +109,10 @@ class Resumes:
         resumed = Resumed(weakref.ref(optimizer), made, _rates(groups), schedule, lost)
 
         def after(_: Any) -> None:
-            self.resumed = [each for each in self.resumed if each.optimizer() is not optimizer]
+            self._resumed = [each for each in self._resumed if each.optimizer() is not optimizer]
             if optimizer.param_groups is not before:  # otherwise it did not fit
-                self.resumed.append(resumed)
+                self._resumed.append(resumed)
+                self._witness.follow(self)
 
         return after
 

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from labkit.worker.witness.area import Area, Observed
 from labkit.worker.witness.around import call_around
-from labkit.worker.witness.observed import Observed
 
 PLANNED = ("total_steps", "T_max", "total_iters")
 ACCELERATE = "accelerate/scheduler.py"
@@ -38,11 +38,11 @@ class Schedule:
     here: int = 0  # its moves since then
 
 
-class Schedules:
+class Schedules(Area):
     """Hooks `LRScheduler.step`. Schedulers with a `step` of their own, like those with restarts, are not seen."""
 
     def __init__(self, witness: Observed):
-        self._witness = witness
+        super().__init__(witness)
         self._known: dict[int, Schedule] = {}
 
     def hook(self) -> None:
@@ -52,6 +52,7 @@ class Schedules:
         known = self._known.get(id(scheduler))
         if known is None or known.reference() is not scheduler:
             known = self._known[id(scheduler)] = Schedule(weakref.ref(scheduler))
+            self._witness.follow(self)
         if scheduler._is_initial:  # it is being made
             return
         if not known.moves:
@@ -77,7 +78,7 @@ class Schedules:
         known.through_accelerate = caller.f_code.co_filename.replace("\\", "/").endswith(ACCELERATE)
         known.line, known.planned = self._witness.line(), int(planned)
 
-    def after_step(self, optimizer: Any) -> None:
+    def after_step(self, optimizer: Any, _: Any) -> None:
         for known in self._known.values():
             scheduler = known.reference()
             if scheduler is None or scheduler.optimizer.param_groups is not optimizer.param_groups:
@@ -88,7 +89,7 @@ class Schedules:
                 is_zero = all(type(group["lr"]) is float and not group["lr"] for group in optimizer.param_groups)
                 known.idle = known.idle + 1 if is_zero else 0
 
-    def write(self) -> None:
+    def after_check(self, *_: Any) -> None:
         for number, known in enumerate(self._known.values()):
             if known.moves and (scheduler := known.reference()) is not None:
                 fewest = min(known.fewest or known.here, known.here)
@@ -97,3 +98,5 @@ class Schedules:
                 made = {"n": number, "type": type(scheduler).__name__, "through_accelerate": known.through_accelerate}
                 seen = {"epochs": self._witness.epochs, "passes": known.passes}
                 self._witness.write("schedule", **made, **counts, **seen, line=known.line)
+
+    finish = after_check

@@ -11,9 +11,8 @@ from collections.abc import Callable
 from typing import Any
 from zlib import crc32
 
+from labkit.worker.witness.area import Area, Observed
 from labkit.worker.witness.around import call_around
-from labkit.worker.witness.later import Later
-from labkit.worker.witness.observed import Observed
 from labkit.worker.witness.updates import sample
 
 STEPS, PARAMETERS = 16, 512  # that are observed, and parameters of each step
@@ -21,19 +20,19 @@ EVERY = 16  # of the sampled elements of a gradient
 FSDP1, FSDP2 = "torch.distributed.fsdp._runtime_utils", "torch.distributed.fsdp._fully_shard._fsdp_param_group"
 
 
-class Sharded:
+class Sharded(Area):
     """Hooks how FSDP1 and FSDP2 average gradients, for some steps. Parts of a model may be sharded over different
     ranks: `fsdp` lines tell over which all of them are."""
 
-    def __init__(self, witness: Observed, later: Later):
-        self._witness, self._torch, self._later = witness, witness.torch, later
+    def __init__(self, witness: Observed):
+        super().__init__(witness)
         self._undo: list[Callable[[], None]] = []
         self._seen = 0
         self._ranks: set[int] = set()
         self._told: list[int] = []
-        self.samples: list[Any] = []
+        self._samples: list[Any] = []
 
-    def hook(self) -> None:
+    def after_check(self, *_: Any) -> None:
         """Hook them, if a step may have used them, once in a training."""
         if self._undo or self._seen:
             return
@@ -58,17 +57,21 @@ class Sharded:
             self._add(ranks, [handle.flat_param.grad])
 
     def _add(self, ranks: list[int], gradients: list[Any]) -> None:
-        if self._witness.is_seen() or self._later.captures():
+        if self._witness.is_hidden():
             return
+        self._witness.follow(self)
         self._ranks = self._ranks & set(ranks) if self._ranks else set(ranks)
         with self._torch.no_grad(), self._witness.unseen():
-            for gradient in gradients[: PARAMETERS - len(self.samples)]:
+            for gradient in gradients[: PARAMETERS - len(self._samples)]:
                 if gradient is not None:
-                    self.samples.append(sample(gradient)[::EVERY].to(self._torch.float32, copy=True))
+                    self._samples.append(sample(gradient)[::EVERY].to(self._torch.float32, copy=True))
 
-    def tell(self) -> None:
-        """Write, after a step, what its gradients were."""
-        ranks, samples, self.samples = sorted(self._ranks), self.samples, []
+    def after_step(self, *_: Any) -> None:
+        """Write what the step's gradients were."""
+        self._witness.leave(self)
+        if not self._samples:
+            return
+        ranks, samples, self._samples = sorted(self._ranks), self._samples, []
         self._seen += 1
         if ranks != self._told:
             self._told = ranks

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import weakref
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from operator import itemgetter
 from typing import Any
 
 from labkit.worker.measures.memory import live_optimizers
+from labkit.worker.witness.area import Area, Observed
 from labkit.worker.witness.around import call_around
-from labkit.worker.witness.later import Later
 from labkit.worker.witness.models import Stepped, averaged
-from labkit.worker.witness.observed import Observed
 
 WATCHED, SAMPLED = 16, 128  # parameters of an optimizer, and elements of each, that are compared
 BEGUN = 20  # steps after which a parameter without a gradient may be said to have none
 TIES_JUDGED = 20  # steps within which both parts of a tie must have gradients
-COUNTED_WINDOWS = 64  # different numbers of backward passes in a step
+WINDOWS = 256  # steps whose numbers of backward passes are compared
 
 
 @dataclass
@@ -30,11 +29,11 @@ class Optimized:
     orphans: dict[tuple[int, str], tuple[Any, Any]] = field(default_factory=dict)  # parameters, their samples
 
 
-class Updates:
+class Updates(Area):
     """Is called before and after each step of an optimizer that no other one wraps."""
 
-    def __init__(self, witness: Observed, later: Later):
-        self._witness, self._torch, self._later = witness, witness.torch, later
+    def __init__(self, witness: Observed):
+        super().__init__(witness)
         self._known: dict[int, Optimized] = {}
 
     def before_check(self, optimizer: Any, stepped: Stepped) -> None:
@@ -125,57 +124,52 @@ class Updates:
         return lost
 
 
-class Windows:
-    """Counts the backward passes of each step. An epoch may end in a window of accumulation that is not complete: what
-    is left then must be stepped or cleared."""
+class Windows(Area):
+    """An epoch may end in a window of accumulation that is not complete: what is left then must be stepped or cleared.
+    How many backward passes a window has is read in the ring, when it may have happened."""
 
-    def __init__(self, witness: Observed, later: Later):
-        self._witness, self._later = witness, later
-        self._sizes: dict[int, int] = {}
-        self.left, self._is_held = 0, False
+    def __init__(self, witness: Observed):
+        super().__init__(witness)
+        self._left, self._usual, self._is_held = 0, 0, False
 
     def at_epoch(self) -> None:
-        """Before the first batch of an epoch is used."""
-        self.left, self._is_held = self._witness.passes, False
+        self._left, self._is_held = self._witness.passes, False
+        if self._left:
+            sizes = Counter(self._witness.ring.passes(WINDOWS))
+            self._usual, times = sizes.most_common(1)[0] if sizes else (0, 0)
+            if self._usual > 1 and times >= max(2, 0.9 * sizes.total()):
+                self._witness.follow(self)
 
     def before_backward(self) -> None:
         """Look at the first pass of an epoch whether the gradients of the passes that were left are still there."""
-        if self._is_held or self._witness.passes != self.left:
+        if self._is_held or self._witness.passes != self._left or self._witness.is_hidden():
             return
 
         def held(counts: list[float]) -> None:
             self._is_held = any(counts)
 
-        torch, optimizers = self._witness.torch, self._witness.live_optimizers()
+        optimizers = self._witness.live_optimizers()
         gradients = [p.grad for optimizer in optimizers[:1] for p in parameters_of(optimizer) if p.grad is not None]
         gradients = [gradient for gradient in gradients if not gradient.is_sparse]
         if gradients:
-            with torch.no_grad():
+            with self._torch.no_grad(), self._witness.unseen():
                 counts = [sample(gradient).count_nonzero() for gradient in comparable(gradients)]
-                self._later.read(torch.stack(counts), held)
+                self._later.read(self._torch.stack(counts), held)
 
-    def after_step(self) -> None:
-        passes, left, self.left = self._witness.passes, self.left, 0
-        if left and self._is_held and passes - left == self._usual() and len(self._witness.live_optimizers()) == 1:
-            self._witness.write("window", passes=passes, usual=passes - left, left=left)
-        elif known := self._sizes.get(passes):
-            self._sizes[passes] = known + 1
-        elif len(self._sizes) < COUNTED_WINDOWS:
-            self._sizes[passes] = 1
-
-    def _usual(self) -> int:
-        """The passes of nearly every window of accumulation so far, 0 if there is no such rule."""
-        usual, times = max(self._sizes.items(), key=itemgetter(1), default=(0, 0))
-        return usual if usual > 1 and times >= 2 and times >= 0.9 * sum(self._sizes.values()) else 0
+    def after_step(self, *_: Any) -> None:
+        self._witness.leave(self)
+        passes, usual = self._witness.passes, self._usual
+        if self._is_held and passes == usual + self._left and len(self._witness.live_optimizers()) == 1:
+            self._witness.write("window", passes=passes, usual=usual, left=self._left)
 
 
-class Ties:
+class Ties(Area):
     """Hooks what may part two names of one parameter: `Module._apply` (`to`, `to_empty`) and `load_state_dict`."""
 
     def __init__(self, witness: Observed):
-        self._witness = witness
+        super().__init__(witness)
         self._is_inside = False
-        self.parted: list[tuple[Callable[[], Any], list[str], dict[str, Any]]] = []
+        self._parted: list[tuple[Callable[[], Any], list[str], dict[str, Any]]] = []
         self._steps = 0
 
     def hook(self) -> None:
@@ -192,27 +186,31 @@ class Ties:
 
             def after(_: Any) -> None:
                 self._is_inside = False
-                self.parted += [
+                self._parted += [
                     (weakref.ref(module), names, {"by": by, "line": self._witness.line()})
                     for names in tied
                     if _are_apart(module, names)
                 ]
+                if self._parted:
+                    self._witness.follow(self)
 
             return after
 
         return before
 
-    def before_step(self) -> None:
+    def before_step(self, *_: Any) -> None:
         """Write those that are still apart when both parts have gradients."""
         self._steps += 1
-        for tie in list(self.parted):
+        for tie in list(self._parted):
             reference, names, seen = tie
             module = reference()
             if module is None or not _are_apart(module, names) or self._steps > TIES_JUDGED:
-                self.parted.remove(tie)
+                self._parted.remove(tie)
             elif all(module.get_parameter(name).grad is not None for name in names):
-                self.parted.remove(tie)
+                self._parted.remove(tie)
                 self._witness.write("parted", names=names, **seen, step=self._witness.step + 1)
+        if not self._parted:
+            self._witness.leave(self)
 
 
 def parameters_of(optimizer: Any) -> list[Any]:

@@ -26,6 +26,7 @@ from labkit.ring import (
     next_checked,
 )
 from labkit.worker.recorder import Recorder
+from labkit.worker.witness.area import Area
 from labkit.worker.witness.around import call_after
 from labkit.worker.witness.batches import BATCHES, Batches
 from labkit.worker.witness.checkpoints import Checkpoints
@@ -67,15 +68,13 @@ class Witness:
         self._loss = math.nan
         self._differentiated: Any = None  # the loss, during its backward pass
         self._compares_inputs = True  # of the models in the next step
-        self._later = later = Later(torch)
+        self.later = Later(torch)
         self.batches = Batches(self, lines.parent)
-        self.replicas = Replicas(self, later, lines.with_name(DIGESTS))
-        self._schedules, self._resumes, self._seeds = Schedules(self), Resumes(self), Seeds(self)
-        self._checkpoints = Checkpoints(self, self._resumes)
-        self._updates, self._windows, self._ties = Updates(self, later), Windows(self, later), Ties(self)
-        self._sharded, self._clearing = Sharded(self, later), Clearing(self, later)
-        self._clipping = Clipping(self, later, self._clearing)
-        self._frozen, self._modes = Frozen(self, later), Modes(self)
+        self.replicas, resumes, clearing = Replicas(self, lines.with_name(DIGESTS)), Resumes(self), Clearing(self)
+        others = (Updates, Windows, Ties, Schedules, Seeds, Sharded, Frozen, Modes, Joins)
+        self._areas: list[Area] = [self.replicas, resumes, clearing, Checkpoints(self, resumes)]
+        self._areas += [Clipping(self, clearing), *(area(self) for area in others)]
+        self._following: tuple[Area, ...] = ()
 
     # Called on the step path, between computations that fill the processor's caches: what is not done there is cheap
 
@@ -87,44 +86,32 @@ class Witness:
             if self._has_ended:
                 self._has_ended = False
                 self.epochs += 1
-                self._windows.at_epoch()
+                for area in self._areas:
+                    area.at_epoch()
             self.fetched += 1
         self.batches.after_fetch(iterator, batch, is_training)
-        if self._seeds.seeded:
-            self._seeds.after_fetch(is_training=is_training)
-
-    def is_seen(self) -> bool:
-        """Whether the script would see what is computed here: a mode of its own gets all of torch's operations."""
-        return bool(self.torch._C._len_torch_dispatch_stack())
-
-    def unseen(self) -> AbstractContextManager[Any]:
-        """Within it modes that get torch's functions, as that of set_default_device does, see nothing."""
-        return self.torch._C.DisableTorchFunction()  # type: ignore[no-any-return]
+        for area in self._following:
+            area.after_fetch(is_training=is_training)
 
     def before_forward(self, model: Any, inputs: Any) -> None:
-        """Called before a DDP model is, whose gradients may be averaged."""
-        if not self.torch.is_grad_enabled():
-            for known in self.models:
-                if known.reference() is model:
-                    self._modes.before_validation(known, model)
+        """Called before a DDP model is."""
+        is_validation = not self.torch.is_grad_enabled()
+        if not is_validation and not self._compares_inputs:
             return
-        if self._compares_inputs and not self.is_seen():
-            for number, known in enumerate(self.models):
-                if known.reference() is model:
-                    with self.unseen():
-                        self.batches.before_forward(number, inputs)
+        number = next((n for n, known in enumerate(self.models) if known.reference() is model), None)
+        if number is not None and is_validation:
+            for area in self._areas:
+                area.before_validation(self.models[number], model)
+        elif number is not None and not self.is_hidden():
+            with self.unseen():
+                self.batches.before_forward(number, inputs)
 
     def after_last_fetch(self) -> None:
         self._has_ended = True
 
     def before_backward(self, loss: Any) -> None:
-        if self._windows.left and not self.is_seen():
-            with self.unseen():
-                self._windows.before_backward()
-        if self._seeds.seeded:
-            self._seeds.before_backward()
-        if self._clearing.kept:
-            self._clearing.changed("outside")
+        for area in self._following:
+            area.before_backward()
         flags = 0
         for model in self.models:
             flags |= model.before_backward()
@@ -135,8 +122,8 @@ class Witness:
 
     def after_backward(self) -> None:
         self.passes += 1
-        if self._clearing.kept:
-            self._clearing.changed("inside")
+        for area in self._following:
+            area.after_backward()
         self._called = self.calls()
         loss, self._differentiated = self._differentiated, None
         if self._called != self._before:
@@ -153,7 +140,7 @@ class Witness:
         with self.unseen():
             if getattr(loss, "is_leaf", False):
                 self._flags |= NO_GRAPH
-                if loss.is_cpu and loss.numel() == 1 and not self.is_seen():
+                if loss.is_cpu and loss.numel() == 1 and not self.is_hidden():
                     self._loss = float(loss.detach())
 
     def before_step(self, optimizer: Any) -> None:
@@ -162,17 +149,12 @@ class Witness:
         if stepped is None or stepped.reference() is not optimizer:
             stepped = self._stepped = self._find(optimizer)
         stepped.steps += 1
-        if self._ties.parted:
-            self._ties.before_step()
-        if self._resumes.resumed:
-            self._resumes.before_step(optimizer)
-        if self._clearing.kept:
-            self._clearing.before_step(stepped)
-        if stepped.steps == stepped.due and not self.is_seen():
+        for area in self._following:
+            area.before_step(optimizer, stepped)
+        if stepped.steps == stepped.due and not self.is_hidden():
             with self.unseen():
-                self._updates.before_check(optimizer, stepped)
-                self._clearing.before_check(optimizer)
-                self._frozen.before_check()
+                for area in self._areas:
+                    area.before_check(optimizer, stepped)
 
     def after_step(self, optimizer: Any, step: int) -> None:
         """After a step of an optimizer that no other one wraps; `step` counts those of the training."""
@@ -180,44 +162,51 @@ class Witness:
         if stepped is None:
             return
         self.step, self.number = step, self.number + 1
-        is_due, total = stepped.steps == stepped.due, 0
-        self._later.poll()
-        if is_due:
+        self.later.poll()
+        if stepped.steps == stepped.due:
             self._check(optimizer, stepped)
         for model in stepped.models:
             model.after_step()
-            self._modes.after_step(model)
-        if not self.number % SCRUB_EVERY and not self.is_seen():
-            with self.unseen():
-                total = self.replicas.scrub(self.number // SCRUB_EVERY)
         calls = self.calls() if self._called is None else self._called
-        counted = self.fetched, self.passes, calls, stepped.number, self._flags | self._in_join, total
+        counted = self.fetched, self.passes, calls, stepped.number, self._flags | self._in_join, self._scrub()
         self.ring.after_step(counted, (step, self._line, self._loss, self._before))
-        self._windows.after_step()
-        if self._clipping.clipped:
-            self._clipping.clipped = []
-        if self._sharded.samples:
-            self._sharded.tell()
-        self._schedules.after_step(optimizer)
-        if self._seeds.seeded:
-            self._seeds.after_step(stepped.number)
-        self._checkpoints.after_step()
-        if is_due:
-            self._schedules.write()
+        for area in self._following:
+            area.after_step(optimizer, stepped)
         self.fetched = self.passes = self._in_join = 0
         self._compares_inputs = self.number < BATCHES or stepped.steps + 1 == stepped.due
 
     def _check(self, optimizer: Any, stepped: Stepped) -> None:
         """Look at what is expensive, after a step that is checked."""
-        if not self.is_seen():
+        if not self.is_hidden():
             with self.unseen():
-                self.replicas.check(optimizer, stepped)
-                self._updates.after_check(optimizer, stepped)
-                self._clearing.after_check(stepped)
-                self._sharded.hook()
+                for area in self._areas:
+                    area.after_check(optimizer, stepped)
         stepped.due = next_checked(stepped.steps)
 
-    # For those that write it
+    def _scrub(self) -> int:
+        if self.number % SCRUB_EVERY or self.is_hidden():
+            return 0
+        with self.unseen():
+            return self.replicas.scrub(self.number // SCRUB_EVERY)
+
+    # For the areas
+
+    def follow(self, area: Area) -> None:
+        """Call this area at every step from now on."""
+        if area not in self._following:
+            self._following = (*self._following, area)
+
+    def leave(self, area: Area) -> None:
+        """Call it at every step no more."""
+        self._following = tuple(each for each in self._following if each is not area)
+
+    def is_hidden(self) -> bool:
+        """Whether nothing may be computed now: a mode of the script's own would see it, or a CUDA graph repeat it."""
+        return bool(self.torch._C._len_torch_dispatch_stack()) or self.later.captures()
+
+    def unseen(self) -> AbstractContextManager[Any]:
+        """Within it modes that get torch's functions, as that of set_default_device does, see nothing."""
+        return self.torch._C.DisableTorchFunction()  # type: ignore[no-any-return]
 
     def _find(self, optimizer: Any) -> Stepped:
         for known in self.optimizers:
@@ -247,9 +236,9 @@ class Witness:
     def finish(self) -> None:
         """Write what is only known at the end. Never raises."""
         try:
-            self._later.poll()
-            self._checkpoints.after_step()
-            self._schedules.write()
+            self.later.poll()
+            for area in self._areas:
+                area.finish()
         except Exception as error:
             self.recorder.drop(error)
 
@@ -282,16 +271,10 @@ class Witness:
 
     def hook(self) -> None:
         """Hook what only the witness looks at, once in a process."""
-        self._checkpoints.hook()
-        self._schedules.hook()
-        self._ties.hook()
-        self._resumes.hook()
-        self._seeds.hook()
-        self._modes.hook()
-        self._clipping.hook()
+        for area in self._areas:
+            area.hook()
         if not self.torch.distributed.is_available():
             return
-        Joins(self).hook()
         for name in ("send", "recv", "recv_anysource"):
             call_after(self.torch.distributed.ProcessGroup, name, self.sent, self.recorder)
 
@@ -302,8 +285,8 @@ class Witness:
 
     def loaded(self, module: Any) -> None:
         """Note that the script has loaded weights into a module."""
-        self.replicas.loaded(module)
-        self._seeds.loaded()
+        for area in self._areas:
+            area.loaded(module)
 
     def called_in_join(self) -> None:
         """Note that the script called a collective of its own within Join."""
@@ -315,7 +298,8 @@ class Witness:
         if len(self.models) == 1:
             self._calls = None
         self.write("ddp", n=len(self.models) - 1, ranks=known.ranks, parameters=len(known.reduced))
-        self.replicas.wrapped(len(self.models) - 1)
+        for area in self._areas:
+            area.wrapped(len(self.models) - 1)
 
     def write(self, kind: str, **values: Any) -> None:
         """Write a line: what was seen, at which of the script's lines, after which step."""
