@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 from labkit.ring import RingWriter
 from labkit.worker.recorder import Recorder
-from labkit.worker.witness.batches import Batches
 from labkit.worker.witness.later import Later
 from labkit.worker.witness.models import DistributedModel, Stepped
 
@@ -19,7 +19,6 @@ class Observed(Protocol):
     recorder: Recorder
     ring: RingWriter
     later: Later
-    batches: Batches
     models: list[DistributedModel]
     optimizers: list[Stepped]
     step: int
@@ -27,6 +26,8 @@ class Observed(Protocol):
     passes: int
     epochs: int
 
+    @property
+    def place(self) -> Mapping[str, Any]: ...
     def unseen(self) -> AbstractContextManager[Any]: ...
     def is_hidden(self) -> bool: ...
     def live_optimizers(self) -> list[Any]: ...

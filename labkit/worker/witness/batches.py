@@ -15,15 +15,13 @@ from collections import deque
 from collections.abc import Iterator, Mapping
 from itertools import chain, count
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from zlib import crc32
 
 import numpy as np
 
 from labkit.ring import is_checked
-
-if TYPE_CHECKING:
-    from labkit.worker.witness.area import Observed
+from labkit.worker.witness.area import Observed
 
 EPOCHS, MOST_EPOCHS = 2, 64  # of each place, and of a rank
 BATCHES, FORWARDS = 16, 4  # of a place whose contents are written, and steps, and forward passes of one

@@ -60,7 +60,7 @@ class Resumes(Area):
         """`torch.save` has written this value."""
         if any(map(_is_optimizers, _parts(value))):
             began = [made["made"] for made in self._schedulers.values()]
-            self._witness.write("saved", file=_identity(path), began=began, **self._witness.batches.place)
+            self._witness.write("saved", file=_identity(path), began=began, **self._witness.place)
 
     def loaded_file(self, value: Any, path: str, line: int) -> None:
         """`torch.load` has returned this value."""
@@ -95,7 +95,7 @@ class Resumes(Area):
         ]
         seen = {"rates": resumed.rates, "now": _rates(optimizer.param_groups), "schedules": schedules}
         seen |= {"moves": _moves(resumed.schedule), "lost": 0 if optimizer.state else resumed.lost}
-        self._witness.write("resumed", **seen, **self._witness.batches.place, **resumed.made)
+        self._witness.write("resumed", **seen, **self._witness.place, **resumed.made)
 
     def _before_loading(self, optimizer: Any, state: Any, *_: Any, **__: Any) -> Callable[[Any], None] | None:
         if not isinstance(state, dict) or not _is_optimizers(state):

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import sys
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
 from types import FrameType
@@ -224,6 +224,11 @@ class Witness:
                 return frame.f_lineno
             frame = frame.f_back
         return 0
+
+    @property
+    def place(self) -> Mapping[str, Any]:
+        """Where the training is in its data: see Batches."""
+        return self.batches.place
 
     def live_optimizers(self) -> list[Any]:
         """Those that have made steps and are still there."""
