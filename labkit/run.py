@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import time
+from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
@@ -152,7 +153,10 @@ class Run(Shown[State], Reachable):
         if other := run_that_saves_to(self.folder.checkpoints):
             raise LabError(f"{other} is active and saves its checkpoints in the folder of {self.id}")
         try:
-            shutil.rmtree(self.path)
+            with suppress(FileNotFoundError):  # its supervisor removes a last file after the final state is written
+                shutil.rmtree(self.path)
+            if self.path.exists():
+                shutil.rmtree(self.path)
         except OSError as error:
             raise RunFolderError(plain(f"{self.path} cannot be deleted: {error}")) from None
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import time
 
@@ -222,3 +223,18 @@ def test_damaged_records_leave_a_row(root, text):
     ended(root, 1).metrics(0).write_text(text)
 
     assert "succeeded" in repr(labkit.runs())
+
+
+def test_a_run_is_deleted_while_its_supervisor_removes_its_last_file(root, monkeypatch):
+    old = ended(root, 1)
+    (old.path / "reserve").touch()
+    listed = os.unlink
+
+    def unlink(name, *args, **kwargs):
+        listed(name, *args, **kwargs)
+        if os.path.basename(name) == "reserve":
+            listed(name, *args, **kwargs)  # somebody else has removed it since the folder was listed
+
+    monkeypatch.setattr(os, "unlink", unlink)
+    labkit.attach(old.id).rm()
+    assert not old.path.exists()
