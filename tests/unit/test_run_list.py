@@ -6,6 +6,7 @@ import json
 import os
 import re
 import time
+from pathlib import Path
 
 import pytest
 
@@ -232,7 +233,7 @@ def test_a_run_is_deleted_while_its_supervisor_removes_its_last_file(root, monke
 
     def unlink(name, *args, **kwargs):
         listed(name, *args, **kwargs)
-        if os.path.basename(name) == "reserve":
+        if Path(name).name == "reserve":
             listed(name, *args, **kwargs)  # somebody else has removed it since the folder was listed
 
     monkeypatch.setattr(os, "unlink", unlink)
