@@ -17,7 +17,8 @@ class Set:
     """What `ranks` have said of a set of parameters: `equal` is the newest check at which all were, `parted` the first
     one since then at which some were not, and `newest` the last one; each by rank. `moves` counts checks at which all
     had moved alike, `averaged` what the gradients were if all ranks had the same ones at each check, `unlike` is the
-    first check at which the settings differed. `model`: which DDP model's."""
+    first check at which the settings differed; `began_equal`: they were equal before the first step. `model`: which DDP
+    model's."""
 
     kind: str
     model: int
@@ -29,6 +30,7 @@ class Set:
     averaged: set[str] | None = field(default_factory=set)
     calls: int = -1  # of collectives, at the newest check
     unlike: dict[int, Line] | None = None
+    began_equal: bool = False
     was_unequal: bool = False  # when DDP had wrapped the model
 
     def add(self, check: dict[int, Line]) -> None:
@@ -39,6 +41,7 @@ class Set:
             before = self.equal
             self.moves += before is not None and not agree({0: min(before.items())[1], 1: min(check.items())[1]}, "sum")
             self.equal, self.parted = check, None
+            self.began_equal |= first_of(check).values["at"] == 0
         elif self.parted is None:
             self.parted = check
         self.newest = check

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping
 
 from labkit.tail import Tail
-from labkit.witness.checks import Set, first_of, setting
+from labkit.witness.checks import Set, agree, first_of, setting
 from labkit.witness.evidence import Evidence, Line
 
 Cause = tuple[str, str]  # why, and what to do
@@ -46,6 +46,8 @@ class Parting:
         finders = (
             _unlike_settings,
             _never_equal,
+            _left_out,
+            _unlike_gradients,
             _unreduced,
             _one_gradient,
             _partly_synchronized,
@@ -117,6 +119,25 @@ def _never_equal(parting: Parting) -> Cause | None:
             "Leave out init_sync=False, or give all ranks the same weights before DDP wraps the model.",
         )
     return None
+
+
+def _left_out(parting: Parting) -> Cause | None:
+    is_averaged = any(parting.evidence.ranks[rank].of("fsdp") for rank in parting.pair)
+    if parting.set.kind != "plain" or not parting.set.began_equal or not is_averaged:
+        return None
+    return (
+        "fully_shard() has left them out, so that nothing averages their gradients",
+        "Call fully_shard() of the whole model, too, after that of its blocks.",
+    )
+
+
+def _unlike_gradients(parting: Parting) -> Cause | None:
+    if parting.set.kind not in ("mesh", "plain") or agree(parting.check, "gradients"):
+        return None
+    return (
+        "the ranks compute other gradients of them, which nothing averages",
+        "Let the ranks of a tensor parallel mesh read the same samples, and average the gradients of others.",
+    )
 
 
 def _unreduced(parting: Parting) -> Cause | None:

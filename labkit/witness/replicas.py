@@ -46,19 +46,20 @@ class Replicas(Rule):
             for each in self._checks.sets.values()
             if each.kind not in ("wrapped", "shard")
         ]
-        return sorted((finding for finding in found if finding), key=lambda finding: finding.until)[:1]
+        return sorted((finding for finding in found if finding), key=lambda each: (not each.certain, each.until))[:1]
 
 
 def _finding(evidence: Evidence, parted: Set) -> Finding | None:
     check = parted.parted
-    if check is None or (parted.kind == "plain" and parted.moves < ENOUGH):
+    is_free = parted.kind == "plain" and not parted.began_equal  # nothing but their equality says that it is meant
+    if check is None or (is_free and parted.moves < ENOUGH):
         return None
     parting = Parting(evidence, parted, check)
     since, until, stays = _span(evidence, parted, parting)
     if parted.newest is check and not evidence.outcome and stays < STAYS:
         return None  # they may be equal at the next check
     names = parting.names or ["a parameter"]
-    if parted.kind == "plain" and len(names) == parting.of:
+    if is_free and len(names) == parting.of:
         return None  # each rank trains a model of its own from now on
     why, advice = parting.cause()
     devices = {line.values["device"] for rank in check for line in evidence.ranks[rank].of("declared")}

@@ -103,6 +103,34 @@ def test_averaging_by_hand_that_forgets_a_parameter_is_a_note(tmp_path):
     assert found.parameters == ("0.bias",) and not found.certain
 
 
+@pytest.mark.parametrize(
+    ("began", "is_averaged", "why"),
+    [
+        (([1, 1, 1], [1, 1, 1]), True, "fully_shard() has left them out"),
+        (([1, 1, 1], [1, 1, 1]), False, "the ranks compute other gradients of them"),
+        (([1, 1, 1], [2, 1, 1]), True, None),  # a rank's own part of the model
+    ],
+)
+def test_parameters_beside_dtensors_that_part_from_the_first_step_on_are_a_note(tmp_path, began, is_averaged, why):
+    ranks = Ranks(tmp_path, "plain")
+    for rank in (0, 1) if is_averaged else ():
+        ranks.line(rank, "fsdp", ranks=[0, 1])
+    ranks.check(0, *began, gradients=("a", "b"))
+    for at in (1, 2):
+        ranks.check(at, [at, 1, at], [-at, -1, -at], gradients=("a", "b"))
+    found = ranks.judge("succeeded")
+    assert [(each.since, each.certain) for each in found] == ([(1, False)] if why else [])
+    assert why is None or why in found[0].why
+
+
+def test_replicated_dtensors_that_were_equal_did_not_begin_apart(tmp_path):
+    ranks = Ranks(tmp_path, "mesh")
+    ranks.check(0, [1, 1, 1], [1, 1, 1], gradients=("a", "b"))
+    ranks.check(1, [2, 2, 2], [3, 3, 3], gradients=("a", "b"))
+    (found,) = ranks.judge("succeeded")
+    assert found.certain and "compute other gradients" in found.why
+
+
 def test_a_model_that_each_rank_trains_alone_after_a_warm_up_is_left_alone(tmp_path):
     ranks = Ranks(tmp_path, "plain")
     for at in (1, 2, 5, 10):

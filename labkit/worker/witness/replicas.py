@@ -26,6 +26,7 @@ from labkit.worker.witness.models import DistributedModel, Stepped
 # take less than 1 % of the training. All ranks have equally many.
 LARGE, FIRST_OF_LARGE = 64 << 20, 20
 SCRUB_EVERY = 16  # steps
+Sets = dict[tuple[Any, ...], list[tuple[str, Any]]]  # parameters with their names, by what is declared of them
 SETTINGS = ("lr", "weight_decay", "momentum", "betas", "eps")
 
 
@@ -65,17 +66,29 @@ class Replicas(Area):
     def _details(self) -> Recorder:
         return Recorder(self._path)
 
+    def before_check(self, optimizer: Any, stepped: Stepped) -> None:
+        """Write what DTensors, and what is beside them, were before the first step: nothing has made them equal."""
+        if stepped.steps == 1:
+            sets = self._sets_of(optimizer, stepped)
+            if any(kind in ("shard", "mesh") for kind, *_ in sets):
+                self._write({key: named for key, named in sets.items() if key[0] != "ddp"}, optimizer, stepped, at=0)
+
     def after_check(self, optimizer: Any, stepped: Stepped) -> None:
         """Write the digests of what this optimizer has stepped, and how."""
-        torch, at = self._witness.torch, stepped.steps
-        distributed = torch.distributed
-        if not distributed.is_available() or not distributed.is_initialized() or distributed.get_world_size() == 1:
-            return
-        parameters = [p for group in optimizer.param_groups for p in group["params"]]
-        sets = self._sets(parameters, stepped)
-        if at == 1:
+        sets = self._sets_of(optimizer, stepped)
+        if sets and stepped.steps == 1:
             self._prepare_scrubber()
-        if at < FIRST_OF_LARGE and _bytes(parameters) > LARGE:
+        self._write(sets, optimizer, stepped, at=stepped.steps)
+
+    def _sets_of(self, optimizer: Any, stepped: Stepped) -> Sets:
+        """None if there is but one rank."""
+        distributed = self._torch.distributed
+        if not distributed.is_available() or not distributed.is_initialized() or distributed.get_world_size() == 1:
+            return {}
+        return self._sets([p for group in optimizer.param_groups for p in group["params"]], stepped)
+
+    def _write(self, sets: Sets, optimizer: Any, stepped: Stepped, *, at: int) -> None:
+        if at < FIRST_OF_LARGE and _bytes(p for named in sets.values() for _, p in named) > LARGE:
             return
         common = {
             "opt": stepped.number,
@@ -88,7 +101,7 @@ class Replicas(Area):
         for key, named in sets.items():
             self._digest(key, named, common, optimizer)
 
-    def _sets(self, parameters: list[Any], stepped: Stepped) -> dict[tuple[Any, ...], list[tuple[str, Any]]]:
+    def _sets(self, parameters: list[Any], stepped: Stepped) -> Sets:
         """The parameters by what torch declares of them: `(kind, which model, ranks)`."""
         of_models: dict[int, tuple[int, str | None]] = {}
         members = set()
@@ -96,7 +109,7 @@ class Replicas(Area):
             if (wrapped := model.reference()) is not None:
                 for name, p in wrapped.module.named_parameters():
                     of_models[id(p)] = number, None if name in wrapped.parameters_to_ignore else name
-        sets: dict[tuple[Any, ...], list[tuple[str, Any]]] = {}
+        sets: Sets = {}
         for place, p in enumerate(parameters):
             if id(p) in of_models:
                 number, name = of_models[id(p)]
@@ -157,7 +170,7 @@ class Replicas(Area):
             self._details.write({"k": "digests", "set": known, "at": line["at"], "sums": sums, "graded": graded})
 
         tensors = [getattr(p, "_local_tensor", p) for _, p in named] if key[0] != "shard" else []
-        gradients, count = _gradients(named) if key[0] == "plain" else [], len(tensors)
+        gradients, count = _gradients(named) if key[0] in ("plain", "mesh") else [], len(tensors)
         read_digests(self._witness.torch, [*tensors, *gradients], self._later, write)
 
     def _called(self, number: int, optimizer: Any) -> str:
@@ -198,9 +211,13 @@ def _placed(p: Any) -> tuple[tuple[Any, ...], Any]:
 
 
 def _gradients(named: list[tuple[str, Any]]) -> list[Any]:
-    """Those of all of these parameters; none if one has no gradient, or a sparse one."""
+    """Those of all of these parameters; none if one has none, a sparse one, or one that is yet to be added up."""
     gradients = [p.grad for _, p in named]
-    return gradients if all(each is not None and not each.is_sparse for each in gradients) else []
+    if any(each is None or each.is_sparse for each in gradients):
+        return []
+    if any(how.is_partial() for each in gradients for how in getattr(each, "placements", ())):
+        return []
+    return [getattr(each, "_local_tensor", each) for each in gradients]
 
 
 def _bytes(parameters: Iterable[Any]) -> int:
