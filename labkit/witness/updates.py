@@ -62,20 +62,26 @@ class OtherTensors(Rule):
     declared = "a model whose gradients DDP or FSDP2 averages, and an optimizer that makes steps"
     observed = (
         "parameters of the model have gradients, are in no optimizer and do not move; the optimizer has others that "
-        "are not the model's and have never had a gradient"
+        "are not the model's and have never had a gradient, or, if it is the only one and has none of those with "
+        "gradients, others of the model that never have one"
     )
     silent = "before step 20; parameters that change by hand; float32 copies, which have gradients"
     limits = "FSDP1, and models that nothing wraps"
     explains = ("no optimizer",)
 
     def judge(self, evidence: Evidence) -> Iterable[Finding]:
-        for line, ranks in by_place(evidence, "orphans", lambda line: line.values["strange"] > 0):
+        for line, ranks in by_place(evidence, "orphans", lambda line: line.values["strange"] > 0 or _is_idle(line)):
             strange, held = line.values["strange"], line.values["held"]
             verbs = "are not the model's and never have" if strange > 1 else "is not the model's and never has"
+            others = f"{strange} of the optimizer's {held} parameters {verbs}"
+            why = "parameters were replaced (by fully_shard, to_empty, another layer)"
+            if not strange:
+                others = f"none of the optimizer's {held} parameters ever has"
+                why = "those that are trained were added (by get_peft_model, another layer), or others were frozen"
             yield Finding(
                 "other tensors",
-                f"{strange} of the optimizer's {held} parameters {verbs} a gradient, while {_parameters(line)}",
-                "the optimizer was created before parameters were replaced (by fully_shard, to_empty, another layer)",
+                f"{others} a gradient, while {_parameters(line)}",
+                f"the optimizer was created before {why}",
                 "Create the optimizer after the model is complete and wrapped.",
                 since=1,
                 until=line.step,
@@ -109,6 +115,11 @@ class NoOptimizer(Rule):
                 line=line.line,
                 parameters=tuple(line.values["names"]),
             )
+
+
+def _is_idle(line: Line) -> bool:
+    """Whether nothing is trained: neither what has gradients nor what the optimizer has."""
+    return bool(line.values["is_idle"] and line.values["lost"] == line.values["of"])
 
 
 def _is_last(line: Line) -> bool:

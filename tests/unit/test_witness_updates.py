@@ -21,6 +21,7 @@ from labkit.witness.updates import (
 PLACE = {"t": 10.0, "step": 20, "number": 20, "line": 7}
 UNLOADED = {"k": "unloaded", "wanted": 4, "of": 4, "key": "module.0.bias", "own": "0.weight", "change": "+module."}
 ORPHANS = {"k": "orphans", "names": ["2.weight"], "lost": 2, "of": 4, "strange": 0, "held": 2, "is_last": True}
+ORPHANS |= {"is_idle": False}
 SCHEDULE = {
     "k": "schedule",
     "n": 0,
@@ -174,6 +175,17 @@ def test_parameters_in_no_optimizer(judge):
     (other,) = judge(OtherTensors, [ORPHANS | {"strange": 1, "lost": 1}])
     assert other.certain
     assert "1 of the optimizer's 2 parameters is not the model's and never has a gradient, while 2.weight" in other.what
+
+
+def test_an_optimizer_none_of_whose_parameters_is_trained(judge):
+    (finding,) = judge(OtherTensors, [ORPHANS | {"is_idle": True, "lost": 4}])
+    assert finding.what == (
+        "none of the optimizer's 2 parameters ever has a gradient, while 4 of the model's parameters with gradients, "
+        "2.weight among them, are in no optimizer and do not move"
+    )
+    assert (finding.certain, finding.why[:35]) == (True, "the optimizer was created before th")
+    assert judge(OtherTensors, [ORPHANS | {"is_idle": True}]) == []  # others are trained
+    assert judge(OtherTensors, [ORPHANS | {"lost": 4}]) == []  # the optimizer has copies
 
 
 def test_a_window_and_a_tie(judge):

@@ -88,6 +88,7 @@ class Updates(Area):
         last, known.orphans = known.orphans, {}
         own, models = parameters_of(optimizer), list(averaged(self._witness.distributed_models()))
         everything = {id(p) for model in models for p in model.parameters()}
+        is_alone = len(self._witness.live_optimizers()) == 1
         for number, model in enumerate(models):
             learning = [(name, p) for name, p in model.named_parameters() if p.requires_grad and p.grad is not None]
             lost = self._in_no_optimizer(learning, thoroughly=steps >= BEGUN)
@@ -104,6 +105,7 @@ class Updates(Area):
                 "of": len(learning),
                 "is_last": lost[-1][0] == learning[-1][0],
                 "strange": strange,
+                "is_idle": is_alone and not known.learned and not getattr(optimizer, "state", True),
                 "held": len(own),
                 "step": self._witness.step + 1,
                 "line": self._witness.line(),
