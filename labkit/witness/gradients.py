@@ -1,5 +1,5 @@
-"""Finds gradients that are handled wrongly: never cleared, clipped while they are multiplied by a loss scale, or
-clipped or unscaled by each rank's shard alone."""
+"""Finds gradients that are handled wrongly: cleared never or too often, clipped while they are multiplied by a loss
+scale, or clipped or unscaled by each rank's shard alone."""
 
 from __future__ import annotations
 
@@ -38,6 +38,36 @@ class Uncleared(Rule):
                 f"they were still there in each of the {line.values['checks']} steps that were checked, up to step "
                 f"{line.step}",
                 "Call optimizer.zero_grad() for this optimizer once per step, before the backward pass.",
+                since=line.values["since"],
+                ranks=ranks,
+                line=line.line,
+            )
+
+
+class Discarded(Rule):
+    kind = "discarded gradients"
+    title = "Gradients are cleared before they are averaged"
+    declared = "DDP.no_sync: the gradients of its backward passes are to be averaged with those of a later pass"
+    observed = (
+        "at three checks in a row: those of all passes but the last are cleared before the next pass begins, and the "
+        "only optimizer, of torch's own, steps by those of the last; each pass has a batch of the same loader"
+    )
+    silent = (
+        "the weights change between the passes (SAM); something is added to the gradients before the step; several "
+        "optimizers; passes on one batch, or on batches of several loaders; always a note"
+    )
+    limits = "accumulation without no_sync; sampled as above"
+
+    def judge(self, evidence: Evidence) -> Iterable[Finding]:
+        for line, ranks in by_place(evidence, "discarded"):
+            passes = line.values["passes"]
+            yield Finding(
+                self.kind,
+                f"a step uses the gradients of the last of its {passes} backward passes, those of the others are "
+                "cleared",
+                f"it was so in each of the {line.values['checks']} steps that were checked, up to step {line.step}",
+                "Call optimizer.zero_grad() once per step, not before each backward pass.",
+                certain=False,
                 since=line.values["since"],
                 ranks=ranks,
                 line=line.line,

@@ -10,7 +10,7 @@ from labkit.witness.checkpoints import FileRace, LonePart, Unloaded
 from labkit.witness.data import DATA_RULES
 from labkit.witness.evidence import Evidence
 from labkit.witness.finding import Finding, Findings
-from labkit.witness.gradients import ScaledClip, Scalers, ShardClip, Uncleared
+from labkit.witness.gradients import Discarded, ScaledClip, Scalers, ShardClip, Uncleared
 from labkit.witness.replicas import Replicas, Settings
 from labkit.witness.resumes import LostMoments, Reseeded, RestartedOrder, RestartedSchedule
 from labkit.witness.rule import Rule
@@ -44,6 +44,7 @@ RULES: tuple[type[Rule], ...] = (
     NoOptimizer,
     LostUpdates,
     Uncleared,
+    Discarded,
     LeftWindow,
     LeftInEvalMode,
     Unfrozen,

@@ -8,7 +8,7 @@ import pytest
 
 from labkit.record import RunFolder
 from labkit.witness.evidence import Evidence
-from labkit.witness.gradients import ScaledClip, Scalers, ShardClip, Uncleared
+from labkit.witness.gradients import Discarded, ScaledClip, Scalers, ShardClip, Uncleared
 
 PLACE = {"t": 10.0, "step": 20, "number": 20, "line": 7}
 UNCLEARED = {"k": "uncleared", "step": 6, "since": 2, "checks": 3}
@@ -51,6 +51,16 @@ def test_gradients_that_are_never_cleared(judge):
     assert (finding.certain, finding.ranks, finding.line) == (True, (0, 1), 7)
     assert "in each of the 3 steps that were checked, up to step 6" in finding.why
     assert judge(Uncleared, []) == []
+
+
+def test_gradients_that_are_cleared_before_they_are_averaged(judge):
+    line = {"k": "discarded", "step": 6, "since": 2, "checks": 3, "passes": 4}
+    (finding,) = judge(Discarded, [line, line | {"step": 11, "checks": 4}], [line])
+    assert finding.sentence == (
+        "since step 2: a step uses the gradients of the last of its 4 backward passes, those of the others are "
+        "cleared: it was so in each of the 3 steps that were checked, up to step 6"
+    )
+    assert (finding.certain, finding.ranks, finding.line) == (False, (0, 1), 7)
 
 
 def test_gradients_that_are_clipped_while_they_are_scaled(judge):
@@ -146,6 +156,65 @@ def test_only_gradients_that_nothing_clears_are_uncleared(kind, tmp_path):
     lines = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
     steps = [line["step"] for line in lines if line["k"] == "uncleared"]
     assert steps == ([6, 11, 21] if kind in ("nothing", "clip") else [])
+
+
+@pytest.fixture
+def model():
+    torch = pytest.importorskip("torch")
+    distributed = torch.distributed
+    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+    yield torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(40, 2))
+    distributed.destroy_process_group()
+
+
+@pytest.mark.parametrize(
+    "kind",
+    ["clear", "clear by value", "clip", "sum", "once", "perturb", "synchronized", "one batch", "own optimizer", "two"],
+)
+def test_only_gradients_that_nothing_uses_are_discarded(kind, model, tmp_path):
+    import torch
+
+    from labkit.worker.witness.witness import Witness
+
+    witness = Witness(torch, tmp_path / "ring", tmp_path / "witness.jsonl")
+    iterator = iter(torch.utils.data.DataLoader(torch.ones(1, 40)))
+    witness.wrapped(model)
+    own = type("Own", (torch.optim.SGD,), {"__module__": "train"})
+    optimizer = (own if kind == "own optimizer" else torch.optim.SGD)(model.parameters(), lr=1e-3)
+    other = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=1e-3)
+    for step in range(1, 23):
+        sums = [torch.zeros_like(p) for p in model.parameters()]
+        before = [p.detach().clone() for p in model.parameters()]
+        for number in range(3):
+            if kind != "one batch" or not number:
+                witness.after_fetch(iterator, torch.ones(1, 40), True)
+            if kind != "once" or not number:
+                optimizer.zero_grad(set_to_none=kind != "clear by value")
+            model.require_backward_grad_sync = kind == "synchronized" or number == 2
+            loss = model(torch.randn(4, 40)).square().mean()
+            witness.before_backward(loss)
+            loss.backward()
+            witness.after_backward()
+            for p, total in zip(model.parameters(), sums, strict=True):
+                total += p.grad
+            if kind == "perturb" and not number:
+                with torch.no_grad():
+                    [p.add_(0.1) for p in model.parameters()]
+        for p, total, weight in zip(model.parameters(), sums, before, strict=True):
+            p.data.copy_(weight)
+            if kind == "sum":
+                p.grad = total
+        if kind == "clip":
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 0.01)
+        for each in [other, optimizer] if kind == "two" else [optimizer]:
+            witness.before_step(each)
+            each.step()
+            witness.after_step(each, step)
+    witness.finish()
+    assert witness.recorder.dropped == 0
+    lines = [json.loads(line) for line in (tmp_path / "witness.jsonl").read_text().splitlines()]
+    steps = [line["step"] for line in lines if line["k"] == "discarded"]
+    assert steps == ([6, 11, 21] if kind in ("clear", "clear by value", "clip") else [])
 
 
 def test_parameters_that_the_script_drops_are_not_held(tmp_path):

@@ -23,6 +23,7 @@ class Observed(Protocol):
     optimizers: list[Stepped]
     step: int
     number: int
+    fetched: int
     passes: int
     epochs: int
 

@@ -1,5 +1,5 @@
 """Writes down what becomes of gradients between a backward pass and the step that uses them: whether anything clears
-them, and whether they are clipped while a GradScaler has multiplied them, or by the norm of a part.
+them, too often or never, and whether they are clipped while a GradScaler has multiplied them, or by the norm of a part.
 
 Samples are looked at before and after checked steps only.
 """
@@ -22,7 +22,8 @@ from labkit.worker.witness.models import Stepped
 from labkit.worker.witness.updates import comparable, parameters_of, sample
 
 MOST_PASSES = 64  # backward passes between two steps that are looked at
-IN_A_ROW = 3  # checks at which nothing has cleared the gradients
+IN_A_ROW = 3  # checks at which nothing has cleared the gradients, or something too often
+ROUNDED = 1e-5  # relative, of squares: what clipping may change of a direction
 FSDP1 = "torch.distributed.fsdp.fully_sharded_data_parallel"
 Reference = Callable[[], Any]  # to a parameter, which the script may drop
 
@@ -99,6 +100,62 @@ class Clearing(Area):
                 self._witness.write("uncleared", step=step, line=line, since=steps[0], checks=len(steps))
 
         self._later.read(self._torch.stack([kept.nonzero, kept.outside, kept.inside]), judge)
+
+
+class Discarding(Area):
+    """Follows the only optimizer from a checked step to its next one: whether the gradients of passes in `no_sync`,
+    which are to be averaged with those of a later pass, are still there when that one begins."""
+
+    def __init__(self, witness: Observed):
+        super().__init__(witness)
+        self._parameters: list[Reference] = []
+        self._weights = self._made = None  # samples of them after the checked step, and of the newest pass's gradients
+        self._discarded: list[Any] = []  # by earlier pass, whether they are gone, while the weights are as they were
+        self._steps: list[int] = []  # steps after checks, in a row, that have used those of the last pass only
+
+    def after_check(self, optimizer: Any, _: Any) -> None:
+        is_alone = len(self._witness.optimizers) == 1 and type(optimizer).__module__.startswith("torch.optim.")
+        self._parameters = _with_gradients(optimizer) if is_alone and self._witness.models else []
+        self._weights, self._made, self._discarded = self._sample_weights(), None, []
+        self._witness.follow(self)
+
+    def before_backward(self) -> None:
+        """Look at what is left of the pass before."""
+        is_synchronized = any(model.is_synchronized for model in self._witness.models)
+        if self._made is None or is_synchronized or (weights := self._sample_weights()) is None:
+            return
+        are_gone = all(p().grad is None for p in self._parameters)
+        left = self._made[:0] if are_gone else _gradients(self._witness, self._parameters)
+        if left is not None:
+            with self._witness.unseen():
+                self._discarded.append(self._made.any() & ~left.any() & (weights == self._weights).all())
+
+    def after_backward(self) -> None:
+        self._made = _gradients(self._witness, self._parameters)
+
+    def before_step(self, *_: Any) -> None:
+        """See whether the step uses the gradients of the last pass, clipped or not."""
+        self._witness.leave(self)
+        passes, now, made = self._witness.passes, _gradients(self._witness, self._parameters), self._made
+        step, line = self._witness.step + 1, self._witness.line()
+
+        def judge(is_so: list[bool]) -> None:
+            steps = self._steps = [*self._steps, step] if is_so[0] else []
+            if len(steps) >= IN_A_ROW:
+                values = {"passes": passes, "since": steps[0], "checks": len(steps)}
+                self._witness.write("discarded", step=step, line=line, **values)
+
+        # Passes on batches of one loader alone: those of another one may be for something else.
+        if 1 < passes == self._witness.fetched == len(self._discarded) + 1 and now is not None and made is not None:
+            with self._torch.no_grad(), self._witness.unseen():
+                made, now = made.double(), now.double()
+                is_parallel = (made @ now) ** 2 >= (1 - ROUNDED) * (made @ made) * (now @ now)
+                self._later.read(self._torch.stack([*self._discarded, is_parallel]).all().view(1), judge)
+        else:
+            judge([False])
+
+    def _sample_weights(self) -> Any:
+        return _samples(self._witness, [p() for p in self._parameters])
 
 
 @dataclass
@@ -240,11 +297,14 @@ def _with_gradients(optimizer: Any) -> list[Reference]:
 
 def _gradients(witness: Observed, parameters: list[Reference]) -> Any:
     """Samples of their gradients, in one tensor; None if one is missing, or if they cannot be looked at now."""
-    gradients = [getattr(p(), "grad", None) for p in parameters]
-    if not gradients or any(g is None or g.is_sparse for g in gradients) or witness.is_hidden():
+    return _samples(witness, [getattr(p(), "grad", None) for p in parameters])
+
+
+def _samples(witness: Observed, tensors: list[Any]) -> Any:
+    if not tensors or any(t is None or t.is_sparse for t in tensors) or witness.is_hidden():
         return None
     with witness.torch.no_grad(), witness.unseen():
-        return witness.torch.cat([sample(gradient) for gradient in gradients])
+        return witness.torch.cat([sample(tensor) for tensor in tensors])
 
 
 def _versions(parameters: list[Reference]) -> int:

@@ -31,7 +31,7 @@ from labkit.worker.witness.around import call_after
 from labkit.worker.witness.batches import BATCHES, Batches
 from labkit.worker.witness.checkpoints import Checkpoints
 from labkit.worker.witness.frozen import Frozen
-from labkit.worker.witness.gradients import Clearing, Clipping
+from labkit.worker.witness.gradients import Clearing, Clipping, Discarding
 from labkit.worker.witness.joined import Joins
 from labkit.worker.witness.later import Later
 from labkit.worker.witness.models import DistributedModel, Stepped
@@ -71,7 +71,7 @@ class Witness:
         self.later = Later(torch)
         self.batches = Batches(self, lines.parent)
         self.replicas, resumes, clearing = Replicas(self, lines.with_name(DIGESTS)), Resumes(self), Clearing(self)
-        others = (Updates, Windows, Ties, Schedules, Seeds, Sharded, Frozen, Modes, Joins)
+        others = (Updates, Windows, Ties, Schedules, Seeds, Sharded, Frozen, Modes, Joins, Discarding)
         self._areas: list[Area] = [self.replicas, resumes, clearing, Checkpoints(self, resumes)]
         self._areas += [Clipping(self, clearing), *(area(self) for area in others)]
         self._following: tuple[Area, ...] = ()
