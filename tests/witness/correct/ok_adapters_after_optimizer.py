@@ -1,4 +1,4 @@
-"""The optimizer is made after the adapters and the freezing, of what is trained."""
+# corrected: The optimizer is made after the adapters and the freezing, of what is trained.
 
 import torch
 import torch.distributed as dist

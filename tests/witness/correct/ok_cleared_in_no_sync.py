@@ -1,4 +1,4 @@
-"""zero_grad() is called once per window of accumulation."""
+# corrected: zero_grad() is called once per window of accumulation.
 
 import torch
 import torch.distributed as dist

@@ -1,4 +1,4 @@
-"""The optimizer is made before the adapters and the freezing: it has only frozen weights, the adapters never learn."""
+# fault: The optimizer is made before the adapters and the freezing: it has only frozen weights, the adapters never learn.
 
 import torch
 import torch.distributed as dist

@@ -1,4 +1,4 @@
-"""zero_grad() is called at every micro-batch, so a step uses the last one of each window; the loss is scaled down."""
+# fault: zero_grad() is called at every micro-batch, so a step uses the last one of each window; the loss is scaled down.
 
 import torch
 import torch.distributed as dist
