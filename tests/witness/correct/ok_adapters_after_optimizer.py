@@ -1,5 +1,4 @@
-# corrected: The optimizer is made after the adapters and the freezing, of what is trained.
-
+# corrected: the optimizer is made after the adapters and the freezing, of what is trained.
 import torch
 import torch.distributed as dist
 from torch import nn

@@ -1,5 +1,4 @@
 # corrected: zero_grad() is called once per window of accumulation.
-
 import torch
 import torch.distributed as dist
 from torch import nn

@@ -1,5 +1,4 @@
-# fault: The optimizer is made before the adapters and the freezing: it has only frozen weights, the adapters never learn.
-
+# fault: the optimizer is made before the adapters and the freezing, so that it has frozen weights only
 import torch
 import torch.distributed as dist
 from torch import nn

@@ -1,5 +1,4 @@
-# fault: zero_grad() is called at every micro-batch, so a step uses the last one of each window; the loss is scaled down.
-
+# fault: zero_grad() is called at every micro-batch, so that a step uses the last one of its window only
 import torch
 import torch.distributed as dist
 from torch import nn
