@@ -119,10 +119,8 @@ class Generated:
         if self.fault == "mismatch":
             return "^the ranks disagree|SIGABRT"
         if self.moment == "data" and self.workers:
-            in_worker = self.fault == "raise"
-            return (
-                f"{who} failed: " + ("ValueError: boom .in a Data" if in_worker else "RuntimeError: Data") + "Loader w"
-            )
+            worker = {"raise": "ValueError: boom .in a Data", "kill": "a Data"}.get(self.fault, "RuntimeError: Data")
+            return f"{who} failed: {worker}Loader w"
         return f"{who} {SAYS[self.fault].format(made=self.made)}"
 
     @property

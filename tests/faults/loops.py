@@ -63,7 +63,9 @@ class SGD(torch.optim.SGD):
 class Net(nn.Module):
     def __init__(self):
         super().__init__()
-        self.layers = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 4))
+        with torch.random.fork_rng():
+            torch.manual_seed(0)  # all ranks begin with the same weights
+            self.layers = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 4))
 
     def forward(self, x):
         return self.layers(x) * FACTOR
