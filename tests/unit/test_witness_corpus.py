@@ -4,6 +4,9 @@ import re
 from pathlib import Path
 
 import pytest
+from witness.found import FOUND
+
+from labkit.witness.judge import RULES
 
 ROOT = Path(__file__).parents[2]
 FAULTY = sorted((ROOT / "tests" / "witness" / "faulty").glob("*.py"))
@@ -31,3 +34,10 @@ def test_each_report_names_a_script_that_is_there() -> None:
     assert all(row[0].count("](https://github.com/") >= 1 for row in rows)
     assert [name for name in names if name not in faults and not (CORRECT / f"{name}.py").exists()] == []
     assert len(set(names)) == len(names)
+
+
+def test_every_rule_finds_a_training_of_the_corpus_that_is_wrong() -> None:
+    kinds = {kind.removesuffix(", note") for kind in FOUND.values()}
+    kinds |= {"skip"}  # of Slips, too
+    assert {rule.kind for rule in RULES} - kinds == set()
+    assert {script.stem for script in FAULTY} >= FOUND.keys()
