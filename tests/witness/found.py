@@ -2,11 +2,13 @@
 
 FOUND = {
     "accum_last_window": "left window",
+    "adapters_after_optimizer": "other tensors",
     "averaged_by_hand_unequal": "replicas, note",
     "averaging_forgets_a_parameter": "replicas, note",
     "bf16_updates_lost": "lost updates",
     "checkpoint_by_every_rank": "file race",
     "ckpt_prefix_not_loaded": "unloaded",
+    "cleared_in_no_sync": "discarded gradients, note",
     "clip_local_shard": "shard clip",
     "clip_shard_by_parameter_groups": "shard clip",
     "clipped_before_unscale": "scaled clip",
