@@ -24,6 +24,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 
 from labkit.errors import LabError, LaunchError
@@ -377,7 +378,7 @@ def check_port(port: str | None, host: str) -> None:
 
 def _option(command: Sequence[str], name: str) -> str | None:
     """The value of one of torchrun's options, `--name value` or `--name=value`."""
-    for word, following in zip(command, [*command[1:], ""], strict=True):
+    for word, following in pairwise([*command, ""]):
         if word == name or word.startswith(f"{name}="):
             return following if word == name else word.removeprefix(f"{name}=")
     return None

@@ -8,6 +8,7 @@ import re
 import time
 from collections.abc import Iterable
 from contextlib import suppress
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
@@ -137,7 +138,7 @@ def command_in_words(process: psutil.Process) -> str:
 def _what_runs(arguments: list[str], process: psutil.Process) -> list[str]:
     """What an interpreter runs, from its arguments: `-m` and the module, `-c`, or the name of a file."""
     guest = RunFolder("").guest.name  # between the interpreter and the script of a rank
-    for word, following in zip(arguments, [*arguments[1:], ""], strict=True):
+    for word, following in pairwise([*arguments, ""]):
         if word in ("-m", "-c"):
             return [word, following] if word == "-m" else [word]
         if not word.startswith("-") and (file := Path(process.cwd(), word)).is_file() and file.name != guest:
