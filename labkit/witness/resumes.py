@@ -142,11 +142,13 @@ class RestartedOrder(Rule):
     )
     observed = (
         "the resume passes over as many batches as had been trained of the epoch in which the file was saved, but the "
-        "sampler is at another epoch: some samples are trained again, others are not"
+        "sampler is at another epoch: some samples are trained again, others are not; or (a note) a file of a later "
+        "epoch, whose number it holds, is resumed at epoch 0, in whose order the training had begun"
     )
     silent = (
         "an epoch is begun from its first batch; another number of batches is passed over; another seed, data set, "
-        "batch size or number of ranks; files that no rank under labkit has saved"
+        "batch size or number of ranks; files that no rank under labkit has saved; at epoch 0 another rate, or a new "
+        "schedule, as in a second phase"
     )
     limits = "batches that a sampler leaves out itself, as accelerate.skip_first_batches does; other samplers"
 
@@ -169,6 +171,20 @@ class RestartedOrder(Rule):
                 ranks=ranks,
                 line=line.line,
             )
+        for line, ranks in by_place(evidence, "resumed", _goes_on):
+            saved = self._saves.of(evidence, line)
+            if saved is not None and _is_first_order(saved, line):
+                yield Finding(
+                    "restarted order",
+                    f"the resume{evidence.at(line.line)} of {line.values['path']}, which was saved in epoch "
+                    f"{saved.values['order'][0]}, begins in the order of epoch 0, in which the training had begun",
+                    "the new DistributedSampler's epochs are counted from 0 again",
+                    "Call set_epoch with the number of the epoch in the whole training, not in this run of it.",
+                    certain=False,
+                    since=line.step + 1,
+                    ranks=ranks,
+                    line=line.line,
+                )
 
 
 class Reseeded(Rule):
@@ -208,6 +224,19 @@ def _is_other_order(saved: Line, resumed: Line) -> bool:
     passed = resumed.values["passed"]
     is_place = abs(passed - saved.values["trained"]) <= 1 and passed != saved.values["passed"]
     return bool(plan) and plan == same and epoch != now and is_place
+
+
+def _goes_on(line: Line) -> bool:
+    """Whether the first step is made as if the training had not been interrupted, and no batch was passed over."""
+    rates, schedules = line.values["rates"], line.values["schedules"]
+    return bool(rates) and rates == line.values["now"] and all(s["at"] for s in schedules) and not line.values["passed"]
+
+
+def _is_first_order(saved: Line, resumed: Line) -> bool:
+    """Whether the order of the first epoch comes again, although the number of a later one is in the file."""
+    (epoch, *plan), (now, *same) = saved.values["order"] or [0], resumed.values["order"] or [0]
+    is_counted = not {epoch, epoch + 1}.isdisjoint(resumed.values["epochs"])
+    return is_counted and plan == same and now == 0 < epoch and saved.values.get("first") == resumed.values["order"]
 
 
 def _type(line: Line) -> str:

@@ -110,6 +110,43 @@ def test_orders_that_may_be_right_are_not_accused(judge, saved, line):
     assert not judge(RestartedOrder, [saved, line])
 
 
+AGAIN = RESUMED | {"order": [0, 0, 256, 2, 16], "passed": 0, "now": [0.02], "schedules": [], "epochs": [3, 7]}
+BEGAN_AT_0 = SAVED | {"first": [0, 0, 256, 2, 16]}
+
+
+def test_epochs_that_are_counted_from_0_again_are_noted(judge):
+    (finding,) = judge(RestartedOrder, [BEGAN_AT_0, AGAIN], [AGAIN])
+    assert finding.sentence == (
+        "since step 25: the resume (train.py line 7) of last.pt, which was saved in epoch 2, begins in the order of "
+        "epoch 0, in which the training had begun: the new DistributedSampler's epochs are counted from 0 again"
+    )
+    assert (finding.certain, finding.ranks) == (False, (0, 1))
+    goes_on = SCHEDULE | {"at": 8, "last": [0.02]}
+    assert judge(RestartedOrder, [BEGAN_AT_0, AGAIN | {"schedules": [goes_on], "epochs": [2]}])
+
+
+@pytest.mark.parametrize(
+    ("saved", "change"),
+    [
+        (BEGAN_AT_0, {"order": [3, 0, 256, 2, 16]}),  # the next epoch
+        (BEGAN_AT_0, {"order": [1, 0, 256, 2, 16]}),  # rolled back
+        (BEGAN_AT_0, {"order": [0, 1, 256, 2, 16]}),  # another seed
+        (BEGAN_AT_0, {"order": []}),
+        (BEGAN_AT_0, {"now": [0.01]}),  # a second phase
+        (BEGAN_AT_0, {"rates": [], "now": []}),
+        (BEGAN_AT_0, {"schedules": [SCHEDULE]}),  # of its own
+        (BEGAN_AT_0, {"epochs": []}),
+        (BEGAN_AT_0, {"epochs": [5]}),
+        (BEGAN_AT_0, {"passed": 1}),
+        (BEGAN_AT_0 | {"order": [0, 0, 256, 2, 16]}, {"epochs": [1]}),  # saved in the first epoch
+        (BEGAN_AT_0 | {"first": [2, 0, 256, 2, 16]}, {}),  # resumed before
+        (SAVED, {}),
+    ],
+)
+def test_epochs_that_may_begin_at_0_are_not_noted(judge, saved, change):
+    assert not judge(RestartedOrder, [saved, AGAIN | change])
+
+
 def test_the_save_is_looked_for_in_earlier_attempts_and_runs_of_the_script(judge, tmp_path):
     wrong = resumed(order=[0, 0, 256, 2, 16])
     run, other = (RunFolder(tmp_path / "runs" / name) for name in ("b", "a"))

@@ -135,8 +135,8 @@ class Batches:
         self._used: list[Epoch] = []  # whose batches that pass has used
         self._trained = -1  # the newest epoch of the training
         # Of the newest epoch of the training: what its order depends on, how many batches were passed over before the
-        # first one that was trained, and which is the newest one that was.
-        self.place: dict[str, Any] = {"order": [], "passed": 0, "trained": 0}
+        # first one that was trained, and which is the newest one that was; and the first order of all.
+        self.place: dict[str, Any] = {"order": [], "passed": 0, "trained": 0, "first": []}
         self._inputs: dict[int, list[list[Any]]] = {}  # of each model, not written yet
         self._calls: dict[int, tuple[int, int]] = {}  # of each model: in which step, and how many so far
 
@@ -191,7 +191,8 @@ class Batches:
             self._used, self._since = self._since, []
         for epoch in self._used:
             if not epoch.passes:
-                self.place = {"order": epoch.shuffled, "passed": epoch.batches - 1, "trained": 0}
+                first = self.place["first"] or epoch.shuffled
+                self.place = {"order": epoch.shuffled, "passed": epoch.batches - 1, "trained": 0, "first": first}
             epoch.passes += 1
             if epoch.shuffled is self.place["order"]:
                 self.place["trained"] = epoch.batches

@@ -67,7 +67,9 @@ class Resumes(Area):
         parts = list(_parts(value))
         schedules = [part for part in parts if isinstance(part.get("last_epoch"), int) and "base_lrs" in part]
         schedule = schedules[0] if len(schedules) == 1 else {}
-        made = {"path": Path(path).name, "file": _identity(path), "line": line}
+        named = (each for part in parts if "base_lrs" not in part for each in part.items())
+        epochs = [value for name, value in named if "epoch" in str(name).lower() and type(value) is int]
+        made = {"path": Path(path).name, "file": _identity(path), "line": line, "epochs": epochs}
         if optimizers := [part["param_groups"] for part in parts if _is_optimizers(part)]:
             self._loaded = [((id(groups), _rates(groups)), made, schedule) for groups in optimizers]
 
@@ -105,7 +107,7 @@ class Resumes(Area):
         lost = sum(count for each, count in self._placeless if each is state)
         if not (made or lost) or any(each.param_groups is before for each in self._witness.live_optimizers()):
             return None
-        made = made or {"path": "", "file": [], "line": self._witness.line()}
+        made = made or {"path": "", "file": [], "line": self._witness.line(), "epochs": []}
         resumed = Resumed(weakref.ref(optimizer), made, _rates(groups), schedule, lost)
 
         def after(_: Any) -> None:
