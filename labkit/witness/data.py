@@ -348,8 +348,8 @@ class NotSplit(DataRule):
 class Unread(DataRule):
     kind = "unread"
     title = "Samples that no rank trains on"
-    declared = "DistributedSampler of as many replicas as the run has ranks, and of which of them it gives the part"
-    observed = "no rank asks for the part of some replica, and whole epochs of all ranks together leave its samples out"
+    declared = "DistributedSampler, or two samplers around one another, that know the rank and the number of ranks"
+    observed = "no rank asks for a part, or each part is split twice; whole epochs of all ranks leave its samples out"
     silent = (
         "samplers of more, or fewer, replicas than ranks; parts that any rank reads in a loader of its own, also to "
         "validate; data that other samplers give as well, or of which it is not known whether it is the same; several "
@@ -363,6 +363,24 @@ class Unread(DataRule):
                 by_data[epoch.type, epoch.length].append(epoch)
         for alike in by_data.values():
             yield from self._of_data(evidence, alike)
+        yield from super()._judge(evidence, epochs)
+
+    def of_group(self, evidence: Evidence, group: tuple[int, ...], epochs: list[Epoch]) -> Iterator[Finding]:
+        """What is split twice."""
+        for together in self.together(group, epochs, lambda e: e.trains and e.whole and len(e.splits) > 1):
+            first, read = together[0], reduce(or_, (epoch.indices for epoch in together)).bit_count()
+            is_same = len(group) == len(evidence.ranks) and all(epoch.has_data_of(first) for epoch in together)
+            if is_same and first.length <= COUNTED and 3 * read <= 2 * first.size:
+                yield Finding(
+                    self.kind,
+                    f"{first.size - read} of {first.size} samples are trained on by no rank in an epoch"
+                    f"{evidence.at(first.line.line)}",
+                    f"{first.splits[-1]} splits them among the ranks, and {first.splits[0]} splits each part once more",
+                    "Split once: where accelerate or Lightning splits the samples, leave out the other sampler.",
+                    since=first.since,
+                    ranks=group,
+                    line=first.line.line,
+                )
 
     def _of_data(self, evidence: Evidence, epochs: list[Epoch]) -> Iterator[Finding]:
         world, trained = len(evidence.ranks), [epoch for epoch in epochs if epoch.trains]

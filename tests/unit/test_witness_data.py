@@ -24,6 +24,7 @@ def epoch(n: int = 0, samples: Any = range(SIZE), **values: Any) -> dict[str, An
     described |= {"size": SIZE, "print": "a1", "subset": False, "sampler": "distributed", "shuffle": True}
     described |= {
         "part": [],
+        "splits": [],
         "again": n > 0,
         "workers": 0,
         "after": n - 1,
@@ -166,6 +167,34 @@ def test_readers_for_others_are_judged_at_the_end(tmp_path: Path) -> None:
 )
 def test_parts_that_are_read_or_may_be(tmp_path: Path, ranks: list[list[dict[str, Any]]]) -> None:
     assert "unread" not in found(tmp_path, *ranks, group=False, outcome="succeeded")
+
+
+TWICE = ["BatchSamplerShard", "DistributedSampler"]
+
+
+def test_parts_that_are_split_twice(tmp_path: Path) -> None:
+    ranks = [[epoch(0, range(part, SIZE, 4), sampler="", splits=TWICE)] for part in (0, 1)]
+    finding = found(tmp_path, *ranks)["unread"]
+    assert finding.certain and finding.ranks == (0, 1)
+    assert finding.sentence == (
+        "since step 1: 32 of 64 samples are trained on by no rank in an epoch (train.py line 9): DistributedSampler "
+        "splits them among the ranks, and BatchSamplerShard splits each part once more"
+    )
+
+
+@pytest.mark.parametrize(
+    ("change", "parts"),
+    [
+        ({"splits": TWICE[1:]}, (EVEN[::2], ODD[::2])),
+        ({"whole": False}, (EVEN[::2], ODD[::2])),  # left early
+        ({"print": ""}, (EVEN[::2], ODD[::2])),
+        ({}, (EVEN, ODD)),  # the inner one only seeds by the rank
+    ],
+    ids=["once", "not whole", "other data", "all read"],
+)
+def test_parts_that_are_split_once(tmp_path: Path, change: dict[str, Any], parts: tuple[range, range]) -> None:
+    values = {"sampler": "", "splits": TWICE} | change
+    assert found(tmp_path, *([epoch(0, part, **values)] for part in parts)) == {}
 
 
 def test_two_of_four_ranks_that_read_the_same_batches(tmp_path: Path) -> None:

@@ -28,6 +28,7 @@ BATCHES, FORWARDS = 16, 4  # of a place whose contents are written, and steps, a
 TOGETHER = 64  # batches whose indices are added at once, which is much cheaper than one by one
 ROWS = 64  # samples of which each rank writes the content by their index
 SAMPLED, LEAVES, VALUES = 512, 8, 8  # elements of a tensor, tensors of a batch, different values that make it random
+RANKS, WORLDS = ("rank", "process_index"), ("num_replicas", "num_processes", "world_size", "world")
 MANY, PART = 16 << 20, 61  # of more samples only those whose index is a multiple of this prime are written
 LIBRARIES = "accelerate", "lightning", "pytorch_lightning", "transformers", "torchmetrics", "ignite"
 EPOCH = "_labkit_epoch"  # stored on the iterator of a DataLoader
@@ -80,6 +81,7 @@ class Epoch:
         self.due = _next_due(2)
         self.shuffled: list[int] = []
         self.is_exhausted = self.whole = self.is_training = False
+        self.all = 0  # batches of a DistributedSampler: Lightning asks for no more
         self.drawn: deque[Any] = deque(maxlen=4096)  # not fetched yet
         self.described: dict[str, Any] = {}
         self.contents: list[list[list[int]]] = []
@@ -198,7 +200,7 @@ class Batches:
                 self.place["trained"] = epoch.batches
             if epoch.passes > 1:  # after one it may still be an evaluation that was left early
                 self._trained = epoch.n
-            if epoch.whole:  # it was not known yet whether a backward pass would follow its last batch
+            if epoch.whole or epoch.batches == epoch.all:  # whose last backward pass this may have been
                 self._end(epoch)
 
     def before_forward(self, model: int, inputs: Any) -> None:
@@ -234,6 +236,7 @@ class Batches:
             return Epoch(place.newest, own, None)
         source = Source(dataset, is_stream=bool(own["_dataset_kind"]))
         epoch = Epoch(self._n, own, source)
+        epoch.all = _length(witness.torch, index_sampler)
         place.newest, self._n = self._n, self._n + 1
         epoch.described = {
             "n": epoch.n,
@@ -248,6 +251,7 @@ class Batches:
             "subset": source.is_subset,
             "sampler": _kind(witness.torch, sampler, source.size),
             "part": _part(witness.torch, sampler),
+            "splits": _splits(witness.torch, index_sampler),
             "shuffle": bool(getattr(sampler, "shuffle", False)),
             "again": place.times > 1 and place.sampler() is sampler and place.optimizers == len(witness.optimizers),
             "workers": own["_num_workers"],
@@ -338,6 +342,27 @@ def _part(torch: Any, sampler: Any) -> list[int]:
     if _kind(torch, sampler, 0) != "distributed" or not torch.distributed.is_initialized():
         return []
     return [int(sampler.rank), int(sampler.num_replicas), torch.distributed.get_world_size()]
+
+
+def _length(torch: Any, index_sampler: Any) -> int:
+    """How many batches torch says that there are of a DistributedSampler; 0 for another one."""
+    sampler, data = getattr(index_sampler, "sampler", None), torch.utils.data
+    is_torchs = getattr(type(sampler), "__len__", None) is data.DistributedSampler.__len__
+    return len(index_sampler) if is_torchs and type(index_sampler) is data.BatchSampler else 0
+
+
+def _splits(torch: Any, sampler: Any) -> list[str]:
+    """Of a chain of samplers, each of which gives some of what the next one gives, those that know the rank and the
+    number of ranks."""
+    found: list[str] = []
+    for _ in range(LEAVES if torch.distributed.is_initialized() else 0):
+        own = getattr(sampler, "__dict__", {})
+        rank, world = torch.distributed.get_rank(), torch.distributed.get_world_size()
+        if rank in map(own.get, RANKS) and world in map(own.get, WORLDS):
+            found.append(type(sampler).__name__)
+        wrapped = getattr(own.get("dataset"), "__dict__", {}).get("_sampler")  # as Lightning wraps one
+        sampler = own.get("batch_sampler", own.get("sampler", wrapped))
+    return found
 
 
 def _shuffled(torch: Any, index_sampler: Any) -> list[int]:
