@@ -7,7 +7,7 @@ holds, or else of samples with equal indices; and by the contents of batches.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from functools import cached_property, reduce
 from operator import or_
 from typing import Any
@@ -439,14 +439,18 @@ class SameNoise(DataRule):
     title = "Random numbers are the same on all ranks"
     declared = "the group over which gradients are averaged: its ranks have samples of their own"
     observed = (
-        "a floating-point tensor of the batches, or of the DDP model's inputs, that is new each time is equal on all "
-        "ranks, although the samples differ"
+        "a floating-point tensor of the batches, or of the DDP model's inputs, or in these one of an integer for each "
+        "sample, that is new each time is equal on all ranks, although the samples differ"
     )
-    silent = "tensors with another first dimension than the samples; always a note: somebody may mean it so"
+    silent = (
+        "tensors with another first dimension than the samples; integers in order, or a permutation, or from a loader, "
+        "or without floating-point inputs that differ; always a note: somebody may mean it so"
+    )
     limits = "noise that was added to a sample, or drawn within the model"
 
     def of_group(self, evidence: Evidence, group: tuple[int, ...], epochs: list[Epoch]) -> Iterator[Finding]:
         differ = False
+        loaded = {digest for epoch in epochs for batch in epoch.batches_read for digest in batch}
         for together in self.together(group, epochs, lambda epoch: epoch.trains and bool(epoch.contents)):
             order = len({epoch.order for epoch in together if epoch.count}) > 1
             differ |= order or len({epoch.batches_read for epoch in together}) > 1
@@ -455,7 +459,7 @@ class SameNoise(DataRule):
             yield from self._findings(evidence, group, "the batches", names, contents, order, together[0].line.line)
         for model in models_of(evidence, group):
             lines = evidence.ranks[group[0]].of("inputs", model=model)
-            inputs = [inputs_of(evidence.ranks[rank], model) for rank in group]
+            inputs = [inputs_of(evidence.ranks[rank], model, loaded) for rank in group]
             where = "the model's inputs"
             yield from self._findings(evidence, group, where, lines[0].values["leaves"], inputs, differ, lines[0].line)
 
@@ -476,10 +480,13 @@ class SameNoise(DataRule):
             return
         columns = range(counts.pop())
         same = [all(len({leaves[i][0] for leaves in row}) == 1 for row in cells) for i in columns]
-        random = [all(leaves[i][1] for row in cells for leaves in row) for i in columns]
+        kinds = [{leaves[i][1] for row in cells for leaves in row} for i in columns]
         new = [len({row[0][i][0] for row in cells}) == len(cells) for i in columns]
         sizes = [name.split()[-1].split("x")[0] for name in names]  # of the first dimension, usually the batch's
-        others = {size for size, is_same in zip(sizes, same, strict=False) if not is_same}
+        differing = [(size, name) for size, name, is_same in zip(sizes, names, same, strict=False) if not is_same]
+        others = {size for size, _ in differing}
+        floats = {size for size, name in differing if name.startswith("float")}
+        random = [kinds[i] == {1} or (kinds[i] == {2} and sizes[i] in floats) for i in columns]
         found = [i for i in columns if same[i] and random[i] and new[i] and (not others or sizes[i] in others)]
         if found and (differ or others):
             names = [names[i] for i in found if i < len(names)]
@@ -533,10 +540,11 @@ def models_of(evidence: Evidence, group: Sequence[int]) -> list[int]:
     return sorted(set.intersection(*known))
 
 
-def inputs_of(testimony: Testimony, model: int) -> dict[int, Any]:
-    """By the number of the call the digests of a model's inputs, if there were any on the host."""
-    lines = testimony.of("inputs", model=model)
-    return {n: leaves for line in lines for n, leaves in line.values["inputs"] if leaves}
+def inputs_of(testimony: Testimony, model: int, loaded: Set[int] = frozenset()) -> dict[int, Any]:
+    """By the number of the call the digests of a model's inputs, if there were any on the host; integers of these
+    `loaded` digests do not count as random."""
+    calls = [call for line in testimony.of("inputs", model=model) for call in line.values["inputs"]]
+    return {n: [[d, 0 if kind == 2 and d in loaded else kind] for d, kind in leaves] for n, leaves in calls if leaves}
 
 
 def inputs_alike(evidence: Evidence, ranks: Sequence[int]) -> bool | None:

@@ -40,10 +40,14 @@ def evaluation(n: int, samples: Any, **values: Any) -> dict[str, Any]:
     return epoch(n, samples, place="20:Data:64:16", training=False, passes=0, contents=[], **values)
 
 
-def inputs(*digests: list[int]) -> dict[str, Any]:
-    """The inputs of model 0: for each call, for each tensor, a digest; those above 1000 are of random numbers."""
-    calls = [[n, [[digest, int(digest > 1000)] for digest in call]] for n, call in enumerate(digests, start=1)]
-    return {"k": "inputs", "model": 0, "leaves": ["float32 4"] * len(digests[0]), "inputs": calls}
+def inputs(*digests: list[int], leaf: str = "float32 4") -> dict[str, Any]:
+    """The inputs of model 0: for each call, for each tensor, a digest; those above 1000 are of random numbers, those
+    above 70000 of random integers."""
+    calls = [
+        [n, [[digest, (digest > 1000) + (digest > 70_000)] for digest in call]]
+        for n, call in enumerate(digests, start=1)
+    ]
+    return {"k": "inputs", "model": 0, "leaves": [leaf] * len(digests[0]), "inputs": calls}
 
 
 def found(folder: Path, *ranks: list[dict[str, Any]], group: bool = True, outcome: str = "") -> dict[str, Any]:
@@ -320,6 +324,61 @@ def test_equal_noise_among_different_samples(tmp_path: Path) -> None:
     assert not finding.certain and "tensor 2 of the model's inputs" in finding.what
     constant = [[epoch(0, part), inputs(*([part[n], 2000] for n in range(8)))] for part in (EVEN, ODD)]
     assert found(tmp_path / "constant", *constant) == {}
+
+
+def test_equal_integers_beside_different_samples(tmp_path: Path) -> None:
+    def ranks(**values: Any) -> list[list[dict[str, Any]]]:
+        return [[epoch(0, p), inputs(*([p[n], 80_000 + n] for n in range(8)), **values)] for p in (EVEN, ODD)]
+
+    finding = found(tmp_path / "times", *ranks())["noise"]
+    assert not finding.certain and "tensor 2 of the model's inputs" in finding.what
+    assert found(tmp_path / "no floats", *ranks(leaf="int64 4")) == {}
+    loaded = ranks()
+    for rank in loaded:  # the places of the samples in each rank's own data
+        for n, batch in enumerate(rank[0]["contents"]):
+            batch.append([80_000 + n, 0])
+    assert found(tmp_path / "loaded", *loaded) == {}
+
+
+@pytest.mark.parametrize(
+    ("values", "kind"),
+    [
+        (np.array([7, 3, 99, 4, 61, 12, 5, 80]), 2),
+        (np.array([[7], [3], [99], [4], [61], [12], [5], [80]], dtype=np.int32), 2),
+        (np.array([7, 3, 99, 4, 61, 12, 5, 5]), 0),  # few that differ, as labels
+        (np.arange(40, 72), 0),
+        (np.array([3, 1, 7, 5, 0, 2, 6, 4]), 0),  # a permutation
+        (np.array([[7, 3, 99, 4], [61, 12, 5, 80]]), 0),  # tokens
+        (np.array([7, 3, 99, 4, 61, 12, 5, 80], dtype=np.int16), 0),  # how bfloat16 is seen
+        (np.array(5), 0),
+        (np.linspace(0, 1, 8), 1),
+    ],
+)
+def test_integers_that_look_drawn(values: Any, kind: int) -> None:
+    from labkit.worker.witness.batches import _input
+
+    assert _input(values)[1] == kind
+
+
+def test_samplers_that_split_are_found_below_one_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+    from torch.utils.data import BatchSampler, DistributedSampler
+
+    from labkit.worker.witness.batches import _length, _splits
+
+    own = DistributedSampler(range(90), num_replicas=2, rank=1)
+    batches = BatchSampler(own, 8, drop_last=False)
+    shard = SimpleNamespace(batch_sampler=batches, process_index=1, num_processes=2)
+    assert _splits(torch, shard) == []  # there are no ranks
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "get_rank", lambda: 1)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
+    assert _splits(torch, shard) == ["SimpleNamespace", "DistributedSampler"]
+    wrapping = SimpleNamespace(dataset=SimpleNamespace(_sampler=own), rank=1, num_replicas=2)
+    assert _splits(torch, wrapping) == ["SimpleNamespace", "DistributedSampler"]
+    own.num_replicas = 4
+    assert _splits(torch, shard) == ["SimpleNamespace"]
+    assert (_length(torch, batches), _length(torch, BatchSampler(range(90), 8, drop_last=False))) == (6, 0)
 
 
 class FakeWitness(SimpleNamespace):

@@ -213,7 +213,7 @@ class Batches:
             return
         leaves = list(_leaves(inputs))
         new = self._inputs.setdefault(model, [])
-        new.append([step * FORWARDS + times, [[*_digest(leaf)] for leaf in leaves]])
+        new.append([step * FORWARDS + times, [[*_input(leaf)] for leaf in leaves]])
         if step > 2 and (step == BATCHES or is_checked(step)):
             self._inputs[model] = []
             self._witness.write("inputs", model=model, leaves=[_name(leaf) for leaf in leaves], inputs=new)
@@ -406,11 +406,21 @@ def _array(tensor: Any) -> Any:
 
 
 def _digest(values: Any) -> tuple[int, int]:
-    """A checksum of sampled elements, and whether they are many different floating-point numbers."""
+    """A checksum of sampled elements, and 1 if they are many different floating-point numbers."""
     step = max(1, values.size // SAMPLED)
     sampled = np.ascontiguousarray(values.flat[::step][:SAMPLED] if values.ndim else values.reshape(1))
     is_random = sampled.dtype.kind == "f" and len(set(sampled.tolist())) >= VALUES
     return crc32(sampled.tobytes(), crc32(repr(values.shape).encode())), int(is_random)
+
+
+def _input(values: Any) -> tuple[int, int]:
+    """Its digest, with 2 if it is an integer for each sample, of which many differ, in no order."""
+    digest, kind = _digest(values)
+    if values.dtype.kind == "i" and values.itemsize > 2 and VALUES <= values.size == len(values) <= SAMPLED:
+        numbers = values.reshape(-1).tolist()
+        is_in_order = numbers == sorted(numbers) or set(numbers) == set(range(len(numbers)))
+        kind = 2 if len(set(numbers)) >= VALUES and not is_in_order else 0
+    return digest, kind
 
 
 def _name(values: Any) -> str:
