@@ -293,8 +293,10 @@ class NotSplit(DataRule):
         "the samples that DistributedSampler adds to make parts equal; samplers of one's own, with replacement, or "
         "with weights; ranks that hold different data; without a DistributedSampler it is a note"
     )
+    limits = "parts that a script takes without a DataLoader, or that each rank draws anew in each epoch"
 
     def of_group(self, evidence: Evidence, group: tuple[int, ...], epochs: list[Epoch]) -> Iterator[Finding]:
+        yield from self._of_parts(evidence, group, epochs)
         for readers in self.together(group, epochs, lambda epoch: epoch.trains and bool(epoch.sampler)):
             together = different(readers)
             first = together[0]
@@ -326,6 +328,30 @@ class NotSplit(DataRule):
                     f"{union} are different",
                     "the loader has no DistributedSampler",
                     "Give the loader a DistributedSampler, and call its set_epoch(epoch).",
+                    certain=False,
+                )
+
+    def _of_parts(self, evidence: Evidence, group: tuple[int, ...], epochs: list[Epoch]) -> Iterator[Finding]:
+        """Parts that stay the same, which together are as large as the data, but overlap as if drawn independently."""
+        read: defaultdict[tuple[int, str], list[int]] = defaultdict(list)
+        for epoch in epochs:
+            if epoch.trains and epoch.whole:
+                read[epoch.rank, epoch.place].append(epoch.declared or epoch.indices)
+        for together in self.together(group, epochs, lambda epoch: epoch.trains and not epoch.time):
+            first, world, times = together[0], len(group), [read[epoch.rank, epoch.place] for epoch in together]
+            parts = [each[0] for each in times if len(each) > 1 and len(set(each)) == 1]
+            whole = first.length if first.subset else first.size
+            total, union = sum(part.bit_count() for part in parts), reduce(or_, parts, 0).bit_count()
+            is_split = len(parts) == world and abs(total - whole) < world and 16 * world <= whole <= COUNTED
+            is_drawn = abs(union - whole * (1 - (1 - 1 / world) ** world)) < whole / 10
+            if is_split and is_drawn and all(epoch.has_data_of(first) for epoch in together):
+                yield self._finding(
+                    evidence,
+                    together,
+                    f"the parts of {named(group)} are together as large as the data set, but {total - union} of its "
+                    f"{whole} samples are in more than one of them, and {whole - union} in none",
+                    "each rank takes its part of an order of its own",
+                    "Shuffle by a generator that has the same seed on every rank before each rank takes its part.",
                     certain=False,
                 )
 

@@ -234,6 +234,44 @@ def test_one_input_again_and_again_is_none(tmp_path: Path) -> None:
     assert found(tmp_path, [inputs(*[[7]] * 9)], [inputs(*[[7]] * 9)]) == {}
 
 
+def parts(*ranges: range, epochs: int = 2, **values: Any) -> list[list[dict[str, Any]]]:
+    """Of each rank epochs of its part, in other orders."""
+    return [
+        [epoch(n, part if n % 2 else reversed(part), sampler="", **values) for n in range(epochs)] for part in ranges
+    ]
+
+
+def test_parts_of_orders_of_each_ranks_own(tmp_path: Path) -> None:
+    finding = found(tmp_path / "sampler", *parts(range(32), range(16, 48)))["not_split"]
+    assert (finding.certain, finding.ranks, finding.since) == (False, (0, 1), 1)
+    assert finding.sentence == (
+        "since step 1: the parts of ranks 0 and 1 are together as large as the data set, but 16 of its 64 samples are "
+        "in more than one of them, and 16 in none (train.py line 9): each rank takes its part of an order of its own"
+    )
+    subsets = parts(range(32), range(16, 48), subset=True, size=32)
+    for rank in subsets:
+        for each in rank:  # the last batch is dropped
+            each |= {"declared": each["samples"], "samples": each["samples"][: 30 - each["n"]]}
+    assert "16 in none" in found(tmp_path / "subset", *subsets)["not_split"].what
+
+
+@pytest.mark.parametrize(
+    "ranks",
+    [
+        parts(range(32), range(32, 64)),
+        parts(range(24), range(16, 48)),  # federated clients
+        parts(range(32), range(16, 48), epochs=1),
+        parts(range(32), range(16, 48), print=""),
+        parts(range(32), range(16, 48), whole=False),
+        parts(range(32), range(2, 34)),  # repeated augmentation
+        [[epoch(0, range(at, at + 32), sampler=""), epoch(1, range(32), sampler="")] for at in (0, 16)],  # drawn anew
+    ],
+    ids=["split", "other sizes", "one epoch", "other data", "not whole", "the same half", "drawn anew"],
+)
+def test_parts_that_overlap_on_purpose_or_not_at_all(tmp_path: Path, ranks: list[list[dict[str, Any]]]) -> None:
+    assert found(tmp_path, *ranks) == {}
+
+
 def test_parts_of_distributed_samplers_that_overlap(tmp_path: Path) -> None:
     finding = found(tmp_path, [epoch(0, range(32))], [epoch(0, range(20, 52))])["not_split"]
     assert finding.certain and "12 samples" in finding.what and "12 by no rank" in finding.what
