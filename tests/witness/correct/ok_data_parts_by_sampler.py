@@ -1,4 +1,4 @@
-"""Each of four ranks takes its part of a split that all make alike (ranks: 4)."""
+# corrected: Each of four ranks takes its part of a split that all make alike (ranks: 4).
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F

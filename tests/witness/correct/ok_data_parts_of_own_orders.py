@@ -1,4 +1,4 @@
-"""All ranks shuffle by the same seed before each takes its part."""
+# corrected: All ranks shuffle by the same seed before each takes its part.
 import random
 
 import torch

@@ -1,4 +1,4 @@
-"""The script's own sampler gives each rank its part, and Lightning's Trainer splits nothing."""
+# corrected: The script's own sampler gives each rank its part, and Lightning's Trainer splits nothing.
 import logging
 import os
 import warnings

@@ -1,4 +1,4 @@
-"""Each rank seeds the generator of its discrete time steps for itself."""
+# corrected: Each rank seeds the generator of its discrete time steps for itself.
 import numpy as np
 import torch
 import torch.distributed as dist

@@ -1,4 +1,4 @@
-"""A resume with its schedule gives set_epoch the numbers of its epochs in the whole training."""
+# corrected: A resume with its schedule gives set_epoch the numbers of its epochs in the whole training.
 import os
 import tempfile
 from pathlib import Path

@@ -1,5 +1,4 @@
-"""Each of four ranks takes its part of a split of its own: a third is in none (ranks: 4)."""
-
+# fault: Each of four ranks takes its part of a split of its own: a third is in none (ranks: 4).
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F

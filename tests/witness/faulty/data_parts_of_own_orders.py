@@ -1,5 +1,4 @@
-"""Each rank shuffles by its own seed before it takes its part: a quarter is in both, a quarter in none."""
-
+# fault: Each rank shuffles by its own seed before it takes its part: a quarter is in both, a quarter in none.
 import random
 
 import torch

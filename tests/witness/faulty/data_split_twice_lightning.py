@@ -1,5 +1,4 @@
-"""Lightning's Trainer splits once more what the script's own sampler has split."""
-
+# fault: Lightning's Trainer splits once more what the script's own sampler has split.
 import logging
 import os
 import warnings

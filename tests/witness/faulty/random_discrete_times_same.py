@@ -1,5 +1,4 @@
-"""All ranks draw the same discrete time steps, by a generator of numpy, beside noise of their own."""
-
+# fault: All ranks draw the same discrete time steps, by a generator of numpy, beside noise of their own.
 import numpy as np
 import torch
 import torch.distributed as dist

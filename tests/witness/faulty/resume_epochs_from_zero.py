@@ -1,5 +1,4 @@
-"""A resume with its schedule counts its epochs from 0: it reads the orders of the first ones again."""
-
+# fault: A resume with its schedule counts its epochs from 0: it reads the orders of the first ones again.
 import os
 import tempfile
 from pathlib import Path
