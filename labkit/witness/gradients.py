@@ -1,5 +1,8 @@
 """Finds gradients that are handled wrongly: cleared never or too often, clipped while they are multiplied by a loss
-scale, or clipped or unscaled by each rank's shard alone."""
+scale, or clipped or unscaled by each rank's shard alone.
+
+A number that is not finite is text in a line.
+"""
 
 from __future__ import annotations
 
@@ -33,8 +36,7 @@ class Uncleared(Rule):
         for line, ranks in by_place(evidence, "uncleared"):
             yield Finding(
                 "uncleared gradients",
-                "nothing clears the gradients, so that each step uses the sum of its own and of those of all steps "
-                "before",
+                "nothing clears the gradients, so that each step uses the sum of its own and of earlier ones'",
                 f"they were still there in each of the {line.values['checks']} steps that were checked, up to step "
                 f"{line.step}",
                 "Call optimizer.zero_grad() for this optimizer once per step, before the backward pass.",
@@ -83,14 +85,17 @@ class ScaledClip(Rule):
         "afterwards, without any other change between"
     )
     silent = "nothing was clipped; a larger limit, which may be multiplied by the scale; fewer than two checks"
-    limits = "clipping by hand; an optimizer's first step; an unscale_ of a scaler's own, as of ShardedGradScaler"
+    limits = (
+        "clipping by hand; an optimizer's first step; an unscale_ of a scaler's own, as of ShardedGradScaler; a "
+        "max_norm below 0.001 that is rightly multiplied by the scale looks as if it were not"
+    )
 
     def judge(self, evidence: Evidence) -> Iterable[Finding]:
         seen = {rank: len([*filter(_is_small, each.of("clipped"))]) for rank, each in evidence.ranks.items()}
         if max(seen.values(), default=0) < LEAST:
             return
         for line, ranks in by_place(evidence, "clipped", _is_small):
-            limit, scale = line.values["limit"], line.values["scale"]
+            limit, scale = float(line.values["limit"]), float(line.values["scale"])
             yield Finding(
                 "scaled clip",
                 f"gradients are clipped to {limit:g} while they are multiplied by the loss scale {scale:g}, as if to "
@@ -105,7 +110,7 @@ class ScaledClip(Rule):
 
 
 def _is_small(line: Line) -> bool:
-    return bool(line.values["limit"] < MEANT * line.values["scale"])
+    return float(line.values["limit"]) < MEANT * float(line.values["scale"])
 
 
 class ShardClip(Rule):
@@ -119,7 +124,7 @@ class ShardClip(Rule):
     def judge(self, evidence: Evidence) -> Iterable[Finding]:
         differ = []
         for lines in _together(evidence, "shard", "number"):
-            norms = [line.values["norm"] for line in lines.values()]
+            norms = [float(line.values["norm"]) for line in lines.values()]
             is_clipped = any(line.values["clipped"] for line in lines.values())
             if is_clipped and max(norms) - min(norms) > ALIKE * max(norms):
                 differ.append(lines)
@@ -134,7 +139,7 @@ class ShardClip(Rule):
                 until=first.step,
                 ranks=tuple(newest),
                 line=first.line,
-                values=tuple(f"rank {rank}: norm {line.values['norm']:.4g}" for rank, line in newest.items()),
+                values=tuple(f"rank {rank}: norm {float(line.values['norm']):.4g}" for rank, line in newest.items()),
             )
 
 
@@ -165,7 +170,7 @@ class Scalers(Rule):
             until=first.step,
             ranks=tuple(newest),
             line=first.line,
-            values=tuple(f"rank {rank}: scale {line.values['scale']:g}" for rank, line in newest.items()),
+            values=tuple(f"rank {rank}: scale {float(line.values['scale']):g}" for rank, line in newest.items()),
         )
 
 

@@ -72,14 +72,15 @@ class Judge:
         self._attempt, self._evidence = attempt, Evidence(attempt, ranks, script, locate)
         self._rules = [rule() for rule in RULES]
         self.every = max(LOOK_SECONDS, len(ranks) / RANKS_PER_SECOND)
+        self._failed: set[Rule] = set()
         self._looked = time.monotonic()
 
     def look_again(self, *, is_stuck: bool = False) -> None:
         """Look if it is time to. `is_stuck`: no rank makes progress."""
         self._evidence.is_stuck = is_stuck
         if time.monotonic() >= self._looked + self.every:
+            self._looked = time.monotonic()  # a look that fails is not repeated at once
             self.look()
-            self._looked = time.monotonic()
 
     def look(self, outcome: str = "", cause: str = "") -> Findings:
         """Judge what has been witnessed so far; `outcome` is the name of the state in which the attempt has ended, and
@@ -89,12 +90,22 @@ class Judge:
         found: list[Finding] = []
         for rule in self._rules:
             if not any(rule.kind in explained for explained in self._explained(found)):
-                found += rule.judge(self._evidence)
+                found += self._found_by(rule)
         findings = Findings(sorted(found, key=lambda finding: not finding.certain))
         if findings != self.findings:
             findings.write(self._attempt)
             self.findings = findings
         return findings
+
+    def _found_by(self, rule: Rule) -> list[Finding]:
+        """What a rule finds: nothing if it fails, which must not keep the others from judging."""
+        try:
+            return list(rule.judge(self._evidence))
+        except Exception as error:
+            if rule not in self._failed:
+                self._failed.add(rule)
+                print(f"the training could not be judged by {type(rule).__name__}: {error!r}", flush=True)
+            return []
 
     def _explained(self, found: Sequence[Finding]) -> list[tuple[str, ...]]:
         kinds = {finding.kind for finding in found if finding.certain}

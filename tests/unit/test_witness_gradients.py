@@ -47,9 +47,11 @@ def scale(at, value, **values):
 
 def test_gradients_that_are_never_cleared(judge):
     (finding,) = judge(Uncleared, [UNCLEARED, UNCLEARED | {"step": 11, "checks": 4}], [UNCLEARED])
-    assert finding.sentence.startswith("since step 2: nothing clears the gradients, so that each step uses the sum")
+    assert finding.sentence == (
+        "since step 2: nothing clears the gradients, so that each step uses the sum of its own and of earlier ones': "
+        "they were still there in each of the 3 steps that were checked, up to step 6"
+    )
     assert (finding.certain, finding.ranks, finding.line) == (True, (0, 1), 7)
-    assert "in each of the 3 steps that were checked, up to step 6" in finding.why
     assert judge(Uncleared, []) == []
 
 
@@ -72,6 +74,7 @@ def test_gradients_that_are_clipped_while_they_are_scaled(judge):
     assert judge(ScaledClip, [clipped(2)]) == []
     assert judge(ScaledClip, [clipped(2, 6553.6), clipped(5, 6553.6)]) == []  # multiplied by the scale
     assert judge(ScaledClip, [clipped(2, scale=1.0), clipped(5, scale=1.0)]) == []
+    assert judge(ScaledClip, [clipped(2, "inf"), clipped(5, "inf")]) == []  # only the norm is asked for
 
 
 def test_shards_that_are_clipped_by_norms_of_their_own(judge):
@@ -84,6 +87,7 @@ def test_shards_that_are_clipped_by_norms_of_their_own(judge):
         ([shard(2, 2.8), shard(5, 4.1)], [shard(2, 7.5)]),
         ([shard(2, 2.8, clipped=False), shard(5, 4.1)], [shard(2, 7.5, clipped=False), shard(5, 8.5)]),
         ([shard(2, 2.8), shard(5, 4.1)], []),
+        ([shard(2, "inf"), shard(5, "nan")], [shard(2, 7.5), shard(5, 8.5)]),  # not finite on one rank
         ([shard(n, 2.8) for n in (2, 2, 5, 5)], [shard(n, 7.5) for n in (2, 2, 5, 5)]),  # which is which
     ):
         assert judge(ShardClip, ours, theirs) == []
@@ -98,6 +102,8 @@ def test_scalers_that_part(judge):
     assert judge(Scalers, [*equal, scale(20, 1.0)], [*equal, scale(20, 2.0)], outcome="") == []  # may be equal again
     later = [scale(20, 1.0), scale(50, 1.0)], [scale(20, 2.0), scale(50, 2.0)]
     assert len(judge(Scalers, *later, outcome="")) == 1
+    (infinite,) = judge(Scalers, [*equal, scale(20, 65536.0)], [*equal, scale(20, "inf")])
+    assert infinite.values == ("rank 0: scale 65536", "rank 1: scale inf")
     assert judge(Scalers, [scale(5, 1.0), scale(10, 2.0)], [scale(5, 2.0), scale(10, 2.0)]) == []
     assert judge(Scalers, [scale(5, 1.0)], [scale(5, 2.0, ranks=[1])]) == []
 

@@ -1,4 +1,4 @@
-# fault: nothing clears the gradients, so that each step uses the sum of those of all steps before
+# fault: nothing clears the gradients, so that each step uses the sum of its own and of earlier ones
 import torch
 import torch.distributed as dist
 from torch import nn
