@@ -24,7 +24,8 @@ call of `model.module`, is only told as the cause of such a violation. What is n
 proves nothing. A finding that somebody may have meant is a *note*.
 
 Findings show in the state of the run (*succeeded after 60 s, but since step 12: …*), in the live view, in its chart of
-the loss, in the report, in `labkit.runs()` and `labkit.compare`, and as `run.findings()` and `labkit findings`.
+the loss, in the report, in `labkit.runs()` and `labkit.compare`, and as `run.findings()` and `labkit findings`. While
+the training runs, `run.ask(finding.ask)` shows what differs on every rank, if a finding has an expression for it.
 `run.wait(strict=True)` raises `FindingError`, and `labkit launch --strict` exits with 3, if one is certain.
 `launch(…, witness=False)`, `labkit launch --no-witness` and `LABKIT_WITNESS=0` turn the witness off.
 """

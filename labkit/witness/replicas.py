@@ -20,15 +20,16 @@ class Replicas(Rule):
     title = "Replicas are not equal"
     declared = (
         "DDP: every rank of its group has the same parameters, but those in parameters_to_ignore; DTensor: Replicate. "
-        "Without a declaration, a note: parameters that were equal at three checks while they moved; or that never "
-        "were, while all their gradients are, and collectives are called"
+        "Without a declaration, a note: parameters that were equal at three checks while they moved; that were before "
+        "the first step, if the same optimizer has DTensors; or that never were, while all their gradients are, and "
+        "collectives are called"
     )
     observed = "exact digests of the parameters differ after the same step of the same optimizer"
     silent = (
         "if they are equal again at a later check; if all backward passes of a step are within no_sync, or gradients "
         "go through a communication hook of the script's own; after ranks have made unequally many steps within Join; "
         "after the last step; for buffers, FSDP1's flat parameters and groups of one rank. Without a declaration also "
-        "if all parameters part at once"
+        "if all parameters part at once, but beside DTensors"
     )
     limits = (
         "checks are at steps 1 2 5 10 20 50 … 1000, then every 1000, of more than 64 MiB from step 20 on; optimizer "
