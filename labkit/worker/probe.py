@@ -147,6 +147,8 @@ class Probe:
     def leave(self) -> None:
         """Record and answer nothing in a forked child."""
         self.recorder.file.let_go()
+        if self.witness is not None:
+            self.witness.forked()
         self.reach = self._trace = self._profile = self.witness = None
 
     # Called by the hooks. They are on the step path: read the clock, add, return.
@@ -183,8 +185,6 @@ class Probe:
 
     def after_last_fetch(self, iterator: Any) -> None:
         self._batches.ended(iterator)
-        if self.witness is not None:
-            self.witness.after_last_fetch()
 
     def after_evaluation_fetch(self, iterator: Any, batch: Any) -> None:
         if not self._evaluates:

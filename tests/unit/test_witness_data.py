@@ -420,7 +420,7 @@ def test_samplers_that_split_are_found_below_one_another(monkeypatch: pytest.Mon
 
 
 class FakeWitness(SimpleNamespace):
-    step, optimizers = 0, ()
+    step = made = 0
     unseen = staticmethod(nullcontext)
 
     def is_hidden(self) -> bool:

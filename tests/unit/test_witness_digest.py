@@ -2,6 +2,7 @@
 
 from types import SimpleNamespace
 
+import pytest
 import torch
 
 from labkit.worker.witness.digest import PIECE, Scrubber, _sum_by_torch, read_digests
@@ -11,7 +12,7 @@ from labkit.worker.witness.models import DistributedModel
 
 def digest(tensor):
     sums = []
-    read_digests(torch, [tensor], Later(torch), sums.extend)
+    read_digests(torch, [tensor], Later(torch, pytest.fail), sums.extend)
     assert len(sums) == 1
     return sums[0]
 

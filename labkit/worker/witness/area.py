@@ -21,6 +21,7 @@ class Observed(Protocol):
     later: Later
     models: list[DistributedModel]
     optimizers: list[Stepped]
+    made: int
     step: int
     number: int
     fetched: int
@@ -69,12 +70,15 @@ class Area:
     def after_check(self, optimizer: Any, stepped: Stepped) -> None:
         """After a step that is checked. Modes of the script see nothing."""
 
+    def forked(self) -> None:
+        """This process is a forked child, which writes nothing."""
+
     def finish(self) -> None:
         """The script has ended."""
 
     # While it follows the steps
 
-    def after_fetch(self, *, is_training: bool) -> None:
+    def after_fetch(self, is_training: bool) -> None:
         """A batch has been fetched."""
 
     def before_backward(self) -> None:

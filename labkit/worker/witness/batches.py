@@ -31,7 +31,7 @@ SAMPLED, LEAVES, VALUES = 512, 8, 8  # elements of a tensor, tensors of a batch,
 RANKS, WORLDS = ("rank", "process_index"), ("num_replicas", "num_processes", "world_size", "world")
 MANY, PART = 16 << 20, 61  # of more samples only those whose index is a multiple of this prime are written
 LIBRARIES = "accelerate", "lightning", "pytorch_lightning", "transformers", "torchmetrics", "ignite"
-EPOCH = "_labkit_epoch"  # stored on the iterator of a DataLoader
+EPOCH, DRAWN = "_labkit_epoch", "_labkit_drawn_from"  # stored on the iterator of a DataLoader
 
 
 class Source:
@@ -39,15 +39,17 @@ class Source:
     is a digest of what it holds for each sample, empty if that is nothing."""
 
     def __init__(self, dataset: Any, is_stream: bool):
-        self.base, self._maps = dataset, []
+        self._maps = []
         subset = sys.modules["torch"].utils.data.Subset
-        while type(self.base) is subset:
-            self._maps.append(np.asarray(self.base.indices, dtype=np.int64))
-            self.base = self.base.dataset
-        self.length = 0 if is_stream or not hasattr(type(self.base), "__len__") else len(self.base)
+        base = dataset
+        while type(base) is subset:
+            self._maps.append(np.asarray(base.indices, dtype=np.int64))
+            base = base.dataset
+        self.base, self.type = _reference(base), type(base).__name__
+        self.length = 0 if is_stream or not hasattr(type(base), "__len__") else len(base)
         self.size = len(dataset) if self.length else 0
         self.is_subset = bool(self._maps)
-        self.print = _fingerprint(self.base, self.length) if self.length else ""
+        self.print = _fingerprint(base, self.length) if self.length else ""
         self._part = PART if self.length > MANY else 1
 
     def base_indices(self, indices: Any) -> Any:
@@ -75,8 +77,8 @@ class Epoch:
     it is `whole`. `n` counts those that are written; others have that of the newest of their place. It is written after
     batch `due`; its order depends on `shuffled`, if that is known."""
 
-    def __init__(self, n: int, own: dict[str, Any], source: Source | None):
-        self.n, self.source, self.drawn_from = n, source, own["_sampler_iter"]
+    def __init__(self, n: int, source: Source | None):
+        self.n, self.source = n, source
         self.batches = self.passes = self.count = self.order = 0
         self.due = _next_due(2)
         self.shuffled: list[int] = []
@@ -122,7 +124,7 @@ class Place:
         self.dataset, self.sampler = _reference(dataset), _reference(sampler)
         self.times = 0
         self.newest = -1
-        self.optimizers = 0
+        self.trained = 0, 0  # how many optimizers, and loads of weights, there had been
 
 
 class Batches:
@@ -133,6 +135,7 @@ class Batches:
         self._places: dict[tuple[int, int, bool], Place] = {}
         self._bases: list[Any] = []
         self._n = 0
+        self.loads = 0  # of weights into a module, after which another training may begin
         self._since: list[Epoch] = []  # fetched from since the newest backward pass
         self._used: list[Epoch] = []  # whose batches that pass has used
         self._trained = -1  # the newest epoch of the training
@@ -146,7 +149,8 @@ class Batches:
         """A sampler has given the index of a batch; None if it has no more."""
         own = iterator.__dict__
         epoch: Epoch | None = own.get(EPOCH)
-        if epoch is None or epoch.drawn_from is not own["_sampler_iter"]:
+        if epoch is None or own[DRAWN] is not own["_sampler_iter"]:
+            own[DRAWN] = own["_sampler_iter"]
             epoch = own[EPOCH] = self._begin(own)
             epoch.shuffled = _shuffled(self._witness.torch, own["_index_sampler"])
         if index is None:
@@ -158,11 +162,16 @@ class Batches:
         elif epoch.source is not None and epoch.source.length:
             epoch.drawn.append(tuple(index) if own["_auto_collation"] or type(index) is list else (index,))
 
-    def after_fetch(self, iterator: Any, batch: Any, is_training: bool) -> None:
+    def after_fetch(self, iterator: Any, batch: Any, is_training: bool) -> bool:
+        """Returns whether this is the first batch of its epoch."""
         epoch: Epoch | None = iterator.__dict__.get(EPOCH)
         if epoch is None:
-            return
+            return False
         epoch.batches += 1
+        self._fetched(epoch, batch, is_training)
+        return epoch.batches == 1
+
+    def _fetched(self, epoch: Epoch, batch: Any, is_training: bool) -> None:
         if is_training and epoch not in self._since:
             self._since = [*(each for each in self._since if not each.whole), epoch] if self._since else [epoch]
         if epoch.source is None:
@@ -233,18 +242,18 @@ class Batches:
             place = self._places[key] = Place(dataset, sampler)
         place.times += 1
         if place.times > EPOCHS or self._n >= MOST_EPOCHS or witness.is_hidden():
-            return Epoch(place.newest, own, None)
+            return Epoch(place.newest, None)
         source = Source(dataset, is_stream=bool(own["_dataset_kind"]))
-        epoch = Epoch(self._n, own, source)
+        epoch = Epoch(self._n, source)
         epoch.all = _length(witness.torch, index_sampler)
         place.newest, self._n = self._n, self._n + 1
         epoch.described = {
             "n": epoch.n,
-            "place": f"{line}:{type(source.base).__name__}:{source.length}:{source.size}",
+            "place": f"{line}:{source.type}:{source.length}:{source.size}",
             "time": place.times - 1,
             "since": witness.step + 1,
-            "base": self._number_of(source.base),
-            "type": type(source.base).__name__,
+            "base": self._number_of(source.base()),
+            "type": source.type,
             "length": source.length,
             "size": source.size,
             "print": source.print,
@@ -253,11 +262,11 @@ class Batches:
             "part": _part(witness.torch, sampler),
             "splits": _splits(witness.torch, index_sampler),
             "shuffle": bool(getattr(sampler, "shuffle", False)),
-            "again": place.times > 1 and place.sampler() is sampler and place.optimizers == len(witness.optimizers),
+            "again": place.times > 1 and place.sampler() is sampler and place.trained == (witness.made, self.loads),
             "workers": own["_num_workers"],
             "after": self._trained,  # the newest epoch of the training before it
         }
-        place.sampler, place.optimizers = _reference(sampler), max(1, len(witness.optimizers))
+        place.sampler, place.trained = _reference(sampler), (max(1, witness.made), self.loads)
         if source.is_subset:
             self._write_bits(f"subset-{epoch.n}.bin", source.of_subset())
         return epoch
@@ -392,8 +401,8 @@ def _leaves(value: Any) -> Iterator[Any]:
             stack += reversed(list(value.values()))
         elif isinstance(value, list | tuple):
             stack += reversed(value[: LEAVES * 4])
-        elif hasattr(value, "__dataclass_fields__"):
-            stack += reversed(list(vars(value).values()))
+        elif hasattr(type(value), "__dataclass_fields__"):
+            stack += reversed([getattr(value, name, None) for name in type(value).__dataclass_fields__])
 
 
 def _array(tensor: Any) -> Any:

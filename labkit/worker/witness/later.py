@@ -12,8 +12,8 @@ UNREAD = 64
 class Later:
     """Values of CPU tensors are read at once, those on CUDA are copied to pinned memory and read by a later `poll`."""
 
-    def __init__(self, torch: Any):
-        self._torch = torch
+    def __init__(self, torch: Any, drop: Callable[[BaseException], None]):
+        self._torch, self._drop = torch, drop
         self._waiting: deque[tuple[Any, Any, Callable[[list[Any]], None]]] = deque(maxlen=UNREAD)
 
     def read(self, values: Any, then: Callable[[list[Any]], None]) -> None:
@@ -28,10 +28,13 @@ class Later:
             self._waiting.append((done, copy, then))
 
     def poll(self) -> None:
-        """Call those whose values are there."""
+        """Call those whose values are there. Never raises."""
         while self._waiting and not self.captures() and self._waiting[0][0].query():
             _, copy, then = self._waiting.popleft()
-            then(copy.tolist())
+            try:
+                then(copy.tolist())
+            except Exception as error:
+                self._drop(error)
 
     def captures(self) -> bool:
         """Whether the script captures a CUDA graph, in which nothing may be computed or queried."""

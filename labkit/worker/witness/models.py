@@ -7,8 +7,9 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from labkit.ring import JOINED, NOT_SYNCHRONIZED
+from labkit.ring import JOINED, NOT_SYNCHRONIZED, is_checked
 
+MANY, NEVER = 64, 1 << 62  # optimizers of which each is checked
 # DDP's communication hooks after which replicas are still equal. Another one may do anything.
 PLAIN_HOOKS = {"allreduce_hook", "fp16_compress_hook", "bf16_compress_hook", "powerSGD_hook", "batched_powerSGD_hook"}
 
@@ -63,17 +64,14 @@ class DistributedModel:
 
 
 class Stepped:
-    """The `number`-th optimizer of the script, which has begun `steps`. The next one that is checked is `due`; `models`
+    """The `number`-th optimizer of the script, which has made `steps`. The next one that is checked is `due`; `models`
     are those of DDP of which it steps parameters, as far as checks have found them."""
 
     def __init__(self, number: int, optimizer: Any):
         self.number, self.reference = number, weakref.ref(optimizer)
-        self.steps, self.due = 0, 1
+        # A script may make one for each of its rounds: checks would cost each of them more than its steps.
+        self.steps, self.due = 0, 1 if number < MANY or is_checked(number) else NEVER
         self.models: list[DistributedModel] = []
-
-    @property
-    def is_due(self) -> bool:
-        return self.steps == self.due
 
 
 def averaged(distributed: Iterable[Any]) -> Iterator[Any]:

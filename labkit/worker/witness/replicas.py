@@ -62,13 +62,16 @@ class Replicas(Area):
             if wrapped is not None and module in (wrapped, wrapped.module):
                 self._witness.write("loaded", n=number)
 
+    def forked(self) -> None:
+        self._details.file.let_go()
+
     @cached_property
     def _details(self) -> Recorder:
         return Recorder(self._path)
 
     def before_check(self, optimizer: Any, stepped: Stepped) -> None:
         """Write what DTensors, and what is beside them, were before the first step: nothing has made them equal."""
-        if stepped.steps == 1:
+        if stepped.steps == 0:
             sets = self._sets_of(optimizer, stepped)
             if any(kind in ("shard", "mesh") for kind, *_ in sets):
                 self._write({key: named for key, named in sets.items() if key[0] != "ddp"}, optimizer, stepped, at=0)
@@ -185,7 +188,7 @@ class Replicas(Area):
         if which not in self._names:
             module = self._witness.torch.nn.Module
             modules = [thing for thing in gc.get_objects() if issubclass(type(thing), module)]
-            inner = {id(child) for each in modules for child in each._modules.values()}
+            inner = {id(child) for each in modules for child in (vars(each).get("_modules") or {}).values()}
             roots = [each for each in modules if id(each) not in inner]
             self._names[which] = {id(p): name for root in roots for name, p in root.named_parameters()}
         return self._names[which]

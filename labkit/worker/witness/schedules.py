@@ -22,6 +22,7 @@ class Schedule:
     optimizer has made `steps` steps of `passes` backward passes, the last `idle` of them at a learning rate of zero."""
 
     reference: Callable[[], Any]
+    number: int
     line: int = 0
     planned: int = 0
     through_accelerate: bool = False
@@ -44,6 +45,7 @@ class Schedules(Area):
     def __init__(self, witness: Observed):
         super().__init__(witness)
         self._known: dict[int, Schedule] = {}
+        self._made = 0
 
     def hook(self) -> None:
         call_around(self._witness.torch.optim.lr_scheduler.LRScheduler, "step", self._moves, self._witness.recorder)
@@ -51,7 +53,9 @@ class Schedules(Area):
     def _moves(self, scheduler: Any, *_: Any, **__: Any) -> None:
         known = self._known.get(id(scheduler))
         if known is None or known.reference() is not scheduler:
-            known = self._known[id(scheduler)] = Schedule(weakref.ref(scheduler))
+            self._known = {key: each for key, each in self._known.items() if each.reference() is not None}
+            known = self._known[id(scheduler)] = Schedule(weakref.ref(scheduler), self._made)
+            self._made += 1
             self._witness.follow(self)
         if scheduler._is_initial:  # it is being made
             return
@@ -90,12 +94,16 @@ class Schedules(Area):
                 known.idle = known.idle + 1 if is_zero else 0
 
     def after_check(self, *_: Any) -> None:
-        for number, known in enumerate(self._known.values()):
+        for known in self._known.values():
             if known.moves and (scheduler := known.reference()) is not None:
                 fewest = min(known.fewest or known.here, known.here)
                 counts = {name: getattr(known, name) for name in ("planned", "moves", "stops", "most", "gap", "ended")}
                 counts |= {"fewest": fewest, "steps": known.steps, "idle": known.idle, "at": scheduler.last_epoch}
-                made = {"n": number, "type": type(scheduler).__name__, "through_accelerate": known.through_accelerate}
+                made = {
+                    "n": known.number,
+                    "type": type(scheduler).__name__,
+                    "through_accelerate": known.through_accelerate,
+                }
                 seen = {"epochs": self._witness.epochs, "passes": known.passes}
                 self._witness.write("schedule", **made, **counts, **seen, line=known.line)
 

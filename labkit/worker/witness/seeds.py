@@ -37,7 +37,7 @@ class Seeds(Area):
         self._looks, self._before = LOOKS, None
         self._witness.follow(self)
 
-    def after_fetch(self, *, is_training: bool) -> None:
+    def after_fetch(self, is_training: bool) -> None:
         if self._looks:
             self._looks -= 1
             self._before = self._states() if is_training else None

@@ -41,7 +41,7 @@ class Updates(Area):
         known = self._known.setdefault(stepped.number, Optimized())
         with self._torch.no_grad():
             self._sample(known, optimizer)
-            self._find_orphans(known, optimizer, stepped.steps)
+            self._find_orphans(known, optimizer, stepped.steps + 1)
 
     def after_check(self, optimizer: Any, stepped: Stepped) -> None:
         """After a step that is checked."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import sys
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from types import FrameType
@@ -51,24 +51,27 @@ class Witness:
         self.torch, self.ring, self.recorder = torch, RingWriter(ring), Recorder(lines)
         self.step = 0  # as the script's own steps are counted
         self.number = 0  # of the newest step of any optimizer
-        self.models: list[DistributedModel] = []
-        self.optimizers: list[Stepped] = []  # in the order of their first steps
+        self.models: list[DistributedModel] = []  # all that DDP has wrapped
+        self._live: list[DistributedModel] = []  # those that are still there
+        self.optimizers: list[Stepped] = []  # that are still there, in the order of their first steps
+        self.made = 0  # optimizers so far
         self.fetched = 0  # batches since the newest step, of the iterator in use
         self.passes = 0  # backward passes since then
         self.epochs = 0  # iterations over a loader that have begun
         self._iterator: Callable[[], Any] = lambda: None
-        self._has_ended = False  # the iteration in use
         self._stepped: Stepped | None = None  # the newest optimizer
         self._calls: Callable[[], int] | None = None  # counts the collectives of the group that averages gradients
+        self._world: Callable[[], Any] = lambda: None  # the default group
+        self._first = 0  # the first DDP model since that was made
         self._messages: dict[str, int] = {}  # between two ranks, by the names of their groups
         self._before = 0  # collectives that had been called when the newest backward pass began
         self._called: int | None = None  # and when it had ended, where all ranks meet
         self._file = ""  # the script's, once it runs
         self._line = self._flags = self._in_join = 0
         self._loss = math.nan
-        self._differentiated: Any = None  # the loss, during its backward pass
+        self._differentiated: Callable[[], Any] = lambda: None  # the loss of the newest backward pass
         self._compares_inputs = True  # of the models in the next step
-        self.later = Later(torch)
+        self.later = Later(torch, self.recorder.drop)
         self.batches = Batches(self, lines.parent)
         self.replicas, resumes, clearing = Replicas(self, lines.with_name(DIGESTS)), Resumes(self), Clearing(self)
         others = (Updates, Windows, Ties, Schedules, Seeds, Sharded, Frozen, Modes, Joins, Discarding)
@@ -82,16 +85,12 @@ class Witness:
         if is_training:
             if self._iterator() is not iterator:
                 self._iterator, self.fetched = weakref.ref(iterator), 0  # a preview of another loader does not count
-                self._has_ended = True
-            if self._has_ended:
-                self._has_ended = False
-                self.epochs += 1
-                for area in self._areas:
-                    area.at_epoch()
             self.fetched += 1
-        self.batches.after_fetch(iterator, batch, is_training)
-        for area in self._following:
-            area.after_fetch(is_training=is_training)
+        if self.batches.after_fetch(iterator, batch, is_training) and is_training:
+            self.epochs += 1
+            self._call(self._areas, "at_epoch")
+        if self._following:
+            self._call(self._following, "after_fetch", is_training)
 
     def before_forward(self, model: Any, inputs: Any) -> None:
         """Called before a DDP model is."""
@@ -100,43 +99,38 @@ class Witness:
             return
         number = next((n for n, known in enumerate(self.models) if known.reference() is model), None)
         if number is not None and is_validation:
-            for area in self._areas:
-                area.before_validation(self.models[number], model)
+            self._call(self._areas, "before_validation", self.models[number], model)
         elif number is not None and not self.is_hidden():
             with self.unseen():
                 self.batches.before_forward(number, inputs)
 
-    def after_last_fetch(self) -> None:
-        self._has_ended = True
-
     def before_backward(self, loss: Any) -> None:
-        for area in self._following:
-            area.before_backward()
+        if self._following:
+            self._call(self._following, "before_backward")
         flags = 0
-        for model in self.models:
+        for model in self._live:
             flags |= model.before_backward()
         self._flags, self._line, self._before, self._loss = flags, self.line(), self.calls(), math.nan
-        self._differentiated = loss
+        loss = loss[0] if type(loss) in (list, tuple) and loss else loss
+        self._differentiated = weakref.ref(loss)
         flags |= IN_BACKWARD | self._in_join
         self.ring.at_backward(self.fetched, self.passes, self._before, self._line, math.nan, flags)
 
     def after_backward(self) -> None:
         self.passes += 1
-        for area in self._following:
-            area.after_backward()
+        if self._following:
+            self._call(self._following, "after_backward")
         self._called = self.calls()
-        loss, self._differentiated = self._differentiated, None
         if self._called != self._before:
             self._flags |= REDUCED
         else:
-            self._look_at(loss)
+            self._look_at(self._differentiated())
         flags = self._flags | self._in_join
         self.ring.at_backward(self.fetched, self.passes, self._called, self._line, self._loss, flags)
         self.batches.after_backward()
 
     def _look_at(self, loss: Any) -> None:
         """See whether a loss whose backward pass called no collective had a graph, and if not, its value."""
-        loss = loss[0] if type(loss) in (list, tuple) and loss else loss
         with self.unseen():
             if getattr(loss, "is_leaf", False):
                 self._flags |= NO_GRAPH
@@ -144,50 +138,57 @@ class Witness:
                     self._loss = float(loss.detach())
 
     def before_step(self, optimizer: Any) -> None:
-        """Before a step of an optimizer that no other one wraps."""
+        """Before a step of an optimizer that no other one wraps. It may raise, and be made again."""
         stepped = self._stepped
         if stepped is None or stepped.reference() is not optimizer:
             stepped = self._stepped = self._find(optimizer)
-        stepped.steps += 1
-        for area in self._following:
-            area.before_step(optimizer, stepped)
-        if stepped.steps == stepped.due and not self.is_hidden():
+        if self._following:
+            self._call(self._following, "before_step", optimizer, stepped)
+        if stepped.steps + 1 >= stepped.due and not self.is_hidden():
             with self.unseen():
-                for area in self._areas:
-                    area.before_check(optimizer, stepped)
+                self._call(self._areas, "before_check", optimizer, stepped)
 
     def after_step(self, optimizer: Any, step: int) -> None:
         """After a step of an optimizer that no other one wraps; `step` counts those of the training."""
         stepped = self._stepped
         if stepped is None:
             return
+        stepped.steps += 1
         self.step, self.number = step, self.number + 1
         self.later.poll()
-        if stepped.steps == stepped.due:
-            self._check(optimizer, stepped)
+        if stepped.steps >= stepped.due:
+            self._has_group()
+            if not self.is_hidden():
+                with self.unseen():
+                    self._call(self._areas, "after_check", optimizer, stepped)
+            stepped.due = next_checked(stepped.steps)
         for model in stepped.models:
             model.after_step()
         calls = self.calls() if self._called is None else self._called
         counted = self.fetched, self.passes, calls, stepped.number, self._flags | self._in_join, self._scrub()
         self.ring.after_step(counted, (step, self._line, self._loss, self._before))
-        for area in self._following:
-            area.after_step(optimizer, stepped)
+        if self._following:
+            self._call(self._following, "after_step", optimizer, stepped)
         self.fetched = self.passes = self._in_join = 0
         self._compares_inputs = self.number < BATCHES or stepped.steps + 1 == stepped.due
 
-    def _check(self, optimizer: Any, stepped: Stepped) -> None:
-        """Look at what is expensive, after a step that is checked."""
-        if not self.is_hidden():
-            with self.unseen():
-                for area in self._areas:
-                    area.after_check(optimizer, stepped)
-        stepped.due = next_checked(stepped.steps)
+    def _call(self, areas: Sequence[Area], moment: str, *arguments: Any) -> None:
+        """Call areas at a moment. What one cannot do does not keep others from it."""
+        for area in areas:
+            try:
+                getattr(area, moment)(*arguments)
+            except Exception as error:
+                self.recorder.drop(error)
 
     def _scrub(self) -> int:
         if self.number % SCRUB_EVERY or self.is_hidden():
             return 0
-        with self.unseen():
-            return self.replicas.scrub(self.number // SCRUB_EVERY)
+        try:
+            with self.unseen():
+                return self.replicas.scrub(self.number // SCRUB_EVERY)
+        except Exception as error:
+            self.recorder.drop(error)
+            return 0
 
     # For the areas
 
@@ -212,7 +213,9 @@ class Witness:
         for known in self.optimizers:
             if known.reference() is optimizer:
                 return known
-        self.optimizers.append(new := Stepped(len(self.optimizers), optimizer))
+        new = Stepped(self.made, optimizer)
+        self.made += 1
+        self.optimizers = [*(known for known in self.optimizers if known.reference() is not None), new]
         return new
 
     def line(self) -> int:
@@ -240,27 +243,35 @@ class Witness:
 
     def finish(self) -> None:
         """Write what is only known at the end. Never raises."""
-        try:
-            self.later.poll()
-            for area in self._areas:
-                area.finish()
-        except Exception as error:
-            self.recorder.drop(error)
+        self.later.poll()
+        self._call(self._areas, "finish")
+
+    def forked(self) -> None:
+        """Write nothing more, in a forked child."""
+        self.recorder.file.let_go()
+        self._call(self._areas, "forked")
 
     def calls(self) -> int:
         """How many collectives the group that averages the gradients has called, or else the default group. It is that
         of the first DDP model; which it is must not depend on when models are freed."""
-        if self._calls is None:
+        if self._calls is None and self._has_group():
             self._calls = self._counter()
-        return self._calls()
+        return self._calls() if self._calls is not None else 0
+
+    def _has_group(self) -> bool:
+        """Whether there is a default group; the script may have made another one since."""
+        distributed = self.torch.distributed
+        world = distributed.group.WORLD if distributed.is_available() and distributed.is_initialized() else None
+        if world is not self._world():
+            self._world, self._calls = weakref.ref(world) if world is not None else lambda: None, None
+            self._first = len(self.models)
+        return world is not None
 
     def _counter(self) -> Callable[[], int]:
-        distributed = self.torch.distributed
-        if self.models and (first := self.models[0].reference()) is not None:
+        first = self.models[self._first].reference() if len(self.models) > self._first else None
+        if first is not None:
             return self._counter_of(first.process_group, first.device_type)
-        if distributed.is_available() and distributed.is_initialized():
-            return self._counter_of(distributed.group.WORLD, None)
-        return lambda: 0
+        return self._counter_of(self.torch.distributed.group.WORLD, None)
 
     def _counter_of(self, group: Any, device: str | None) -> Callable[[], int]:
         """A function that returns how many collectives a process group has called, DDP's own in C++ among them."""
@@ -276,8 +287,7 @@ class Witness:
 
     def hook(self) -> None:
         """Hook what only the witness looks at, once in a process."""
-        for area in self._areas:
-            area.hook()
+        self._call(self._areas, "hook")
         if not self.torch.distributed.is_available():
             return
         for name in ("send", "recv", "recv_anysource"):
@@ -290,8 +300,8 @@ class Witness:
 
     def loaded(self, module: Any) -> None:
         """Note that the script has loaded weights into a module."""
-        for area in self._areas:
-            area.loaded(module)
+        self.batches.loads += 1
+        self._call(self._areas, "loaded", module)
 
     def called_in_join(self) -> None:
         """Note that the script called a collective of its own within Join."""
@@ -299,12 +309,13 @@ class Witness:
 
     def wrapped(self, model: Any) -> None:
         """Note a model that DDP has wrapped."""
+        self._has_group()
         self.models.append(known := DistributedModel(self.torch, model))
-        if len(self.models) == 1:
+        self._live = [*(each for each in self._live if each.reference() is not None), known]
+        if len(self.models) == self._first + 1:
             self._calls = None
         self.write("ddp", n=len(self.models) - 1, ranks=known.ranks, parameters=len(known.reduced))
-        for area in self._areas:
-            area.wrapped(len(self.models) - 1)
+        self._call(self._areas, "wrapped", len(self.models) - 1)
 
     def write(self, kind: str, **values: Any) -> None:
         """Write a line: what was seen, at which of the script's lines, after which step."""
