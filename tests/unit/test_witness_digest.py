@@ -59,6 +59,15 @@ def test_the_scrubber_follows_a_tensor_whose_memory_has_moved():
     assert scrubber.sum(2) == 0
 
 
+def test_the_scrubber_reads_no_further_than_a_smaller_tensor_at_the_same_place():
+    whole = torch.arange(64, dtype=torch.int64)
+    tensors = [torch.nn.Parameter(whole, requires_grad=False)]
+    scrubber = Scrubber(lambda: tensors)
+    assert scrubber.sum(0) == sum(range(64))
+    tensors[0].data = whole[:16]
+    assert scrubber.sum(1) == sum(range(16))
+
+
 def test_a_model_is_left_local_from_its_first_step_without_a_synchronized_pass_on():
     class Wrapped:
         require_backward_grad_sync = False

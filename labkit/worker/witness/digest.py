@@ -40,13 +40,14 @@ class Scrubber:
 
     def __init__(self, find: Callable[[], Sequence[Any]]):
         self._find = find
-        self.pieces: list[list[tuple[Callable[[], Any], int, Any]]] = []  # each tensor, where it was, its words
+        # Each tensor, where it was and how long, and its words.
+        self.pieces: list[list[tuple[Callable[[], Any], tuple[int, int], Any]]] = []
         self.is_whole = True  # whether all of the tensors are summed in turn
         self.prepare()
 
     def prepare(self) -> None:
         """Find the tensors and where they are."""
-        pieces: list[list[tuple[Callable[[], Any], int, Any]]] = []
+        pieces: list[list[tuple[Callable[[], Any], tuple[int, int], Any]]] = []
         size = PIECE
         for tensor in self._find():
             if not _is_on_cpu(tensor) or (words := _words(tensor)) is None:
@@ -57,7 +58,7 @@ class Scrubber:
                     pieces.append([])
                     size = 0
                 size += part.nbytes
-                pieces[-1].append((weakref.ref(tensor), tensor.data_ptr(), part))
+                pieces[-1].append((weakref.ref(tensor), (tensor.data_ptr(), tensor.nbytes), part))
         every = -(-len(pieces) // MOST_PIECES) or 1
         self.pieces, self.is_whole = pieces[::every], every == 1
 
@@ -66,9 +67,9 @@ class Scrubber:
         if not self.pieces:
             return 0
         piece = self.pieces[turn % len(self.pieces)]
-        for reference, address, _ in piece:
+        for reference, memory, _ in piece:
             tensor = reference()
-            if tensor is None or tensor.data_ptr() != address:
+            if tensor is None or (tensor.data_ptr(), tensor.nbytes) != memory:
                 self.prepare()
                 piece = self.pieces[turn % len(self.pieces)] if self.pieces else []
                 break
