@@ -164,6 +164,37 @@ def test_only_gradients_that_nothing_clears_are_uncleared(kind, tmp_path):
     assert steps == ([6, 11, 21] if kind in ("nothing", "clip") else [])
 
 
+@pytest.mark.parametrize("limit", ["number", "tensor", "on a device"])
+def test_the_limit_of_scaled_gradients_is_a_number_or_not_known(limit, tmp_path):
+    torch = pytest.importorskip("torch")
+    from labkit.worker.witness.witness import Witness
+
+    witness = Witness(torch, tmp_path / "ring", tmp_path / "witness.jsonl")
+    p, scaler = torch.nn.Parameter(torch.ones(300)), torch.amp.GradScaler("cpu")
+    optimizer = torch.optim.SGD([p], lr=1e-3)
+    clipping = next(area for area in witness._areas if type(area).__name__ == "Clipping")
+    limits = {"number": 0.5, "tensor": torch.tensor(0.5), "on a device": torch.tensor(0.5, device="meta")}
+    clipping._scalers.add(scaler)
+    for step in range(1, 3):
+        optimizer.zero_grad()
+        loss = scaler.scale(p.sum())
+        witness.before_backward(loss)
+        loss.backward()
+        witness.after_backward()
+        after = clipping._clips([p], limits[limit], torch.tensor(1.0))
+        p.grad *= 0.5
+        if after is not None:
+            after(None)
+        clipping._unscales(scaler, optimizer)
+        witness.before_step(optimizer)
+        optimizer.step()
+        witness.after_step(optimizer, step)
+    assert witness.recorder.dropped == 0
+    path = tmp_path / "witness.jsonl"
+    lines = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    assert [line["limit"] for line in lines if line["k"] == "clipped"] == ([] if limit == "on a device" else [0.5])
+
+
 @pytest.fixture
 def model():
     torch = pytest.importorskip("torch")

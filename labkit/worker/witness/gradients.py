@@ -7,7 +7,6 @@ Samples are looked at before and after checked steps only.
 from __future__ import annotations
 
 import gc
-import math
 import sys
 import weakref
 from collections import Counter
@@ -124,7 +123,7 @@ class Discarding(Area):
         is_synchronized = any(model.is_synchronized for model in self._witness.models)
         if self._made is None or is_synchronized or (weights := self._sample_weights()) is None:
             return
-        are_gone = all(p().grad is None for p in self._parameters)
+        are_gone = all(getattr(p(), "grad", None) is None for p in self._parameters)
         left = self._made[:0] if are_gone else _gradients(self._witness, self._parameters)
         if left is not None:
             with self._witness.unseen():
@@ -165,7 +164,7 @@ class Clipped:
 
     stepped: Stepped
     parameters: list[Reference]
-    limit: float
+    limit: float | None  # None if only a device knows it
     is_changed: Any
     line: int
     versions: int = 0
@@ -198,7 +197,6 @@ class Clipping(Area):
         self._clearing.changed("outside")
         _, limit, norm, *_ = *args, None, None, None
         limit, norm = named.get("max_norm", named.get("clip_value", limit)), named.get("total_norm", norm)
-        limit = limit if isinstance(limit, int | float) else math.inf
         several = [(known, _with_gradients(known.reference())) for known in due if self._witness.passes]
         before = [(known, parameters, _gradients(self._witness, parameters)) for known, parameters in several]
 
@@ -209,13 +207,19 @@ class Clipping(Area):
                 if gradients is not None and now is not None:
                     with self._torch.no_grad(), self._witness.unseen():
                         is_changed = ((now != gradients) & gradients.isfinite()).any()
-                        self._note(Clipped(known, parameters, limit, is_changed, self._witness.line()), norm)
+                        number = self._number(limit)
+                        self._note(Clipped(known, parameters, number, is_changed, self._witness.line()), norm)
 
         return after
 
+    def _number(self, limit: Any) -> float | None:
+        if type(limit) is self._torch.Tensor and limit.is_cpu and limit.numel() == 1:
+            limit = limit.item()
+        return limit if isinstance(limit, int | float) else None
+
     def _note(self, one: Clipped, norm: Any) -> None:
         one.versions = _versions(one.parameters)
-        if not any(_is_unscaled(scaler, one.stepped.reference()) for scaler in self._scalers):
+        if one.limit is not None and not any(_is_unscaled(scaler, one.stepped.reference()) for scaler in self._scalers):
             self._clipped.append(one)
             self._witness.follow(self)
         if type(norm) is self._torch.Tensor and norm.device == one.is_changed.device:
