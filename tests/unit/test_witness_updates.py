@@ -1,5 +1,6 @@
 """Findings about checkpoints, updates and schedules, from lines as ranks write them."""
 
+import functools
 import json
 
 import pytest
@@ -232,3 +233,22 @@ def test_schedules(judge, line, says):
     found = judge(Schedules, [SCHEDULE | line], [SCHEDULE | line])
     assert [(says in finding.what, finding.ranks) for finding in found] == [(True, (0, 1))] * bool(says)
     assert judge(Schedules, [SCHEDULE | ONCE_PER_EPOCH], outcome="") == []
+
+
+def test_a_class_that_reads_a_flag_of_this_name_anywhere_uses_it():
+    nn = pytest.importorskip("torch").nn
+    from labkit.worker.witness.frozen import _uses_it
+
+    def uses(**attributes):
+        return _uses_it(type("Own", (nn.Module,), {"__module__": "train", **attributes})())
+
+    def read(module):
+        return module.requires_grad
+
+    assert uses(forward=read)
+    assert uses(is_trained=property(read))
+    assert uses(is_trained=property(lambda self: True, lambda self, value: read, read))
+    assert uses(is_trained=functools.cached_property(read))
+    assert uses(is_trained=staticmethod(read)) and uses(is_trained=classmethod(read))
+    assert uses(forward=functools.wraps(read)(lambda *args: read(*args)))
+    assert not uses(forward=lambda self, x: x, size=property(lambda self: 1), rate=0.1)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import weakref
+from collections.abc import Iterator
 from typing import Any
 
 from labkit.worker.witness.area import Area, Observed
@@ -47,5 +49,19 @@ class Frozen(Area):
 def _uses_it(module: Any) -> bool:
     """Whether the module's class has an attribute of this name of its own."""
     kinds = [kind for kind in type(module).__mro__ if not kind.__module__.startswith("torch.")]
-    functions = [value for kind in kinds for value in vars(kind).values() if hasattr(value, "__code__")]
+    functions = [each for kind in kinds for value in vars(kind).values() for each in _functions(value)]
     return any("requires_grad" in function.__code__.co_names for function in functions)
+
+
+def _functions(value: Any) -> Iterator[Any]:
+    """The functions that an attribute of a class is made of."""
+    if isinstance(value, property):
+        for each in (value.fget, value.fset, value.fdel):
+            yield from _functions(each)
+    elif isinstance(value, functools.cached_property):
+        yield from _functions(value.func)
+    elif isinstance(value, staticmethod | classmethod):
+        yield from _functions(value.__func__)
+    elif hasattr(value, "__code__"):
+        yield value
+        yield from _functions(getattr(value, "__wrapped__", None))
