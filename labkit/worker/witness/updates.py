@@ -17,6 +17,7 @@ WATCHED, SAMPLED = 16, 128  # parameters of an optimizer, and elements of each, 
 BEGUN = 20  # steps after which a parameter without a gradient may be said to have none
 TIES_JUDGED = 20  # steps within which both parts of a tie must have gradients
 WINDOWS = 256  # steps whose numbers of backward passes are compared
+Reference = Callable[[], Any]  # to a parameter or module, which the script may drop
 
 
 @dataclass
@@ -24,9 +25,9 @@ class Optimized:
     """What is known of an optimizer. `learned`: the places of its parameters that have had a gradient at a check."""
 
     learned: set[int] = field(default_factory=set)
-    before: list[tuple[Any, Any, Any]] = field(default_factory=list)  # parameters, samples, where a gradient was
+    before: list[tuple[Reference, Any, Any]] = field(default_factory=list)  # parameters, samples, where a gradient was
     kept: dict[int, Any] = field(default_factory=dict)  # samples of the last check
-    orphans: dict[tuple[int, str], tuple[Any, Any]] = field(default_factory=dict)  # parameters, their samples
+    orphans: dict[tuple[int, str], tuple[Reference, Any]] = field(default_factory=dict)  # parameters, their samples
 
 
 class Updates(Area):
@@ -57,7 +58,7 @@ class Updates(Area):
         is_torchs = type(optimizer).__module__.startswith("torch.optim.")
         several = [p for p in own if is_torchs and p.dtype in low and p.grad is not None and not p.grad.is_sparse]
         known.before = [
-            (p, sample(p).clone(), (gradient := sample(p.grad)).isfinite() & (gradient != 0))
+            (weakref.ref(p), sample(p).clone(), (gradient := sample(p.grad)).isfinite() & (gradient != 0))
             for p in comparable(sorted(several, key=lambda p: -p.numel()))
         ]
 
@@ -67,14 +68,16 @@ class Updates(Area):
         if not known.before:
             return
         counts, kept = [], {}
-        for p, before, has_gradient in known.before:
+        for reference, before, has_gradient in known.before:
+            if (p := reference()) is None:
+                continue
             now = kept[id(p)] = sample(p).clone()
             last = known.kept.get(id(p), before)
             counts += [((now != before) & has_gradient).sum(), has_gradient.sum(), ((now != last) & has_gradient).sum()]
         rates = [group["lr"] for group in optimizer.param_groups]
-        kinds = str(known.before[0][0].dtype).removeprefix("torch.")
+        kinds = str(known.before[0][1].dtype).removeprefix("torch.")
         known.kept, known.before = kept, []
-        if all(isinstance(rate, float | int) for rate in rates):
+        if counts and all(isinstance(rate, float | int) for rate in rates):
             values = {"optimizer": number, "type": kinds, "lr": max(rates)}
             values |= {"step": self._witness.step, "line": self._witness.line()}
             self._later.read(
@@ -93,12 +96,13 @@ class Updates(Area):
             learning = [(name, p) for name, p in model.named_parameters() if p.requires_grad and p.grad is not None]
             lost = self._in_no_optimizer(learning, thoroughly=steps >= BEGUN)
             watched = {id(p) for p in comparable(p for _, p in lost)}
-            samples = {(number, name): (p, sample(p).clone()) for name, p in lost if id(p) in watched}
+            samples = {(number, name): (weakref.ref(p), sample(p).clone()) for name, p in lost if id(p) in watched}
             known.orphans |= samples
-            same = [key for key, (p, _) in samples.items() if key in last and last[key][0] is p]
+            same = [key for key, (p, _) in samples.items() if key in last and last[key][0]() is p()]
             if steps < BEGUN or not same:
                 continue
-            strange = sum(place not in known.learned and id(p) not in everything for place, p in enumerate(own))
+            others = [p for place, p in enumerate(own) if place not in known.learned and id(p) not in everything]
+            strange = sum(any(_may_replace(p, other) for _, p in lost) for other in others)
             values = {
                 "names": [name for _, name in same[:3]],
                 "lost": len(lost),
@@ -165,14 +169,23 @@ class Windows(Area):
             self._witness.write("window", passes=passes, usual=usual, left=self._left)
 
 
+@dataclass
+class Parted:
+    """Names of a module's parameter that a call has made several of, and how many steps ago."""
+
+    module: Reference
+    names: list[str]
+    seen: dict[str, Any]
+    steps: int = 0
+
+
 class Ties(Area):
     """Hooks what may part two names of one parameter: `Module._apply` (`to`, `to_empty`) and `load_state_dict`."""
 
     def __init__(self, witness: Observed):
         super().__init__(witness)
         self._is_inside = False
-        self._parted: list[tuple[Callable[[], Any], list[str], dict[str, Any]]] = []
-        self._steps = 0
+        self._parted: list[Parted] = []
 
     def hook(self) -> None:
         module, recorder = self._witness.torch.nn.Module, self._witness.recorder
@@ -183,34 +196,46 @@ class Ties(Area):
         def before(module: Any, *_: Any, **__: Any) -> Callable[[Any], None] | None:
             if self._is_inside:
                 return None
-            self._is_inside = True
             tied = _tied(module)
+            self._is_inside = True
 
             def after(_: Any) -> None:
                 self._is_inside = False
-                self._parted += [
-                    (weakref.ref(module), names, {"by": by, "line": self._witness.line()})
-                    for names in tied
-                    if _are_apart(module, names)
-                ]
-                if self._parted:
-                    self._witness.follow(self)
+                for names in tied:
+                    if _are_apart(module, names):
+                        seen = {"by": by, "line": self._witness.line()}
+                        self._note(Parted(weakref.ref(module), names, seen), module)
 
             return after
 
         return before
 
+    def _note(self, tie: Parted, module: Any) -> None:
+        """Keep it. A checkpoint whose tensors differ was not tied."""
+
+        def keep(are_equal: list[bool]) -> None:
+            if all(are_equal):
+                self._parted.append(tie)
+                self._witness.follow(self)
+
+        if tie.seen["by"] != "load_state_dict":
+            keep([])
+            return
+        first, *others = [module.get_parameter(name) for name in tie.names]
+        if all((p.shape, p.device) == (first.shape, first.device) for p in others) and not self._witness.is_hidden():
+            with self._torch.no_grad(), self._witness.unseen():
+                self._later.read(self._torch.stack([(sample(p) == sample(first)).all() for p in others]), keep)
+
     def before_step(self, *_: Any) -> None:
         """Write those that are still apart when both parts have gradients."""
-        self._steps += 1
         for tie in list(self._parted):
-            reference, names, seen = tie
-            module = reference()
-            if module is None or not _are_apart(module, names) or self._steps > TIES_JUDGED:
+            tie.steps += 1
+            module, names = tie.module(), tie.names
+            if module is None or not _are_apart(module, names) or tie.steps > TIES_JUDGED:
                 self._parted.remove(tie)
             elif all(module.get_parameter(name).grad is not None for name in names):
                 self._parted.remove(tie)
-                self._witness.write("parted", names=names, **seen, step=self._witness.step + 1)
+                self._witness.write("parted", names=names, **tie.seen, step=self._witness.step + 1)
         if not self._parted:
             self._witness.leave(self)
 
@@ -230,6 +255,12 @@ def comparable(tensors: Iterable[Any]) -> list[Any]:
     """The first of them that are on one device."""
     tensors = list(tensors)
     return [tensor for tensor in tensors if tensor.device == tensors[0].device][:WATCHED]
+
+
+def _may_replace(parameter: Any, other: Any) -> bool:
+    """Whether the model may have got this parameter instead of the other one, if with another first dimension."""
+    one, before = tuple(parameter.shape), tuple(other.shape)
+    return bool(other.requires_grad and (one == before or (len(one) == len(before) > 1 and one[1:] == before[1:])))
 
 
 def _tied(module: Any) -> list[list[str]]:
