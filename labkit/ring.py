@@ -24,6 +24,7 @@ FORMAT = b"labkit 1"
 COUNTED_AT = 64
 SEEN_AT = COUNTED_AT + STEPS * COUNTED.size
 SIZE = SEEN_AT + STEPS * SEEN.size
+CHECKED = {1, 2, 5, 10, 20, 35, 50, 75, 100, 200, 500}  # and every 1000th
 MOST, WORD = 0xFFFF, 0xFFFFFFFF
 NO_LOSS = 0x7FC00000  # the bits of nan
 # Flags of the newest backward pass: a DDP model was within no_sync, or within Join, which allows uneven inputs; its
@@ -72,12 +73,8 @@ class Now:
 
 
 def is_checked(number: int) -> bool:
-    """Whether what is expensive is looked at, at 1 2 5 10 20 50 … 1000, then every 1000: the same on all ranks."""
-    if number >= 1000:
-        return number % 1000 == 0
-    while number and number % 10 == 0:
-        number //= 10
-    return number in (1, 2, 5)
+    """Whether what is expensive is looked at after this step: the same on all ranks."""
+    return number in CHECKED or (number > 0 and number % 1000 == 0)
 
 
 def next_checked(number: int) -> int:

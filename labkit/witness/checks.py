@@ -62,6 +62,7 @@ class Checks:
     sets: dict[Key, Set] = field(default_factory=dict)
     _declared: dict[int, dict[int, Line]] = field(default_factory=dict)
     _unequal: set[Key] = field(default_factory=set)  # DDP models, when they were wrapped
+    _local: set[Key] = field(default_factory=set)  # of which all ranks have made a step without a synchronized pass
     _read: Counter[tuple[int, str]] = field(default_factory=Counter)
     _open: dict[Key, dict[int, dict[int, Line]]] = field(default_factory=dict)  # by the count of the check, by rank
 
@@ -87,6 +88,10 @@ class Checks:
         check[rank] = line
         if len(check) == len(ranks) > 1:
             self._open[key] = {later: each for later, each in joined.items() if later > at}
+            if all(each.values["local"] for each in check.values()):
+                self._local.add(key)
+            if key in self._local:
+                return  # all ranks are meant to part, at least for some steps
             # Within Join some ranks make fewer steps than others: equal counts are then of different moments.
             if agree(check, "calls"):
                 known = self.sets.setdefault(key, Set(*key[:3]))

@@ -48,6 +48,7 @@ class Parting:
             _never_equal,
             _left_out,
             _unlike_gradients,
+            _local,
             _unreduced,
             _one_gradient,
             _partly_synchronized,
@@ -137,6 +138,18 @@ def _unlike_gradients(parting: Parting) -> Cause | None:
     return (
         "the ranks compute other gradients of them, which nothing averages",
         "Let the ranks of a tensor parallel mesh read the same samples, and average the gradients of others.",
+    )
+
+
+def _local(parting: Parting) -> Cause | None:
+    local = {rank: bool(parting.check[rank].values["local"]) for rank in parting.pair}
+    if len(set(local.values())) == 1:
+        return None
+    one = next(rank for rank, is_local in local.items() if is_local)
+    return (
+        f"rank {one} has made a step of which no backward pass was synchronized (within no_sync, or left out), and the "
+        "others have not",
+        "Let every rank make the last backward pass of each step, outside of no_sync.",
     )
 
 

@@ -38,7 +38,7 @@ BATCHES, CALLS, FLAGS = 1, 2, 3
 
 class Slips(Rule):
     kind = "slip"
-    title = "A rank left out a collective, or a batch"
+    title = "A rank left out a collective, a batch, or a step"
     declared = "the group over which DDP or FSDP averages gradients: every rank of it makes every one of its calls"
     observed = (
         "after the same backward pass, which averages gradients, the ranks have made different numbers of the group's "
@@ -141,6 +141,9 @@ class _Group:
         wrong = [rank for rank in self.ranks if made[rank] != usual]
         rank, other = wrong[0], next(r for r in self.ranks if made[r] == usual)
         here, there = (_Step.of(evidence.ranks[r].ring, number) for r in (rank, other))
+        is_late = 0 < here.passes != there.passes > 0 and here.made * there.passes == there.made * here.passes
+        if is_late:
+            return self._step_left_out(evidence, *((rank, here) if here.passes > there.passes else (other, there)))
         difference = abs(usual - made[rank])
         is_known = made[rank] < usual and (counts[usual] > len(wrong) or here.has_left_out)
         verb = "left out {}" if is_known else "made {} fewer than" if made[rank] < usual else "made {} more than"
@@ -160,6 +163,21 @@ class _Group:
         )
         self.found = found if self.is_anchored else None
         return found
+
+    def _step_left_out(self, evidence: Evidence, rank: int, step: _Step) -> Finding:
+        """A rank has made the backward passes of two steps in one."""
+        late = tuple(each for each in self.ranks if self.made[each] == self.made[rank])
+        self.found = Finding(
+            "slip",
+            f"{named(late)} left out an optimizer step that others made; since then each of its steps is of later "
+            "batches",
+            f"it went on to its next backward pass{evidence.at(step.line)}",
+            "Let all ranks decide alike whether they make a step, for example by an all_reduce of a flag.",
+            since=step.step,
+            ranks=late,
+            line=step.line,
+        )
+        return self.found
 
     def _called_in_every_step(self, evidence: Evidence) -> bool:
         """Whether all ranks called collectives in each of the last steps before they parted, so that these are the same

@@ -77,14 +77,14 @@ def test_a_model_is_left_local_from_its_first_step_without_a_synchronized_pass_o
     wrapped = Wrapped()
     fake = SimpleNamespace(distributed=SimpleNamespace(get_process_group_ranks=lambda group: [0, 1]))
     model = DistributedModel(fake, wrapped)
-    assert model.is_plain()
+    assert not model.is_left_local()
     model.before_backward()
-    assert not model.is_plain()  # at the check of this very step
+    assert model.is_left_local()  # at the check of this very step
     wrapped.require_backward_grad_sync = True
     model.before_backward()
-    assert model.is_plain()  # the last micro-batch was
+    assert not model.is_left_local()  # the last micro-batch was
     model.after_step()
     wrapped.require_backward_grad_sync = False
     model.before_backward()
     model.after_step()
-    assert not model.is_plain()
+    assert model.is_left_local()

@@ -44,7 +44,7 @@ class Ranks:
         """A check at which each rank has these digests of its three parameters."""
         for rank, each in enumerate(sums):
             known = {"opt": 0, "at": at, "set": 0, "calls": at, "scalings": 0, "writes": at, "forwards": at}
-            known |= {"passes": [1, 1, True], "settings": [{"lr": 0.1}], "sum": str(each)}
+            known |= {"passes": [1, 1, True], "local": False, "settings": [{"lr": 0.1}], "sum": str(each)}
             known |= {name: each_rank[rank] for name, each_rank in values.items()}
             self.line(rank, "check", step=at, **known)
             self.detail(rank, k="digests", set=0, at=at, sums=each, graded=graded[min(rank, 1)])
@@ -56,7 +56,7 @@ class Ranks:
 
 
 def test_checks_are_at_the_same_steps_on_all_ranks():
-    assert [n for n in range(3001) if is_checked(n)] == [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 3000]
+    assert [n for n in range(3001) if is_checked(n)] == [1, 2, 5, 10, 20, 35, 50, 75, 100, 200, 500, 1000, 2000, 3000]
 
 
 def test_weights_that_part_are_found_with_their_steps_ranks_and_parameters(tmp_path):
@@ -123,6 +123,16 @@ def test_parameters_beside_dtensors_that_part_from_the_first_step_on_are_a_note(
     assert why is None or why in found[0].why
 
 
+@pytest.mark.parametrize("local", [(True, True), (False, True)])
+def test_a_step_that_one_rank_alone_does_not_synchronize_is_the_cause(tmp_path, local):
+    ranks = Ranks(tmp_path)
+    ranks.check(5, [1, 2, 3], [1, 2, 3])
+    ranks.check(10, [4, 5, 6], [4, 9, 6], local=local)
+    ranks.check(20, [5, 5, 6], [5, 9, 6], local=local)
+    found = ranks.judge()
+    assert [each.why[:25] for each in found] == ([] if all(local) else ["rank 1 has made a step of"])
+
+
 def test_replicated_dtensors_that_were_equal_did_not_begin_apart(tmp_path):
     ranks = Ranks(tmp_path, "mesh")
     ranks.check(0, [1, 1, 1], [1, 1, 1], gradients=("a", "b"))
@@ -175,7 +185,7 @@ def test_weights_that_were_never_broadcast_are_told_so(tmp_path):
     ranks = Ranks(tmp_path)
     for rank in (0, 1):
         ranks.line(rank, "declared", set=1, what="wrapped", n=0, ranks=[0, 1], of="a", device="cpu", called="model")
-        ranks.line(rank, "check", opt=None, at=0, set=1, sum=str(rank))
+        ranks.line(rank, "check", opt=None, at=0, set=1, sum=str(rank), local=False)
     ranks.check(1, [1, 2, 3], [4, 5, 6])
     (found,) = ranks.judge("succeeded")
     assert "init_sync=False" in found.why and found.since == 1

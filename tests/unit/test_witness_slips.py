@@ -185,6 +185,20 @@ def test_ranks_within_join_may_have_different_numbers_of_steps(scene):
     assert not judge.look("failed")
 
 
+def test_a_rank_that_left_out_an_optimizer_step_is_named(scene):
+    ranks, judge = scene(2)
+    for rank in ranks:
+        rank.steps(11)
+    ranks[0].steps(6)
+    ranks[1].step(passes=2, reduced=2)
+    ranks[1].steps(4)
+
+    judge.look()
+    (found,) = judge.look("failed")
+    assert (found.ranks, found.since) == ((1,), 12)
+    assert found.what.startswith("rank 1 left out an optimizer step that others made")
+
+
 def test_a_rank_that_made_no_backward_pass_is_named(scene):
     ranks, judge = scene(2)
     for rank in ranks:

@@ -47,7 +47,7 @@ class DistributedModel:
     def is_plain(self) -> bool:
         """Whether DDP, as it is used, makes the gradients of all ranks equal."""
         hooks = self.reference()._comm_hooks
-        return not self.is_left_local() and all(getattr(hook, "__name__", "") in PLAIN_HOOKS for hook, _ in hooks)
+        return all(getattr(hook, "__name__", "") in PLAIN_HOOKS for hook, _ in hooks)
 
     def shared(self) -> list[Any]:
         """The parameters that are now there and that it has made equal."""

@@ -163,6 +163,7 @@ class Replicas(Area):
             "scalings": sum(p.grad._version for _, p in named if p.grad is not None),
             "forwards": model.forwards() if model else None,
             "passes": [model.passes, model.synchronized, model.is_synchronized] if model else [],
+            "local": model is not None and model.is_left_local(),
         }
         graded = "".join("01"[p.grad is not None] for _, p in named)
 
