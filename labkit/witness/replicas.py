@@ -33,7 +33,8 @@ class Replicas(Rule):
     )
     limits = (
         "checks are at steps 1 2 5 10 20 35 50 75 100 200 500, then every 1000, of more than 64 MiB from step 20 on; "
-        "optimizer states are not compared, which show in the weights a step later; between GPUs of different kinds it is a note"
+        "optimizer states are not compared, which show in the weights a step later; between GPUs of different kinds it "
+        "is a note"
     )
     explains = ("settings",)
 
