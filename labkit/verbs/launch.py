@@ -47,6 +47,8 @@ def _launch(arguments: argparse.Namespace, rest: list[str]) -> int:
     if arguments.help or not (arguments.script or arguments.module) or "--help" in rest:
         return _launch_help(arguments)
     options = LaunchOptions.parsed(arguments, args=rest, runs_dir=arguments.runs_dir, wait=False)
+    if arguments.strict and not options.witness:
+        raise LabError("--strict asks the witness, which --no-witness turns off: leave out one of them")
     if arguments.only_print:
         return _print_lines(arguments.script, options)
     run = labkit.launch(arguments.script, module=arguments.module, **vars(options))

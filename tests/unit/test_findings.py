@@ -5,7 +5,7 @@ import time
 import pytest
 
 import labkit
-from labkit import words
+from labkit import cli, words
 from labkit.record import RunFolder, RunReader, State
 from labkit.run import Run
 from labkit.view import run_text
@@ -92,3 +92,10 @@ def test_findings_are_told_in_a_terminal(folder, capsys):
     Findings().write(folder)
     assert main(["findings", str(folder.path)]) == 0
     assert capsys.readouterr().out == "nothing was found to be wrong\n"
+
+
+def test_what_no_witness_sees_cannot_be_strict(tmp_path, capsys):
+    script = tmp_path / "train.py"
+    script.write_text("print('trained')\n")
+    assert cli.main(["launch", "--strict", "--no-witness", str(script)]) == 2
+    assert "--strict asks the witness, which --no-witness turns off" in capsys.readouterr().err
