@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from labkit.witness.evidence import Evidence, Line, by_place
 from labkit.witness.finding import Finding, named
 from labkit.witness.rule import Rule
+
+File = tuple[str, str]  # its host and path
+Use = tuple[int, Line]  # which rank saves or loads it
+NEWEST = 100  # uses of a file, with which a new one is compared
 
 
 class Unloaded(Rule):
@@ -61,47 +66,64 @@ class FileRace(Rule):
         "a collective of a common group is between; the file was read after it was complete, which a script may ensure "
         "by a store, a lock or another file; paths on different hosts"
     )
-    limits = "files that the script opens itself; a race that the reader lost by luck is not seen in this run"
+    limits = (
+        "files that the script opens itself; a race that the reader lost by luck is not seen in this run; each use of "
+        "a file is compared with the 100 before it"
+    )
+
+    def __init__(self) -> None:
+        self._read: Counter[tuple[int, str]] = Counter()
+        self._newest: dict[File, deque[Use]] = {}
+        self._found: dict[File, Finding] = {}
 
     def judge(self, evidence: Evidence) -> Iterable[Finding]:
-        files: dict[tuple[str, str], list[tuple[int, Line]]] = {}
+        for file, use in sorted(self._new(evidence), key=lambda each: each[1][1].t):
+            if file in self._found:
+                continue
+            newest = self._newest.setdefault(file, deque(maxlen=NEWEST))
+            pairs = (pair for other in newest for pair in ((use, other), (other, use)))
+            raced = (_raced(evidence, Path(file[1]).name, *one, *other) for one, other in pairs)
+            if found := next(filter(None, raced), None):
+                self._found[file] = found
+            newest.append(use)
+        return list(self._found.values())
+
+    def _new(self, evidence: Evidence) -> Iterator[tuple[File, Use]]:
+        """The uses of files since the look before."""
         for rank, testimony in evidence.ranks.items():
             for kind in ("save", "load"):
-                for line in testimony.of(kind):
-                    files.setdefault((line.values["host"], line.values["path"]), []).append((rank, line))
-        for (_, path), uses in files.items():
-            if found := _raced(evidence, Path(path).name, uses):
-                yield found
+                lines = testimony.lines.get(kind, [])[self._read[rank, kind] :]
+                self._read[rank, kind] += len(lines)
+                for line in lines:
+                    yield (line.values["host"], line.values["path"]), (rank, line)
 
 
-def _raced(evidence: Evidence, name: str, uses: list[tuple[int, Line]]) -> Finding | None:
-    for rank, save in uses:
-        for other, use in uses:
-            if save.kind == "load" or other == rank or (use.kind == "save" and other < rank):
-                continue
-            was_before = use.t <= save.values["began"]
-            # Steps without collectives may be between a read and a write that is not about the same version.
-            is_apart = was_before and (use.kind == "save" or use.number != save.number or not use.values["calls"])
-            if use.values["began"] >= save.t or is_apart or _is_ordered(save, use):
-                continue
-            where = f"{name} after step {save.step}{evidence.at(save.line)}"
-            if use.kind == "save":
-                what = f"{named([rank, other])} write the file {where} at the same time: it may hold parts of both"
-                advice = "Save on one rank, or into a file of each rank's own."
-            else:
-                when = "before" if was_before else "while"
-                what = f"{named([other])} reads {name}{evidence.at(use.line)} {when} {named([rank])} writes it"
-                what += f"{evidence.at(save.line)}, and no collective is between"
-                advice = "Call torch.distributed.barrier() after the file is written and before it is read."
-            return Finding(
-                "file race",
-                what,
-                advice=advice,
-                since=max(1, save.step),
-                ranks=(rank, other) if use.kind == "save" else (other,),
-                line=use.line,
-            )
-    return None
+def _raced(evidence: Evidence, name: str, rank: int, save: Line, other: int, use: Line) -> Finding | None:
+    """Whether `rank` saves a file when the other one uses it. Of two that save it, `rank` is the lower one."""
+    if save.kind == "load" or other == rank or (use.kind == "save" and other < rank):
+        return None
+    was_before = use.t <= save.values["began"]
+    # Steps without collectives may be between a read and a write that is not about the same version.
+    is_apart = was_before and (use.kind == "save" or use.number != save.number or not use.values["calls"])
+    if use.values["began"] >= save.t or is_apart or _is_ordered(save, use):
+        return None
+    where = f"{name} after step {save.step}{evidence.at(save.line)}"
+    if use.kind == "save":
+        what = f"{named([rank, other])} write the file {where} at the same time: it may hold parts of both"
+        advice = "Save on one rank, or into a file of each rank's own."
+    else:
+        when = "before" if was_before else "while"
+        what = f"{named([other])} reads {name}{evidence.at(use.line)} {when} {named([rank])} writes it"
+        what += f"{evidence.at(save.line)}, and no collective is between"
+        advice = "Call torch.distributed.barrier() after the file is written and before it is read."
+    return Finding(
+        "file race",
+        what,
+        advice=advice,
+        since=max(1, save.step),
+        ranks=(rank, other) if use.kind == "save" else (other,),
+        line=use.line,
+    )
 
 
 def _is_ordered(one: Line, other: Line) -> bool:

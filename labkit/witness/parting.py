@@ -26,7 +26,8 @@ class Parting:
         self.ranks = others if self.has_majority else sorted(check)
         self.pair = next(rank for rank in sorted(check) if check[rank].values["sum"] == usual), others[0]
         (names, digests, self._graded), (_, other, self._other_graded) = map(self._details, self.pair)
-        self.names = [name for name in names if digests.get(name) != other.get(name)]
+        self.is_complete = bool(digests and other)  # ranks write the digests of single parameters after their check
+        self.names = [name for name in names if self.is_complete and digests[name] != other.get(name)]
         self.of = len(names)
 
     def _details(self, rank: int) -> tuple[list[str], dict[str, int], dict[str, bool]]:
@@ -43,18 +44,14 @@ class Parting:
 
     def cause(self) -> Cause:
         """Why, and what to do. Why is empty if it is not known."""
+        of_ddp = (_local, _unreduced, _one_gradient, _partly_synchronized, _bypassed, _loaded)
         finders = (
             _unlike_settings,
             _never_equal,
+            *(of_ddp if self.set.kind == "ddp" else ()),
+            _scaled,
             _left_out,
             _unlike_gradients,
-            _local,
-            _unreduced,
-            _one_gradient,
-            _partly_synchronized,
-            _bypassed,
-            _loaded,
-            _scaled,
             _written,
         )
         return next((cause for find in finders if (cause := find(self))), ("", UNKNOWN))
@@ -92,7 +89,7 @@ class Parting:
 
     def gradients_on_one(self) -> list[tuple[str, int]]:
         """Parameters that differ and have a gradient on one rank of the pair only, and on which."""
-        has = [(name, self._graded[name], self._other_graded[name]) for name in self.names if self.of]
+        has = [(name, self._graded[name], self._other_graded[name]) for name in self.names]
         return [(name, self.pair[0] if one else self.pair[1]) for name, one, other in has if one != other]
 
 
@@ -124,7 +121,8 @@ def _never_equal(parting: Parting) -> Cause | None:
 
 def _left_out(parting: Parting) -> Cause | None:
     is_averaged = any(parting.evidence.ranks[rank].of("fsdp") for rank in parting.pair)
-    if parting.set.kind != "plain" or not parting.set.began_equal or not is_averaged:
+    is_beside = parting.set.kind == "plain" and parting.set.began_equal and is_averaged
+    if not is_beside or agree(parting.check, "gradients"):
         return None
     return (
         "fully_shard() has left them out, so that nothing averages their gradients",
@@ -136,7 +134,7 @@ def _unlike_gradients(parting: Parting) -> Cause | None:
     if parting.set.kind not in ("mesh", "plain") or agree(parting.check, "gradients"):
         return None
     return (
-        "the ranks compute other gradients of them, which nothing averages",
+        "the ranks step with other gradients of them, which nothing averages",
         "Let the ranks of a tensor parallel mesh read the same samples, and average the gradients of others.",
     )
 
@@ -197,8 +195,6 @@ def _bypassed(parting: Parting) -> Cause | None:
 
 
 def _loaded(parting: Parting) -> Cause | None:
-    if parting.set.kind != "ddp":
-        return None
     loads: dict[int, list[Line]] = {}
     for rank in parting.pair:
         lines = parting.evidence.ranks[rank].of("loaded", n=parting.set.model)
@@ -215,6 +211,8 @@ def _loaded(parting: Parting) -> Cause | None:
 
 
 def _scaled(parting: Parting) -> Cause | None:
+    if parting.gradients_on_one():
+        return None  # there are more of them to be changed on one of the ranks
     what = "changed their gradients in place unequally often, as by clipping them,"
     return _uneven(parting, "scalings", what, "Clip or scale the gradients on all ranks, or on none.")
 

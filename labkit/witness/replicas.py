@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from labkit.ring import RingReader, decoded
-from labkit.witness.checks import Checks, Set, agree, first_of, setting
+from labkit.witness.checks import Checks, Key, Set, agree, first_of, setting
 from labkit.witness.evidence import Evidence
 from labkit.witness.finding import Finding, named
 from labkit.witness.parting import Parting
@@ -28,40 +28,48 @@ class Replicas(Rule):
     silent = (
         "if they are equal again at a later check; if all backward passes of a step are within no_sync, or gradients "
         "go through a communication hook of the script's own; after ranks have made unequally many steps within Join; "
-        "after the last step; for buffers, FSDP1's flat parameters and groups of one rank. Without a declaration also "
-        "if all parameters part at once, but beside DTensors"
+        "for what is changed after the last step; for buffers, FSDP1's flat parameters and groups of one rank. Without "
+        "a declaration also if all parameters part at once, but beside DTensors"
     )
     limits = (
         "checks are at steps 1 2 5 10 20 35 50 75 100 200 500, then every 1000, of more than 64 MiB from step 20 on; "
         "optimizer states are not compared, which show in the weights a step later; between GPUs of different kinds it "
-        "is a note"
+        "is a note; parameters with Replicate that GPUs compute by nondeterministic kernels, without an all-reduce, "
+        "drift apart by the last bits, which is found, too"
     )
     explains = ("settings",)
 
     def __init__(self) -> None:
         self._checks = Checks()
+        self._partings: dict[Key, Parting] = {}
 
     def judge(self, evidence: Evidence) -> Iterable[Finding]:
         self._checks.read(evidence)
         found = [
-            _finding(evidence, each) or _never_equal(each)
-            for each in self._checks.sets.values()
+            self._finding(evidence, key, each) or _never_equal(each)
+            for key, each in self._checks.sets.items()
             if each.kind not in ("wrapped", "shard")
         ]
         return sorted((finding for finding in found if finding), key=lambda each: (not each.certain, each.until))[:1]
 
+    def _finding(self, evidence: Evidence, key: Key, parted: Set) -> Finding | None:
+        check = parted.parted
+        is_free = parted.kind == "plain" and not parted.began_equal  # nothing but their equality says that it is meant
+        if check is None or (is_free and parted.moves < ENOUGH):
+            return None
+        parting = self._partings.get(key)
+        if parting is None or parting.check is not check or not parting.is_complete:
+            parting = self._partings[key] = Parting(evidence, parted, check)  # reads all digests of two ranks
+        return _finding(evidence, parting, is_free=is_free)
 
-def _finding(evidence: Evidence, parted: Set) -> Finding | None:
-    check = parted.parted
-    is_free = parted.kind == "plain" and not parted.began_equal  # nothing but their equality says that it is meant
-    if check is None or (is_free and parted.moves < ENOUGH):
-        return None
-    parting = Parting(evidence, parted, check)
+
+def _finding(evidence: Evidence, parting: Parting, *, is_free: bool) -> Finding | None:
+    check, parted = parting.check, parting.set
     since, until, stays = _span(evidence, parted, parting)
     if parted.newest is check and not evidence.outcome and stays < STAYS:
         return None  # they may be equal at the next check
     names = parting.names or ["a parameter"]
-    if is_free and len(names) == parting.of:
+    if is_free and (len(names) == parting.of or not parting.is_complete):
         return None  # each rank trains a model of its own from now on
     why, advice = parting.cause()
     devices = {line.values["device"] for rank in check for line in evidence.ranks[rank].of("declared")}

@@ -50,8 +50,8 @@ def _earlier(attempt: RunFolder) -> Iterator[Path]:
 
 
 def _saves(path: Path) -> Iterator[Line]:
-    with suppress(OSError, *UNSOUND):
-        for text in path.read_text(encoding="utf-8").splitlines():
+    with suppress(OSError, *UNSOUND), path.open(encoding="utf-8") as file:
+        for text in file:
             if '"k": "saved"' in text:
                 yield Line.decode(json.loads(text))
 

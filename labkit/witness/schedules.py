@@ -22,8 +22,8 @@ class Schedules(Rule):
     )
     observed = (
         "a prepared scheduler is called once per epoch; the planned end came early, and steps at a learning rate of "
-        "zero followed; at the end (a note) it was planned for exactly the run's steps (OneCycleLR: "
-        "but for one per epoch) or backward passes, and moved less"
+        "zero followed (a note if there are other optimizers); at the end (a note) it was planned for exactly the "
+        "run's steps (OneCycleLR: but for one per epoch) or backward passes, and moved less"
     )
     silent = (
         "an unknown length; any other end, early or late: warm restarts, a cosine's period, ReduceLROnPlateau, "
@@ -75,6 +75,7 @@ def _ended(evidence: Evidence, line: Line) -> Finding | None:
         "Plan it for as many moves as the training makes on all processes together."
         if v["through_accelerate"]
         else "Plan it for as many moves as the training makes.",
+        certain=v["alone"],  # another optimizer may train on, when this one has been annealed on purpose
         since=v["ended"] + 1,
         line=line.line,
     )

@@ -50,9 +50,10 @@ class Ranks:
             self.detail(rank, k="digests", set=0, at=at, sums=each, graded=graded[min(rank, 1)])
 
     def judge(self, outcome="", rule=Replicas):
+        """What a rule, or a new one of this class, finds."""
         self.evidence.outcome = outcome
         self.evidence.read()
-        return list(rule().judge(self.evidence))
+        return list((rule() if isinstance(rule, type) else rule).judge(self.evidence))
 
 
 def test_checks_are_at_the_same_steps_on_all_ranks():
@@ -69,6 +70,20 @@ def test_weights_that_part_are_found_with_their_steps_ranks_and_parameters(tmp_p
     (found,) = ranks.judge()
     assert (found.since, found.until, found.ranks, found.parameters) == (6, 10, (1,), ("0.bias",))
     assert found.certain and "0.bias differs on rank 1" in found.what
+
+
+def test_the_digests_of_a_check_are_read_once_as_soon_as_they_are_complete(tmp_path):
+    ranks, rule = Ranks(tmp_path), Replicas()
+    ranks.check(5, [1, 2, 3], [1, 2, 3])
+    ranks.check(10, [4, 5, 6], [4, 9, 6])
+    path = ranks.attempt.digests(1)
+    whole = path.read_text()
+    path.write_text("".join(whole.splitlines(keepends=True)[:-1]))  # the last line is yet to be written
+    ranks.judge("succeeded", rule)
+    path.write_text(whole)
+    assert [found.parameters for found in ranks.judge("succeeded", rule)] == [("0.bias",)]
+    path.unlink()
+    assert [found.parameters for found in ranks.judge("succeeded", rule)] == [("0.bias",)]
 
 
 @pytest.mark.parametrize("kind", ["ddp", "mesh"])
@@ -107,7 +122,7 @@ def test_averaging_by_hand_that_forgets_a_parameter_is_a_note(tmp_path):
     ("began", "is_averaged", "why"),
     [
         (([1, 1, 1], [1, 1, 1]), True, "fully_shard() has left them out"),
-        (([1, 1, 1], [1, 1, 1]), False, "the ranks compute other gradients of them"),
+        (([1, 1, 1], [1, 1, 1]), False, "the ranks step with other gradients of them"),
         (([1, 1, 1], [2, 1, 1]), True, None),  # a rank's own part of the model
     ],
 )
@@ -138,7 +153,35 @@ def test_replicated_dtensors_that_were_equal_did_not_begin_apart(tmp_path):
     ranks.check(0, [1, 1, 1], [1, 1, 1], gradients=("a", "b"))
     ranks.check(1, [2, 2, 2], [3, 3, 3], gradients=("a", "b"))
     (found,) = ranks.judge("succeeded")
-    assert found.certain and "compute other gradients" in found.why
+    assert found.certain and "step with other gradients" in found.why
+
+
+@pytest.mark.parametrize(
+    ("values", "graded", "why"),
+    [
+        ({"gradients": ("a", "b")}, ("111", "111"), "fully_shard() has left them out"),
+        ({"gradients": ("a", "b"), "scalings": (3, 0)}, ("111", "111"), "as by clipping them, by step 1"),
+        ({"gradients": ("", "b"), "scalings": (2, 3)}, ("110", "111"), "fully_shard() has left them out"),
+        ({"gradients": ("a", "a"), "writes": (1, 2)}, ("111", "111"), "changed these parameters in place"),
+    ],
+)
+def test_parameters_are_left_out_if_their_gradients_differ_before_they_are_scaled(tmp_path, values, graded, why):
+    ranks = Ranks(tmp_path, "plain")
+    for rank in (0, 1):
+        ranks.line(rank, "fsdp", ranks=[0, 1])
+    ranks.check(0, [1, 1, 1], [1, 1, 1])
+    ranks.check(1, [2, 1, 2], [3, 1, 3], graded=graded, **values)
+    (found,) = ranks.judge("succeeded")
+    assert why in found.why
+
+
+def test_parameters_beside_a_ddp_model_do_not_part_for_its_reasons(tmp_path):
+    ranks = Ranks(tmp_path, "plain")
+    ranks.line(0, "unreduced", step=1, n=0, unfrozen=["0.weight"], added=[])
+    ranks.check(0, [1, 1, 1], [1, 1, 1])
+    ranks.check(1, [2, 1, 2], [3, 1, 3], gradients=("a", "b"))
+    (found,) = ranks.judge("succeeded")
+    assert "step with other gradients" in found.why
 
 
 def test_a_model_that_each_rank_trains_alone_after_a_warm_up_is_left_alone(tmp_path):

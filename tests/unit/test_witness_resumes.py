@@ -1,12 +1,13 @@
 """Findings about resumes and repeated random numbers, from lines as ranks write them."""
 
 import json
+import tracemalloc
 
 import pytest
 
 from labkit.record import RunFolder
 from labkit.witness.evidence import Evidence
-from labkit.witness.resumes import LostMoments, Reseeded, RestartedOrder, RestartedSchedule
+from labkit.witness.resumes import LostMoments, Reseeded, RestartedOrder, RestartedSchedule, _saves
 
 PLACE = {"t": 10.0, "step": 24, "number": 24, "line": 7}
 FILE = [5, 1_000_000_007, 4881]
@@ -145,6 +146,17 @@ def test_epochs_that_are_counted_from_0_again_are_noted(judge):
 )
 def test_epochs_that_may_begin_at_0_are_not_noted(judge, saved, change):
     assert not judge(RestartedOrder, [saved, AGAIN | change])
+
+
+def test_the_saves_of_a_file_are_read_line_by_line(tmp_path):
+    path = tmp_path / "witness.jsonl"
+    path.write_text("".join(f"{json.dumps(PLACE | {'k': 'check', 'sum': 'a' * 1000})}\n" for _ in range(2000)))
+    with path.open("a") as file:
+        file.write(f"{json.dumps(SAVED)}\n")
+    tracemalloc.start()
+    assert [line.values["file"] for line in _saves(path)] == [FILE]
+    assert tracemalloc.get_traced_memory()[1] < path.stat().st_size / 4
+    tracemalloc.stop()
 
 
 def test_the_save_is_looked_for_in_earlier_attempts_and_runs_of_the_script(judge, tmp_path):

@@ -6,6 +6,7 @@ import json
 import pytest
 
 from labkit.record import RunFolder
+from labkit.witness import checkpoints
 from labkit.witness.checkpoints import FileRace, LonePart, Unloaded
 from labkit.witness.evidence import Evidence
 from labkit.witness.schedules import Schedules
@@ -32,7 +33,17 @@ SCHEDULE = {
     "moves": 0,
     "stops": 0,
 }
-SCHEDULE |= {"fewest": 1, "most": 1, "gap": 0, "ended": 0, "steps": 40, "idle": 0, "epochs": 4, "passes": 40}
+SCHEDULE |= {
+    "fewest": 1,
+    "most": 1,
+    "gap": 0,
+    "ended": 0,
+    "steps": 40,
+    "idle": 0,
+    "epochs": 4,
+    "passes": 40,
+    "alone": True,
+}
 
 
 @pytest.fixture
@@ -145,6 +156,31 @@ def test_a_file_race_is_what_was_seen_without_a_collective_between(judge, first,
     assert [says in finding.what for finding in found] == [True] * bool(says)
 
 
+def test_a_file_race_is_looked_for_among_new_uses_only(tmp_path, monkeypatch):
+    pairs = []
+    real = checkpoints._raced
+    monkeypatch.setattr(checkpoints, "_raced", lambda *args: pairs.append(args) or real(*args))
+    attempt, rule = RunFolder(tmp_path), FileRace()
+    evidence = Evidence(attempt, range(2), "train.py")
+
+    def look(*ranks):
+        for rank, lines in enumerate(ranks):
+            attempt.witnessed(rank).parent.mkdir(parents=True, exist_ok=True)
+            with attempt.witnessed(rank).open("a") as file:
+                file.write("".join(f"{json.dumps(PLACE | line)}\n" for line in lines))
+        evidence.read()
+        pairs.clear()
+        return list(rule.judge(evidence))
+
+    assert look(*([use("save", t + rank / 2, t + rank / 2 + 0.1, 5) for t in range(500)] for rank in (0, 1))) == []
+    assert len(pairs) <= 2 * 1000 * 100
+    assert look([], []) == [] and not pairs
+    (found,) = look([use("save", 601, 603, 5)], [use("load", 602, 604, 5)])
+    assert 0 < len(pairs) <= 2 * 2 * 100
+    assert "rank 1 reads last.pt" in found.what
+    assert look([], [use("save", 700, 701, 5)]) == [found] and not pairs
+
+
 def check(step, moved, since, lr=2e-5, sampled=256):
     values = {"optimizer": 0, "type": "bfloat16", "moved": moved, "since": since, "lr": lr, "sampled": sampled}
     return {"k": "moved", "step": step, **values}
@@ -252,3 +288,9 @@ def test_a_class_that_reads_a_flag_of_this_name_anywhere_uses_it():
     assert uses(is_trained=staticmethod(read)) and uses(is_trained=classmethod(read))
     assert uses(forward=functools.wraps(read)(lambda *args: read(*args)))
     assert not uses(forward=lambda self, x: x, size=property(lambda self: 1), rate=0.1)
+
+
+@pytest.mark.parametrize("alone", [True, False])
+def test_a_schedule_that_ended_while_another_optimizer_may_train_on_is_a_note(judge, alone):
+    (finding,) = judge(Schedules, [SCHEDULE | ENDED | {"alone": alone}])
+    assert finding.certain is alone

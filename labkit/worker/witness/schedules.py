@@ -105,6 +105,7 @@ class Schedules(Area):
                     "through_accelerate": known.through_accelerate,
                 }
                 seen = {"epochs": self._witness.epochs, "passes": known.passes}
+                seen["alone"] = len(self._witness.live_optimizers()) == 1
                 self._witness.write("schedule", **made, **counts, **seen, line=known.line)
 
     finish = after_check
