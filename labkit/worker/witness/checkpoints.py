@@ -1,6 +1,7 @@
 """Writes down what a script loads into its modules, and which files it saves and loads when.
 
-What nothing of was loaded into is written at the next optimizer step, because a script may see it and load again.
+A module into which nothing was loaded is written down at the next optimizer step, because a script may see it and load
+again.
 """
 
 from __future__ import annotations
