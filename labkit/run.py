@@ -197,7 +197,7 @@ class Run(Shown[State], Reachable):
         if state.state in ("failed", "lost"):
             raise self._failure(state)
         if strict and (certain := self.findings().certain):
-            raise FindingError(plain(f"{self.id} {state.state}, but what it learned is wrong\n\n{certain!r}"))
+            raise FindingError(plain(f"{self.id} {state.state}, but wrong\n\n{certain!r}"))
         return state
 
     @checked()

@@ -350,7 +350,7 @@ class Supervisor:
         is_stuck = self.stalls.notice is not None and progress.is_stuck()
         stuck_since = (self.state.stuck_since or time.time() - progress.idle_seconds) if is_stuck else None
         if (notice, stuck_since) != (self.state.notice, self.state.stuck_since):
-            wrong = self.judge.notice is not None
+            wrong = self.judge.is_certain
             self.write(replace(self.state, notice=notice, stuck_since=stuck_since, wrong=wrong))
         if self.watchdog is None or progress.idle_seconds <= self.watchdog:
             return None
@@ -399,7 +399,7 @@ class Supervisor:
                 notices.append(background_errors(self.folder, self.folder.attempt(self.state.attempt), self.ranks))
             notices.append(self.leftovers.notice if self.leftovers else None)
         notice = "; ".join(filter(None, notices)) or None
-        wrong = self.judge.notice is not None
+        wrong = self.judge.is_certain
         return replace(self.state, state=name, ended=ended, notice=notice, stops_by=None, wrong=wrong, **fields)
 
     def has_ended(self) -> bool:

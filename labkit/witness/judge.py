@@ -113,7 +113,14 @@ class Judge:
 
     @property
     def notice(self) -> str | None:
-        """The most important finding that is certain, for the run's state."""
-        certain = self.findings.certain
-        more = f" (and {len(certain) - 1} more: run.findings())" if len(certain) > 1 else ""
-        return f"{certain[0].sentence}{more}" if certain else None
+        """The most important finding, which is a note if none is certain, for the run's state."""
+        first, more = next(iter(self.findings), None), len(self.findings) - 1
+        if first is None:
+            return None
+        note, others = "" if first.certain else "note: ", f" (and {more} more: run.findings())" if more else ""
+        return f"{note}{first.sentence}{others}"
+
+    @property
+    def is_certain(self) -> bool:
+        """Whether the training is certainly wrong."""
+        return bool(self.findings.certain)

@@ -78,7 +78,7 @@ def test_the_list_of_runs_has_a_sign(folder):
 
 def test_a_strict_wait_fails_for_what_is_certain(folder):
     assert Run(folder).wait().state == "succeeded"
-    with pytest.raises(labkit.FindingError, match="succeeded, but what it learned is wrong\n\nsince step 12"):
+    with pytest.raises(labkit.FindingError, match="succeeded, but wrong\n\nsince step 12"):
         Run(folder).wait(strict=True)
     Findings([NOTE]).write(folder)
     assert Run(folder).wait(strict=True).state == "succeeded"
