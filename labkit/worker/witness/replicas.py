@@ -84,7 +84,7 @@ class Replicas(Area):
         self._write(sets, optimizer, stepped, at=stepped.steps)
 
     def _sets_of(self, optimizer: Any, stepped: Stepped) -> Sets:
-        """None if there is but one rank."""
+        """Empty if there is only one rank."""
         distributed = self._torch.distributed
         if not distributed.is_available() or not distributed.is_initialized() or distributed.get_world_size() == 1:
             return {}

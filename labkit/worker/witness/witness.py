@@ -112,7 +112,7 @@ class Witness:
             flags |= model.before_backward()
         self._flags, self._line, self._before, self._loss = flags, self.line(), self.calls(), math.nan
         loss = loss[0] if type(loss) in (list, tuple) and loss else loss
-        self._differentiated = weakref.ref(loss)
+        self._differentiated = weakref.ref(loss) if isinstance(loss, self.torch.Tensor) else lambda: None
         flags |= IN_BACKWARD | self._in_join
         self.ring.at_backward(self.fetched, self.passes, self._before, self._line, math.nan, flags)
 
