@@ -47,6 +47,16 @@ def runs_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         assert not open_ports, f"left open: {open_ports}"
 
 
+@pytest.fixture
+def group_of_one() -> Iterator[None]:
+    """This process is the only rank of a gloo group."""
+    distributed = pytest.importorskip("torch").distributed
+    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+    yield
+    distributed.destroy_process_group()
+    PORTS.update(listening())  # of groups that DDP has used torch keeps the port, without labkit, too
+
+
 def threads_of_ours() -> set[threading.Thread]:
     return {thread for thread in threading.enumerate() if thread.name.startswith("labkit")}
 

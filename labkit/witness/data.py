@@ -293,7 +293,7 @@ class NotSplit(DataRule):
         "the samples that DistributedSampler adds to make parts equal; samplers of one's own, with replacement, or "
         "with weights; ranks that hold different data; without a DistributedSampler it is a note"
     )
-    limits = "parts that a script takes without a DataLoader, or that each rank draws anew in each epoch"
+    limits = "parts that a script takes without a DataLoader, or that each rank draws again in each epoch"
 
     def of_group(self, evidence: Evidence, group: tuple[int, ...], epochs: list[Epoch]) -> Iterator[Finding]:
         yield from self._of_parts(evidence, group, epochs)

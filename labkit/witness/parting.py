@@ -153,7 +153,7 @@ def _local(parting: Parting) -> Cause | None:
 
 def _unreduced(parting: Parting) -> Cause | None:
     for line in parting.lines("unreduced"):
-        for how, what in (("unfrozen", "were frozen"), ("added", "were not there")):
+        for how, what in (("unfrozen", "were frozen"), ("added", "did not exist yet")):
             if names := line.values[how]:
                 more = f" and {len(names) - 1} more" if len(names) > 1 else ""
                 return (

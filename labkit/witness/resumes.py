@@ -1,4 +1,4 @@
-"""Finds trainings that start anew: the schedule, the order of samples or the moments of a resume, random numbers."""
+"""Finds trainings that start over: the schedule, the order of samples or the moments of a resume, random numbers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from labkit.witness.evidence import Evidence, Line, by_place
 from labkit.witness.finding import Finding
 from labkit.witness.rule import Rule
 
-FEWEST = 2  # batches that are passed over: a script that prefetches passes over one
+FEWEST = 2  # batches that are skipped: a script that prefetches skips one
 RUNS, FILES = 50, 200  # in which the save of a file is looked for
 
 
@@ -83,7 +83,7 @@ class LostMoments(Rule):
 
 class RestartedSchedule(Rule):
     kind = "restarted schedule"
-    title = "A resume starts the schedule of the learning rate anew"
+    title = "A resume restarts the learning rate schedule"
     declared = (
         "Optimizer.load_state_dict of a new optimizer, with what torch.load has returned; torch's schedulers, and the "
         "state of one in the same file"
@@ -115,14 +115,14 @@ class RestartedSchedule(Rule):
                 ranks=ranks,
                 line=line.line,
             )
-        for line, ranks in by_place(evidence, "resumed", _is_anew):
+        for line, ranks in by_place(evidence, "resumed", _restarts):
             begins = line.values["schedules"][0]["last"]
             saved = self._saves.of(evidence, line)
             if saved is None or begins not in saved.values["began"]:
                 continue
             yield Finding(
                 "restarted schedule",
-                f"{_type(line)} begins anew, at a learning rate of {begins[0]:g}, after the optimizer"
+                f"{_type(line)} restarts at a learning rate of {begins[0]:g}, after the optimizer"
                 f"{evidence.at(line.line)} was resumed at {line.values['rates'][0]:g}",
                 f"the schedule's state in {line.values['path']}, after {line.values['moves']} moves, is not loaded",
                 "Make the scheduler first, then load the states of both.",
@@ -135,18 +135,18 @@ class RestartedSchedule(Rule):
 
 class RestartedOrder(Rule):
     kind = "restarted order"
-    title = "A resume passes over batches of another order"
+    title = "A resume skips batches in another order"
     declared = (
         "Optimizer.load_state_dict of a new optimizer, with what torch.load has returned; the epoch of a "
         "DistributedSampler that shuffles, when the file was saved and after it was loaded"
     )
     observed = (
-        "the resume passes over as many batches as had been trained of the epoch in which the file was saved, but the "
+        "the resume skips as many batches as had been trained of the epoch in which the file was saved, but the "
         "sampler is at another epoch: some samples are trained again, others are not; or (a note) a file of a later "
         "epoch, whose number it holds, is resumed at epoch 0, in whose order the training had begun"
     )
     silent = (
-        "an epoch is begun from its first batch; another number of batches is passed over; another seed, data set, "
+        "an epoch is begun from its first batch; another number of batches is skipped; another seed, data set, "
         "batch size or number of ranks; files that no rank under labkit has saved; at epoch 0 another rate, or a new "
         "schedule, as in a second phase"
     )
@@ -162,11 +162,11 @@ class RestartedOrder(Rule):
                 continue
             yield Finding(
                 "restarted order",
-                f"the resume{evidence.at(line.line)} passes over {line.values['passed']} batches, as many as had been "
+                f"the resume{evidence.at(line.line)} skips {line.values['passed']} batches, as many as had been "
                 f"trained of epoch {saved.values['order'][0]}, but in the order of epoch {line.values['order'][0]}: "
                 "some samples are trained again, and others are left out",
                 "the new DistributedSampler is not at the epoch in which the checkpoint was saved",
-                "Call set_epoch with the epoch that is resumed before its batches are passed over.",
+                "Call set_epoch with the epoch that is resumed before its batches are skipped.",
                 since=line.step + 1,
                 ranks=ranks,
                 line=line.line,
@@ -227,7 +227,7 @@ def _is_other_order(saved: Line, resumed: Line) -> bool:
 
 
 def _goes_on(line: Line) -> bool:
-    """Whether the first step is made as if the training had not been interrupted, and no batch was passed over."""
+    """Whether the first step is made as if the training had not been interrupted, and no batch was skipped."""
     rates, schedules = line.values["rates"], line.values["schedules"]
     return bool(rates) and rates == line.values["now"] and all(s["at"] for s in schedules) and not line.values["passed"]
 
@@ -252,7 +252,7 @@ def _overwritten(line: Line) -> bool:
     )
 
 
-def _is_anew(line: Line) -> bool:
+def _restarts(line: Line) -> bool:
     """Whether an unfinished schedule was saved, and all that are there now are at their beginning."""
     rates, now, schedules = line.values["rates"], line.values["now"], line.values["schedules"]
     return bool(rates and line.values["moves"] and schedules) and all(

@@ -24,7 +24,7 @@ from labkit.witness.finding import Finding, named
 from labkit.witness.rule import Rule
 
 STAYS = 3  # steps: what a rank does in that many is usual, and a difference that lasts as long is no accident of timing
-RARELY = 20  # a rank that draws another batch more often than once in that many steps means to
+RARELY = 20  # a rank that fetches another batch more often than once in that many steps means to
 CONSEQUENCE = "since then each of its collectives meets a later one, and gradients of different steps are averaged"
 WITHIN, BETWEEN = "in its backward pass", "between two backward passes"
 ADVICE = (
@@ -42,11 +42,12 @@ class Slips(Rule):
     declared = "the group over which DDP or FSDP averages gradients: every rank of it makes every one of its calls"
     observed = (
         "after the same backward pass, which averages gradients, the ranks have made different numbers of the group's "
-        "collectives, and this stays so; a note: a rank drew another batch for a step"
+        "collectives, and this stays so; a note, unless the run hangs or fails by it: a rank fetched another batch for "
+        "a step"
     )
     silent = (
         "fewer than three steps since, unless the run has failed or is stuck; once the ranks were within Join; passes "
-        "that average nothing; groups other than that of the first DDP model; a rank that draws further batches "
+        "that average nothing; groups other than that of the first DDP model; a rank that fetches further batches "
         "more often than in one of twenty steps"
     )
     limits = "ranks that do the same in every step until one of them ends are not seen while they run"
@@ -146,11 +147,12 @@ class _Group:
             return self._step_left_out(evidence, *((rank, here) if here.passes > there.passes else (other, there)))
         difference = abs(usual - made[rank])
         is_known = made[rank] < usual and (counts[usual] > len(wrong) or here.has_left_out)
-        verb = "left out {}" if is_known else "made {} fewer than" if made[rank] < usual else "made {} more than"
-        calls = verb.format(_collectives(difference))
+        calls = f"left out {_collectives(difference)}"
+        if not is_known:
+            calls = f"called {_collectives(difference)} {'fewer' if made[rank] < usual else 'more'} than"
         in_backward = here.before == there.before
         where = WITHIN if in_backward else BETWEEN
-        what = f"that {named([other])} made {where}" if is_known else f"{named([other])} {where}"
+        what = f"that {named([other])} called {where}" if is_known else f"{named([other])} {where}"
         found = Finding(
             "slip",
             f"{named(wrong)} {calls} {what}; {CONSEQUENCE}",
@@ -159,7 +161,7 @@ class _Group:
             since=here.step if in_backward else here.step - 1,
             ranks=tuple(wrong),
             line=here.line,
-            values=tuple(f"rank {each}: {calls} collectives" for each, calls in made.items()),
+            values=tuple(f"rank {each}: {_collectives(calls)}" for each, calls in made.items()),
         )
         self.found = found if self.is_anchored else None
         return found
@@ -205,7 +207,7 @@ class _Group:
                 return Finding(
                     "slip",
                     f"{named([rank])} left out {_collectives(usual - calls)} {BETWEEN if between else WITHIN} that it "
-                    "had made in every step before",
+                    "had called in every step before",
                     f"it went on to its next one{evidence.at(now.line)}" if between else why,
                     advice=ADVICE,
                     since=last.step if between else last.step + 1,
@@ -215,8 +217,8 @@ class _Group:
         return None
 
     def skip(self, evidence: Evidence) -> Finding | None:
-        """A rank drew another batch for a step. Its data end sooner, which is certain to be wrong once the others wait
-        for its next backward pass."""
+        """A rank fetched another batch for a step. Its data run out earlier, which is certain to be wrong once the others
+        wait for its next backward pass."""
         if self.skipped is None or self.is_over:
             return None
         number, fetched = self.skipped
@@ -228,21 +230,23 @@ class _Group:
         rank, other = more[0], next(r for r in self.ranks if fetched[r] == usual)
         own = self.now[rank]
         waits = any(now.flags & IN_BACKWARD and now.number >= own.number for now in self.now.values())
-        certain = evidence.may_have_failed_by_a_collective and waits and not own.flags & IN_BACKWARD
+        is_over = evidence.is_stuck or evidence.may_have_failed_by_a_collective
+        certain = is_over and waits and not own.flags & IN_BACKWARD
         if not certain and self.skips * RARELY > self.compared:
             return None
         here = _Step.of(evidence.ranks[rank].ring, number)
-        then = "its data ended while others still trained" if certain else "its data end sooner"
+        then = "its data ran out while others still trained" if certain else "its data run out earlier"
         return Finding(
-            "skip",
-            f"{named(more)} drew {fetched[rank]} batches for a step for which {named([other])} drew {usual}; {then}",
+            "slip",
+            f"{named(more)} fetched {_batches(fetched[rank])} for a step for which {named([other])} fetched "
+            f"{usual}; {then}",
             "it skipped a batch alone (`continue`?)",
             advice=ADVICE,
             certain=certain,
             since=here.step,
             ranks=tuple(more),
             line=here.line,
-            values=tuple(f"rank {each}: {batches} batches" for each, batches in fetched.items()),
+            values=tuple(f"rank {each}: {_batches(batches)}" for each, batches in fetched.items()),
         )
 
 
@@ -290,7 +294,11 @@ def _is_earlier(other: Now, now: Now) -> bool:
 
 
 def _collectives(count: int) -> str:
-    return "a collective" if count == 1 else f"{count} collectives"
+    return "one collective" if count == 1 else f"{count} collectives"
+
+
+def _batches(count: int) -> str:
+    return "one batch" if count == 1 else f"{count} batches"
 
 
 def _why(flags: int, loss: float, line: int, evidence: Evidence) -> str:

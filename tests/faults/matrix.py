@@ -66,5 +66,5 @@ FAULTS = [
     ),
     Fault("I9s", "another shape", "shape", r"SIGABRT\) in `all_reduce`.*data size doesn't match expected size", None),
     Fault("I9d", "another dtype", "dtype", r"SIGABRT\) in `all_reduce`.*data size doesn't match expected size", None),
-    Fault("I9n", "one collective more", "count", r"in step 5 rank 0 made a collective fewer than rank 1", None),
+    Fault("I9n", "one collective more", "count", r"in step 5 rank 0 called one collective fewer than rank 1", None),
 ]

@@ -20,7 +20,7 @@ SLIP = Finding(
     until=12,
     ranks=(1,),
 )
-NOTE = Finding("skip", "rank 0 skipped a batch", certain=False, since=3, until=7)
+NOTE = Finding("slip", "rank 0 skipped a batch", certain=False, since=3, until=7)
 
 
 @pytest.fixture

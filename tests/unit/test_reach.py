@@ -237,13 +237,6 @@ def test_what_hooks_cannot_see_is_said(hooks):
         quantities.largest_output(model, "nope")
 
 
-@pytest.fixture
-def group_of_one():
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
-
-
 def test_a_breakpoint_meets_on_the_host_whatever_device_the_script_makes_the_default(group_of_one):
     """The GPU may be far behind; here `meta` stands for it."""
     point = Breakpoint("loss > 3", 0, 1)

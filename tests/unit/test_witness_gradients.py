@@ -196,12 +196,9 @@ def test_the_limit_of_scaled_gradients_is_a_number_or_not_known(limit, tmp_path)
 
 
 @pytest.fixture
-def model():
+def model(group_of_one):
     torch = pytest.importorskip("torch")
-    distributed = torch.distributed
-    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
-    yield torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(40, 2))
-    distributed.destroy_process_group()
+    return torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(40, 2))
 
 
 @pytest.mark.parametrize(

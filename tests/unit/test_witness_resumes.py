@@ -41,10 +41,10 @@ def resumed(schedule=(), **values):
     return RESUMED | {"schedules": [SCHEDULE | dict(schedule)]} | values
 
 
-def test_a_schedule_that_begins_anew_is_noted(judge):
+def test_a_schedule_that_restarts_is_noted(judge):
     (finding,) = judge(RestartedSchedule, [SAVED, RESUMED], [RESUMED])
     assert finding.sentence == (
-        "since step 25: LambdaLR begins anew, at a learning rate of 0.1, after the optimizer (train.py line 7) was "
+        "since step 25: LambdaLR restarts at a learning rate of 0.1, after the optimizer (train.py line 7) was "
         "resumed at 0.02: the schedule's state in last.pt, after 8 moves, is not loaded"
     )
     assert (finding.certain, finding.ranks) == (False, (0, 1))
@@ -87,7 +87,7 @@ def test_batches_that_are_passed_over_in_another_order_are_found(judge):
     wrong = resumed(order=[0, 0, 256, 2, 16])
     (finding,) = judge(RestartedOrder, [SAVED, wrong], [wrong])
     assert finding.sentence == (
-        "since step 25: the resume (train.py line 7) passes over 6 batches, as many as had been trained of epoch 2, "
+        "since step 25: the resume (train.py line 7) skips 6 batches, as many as had been trained of epoch 2, "
         "but in the order of epoch 0: some samples are trained again, and others are left out: "
         "the new DistributedSampler is not at the epoch in which the checkpoint was saved"
     )

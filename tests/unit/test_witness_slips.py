@@ -72,7 +72,7 @@ def test_a_backward_pass_without_a_collective_is_found_once_it_lasts(scene):
     (found,) = judge.look()
 
     assert (found.kind, found.certain, found.since, found.ranks, found.line) == ("slip", True, 12, (1,), 21)
-    assert found.what.startswith("rank 1 left out a collective that rank 0 made in its backward pass; since then each")
+    assert found.what.startswith("rank 1 left out one collective that rank 0 called in its backward pass; since then each")
     assert found.why == "the loss of its backward pass, 0.5, has no graph through the model (train.py line 21)"
 
 
@@ -124,7 +124,7 @@ def test_the_minority_is_at_fault(scene):
     (found,) = judge.look()
 
     assert (found.ranks, found.since) == ((2,), 9)
-    assert found.what.startswith("rank 2 made a collective more than rank 0 between two backward passes")
+    assert found.what.startswith("rank 2 called one collective more than rank 0 between two backward passes")
     assert found.why == "it went on to its next one (train.py line 21)"
 
 
@@ -139,7 +139,7 @@ def test_of_two_ranks_neither_is_said_to_be_at_fault_without_a_reason(scene):
     judge.look()
     (found,) = judge.look()
 
-    assert found.what.startswith("rank 1 made a collective fewer than rank 0 between two backward passes")
+    assert found.what.startswith("rank 1 called one collective fewer than rank 0 between two backward passes")
 
 
 def test_a_difference_that_ends_is_none(scene):
@@ -252,7 +252,7 @@ def test_a_rank_that_is_one_call_behind_when_the_run_fails_is_named(scene):
 
     assert (found.since, found.ranks, found.line) == (31, (0,), 23)
     assert found.what == (
-        "rank 0 left out a collective between two backward passes that it had made in every step before"
+        "rank 0 left out one collective between two backward passes that it had called in every step before"
     )
     assert not judge.look("failed", "exception")  # rank 1 failed by itself
     assert judge.look("failed", "slip")
@@ -276,8 +276,8 @@ def test_a_batch_skipped_by_one_rank_is_a_note_until_the_run_fails_by_it(scene):
     for rank in ranks:
         rank.steps(9)
     (note,) = judge.look()
-    assert (note.kind, note.certain, note.since, note.ranks) == ("skip", False, 30, (0,))
-    assert note.what == "rank 0 drew 2 batches for a step for which rank 1 drew 1; its data end sooner"
+    assert (note.kind, note.certain, note.since, note.ranks) == ("slip", False, 30, (0,))
+    assert note.what == "rank 0 fetched 2 batches for a step for which rank 1 fetched 1; its data run out earlier"
 
     ranks[1].enter_backward()
     (found,) = judge.look("failed")

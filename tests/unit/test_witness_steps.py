@@ -14,11 +14,8 @@ from labkit.worker.witness.witness import Witness  # noqa: E402
 
 
 @pytest.fixture
-def witness(tmp_path):
-    distributed = torch.distributed
-    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
-    yield Witness(torch, tmp_path / "ring", tmp_path / "witness.jsonl")
-    distributed.destroy_process_group()
+def witness(group_of_one, tmp_path):
+    return Witness(torch, tmp_path / "ring", tmp_path / "witness.jsonl")
 
 
 def area_of(witness, kind):

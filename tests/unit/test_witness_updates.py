@@ -243,7 +243,7 @@ ONCE_PER_EPOCH = {"type": "OneCycleLR", "planned": 40, "moves": 4, "stops": 4, "
 @pytest.mark.parametrize(
     ("line", "says"),
     [
-        (TWICE, "StepLR moves 2 times at a time, once in 8 optimizer steps (train.py line 7)"),
+        (TWICE, "StepLR moves 2 times at each call, and is called once in 8 optimizer steps (train.py line 7)"),
         (TWICE | {"through_accelerate": False}, ""),
         (TWICE | {"gap": 1, "stops": 40}, ""),  # once per step, as accelerate expects
         (TWICE | {"epochs": 1}, ""),

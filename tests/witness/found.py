@@ -67,7 +67,7 @@ FOUND = {
     "sched_plateau_per_rank": "replicas",
     "scheduler_restarts_on_resume": "restarted schedule, note",
     "seed_split_per_rank": "leak",
-    "skip_bad_batch_per_rank": "skip",
+    "skip_bad_batch_per_rank": "slip",
     "skipped_allreduce": "slip",
     "sync_flag_after_forward": "replicas",
     "tensor_parallel_first_saves": "lone part",

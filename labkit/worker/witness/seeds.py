@@ -1,4 +1,4 @@
-"""Writes down when a training draws the same random numbers again, because the script seeds torch's generators anew."""
+"""Writes down when a training draws the same random numbers again, because the script seeds torch's generators again."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MOST = 256  # different draws that are remembered
 class Seeds(Area):
     """Hooks what `torch.manual_seed` calls, because TorchScript knows only the original of that function. Compared is
     what the first step after it draws between the fetch of a batch and its backward: a seed in between may be for
-    something that is made anew in each step."""
+    something that is made in each step."""
 
     def __init__(self, witness: Observed):
         super().__init__(witness)
