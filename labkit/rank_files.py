@@ -23,7 +23,7 @@ METRICS, HEARTBEAT, STACKS, ERROR = "metrics.jsonl", "heartbeat.json", "stacks.t
 COLLECTIVES = "collectives.json"
 RING, WITNESSED = "ring.bin", "witness.jsonl"
 DIGESTS = "digests.jsonl"  # what is only read if a line of WITNESSED differs between ranks
-INQUIRY, REQUESTS, RELEASED = "inquiry.json", "requests", "released"  # in the attempt's folder, like RANKS
+INQUIRY, REQUESTS = "inquiry.json", "requests"  # in the attempt's folder, like RANKS
 EVENTS, RESERVE = "events.jsonl", "reserve"
 
 # The signal on which a rank's faulthandler dumps its stacks. Scripts use those that have names.

@@ -66,14 +66,14 @@ def runs(
     runs_dir: str | os.PathLike[str] | None = None,
 ) -> RunList:
     """All runs, newest first, as a table of the first 50. You can filter by a script's name, by a state such as
-    "failed", and by a tag.
+    "failed", or "wrong" for those of any state that were found to be certainly wrong, and by a tag.
 
     `sort` is a metric, best run first (the lowest "loss", the highest "val_accuracy"); a parameter, lowest value first;
     or "duration", "ranks" or "started", newest first. Runs without a value come last. Raises LabError for a state that
     does not exist, or if no run has what `sort` names.
     """
-    if state is not None and state not in get_args(StateName):
-        raise LabError(f"there is no state {state!r}; the states are {', '.join(get_args(StateName))}")
+    if state is not None and state not in (states := (*get_args(StateName), "wrong")):
+        raise LabError(f"there is no state {state!r}; the states are {', '.join(states)}")
     stored = list_runs(runs_dir)
     chosen = [Run(folder) for folder in reversed(stored)]
     if script is not None:
@@ -81,7 +81,7 @@ def runs(
     if tag is not None:
         chosen = [run for run in chosen if tag in run.tags]
     if state is not None:
-        chosen = [run for run in chosen if run.status().state == state]
+        chosen = [run for run in chosen if state in ((now := run.status()).state, "wrong" if now.wrong else None)]
     is_filtered = (script, state, tag) != (None, None, None)
     unfinished = [] if is_filtered else unfinished_launches(runs_dir, but=stored)
     listed = RunList(chosen, unfinished, empty="no run matches" if is_filtered else "no runs yet")
@@ -367,7 +367,9 @@ class Run(Shown[State], Reachable):
         folder = self.folder.latest
         home = folder.node(cause.node or 0) if folder.nodes.is_dir() else folder
         logs = folder.rank(cause.rank) if cause.rank is not None else home.torchrun_log
-        parts = [cause.sentence, "".join(cause.traceback).rstrip(), "\n".join(cause.advice), f"logs: {logs}"]
+        is_new = cause.kind != "slip" and (certain := self.findings().certain)
+        found = f"it was also found to be wrong:\n{certain!r}" if is_new else ""
+        parts = [cause.sentence, "".join(cause.traceback).rstrip(), "\n".join(cause.advice), found, f"logs: {logs}"]
         return rank_failed("\n\n".join(plain(part) for part in parts if part), run_id=self.id, cause=cause)
 
     def __repr__(self) -> str:

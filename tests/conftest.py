@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -15,6 +16,10 @@ import pytest
 
 ENDING_SECONDS = 3.0
 SCRIPTS = Path(__file__).parent / "scripts"
+
+# Kaggle's client makes its folder when it is imported, which two workers may do at the same time.
+os.environ.setdefault("KAGGLE_CONFIG_DIR", str(Path(tempfile.gettempdir(), "labkit-kaggle")))
+Path(os.environ["KAGGLE_CONFIG_DIR"]).mkdir(parents=True, exist_ok=True)
 
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # in a shell's background job, and every child would inherit it
     signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -38,7 +38,7 @@ def add_run_verbs(verb: Callable[..., argparse.ArgumentParser]) -> None:
     prune.add_argument("--yes", action="store_true", help="delete them; without this option the runs are only listed")
     for sub in (listing, prune):
         sub.add_argument("--script", help="only runs of the script of this name")
-        sub.add_argument("--state", choices=get_args(StateName), help="only runs in this state")
+        sub.add_argument("--state", choices=[*get_args(StateName), "wrong"], help="only runs in this state")
         sub.add_argument("--tag", help="only runs with this tag")
         sub.add_argument("--sort", metavar="NAME", help=SORT)
     remove = verb("rm", _rm, "delete the folders of these runs, with logs and checkpoints")

@@ -102,6 +102,8 @@ def summary(reader: RunReader) -> dict[str, Any]:
         "recipe": _recipe(manifest, state),
         "parameters_given": {name: str(value) for name, value in manifest.parameters.items()},
         "state": state.state,
+        "result": words.status(state),
+        "wrong": state.wrong,
         "notice": state.notice,
         "training_seconds": number(values.get("training_seconds")) or (max(stepping) if stepping else None),
         "epoch_seconds": _epoch_seconds(first, values),
@@ -192,7 +194,7 @@ class Comparison:
 
         # pandas with pyarrow accepts UTF-8 only, and a file name may be any bytes
         rows = [{k: plain(v) if isinstance(v, str) else v for k, v in each.items()} for each in self.summaries]
-        table = pd.DataFrame(rows).drop(columns=["recipe", "parameters_given"])
+        table = pd.DataFrame(rows).drop(columns=["recipe", "parameters_given", "result"])
         table.insert(6, "speedup", self._speedups())
         return table
 
@@ -227,25 +229,27 @@ class Comparison:
                 "input wait": words.percent(s["input_share"]),
                 "communication": words.percent(s["communication_share"]),
                 "parameters": "n/a" if s["parameters"] is None else f"{s['parameters']:,.0f}",
-                "result": s["state"],
+                "result": s["result"],
             }
             for i, (s, speedup) in enumerate(zip(self.summaries, self._speedups(), strict=True))
         ]
 
     def _marked(self, name: str) -> list[str]:
-        """A metric of each run as text, with ★ at the best loss or evaluation, unless all look equal."""
+        """A metric of each run as text, with ★ at the best loss or evaluation of good runs, unless all look equal."""
         values = [glance.metrics.get(name) for glance in self.glances]
         texts = [_measured(name, value) for value in values]
         if name != "loss" and not is_evaluated(name):
             return texts
         known = {
-            value: text
-            for summary, each, text in zip(self.summaries, values, texts, strict=True)
-            if summary["state"] not in ("failed", "lost") and (value := finite(each)) is not None
+            i: value
+            for i, (summary, each) in enumerate(zip(self.summaries, values, strict=True))
+            if summary["state"] not in ("failed", "lost")
+            and not summary["wrong"]
+            and (value := finite(each)) is not None
         }
         pick = min if is_lower_better(name) else max
-        best = known[pick(known)] if len({*known.values()}) > 1 else ""
-        return [f"★ {text}" if text == best else text for text in texts]
+        best = texts[pick(known, key=known.__getitem__)] if len({texts[i] for i in known}) > 1 else ""
+        return [f"★ {text}" if i in known and text == best else text for i, text in enumerate(texts)]
 
     def __str__(self) -> str:
         rows, common = self._folded()

@@ -28,6 +28,7 @@ from labkit.view.live.hosts import by_host, rank_ranges
 from labkit.view.live.page import run_html, run_text, tail_of_log
 from labkit.view.live.run_charts import Look, charts_svg, run_charts
 from labkit.view.timeline import Timeline
+from labkit.witness import Findings
 
 REPORT_LOG_LINES = 200
 MOST_PICTURED = 8
@@ -86,6 +87,7 @@ def write_report(folder: RunFolder) -> Path:
     rows = "".join(f"<tr><th>{_escaped(name)}</th><td>{_escaped(value)}</td></tr>" for name, value in facts.items())
     places, scripts = _interactive(reader)
     sections = {
+        "Findings": found._repr_html_() if (found := Findings.read(latest)) else "",
         "Figures": places,
         "Facts": f"<table>{rows}</table>",
         "Command": f"<pre>{escaped(_text(folder.command))}</pre>",

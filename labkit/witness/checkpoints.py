@@ -30,7 +30,7 @@ class Unloaded(Rule):
     limits = "weights that the script then copies by hand are not seen"
 
     def judge(self, evidence: Evidence) -> Iterable[Finding]:
-        for line, ranks in by_place(evidence, "unloaded"):
+        for line in by_place(evidence, "unloaded"):
             values = line.values
             wanted, of, change = values["wanted"], values["of"], str(values["change"])
             what = (
@@ -42,14 +42,12 @@ class Unloaded(Rule):
                 prefix = change[1:]
                 change = f"Remove {prefix} from the keys" if change[0] == "+" else f"Put {prefix} in front of the keys"
                 advice = f"{change}. {advice}"
-            yield Finding(
-                "unloaded",
+            yield self.found(
+                line,
                 f"load_state_dict{evidence.at(line.line)} {what}",
                 why,
                 advice,
                 since=line.step,
-                ranks=ranks,
-                line=line.line,
                 parameters=(str(values["own"]),),
             )
 
@@ -147,21 +145,19 @@ class LonePart(Rule):
     limits = "FSDP1's flat parameters, models that are saved whole, and states in lists"
 
     def judge(self, evidence: Evidence) -> Iterable[Finding]:
-        for line, savers in by_place(evidence, "part") if evidence.outcome == "succeeded" else ():
+        for line in by_place(evidence, "part") if evidence.outcome == "succeeded" else ():
             values, ranks = line.values, set(line.values["ranks"])
             saved = {rank for rank in ranks & set(evidence.ranks) if evidence.ranks[rank].of("saves")}
-            if len(savers) > 1 or saved != set(savers) or not ranks <= set(evidence.ranks):
+            if len(line.ranks) > 1 or saved != set(line.ranks) or not ranks <= set(evidence.ranks):
                 continue
             more = f" and {values['parted'] - 1} more" if values["parted"] > 1 else ""
-            yield Finding(
-                self.kind,
-                f"{named(savers)} saves its own part of {values['name']}{more} in {values['file']}"
+            yield self.found(
+                line,
+                f"{named(line.ranks)} saves its own part of {values['name']}{more} in {values['file']}"
                 f"{evidence.at(line.line)}, one of {values['of']}, and no rank saves the others",
                 "state_dict() of a sharded model has this rank's shards only",
                 "Gather the state on all ranks (get_model_state_dict with full_state_dict=True, or full_tensor()), or "
                 "let all ranks call torch.distributed.checkpoint.save.",
                 since=max(1, line.step),
-                ranks=savers,
-                line=line.line,
                 parameters=(str(values["name"]),),
             )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -17,8 +17,8 @@ from labkit.tail import Tail
 @dataclass(frozen=True, slots=True)
 class Line:
     """A line of a rank's `witness.jsonl`: what its worker saw at this line of the script (0: unknown), after this step
-    of the training and after step `number` of any optimizer. `values` are those of its kind, see labkit.worker.witness.
-    """
+    of the training and after step `number` of any optimizer. `values` are those of its kind, see labkit.worker.witness;
+    `ranks` are all that wrote one at this place, see `by_place`."""
 
     kind: str
     t: float
@@ -26,6 +26,7 @@ class Line:
     number: int
     line: int
     values: Mapping[str, Any]
+    ranks: tuple[int, ...] = ()
 
     @classmethod
     def decode(cls, record: dict[str, Any]) -> Line:
@@ -103,6 +104,10 @@ class Evidence:
                 self.__dict__.pop(name, None)
         return has_new
 
+    def has_steps(self) -> bool:
+        """Whether any rank's steps were witnessed."""
+        return any((now := each.ring.now()) and now.number for each in self.ranks.values())
+
     @cached_property
     def replicas(self) -> list[tuple[int, ...]]:
         """The groups of ranks over which torch averages the gradients of one model, as ranks have declared them."""
@@ -133,13 +138,12 @@ class Evidence:
         return f" ({self._locate(line)})" if line else ""
 
 
-def by_place(
-    evidence: Evidence, kind: str, applies: Callable[[Line], bool] = lambda line: True
-) -> Iterator[tuple[Line, tuple[int, ...]]]:
-    """For each place in the script that made ranks write lines of a kind: the earliest one, and these ranks."""
+def by_place(evidence: Evidence, kind: str, applies: Callable[[Line], bool] = lambda line: True) -> Iterator[Line]:
+    """For each place in the script that made ranks write lines of a kind: the earliest one, with all these `ranks`."""
     places: dict[int, list[tuple[int, Line]]] = {}
     for rank, testimony in evidence.ranks.items():
         for line in filter(applies, testimony.of(kind)):
             places.setdefault(line.line, []).append((rank, line))
     for lines in places.values():
-        yield min((line for _, line in lines), key=lambda line: line.step), tuple(sorted({rank for rank, _ in lines}))
+        first = min((line for _, line in lines), key=lambda line: line.step)
+        yield replace(first, ranks=tuple(sorted({rank for rank, _ in lines})))

@@ -54,13 +54,22 @@ class Finding:
 
 
 class Findings(tuple[Finding, ...]):
-    """What is wrong with a training, the finding that explains most first."""
+    """What is wrong with a training, the finding that explains most first. `witnessed` is False if none of its steps
+    was looked at, so that it is not known whether something is wrong."""
+
+    witnessed = True
 
     def __repr__(self) -> str:
-        return "\n".join(_in_words(finding) for finding in self) or "nothing was found to be wrong"
+        return "\n".join(_in_words(finding) for finding in self) or self._none
 
     def _repr_html_(self) -> str:
-        return "".join(map(_in_html, self)) or "<div>nothing was found to be wrong</div>"
+        return "".join(map(_in_html, self)) or f"<div>{escaped(self._none)}</div>"
+
+    @property
+    def _none(self) -> str:
+        if self.witnessed:
+            return "nothing was found to be wrong"
+        return "it is not known whether anything is wrong: no optimizer step was witnessed, or the witness was off"
 
     @property
     def certain(self) -> Findings:
@@ -68,10 +77,12 @@ class Findings(tuple[Finding, ...]):
 
     @classmethod
     def read(cls, attempt: RunFolder) -> Findings:
-        """What the supervisor has written so far; empty if nothing was found, or nothing was looked for."""
+        """What the supervisor has written so far. It writes nothing before a step was witnessed."""
         written = read_object(attempt.findings).get("findings")
-        found = [from_json(Finding, each) for each in written] if isinstance(written, list) else []
-        return cls(finding for finding in found if finding)
+        found = [from_json(Finding, each) for each in written] if isinstance(written, list) else [None]
+        findings = cls(filter(None, found))
+        findings.witnessed = None not in found
+        return findings
 
     def write(self, attempt: RunFolder) -> None:
         """Write findings.json. Raises OSError."""
@@ -86,7 +97,7 @@ def _in_words(finding: Finding) -> str:
 
 def _below(finding: Finding) -> list[str]:
     """What is said of a finding in further lines."""
-    ask = f"While it runs: run.ask({finding.ask!r})" if finding.ask else ""
+    ask = f"To see it while it runs, ask every rank: {finding.ask}" if finding.ask else ""
     return [text for text in (finding.advice, " · ".join(finding.values), ask) if text]
 
 

@@ -33,16 +33,14 @@ class Uncleared(Rule):
     explains = ("left window",)
 
     def judge(self, evidence: Evidence) -> Iterable[Finding]:
-        for line, ranks in by_place(evidence, "uncleared"):
-            yield Finding(
-                "uncleared gradients",
+        for line in by_place(evidence, "uncleared"):
+            yield self.found(
+                line,
                 "nothing clears the gradients, so that each step uses the sum of its own and of earlier ones'",
                 f"they were still there in each of the {line.values['checks']} steps that were checked, up to step "
                 f"{line.step}",
                 "Call optimizer.zero_grad() for this optimizer once per step, before the backward pass.",
                 since=line.values["since"],
-                ranks=ranks,
-                line=line.line,
             )
 
 
@@ -61,18 +59,16 @@ class Discarded(Rule):
     limits = "accumulation without no_sync; sampled as above"
 
     def judge(self, evidence: Evidence) -> Iterable[Finding]:
-        for line, ranks in by_place(evidence, "discarded"):
+        for line in by_place(evidence, "discarded"):
             passes = line.values["passes"]
-            yield Finding(
-                self.kind,
+            yield self.found(
+                line,
                 f"a step uses the gradients of the last of its {passes} backward passes, those of the others are "
                 "cleared",
                 f"it was so in each of the {line.values['checks']} steps that were checked, up to step {line.step}",
                 "Call optimizer.zero_grad() once per step, not before each backward pass.",
                 certain=False,
                 since=line.values["since"],
-                ranks=ranks,
-                line=line.line,
             )
 
 
@@ -94,18 +90,16 @@ class ScaledClip(Rule):
         seen = {rank: len([*filter(_is_small, each.of("clipped"))]) for rank, each in evidence.ranks.items()}
         if max(seen.values(), default=0) < LEAST:
             return
-        for line, ranks in by_place(evidence, "clipped", _is_small):
+        for line in by_place(evidence, "clipped", _is_small):
             limit, scale = float(line.values["limit"]), float(line.values["scale"])
-            yield Finding(
-                "scaled clip",
+            yield self.found(
+                line,
                 f"gradients are clipped to {limit:g} while they are multiplied by the loss scale {scale:g}, as if to "
                 f"{limit / scale:.2g}",
                 "they are divided by the scale only after that",
                 "Call scaler.unscale_(optimizer) before clipping.",
                 since=1,
                 until=line.step,
-                ranks=ranks,
-                line=line.line,
             )
 
 

@@ -39,8 +39,8 @@ RULES: tuple[type[Rule], ...] = (
     RestartedSchedule,
     RestartedOrder,
     Reseeded,
-    PartedTies,
     OtherTensors,
+    PartedTies,
     NoOptimizer,
     LostUpdates,
     Uncleared,
@@ -73,6 +73,7 @@ class Judge:
         self._rules = [rule() for rule in RULES]
         self.every = max(LOOK_SECONDS, len(ranks) / RANKS_PER_SECOND)
         self._failed: set[Rule] = set()
+        self._has_written = False
         self._looked = time.monotonic()
 
     def look_again(self, *, is_stuck: bool = False) -> None:
@@ -92,8 +93,10 @@ class Judge:
             if not any(rule.kind in explained for explained in self._explained(found)):
                 found += self._found_by(rule)
         findings = Findings(sorted(found, key=lambda finding: not finding.certain))
-        if findings != self.findings:
+        is_first = not self._has_written and self._evidence.has_steps()
+        if findings != self.findings or is_first:
             findings.write(self._attempt)
+            self._has_written = True
             self.findings = findings
         return findings
 

@@ -68,16 +68,14 @@ class LostMoments(Rule):
     limits = "moments that a script leaves out of what it loads itself, which fine-tuning does on purpose"
 
     def judge(self, evidence: Evidence) -> Iterable[Finding]:
-        for line, ranks in by_place(evidence, "resumed", lambda line: line.values["lost"] > 0):
-            yield Finding(
-                "lost moments",
+        for line in by_place(evidence, "resumed", lambda line: line.values["lost"] > 0):
+            yield self.found(
+                line,
                 f"the optimizer that load_state_dict{evidence.at(line.line)} resumes has none of the "
                 f"{line.values['lost']} values of its state that the checkpoint has",
                 "dcp.load fills only the places that it is given, and the state_dict() of a new optimizer has none",
                 "Give dcp.load what torch.distributed.checkpoint.state_dict.get_state_dict(model, optimizer) returns.",
                 since=line.step + 1,
-                ranks=ranks,
-                line=line.line,
             )
 
 
@@ -104,32 +102,28 @@ class RestartedSchedule(Rule):
         self._saves = Saves()
 
     def judge(self, evidence: Evidence) -> Iterable[Finding]:
-        for line, ranks in by_place(evidence, "resumed", _overwritten):
-            yield Finding(
-                "restarted schedule",
+        for line in by_place(evidence, "resumed", _overwritten):
+            yield self.found(
+                line,
                 f"the optimizer{evidence.at(line.line)} was resumed at a learning rate of {line.values['rates'][0]:g}, "
                 f"and makes its first step at {line.values['now'][0]:g}",
                 f"{_type(line)}, which was made later, wrote its first learning rate over the loaded one",
                 "Make the scheduler before the optimizer's state is loaded.",
                 since=line.step + 1,
-                ranks=ranks,
-                line=line.line,
             )
-        for line, ranks in by_place(evidence, "resumed", _restarts):
+        for line in by_place(evidence, "resumed", _restarts):
             begins = line.values["schedules"][0]["last"]
             saved = self._saves.of(evidence, line)
             if saved is None or begins not in saved.values["began"]:
                 continue
-            yield Finding(
-                "restarted schedule",
+            yield self.found(
+                line,
                 f"{_type(line)} restarts at a learning rate of {begins[0]:g}, after the optimizer"
                 f"{evidence.at(line.line)} was resumed at {line.values['rates'][0]:g}",
                 f"the schedule's state in {line.values['path']}, after {line.values['moves']} moves, is not loaded",
                 "Make the scheduler first, then load the states of both.",
                 certain=False,
                 since=line.step + 1,
-                ranks=ranks,
-                line=line.line,
             )
 
 
@@ -156,34 +150,30 @@ class RestartedOrder(Rule):
         self._saves = Saves()
 
     def judge(self, evidence: Evidence) -> Iterable[Finding]:
-        for line, ranks in by_place(evidence, "resumed", lambda line: line.values["passed"] >= FEWEST):
+        for line in by_place(evidence, "resumed", lambda line: line.values["passed"] >= FEWEST):
             saved = self._saves.of(evidence, line)
             if saved is None or not _is_other_order(saved, line):
                 continue
-            yield Finding(
-                "restarted order",
+            yield self.found(
+                line,
                 f"the resume{evidence.at(line.line)} skips {line.values['passed']} batches, as many as had been "
                 f"trained of epoch {saved.values['order'][0]}, but in the order of epoch {line.values['order'][0]}: "
                 "some samples are trained again, and others are left out",
                 "the new DistributedSampler is not at the epoch in which the checkpoint was saved",
                 "Call set_epoch with the epoch that is resumed before its batches are skipped.",
                 since=line.step + 1,
-                ranks=ranks,
-                line=line.line,
             )
-        for line, ranks in by_place(evidence, "resumed", _goes_on):
+        for line in by_place(evidence, "resumed", _goes_on):
             saved = self._saves.of(evidence, line)
             if saved is not None and _is_first_order(saved, line):
-                yield Finding(
-                    "restarted order",
+                yield self.found(
+                    line,
                     f"the resume{evidence.at(line.line)} of {line.values['path']}, which was saved in epoch "
                     f"{saved.values['order'][0]}, begins in the order of epoch 0, in which the training had begun",
                     "the new DistributedSampler's epochs are counted from 0 again",
                     "Call set_epoch with the number of the epoch in the whole training, not in this run of it.",
                     certain=False,
                     since=line.step + 1,
-                    ranks=ranks,
-                    line=line.line,
                 )
 
 
@@ -202,10 +192,10 @@ class Reseeded(Rule):
     limits = "numpy's and Python's generators; what the data set draws; loops without a DataLoader"
 
     def judge(self, evidence: Evidence) -> Iterable[Finding]:
-        for line, ranks in by_place(evidence, "reseeded"):
+        for line in by_place(evidence, "reseeded"):
             *steps, last = line.values["steps"]
-            yield Finding(
-                "reseeded",
+            yield self.found(
+                line,
                 f"steps {', '.join(map(str, steps))} and {last} draw the same random numbers (dropout, noise, "
                 "augmentations)",
                 f"before each of them torch.manual_seed({line.values['seed']}) was called{evidence.at(line.line)}, and "
@@ -213,8 +203,6 @@ class Reseeded(Rule):
                 "Seed within torch.random.fork_rng(), or draw what must repeat from a torch.Generator of its own.",
                 certain=False,
                 since=steps[0],
-                ranks=ranks,
-                line=line.line,
             )
 
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import ClassVar
+from typing import Any, ClassVar
 
-from labkit.witness.evidence import Evidence
+from labkit.witness.evidence import Evidence, Line
 from labkit.witness.finding import Finding
 
 
@@ -27,3 +27,7 @@ class Rule:
     def judge(self, evidence: Evidence) -> Iterable[Finding]:
         """What is wrong according to all that has been witnessed so far."""
         raise NotImplementedError
+
+    def found(self, line: Line, what: str, why: str = "", advice: str = "", **more: Any) -> Finding:
+        """What the ranks of a line have found at its place."""
+        return Finding(self.kind, what, why, advice, ranks=line.ranks, line=line.line, **more)

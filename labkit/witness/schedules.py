@@ -50,7 +50,8 @@ def _moves_several(evidence: Evidence, line: Line) -> Finding | None:
         return None
     return Finding(
         "schedule",
-        f"{v['type']} moves {v['most']} times at each call, and is called once in {v['gap']} optimizer steps{evidence.at(line.line)}",
+        f"{v['type']} moves {v['most']} times at each call, and is called once in {v['gap']} optimizer steps"
+        f"{evidence.at(line.line)}",
         "a prepared scheduler moves once per process at each call, because accelerate expects a call per batch",
         "Do not prepare a scheduler that is called once per epoch.",
         since=max(1, line.step - (v["stops"] - 1) * v["gap"]),
@@ -62,9 +63,8 @@ def _ended(evidence: Evidence, line: Line) -> Finding | None:
     v = line.values
     if not v["ended"] or v["idle"] < max(FEWEST_IDLE, IDLE_SHARE * v["steps"]):
         return None
-    times = (
-        f"it moves {v['most']} times at each call" if v["fewest"] == v["most"] > 1 else "it is shorter than the training"
-    )
+    moves = v["most"] if v["fewest"] == v["most"] else 1
+    times = f"it moves {moves} times at each call" if moves > 1 else "it is shorter than the training"
     return Finding(
         "schedule",
         f"{v['type']}{evidence.at(line.line)} was planned for {v['planned']} moves and made them by step {v['ended']}; "

@@ -217,8 +217,8 @@ class _Group:
         return None
 
     def skip(self, evidence: Evidence) -> Finding | None:
-        """A rank fetched another batch for a step. Its data run out earlier, which is certain to be wrong once the others
-        wait for its next backward pass."""
+        """A rank fetched another batch for a step. Its data run out earlier, which is certain to be wrong once the
+        others wait for its next backward pass."""
         if self.skipped is None or self.is_over:
             return None
         number, fetched = self.skipped

@@ -70,7 +70,7 @@ class OtherTensors(Rule):
     explains = ("no optimizer",)
 
     def judge(self, evidence: Evidence) -> Iterable[Finding]:
-        for line, ranks in by_place(evidence, "orphans", lambda line: line.values["strange"] > 0 or _is_idle(line)):
+        for line in by_place(evidence, "orphans", lambda line: line.values["strange"] > 0 or _is_idle(line)):
             strange, held = line.values["strange"], line.values["held"]
             verbs = "are not the model's and never have" if strange > 1 else "is not the model's and never has"
             others = f"{strange} of the optimizer's {held} parameters {verbs}"
@@ -78,15 +78,13 @@ class OtherTensors(Rule):
             if not strange:
                 others = f"none of the optimizer's {held} parameters ever has"
                 why = "those that are trained were added (by get_peft_model, another layer), or others were frozen"
-            yield Finding(
-                "other tensors",
+            yield self.found(
+                line,
                 f"{others} a gradient, while {_parameters(line)}",
                 f"the optimizer was created before {why}",
                 "Create the optimizer after the model is complete and wrapped.",
                 since=1,
                 until=line.step,
-                ranks=ranks,
-                line=line.line,
                 parameters=tuple(line.values["names"]),
             )
 
@@ -103,16 +101,14 @@ class NoOptimizer(Rule):
     limits = "a note: somebody may have meant it so, or may add them later"
 
     def judge(self, evidence: Evidence) -> Iterable[Finding]:
-        for line, ranks in by_place(evidence, "orphans", _is_last):
-            yield Finding(
-                "no optimizer",
+        for line in by_place(evidence, "orphans", _is_last):
+            yield self.found(
+                line,
                 _parameters(line),
                 advice="Give them to the optimizer, or set requires_grad to False.",
                 certain=False,
                 since=1,
                 until=line.step,
-                ranks=ranks,
-                line=line.line,
                 parameters=tuple(line.values["names"]),
             )
 
@@ -180,18 +176,16 @@ class LeftInEvalMode(Rule):
     limits = "models that DDP has not wrapped, and validations that call model.module(...)"
 
     def judge(self, evidence: Evidence) -> Iterable[Finding]:
-        for line, ranks in by_place(evidence, "left_in_eval"):
+        for line in by_place(evidence, "left_in_eval"):
             values = line.values
-            yield Finding(
-                self.kind,
+            yield self.found(
+                line,
                 f"{values['steps']} steps up to step {line.step} have trained the model in eval mode, in which its "
                 f"{values['type']} ({values['name']}) does something else",
                 "a validation calls model.eval(), and training goes on without model.train()",
                 "Call model.train() after each validation.",
                 certain=False,
                 since=values["since"],
-                ranks=ranks,
-                line=line.line,
             )
 
 
@@ -205,18 +199,16 @@ class LeftWindow(Rule):
     )
 
     def judge(self, evidence: Evidence) -> Iterable[Finding]:
-        for line, ranks in by_place(evidence, "window"):
+        for line in by_place(evidence, "window"):
             values = line.values
             left = f"{values['left']} are" if values["left"] > 1 else "1 is"
-            yield Finding(
-                "left window",
+            yield self.found(
+                line,
                 f"step {line.step} sums {values['passes']} backward passes instead of {values['usual']}: {left} of the "
                 "epoch before",
                 "its last window of accumulation was neither stepped nor cleared",
                 "Make a step, or clear the gradients, at the end of an epoch.",
                 since=line.step,
-                ranks=ranks,
-                line=line.line,
             )
 
 
@@ -230,16 +222,14 @@ class PartedTies(Rule):
     silent = "they are tied again by the first step; one of them has no gradient; the script parts them itself"
 
     def judge(self, evidence: Evidence) -> Iterable[Finding]:
-        for line, ranks in by_place(evidence, "parted"):
+        for line in by_place(evidence, "parted"):
             names = line.values["names"]
             call = "load_state_dict(assign=True)" if line.values["by"] == "load_state_dict" else "to or to_empty"
-            yield Finding(
-                "parted tie",
+            yield self.found(
+                line,
                 f"{' and '.join(names)} were one parameter, and are trained as {len(names)}",
                 f"{call}{evidence.at(line.line)} made a new parameter for each name",
                 "Tie them again after that call, before the model is wrapped and the optimizer is created.",
                 since=max(1, line.step),
-                ranks=ranks,
-                line=line.line,
                 parameters=tuple(names),
             )

@@ -6,7 +6,7 @@ import pytest
 
 import labkit
 from labkit import cli, words
-from labkit.record import RunFolder, RunReader, State
+from labkit.record import Cause, RunFolder, RunReader, State
 from labkit.run import Run
 from labkit.view import run_text
 from labkit.witness import Finding, Findings
@@ -43,6 +43,7 @@ def test_a_damaged_file_holds_no_findings(text, folder):
     folder.findings.write_text(text)
 
     assert Run(folder).findings() == ()
+    assert repr(Run(folder).findings()).startswith("it is not known whether anything is wrong")
 
 
 @pytest.mark.parametrize(
@@ -92,6 +93,35 @@ def test_findings_are_told_in_a_terminal(folder, capsys):
     Findings().write(folder)
     assert main(["findings", str(folder.path)]) == 0
     assert capsys.readouterr().out == "nothing was found to be wrong\n"
+    folder.findings.unlink()
+    assert main(["findings", str(folder.path)]) == 0
+    assert "no optimizer step was witnessed, or the witness was off" in capsys.readouterr().out
+
+
+def test_what_is_wrong_can_be_selected_and_is_not_the_best(folder, tmp_path):
+    other = RunFolder.create(tmp_path, "train")
+    other.manifest.write_text(folder.manifest.read_text())
+    State("succeeded", 1.0, 2.0, exit_code=0).write(other)
+    for each, loss in ((folder, 0.1), (other, 0.2)):
+        each.rank(0).mkdir(parents=True)
+        each.metrics(0).write_text(f'{{"k": "log", "t": 1.0, "step": 1, "loss": {loss}}}\n')
+    labkit.runs(runs_dir=tmp_path)
+
+    assert [run.id for run in labkit.runs(state="wrong", runs_dir=tmp_path)] == [folder.id]
+    assert len(labkit.runs(state="succeeded", runs_dir=tmp_path)) == 2
+    comparison = labkit.compare([folder.path, other.path])
+    assert "★" not in str(comparison)
+    assert "succeeded, but wrong" in str(comparison)
+
+
+def test_a_run_that_failed_says_what_else_was_wrong_with_it(folder):
+    State("failed", 1.0, 2.0, exit_code=1, cause=Cause("exception", "rank 0 failed"), wrong=True).write(folder)
+    with pytest.raises(labkit.RankFailedError, match="it was also found to be wrong:\nsince step 12: rank 1 left out"):
+        Run(folder).wait()
+    State("failed", 1.0, 2.0, exit_code=1, cause=Cause("slip", SLIP.sentence), wrong=True).write(folder)
+    with pytest.raises(labkit.RankFailedError) as failure:
+        Run(folder).wait()
+    assert "also" not in str(failure.value)
 
 
 def test_what_no_witness_sees_cannot_be_strict(tmp_path, capsys):

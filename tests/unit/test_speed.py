@@ -60,7 +60,6 @@ def test_without_communication_a_step_is_its_computing():
 
     assert found.parts == {"compute": 2.0}
     assert found.samples == 8
-    assert found.samples_per_second == 4.0
     assert found.predictions_per_second == 400.0
 
 

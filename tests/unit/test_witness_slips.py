@@ -72,7 +72,7 @@ def test_a_backward_pass_without_a_collective_is_found_once_it_lasts(scene):
     (found,) = judge.look()
 
     assert (found.kind, found.certain, found.since, found.ranks, found.line) == ("slip", True, 12, (1,), 21)
-    assert found.what.startswith("rank 1 left out one collective that rank 0 called in its backward pass; since then each")
+    assert found.what.startswith("rank 1 left out one collective that rank 0 called in its backward pass; since then")
     assert found.why == "the loss of its backward pass, 0.5, has no graph through the model (train.py line 21)"
 
 
@@ -284,6 +284,9 @@ def test_a_batch_skipped_by_one_rank_is_a_note_until_the_run_fails_by_it(scene):
     assert found.certain
     (note,) = judge.look("failed", "exception")
     assert not note.certain
+    judge._looked = 0.0
+    judge.look_again(is_stuck=True)
+    assert judge.findings[0].certain
 
 
 def test_a_rank_that_often_draws_again_means_to(scene):

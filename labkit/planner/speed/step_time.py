@@ -56,10 +56,6 @@ class StepTime:
     assumed: tuple[str, ...] = ()
 
     @property
-    def samples_per_second(self) -> float:
-        return self.samples / self.seconds
-
-    @property
     def predictions_per_second(self) -> float:
         return self.predictions / self.seconds
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,15 +28,14 @@ class Mode:
 
 
 class Modes(Area):
-    """Hooks `Module.train`, which `eval` calls. A mode that is set after a validation is meant for what follows."""
+    """A mode that is set after a validation is meant for what follows. `Module.train`, which `eval` calls, and which
+    calls itself for each of the modules in one, is hooked from the first validation in eval mode on."""
 
     def __init__(self, witness: Observed):
         super().__init__(witness)
         self._set, self._set_at = 0, -1  # how often a mode was set, and after which step
         self._modes: dict[DistributedModel, Mode] = {}
-
-    def hook(self) -> None:
-        call_around(self._witness.torch.nn.Module, "train", self._count, self._witness.recorder)
+        self._undo: Callable[[], None] | None = None
 
     def _count(self, *_: Any, **__: Any) -> None:
         self._set, self._set_at = self._set + 1, self._witness.number
@@ -49,7 +49,10 @@ class Modes(Area):
     def before_validation(self, known: DistributedModel, model: Any) -> None:
         if model.training or (mode := self._modes.get(known)) is None or mode.is_meant:
             return
-        if mode.is_left or self._set_at == self._witness.number:
+        is_first = self._undo is None
+        if is_first:
+            self._undo = call_around(self._torch.nn.Module, "train", self._count, self._witness.recorder)
+        if is_first or mode.validated == self._set or self._set_at == self._witness.number:
             mode.validated = self._set
             self._witness.follow(self)
         else:  # steps were made in it, before any validation
@@ -65,7 +68,9 @@ class Modes(Area):
             elif mode.is_left:
                 mode.is_left = False
                 mode.is_meant = not any(layer.training for _, layer in self._layers(model))
-        if all(mode.is_meant for mode in self._modes.values()):
+        if self._undo and all(mode.is_meant for mode in self._modes.values()):
+            self._undo()
+            self._undo = None
             self._witness.leave(self)
 
     def _in_eval_mode(self, mode: Mode, model: Any) -> None:

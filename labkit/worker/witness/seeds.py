@@ -1,4 +1,4 @@
-"""Writes down when a training draws the same random numbers again, because the script seeds torch's generators again."""
+"""Writes down when a training draws the same random numbers again, because the script has seeded torch again."""
 
 from __future__ import annotations
 
