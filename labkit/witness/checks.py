@@ -66,7 +66,8 @@ class Checks:
     _read: Counter[tuple[int, str]] = field(default_factory=Counter)
     _open: dict[Key, dict[int, dict[int, Line]]] = field(default_factory=dict)  # by the count of the check, by rank
 
-    def read(self, evidence: Evidence) -> None:
+    def read(self, evidence: Evidence) -> dict[Key, Set]:
+        """All sets, with what is new."""
         for rank in evidence.ranks:
             declared = self._declared.setdefault(rank, {})
             declared.update((line.values["set"], line) for line in self._new(evidence, rank, "declared"))
@@ -75,6 +76,7 @@ class Checks:
                 ranks = tuple(of["ranks"]) or tuple(evidence.ranks)
                 key = (of["what"], of["n"], ranks, of["of"], line.values["opt"])
                 self._join(key, set(ranks) & set(evidence.ranks), rank, line)
+        return self.sets
 
     def _new(self, evidence: Evidence, rank: int, kind: str) -> list[Line]:
         lines = evidence.ranks[rank].lines.get(kind, [])[self._read[rank, kind] :]

@@ -112,6 +112,11 @@ class DataRule(Rule):
         """What is wrong among ranks that average their gradients."""
         raise NotImplementedError
 
+    def about(self, epochs: Sequence[Epoch], what: str, why: str, advice: str, *, certain: bool = True) -> Finding:
+        """What is wrong with these epochs, since the first of them."""
+        first, ranks = epochs[0], tuple(sorted({epoch.rank for epoch in epochs}))
+        return Finding(self.kind, what, why, advice, certain, since=first.since, ranks=ranks, line=first.line.line)
+
     def together(
         self, group: Sequence[int], epochs: Iterable[Epoch], wanted: Callable[[Epoch], bool]
     ) -> Iterator[list[Epoch]]:
@@ -132,15 +137,12 @@ class StreamCopies(DataRule):
         found = [epoch for each in epochs.values() for epoch in each if self._is_copied(epoch)]
         if found:
             first = found[0]
-            yield Finding(
-                self.kind,
+            yield self.about(
+                found,
                 f"each of the {first.workers} loader workers reads the whole stream, so every sample is trained on "
                 f"{first.workers} times in an epoch{evidence.at(first.line.line)}",
                 "the IterableDataset does not ask torch.utils.data.get_worker_info() for its part",
                 "Let __iter__ yield only every num_workers-th sample, beginning with its worker's id.",
-                since=first.since,
-                ranks=tuple(sorted({epoch.rank for epoch in found})),
-                line=first.line.line,
             )
 
     def _is_copied(self, epoch: Epoch) -> bool:
@@ -210,16 +212,13 @@ class Leak(DataRule):
                 yield epoch, trained
 
     def _finding(self, evidence: Evidence, epoch: Epoch, what: str, why: str, *, certain: bool = True) -> Finding:
-        return Finding(
-            self.kind,
+        return self.about(
+            [epoch],
             f"{what}{evidence.at(epoch.line.line)}, so the validation says too little of new data",
             why,
             "Split once, by a generator that has the same seed on every rank: "
             "random_split(data, lengths, generator=torch.Generator().manual_seed(0)).",
             certain=certain,
-            since=epoch.since,
-            ranks=(epoch.rank,),
-            line=epoch.line.line,
         )
 
 
@@ -250,7 +249,7 @@ class SameSamples(DataRule):
                     continue
                 is_fed = fed_alike(evidence, ranks)
                 if is_fed is not False:
-                    yield self._finding(evidence, same[0], ranks, compared, certain=is_fed is True)
+                    yield self._finding(evidence, same, compared, certain=is_fed is True)
         if not training and not any(epoch.trains for epoch in epochs) and inputs_alike(evidence, group):
             yield Finding(
                 self.kind,
@@ -262,25 +261,23 @@ class SameSamples(DataRule):
                 ranks=group,
             )
 
-    def _finding(self, evidence: Evidence, epoch: Epoch, ranks: list[int], compared: int, *, certain: bool) -> Finding:
+    def _finding(self, evidence: Evidence, same: list[Epoch], compared: int, *, certain: bool) -> Finding:
+        epoch = same[0]
         reasons = {
             "random": "its RandomSampler, which torch does not split, has the same seed on these ranks",
             "sequential": "its SequentialSampler gives all samples to every rank",
             "distributed": "its DistributedSampler has the same rank on these ranks",
         }
         sampler = reasons.get(epoch.sampler, "its sampler does not depend on the rank")
-        return Finding(
-            self.kind,
-            f"{named(ranks)} train on the same samples: all {compared} compared batches are equal"
+        return self.about(
+            same,
+            f"{named([e.rank for e in same])} train on the same samples: all {compared} compared batches are equal"
             f"{evidence.at(epoch.line.line)}",
             sampler if epoch.length else "torch does not split the stream of an IterableDataset over ranks",
             "Give the loader a DistributedSampler."
             if epoch.length
             else "Let each rank yield its own part, by its rank and the number of ranks.",
             certain=certain,
-            since=epoch.since,
-            ranks=tuple(ranks),
-            line=epoch.line.line,
         )
 
 
@@ -358,17 +355,7 @@ class NotSplit(DataRule):
     def _finding(
         self, evidence: Evidence, together: list[Epoch], what: str, why: str, advice: str, *, certain: bool
     ) -> Finding:
-        first = together[0]
-        return Finding(
-            self.kind,
-            f"{what}{evidence.at(first.line.line)}",
-            why,
-            advice,
-            certain,
-            since=first.since,
-            ranks=tuple(epoch.rank for epoch in together),
-            line=first.line.line,
-        )
+        return self.about(together, f"{what}{evidence.at(together[0].line.line)}", why, advice, certain=certain)
 
 
 class Unread(DataRule):
@@ -397,15 +384,12 @@ class Unread(DataRule):
             first, read = together[0], reduce(or_, (epoch.indices for epoch in together)).bit_count()
             is_same = len(group) == len(evidence.ranks) and all(epoch.has_data_of(first) for epoch in together)
             if is_same and first.length <= COUNTED and 3 * read <= 2 * first.size:
-                yield Finding(
-                    self.kind,
+                yield self.about(
+                    together,
                     f"{first.size - read} of {first.size} samples are trained on by no rank in an epoch"
                     f"{evidence.at(first.line.line)}",
                     f"{first.splits[-1]} splits them among the ranks, and {first.splits[0]} splits each part once more",
                     "Split once: where accelerate or Lightning splits the samples, leave out the other sampler.",
-                    since=first.since,
-                    ranks=group,
-                    line=first.line.line,
                 )
 
     def _of_data(self, evidence: Evidence, epochs: list[Epoch]) -> Iterator[Finding]:
@@ -422,17 +406,14 @@ class Unread(DataRule):
         read = reduce(or_, (epoch.indices for epoch in begun)).bit_count()
         most = -(-first.size // world) * (world - len(unread))
         if unread and all(e.whole for e in begun) and read <= most and (is_known or evidence.outcome == "succeeded"):
-            yield Finding(
-                self.kind,
+            yield self.about(
+                [first, *begun],
                 f"{first.size - read} of {first.size} samples are trained on by no rank in an epoch"
                 f"{evidence.at(first.line.line)}",
                 f"DistributedSampler splits them into {world} parts, and no rank asks for "
                 + (f"part {unread[0]}" if len(unread) == 1 else f"{len(unread)} of these, such as part {unread[0]}"),
                 "Let num_replicas be the number of ranks that read different samples, and rank this rank's place among "
                 "them: those of the mesh's data dimension.",
-                since=first.since,
-                ranks=tuple(sorted({epoch.rank for epoch in begun})),
-                line=first.line.line,
             )
 
 
@@ -448,15 +429,12 @@ class SameOrder(DataRule):
         before = {(e.rank, e.place, e.time, e.order, e.count): e for e in whole}
         found = [e for e in whole if e.again and (e.rank, e.place, e.time - 1, e.order, e.count) in before]
         if found and found[0].count >= 8:
-            yield Finding(
-                self.kind,
+            yield self.about(
+                found,
                 f"an epoch has the same order as the one before{evidence.at(found[0].line.line)}, although "
                 "DistributedSampler is to shuffle",
                 "sampler.set_epoch is not called",
                 "Call sampler.set_epoch(epoch) before each epoch.",
-                since=found[0].since,
-                ranks=tuple(sorted({epoch.rank for epoch in found})),
-                line=found[0].line.line,
             )
 
 
@@ -546,17 +524,14 @@ class Padding(DataRule):
             first, total = together[0], sum(epoch.count for epoch in together)
             union = reduce(or_, (epoch.indices for epoch in together)).bit_count()
             if first.size == union < total and all(epoch.has_data_of(first) for epoch in together):
-                yield Finding(
-                    self.kind,
+                yield self.about(
+                    readers,
                     f"the evaluation of {union} samples counts {total}{evidence.at(first.line.line)}: "
                     f"{total - union} of them twice",
                     "DistributedSampler repeats samples to give all ranks equally many",
                     "Drop the repeated samples before a metric is averaged, or give each rank "
                     "range(rank, len(data), world_size).",
                     certain=False,
-                    since=first.since,
-                    ranks=group,
-                    line=first.line.line,
                 )
 
 

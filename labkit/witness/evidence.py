@@ -6,12 +6,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from labkit.files import in_parallel
 from labkit.record import Place, RunFolder
 from labkit.ring import RingReader
 from labkit.tail import Tail
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +87,7 @@ class Evidence:
     ):
         self.attempt, self.outcome, self.cause = attempt, "", ""
         self.is_stuck = False
+        self._shared: dict[type[Any], Any] = {}
         self._locate = locate or (lambda line: Place(line, script))
         self.ranks = {
             rank: Testimony(
@@ -103,6 +106,11 @@ class Evidence:
             for name in ("replicas", "counted"):
                 self.__dict__.pop(name, None)
         return has_new
+
+    def shared(self, kind: type[T]) -> T:
+        """What several rules keep together, which is made when the first one asks for it."""
+        kept: T = self._shared.setdefault(kind, kind())
+        return kept
 
     def has_steps(self) -> bool:
         """Whether any rank's steps were witnessed."""

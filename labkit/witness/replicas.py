@@ -40,14 +40,12 @@ class Replicas(Rule):
     explains = ("settings",)
 
     def __init__(self) -> None:
-        self._checks = Checks()
         self._partings: dict[Key, Parting] = {}
 
     def judge(self, evidence: Evidence) -> Iterable[Finding]:
-        self._checks.read(evidence)
         found = [
             self._finding(evidence, key, each) or _never_equal(each)
-            for key, each in self._checks.sets.items()
+            for key, each in evidence.shared(Checks).read(evidence).items()
             if each.kind not in ("wrapped", "shard")
         ]
         return sorted((finding for finding in found if finding), key=lambda each: (not each.certain, each.until))[:1]
@@ -142,12 +140,8 @@ class Settings(Rule):
     observed = "learning rates, weight decays, momenta, betas or eps differ after the same step, and still do later"
     silent = "for DDP, whose weights part then (see replicas), and FSDP1; if they are the same again"
 
-    def __init__(self) -> None:
-        self._checks = Checks()
-
     def judge(self, evidence: Evidence) -> Iterable[Finding]:
-        self._checks.read(evidence)
-        for each in self._checks.sets.values():
+        for each in evidence.shared(Checks).read(evidence).values():
             if each.kind not in ("shard", "mesh") or each.unlike is None or each.newest is None:
                 continue
             if agree(each.newest, "settings") or (each.newest is each.unlike and not evidence.outcome):

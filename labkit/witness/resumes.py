@@ -98,9 +98,6 @@ class RestartedSchedule(Rule):
     )
     limits = "a scheduler's state in a file of its own; SequentialLR; ReduceLROnPlateau; rates that are tensors"
 
-    def __init__(self) -> None:
-        self._saves = Saves()
-
     def judge(self, evidence: Evidence) -> Iterable[Finding]:
         for line in by_place(evidence, "resumed", _overwritten):
             yield self.found(
@@ -113,7 +110,7 @@ class RestartedSchedule(Rule):
             )
         for line in by_place(evidence, "resumed", _restarts):
             begins = line.values["schedules"][0]["last"]
-            saved = self._saves.of(evidence, line)
+            saved = evidence.shared(Saves).of(evidence, line)
             if saved is None or begins not in saved.values["began"]:
                 continue
             yield self.found(
@@ -146,12 +143,9 @@ class RestartedOrder(Rule):
     )
     limits = "batches that a sampler leaves out itself, as accelerate.skip_first_batches does; other samplers"
 
-    def __init__(self) -> None:
-        self._saves = Saves()
-
     def judge(self, evidence: Evidence) -> Iterable[Finding]:
         for line in by_place(evidence, "resumed", lambda line: line.values["passed"] >= FEWEST):
-            saved = self._saves.of(evidence, line)
+            saved = evidence.shared(Saves).of(evidence, line)
             if saved is None or not _is_other_order(saved, line):
                 continue
             yield self.found(
@@ -164,7 +158,7 @@ class RestartedOrder(Rule):
                 since=line.step + 1,
             )
         for line in by_place(evidence, "resumed", _goes_on):
-            saved = self._saves.of(evidence, line)
+            saved = evidence.shared(Saves).of(evidence, line)
             if saved is not None and _is_first_order(saved, line):
                 yield self.found(
                     line,

@@ -14,7 +14,7 @@ class Later:
 
     def __init__(self, torch: Any, drop: Callable[[BaseException], None]):
         self._torch, self._drop = torch, drop
-        self._waiting: deque[tuple[Any, Any, Callable[[list[Any]], None]]] = deque(maxlen=UNREAD)
+        self.waiting: deque[tuple[Any, Any, Callable[[list[Any]], None]]] = deque(maxlen=UNREAD)
 
     def read(self, values: Any, then: Callable[[list[Any]], None]) -> None:
         """Call `then` with the values of this tensor. Nothing is read while the script captures a CUDA graph."""
@@ -25,12 +25,12 @@ class Later:
             copy.copy_(values, non_blocking=True)
             done = self._torch.cuda.Event()
             done.record(self._torch.cuda.current_stream(values.device))
-            self._waiting.append((done, copy, then))
+            self.waiting.append((done, copy, then))
 
     def poll(self) -> None:
         """Call those whose values are there. Never raises."""
-        while self._waiting and not self.captures() and self._waiting[0][0].query():
-            _, copy, then = self._waiting.popleft()
+        while self.waiting and not self.captures() and self.waiting[0][0].query():
+            _, copy, then = self.waiting.popleft()
             try:
                 then(copy.tolist())
             except Exception as error:

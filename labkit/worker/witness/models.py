@@ -37,7 +37,8 @@ class DistributedModel:
 
     def after_step(self) -> None:
         """After a step of its optimizer."""
-        self.is_local = self.is_left_local()
+        if not self.synchronized:
+            self.is_local = self.is_left_local()
         self.passes = self.synchronized = 0
 
     def is_left_local(self) -> bool:

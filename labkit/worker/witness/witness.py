@@ -13,7 +13,7 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any
 
 from labkit.rank_files import DIGESTS
@@ -43,6 +43,8 @@ from labkit.worker.witness.seeds import Seeds
 from labkit.worker.witness.sharded import Sharded
 from labkit.worker.witness.updates import Ties, Updates, Windows
 
+CALLERS = 4  # of labkit's, of which Python would make frame objects, from `line` to what has called torch's backward
+
 
 class Witness:
     """One rank's witness. The probe and the hooks call it; `recorder` writes its lines, `ring` its steps."""
@@ -60,14 +62,17 @@ class Witness:
         self.epochs = 0  # iterations over a loader that have begun
         self._iterator: Callable[[], Any] = lambda: None
         self._stepped: Stepped | None = None  # the newest optimizer
-        self._calls: Callable[[], int] | None = None  # counts the collectives of the group that averages gradients
+        # How many collectives the group that averages the gradients has called, or else the default group. It is that
+        # of the first DDP model; which it is must not depend on when models are freed.
+        self.calls: Callable[[], int] = self._first_calls
         self._world: Callable[[], Any] = lambda: None  # the default group
         self._first = 0  # the first DDP model since that was made
         self._messages: dict[str, int] = {}  # between two ranks, by the names of their groups
         self._before = 0  # collectives that had been called when the newest backward pass began
         self._called: int | None = None  # and when it had ended, where all ranks meet
         self._file = ""  # the script's, once it runs
-        self._line = self._flags = self._in_join = 0
+        self._at: tuple[CodeType | None, int] = (None, 0)  # where it was last, and in which line
+        self._line_at = self._line = self._flags = self._in_join = 0
         self._loss = math.nan
         self._differentiated: Callable[[], Any] = lambda: None  # the loss of the newest backward pass
         self._compares_inputs = True  # of the models in the next step
@@ -110,7 +115,7 @@ class Witness:
         flags = 0
         for model in self._live:
             flags |= model.before_backward()
-        self._flags, self._line, self._before, self._loss = flags, self.line(), self.calls(), math.nan
+        self._flags, self._line, self._before, self._loss = flags, self.line(CALLERS), self.calls(), math.nan
         loss = loss[0] if type(loss) in (list, tuple) and loss else loss
         self._differentiated = weakref.ref(loss) if isinstance(loss, self.torch.Tensor) else lambda: None
         flags |= IN_BACKWARD | self._in_join
@@ -155,7 +160,8 @@ class Witness:
             return
         stepped.steps += 1
         self.step, self.number = step, self.number + 1
-        self.later.poll()
+        if self.later.waiting:
+            self.later.poll()
         if stepped.steps >= stepped.due:
             self._has_group()
             if not self.is_hidden():
@@ -165,7 +171,14 @@ class Witness:
         for model in stepped.models:
             model.after_step()
         calls = self.calls() if self._called is None else self._called
-        counted = self.fetched, self.passes, calls, stepped.number, self._flags | self._in_join, self._scrub()
+        counted = (
+            self.fetched,
+            self.passes,
+            calls,
+            stepped.number,
+            self._flags | self._in_join,
+            0 if self.number % SCRUB_EVERY else self._scrub(),
+        )
         self.ring.after_step(counted, (step, self._line, self._loss, self._before))
         if self._following:
             self._call(self._following, "after_step", optimizer, stepped)
@@ -181,7 +194,7 @@ class Witness:
                 self.recorder.drop(error)
 
     def _scrub(self) -> int:
-        if self.number % SCRUB_EVERY or self.is_hidden():
+        if self.is_hidden():
             return 0
         try:
             with self.unseen():
@@ -218,13 +231,16 @@ class Witness:
         self.optimizers = [*(known for known in self.optimizers if known.reference() is not None), new]
         return new
 
-    def line(self) -> int:
-        """The line at which the script's own file is now; 0 if it is not running."""
+    def line(self, callers: int = 1) -> int:
+        """The line at which the script's own file is now; 0 if it is not running. So many `callers` are labkit's."""
         file = self._file = self._file or getattr(sys.modules.get("__main__"), "__file__", "")
-        frame: FrameType | None = sys._getframe(1)
+        frame: FrameType | None = sys._getframe(callers)
         while frame is not None:
-            if frame.f_code.co_filename == file:
-                return frame.f_lineno
+            if (code := frame.f_code).co_filename == file:
+                at = code, frame.f_lasti
+                if at != self._at:  # Python reads the script's table of lines from its beginning
+                    self._at, self._line_at = at, frame.f_lineno
+                return self._line_at
             frame = frame.f_back
         return 0
 
@@ -251,20 +267,19 @@ class Witness:
         self.recorder.file.let_go()
         self._call(self._areas, "forked")
 
-    def calls(self) -> int:
-        """How many collectives the group that averages the gradients has called, or else the default group. It is that
-        of the first DDP model; which it is must not depend on when models are freed."""
-        if self._calls is None and self._has_group():
-            self._calls = self._counter()
-        return self._calls() if self._calls is not None else 0
+    def _first_calls(self) -> int:
+        if not self._has_group():
+            return 0
+        self.calls = self._counter()
+        return self.calls()
 
     def _has_group(self) -> bool:
         """Whether there is a default group; the script may have made another one since."""
         distributed = self.torch.distributed
         world = distributed.group.WORLD if distributed.is_available() and distributed.is_initialized() else None
         if world is not self._world():
-            self._world, self._calls = weakref.ref(world) if world is not None else lambda: None, None
-            self._first = len(self.models)
+            self._world = weakref.ref(world) if world is not None else lambda: None
+            self.calls, self._first = self._first_calls, len(self.models)
         return world is not None
 
     def _counter(self) -> Callable[[], int]:
@@ -313,7 +328,7 @@ class Witness:
         self.models.append(known := DistributedModel(self.torch, model))
         self._live = [*(each for each in self._live if each.reference() is not None), known]
         if len(self.models) == self._first + 1:
-            self._calls = None
+            self.calls = self._first_calls
         self.write("ddp", n=len(self.models) - 1, ranks=known.ranks, parameters=len(known.reduced))
         self._call(self._areas, "wrapped", len(self.models) - 1)
 
