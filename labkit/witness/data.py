@@ -163,7 +163,7 @@ class Leak(DataRule):
         "training before the evaluation had none of the samples, as in cross-validation and active learning"
     )
     limits = "data sets that wrap a Subset"
-    explains = ("not_split",)
+    explains = ("not split",)
 
     def _judge(self, evidence: Evidence, epochs: dict[int, list[Epoch]]) -> Iterator[Finding]:
         for each in epochs.values():
@@ -223,7 +223,7 @@ class Leak(DataRule):
 
 
 class SameSamples(DataRule):
-    kind = "same_samples"
+    kind = "same samples"
     title = "Ranks train on the same samples"
     declared = "the group over which DDP or FSDP averages gradients: equal gradients make the others of no use"
     observed = (
@@ -234,7 +234,7 @@ class SameSamples(DataRule):
         "fewer than three different batches; inputs or gradients that differ, as when each rank takes its part of a "
         "common batch; under DDP without a loader, or where inputs are on a GPU, it is a note"
     )
-    explains = ("not_split", "noise", "unread")
+    explains = ("not split", "noise", "unread")
 
     def of_group(self, evidence: Evidence, group: tuple[int, ...], epochs: list[Epoch]) -> Iterator[Finding]:
         training = [epoch for epoch in epochs if epoch.trains and not epoch.time]
@@ -282,7 +282,7 @@ class SameSamples(DataRule):
 
 
 class NotSplit(DataRule):
-    kind = "not_split"
+    kind = "not split"
     title = "The ranks' parts of the data overlap"
     declared = "DistributedSampler, which splits an epoch, or a sampler of torch's that gives each sample once"
     observed = "the ranks fetch the same samples of the same data in an epoch, in different orders"
@@ -418,7 +418,7 @@ class Unread(DataRule):
 
 
 class SameOrder(DataRule):
-    kind = "same_order"
+    kind = "same order"
     title = "Epochs repeat the same order"
     declared = "DistributedSampler(shuffle=True), which shuffles by its epoch"
     observed = "two whole epochs of one sampler, of one training, fetch the same samples in the same order"

@@ -86,7 +86,7 @@ def test_ranks_that_split_the_data_are_right(tmp_path: Path) -> None:
 
 def test_ranks_that_read_the_same_batches(tmp_path: Path) -> None:
     rank = [epoch(sampler="random"), inputs(*SAME)]
-    finding = found(tmp_path, rank, rank)["same_samples"]
+    finding = found(tmp_path, rank, rank)["same samples"]
     assert finding.certain and finding.ranks == (0, 1) and finding.line == 9
     assert "all 16 compared batches are equal (train.py line 9)" in finding.what and "RandomSampler" in finding.why
 
@@ -99,7 +99,7 @@ def sharded(*ranks: int, sums: Any = range(4)) -> list[dict[str, Any]]:
 
 def test_ranks_that_read_the_same_batches_and_give_fsdp_the_same_gradients(tmp_path: Path) -> None:
     rank = [epoch(sampler="random"), *sharded(0, 1)]
-    finding = found(tmp_path, rank, rank, group=False)["same_samples"]
+    finding = found(tmp_path, rank, rank, group=False)["same samples"]
     assert finding.certain and finding.ranks == (0, 1) and "RandomSampler" in finding.why
 
 
@@ -203,7 +203,7 @@ def test_parts_that_are_split_once(tmp_path: Path, change: dict[str, Any], parts
 
 def test_two_of_four_ranks_that_read_the_same_batches(tmp_path: Path) -> None:
     ranks = [[epoch(0, part), inputs(*([part[n]] for n in range(8)))] for part in (EVEN, ODD, EVEN, range(40, 60))]
-    assert found(tmp_path, *ranks)["same_samples"].ranks == (0, 2)
+    assert found(tmp_path, *ranks)["same samples"].ranks == (0, 2)
 
 
 @pytest.mark.parametrize(
@@ -222,11 +222,11 @@ def test_when_equal_batches_are_no_certain_fault(tmp_path: Path, why: str) -> No
     lines = [[first], [second]] if why == "no inputs on the host" else [[first, fed[0]], [second, fed[1]]]
     findings = found(tmp_path, *lines, group=why != "no group")
     assert not any(finding.certain for finding in findings.values())
-    assert set(findings) == ({"same_samples"} if why == "no inputs on the host" else set())
+    assert set(findings) == ({"same samples"} if why == "no inputs on the host" else set())
 
 
 def test_equal_inputs_without_a_loader_are_a_note(tmp_path: Path) -> None:
-    finding = found(tmp_path, [inputs(*SAME)], [inputs(*SAME)])["same_samples"]
+    finding = found(tmp_path, [inputs(*SAME)], [inputs(*SAME)])["same samples"]
     assert not finding.certain and "same inputs" in finding.what
 
 
@@ -242,7 +242,7 @@ def parts(*ranges: range, epochs: int = 2, **values: Any) -> list[list[dict[str,
 
 
 def test_parts_of_orders_of_each_ranks_own(tmp_path: Path) -> None:
-    finding = found(tmp_path / "sampler", *parts(range(32), range(16, 48)))["not_split"]
+    finding = found(tmp_path / "sampler", *parts(range(32), range(16, 48)))["not split"]
     assert (finding.certain, finding.ranks, finding.since) == (False, (0, 1), 1)
     assert finding.sentence == (
         "since step 1: the parts of ranks 0 and 1 are together as large as the data set, but 16 of its 64 samples are "
@@ -252,7 +252,7 @@ def test_parts_of_orders_of_each_ranks_own(tmp_path: Path) -> None:
     for rank in subsets:
         for each in rank:  # the last batch is dropped
             each |= {"declared": each["samples"], "samples": each["samples"][: 30 - each["n"]]}
-    assert "16 in none" in found(tmp_path / "subset", *subsets)["not_split"].what
+    assert "16 in none" in found(tmp_path / "subset", *subsets)["not split"].what
 
 
 @pytest.mark.parametrize(
@@ -273,7 +273,7 @@ def test_parts_that_overlap_on_purpose_or_not_at_all(tmp_path: Path, ranks: list
 
 
 def test_parts_of_distributed_samplers_that_overlap(tmp_path: Path) -> None:
-    finding = found(tmp_path, [epoch(0, range(32))], [epoch(0, range(20, 52))])["not_split"]
+    finding = found(tmp_path, [epoch(0, range(32))], [epoch(0, range(20, 52))])["not split"]
     assert finding.certain and "12 samples" in finding.what and "12 by no rank" in finding.what
 
 
@@ -288,7 +288,7 @@ def test_padding_is_no_overlap(tmp_path: Path) -> None:
 def test_ranks_that_shuffle_everything_are_a_note(tmp_path: Path, change: dict[str, Any], is_found: bool) -> None:
     values = {"sampler": "random"} | change
     findings = found(tmp_path, [epoch(sampler="random")], [epoch(0, reversed(range(SIZE)), **values)])
-    assert [(kind, each.certain) for kind, each in findings.items()] == [("not_split", False)] * is_found
+    assert [(kind, each.certain) for kind, each in findings.items()] == [("not split", False)] * is_found
 
 
 def test_data_without_a_digest_are_known_by_their_samples(tmp_path: Path) -> None:
@@ -297,7 +297,7 @@ def test_data_without_a_digest_are_known_by_their_samples(tmp_path: Path) -> Non
         [epoch(sampler="random", print="", rows=rows)],
         [epoch(0, reversed(range(SIZE)), sampler="random", print="", rows=rows)],
     ]
-    assert set(found(tmp_path / "same", *lines)) == {"not_split"}
+    assert set(found(tmp_path / "same", *lines)) == {"not split"}
     lines[1][0]["rows"] = rows | {"3": 77}
     assert found(tmp_path / "other", *lines) == {}
 
@@ -306,9 +306,9 @@ def test_data_without_a_digest_are_known_by_their_samples(tmp_path: Path) -> Non
 def test_an_order_that_is_repeated(tmp_path: Path, again: bool) -> None:
     ranks = [[epoch(0, part), epoch(1, part, again=again)] for part in (EVEN, ODD)]
     findings = found(tmp_path, *ranks)
-    assert set(findings) == ({"same_order"} if again else set())
+    assert set(findings) == ({"same order"} if again else set())
     if again:
-        assert findings["same_order"].ranks == (0, 1) and findings["same_order"].since == 2
+        assert findings["same order"].ranks == (0, 1) and findings["same order"].since == 2
 
 
 def test_workers_that_read_the_whole_stream(tmp_path: Path) -> None:
