@@ -61,9 +61,9 @@ class OtherTensors(Rule):
     title = "The optimizer has other tensors than the model"
     declared = "a model whose gradients DDP or FSDP2 averages, and an optimizer that makes steps"
     observed = (
-        "parameters of the model have gradients, are in no optimizer and do not move; the optimizer has others of their "
-        "shape (but for the first dimension) that require gradients, are not the model's and have never had one, or, if "
-        "it is the only one and has none of those with gradients, others of the model that never have one"
+        "parameters of the model have gradients, are in no optimizer and do not move; the optimizer has others of "
+        "their shape (but for the first dimension) that require gradients, are not the model's and have never had one, "
+        "or, if it is the only one and has none of those with gradients, others of the model that never have one"
     )
     silent = "before step 20; parameters that change by hand; float32 copies, which have gradients"
     limits = "FSDP1, and models that nothing wraps"

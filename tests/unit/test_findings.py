@@ -116,7 +116,9 @@ def test_what_is_wrong_can_be_selected_and_is_not_the_best(folder, tmp_path):
 
 def test_a_run_that_failed_says_what_else_was_wrong_with_it(folder):
     State("failed", 1.0, 2.0, exit_code=1, cause=Cause("exception", "rank 0 failed"), wrong=True).write(folder)
-    with pytest.raises(labkit.RankFailedError, match="the training was also found to be wrong:\nsince step 12: rank 1 left out"):
+    with pytest.raises(
+        labkit.RankFailedError, match="the training was also found to be wrong:\nsince step 12: rank 1 left out"
+    ):
         Run(folder).wait()
     State("failed", 1.0, 2.0, exit_code=1, cause=Cause("slip", SLIP.sentence), wrong=True).write(folder)
     with pytest.raises(labkit.RankFailedError) as failure:
