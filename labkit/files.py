@@ -186,6 +186,12 @@ def _replace(path: Path, value: Mapping[str, Any]) -> None:
         raise
 
 
+def log(text: str) -> None:
+    """Print a line into a supervisor's log, which may be on a full disk."""
+    with suppress(OSError):
+        print(text, flush=True)
+
+
 def finite(value: Any) -> float | None:
     """The value if it is a finite number, else None."""
     n = value if type(value) is float else number(value)

@@ -28,7 +28,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from labkit.errors import LabError, LaunchError
-from labkit.files import in_parallel, read_object, refresh
+from labkit.files import in_parallel, log, read_object, refresh
 from labkit.hardware import check_interface, interface_of, is_loopback, own_address_towards, resolved
 from labkit.host import Identity, host_name
 from labkit.launcher.causes.explain import conclusion, oom_kills
@@ -279,7 +279,7 @@ class NodeSupervisor(Supervisor):
         try:
             return super().watch(folder, progress) if self.node == 0 and self.peer_ended is None else None
         except OSError as error:  # a transient error of the file server must not end the run
-            print(f"the progress of the ranks could not be read: {error}", flush=True)
+            log(f"the progress of the ranks could not be read: {error}")
             return None
 
     def agree(self, code: int | None, why: Cause | None, killed: int) -> State:

@@ -23,7 +23,7 @@ from typing import Any
 
 import psutil
 
-from labkit.files import is_deleted, read_object, write_json
+from labkit.files import is_deleted, log, read_object, write_json
 from labkit.hardware import may_have_gpus
 from labkit.host import Identity
 from labkit.launcher.causes.background_errors import background_errors
@@ -295,7 +295,7 @@ class Supervisor:
                 preexec_fn=lambda: _prctl(PR_SET_PDEATHSIG, signal.SIGKILL),
             )
         except OSError as error:
-            print(f"the machine is not sampled: {error}", flush=True)
+            log(f"the machine is not sampled: {error}")
             return None
 
     def reason_to_stop(self, *, wait: bool = True) -> tuple[Cause, StopRequest] | None:
@@ -367,7 +367,7 @@ class Supervisor:
         try:
             self.judge.look(outcome, cause) if outcome else self.judge.look_again(is_stuck=is_stuck)
         except Exception as error:
-            print(f"the training could not be judged: {error!r}", flush=True)
+            log(f"the training could not be judged: {error!r}")
 
     def verdict(self, folder: RunFolder, code: int, why: Cause | None, killed: int) -> State:
         if why is None and code == -signal.SIGKILL and requested(self.folder) is not None:
@@ -414,7 +414,7 @@ class Supervisor:
         try:
             state.write(self.home)
         except OSError as error:  # a full disk, a deleted folder: supervising the processes matters more
-            print(f"state.json could not be written: {error}", flush=True)
+            log(f"state.json could not be written: {error}")
 
 
 def has_stepped(attempt: RunFolder) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 
+from labkit.files import log
 from labkit.record import Place, RunFolder
 from labkit.witness.checkpoints import FileRace, LonePart, Unloaded
 from labkit.witness.data import DATA_RULES
@@ -73,7 +74,7 @@ class Judge:
         self._rules = [rule() for rule in RULES]
         self.every = max(LOOK_SECONDS, len(ranks) / RANKS_PER_SECOND)
         self._failed: set[Rule] = set()
-        self._has_written = False
+        self._is_written = False
         self._looked = time.monotonic()
 
     def look_again(self, *, is_stuck: bool = False) -> None:
@@ -93,11 +94,11 @@ class Judge:
             if not any(rule.kind in explained for explained in self._explained(found)):
                 found += self._found_by(rule)
         findings = Findings(sorted(found, key=lambda finding: not finding.certain))
-        is_first = not self._has_written and self._evidence.has_steps()
-        if findings != self.findings or is_first:
+        self._is_written = self._is_written and findings == self.findings
+        self.findings = findings
+        if not self._is_written and (findings or self._evidence.has_steps()):
             findings.write(self._attempt)
-            self._has_written = True
-            self.findings = findings
+            self._is_written = True
         return findings
 
     def _found_by(self, rule: Rule) -> list[Finding]:
@@ -107,7 +108,7 @@ class Judge:
         except Exception as error:
             if rule not in self._failed:
                 self._failed.add(rule)
-                print(f"the training could not be judged by {type(rule).__name__}: {error!r}", flush=True)
+                log(f"the training could not be judged by {type(rule).__name__}: {error!r}")
             return []
 
     def _explained(self, found: Sequence[Finding]) -> list[tuple[str, ...]]:

@@ -22,8 +22,9 @@ class Schedules(Rule):
     )
     observed = (
         "a prepared scheduler is called once per epoch; the planned end came early, and steps at a learning rate of "
-        "zero followed (a note if there are other optimizers); at the end (a note) it was planned for exactly the "
-        "run's steps (OneCycleLR: but for one per epoch) or backward passes, and moved less"
+        "zero followed (a note if there are other optimizers, or if no end is known, but where accelerate has moved it "
+        "several times at each call); at the end (a note) it was planned for exactly the run's steps (OneCycleLR: but "
+        "for one per epoch) or backward passes, and moved less"
     )
     silent = (
         "an unknown length; any other end, early or late: warm restarts, a cosine's period, ReduceLROnPlateau, "
@@ -61,21 +62,27 @@ def _moves_several(evidence: Evidence, line: Line) -> Finding | None:
 
 def _ended(evidence: Evidence, line: Line) -> Finding | None:
     v = line.values
-    if not v["ended"] or v["idle"] < max(FEWEST_IDLE, IDLE_SHARE * v["steps"]):
+    is_over = v["at"] >= v["planned"] if v["planned"] else evidence.outcome == "succeeded"
+    if not is_over or v["idle"] < max(FEWEST_IDLE, IDLE_SHARE * v["steps"]):
         return None
     moves = v["most"] if v["fewest"] == v["most"] else 1
     times = f"it moves {moves} times at each call" if moves > 1 else "it is shorter than the training"
+    what = (
+        f"was planned for {v['planned']} moves and made them by step {v['ended']}; since then the learning rate is zero"
+    )
+    if not v["planned"]:
+        what = f"has brought the learning rate to zero, at which the last {v['idle']} of {v['steps']} steps were made"
     return Finding(
         "schedule",
-        f"{v['type']}{evidence.at(line.line)} was planned for {v['planned']} moves and made them by step {v['ended']}; "
-        "since then the learning rate is zero",
+        f"{v['type']}{evidence.at(line.line)} {what}",
         f"{times}; a scheduler that accelerate has prepared moves once per process"
         if v["through_accelerate"]
         else times,
         "Plan it for as many moves as the training makes on all processes together."
         if v["through_accelerate"]
         else "Plan it for as many moves as the training makes.",
-        certain=v["alone"],  # another optimizer may train on, when this one has been annealed on purpose
+        # Another optimizer may train on, when this one has been annealed on purpose.
+        certain=v["alone"] and bool(v["planned"] or (v["through_accelerate"] and moves > 1)),
         since=v["ended"] + 1,
         line=line.line,
     )

@@ -91,20 +91,28 @@ class OtherTensors(Rule):
 
 class NoOptimizer(Rule):
     kind = "no optimizer"
-    title = "The model's last layers are in no optimizer"
+    title = "Layers that have gradients are in no optimizer"
     declared = "requires_grad of a model whose gradients DDP or FSDP2 averages"
-    observed = "parameters, the last ones among them, have gradients, are in no optimizer, and do not move"
+    observed = (
+        "parameters have gradients, are in no optimizer, and do not move: the last ones are among them; or they were "
+        "frozen when DDP wrapped the model; or they are all of the model's, and two optimizers have the same ones"
+    )
     silent = (
-        "before step 20; all of the model's (an optimizer of copies, one that steps in backward hooks); only earlier "
-        "ones (a new head on a backbone); parameters that change by hand"
+        "before step 20; otherwise all of the model's (an optimizer of copies, one that steps in backward hooks), and "
+        "only earlier ones (a new head on a backbone); parameters that change by hand"
     )
     limits = "a note: somebody may have meant it so, or may add them later"
 
     def judge(self, evidence: Evidence) -> Iterable[Finding]:
-        for line in by_place(evidence, "orphans", _is_last):
+        lines = {tuple(line.values["names"]): line for line in by_place(evidence, "orphans", _is_meant_to_learn)}
+        for line in lines.values():
+            why = "they were frozen when DDP wrapped the model" if line.values["unfrozen"] else ""
+            if line.values["lost"] == line.values["of"]:
+                why = f"two optimizers have the same {line.values['held']} parameters"
             yield self.found(
                 line,
                 _parameters(line),
+                why,
                 advice="Give them to the optimizer, or set requires_grad to False.",
                 certain=False,
                 since=1,
@@ -118,8 +126,9 @@ def _is_idle(line: Line) -> bool:
     return bool(line.values["is_idle"] and line.values["lost"] == line.values["of"])
 
 
-def _is_last(line: Line) -> bool:
-    return bool(line.values["is_last"] and line.values["lost"] < line.values["of"])
+def _is_meant_to_learn(line: Line) -> bool:
+    v = line.values
+    return bool(v["is_twice"] if v["lost"] == v["of"] else v["is_last"] or v["unfrozen"])
 
 
 def _parameters(line: Line) -> str:

@@ -6,6 +6,7 @@ import time
 import pytest
 
 from labkit.record import RunFolder
+from labkit.witness import Findings
 from labkit.witness import judge as judging
 from labkit.witness.judge import Judge
 
@@ -37,3 +38,14 @@ def test_a_look_that_fails_is_not_repeated_at_every_poll(judge, tmp_path, monkey
     with pytest.raises(OSError):
         judge.look_again()
     judge.look_again()
+
+
+def test_on_a_full_disk_a_finding_is_still_told_and_is_written_when_there_is_room(judge):
+    judge._attempt.findings.mkdir()
+    with pytest.raises(OSError):
+        judge.look()
+    assert "gradients" in judge.notice
+    judge._attempt.findings.rmdir()
+    assert Findings.read(judge._attempt) == ()
+    judge.look()
+    assert Findings.read(judge._attempt) == judge.findings

@@ -23,7 +23,7 @@ from labkit.witness.updates import (
 PLACE = {"t": 10.0, "step": 20, "number": 20, "line": 7}
 UNLOADED = {"k": "unloaded", "wanted": 4, "of": 4, "key": "module.0.bias", "own": "0.weight", "change": "+module."}
 ORPHANS = {"k": "orphans", "names": ["2.weight"], "lost": 2, "of": 4, "strange": 0, "held": 2, "is_last": True}
-ORPHANS |= {"is_idle": False}
+ORPHANS |= {"is_idle": False, "is_twice": False, "unfrozen": 0}
 SCHEDULE = {
     "k": "schedule",
     "n": 0,
@@ -40,6 +40,7 @@ SCHEDULE |= {
     "ended": 0,
     "steps": 40,
     "idle": 0,
+    "at": 0,
     "epochs": 4,
     "passes": 40,
     "alone": True,
@@ -208,6 +209,11 @@ def test_parameters_in_no_optimizer(judge):
     assert "2 of the model's parameters with gradients, 2.weight among them, are in no optimizer" in finding.what
     assert judge(NoOptimizer, [ORPHANS | {"is_last": False}]) == []  # a head on a backbone that nobody froze
     assert judge(NoOptimizer, [ORPHANS | {"lost": 4}]) == []  # the optimizer has copies
+    (unfrozen,) = judge(NoOptimizer, [ORPHANS | {"is_last": False, "unfrozen": 2}])
+    assert (unfrozen.certain, unfrozen.why) == (False, "they were frozen when DDP wrapped the model")
+    both = ORPHANS | {"lost": 4, "is_twice": True}  # of which each optimizer's steps give a line
+    (twice,) = judge(NoOptimizer, [both, both | {"line": 9}])
+    assert (twice.certain, twice.why) == (False, "two optimizers have the same 2 parameters")
     assert judge(OtherTensors, [ORPHANS]) == []
     (other,) = judge(OtherTensors, [ORPHANS | {"strange": 1, "lost": 1}])
     assert other.certain
@@ -236,7 +242,7 @@ def test_a_window_and_a_tie(judge):
 
 
 TWICE = {"through_accelerate": True, "moves": 8, "stops": 4, "fewest": 2, "most": 2, "gap": 8}
-ENDED = {"type": "LambdaLR", "planned": 48, "moves": 95, "stops": 48, "ended": 24, "steps": 48, "idle": 24}
+ENDED = {"type": "LambdaLR", "planned": 48, "moves": 95, "stops": 48, "at": 95, "ended": 24, "steps": 48, "idle": 24}
 ONCE_PER_EPOCH = {"type": "OneCycleLR", "planned": 40, "moves": 4, "stops": 4, "gap": 10}
 
 
@@ -249,6 +255,8 @@ ONCE_PER_EPOCH = {"type": "OneCycleLR", "planned": 40, "moves": 4, "stops": 4, "
         (TWICE | {"epochs": 1}, ""),
         (TWICE | {"planned": 8}, ""),
         (ENDED, "LambdaLR (train.py line 7) was planned for 48 moves and made them by step 24"),
+        (ENDED | {"planned": 0}, "has brought the learning rate to zero, at which the last 24 of 48 steps were made"),
+        (ENDED | {"at": 47}, ""),  # it goes on
         (ENDED | {"idle": 9}, ""),
         (ENDED | {"steps": 2000}, ""),  # the last 1.2 %
         (ONCE_PER_EPOCH, "planned for 40 moves, as many as the run's optimizer steps, and made 4"),
@@ -290,7 +298,16 @@ def test_a_class_that_reads_a_flag_of_this_name_anywhere_uses_it():
     assert not uses(forward=lambda self, x: x, size=property(lambda self: 1), rate=0.1)
 
 
-@pytest.mark.parametrize("alone", [True, False])
-def test_a_schedule_that_ended_while_another_optimizer_may_train_on_is_a_note(judge, alone):
-    (finding,) = judge(Schedules, [SCHEDULE | ENDED | {"alone": alone}])
-    assert finding.certain is alone
+@pytest.mark.parametrize(
+    ("line", "is_certain"),
+    [
+        ({"alone": True}, True),
+        ({"alone": False}, False),  # another optimizer may train on
+        ({"planned": 0}, False),
+        ({"planned": 0, "through_accelerate": True, "fewest": 2, "most": 2}, True),
+    ],
+)
+def test_a_schedule_that_brought_the_rate_to_zero_is_certainly_wrong_if_it_was_to_go_on(judge, line, is_certain):
+    (finding,) = judge(Schedules, [SCHEDULE | ENDED | {"alone": True} | line])
+    assert finding.certain is is_certain
+    assert judge(Schedules, [SCHEDULE | ENDED | {"planned": 0}], outcome="") == []  # it may rise again

@@ -1,6 +1,7 @@
 """What is found of the trainings of `faulty/`: the kind of a finding, and whether it is a note."""
 
 FOUND = {
+    "accelerate_rate_is_zero": "schedule",
     "accum_last_window": "left window",
     "adapters_after_optimizer": "other tensors",
     "averaged_by_hand_unequal": "replicas, note",
@@ -33,6 +34,7 @@ FOUND = {
     "fsdp1_same_random_order": "same samples",
     "fsdp2_rank0_saves_its_part": "lone part",
     "fsdp2_rate_of_local_metric": "settings",
+    "gan_optimizers_of_one_net": "no optimizer, note",
     "gradients_cleared_of_another_optimizer": "uncleared gradients",
     "gradients_never_cleared": "uncleared gradients",
     "hang_branch_per_rank": "replicas",
@@ -73,6 +75,7 @@ FOUND = {
     "tensor_parallel_first_saves": "lone part",
     "tied_weights_untied": "parted tie",
     "tp_norm_parts": "replicas",
+    "unfrozen_after_its_optimizer": "no optimizer, note",
     "v_accelerate_linear": "schedule",
     "v_fsdp_same_data": "same samples",
     "v_head_not_in_optimizer": "no optimizer, note",

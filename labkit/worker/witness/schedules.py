@@ -18,8 +18,8 @@ ACCELERATE = "accelerate/scheduler.py"
 @dataclass
 class Schedule:
     """A scheduler. It moves once or several times after a step; `most` and `fewest` say how often, each of `stops`
-    times, at least `gap` steps apart. `planned` moves had been made after step `ended`; since it was made, its
-    optimizer has made `steps` steps of `passes` backward passes, the last `idle` of them at a learning rate of zero."""
+    times, at least `gap` steps apart, `planned` times in all if that is known. Since it was made, its optimizer has
+    made `steps` steps of `passes` backward passes, the last `idle`, those after `ended`, at a learning rate of zero."""
 
     reference: Callable[[], Any]
     number: int
@@ -88,10 +88,11 @@ class Schedules(Area):
             if scheduler is None or scheduler.optimizer.param_groups is not optimizer.param_groups:
                 continue
             known.steps, known.passes = known.steps + 1, known.passes + self._witness.passes
-            if known.planned and scheduler.last_epoch >= known.planned:
-                known.ended = known.ended or self._witness.step - 1
-                is_zero = all(type(group["lr"]) is float and not group["lr"] for group in optimizer.param_groups)
-                known.idle = known.idle + 1 if is_zero else 0
+            if known.moves and all(type(group["lr"]) is float and not group["lr"] for group in optimizer.param_groups):
+                known.ended = known.ended if known.idle else self._witness.step - 1
+                known.idle += 1
+            else:
+                known.idle = 0
 
     def after_check(self, *_: Any) -> None:
         for known in self._known.values():

@@ -91,7 +91,10 @@ class Updates(Area):
         last, known.orphans = known.orphans, {}
         own, models = parameters_of(optimizer), list(averaged(self._witness.distributed_models()))
         everything = {id(p) for model in models for p in model.parameters()}
-        is_alone = len(self._witness.live_optimizers()) == 1
+        is_alone = len(optimizers := self._witness.live_optimizers()) == 1
+        places = {id(p) for p in own}
+        is_twice = any({id(p) for p in parameters_of(o)} == places for o in optimizers if o is not optimizer)
+        frozen = set().union(*(known.frozen for known in self._witness.models if known.reference() is not None))
         for number, model in enumerate(models):
             learning = [(name, p) for name, p in model.named_parameters() if p.requires_grad and p.grad is not None]
             lost = self._in_no_optimizer(learning, thoroughly=steps >= BEGUN)
@@ -108,6 +111,8 @@ class Updates(Area):
                 "lost": len(lost),
                 "of": len(learning),
                 "is_last": lost[-1][0] == learning[-1][0],
+                "is_twice": is_twice,
+                "unfrozen": sum(id(p) in frozen for _, p in lost),
                 "strange": strange,
                 "is_idle": is_alone and not known.learned and not getattr(optimizer, "state", True),
                 "held": len(own),
