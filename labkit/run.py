@@ -367,8 +367,8 @@ class Run(Shown[State], Reachable):
         folder = self.folder.latest
         home = folder.node(cause.node or 0) if folder.nodes.is_dir() else folder
         logs = folder.rank(cause.rank) if cause.rank is not None else home.torchrun_log
-        is_new = cause.kind != "slip" and (certain := self.findings().certain)
-        found = f"the training was also found to be wrong:\n{certain!r}" if is_new else ""
+        others = Findings(each for each in self.findings().certain if each.claim not in cause.sentence)
+        found = f"the training was also found to be wrong:\n{others!r}" if others else ""
         parts = [cause.sentence, "".join(cause.traceback).rstrip(), "\n".join(cause.advice), found, f"logs: {logs}"]
         return rank_failed("\n\n".join(plain(part) for part in parts if part), run_id=self.id, cause=cause)
 

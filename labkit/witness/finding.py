@@ -69,11 +69,13 @@ class Findings(tuple[Finding, ...]):
     def _none(self) -> str:
         if self.witnessed:
             return "nothing was found to be wrong"
-        return "it is not known whether anything is wrong: no optimizer step was witnessed, or the witness was off"
+        return "it is not known whether anything is wrong: no optimizer step was witnessed yet, or the witness was off"
 
     @property
     def certain(self) -> Findings:
-        return Findings(finding for finding in self if finding.certain)
+        certain = Findings(finding for finding in self if finding.certain)
+        certain.witnessed = self.witnessed
+        return certain
 
     @classmethod
     def read(cls, attempt: RunFolder) -> Findings:

@@ -22,13 +22,13 @@ class Schedules(Rule):
     )
     observed = (
         "a prepared scheduler is called once per epoch; the planned end came early, and steps at a learning rate of "
-        "zero followed (a note if there are other optimizers, or if no end is known, but where accelerate has moved it "
-        "several times at each call); at the end (a note) it was planned for exactly the run's steps (OneCycleLR: but "
+        "zero followed (a note if there are other optimizers); a run has succeeded whose last steps had a rate of zero "
+        "for another reason (a note); at the end (a note) it was planned for exactly the run's steps (OneCycleLR: but "
         "for one per epoch) or backward passes, and moved less"
     )
     silent = (
-        "an unknown length; any other end, early or late: warm restarts, a cosine's period, ReduceLROnPlateau, "
-        "a training that was stopped; schedulers that are within others"
+        "fewer than 10 steps at zero, or 5 % of them; any other end, early or late: warm restarts, a cosine's period, "
+        "ReduceLROnPlateau, a training that was stopped; schedulers that are within others"
     )
 
     def judge(self, evidence: Evidence) -> Iterable[Finding]:
@@ -62,27 +62,23 @@ def _moves_several(evidence: Evidence, line: Line) -> Finding | None:
 
 def _ended(evidence: Evidence, line: Line) -> Finding | None:
     v = line.values
-    is_over = v["at"] >= v["planned"] if v["planned"] else evidence.outcome == "succeeded"
+    is_over = evidence.outcome == "succeeded" or (v["is_end"] and v["at"] > v["planned"])  # a cosine rises again
     if not is_over or v["idle"] < max(FEWEST_IDLE, IDLE_SHARE * v["steps"]):
         return None
-    moves = v["most"] if v["fewest"] == v["most"] else 1
-    times = f"it moves {moves} times at each call" if moves > 1 else "it is shorter than the training"
-    what = (
-        f"was planned for {v['planned']} moves and made them by step {v['ended']}; since then the learning rate is zero"
-    )
-    if not v["planned"]:
-        what = f"has brought the learning rate to zero, at which the last {v['idle']} of {v['steps']} steps were made"
+    what = f"made the {v['planned']} moves for which it was planned by step {v['ended']}; the rate is zero since then"
+    if not v["is_end"]:
+        what = f"has moved, and the learning rate was zero in the last {v['idle']} of {v['steps']} steps"
+    several = f"it moves {v['most']} times at each call" if v["fewest"] == v["most"] > 1 else ""
+    why = several or ("it is shorter than the training" if v["is_end"] else "")
+    if v["through_accelerate"]:
+        why = f"{why}; a scheduler that accelerate has prepared moves once per process".removeprefix("; ")
+    on_all = " on all processes together" if v["through_accelerate"] else ""
     return Finding(
         "schedule",
         f"{v['type']}{evidence.at(line.line)} {what}",
-        f"{times}; a scheduler that accelerate has prepared moves once per process"
-        if v["through_accelerate"]
-        else times,
-        "Plan it for as many moves as the training makes on all processes together."
-        if v["through_accelerate"]
-        else "Plan it for as many moves as the training makes.",
-        # Another optimizer may train on, when this one has been annealed on purpose.
-        certain=v["alone"] and bool(v["planned"] or (v["through_accelerate"] and moves > 1)),
+        why,
+        f"Plan it for as many moves as the training makes{on_all}.",
+        certain=v["alone"] and v["is_end"],  # another optimizer may train on, when this one has been annealed
         since=v["ended"] + 1,
         line=line.line,
     )

@@ -38,12 +38,12 @@ BATCHES, CALLS, FLAGS = 1, 2, 3
 
 class Slips(Rule):
     kind = "slip"
-    title = "A rank left out a collective, a batch, or a step"
+    title = "A rank left out a collective, a batch (`skip`), or a step"
     declared = "the group over which DDP or FSDP averages gradients: every rank of it makes every one of its calls"
     observed = (
         "after the same backward pass, which averages gradients, the ranks have made different numbers of the group's "
-        "collectives, and this stays so; a note, unless the run hangs or fails by it: a rank fetched another batch for "
-        "a step"
+        "collectives, and this stays so; a note, unless the run has failed by it: a rank fetched another batch for a "
+        "step"
     )
     silent = (
         "fewer than three steps since, unless the run has failed or is stuck; once the ranks were within Join; passes "
@@ -230,14 +230,13 @@ class _Group:
         rank, other = more[0], next(r for r in self.ranks if fetched[r] == usual)
         own = self.now[rank]
         waits = any(now.flags & IN_BACKWARD and now.number >= own.number for now in self.now.values())
-        is_over = evidence.is_stuck or evidence.may_have_failed_by_a_collective
-        certain = is_over and waits and not own.flags & IN_BACKWARD
+        certain = evidence.may_have_failed_by_a_collective and waits and not own.flags & IN_BACKWARD
         if not certain and self.skips * RARELY > self.compared:
             return None
         here = _Step.of(evidence.ranks[rank].ring, number)
         then = "its data ran out while others still trained" if certain else "its data run out earlier"
         return Finding(
-            "slip",
+            "skip",
             f"{named(more)} fetched {_batches(fetched[rank])} for a step for which {named([other])} fetched "
             f"{usual}; {then}",
             "it skipped a batch alone (`continue`?)",

@@ -95,7 +95,7 @@ class NoOptimizer(Rule):
     declared = "requires_grad of a model whose gradients DDP or FSDP2 averages"
     observed = (
         "parameters have gradients, are in no optimizer, and do not move: the last ones are among them; or they were "
-        "frozen when DDP wrapped the model; or they are all of the model's, and two optimizers have the same ones"
+        "frozen when DDP wrapped the model; or they are all of the model's, and two optimizers step the same ones"
     )
     silent = (
         "before step 20; otherwise all of the model's (an optimizer of copies, one that steps in backward hooks), and "
@@ -106,9 +106,10 @@ class NoOptimizer(Rule):
     def judge(self, evidence: Evidence) -> Iterable[Finding]:
         lines = {tuple(line.values["names"]): line for line in by_place(evidence, "orphans", _is_meant_to_learn)}
         for line in lines.values():
-            why = "they were frozen when DDP wrapped the model" if line.values["unfrozen"] else ""
+            is_unfrozen = line.values["unfrozen"] == line.values["lost"]
+            why = "they were frozen when DDP wrapped the model" if is_unfrozen else ""
             if line.values["lost"] == line.values["of"]:
-                why = f"two optimizers have the same {line.values['held']} parameters"
+                why = f"two optimizers step the same {line.values['held']} parameters"
             yield self.found(
                 line,
                 _parameters(line),
@@ -128,7 +129,7 @@ def _is_idle(line: Line) -> bool:
 
 def _is_meant_to_learn(line: Line) -> bool:
     v = line.values
-    return bool(v["is_twice"] if v["lost"] == v["of"] else v["is_last"] or v["unfrozen"])
+    return bool(v["is_twice"] if v["lost"] == v["of"] else v["is_last"] or v["unfrozen"] == v["lost"])
 
 
 def _parameters(line: Line) -> str:

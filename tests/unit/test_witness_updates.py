@@ -41,6 +41,7 @@ SCHEDULE |= {
     "steps": 40,
     "idle": 0,
     "at": 0,
+    "is_end": False,
     "epochs": 4,
     "passes": 40,
     "alone": True,
@@ -211,9 +212,10 @@ def test_parameters_in_no_optimizer(judge):
     assert judge(NoOptimizer, [ORPHANS | {"lost": 4}]) == []  # the optimizer has copies
     (unfrozen,) = judge(NoOptimizer, [ORPHANS | {"is_last": False, "unfrozen": 2}])
     assert (unfrozen.certain, unfrozen.why) == (False, "they were frozen when DDP wrapped the model")
+    assert judge(NoOptimizer, [ORPHANS | {"is_last": False, "unfrozen": 1}]) == []  # the other never was
     both = ORPHANS | {"lost": 4, "is_twice": True}  # of which each optimizer's steps give a line
     (twice,) = judge(NoOptimizer, [both, both | {"line": 9}])
-    assert (twice.certain, twice.why) == (False, "two optimizers have the same 2 parameters")
+    assert (twice.certain, twice.why) == (False, "two optimizers step the same 2 parameters")
     assert judge(OtherTensors, [ORPHANS]) == []
     (other,) = judge(OtherTensors, [ORPHANS | {"strange": 1, "lost": 1}])
     assert other.certain
@@ -243,6 +245,7 @@ def test_a_window_and_a_tie(judge):
 
 TWICE = {"through_accelerate": True, "moves": 8, "stops": 4, "fewest": 2, "most": 2, "gap": 8}
 ENDED = {"type": "LambdaLR", "planned": 48, "moves": 95, "stops": 48, "at": 95, "ended": 24, "steps": 48, "idle": 24}
+ENDED |= {"is_end": True}
 ONCE_PER_EPOCH = {"type": "OneCycleLR", "planned": 40, "moves": 4, "stops": 4, "gap": 10}
 
 
@@ -254,9 +257,8 @@ ONCE_PER_EPOCH = {"type": "OneCycleLR", "planned": 40, "moves": 4, "stops": 4, "
         (TWICE | {"gap": 1, "stops": 40}, ""),  # once per step, as accelerate expects
         (TWICE | {"epochs": 1}, ""),
         (TWICE | {"planned": 8}, ""),
-        (ENDED, "LambdaLR (train.py line 7) was planned for 48 moves and made them by step 24"),
-        (ENDED | {"planned": 0}, "has brought the learning rate to zero, at which the last 24 of 48 steps were made"),
-        (ENDED | {"at": 47}, ""),  # it goes on
+        (ENDED, "LambdaLR (train.py line 7) made the 48 moves for which it was planned by step 24"),
+        (ENDED | {"is_end": False}, "has moved, and the learning rate was zero in the last 24 of 48 steps"),
         (ENDED | {"idle": 9}, ""),
         (ENDED | {"steps": 2000}, ""),  # the last 1.2 %
         (ONCE_PER_EPOCH, "planned for 40 moves, as many as the run's optimizer steps, and made 4"),
@@ -303,11 +305,12 @@ def test_a_class_that_reads_a_flag_of_this_name_anywhere_uses_it():
     [
         ({"alone": True}, True),
         ({"alone": False}, False),  # another optimizer may train on
-        ({"planned": 0}, False),
-        ({"planned": 0, "through_accelerate": True, "fewest": 2, "most": 2}, True),
+        ({"is_end": False}, False),  # somebody may have set it
+        ({"is_end": False, "planned": 0, "through_accelerate": True, "fewest": 2, "most": 2}, False),
     ],
 )
-def test_a_schedule_that_brought_the_rate_to_zero_is_certainly_wrong_if_it_was_to_go_on(judge, line, is_certain):
+def test_a_rate_that_was_zero_is_certainly_wrong_only_since_the_planned_end(judge, line, is_certain):
     (finding,) = judge(Schedules, [SCHEDULE | ENDED | {"alone": True} | line])
     assert finding.certain is is_certain
-    assert judge(Schedules, [SCHEDULE | ENDED | {"planned": 0}], outcome="") == []  # it may rise again
+    assert judge(Schedules, [SCHEDULE | ENDED | {"at": 48}], outcome="") == []  # as a cosine's, it may rise again
+    assert judge(Schedules, [SCHEDULE | ENDED | line], outcome="") == ([finding] if line.get("is_end", True) else [])

@@ -1,7 +1,7 @@
 """What is found of the trainings of `faulty/`: the kind of a finding, and whether it is a note."""
 
 FOUND = {
-    "accelerate_rate_is_zero": "schedule",
+    "accelerate_rate_is_zero": "schedule, note",
     "accum_last_window": "left window",
     "adapters_after_optimizer": "other tensors",
     "averaged_by_hand_unequal": "replicas, note",
@@ -69,7 +69,7 @@ FOUND = {
     "sched_plateau_per_rank": "replicas",
     "scheduler_restarts_on_resume": "restarted schedule, note",
     "seed_split_per_rank": "leak",
-    "skip_bad_batch_per_rank": "slip",
+    "skip_bad_batch_per_rank": "skip",
     "skipped_allreduce": "slip",
     "sync_flag_after_forward": "replicas",
     "tensor_parallel_first_saves": "lone part",

@@ -46,7 +46,7 @@ def test_a_batch_that_one_rank_skipped_is_why_another_collective_was_met():
     findings, state = judged(FAULTY / "skip_bad_batch_per_rank.py")
 
     (found,) = findings
-    assert (found.kind, found.certain, found.since, found.ranks) == ("slip", True, 5, (0,))
+    assert (found.kind, found.certain, found.since, found.ranks) == ("skip", True, 5, (0,))
     assert state.cause.kind == "slip"
     assert state.cause.sentence.startswith("in step 5 rank 0 fetched 2 batches for a step for which rank 1 fetched 1")
     _, where = place("skip_bad_batch_per_rank", "dist.all_reduce")

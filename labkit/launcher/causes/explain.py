@@ -44,7 +44,7 @@ UNREACHABLE = re.compile(
     r"|Broken pipe|failed to recv|connectFullMesh|Connection refused",
     re.IGNORECASE,
 )
-SLIPS = ("slip", "join")  # findings after which the ranks' collectives meet others
+SLIPS = ("slip", "skip", "join")  # findings after which the ranks' collectives meet others
 # Why a node was stopped when the reason lies with another node.
 FOLLOWS = ("others", "missing")
 

@@ -33,7 +33,7 @@ class Modes(Area):
 
     def __init__(self, witness: Observed):
         super().__init__(witness)
-        self._set, self._set_at = 0, -1  # how often a mode was set, and after which step
+        self._set, self._set_at = 0, -1  # how often a mode was set since it is hooked, and after which step
         self._modes: dict[DistributedModel, Mode] = {}
         self._undo: Callable[[], None] | None = None
 
@@ -49,10 +49,10 @@ class Modes(Area):
     def before_validation(self, known: DistributedModel, model: Any) -> None:
         if model.training or (mode := self._modes.get(known)) is None or mode.is_meant:
             return
-        is_first = self._undo is None
-        if is_first:
+        if self._undo is None:
+            self._set, self._set_at = 0, -1
             self._undo = call_around(self._torch.nn.Module, "train", self._count, self._witness.recorder)
-        if is_first or mode.validated == self._set or self._set_at == self._witness.number:
+        if not self._set or mode.validated == self._set or self._set_at == self._witness.number:
             mode.validated = self._set
             self._witness.follow(self)
         else:  # steps were made in it, before any validation

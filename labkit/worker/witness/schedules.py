@@ -13,13 +13,16 @@ from labkit.worker.witness.around import call_around
 
 PLANNED = ("total_steps", "T_max", "total_iters")
 ACCELERATE = "accelerate/scheduler.py"
+WRITTEN = ["line", "planned", "through_accelerate", "moves", "stops", "most", "gap", "ended", "steps", "passes"]
+WRITTEN += ["idle", "is_end"]
 
 
 @dataclass
 class Schedule:
     """A scheduler. It moves once or several times after a step; `most` and `fewest` say how often, each of `stops`
     times, at least `gap` steps apart, `planned` times in all if that is known. Since it was made, its optimizer has
-    made `steps` steps of `passes` backward passes, the last `idle`, those after `ended`, at a learning rate of zero."""
+    made `steps` steps of `passes` backward passes, the last `idle`, those after `ended`, at a learning rate of
+    zero; `is_end`: that began when it reached its planned end."""
 
     reference: Callable[[], Any]
     number: int
@@ -35,6 +38,8 @@ class Schedule:
     steps: int = 0
     passes: int = 0
     idle: int = 0
+    is_end: bool = False
+    last: int = 0  # its place at the newest step
     at: int = -1  # the step of any optimizer after which it moved last
     here: int = 0  # its moves since then
 
@@ -88,25 +93,21 @@ class Schedules(Area):
             if scheduler is None or scheduler.optimizer.param_groups is not optimizer.param_groups:
                 continue
             known.steps, known.passes = known.steps + 1, known.passes + self._witness.passes
-            if known.moves and all(type(group["lr"]) is float and not group["lr"] for group in optimizer.param_groups):
-                known.ended = known.ended if known.idle else self._witness.step - 1
-                known.idle += 1
-            else:
-                known.idle = 0
+            is_zero = known.moves and all(
+                type(group["lr"]) is float and not group["lr"] for group in optimizer.param_groups
+            )
+            if is_zero and not known.idle:
+                known.ended = self._witness.step - 1
+                known.is_end = known.last < known.planned <= scheduler.last_epoch
+            known.idle, known.last = known.idle + 1 if is_zero else 0, scheduler.last_epoch
 
     def after_check(self, *_: Any) -> None:
         for known in self._known.values():
             if known.moves and (scheduler := known.reference()) is not None:
-                fewest = min(known.fewest or known.here, known.here)
-                counts = {name: getattr(known, name) for name in ("planned", "moves", "stops", "most", "gap", "ended")}
-                counts |= {"fewest": fewest, "steps": known.steps, "idle": known.idle, "at": scheduler.last_epoch}
-                made = {
-                    "n": known.number,
-                    "type": type(scheduler).__name__,
-                    "through_accelerate": known.through_accelerate,
-                }
-                seen = {"epochs": self._witness.epochs, "passes": known.passes}
+                seen: dict[str, Any] = {name: getattr(known, name) for name in WRITTEN}
+                seen |= {"n": known.number, "type": type(scheduler).__name__, "at": scheduler.last_epoch}
+                seen |= {"fewest": min(known.fewest or known.here, known.here), "epochs": self._witness.epochs}
                 seen["alone"] = len(self._witness.live_optimizers()) == 1
-                self._witness.write("schedule", **made, **counts, **seen, line=known.line)
+                self._witness.write("schedule", **seen)
 
     finish = after_check

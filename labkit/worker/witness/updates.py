@@ -28,6 +28,7 @@ class Optimized:
     before: list[tuple[Reference, Any, Any]] = field(default_factory=list)  # parameters, samples, where a gradient was
     kept: dict[int, Any] = field(default_factory=dict)  # samples of the last check
     orphans: dict[tuple[int, str], tuple[Reference, Any]] = field(default_factory=dict)  # parameters, their samples
+    twins: dict[int, int] = field(default_factory=dict)  # steps of the optimizers that have the same parameters
 
 
 class Updates(Area):
@@ -91,9 +92,15 @@ class Updates(Area):
         last, known.orphans = known.orphans, {}
         own, models = parameters_of(optimizer), list(averaged(self._witness.distributed_models()))
         everything = {id(p) for model in models for p in model.parameters()}
-        is_alone = len(optimizers := self._witness.live_optimizers()) == 1
+        is_alone = len(self._witness.live_optimizers()) == 1
         places = {id(p) for p in own}
-        is_twice = any({id(p) for p in parameters_of(o)} == places for o in optimizers if o is not optimizer)
+        twins = {
+            each.number: each.steps
+            for each in self._witness.optimizers
+            if (other := each.reference()) is not None and {id(p) for p in parameters_of(other)} == places
+        }
+        is_twice = sum(made > known.twins.get(number, made) for number, made in twins.items()) > 1
+        known.twins = twins
         frozen = set().union(*(known.frozen for known in self._witness.models if known.reference() is not None))
         for number, model in enumerate(models):
             learning = [(name, p) for name, p in model.named_parameters() if p.requires_grad and p.grad is not None]

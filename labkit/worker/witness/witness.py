@@ -71,8 +71,8 @@ class Witness:
         self._before = 0  # collectives that had been called when the newest backward pass began
         self._called: int | None = None  # and when it had ended, where all ranks meet
         self._file = ""  # the script's, once it runs
-        self._at: tuple[CodeType | None, int] = (None, 0)  # where it was last, and in which line
-        self._line_at = self._line = self._flags = self._in_join = 0
+        self._at: tuple[CodeType | None, int, int] = (None, 0, 0)  # where it was last, and in which line
+        self._line = self._flags = self._in_join = 0
         self._loss = math.nan
         self._differentiated: Callable[[], Any] = lambda: None  # the loss of the newest backward pass
         self._compares_inputs = True  # of the models in the next step
@@ -237,10 +237,11 @@ class Witness:
         frame: FrameType | None = sys._getframe(callers)
         while frame is not None:
             if (code := frame.f_code).co_filename == file:
-                at = code, frame.f_lasti
-                if at != self._at:  # Python reads the script's table of lines from its beginning
-                    self._at, self._line_at = at, frame.f_lineno
-                return self._line_at
+                known, at, line = self._at
+                if (known, at) != (code, frame.f_lasti):  # Python reads the script's table of lines from its beginning
+                    line = frame.f_lineno
+                    self._at = code, frame.f_lasti, line
+                return line
             frame = frame.f_back
         return 0
 
