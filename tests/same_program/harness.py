@@ -34,6 +34,7 @@ from labkit.record import RunFolder
 PROGRAMS = Path(__file__).parent / "programs"
 EXIT_CODE = re.compile(r"^\s*rank\s*: (\d+) \(local_rank.*\n\s*exitcode\s*: (-?\d+)", re.MULTILINE)
 SECONDS = 90
+ENDING_SECONDS = 5.0  # in which a resource tracker sees that its process has ended
 LEFT_SECONDS = 2.5  # what a program that says `# leaves` leaves running is looked at this long after its end
 ABORT = "terminate called without an active exception"
 
@@ -153,7 +154,9 @@ def _run(program: Program, start) -> Seen:
                 environment.pop(name, None)
         succeeded, log, streams = start(program, folder, outside, environment)
         time.sleep(LEFT_SECONDS * ("# leaves" in program.text))
-        running = sorted(filter(None, (_plain_command(p) for p in psutil.process_iter() if _is_marked(p, mark))))
+        deadline = time.monotonic() + ENDING_SECONDS
+        while any("resource_tracker" in each for each in (running := _running(mark))) and time.monotonic() < deadline:
+            time.sleep(0.05)
         for process in psutil.process_iter():
             if _is_marked(process, mark):
                 process.kill()
@@ -286,6 +289,11 @@ def _plain(text: str, temporary: str) -> str:
     for pattern, replacement in PLAIN:
         text = pattern.sub(replacement, text)
     return text
+
+
+def _running(mark: str) -> list[str]:
+    """The commands of a program's processes."""
+    return sorted(filter(None, (_plain_command(p) for p in psutil.process_iter() if _is_marked(p, mark))))
 
 
 def _plain_command(process: psutil.Process) -> str:
