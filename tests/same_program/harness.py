@@ -155,7 +155,7 @@ def _run(program: Program, start) -> Seen:
         succeeded, log, streams = start(program, folder, outside, environment)
         time.sleep(LEFT_SECONDS * ("# leaves" in program.text))
         deadline = time.monotonic() + ENDING_SECONDS
-        while any("resource_tracker" in each for each in (running := _running(mark))) and time.monotonic() < deadline:
+        while "resource_tracker" in str(running := _running(mark)) and time.monotonic() < deadline:
             time.sleep(0.05)
         for process in psutil.process_iter():
             if _is_marked(process, mark):
