@@ -57,10 +57,6 @@ def _folders_in(root: Path) -> list[str]:
         return []
 
 
-def _holds_a_run(path: Path) -> bool:
-    return is_a(lambda manifest: stat.S_ISREG(manifest.lstat().st_mode), path / "run.json")
-
-
 def _launch_order(root: Path, name: str) -> tuple[str, int] | None:
     """A sort key; None without a run. The time of run.json, written once, at launch, orders runs of the same second."""
     try:
@@ -72,7 +68,7 @@ def _launch_order(root: Path, name: str) -> tuple[str, int] | None:
 
 def find_run(which: str | os.PathLike[str], runs_dir: str | os.PathLike[str] | None = None) -> RunFolder:
     """The run that `which` identifies: a path, "latest", a run's id, or a part of only one run's id."""
-    path = path_of(which, "run", _holds_a_run)
+    path = path_of(which, "run", lambda path: is_a(lambda file: stat.S_ISREG(file.lstat().st_mode), path / "run.json"))
     if path is not None:
         return RunFolder(path)
     root, folders = runs_root(runs_dir), list_runs(runs_dir)

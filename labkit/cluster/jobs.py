@@ -184,7 +184,7 @@ def state_of_run(folder: RunFolder) -> State:
     """
     job_id = job_of(folder)
     own = State.read(folder)
-    if job_id is None or _is_settled(folder):
+    if job_id is None or State.is_settled(folder):
         return own
     job = _ask(folder, job_id)
     if job is None:
@@ -217,11 +217,6 @@ def _refresh(folder: RunFolder) -> None:
         refresh(place)
     for node in newest.nodes.glob("*"):
         refresh(node)
-
-
-def _is_settled(folder: RunFolder) -> bool:
-    """Whether the run's own state.json, not only those of its nodes, has a final state."""
-    return read_object(folder.state).get("state") in State.FINAL
 
 
 def stop_run(

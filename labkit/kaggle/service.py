@@ -42,6 +42,14 @@ class Service:
     def user(self) -> str:
         return str(self._api.get_config_value("username") or "")
 
+    def gpu_hours_left(self) -> float:
+        """What is left of this week's quota and not reserved by sessions. Raises LabError if Kaggle does not say."""
+        with _explained("the GPU quota is not available"):
+            quota = self._api.quota_view().gpu_quota
+        if quota is None:
+            raise LabError("Kaggle: the GPU quota is not available")
+        return float((quota.total_time_allowed - quota.time_used - quota.time_reserved).total_seconds()) / 3600
+
     def push(self, folder: Path) -> str:
         """Upload the kernel in a folder, which starts it; returns its URL."""
         with _explained("the kernel was not pushed"):

@@ -23,7 +23,7 @@ from typing import Any
 
 import psutil
 
-from labkit.files import is_deleted, log, read_object, write_json
+from labkit.files import is_deleted, log, write_json
 from labkit.hardware import may_have_gpus
 from labkit.host import Identity
 from labkit.launcher.causes.background_errors import background_errors
@@ -103,7 +103,7 @@ class Supervisor:
         retries = self.manifest.retries
         fewer = list(self.manifest.fewer_ranks)
         final = self.state
-        while not self.has_ended():
+        while not State.is_settled(self.home):
             final = self.attempt()
             if final.state != "failed" or final.attempt > retries or requested(self.folder) is not None:
                 break
@@ -402,14 +402,10 @@ class Supervisor:
         wrong = self.judge.is_certain
         return replace(self.state, state=name, ended=ended, notice=notice, stops_by=None, wrong=wrong, **fields)
 
-    def has_ended(self) -> bool:
-        """Whether another process, which gave up waiting for this one, has written a final state."""
-        return read_object(self.home.state).get("state") in State.FINAL
-
     def write(self, state: State) -> None:
         self.state = state
         self.find_folder()
-        if self.has_ended():
+        if State.is_settled(self.home):  # by a process that did not wait for us
             return
         try:
             state.write(self.home)

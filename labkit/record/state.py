@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import ClassVar, Literal
 
 from labkit.dataclass_json import from_json
-from labkit.files import Json, in_parallel, read_json, read_text, write_json
+from labkit.files import Json, in_parallel, read_json, read_object, read_text, write_json
 from labkit.record.cause import Cause
 from labkit.record.folder import RunFolder
 from labkit.record.manifest import Nodes
@@ -92,6 +92,11 @@ class State:
         if state.is_final:
             return state
         return replace(state, state="lost", ended=_last_heartbeat(folder, state), cause=_why_lost(folder))
+
+    @staticmethod
+    def is_settled(folder: RunFolder) -> bool:
+        """Whether the run's own state.json, not only those of its nodes, has a final state."""
+        return read_object(folder.state).get("state") in State.FINAL
 
     @classmethod
     def written(cls, folder: RunFolder) -> State:
