@@ -81,7 +81,7 @@ def runs(
     if tag is not None:
         chosen = [run for run in chosen if tag in run.tags]
     if state is not None:
-        chosen = [run for run in chosen if state in ((now := run.status()).state, "wrong" if now.wrong else None)]
+        chosen = [run for run in chosen if (run.status().wrong if state == "wrong" else run.status().state == state)]
     is_filtered = (script, state, tag) != (None, None, None)
     unfinished = [] if is_filtered else unfinished_launches(runs_dir, but=stored)
     listed = RunList(chosen, unfinished, empty="no run matches" if is_filtered else "no runs yet")

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from labkit.arguments import checked
 from labkit.errors import RunFolderError
-from labkit.files import in_parallel, is_a
+from labkit.files import in_parallel
 from labkit.place import path_of, the_one
 from labkit.record import RunFolder
 from labkit.session import working_folder
@@ -68,7 +68,7 @@ def _launch_order(root: Path, name: str) -> tuple[str, int] | None:
 
 def find_run(which: str | os.PathLike[str], runs_dir: str | os.PathLike[str] | None = None) -> RunFolder:
     """The run that `which` identifies: a path, "latest", a run's id, or a part of only one run's id."""
-    path = path_of(which, "run", lambda path: is_a(lambda file: stat.S_ISREG(file.lstat().st_mode), path / "run.json"))
+    path = path_of(which, "run", lambda path: _launch_order(path.parent, path.name) is not None)
     if path is not None:
         return RunFolder(path)
     root, folders = runs_root(runs_dir), list_runs(runs_dir)

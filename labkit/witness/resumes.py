@@ -137,7 +137,7 @@ class RestartedOrder(Rule):
         "epoch, whose number it holds, is resumed at epoch 0, in whose order the training had begun"
     )
     silent = (
-        "an epoch is begun from its first batch; another number of batches is skipped; another seed, data set, "
+        "an epoch starts at its first batch; another number of batches is skipped; another seed, data set, "
         "batch size or number of ranks; files that no rank under labkit has saved; at epoch 0 another rate, or a new "
         "schedule, as in a second phase"
     )

@@ -1,4 +1,4 @@
-"""The ranks' parts overlap on purpose: bootstraps, halves drawn anew, the same half in other orders."""
+"""The ranks' parts overlap on purpose: bootstraps, halves drawn again, the same half in other orders."""
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
@@ -30,7 +30,7 @@ for _ in range(3):
 halves = DataLoader(data, batch_size=20, sampler=RandomSampler(data, num_samples=200, generator=own))
 for _ in range(3):
     train(halves)
-for epoch in range(3):  # each rank a Subset made anew
+for epoch in range(3):  # each rank makes a new Subset
     train(DataLoader(Subset(data, torch.randperm(400, generator=own)[rank::world].tolist()), batch_size=20))
 for epoch in range(3):
     chosen = torch.randperm(400, generator=torch.Generator().manual_seed(epoch))[:200]

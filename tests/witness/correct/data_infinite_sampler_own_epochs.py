@@ -1,4 +1,4 @@
-# A sampler that shuffles anew by itself whenever it starts again and needs no set_epoch, with persistent workers and
+# A sampler that reshuffles by itself whenever it starts again and needs no set_epoch, with persistent workers and
 # a loader that restarts whenever it is exhausted, in the middle of the loop over steps.
 import torch
 import torch.distributed as dist

@@ -1,4 +1,4 @@
-# An "epoch" is an eighth of the data on purpose: the sampler has more replicas than there are ranks, and shuffles anew.
+# An "epoch" is an eighth of the data on purpose: the sampler has more replicas than there are ranks, and reshuffles.
 import torch
 import torch.distributed as dist
 from torch import nn

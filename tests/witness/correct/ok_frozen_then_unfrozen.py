@@ -1,4 +1,4 @@
-# corrected: the model is wrapped anew after its backbone is unfrozen
+# corrected: the model is wrapped again after its backbone is unfrozen
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F

@@ -1,4 +1,4 @@
-# fault: a resume seeds the generators anew, so the first epoch's noise is drawn once more
+# fault: a resume reseeds the generators, so the first epoch's noise is drawn once more
 import os
 import tempfile
 from pathlib import Path

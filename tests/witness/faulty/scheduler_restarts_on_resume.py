@@ -1,4 +1,4 @@
-# fault: a resume loads the optimizer, and then makes a scheduler, which begins its warm-up anew
+# fault: a resume loads the optimizer, and then makes a scheduler, which restarts its warm-up
 import os
 import tempfile
 from pathlib import Path
