@@ -121,6 +121,10 @@ def start_run(
     return Run(folder)
 
 
+def is_witnessed(options: LaunchOptions) -> bool:
+    return options.witness and os.environ.get("LABKIT_WITNESS") != "0"
+
+
 def settings_for(options: LaunchOptions) -> dict[str, str]:
     """The variables of the ranks: those in `env`, what NCCL needs on this machine, and labkit's own."""
     settings = {} if options.hosts else link_settings(options.nproc_per_node, options.backend, options.env)
@@ -128,8 +132,7 @@ def settings_for(options: LaunchOptions) -> dict[str, str]:
     settings |= {TRACE_MEMORY: "1"} if options.trace_memory else {}
     # torch's profiler logs its start and stop to stderr; 6 is above all its levels
     settings = {"KINETO_LOG_LEVEL": "6"} | settings | {PROFILE: "1"} if options.profile else settings
-    if not options.witness or os.environ.get("LABKIT_WITNESS") == "0":
-        settings |= {WITNESS: "0"}
+    settings |= {} if is_witnessed(options) else {WITNESS: "0"}
     if options.reachable is False or (options.reachable is None and is_headless() and notebook_shell() is not None):
         settings |= {REACHABLE: "0"}
     elif options.reachable:

@@ -15,7 +15,7 @@ from labkit.arguments import Grace, Seconds, checked
 from labkit.cluster import job_in_words, state_of_run, stop_run
 from labkit.errors import FindingError, LabError, RankFailedError, RunFolderError, rank_failed
 from labkit.export import export
-from labkit.files import opened, read_bytes, read_json, read_text, write_json
+from labkit.files import opened, read_bytes, read_object, read_text, write_json
 from labkit.frontend import Shown, is_headless, ui
 from labkit.launcher import Stacks, left_in_words, look_at, run_that_saves_to, still_running
 from labkit.planner import Memory
@@ -124,12 +124,12 @@ class Run(Shown[State], Reachable):
     @property
     def tags(self) -> list[str]:
         """The tags added with `tag`, in order."""
-        tags = _labels(self.folder).get("tags")
+        tags = read_object(self.folder.labels).get("tags")
         return [str(tag) for tag in tags] if isinstance(tags, list) else []
 
     @property
     def note(self) -> str:
-        return str(_labels(self.folder).get("note") or "")
+        return str(read_object(self.folder.labels).get("note") or "")
 
     @checked()
     def tag(self, *tags: Any, note: str | None = None) -> None:
@@ -183,7 +183,8 @@ class Run(Shown[State], Reachable):
         The first interrupt reaches the ranks as a KeyboardInterrupt (SIGINT), like Ctrl-C under torchrun, and stops the
         run; a second one kills it. With `stop_on_interrupt=False` the run continues. `watch` draws the live view in a
         terminal. Raises RankFailedError if the training failed or was lost, and TimeoutError after `timeout` seconds
-        (the run continues). If `strict`, it raises FindingError if one of the `findings()` is certain.
+        (the run continues). If `strict`, it raises FindingError if one of the `findings()` is certain, and says so if
+        nothing was witnessed.
         """
         try:
             self._follow(timeout, watch)
@@ -196,8 +197,11 @@ class Run(Shown[State], Reachable):
         state = self.status()
         if state.state in ("failed", "lost"):
             raise self._failure(state)
-        if strict and (certain := self.findings().certain):
-            raise FindingError(plain(f"{self.id} {state.state}, but wrong\n\n{certain!r}"))
+        found = self.findings().certain if strict else Findings()
+        if found:
+            raise FindingError(plain(f"{self.id} {state.state}, but wrong\n\n{found!r}"))
+        if not found.witnessed:
+            print(f"{plain(self.id)}: {found!r}", flush=True)
         return state
 
     @checked()
@@ -381,11 +385,6 @@ def _news(state: State) -> list[str]:
     """Messages about an active run: that it was restarted, that it makes no progress."""
     restarted = words.attempt_ended(state.attempt - 1, state.earlier[-1]) if state.earlier else ""
     return [plain(message) for message in (restarted, state.notice) if message]
-
-
-def _labels(folder: RunFolder) -> dict[str, Any]:
-    labels = read_json(folder.labels)
-    return labels if isinstance(labels, dict) else {}
 
 
 def _text(path: Path) -> str:

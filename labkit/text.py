@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import re
 from functools import lru_cache
+from typing import Any
 
 # Terminal escape sequences for colors and cursor movements, and other control characters.
 ANSI = re.compile(r"\x1b(\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(\x07|\x1b\\)?|.)")
@@ -87,3 +89,8 @@ def gib(size: float | None) -> str:
 def slug(name: str) -> str:
     """`name` reduced to characters that are safe in a file name on every system, never empty or hidden."""
     return re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip(".-_")[:60] or "run"
+
+
+def without_nan(record: dict[str, Any]) -> dict[str, Any]:
+    """Replace NaN and infinity, which JSON lacks, by text: a NaN loss must be readable."""
+    return {k: str(v) if isinstance(v, float) and not math.isfinite(v) else v for k, v in record.items()}

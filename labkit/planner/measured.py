@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from typing import Any
 
 from labkit import words
-from labkit.files import finite, read_text
+from labkit.files import finite, read_object
 from labkit.planner.candidate import Candidate, when
 from labkit.planner.data_sheets import THIS_MACHINE
 from labkit.planner.plan_views import memory_rows
@@ -73,7 +72,7 @@ class Memory:
 
     def __init__(self, folder: RunFolder):
         self.id = folder.id
-        written = _prediction(folder)
+        written = read_object(folder.plan)
         reader = RunReader(folder, each_rank=True)
         reader.read_all()
         self.ranks = [_held(history, written) for history in reader.ranks.values()]
@@ -119,15 +118,6 @@ class Memory:
         sentences = "".join(f"<div>{escaped(text)}</div>" for text in self.sentences())
         page = framed(f"{sentences}{as_image(bars(drawn))}{grid(rows)}")
         return {"text/plain": str(self), "text/html": page}
-
-
-def _prediction(folder: RunFolder) -> dict[str, Any]:
-    """The prediction recorded before the launch; empty if there was none."""
-    try:
-        written = json.loads(read_text(folder.plan))
-    except (OSError, ValueError):
-        return {}
-    return written if isinstance(written, dict) else {}
 
 
 def _held(history: Any, written: dict[str, Any]) -> Held:

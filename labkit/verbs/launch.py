@@ -13,6 +13,7 @@ import labkit
 from labkit.cluster import JobOptions
 from labkit.errors import LabError
 from labkit.launch_options import LaunchOptions
+from labkit.launching import is_witnessed
 from labkit.text import plain
 from labkit.write import extra_options, options_of, script_names
 
@@ -47,8 +48,10 @@ def _launch(arguments: argparse.Namespace, rest: list[str]) -> int:
     if arguments.help or not (arguments.script or arguments.module) or "--help" in rest:
         return _launch_help(arguments)
     options = LaunchOptions.parsed(arguments, args=rest, runs_dir=arguments.runs_dir, wait=False)
-    if arguments.strict and not options.witness:
-        raise LabError("--strict asks the witness, which --no-witness turns off: leave out one of them")
+    if arguments.strict and options.detach:
+        raise LabError("--strict waits for the end, which --detach does not: leave out one of them")
+    if arguments.strict and not is_witnessed(options):
+        raise LabError("--strict asks the witness, which --no-witness or LABKIT_WITNESS=0 turns off")
     if arguments.only_print:
         return _print_lines(arguments.script, options)
     run = labkit.launch(arguments.script, module=arguments.module, **vars(options))

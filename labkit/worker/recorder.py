@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import math
 import time
 from pathlib import Path
 from typing import Any
 
 from labkit.rank_files import RankFile
+from labkit.text import without_nan
 
 # json.dumps would create an encoder for each record.
 encode = json.JSONEncoder(allow_nan=False, check_circular=False).encode
@@ -29,7 +29,7 @@ class Recorder:
             try:
                 line = encode(record)
             except ValueError:
-                line = encode(_finite(record))
+                line = encode(without_nan(record))
             self.file.write(f"{line}\n".encode())
         except (OSError, ValueError, TypeError) as error:
             self.drop(error)
@@ -37,8 +37,3 @@ class Recorder:
     def drop(self, error: BaseException) -> None:
         self.dropped += 1
         self.problem = self.problem or f"a measurement failed and was skipped: {error!r}"
-
-
-def _finite(record: dict[str, Any]) -> dict[str, Any]:
-    """Replace NaN and infinity, which JSON lacks, by text: a NaN loss must be readable."""
-    return {k: str(v) if isinstance(v, float) and not math.isfinite(v) else v for k, v in record.items()}

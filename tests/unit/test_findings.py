@@ -77,12 +77,16 @@ def test_the_list_of_runs_has_a_sign(folder):
     assert "succeeded, but wrong" in repr(labkit.runs(runs_dir=folder.path.parent))
 
 
-def test_a_strict_wait_fails_for_what_is_certain(folder):
+def test_a_strict_wait_fails_for_what_is_certain(folder, capsys):
     assert Run(folder).wait().state == "succeeded"
     with pytest.raises(labkit.FindingError, match="succeeded, but wrong\n\nsince step 12"):
         Run(folder).wait(strict=True)
     Findings([NOTE]).write(folder)
     assert Run(folder).wait(strict=True).state == "succeeded"
+    assert "it is not known" not in capsys.readouterr().out
+    folder.findings.unlink()
+    assert Run(folder).wait(strict=True).state == "succeeded"
+    assert "it is not known whether anything is wrong" in capsys.readouterr().out
 
 
 def test_findings_are_told_in_a_terminal(folder, capsys):
@@ -127,8 +131,13 @@ def test_a_run_that_failed_says_what_else_was_wrong_with_it(folder):
     assert "also" not in str(failure.value)
 
 
-def test_what_no_witness_sees_cannot_be_strict(tmp_path, capsys):
+def test_what_no_witness_sees_cannot_be_strict(tmp_path, capsys, monkeypatch):
     script = tmp_path / "train.py"
     script.write_text("print('trained')\n")
     assert cli.main(["launch", "--strict", "--no-witness", str(script)]) == 2
-    assert "--strict asks the witness, which --no-witness turns off" in capsys.readouterr().err
+    assert "--strict asks the witness, which --no-witness or LABKIT_WITNESS=0 turns off" in capsys.readouterr().err
+    assert cli.main(["launch", "--strict", "--detach", str(script)]) == 2
+    assert "--strict waits for the end, which --detach does not" in capsys.readouterr().err
+    monkeypatch.setenv("LABKIT_WITNESS", "0")
+    assert cli.main(["launch", "--strict", str(script)]) == 2
+    assert "LABKIT_WITNESS=0 turns off" in capsys.readouterr().err

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import json
-import math
 import re
 import shutil
 import signal
@@ -14,7 +13,7 @@ from typing import Any
 
 from labkit import words
 from labkit.record import RunReader, State
-from labkit.text import plain
+from labkit.text import plain, without_nan
 from labkit.view.charts.images import spark_text
 from labkit.view.live.page import tail_of_log
 from labkit.view.live.tables import host_rows, rank_rows
@@ -164,7 +163,7 @@ def progress_line(reader: RunReader, state: State) -> str:
         "throughput": words.throughput(reader, state),
         "memory_peak": int(max((h.memory_peak for h in reader.ranks.values()), default=0)) or None,
     }
-    known = {name: _json_value(value) for name, value in facts.items() if value is not None}
+    known = without_nan({name: value for name, value in facts.items() if value is not None})
     # one line, including the notice: a queued run has nothing else to show
     text = " · ".join(filter(None, [words.headline(reader, state), " ".join((state.notice or "").split())]))
     return f"labkit: {plain(text)} {json.dumps(known)}"
@@ -180,8 +179,3 @@ def read_progress_line(line: str) -> tuple[str, dict[str, Any]] | None:
     if match and isinstance(facts, dict) and isinstance(facts.get("run"), str):
         return match["text"], facts
     return None
-
-
-def _json_value(value: Any) -> Any:
-    """The value for JSON, which has no nan or infinity: they are written as text, as in the records."""
-    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
