@@ -36,11 +36,12 @@ def rules() -> Iterable[str]:
     """A table for each kind."""
     for kind in KINDS:
         yield f"\n## {kind}\n"
-        yield "| rule | why | what to do | not caught |"
-        yield "|---|---|---|---|"
+        yield "| code | rule | why | what to do | not caught |"
+        yield "|---|---|---|---|---|"
         for rule in RULES.values():
             if rule.kind == kind:
-                yield f"| `{rule.slug}` | {cell(rule.why)} | {cell(rule.fix)} | {cell(rule.misses)} |"
+                told = " | ".join(map(cell, (rule.why, rule.fix, rule.misses)))
+                yield f"| {rule.number} | `{rule.slug}` | {told} |"
 
 
 def cell(text: str) -> str:

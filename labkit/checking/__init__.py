@@ -8,6 +8,8 @@ if TYPE_CHECKING:
     from labkit.checking.checker import warn as warn  # warns on stderr, before a launch, of what may hang or be wrong
     from labkit.checking.facts import facts_of as facts_of  # the facts of a script, read from its text
     from labkit.checking.findings import Findings as Findings  # what `check` returns; displays itself
+    from labkit.checking.formats import github as github  # findings as annotations of a pull request on GitHub
+    from labkit.checking.formats import sarif as sarif  # findings in the format of code scanning, SARIF 2.1.0
     from labkit.checking.source import files_in as files_in  # lists the scripts and notebooks below a folder
 else:
     __getattr__, __dir__ = face(__name__)

@@ -59,7 +59,11 @@ def check(
         before_trees, after_trees = _trees(before_source), _trees(after_source)
         findings = _all_findings(before_source, before_trees), _all_findings(after_source, after_trees)
         return compared(before_trees, after_trees, *findings)
-    source = read(script)
+    return findings_in(read(script))
+
+
+def findings_in(source: Source) -> Findings:
+    """The mistakes in what was read. Raises ScriptError if it is not Python."""
     return _all_findings(source, _trees(source))
 
 
@@ -100,7 +104,16 @@ def _findings(source: Source, piece: Piece, tree: Tree) -> list[Finding]:
                 continue
             cell, at = piece.place(line)
             findings[rule.slug, line] = Finding(
-                rule.slug, rule.kind, at, message, rule.why, rule.fix, source.name, cell, tree.lines[line - 1]
+                rule.slug,
+                rule.kind,
+                at,
+                message,
+                rule.why,
+                rule.fix,
+                source.name,
+                cell,
+                tree.lines[line - 1],
+                rule.number,
             )
     return list(findings.values())
 

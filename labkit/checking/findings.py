@@ -21,7 +21,7 @@ COLOURS = {"hangs": "#d1242f", "wrong": "#bc4c00", "slow": "#9a6700", "outdated"
 @dataclass(frozen=True)
 class Finding:
     """One mistake at a line (from 1). `cell` is the notebook's cell (from 1) to which `line` then refers; `code` is the
-    text of the line."""
+    text of the line, `number` the rule's, such as "LK001"."""
 
     rule: str
     kind: str
@@ -32,6 +32,7 @@ class Finding:
     file: str = ""
     cell: int | None = None
     code: str = ""
+    number: str = ""
 
     @property
     def place(self) -> str:
@@ -46,7 +47,7 @@ class Finding:
         return plain(f"{self.short}\n    why: {self.why}\n    fix: {self.fix}")
 
     def record(self) -> dict[str, Json]:
-        """The format of `labkit check --json`."""
+        """The format of `labkit check --output-format json`."""
         return asdict(self)
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import re
 import textwrap
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -135,6 +137,27 @@ def _notebook(path: Path) -> Source:
     if program:
         pieces.append(Piece("\n".join(program), places=tuple(places), is_fragment=True))
     return Source(str(path), tuple(pieces), path, settings, ", ".join(broken))
+
+
+def lines_of_cells(notebook: str) -> dict[tuple[int, int], int]:
+    """The line of a notebook's file by (cell, line). Empty if its JSON is too deep for Python, whose parser counts."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # JSON's escapes that are not Python's
+            cells = _members(ast.parse(notebook, mode="eval").body)["cells"]
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return {}
+    places: dict[tuple[int, int], int] = {}
+    code = [cell for cell in map(_members, cells.elts) if cell["cell_type"].value == "code"]
+    for number, cell in enumerate(code, 1):
+        texts = getattr(cell["source"], "elts", [cell["source"]])
+        lines = [text.lineno for text in texts for _ in range(max(1, text.value.count("\n")))]
+        places |= {(number, line): at for line, at in enumerate(lines, 1)}
+    return places
+
+
+def _members(node: Any) -> dict[str, Any]:
+    return {key.value: value for key, value in zip(node.keys, node.values, strict=True)}
 
 
 def _python(lines: list[str]) -> list[str] | None:

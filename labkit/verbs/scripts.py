@@ -7,7 +7,7 @@ import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import labkit
 from labkit.errors import LabError
@@ -15,10 +15,14 @@ from labkit.launch_options import whole_number
 from labkit.text import plain
 from labkit.write import check_flags, completed, options_of, read_back, script_names
 
+if TYPE_CHECKING:
+    from labkit.checking import Findings
+
 EXAMPLES = """examples:
   labkit check train.py lab.ipynb
   labkit check src/
   labkit check --from ddp.py fsdp.py
+  labkit check src/ --output-format sarif > labkit.sarif
 
 A comment `# labkit: ignore[rule]` silences a rule on its line. docs/reference/check.md lists the rules.
 """
@@ -70,7 +74,13 @@ def add_check_verb(verb: Callable[..., argparse.ArgumentParser]) -> None:
         help="compare FILE with this script as a migration, for example from DDP to FSDP: what changed, "
         "and what was forgotten (exits with 1 if anything was)",
     )
-    check.add_argument("--json", action="store_true", help="print the findings as JSON")
+    check.add_argument(
+        "--output-format",
+        choices=("text", "json", "github", "sarif"),
+        default="text",
+        help="text (default), JSON, annotations for GitHub's pull requests, or SARIF 2.1.0",
+    )
+    check.add_argument("--json", action="store_const", const="json", dest="output_format", help="--output-format json")
 
 
 def _check(arguments: argparse.Namespace, rest: list[str]) -> int:
@@ -78,35 +88,53 @@ def _check(arguments: argparse.Namespace, rest: list[str]) -> int:
 
     if arguments.before:
         return _check_migration(arguments)
-    checked, unreadable, clean = [], 0, 0
+    checked: list[Findings] = []
+    unreadable: list[str] = []
+    clean = 0
     folders = [file for file in arguments.files if file not in script_names() and Path(file).is_dir()]
     files: list[Any] = [each for file in arguments.files for each in (files_in(file) if file in folders else [file])]
     for file in files:
         try:
             findings = labkit.check(labkit.Script.parse(sys.stdin.read(), name="stdin") if file == "-" else file)
         except LabError as error:  # the other files are still checked
-            unreadable += 1
+            unreadable.append(str(error))
             print(f"labkit: {plain(str(error))}", file=sys.stderr)
             continue
         if findings or not folders:
             checked.append(findings)
         else:
             clean += 1
-    if arguments.json:
-        print(json.dumps([record for findings in checked for record in findings.records()], indent=2))
-    else:
+    if arguments.output_format == "text":
         for findings in checked:
             print(findings)
         if folders:
             print(f"{len(files)} files checked, {clean} without findings")
+    else:
+        print(_formatted(arguments.output_format, checked, unreadable))
     return 2 if unreadable else 1 if any(checked) else 0
+
+
+def _formatted(output_format: str, checked: list[Findings], unreadable: list[str]) -> str:
+    from labkit.checking import github, sarif
+
+    if output_format == "github":
+        return github(checked)
+    records: Any = sarif(checked, unreadable)
+    if output_format == "json":
+        records = [record for findings in checked for record in findings.records()]
+    return json.dumps(records, indent=2)
 
 
 def _check_migration(arguments: argparse.Namespace) -> int:
     if len(arguments.files) != 1:
         raise LabError(f"--from compares two scripts: expected one FILE, got {len(arguments.files)}")
     migration = labkit.check(arguments.before, arguments.files[0])
-    print(json.dumps(migration.record(), indent=2) if arguments.json else migration)
+    if arguments.output_format == "text":
+        print(migration)
+    elif arguments.output_format == "json":
+        print(json.dumps(migration.record(), indent=2))
+    else:
+        print(_formatted(arguments.output_format, [migration.forgotten], []))
     return 1 if migration.forgotten else 0
 
 
