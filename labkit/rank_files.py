@@ -31,6 +31,7 @@ DUMP_SIGNAL = 62
 # A heartbeat is written in place, so that its file never grows and is never incomplete.
 HEARTBEAT_BYTES = 1024
 HIGHEST_DESCRIPTOR = 1023  # the highest that select() takes
+CHILD_STACKS = "labkit-stacks"  # the memory into which a child that a rank has forked dumps its stacks
 
 
 class RankFile:
@@ -90,3 +91,14 @@ class RankFile:
             os.close(self.descriptor)
         self.path = os.devnull
         self._open()
+
+    def keep_in_memory(self) -> None:
+        """Write what a forked child writes from now on into memory of its own, where others can read it: in /proc."""
+        try:
+            file = os.memfd_create(CHILD_STACKS)
+        except (AttributeError, OSError):  # macOS, or a sandbox
+            self.let_go()
+        else:
+            if self._status() == self._identity:
+                os.dup2(file, self.descriptor, inheritable=False)
+            os.close(file)

@@ -75,12 +75,22 @@ def disposition(pid: int, number: int) -> Disposition | None:
     except OSError:  # it has exited, or this is not Linux
         return None
     for name, mask in MASKS.items():
-        bits = re.search(rf"^{mask}:\s*([0-9a-f]+)$", status, re.MULTILINE)
-        if bits is None:
+        is_in = _is_in(status, mask, number)
+        if is_in is None:
             return None
-        if int(bits[1], 16) >> (number - 1) & 1:
+        if is_in:
             return "handled" if name == "handled" else "ignored"
     return "default"
+
+
+def is_blocked(status: Path, number: int) -> bool | None:
+    """Whether a thread, of which this is the file in /proc, blocks a signal; None if nobody can tell."""
+    return _is_in(status.read_text(), "SigBlk", number)
+
+
+def _is_in(status: str, mask: str, number: int) -> bool | None:
+    bits = re.search(rf"^{mask}:\s*([0-9a-f]+)$", status, re.MULTILINE)
+    return bool(int(bits[1], 16) >> (number - 1) & 1) if bits else None
 
 
 class Work:

@@ -313,7 +313,7 @@ class Guest:
         if self.finder in sys.meta_path:
             sys.meta_path.remove(self.finder)
         self.heartbeat.let_go()
-        self.stacks.let_go()
+        self.stacks.keep_in_memory()  # faulthandler's handler of the signal is inherited
         if self.recording is not None:
             self.recording.leave()
 

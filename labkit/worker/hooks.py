@@ -21,10 +21,12 @@ from labkit.worker.witness.around import call_after as call_after
 
 
 class Observer(Protocol):
-    """Is called by the hooks. `stepping` is the time at which the newest step of an optimizer started."""
+    """Is called by the hooks. `stepping` is the time at which the newest step of an optimizer started, `fetching` the
+    DataLoader's iterator that the script waits for."""
 
     recorder: Recorder
     stepping: float
+    fetching: Any
 
     def after_draw(self, iterator: Any, index: Any) -> None: ...
     def after_fetch(self, started: float, iterator: Any, batch: Any) -> None: ...
@@ -84,7 +86,11 @@ def _hook_data_loader(torch: Any, probe: Observer, before_fetches: Sequence[Call
     @invisible
     def __next__(iterator: Any) -> Any:
         if not is_training():
-            batch = fetch(iterator)
+            probe.fetching = iterator
+            try:
+                batch = fetch(iterator)
+            finally:
+                probe.fetching = None
             try:
                 after_evaluation_fetch(iterator, batch)
             except Exception as error:
@@ -96,11 +102,14 @@ def _hook_data_loader(torch: Any, probe: Observer, before_fetches: Sequence[Call
             except Exception as error:
                 drop(error)
         started = time.perf_counter()
+        probe.fetching = iterator
         try:
             batch = fetch(iterator)
         except StopIteration:
             probe.after_last_fetch(iterator)
             raise
+        finally:
+            probe.fetching = None
         try:
             after_fetch(started, iterator, batch)
         except Exception as error:

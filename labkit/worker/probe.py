@@ -10,6 +10,7 @@ import math
 import time
 from _thread import allocate_lock, get_ident
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +59,7 @@ class Probe:
         self._most = 0  # most passes in a step so far
         self._whole = 0  # complete passes since the last step
         self._batches = Batches()
+        self.fetching: Any = None  # the DataLoader's iterator that the script waits for
         self._losses: StepLoss | None = None  # of the passes since the last step, if they are kept
         self._loss: StepLoss | None = None  # of the newest step
         self._latest = math.inf  # seconds of the newest step
@@ -117,6 +119,15 @@ class Probe:
     @property
     def latest_step_seconds(self) -> float | None:
         return None if self._latest == math.inf else self._latest
+
+    @property
+    def awaited_worker(self) -> int | None:
+        """The pid of the DataLoader's worker that makes the batch that the script waits for."""
+        with suppress(Exception):  # torch's own names, changed by another thread
+            own = self.fetching.__dict__
+            worker, *_ = own["_task_info"][own["_rcvd_idx"]]
+            return int(own["_workers"][worker].pid)
+        return None
 
     def finish(self, outcome: str) -> None:
         """Write the remaining records and how the script ended. Never raises, never waits long for the device."""

@@ -90,6 +90,7 @@ class Recording:
             "moved": probe.moved,
             "step_seconds": probe.latest_step_seconds,
             "rss": probe.resident()["rss"],
+            "worker": probe.awaited_worker,
         }
 
     def write_collectives(self) -> None:

@@ -42,7 +42,8 @@ ENTRIES: list[tuple[str, str, re.Pattern[str] | None]] = [
     (
         "Stacks can be dumped at any time",
         "`faulthandler` is enabled and writes into the run's folder, so that a crash can be traced to a line. The "
-        "real-time signal 62 also dumps the stacks, of ranks that hold the GIL too. These dumps, like your own, contain "
+        "real-time signal 62 also dumps the stacks, of ranks that hold the GIL too, and of the children that a rank "
+        "forks, such as a DataLoader's workers, into memory of their own. These dumps, like your own, contain "
         "labkit's thread and two or three outermost frames. Only `sys._current_frames()` and audit hooks show them "
         "otherwise, and recursion ends three calls earlier.",
         re.compile(

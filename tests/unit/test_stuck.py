@@ -8,7 +8,7 @@ import pytest
 
 from labkit.files import write_json
 from labkit.launcher.causes import stacks
-from labkit.launcher.causes.stacks import Frame, RankStack, _readable, crash_frames, main_thread
+from labkit.launcher.causes.stacks import Frame, RankStack, WorkerStack, crash_frames, main_thread, readable
 from labkit.launcher.causes.stuck import Stacks, explain
 from labkit.write import Script
 
@@ -229,7 +229,7 @@ def test_stacks_are_shown_without_labkits_threads_and_frames_and_without_shim_fr
   File "/p/labkit/launcher/warm/outermost.py", line 28 in <module>
   File "<frozen runpy>", line 88 in _run_code
 """
-    assert _readable(dump) == main
+    assert readable(dump) == main
 
 
 def test_the_frames_of_a_crash_are_those_of_the_thread_it_hit(tmp_path) -> None:
@@ -252,3 +252,34 @@ def test_ranks_of_another_machine_are_asked_over_the_shared_folder_and_not_said_
 
     assert (seen.process, seen.step, seen.idle) == ("unknown", 7, 6.0)
     assert explain([seen], SCRIPT, PATH) == "rank 0 is at step 7"
+
+
+LOADS = [Frame("/t/torch/utils/data/dataloader.py", 725, "__next__"), MAIN]
+READS = Script.parse(
+    "import time\n\ndef rows(i):\n    with open(i) as file:\n        return file.read()\n", name="train.py"
+)
+THREAD = 'Thread 0x1 (most recent call first):\n  File "/x/train.py", line 2 in refresh\n\n'
+MAIN_THREAD = 'Thread 0x2 (most recent call first):\n  File "/x/train.py", line 6 in <module>\n'
+
+
+@pytest.mark.parametrize(
+    ("sleeps_in", "others", "may_be_a_lock"),
+    [("futex_do_wait", THREAD, True), ("futex_do_wait", "", False), ("io_schedule", THREAD, False)],
+)
+def test_a_lock_is_only_suspected_of_a_worker_that_waits_for_one(
+    sleeps_in: str, others: str, may_be_a_lock: bool
+) -> None:
+    worker = WorkerStack(71, "sleeping", [Frame(PATH, 4, "rows")], "File …", sleeps_in)
+    waiting = replace(rank(1, LOADS), text=others + MAIN_THREAD, workers=[worker], awaited=71)
+
+    said = explain([waiting], READS, PATH)
+
+    where = "waiting for its DataLoader's worker (pid 71), which is in train.py line 4: `with open(i) as file:`"
+    assert where in said
+    assert ("a lock that the rank's thread in `refresh`" in said) == may_be_a_lock
+
+
+def test_a_rank_that_does_not_wait_for_its_worker_is_where_it_is() -> None:
+    said = explain([replace(rank(0, SLEEPS), awaited=71)], SCRIPT, PATH)
+
+    assert said == "rank 0 is at step 4 in train.py line 5, cell `main`: `time.sleep(600)`"

@@ -48,6 +48,18 @@ class Frame:
 
 
 @dataclass(frozen=True)
+class WorkerStack:
+    """A worker of a rank's DataLoader. `frames` and `text` are as a rank's, empty if it cannot be asked. `sleeps_in` is
+    the kernel's function that it sleeps in, "" if it does not, or if the system does not say."""
+
+    pid: int
+    process: str
+    frames: list[Frame] = field(default_factory=list)
+    text: str = ""
+    sleeps_in: str = ""
+
+
+@dataclass(frozen=True)
 class RankStack:
     """One rank at one moment. `idle` is seconds since it made progress; `frames` its main thread's, innermost first.
 
@@ -55,7 +67,8 @@ class RankStack:
     machine.
     `answered` is "itself", "signal" (its script holds the GIL) or "no". `collectives` are its newest calls from
     torch's flight recorder. `outcome` is how its script ended, "" while it runs. `program` is what its process has
-    become by exec, such as "bash run.sh", "" if it is the script.
+    become by exec, such as "bash run.sh", "" if it is the script. `workers` are those of its DataLoaders, `awaited` is
+    the pid of the one that it waits for.
     """
 
     rank: int
@@ -69,6 +82,8 @@ class RankStack:
     outcome: str = ""
     program: str = ""
     pid: int | None = None
+    workers: list[WorkerStack] = field(default_factory=list)
+    awaited: int | None = None
 
     @property
     def calls(self) -> list[Call]:
@@ -116,9 +131,9 @@ def _signal(folder: RunFolder, ranks: list[int], ours: dict[int, psutil.Process]
     for rank in ranks:
         beat = read_object(folder.heartbeat(rank))
         pid, thread = beat.get("pid", -1), beat.get("thread")
-        if not beat.get("dumps") or not isinstance(thread, int) or _process_state(ours.get(pid)) in ("stopped", "gone"):
+        if not beat.get("dumps") or not isinstance(thread, int) or process_state(ours.get(pid)) in ("stopped", "gone"):
             continue
-        if _signal_thread(pid, thread, DUMP_SIGNAL):
+        if signal_thread(pid, thread, DUMP_SIGNAL):
             signalled.append(rank)
     deadline = time.monotonic() + SIGNAL_SECONDS
     while any(_size(folder.stacks(r)) == offsets[r] for r in signalled) and time.monotonic() < deadline:
@@ -127,7 +142,7 @@ def _signal(folder: RunFolder, ranks: list[int], ours: dict[int, psutil.Process]
         time.sleep(POLL_SECONDS)  # let it finish writing
 
 
-def _signal_thread(pid: int, thread: int, number: int) -> bool:
+def signal_thread(pid: int, thread: int, number: int) -> bool:
     """Send a signal to one thread of a process if it still has a handler, which C code may have removed; returns False
     anywhere but on Linux."""
     call = TGKILL.get(platform.machine()) if platform.system() == "Linux" else None
@@ -136,7 +151,7 @@ def _signal_thread(pid: int, thread: int, number: int) -> bool:
 
 def _rank_stack(folder: RunFolder, rank: int, ours: dict[int, psutil.Process], offset: int, number: int) -> RankStack:
     beat = read_object(folder.heartbeat(rank))
-    text = _readable(_since(folder.stacks(rank), offset))
+    text = readable(_since(folder.stacks(rank), offset))
     itself = _has_answered(beat, number)
     record = read_json(folder.collectives(rank)) if itself else None
     collectives = record.get("collectives") if isinstance(record, dict) else None
@@ -144,7 +159,7 @@ def _rank_stack(folder: RunFolder, rank: int, ours: dict[int, psutil.Process], o
         rank=rank,
         step=max(int(beat.get("step") or 0), Step.last(folder.metrics(rank))),
         idle=max(0.0, float(beat.get("t") or 0) - float(beat.get("moved") or 0)),
-        process=_process_state(ours.get(beat.get("pid", -1))),
+        process=process_state(ours.get(beat.get("pid", -1))),
         answered="itself" if itself else "signal" if text else "no",
         frames=main_thread(text),
         collectives=collectives if isinstance(collectives, list) else [],
@@ -152,6 +167,7 @@ def _rank_stack(folder: RunFolder, rank: int, ours: dict[int, psutil.Process], o
         outcome=str(beat.get("outcome") or ((end := End.read(folder.metrics(rank))) and end.outcome) or ""),
         program=str(beat.get("program") or ""),
         pid=beat["pid"] if isinstance(beat.get("pid"), int) else None,
+        awaited=beat["worker"] if isinstance(beat.get("worker"), int) else None,
     )
 
 
@@ -161,7 +177,7 @@ def _has_answered(beat: dict[str, Any], number: int) -> bool:
     return isinstance(answered, int) and answered >= number
 
 
-def _readable(text: str) -> str:
+def readable(text: str) -> str:
     """The text without labkit's own thread and frames."""
     blocks = [block for block in text.split("\n\n") if not OUR_THREAD.search(block)]
     return "\n".join(line for line in "\n\n".join(blocks).splitlines() if not OURS.search(line))
@@ -195,7 +211,7 @@ def crash_frames(path: Path) -> list[Frame]:
     return main_thread(current)
 
 
-def _process_state(process: psutil.Process | None) -> str:
+def process_state(process: psutil.Process | None) -> str:
     try:
         state = process.status() if process is not None else "gone"
     except psutil.Error:

@@ -6,6 +6,7 @@ not entered the collective that the others wait in; ranks that wait for each oth
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,14 +15,17 @@ from typing import Any
 from labkit.files import lines_of, read_source
 from labkit.launcher.causes.background_errors import background_errors
 from labkit.launcher.causes.collectives import absent, disagreement, mutual_waiting, waits_in
+from labkit.launcher.causes.loader_workers import ask_workers, awaits_worker
 from labkit.launcher.causes.sentences import disagreed, ranks_in_words
-from labkit.launcher.causes.stacks import RankStack, ask, threads
+from labkit.launcher.causes.stacks import RankStack, WorkerStack, ask, threads
 from labkit.record import RunFolder
 from labkit.text import escaped, in_lines, plain
 from labkit.write import Script
 
 NAMED_RANKS = 4  # more would be unreadable; the details list all
 JOINING = ("_shutdown", "_join_thread", "join", "_wait_for_tstate_lock")  # Python waits for threads
+ACQUIRING = ("acquire", "__enter__", "wait")
+OF_LOADERS = ("_feed", "_pin_memory_loop")  # the outermost functions of threads that send batches on
 WRAPPERS = ("wrapper", "_bootstrap", "<module>", "_wrapped_call_impl", "_call_impl", "inner")  # of torch and Python
 
 
@@ -37,15 +41,23 @@ class Stacks:
         """Whether all ranks ended during the inspection, so that it is unknown where they were."""
         return bool(self.ranks) and all(rank.process == "gone" for rank in self.ranks)
 
+    @property
+    def _details(self) -> Iterator[tuple[str, str]]:
+        """A title and the stack of every rank, each followed by the workers of its DataLoaders."""
+        for rank in self.ranks:
+            yield f"rank {rank.rank}, step {rank.step}, {rank.process}", rank.text.strip()
+            for worker in rank.workers:
+                where = f" in {worker.sleeps_in}" if worker.sleeps_in else ""
+                title = f"rank {rank.rank}'s DataLoader worker (pid {worker.pid}), {worker.process}{where}"
+                yield title, worker.text.strip()
+
     def __repr__(self) -> str:
-        details = (f"== rank {r.rank}, step {r.step}, {r.process} ==\n{r.text.strip()}" for r in self.ranks)
-        return plain("\n\n".join([self.sentence, *details]))
+        return plain("\n\n".join([self.sentence, *(f"== {title} ==\n{text}" for title, text in self._details)]))
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
         folded = "".join(
-            f"<details><summary>rank {r.rank}, step {r.step}, {escaped(r.process)}</summary>"
-            f"<pre>{escaped(r.text.strip())}</pre></details>"
-            for r in self.ranks
+            f"<details><summary>{escaped(title)}</summary><pre>{escaped(text)}</pre></details>"
+            for title, text in self._details
         )
         return {"text/plain": repr(self), "text/html": in_lines(self.sentence) + folded}
 
@@ -55,7 +67,7 @@ def look_at(folder: RunFolder, run: RunFolder) -> Stacks:
     manifest = run.read_manifest()
     path = str(manifest.script.path or run.script)
     script = Script.parse(read_source(run.script), name=Path(path).name)
-    ranks = ask(folder, run)
+    ranks = ask_workers(run, ask(folder, run))
     raised = background_errors(run, folder, [rank.rank for rank in ranks])
     return Stacks(explain(ranks, script, path) + (f". {_upper(raised)}" if raised else ""), ranks)
 
@@ -64,7 +76,7 @@ def explain(ranks: Sequence[RankStack], script: Script, path: str) -> str:
     """One sentence about ranks that were inspected together. `path` is the script's file name in their stacks."""
     if not ranks:
         return "no rank has started yet"
-    places = {r.rank: _place(r, script, path) for r in ranks}
+    places = {r.rank: _place(r, script, path) + _awaited(r, script, path) for r in ranks}
     if ended := [r for r in ranks if r.outcome]:
         return _clauses(*_ended(ended, places), _where(_rest(ranks, ended), places))
     if gone := [r for r in ranks if r.process == "gone"]:
@@ -150,6 +162,39 @@ def _place(rank: RankStack, script: Script, path: str) -> str:
         return f", compiling in torch.compile ({where}){holds}"
     verb = "waiting in" if waits_in(rank.calls) else "in"
     return f", {verb} `{called.function}` ({where}){holds}"
+
+
+def _awaited(rank: RankStack, script: Script, path: str) -> str:
+    """`, waiting for its DataLoader's worker (pid 71), which is in train.py line 22: `with CACHE:`"""
+    if not awaits_worker(rank):
+        return ""
+    who = f", waiting for its DataLoader's worker (pid {rank.awaited})"
+    worker = next((worker for worker in rank.workers if worker.pid == rank.awaited), None)
+    if worker is None or worker.process == "gone":
+        return f"{who}, which is gone"
+    if worker.process == "stopped":
+        return f"{who}, which is stopped by a signal (SIGSTOP, or a debugger)"
+    if not worker.frames:
+        sleeps = f" in the kernel's `{worker.sleeps_in}`" if worker.sleeps_in else ""
+        return f"{who}, which is {worker.process}{sleeps}; its stack cannot be read"
+    asked = replace(rank, frames=worker.frames, text=worker.text, collectives=[], answered="itself")
+    return f"{who}, which is{_place(asked, script, path).removeprefix(',')}{_lock(rank, worker, script, path)}"
+
+
+def _lock(rank: RankStack, worker: WorkerStack, script: Script, path: str) -> str:
+    """That the worker may wait for a lock that it can never get: another thread of the rank held it at the fork."""
+    line = worker.frames[0].line if worker.frames[0].file == path else 0
+    text = lines_of(str(script))[line - 1 : line] if line else []
+    acquires = worker.frames[0].function in ACQUIRING or any(re.search(r"\bwith\b|\.acquire\(", one) for one in text)
+    holders = [frames for frames in threads(rank.text)[:-1] if frames and frames[-1].function not in OF_LOADERS]
+    own = [f for frames in holders for f in frames if f.file == path]
+    if not (holders and acquires and worker.sleeps_in.startswith("futex")):
+        return ""
+    thread = f"thread in `{own[0].function}` ({Path(path).name} line {own[0].line})" if own else "other threads"
+    return (
+        f", a lock that the rank's {thread} may have held when the worker was forked: make a new lock in every "
+        "worker (worker_init_fn), or set multiprocessing_context='spawn'"
+    )
 
 
 def _names(ranks: Sequence[RankStack]) -> str:
