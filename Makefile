@@ -47,7 +47,7 @@ lab: .venv/notebooks
 	$(BIN)/jupyter lab $(if $(filter 0,$(shell id -u)),--allow-root) notebooks
 
 # Unit tests that import torch, start processes or draw whole reports.
-SLOW := advice bad_inputs checking compose data export figures fuzz kaggle many_hosts memory_formulas probe reports sbatch \
+SLOW := advice bad_inputs check_settings checking compose data export figures fuzz kaggle many_hosts memory_formulas probe reports sbatch \
 	script scripts security source torchrun view
 
 quick: .venv/dev

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import overload
 
 from labkit.checking.findings import Finding, Findings
+from labkit.checking.fsdp2 import Conversion, converted
 from labkit.checking.migration import Migration, compared
 from labkit.checking.rules import (  # noqa: F401  (each registers its rules)
     RULES,
@@ -22,11 +23,13 @@ from labkit.checking.rules import (  # noqa: F401  (each registers its rules)
     outdated,
     sampling,
     saving,
+    settings,
     speed,
     splitting,
     wrapping,
 )
 from labkit.checking.source import Piece, Source, explain, read
+from labkit.checking.syntax.settings import configurations
 from labkit.checking.syntax.tree import Around, Tree, keyword, position, tree_of
 from labkit.errors import ScriptError
 from labkit.text import plain
@@ -41,25 +44,39 @@ WARNED_OF = ("hangs", "wrong")
 @overload
 def check(script: Script | str | os.PathLike[str]) -> Findings: ...
 @overload
-def check(script: Script | str | os.PathLike[str], after: Script | str | os.PathLike[str]) -> Migration: ...
+def check(
+    script: Script | str | os.PathLike[str], after: Script | str | os.PathLike[str]
+) -> Migration | Conversion: ...
 def check(
     script: Script | str | os.PathLike[str], after: Script | str | os.PathLike[str] | None = None
-) -> Findings | Migration:
+) -> Findings | Migration | Conversion:
     """Find mistakes in a script that hang, corrupt or slow down distributed training, each with line, reason and fix.
 
     `script` is a Script, the name of one of labkit's own ("ddp"), or the path of any training script, notebook (its
-    code cells and its `%%writefile` cells) or Markdown page (its Python blocks). It is read and never run. With
-    `after`, the two are compared as a migration, for example from DDP to FSDP: what changed, and what was forgotten. A
-    comment `# labkit: ignore[rule]` silences a rule on its line.
+    code cells and its `%%writefile` cells), Markdown page (its Python blocks) or file of settings (accelerate's, or an
+    `fsdp_config`). It is read and never run. With `after`, the two are compared as a migration, for example from DDP to
+    FSDP: what changed, and what was forgotten; "fsdp1" and a file of its settings give those of FSDP2. A comment
+    `# labkit: ignore[rule]` silences a rule on its line.
 
     Raises ScriptError if one of them cannot be read or is not Python.
     """
     if after is not None:
-        before_source, after_source = read(script), read(after)
+        after_source = read(after)
+        if script == "fsdp1" and after_source.is_settings:
+            return _converted(after_source)
+        before_source = read(script)
         before_trees, after_trees = _trees(before_source), _trees(after_source)
         findings = _all_findings(before_source, before_trees), _all_findings(after_source, after_trees)
         return compared(before_trees, after_trees, *findings)
     return findings_in(read(script))
+
+
+def _converted(source: Source) -> Conversion:
+    """The settings of FSDP1 in a file as those of FSDP2."""
+    for _, tree in _trees(source):
+        for configuration in configurations(tree):
+            return converted(configuration, source.name)
+    raise ScriptError(f"{source.name} is {source.note}")
 
 
 def findings_in(source: Source) -> Findings:
@@ -72,9 +89,9 @@ def _trees(source: Source) -> list[tuple[Piece, Tree]]:
     trees = []
     for piece in source.pieces:
         try:
-            trees.append(
-                (piece, Tree(piece.text, says=source.says, is_fragment=piece.is_fragment, location=piece.location))
-            )
+            tree = Tree(piece.text, says=source.says, is_fragment=piece.is_fragment, location=piece.location)
+            tree.lines = piece.original.split("\n") if piece.original else tree.lines
+            trees.append((piece, tree))
         except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
             if not piece.is_fragment:
                 raise ScriptError(explain(error, source, piece)) from None

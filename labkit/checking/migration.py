@@ -13,6 +13,7 @@ from labkit.checking.rules.saving import GATHERS
 from labkit.checking.source import Piece
 from labkit.checking.syntax.models import moves_to_device, optimizers
 from labkit.checking.syntax.ranks import CHECKPOINT
+from labkit.checking.syntax.settings import configurations
 from labkit.checking.syntax.tree import Tree, keyword
 from labkit.files import Json
 from labkit.text import escaped, plain
@@ -78,6 +79,10 @@ def compared(before: Trees, after: Trees, found_before: Findings, found_after: F
     for what, looks in LOOKED_AT.items():
         (was, was_at), (now, now_at) = (_seen(looks, trees) for trees in (before, after))
         changes.append(Change(what, was, now, was_at, now_at))
+    was_set, now_set = _values(before), _values(after)
+    for name in dict.fromkeys([*was_set, *now_set]):
+        (was, was_at), (now, now_at) = (those.get(name, ("", None)) for those in (was_set, now_set))
+        changes.append(Change(name, was, now, was_at, now_at))
     kept, forgotten = _sorted_out(found_before, found_after)
     those = (Findings(each, found_after.name, found_after.path) for each in (forgotten, kept))
     return Migration(tuple(change for change in changes if change.is_one), *those)
@@ -104,6 +109,18 @@ def _seen(looks: Callable[[Tree], Iterator[tuple[str, ast.expr]]], trees: Trees)
     """The values of a setting in a script, and the line of the first."""
     uses = [(text, piece.place(node.lineno)[1]) for piece, tree in trees for text, node in looks(tree)]
     return ", ".join(dict.fromkeys(text for text, _ in uses)), uses[0][1] if uses else None
+
+
+def _values(trees: Trees) -> dict[str, Seen]:
+    """The values of accelerate's file or of an fsdp_config, by the names of the settings."""
+    values: dict[str, Seen] = {}
+    for piece, tree in trees:
+        for configuration in configurations(tree):
+            whole = configuration.whole if configuration.reader == "accelerate" else None
+            for setting in [*(whole or {}).values(), *configuration.fsdp.values()]:
+                if not isinstance(setting.value, dict):
+                    values[setting.name] = ast.unparse(setting.expression), piece.place(setting.node.lineno)[1]
+    return values
 
 
 def _wrapper(tree: Tree) -> Iterator[tuple[str, ast.expr]]:

@@ -7,18 +7,20 @@ import json
 import os
 import re
 import textwrap
-import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from labkit.checking.syntax.settings import configurations, python_of_json, python_of_yaml
+from labkit.checking.syntax.tree import Tree
 from labkit.errors import ScriptError
 from labkit.files import is_a
 from labkit.write import Script, is_python, read_file, script_names, text_of
 
 FENCE = re.compile(r"^(?P<indent>[ \t]*)(?P<fence>```+|~~~+)[ \t]*(?P<language>[\w.+-]*)")
 PYTHON = ("python", "py", "python3", "pycon")
+SETTINGS = (".json", ".yaml", ".yml")
 MARKDOWN = (".md", ".markdown", ".qmd", ".txt")
 MAGIC = re.compile(r"^(?P<indent>\s*)([%!?].*|%?[\w.]+\?{1,2}\s*)$")
 ASSIGNED = re.compile(r"^(?P<target>\s*[\w., ]+?\s*=\s*)[%!].*$")  # files = !ls
@@ -33,12 +35,13 @@ NOT_OURS = ("build", "dist", "node_modules", "site-packages", "__pycache__")
 @dataclass(frozen=True)
 class Piece:
     """One Python text. Its line i is line `first + i - 1` of the file, or `places` has its (cell, line). A fragment may
-    be invalid Python, because articles also show other code."""
+    be invalid Python, because articles also show other code. `original` is what the text has been translated from."""
 
     text: str
     first: int = 1
     places: tuple[tuple[int, int], ...] = ()
     is_fragment: bool = False
+    original: str = ""
 
     def place(self, line: int) -> tuple[int | None, int]:
         """(cell or None, line) of a line of the text."""
@@ -61,6 +64,11 @@ class Source:
     says: str = ""
     note: str = ""
 
+    @property
+    def is_settings(self) -> bool:
+        """Whether it is a file of settings, and no program."""
+        return any(piece.original for piece in self.pieces)
+
 
 def read(script: Script | str | os.PathLike[str]) -> Source:
     """The Python texts of the input. Raises ScriptError if it cannot be read."""
@@ -73,18 +81,20 @@ def read(script: Script | str | os.PathLike[str]) -> Source:
     if isinstance(script, str) and "\n" in script:
         raise ScriptError("check takes a Script, a script's name or a path; for text, use check(Script.parse(text))")
     path = Path(script)
-    if path.suffix not in (".py", ".ipynb", *MARKDOWN) and not is_a(Path.exists, path):
+    if path.suffix not in (".py", ".ipynb", *SETTINGS, *MARKDOWN) and not is_a(Path.exists, path):
         Script.load(script)  # its error lists the known names
     if path.suffix == ".ipynb":
         return _notebook(path)
+    if path.suffix in SETTINGS:
+        return _settings(path)
     if path.suffix in MARKDOWN:
         return Source(str(path), tuple(_blocks(_text(path))), path)
     return Source(str(path), (Piece(_text(path)),), path)
 
 
 def _text(path: Path) -> str:
-    content = read_file(path, "a script, a notebook or a Markdown page")
-    if path.suffix not in (".ipynb", *MARKDOWN):
+    content = read_file(path, "a script, a notebook, a Markdown page or a file of settings")
+    if path.suffix not in (".ipynb", *SETTINGS, *MARKDOWN):
         return text_of(content, path)
     try:
         return content.decode("utf-8-sig").replace("\r\n", "\n").replace("\r", "\n")
@@ -108,6 +118,19 @@ def _blocks(page: str) -> Iterator[Piece]:
             fence = ""
         else:
             block.append(line.removeprefix(indent))
+
+
+def _settings(path: Path) -> Source:
+    """A file of accelerate's settings, or of an `fsdp_config` of transformers', as Python of the same lines."""
+    text = _text(path)
+    try:
+        python = python_of_json(text) if path.suffix == ".json" else python_of_yaml(text)
+    except ImportError:
+        raise ScriptError(f"{path} can only be read with PyYAML: pip install pyyaml") from None
+    except (ValueError, RecursionError) as error:
+        raise ScriptError(f"{path} cannot be parsed: {error or type(error).__name__}") from None
+    note = "" if any(configurations(Tree(python))) else "neither accelerate's settings nor an fsdp_config"
+    return Source(str(path), (Piece(python, original=text),), path, note=note)
 
 
 def _notebook(path: Path) -> Source:
@@ -142,9 +165,7 @@ def _notebook(path: Path) -> Source:
 def lines_of_cells(notebook: str) -> dict[tuple[int, int], int]:
     """The line of a notebook's file by (cell, line). Empty if its JSON is too deep for Python, whose parser counts."""
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # JSON's escapes that are not Python's
-            cells = _members(ast.parse(notebook, mode="eval").body)["cells"]
+        cells = _members(ast.parse(python_of_json(notebook), mode="eval").body)["cells"]
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return {}
     places: dict[tuple[int, int], int] = {}

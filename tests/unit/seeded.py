@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import textwrap
 
+from unit.seeded_settings import SETTINGS
+
 HEAD = """
 import os
 import torch
@@ -97,6 +99,7 @@ def loss_of(body: str) -> str:
 
 # rule: pairs of (a script with the mistake, the same without it)
 SEEDED: dict[str, list[tuple[str, str]]] = {
+    **SETTINGS,
     "mean-in-loss-of": [
         (
             within(f"{COUNT}def mine(o, b):\n    return F.mse_loss(o, b.y)  # HERE\n\n\nloss_of = mine"),

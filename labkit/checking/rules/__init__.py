@@ -64,6 +64,16 @@ NUMBERS = {
     "sparse-gradients-sharded": 48,
     "double-backward-sharded": 49,
     "no-sync-of-fsdp2": 50,
+    "no-such-setting": 51,
+    "no-such-value": 52,
+    "settings-unused": 53,
+    "fsdp1-setting": 54,
+    "reshard-of-other-version": 55,
+    "wrap-setting-unused": 56,
+    "loading-without-sync": 57,
+    "checkpointing-twice": 58,
+    "processes-not-divisible": 59,
+    "deepspeed-set-twice": 60,
 }
 
 Mistakes = Iterator[tuple[Placed, str]]

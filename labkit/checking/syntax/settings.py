@@ -1,0 +1,192 @@
+"""Reads the settings that accelerate and transformers take as mappings: in a script, or in a file of their own.
+
+A file becomes Python text of the same lines, so that rules look at one kind of tree.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from labkit.checking.syntax.tree import Placed, Tree, has_stars, keyword
+
+UNKNOWN = object()  # a value that is not a literal
+JSON_WORD = re.compile(r'"(?:[^"\\]|\\.)*"|\b(?:true|false|null)\b')
+SHARED = {
+    *("version", "reshard_after_forward", "auto_wrap_policy", "transformer_layer_cls_to_wrap", "min_num_params"),
+    *("state_dict_type", "cpu_ram_efficient_loading", "activation_checkpointing"),
+}
+OF_FSDP1 = {"use_orig_params", "sync_module_states", "backward_prefetch", "forward_prefetch"}
+FSDP_SETTINGS = {
+    "accelerate": SHARED
+    | OF_FSDP1
+    | {"sharding_strategy", "offload_params", "activation_checkpointing_offload", "ignored_modules"},
+    "transformers": SHARED
+    | OF_FSDP1
+    | {"cpu_offload", "limit_all_gathers", "xla", "xla_fsdp_v2", "xla_fsdp_settings", "xla_fsdp_grad_ckpt"},
+}
+NO_WORDS = {"n", "no", "f", "false", "off", "0"}
+YES_WORDS = {"y", "yes", "t", "true", "on", "1"}
+
+
+@dataclass(frozen=True)
+class Setting:
+    """`name` as it is spelled and `node` its place; `value` is a literal's or UNKNOWN, `expression` its node."""
+
+    name: str
+    value: Any
+    node: Placed
+    expression: ast.expr
+
+    @property
+    def is_on(self) -> bool:
+        return str(self.value).lower() in YES_WORDS
+
+    @property
+    def is_off(self) -> bool:
+        return str(self.value).lower() in NO_WORDS
+
+
+Settings = dict[str, Setting]
+
+
+@dataclass(frozen=True)
+class Configuration:
+    """One training's settings. `fsdp` has those of its `fsdp_config`, by names without `fsdp_`; `whole` the settings
+    around it: accelerate's file, or the arguments of transformers' TrainingArguments, if known."""
+
+    reader: str  # accelerate or transformers
+    fsdp: Settings
+    whole: Settings | None = None
+    has_others: bool = False  # settings that are not literal: **arguments
+
+    @property
+    def version(self) -> int | None:
+        """FSDP's, if it is certain: without it, accelerate takes 1, and transformers 1 or 2, depending on its own."""
+        if "version" not in self.fsdp:
+            return 1 if self.reader == "accelerate" else None
+        value = str(self.fsdp["version"].value)
+        return int(value) if value in ("1", "2") else None
+
+
+def python_of_json(text: str) -> str:
+    """JSON as a Python expression of the same lines. Raises ValueError if it is not JSON."""
+    json.loads(text)
+    return JSON_WORD.sub(lambda word: repr(json.loads(word[0])), text)
+
+
+def python_of_yaml(text: str) -> str:
+    """YAML as a Python expression, each name on its line. Raises ImportError without PyYAML, and ValueError."""
+    import yaml
+
+    try:
+        root = yaml.compose(text, Loader=yaml.SafeLoader)
+        lines: list[list[str]] = [[] for _ in text.split("\n")]
+        _write(root, lines, yaml.SafeLoader(""))
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        problem = getattr(error, "problem", None) or error
+        raise ValueError(f"line {mark.line + 1}: {problem}" if mark else str(problem)) from None
+    return "\n".join("".join(line) for line in lines)
+
+
+def _write(node: Any, lines: list[list[str]], loader: Any, at: int = 0) -> int:
+    """Write a node of PyYAML's at its line, or at `at` if that is below, as for an alias. Returns the last line."""
+    import yaml
+
+    at = max(at, node.start_mark.line) if node else at
+    if isinstance(node, yaml.MappingNode):
+        lines[at].append("{")
+        for key, value in node.value:
+            at = _write(key, lines, loader, at)
+            lines[at].append(": ")
+            at = _write(value, lines, loader, at)
+            lines[at].append(", ")
+        lines[at].append("}")
+    elif isinstance(node, yaml.SequenceNode):
+        lines[at].append("[")
+        for item in node.value:
+            at = _write(item, lines, loader, at)
+            lines[at].append(", ")
+        lines[at].append("]")
+    else:
+        lines[at].append(repr(_scalar(node, loader) if node else None))
+    return at
+
+
+def _scalar(node: Any, loader: Any) -> str | int | float | bool | None:
+    """The value; the text of a date, of `<<` and of what has a tag of its own."""
+    import yaml
+
+    try:
+        value = loader.construct_object(node)
+    except yaml.constructor.ConstructorError:
+        return str(node.value)
+    return value if isinstance(value, str | int | float | bool | None) else str(node.value)
+
+
+def configurations(tree: Tree) -> Iterator[Configuration]:
+    """The configuration that a file consists of, or those in a script."""
+    if (root := _root(tree)) is not None:
+        whole = settings_of(root)
+        if whole.keys() & {"distributed_type", "compute_environment"}:
+            section = whole.get("fsdp_config")
+            yield Configuration(
+                "accelerate", _without_prefix(settings_of(section.expression) if section else {}), whole
+            )
+        elif _is_fsdp(fsdp := _without_prefix(whole)):
+            yield Configuration("transformers", fsdp)
+        return
+    for call in tree.calls:
+        if (value := keyword(call, "fsdp_config")) is None or not _takes_training_arguments(tree, call):
+            continue
+        if isinstance(value, ast.Name):
+            values = tree.values_of(value.id, value)
+            value = values[0] if len(values) == 1 else value
+        arguments = {k.arg: Setting(k.arg, _literal(k.value), k.value, k.value) for k in call.keywords if k.arg}
+        yield Configuration("transformers", _without_prefix(settings_of(value)), arguments, has_stars(call))
+
+
+def _root(tree: Tree) -> ast.Dict | None:
+    """The mapping that a configuration file is; a program is more than one."""
+    body = tree.module.body
+    alone = body[0] if len(body) == 1 else None
+    return alone.value if isinstance(alone, ast.Expr) and isinstance(alone.value, ast.Dict) else None
+
+
+def _is_fsdp(settings: Settings) -> bool:
+    """Whether most names of a file are those of an fsdp_config, and more than `version`, which many files have."""
+    known = settings.keys() & set().union(*FSDP_SETTINGS.values())
+    return len(known) * 2 > len(settings) and known != {"version"}
+
+
+def _takes_training_arguments(tree: Tree, call: ast.Call) -> bool:
+    """TrainingArguments, a class derived from it, or one of TRL's: SFTConfig."""
+    name = tree.names_of_calls[call]
+    return name.endswith("TrainingArguments") or (name.startswith("trl.") and name.endswith("Config"))
+
+
+def _without_prefix(settings: Settings) -> Settings:
+    return {name.removeprefix("fsdp_"): setting for name, setting in settings.items()}
+
+
+def settings_of(node: ast.AST) -> Settings:
+    """The settings of `{"a": 1}` or `dict(a=1)`; none of anything else."""
+    if isinstance(node, ast.Dict):
+        pairs = zip(node.keys, node.values, strict=True)
+        named = [(str(key.value), key, value) for key, value in pairs if isinstance(key, ast.Constant)]
+        return {name: Setting(name, _literal(value), key, value) for name, key, value in named}
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "dict":
+        return {k.arg: Setting(k.arg, _literal(k.value), k.value, k.value) for k in node.keywords if k.arg}
+    return {}
+
+
+def _literal(node: ast.expr) -> Any:
+    try:
+        return ast.literal_eval(node)
+    except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
+        return UNKNOWN
