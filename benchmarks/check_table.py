@@ -19,21 +19,23 @@ code](../evidence/check_findings.md) is a page of its own.
 `labkit check` reads a script and never runs it. A rule fires only if the script itself shows the mistake; the last
 column says what it misses. To silence a rule on one line, end the line with `# labkit: ignore[rule]`. It also reads
 accelerate's file of settings (YAML or JSON; YAML needs PyYAML, which accelerate brings) and a JSON file with an
-`fsdp_config` of transformers. [Before each commit](../how_to/check_in_ci.md) has the ways to run it in CI and editors.
+`fsdp_config` of transformers. [How to check every commit](../how_to/check_in_ci.md), in CI and with other linters.
 
 | `--output-format` | prints |
 |---|---|
 | `text` | each finding with its reason and its remedy |
-| `json` | a list of objects: `rule`, `number` (its code), `kind`, `file`, `line`, `cell` (of a notebook, to which `line` then refers, or null), `message`, `why`, `fix`, `code` (the line). `--json` is the same |
-| `github` | annotations for a pull request on GitHub: `hangs` and `wrong` are errors, `slow` is a warning, `outdated` a notice |
-| `sarif` | a SARIF 2.1.0 log for code scanning, with the same levels; what could not be read is among its notifications |
+| `json` | a list of objects; `--json` is the same |
+| `github` | annotations of a pull request: `hangs` and `wrong` as errors, `slow` as warnings, `outdated` as notices |
+| `sarif` | a SARIF 2.1.0 log for code scanning, with these levels; files that could not be read are its notifications |
 
-`github` and `sarif` name files relative to the working directory, and a notebook's findings by the line of its file. Exit
-codes: 0 without findings, 1 with findings, 2 if a file could not be read.
+An object has `rule`, `number` (its code), `kind`, `file`, `line`, `message`, `why`, `fix`, `code` (the line's text) and
+`cell`: a notebook's cell, to which `line` then refers, or null. `github` and `sarif` name files relative to the working
+directory, and give the line of a notebook's file. Exit codes: 0 without findings, 1 with findings, 2 if a file could
+not be read.
 
-`labkit check --from ddp.py fsdp.py` compares two scripts, or two files of settings: what changed, and which mistakes are
-new. `labkit check --from fsdp1 accelerate.yaml` converts the settings of FSDP1 to those of FSDP2, and says which have no
-counterpart.
+`labkit check --from ddp.py fsdp.py` compares two scripts, or two files of settings: what changed, and which mistakes
+are new. `labkit check --from fsdp1 accelerate.yaml` converts settings of FSDP1 to those of FSDP2, and says which have
+no counterpart.
 
 | kind | what the mistake does |
 |---|---|
@@ -43,9 +45,9 @@ counterpart.
 | outdated | depends on a name or default that has been or will be removed |
 
 Facts about torch come from the source of torch 2.13, those about settings from accelerate 1.15 and transformers 5.23;
-the test suite asks the installed ones. Missing calls are not reported in files that import a framework
-that samples, wraps or saves for them (accelerate, Lightning, DeepSpeed, …), or in programs whose processes have roles
-(RPC). `slow` rules do not apply to tests.
+the test suite asks the installed ones. Missing calls are not reported in files that import a framework that samples,
+wraps or saves for them (accelerate, Lightning, DeepSpeed, …), or in programs whose processes have roles (RPC). `slow`
+rules do not apply to tests.
 """
 
 

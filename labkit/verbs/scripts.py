@@ -22,6 +22,7 @@ EXAMPLES = """examples:
   labkit check train.py lab.ipynb
   labkit check src/
   labkit check --from ddp.py fsdp.py
+  labkit check --from fsdp1 accelerate.yaml
   labkit check src/ --output-format sarif > labkit.sarif
 
 A comment `# labkit: ignore[rule]` silences a rule on its line. docs/reference/check.md lists the rules.
@@ -65,14 +66,17 @@ def add_check_verb(verb: Callable[..., argparse.ArgumentParser]) -> None:
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    files = "scripts, notebooks, Markdown pages, folders, names of labkit's own scripts, or - for standard input"
+    files = (
+        "scripts, notebooks, Markdown pages, accelerate's settings (.yaml, .json), folders, "
+        "names of labkit's own scripts, or - for standard input"
+    )
     check.add_argument("files", nargs="+", metavar="FILE", help=files)
     check.add_argument(
         "--from",
         dest="before",
         metavar="BEFORE",
         help="compare FILE with this script as a migration, for example from DDP to FSDP: what changed, "
-        "and what was forgotten (exits with 1 if anything was)",
+        "and what was forgotten (exits with 1 if anything was); fsdp1: convert accelerate's settings to FSDP2",
     )
     check.add_argument(
         "--output-format",

@@ -122,6 +122,31 @@ def test_json_has_the_number_and_its_old_flag(in_folder, capsys):
     assert checked(capsys, "bad.py", "--json") == (code, output)
 
 
+WITHOUT_DEPENDENCIES = """
+import importlib.metadata, sys
+
+def version(name, get=importlib.metadata.version):
+    if name == "torch":
+        raise importlib.metadata.PackageNotFoundError(name)
+    return get(name)
+
+importlib.metadata.version = version
+for name in ("torch", "numpy", "pandas", "IPython", "ipywidgets", "plotly", "pooch", "rich", "threadpoolctl", "pynvml"):
+    sys.modules[name] = None
+
+from labkit.cli import main
+
+sys.exit(main(["check", "bad.py", "--output-format", "sarif"]))
+"""
+
+
+def test_checking_needs_no_torch(in_folder):
+    done = subprocess.run([sys.executable, "-c", WITHOUT_DEPENDENCIES], capture_output=True, text=True)
+
+    assert (done.returncode, done.stderr) == (1, "")
+    assert "LK008" in done.stdout
+
+
 @pytest.fixture
 def flake8(in_folder, monkeypatch):
     """Runs flake8 with labkit as pyproject.toml declares it, whatever is installed."""

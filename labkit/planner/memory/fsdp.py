@@ -16,16 +16,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib.metadata import version
 from itertools import accumulate, pairwise
 
 from labkit.planner.memory.ledger import Ledger
 from labkit.planner.model.facts import Profile
-from labkit.version import release_of
+from labkit.version import torch_release
 
 # Since torch 2.15 the previous group's all-gather buffer is freed before the next one is made
 # (release_all_gather_state_for_comm_reuse), before that afterwards (wait_for_unshard).
-RELEASES_FIRST = release_of(version("torch")) >= (2, 15)
+RELEASES_FIRST = torch_release() >= (2, 15)
 
 
 @dataclass(frozen=True)

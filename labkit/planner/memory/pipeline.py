@@ -19,15 +19,14 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from importlib.metadata import version
 
 from labkit.planner.layout import SCHEDULES_LOOPED, SCHEDULES_THERE_AND_BACK
 from labkit.planner.memory.ledger import Keeper, Ledger, backward, forward, note
 from labkit.planner.model.facts import ByteCount, Moment, Profile
-from labkit.version import release_of
+from labkit.version import torch_release
 
-JOINS = release_of(version("torch")) < (2, 10)  # the outputs of the last stage
-RECEIVES_LATE = release_of(version("torch")) >= (2, 15)
+JOINS = torch_release() < (2, 10)  # the outputs of the last stage
+RECEIVES_LATE = torch_release() >= (2, 15)
 Action = tuple[str, int, int]  # kind, stage, micro-batch
 
 
