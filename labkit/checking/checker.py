@@ -15,12 +15,15 @@ from labkit.checking.fsdp2 import Conversion, converted
 from labkit.checking.migration import Migration, compared
 from labkit.checking.rules import (  # noqa: F401  (each registers its rules)
     RULES,
+    accelerated,
+    dividing,
     ending,
     hanging,
     hard_coded,
     hugging_face,
     numerics,
     outdated,
+    replicas,
     sampling,
     saving,
     settings,

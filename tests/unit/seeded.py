@@ -85,6 +85,68 @@ class Model(nn.Module):
         super().__init__()
         self.blocks = nn.ModuleList(Mixture() for _ in range(2))
 """
+FROZEN = "net.body.requires_grad_(False)\nmodel = DDP(net)\noptimizer = torch.optim.SGD(model.parameters())\n"
+BODY = """
+class Body(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.scale = nn.Linear(8, 8), nn.Parameter(torch.ones(8))
+
+"""
+BRANCHES = """
+class Either(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.one, self.other = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x, which=False):
+        if which:  # HERE
+            return self.one(x)
+        return self.other(x)
+
+"""
+ACCUMULATES = """
+import contextlib
+for i, (x, y) in enumerate(loader):
+    last = {}
+    with contextlib.nullcontext() if last else model.no_sync():{}
+        model(x).sum().backward()
+    if (i + 1) % every == 0:
+        optimizer.step()
+"""
+ACCUMULATES_LATE = """
+for i, (x, y) in enumerate(loader):
+    {}
+    {}
+    loss.backward()
+    if (i + 1) % 4 == 0:
+        optimizer.step()
+"""
+SYNCS = "model.require_backward_grad_sync = (i + 1) % 4 == 0"
+TIED = """
+class Tied(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed, self.head = nn.Embedding(64, 8), nn.Linear(8, 64)
+        self.head.weight = self.embed.weight
+
+"""
+ACCELERATE = "import torch\nfrom accelerate import Accelerator\naccelerator = Accelerator()\n"
+PREPARES = "model, optimizer, loader, scheduler = accelerator.prepare(model, optimizer, loader, scheduler)\n"
+STREAM = """
+class Lines(torch.utils.data.IterableDataset):
+    def __init__(self, path):
+        self.path = path
+
+    def __iter__(self):
+        for i in range(256):
+            yield i
+
+"""
+LOADED = "dist.barrier()\nstate = torch.load(path, map_location='cpu', weights_only=True)\n"
+BF16_MODEL = (
+    "net = Net().to(torch.bfloat16)\nmodel = DDP(net)\noptimizer = torch.optim.AdamW(model.parameters(), HERE\n"
+)
 
 
 def within(body: str, model: str = DDP_MODEL) -> str:
@@ -733,6 +795,239 @@ SEEDED: dict[str, list[tuple[str, str]]] = {
         (
             within(EXPERTS.replace("Experts(count)\n", "nn.ModuleList(made)  # HERE\n")),
             within(EXPERTS),
+        ),
+    ],
+    "changed-after-ddp": [
+        (
+            within(f"for p in net.body.parameters():\n    p.requires_grad = True  # HERE\n{LOOP}", FROZEN),
+            within(LOOP, FROZEN.replace("model = DDP(net)", "net.body.requires_grad_(True)\nmodel = DDP(net)")),
+        ),
+        (
+            within(f"model.module.body.requires_grad_(True)  # HERE\n{LOOP}", FROZEN),
+            within(f"net.body.requires_grad_(True)\nmodel = DDP(net)\n{LOOP}", FROZEN),
+        ),
+        (
+            within(
+                f"def freeze(part, frozen):\n    part.requires_grad_(not frozen)\n\nnet.requires_grad_(False)\n"
+                f"model = DDP(net)\nfreeze(net.head, frozen=False)  # HERE\n{LOOP}",
+                "",
+            ),
+            within(
+                f"def freeze(part, frozen):\n    part.requires_grad_(not frozen)\n\nnet.requires_grad_(False)\n"
+                f"freeze(net.head, frozen=False)\nmodel = DDP(net)\nfreeze(net.head, frozen=False)\n{LOOP}",
+                "",
+            ),
+        ),
+        (
+            within(f"model.module.body.requires_grad_(False)  # HERE\n{LOOP}"),
+            within(f"model.module.body.requires_grad_(False)\n{LOOP}", UNUSED),
+        ),
+        (
+            within(f"model.module.head = nn.Linear(8, 2)  # HERE\n{LOOP}"),
+            within(f"model.module.scale = 2.0\n{LOOP}"),
+        ),
+    ],
+    "requires-grad-of-module": [
+        (
+            within("net = nn.Sequential(Body(), nn.Linear(8, 2))\nnet[1].requires_grad = False  # HERE"),
+            within("net = nn.Sequential(Body(), nn.Linear(8, 2))\nnet[1].weight.requires_grad = False"),
+        ),
+        (
+            within(f"{BODY}net = Body()\nnet.first.requires_grad = False  # HERE"),
+            within(f"{BODY}net = Body()\nnet.scale.requires_grad = False"),
+        ),
+    ],
+    "ddp-bypassed": [
+        (
+            within(LOOP.replace("model(x)", "model.module(x)").replace("()\n", "()  # HERE\n", 1)),
+            within(f"with torch.no_grad():\n    print(model.module(x))\n{LOOP}"),
+        ),
+        (
+            within("core = model.module\nfor x, y in loader:\n    loss = core.loss(x, y)  # HERE\n    loss.backward()"),
+            within(
+                "core = model.module\nfor x, y in loader:\n    loss = core.loss(x, y)\n    loss.backward()\n"
+                "    for p in core.parameters():\n        dist.all_reduce(p.grad)"
+            ),
+        ),
+        (
+            within("for x, y in loader:\n    loss = net(x)  # HERE\n    loss.backward()", "model = DDP(net)\n"),
+            within("for x, y in loader:\n    loss = teacher(x) - model(x)\n    loss.backward()", "model = DDP(net)\n"),
+        ),
+        (
+            within(
+                "for x, y in loader:\n    fake = model.module(x)  # HERE\n    loss = judge(fake)\n    loss.backward()"
+            ),
+            within(
+                "for x, y in loader:\n    fake = model.module(x).detach()\n    loss = judge(fake)\n    loss.backward()"
+            ),
+        ),
+    ],
+    "branch-under-ddp": [
+        (
+            within(f"{BRANCHES}model = DDP(Either())\n{LOOP}", ""),
+            within(f"{BRANCHES.replace('  # HERE', '')}model = DDP(Either(), find_unused_parameters=True)\n{LOOP}", ""),
+        ),
+        (
+            within(f"{BRANCHES}model = DDP(Either(), static_graph=True)\n{LOOP.replace('(x)', '(x, y)')}", ""),
+            within(f"{BRANCHES.replace('  # HERE', '')}model = DDP(Either(), static_graph=True)\n{LOOP}", ""),
+        ),
+    ],
+    "step-without-sync": [
+        (
+            within(ACCUMULATES.format("i % every == 0", "  # HERE")),
+            within(ACCUMULATES.format("(i + 1) % every == 0 or i + 1 == len(loader)", "")),
+        ),
+        (
+            within(ACCUMULATES_LATE.format("loss = model(x).sum()", "{}  # HERE").format(SYNCS)),
+            within(ACCUMULATES_LATE.format(SYNCS, "loss = model(x).sum()")),
+        ),
+    ],
+    "tied-weights-parted": [
+        (
+            within(f"{TIED}model = Tied()\nfully_shard(model.embed)  # HERE\nfully_shard(model)", ""),
+            within(f"{TIED}model = Tied()\nfully_shard([model.embed, model.head])\nfully_shard(model)", ""),
+        ),
+        (
+            within(f"{TIED}with torch.device('meta'):\n    model = Tied()\nmodel.to_empty(device=device)  # HERE", ""),
+            within(
+                f"{TIED}with torch.device('meta'):\n    model = Tied()\nmodel.to_empty(device=device)\n"
+                "model.head.weight = model.embed.weight",
+                "",
+            ),
+        ),
+    ],
+    "accelerate-scheduler": [
+        (
+            f"{ACCELERATE}scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)\n{PREPARES}"
+            "for epoch in range(9):\n    for x in loader:\n        accelerator.backward(model(x))\n"
+            "        optimizer.step()\n    scheduler.step()  # HERE\n",
+            f"{ACCELERATE}{PREPARES.replace(', scheduler', '')}"
+            "scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)\n"
+            "for epoch in range(9):\n    for x in loader:\n        accelerator.backward(model(x))\n"
+            "        optimizer.step()\n    scheduler.step()\n",
+        ),
+        (
+            f"{ACCELERATE}{PREPARES.replace(', scheduler', '')}steps = 3 * len(loader)\n"
+            "schedule = get_linear_schedule_with_warmup(optimizer, 0, steps)  # HERE\n"
+            "schedule = accelerator.prepare(schedule)\nfor x in loader:\n    accelerator.backward(model(x))\n"
+            "    optimizer.step()\n    schedule.step()\n",
+            f"{ACCELERATE}steps = 3 * len(loader)\nschedule = get_linear_schedule_with_warmup(optimizer, 0, steps)\n"
+            f"{PREPARES.replace('scheduler', 'schedule')}for x in loader:\n    accelerator.backward(model(x))\n"
+            "    optimizer.step()\n    schedule.step()\n",
+        ),
+    ],
+    "accelerate-shards-twice": [
+        (
+            "from torch.utils.data import DataLoader, DistributedSampler\n"
+            f"loader = DataLoader(data, sampler=DistributedSampler(data))  # HERE\n{ACCELERATE}{PREPARES}",
+            f"from torch.utils.data import DataLoader\nloader = DataLoader(data, shuffle=True)\n{ACCELERATE}{PREPARES}",
+        ),
+    ],
+    "accelerate-accumulation": [
+        (
+            f"{ACCELERATE.replace('()', '(gradient_accumulation_steps=4)  # HERE')}{PREPARES}"
+            "for x in loader:\n    accelerator.backward(model(x))\n    optimizer.step()\n",
+            f"{ACCELERATE.replace('()', '(gradient_accumulation_steps=4)')}{PREPARES}for x in loader:\n"
+            "    with accelerator.accumulate(model):\n        accelerator.backward(model(x))\n"
+            "        optimizer.step()\n",
+        ),
+    ],
+    "split-seeded-by-rank": [
+        (
+            within("torch.manual_seed(1 + rank)\ntrain, val = torch.utils.data.random_split(data, [9, 1])  # HERE"),
+            within("torch.manual_seed(1)\ntrain, val = torch.utils.data.random_split(data, [9, 1])"),
+        ),
+        (
+            within(
+                "def seed_all(seed):\n    torch.manual_seed(seed + dist.get_rank())\n\nseed_all(1)\n"
+                "order = torch.randperm(100)  # HERE\ntrain, val = order[:90], order[90:]"
+            ),
+            within(
+                "def seed_all(seed):\n    torch.manual_seed(seed + dist.get_rank())\n\nseed_all(1)\n"
+                "order = torch.randperm(100, generator=torch.Generator().manual_seed(1))\n"
+                "train, val = order[:90], order[90:]"
+            ),
+        ),
+        (
+            within(
+                "import random\nrandom.seed(rank)\nrows = list(range(100))\nrandom.shuffle(rows)  # HERE\n"
+                "train, val = rows[:90], rows[90:]"
+            ),
+            within(
+                "import random\nrows = list(range(100))\nrandom.seed(1)\nrandom.shuffle(rows)\nrandom.seed(rank)\n"
+                "train, val = rows[:90], rows[90:]"
+            ),
+        ),
+    ],
+    "stream-not-split": [
+        (
+            within(f"{STREAM}loader = DataLoader(Lines('a.txt'), batch_size=8, num_workers=2)  # HERE\n{LOOP}"),
+            within(
+                STREAM.replace("range(256)", "range(rank, 256, world_size)")
+                + f"loader = DataLoader(Lines('a.txt'), batch_size=8)\n{LOOP}"
+            ),
+        ),
+        (
+            within(
+                STREAM.replace("range(256)", "range(rank, 256, world_size)")
+                + f"loader = DataLoader(Lines('a.txt'), batch_size=8, num_workers=2)  # HERE\n{LOOP}"
+            ),
+            within(f"{STREAM}test_loader = DataLoader(Lines('a.txt'), batch_size=8, num_workers=2)\n{LOOP}"),
+        ),
+    ],
+    "unmatched-keys": [
+        (
+            within(
+                "if rank == 0:\n    torch.save({'model': model.state_dict()}, path)\nnet = nn.Linear(8, 2)\n"
+                f"{LOADED}net.load_state_dict(state['model'], strict=False)  # HERE"
+            ),
+            within(
+                "if rank == 0:\n    torch.save({'model': model.module.state_dict()}, path)\nnet = nn.Linear(8, 2)\n"
+                f"{LOADED}net.load_state_dict(state['model'], strict=False)"
+            ),
+        ),
+        (
+            within(
+                "if rank == 0:\n    torch.save(model.module.state_dict(), path)\n"
+                f"{LOADED}model.load_state_dict({{k: v for k, v in state.items() if v.ndim}})  # HERE"
+            ),
+            within(
+                "if rank == 0:\n    torch.save(model.module.state_dict(), path)\n"
+                f"{LOADED}model.load_state_dict({{'module.' + k: v for k, v in state.items()}})"
+            ),
+        ),
+    ],
+    "bf16-updates-lost": [
+        (
+            within(f"{LOOP}", BF16_MODEL.replace("HERE", "lr=2e-5)  # HERE")),
+            within(f"{LOOP}", BF16_MODEL.replace("HERE", "lr=3e-3)")),
+        ),
+        (
+            within(
+                LOOP,
+                "parser.add_argument('--lr', type=float, default=1e-5)\n"
+                + BF16_MODEL.replace("HERE", "lr=args.lr)  # HERE"),
+            ),
+            within(f"{LOOP}", BF16_MODEL.replace("HERE", "lr=2e-5)").replace(".to(torch.bfloat16)", "")),
+        ),
+    ],
+    "loss-keeps-graph": [
+        (
+            within("for x in loader:\n    loss = model(x)\n    loss.backward()\n    total += loss  # HERE"),
+            within("for x in loader:\n    loss = model(x)\n    loss.backward()\n    total += loss.detach()"),
+        ),
+        (
+            within(
+                "for x in loader:\n    loss = model(x)\n    scaler.scale(loss).backward()\n"
+                "    losses.append(loss)  # HERE"
+            ),
+            within(
+                "for x in loader:\n    losses = []\n    loss = model(x)\n    losses.append(loss)\n    loss.backward()"
+            ),
+        ),
+        (
+            within("for x in loader:\n    loss = model(x)\n    loss.backward()\n    total += loss * 2  # HERE"),
+            within("for x in loader:\n    loss = model(x)\n    total += loss\n    loss.backward()\ntotal.backward()"),
         ),
     ],
 }

@@ -74,6 +74,20 @@ NUMBERS = {
     "checkpointing-twice": 58,
     "processes-not-divisible": 59,
     "deepspeed-set-twice": 60,
+    "changed-after-ddp": 61,
+    "requires-grad-of-module": 62,
+    "ddp-bypassed": 63,
+    "branch-under-ddp": 64,
+    "step-without-sync": 65,
+    "tied-weights-parted": 66,
+    "accelerate-scheduler": 67,
+    "accelerate-shards-twice": 68,
+    "accelerate-accumulation": 69,
+    "split-seeded-by-rank": 70,
+    "stream-not-split": 71,
+    "unmatched-keys": 72,
+    "bf16-updates-lost": 73,
+    "loss-keeps-graph": 74,
 }
 
 Mistakes = Iterator[tuple[Placed, str]]

@@ -7,7 +7,7 @@ import re
 
 from labkit.checking.rules import Mistakes, rule
 from labkit.checking.syntax.ranks import Guard, callee, collective, guards, may_depend_on_rank, needs_all
-from labkit.checking.syntax.tree import Function, Tree, is_true, keyword, parameters_of, position, spelled
+from labkit.checking.syntax.tree import Function, Tree, keyword, parameters_of, position, spelled
 
 EVALUATES = re.compile(r"^(run_)?(do_)?(eval|evaluate|evaluation|validate|validation|test|inference)(_\w+)?$")
 FORWARD = ("forward", "generate")
@@ -141,7 +141,7 @@ def download_race(tree: Tree) -> Mistakes:
     held_back = any(guards(tree, call) for call in tree.torch_calls("barrier", "monitored_barrier"))
     for call in tree.calls:
         last = tree.names_of_calls[call].rsplit(".", 1)[-1]
-        if not (is_true(keyword(call, "download")) or last in ("urlretrieve", "download_url_to_file")):
+        if not (tree.is_true(keyword(call, "download")) or last in ("urlretrieve", "download_url_to_file")):
             continue
         if _before_ranks(tree, call) or _is_locked(tree, call):
             continue

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from labkit.checking.rules import Mistakes, rule
 from labkit.checking.syntax.models import behind
-from labkit.checking.syntax.tree import Placed, Tree, has_stars, is_true, keyword, position, spelled
+from labkit.checking.syntax.tree import Placed, Tree, has_stars, keyword, position, spelled
 
 SPREADS = ("auto", "balanced", "balanced_low_0", "sequential")
 ALTERNATIVES = re.compile(
@@ -31,11 +31,11 @@ def device_map_under_torchrun(tree: Tree) -> Mistakes:
     if tree.is_a_test or not (tree.is_distributed or _needs_torchrun(tree)):
         return
     for call in tree.method_calls("from_pretrained"):
-        value = tree.constant(keyword(call, "device_map"), str)
-        if value is None or value.value not in SPREADS:
+        value = tree.value(keyword(call, "device_map"))
+        if value not in SPREADS:
             continue
         if not any(ALTERNATIVES.search(ast.unparse(branch.test)) for branch, _ in tree.branches_of(call)):
-            yield call, f"every rank spreads the model over all GPUs (device_map={value.value!r})"
+            yield call, f"every rank spreads the model over all GPUs (device_map={value!r})"
 
 
 def _needs_torchrun(tree: Tree) -> bool:
@@ -65,7 +65,7 @@ def four_bit_under_fully_shard(tree: Tree) -> Mistakes:
         return
     for call in tree.calls:
         name = tree.names_of_calls[call].rsplit(".", 1)[-1]
-        if is_true(keyword(call, "load_in_4bit")) or name in ("Params4bit", "Linear4bit"):
+        if tree.is_true(keyword(call, "load_in_4bit")) or name in ("Params4bit", "Linear4bit"):
             yield call, "fully_shard does not support 4-bit weights"
 
 
@@ -222,7 +222,7 @@ def _whole_states(node: ast.expr, tree: Tree) -> Iterator[ast.Call]:
 )
 def reentrant_checkpointing_under_ddp(tree: Tree) -> Mistakes:
     ddp = [wrap.call for wrap in tree.wraps if wrap.strategy == "ddp"]
-    if not any(is_true(keyword(call, "find_unused_parameters")) for call in ddp):
+    if not any(tree.is_true(keyword(call, "find_unused_parameters")) for call in ddp):
         return
     if any(keyword(call, "static_graph") is not None for call in ddp):
         return
@@ -233,10 +233,10 @@ def reentrant_checkpointing_under_ddp(tree: Tree) -> Mistakes:
 def _reentrant(tree: Tree) -> Iterator[Placed]:
     for call in tree.calls:
         name = tree.names_of_calls[call]
-        if name == "torch.utils.checkpoint.checkpoint" and is_true(keyword(call, "use_reentrant")):
+        if name == "torch.utils.checkpoint.checkpoint" and tree.is_true(keyword(call, "use_reentrant")):
             yield call
         options = keyword(call, "gradient_checkpointing_kwargs") or keyword(call, "activation_checkpointing_kwargs")
         if isinstance(options, ast.Dict):
             for key, value in zip(options.keys, options.values, strict=True):
-                if isinstance(key, ast.Constant) and key.value == "use_reentrant" and is_true(value):
+                if isinstance(key, ast.Constant) and key.value == "use_reentrant" and tree.is_true(value):
                     yield call

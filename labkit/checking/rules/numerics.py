@@ -11,6 +11,7 @@ from labkit.checking.rules.sampling import TEST
 from labkit.checking.syntax.models import optimizers
 from labkit.checking.syntax.tree import Placed, Tree, has_stars, keyword, position, spelled
 
+FP16 = ("torch.float16", "torch.half")
 SMALL_BATCH = 16  # samples per rank below which BatchNorm's statistics are commonly considered too noisy
 WORLD_SIZE = re.compile(r"(^|_)(world_size|num_replicas|nranks|num_ranks)$", re.IGNORECASE)
 
@@ -41,12 +42,12 @@ def _computes_in_fp16(tree: Tree, call: ast.Call) -> bool:
         return False
     dtype = keyword(call, "dtype") or keyword(call, "param_dtype")
     if not name.endswith("autocast"):
-        return tree.dotted(dtype) in ("torch.float16", "torch.half") if dtype is not None else False
+        return tree.value(dtype) in FP16
     device = call.args[0] if call.args else keyword(call, "device_type")
-    on_cuda = name.startswith("torch.cuda.") or (isinstance(device, ast.Constant) and device.value == "cuda")
+    on_cuda = name.startswith("torch.cuda.") or tree.value(device) == "cuda"
     if dtype is None and len(call.args) > 1:
         dtype = call.args[1]
-    return on_cuda if dtype is None else tree.dotted(dtype) in ("torch.float16", "torch.half")
+    return on_cuda if dtype is None else tree.value(dtype) in FP16
 
 
 LOSS = re.compile(r"torch\.nn\.functional\.(\w+_loss|\w+_entropy\w*|kl_div)$")
@@ -80,7 +81,7 @@ def _is_mean(tree: Tree, call: ast.Call) -> bool:
     reduction = keyword(call, "reduction")
     if not LOSS.match(tree.names_of_calls[call]) or has_stars(call):
         return False
-    return reduction is None or (isinstance(reduction, ast.Constant) and reduction.value == "mean")
+    return reduction is None or tree.value(reduction) == "mean"
 
 
 def _is_returned(tree: Tree, mean: ast.Call) -> bool:
@@ -271,8 +272,8 @@ def local_batchnorm(tree: Tree) -> Mistakes:
     if "ddp" not in {w.strategy for w in tree.wraps} or tree.words & {"SyncBatchNorm", "convert_sync_batchnorm"}:
         return
     loaders = [call for call in tree.torch_calls("DataLoader") if not TEST.search(_called(tree, call))]
-    constants = [tree.constant(keyword(call, "batch_size"), int) for call in loaders]
-    sizes = [size.value if size and isinstance(size.value, int) else SMALL_BATCH for size in constants]
+    values = [tree.value(keyword(call, "batch_size")) for call in loaders]
+    sizes = [size if isinstance(size, int) else SMALL_BATCH for size in values]
     if not sizes or max(sizes) >= SMALL_BATCH:
         return
     for call in tree.torch_calls("BatchNorm1d", "BatchNorm2d", "BatchNorm3d"):
@@ -283,3 +284,61 @@ def local_batchnorm(tree: Tree) -> Mistakes:
 def _called(tree: Tree, call: ast.Call) -> str:
     parts = [*getattr(tree.parents[call], "targets", []), *call.args[:1]]
     return " ".join(map(spelled, parts)).lower()
+
+
+# bf16 has 8 bits of significand: a sum is rounded back to a weight w by a change of less than |w| / 2**9. Adam changes
+# a weight by the learning rate at most, more or less; a typical weight of a pretrained layer is 0.02.
+TYPICAL_WEIGHT = 0.02
+LOST_BELOW = TYPICAL_WEIGHT / 2**9
+BF16 = "torch.bfloat16"
+KEEPS = re.compile(r"master|stochastic|kahan|lora|peft|adapter|float32|fp32|autocast|mixed|OneCycleLR|CyclicLR", re.I)
+
+
+@rule(
+    "bf16-updates-lost",
+    "wrong",
+    why="A bf16 number has 8 significant bits: what changes a weight by less than 1/512 of its size is rounded away. "
+    "Adam changes each weight by about the learning rate, so that at 2e-5 all weights above 0.01 stay as they are.",
+    fix="Keep the weights in float32 and compute in bf16: torch.autocast(device, torch.bfloat16), or "
+    "MixedPrecisionPolicy(param_dtype=torch.bfloat16) with fully_shard; or use stochastic rounding.",
+    misses="learning rates that come from elsewhere; SGD, whose steps depend on the gradients; "
+    f"learning rates above {LOST_BELOW:.1e}, at which the larger weights stay as they are.",
+)
+def bf16_updates_lost(tree: Tree) -> Mistakes:
+    if tree.is_managed or not any(tree.method_calls("backward")) or any(map(KEEPS.search, _used(tree))):
+        return
+    if any(spelled(call.func.value) for call in tree.method_calls("float")):
+        return  # possibly of the parameters
+    everything = any(tree.value(next(iter(c.args), None)) == BF16 for c in tree.torch_calls("set_default_dtype"))
+    models = set(_bf16_models(tree))
+    for optimizer, name in optimizers(tree):
+        sources = {name, *(spelled(wrap.source) for wrap in tree.wraps if name in wrap.names)}
+        rate = keyword(optimizer, "lr") or (optimizer.args[1] if len(optimizer.args) > 1 else None)
+        value = tree.default(rate)
+        is_adam = tree.names_of_calls[optimizer].rpartition(".")[2] in ("Adam", "AdamW")
+        if is_adam and (everything or models & sources) and isinstance(value, float) and 0 < value <= LOST_BELOW:
+            by_default = "" if tree.value(rate) == value else " by default"
+            yield optimizer, f"with a learning rate of {value:g}{by_default}, most bf16 weights are never changed"
+
+
+def _used(tree: Tree) -> Iterator[str]:
+    """The names in the code, without those that are only imported."""
+    yield from (node.id for node in tree.nodes[ast.Name])
+    yield from (node.attr for node in tree.nodes[ast.Attribute])
+    yield from (node.arg for node in tree.nodes[ast.keyword] if node.arg)
+
+
+def _bf16_models(tree: Tree) -> Iterator[str]:
+    """The names of models whose weights are bf16."""
+    for call in tree.calls:
+        method = call.func.attr if isinstance(call.func, ast.Attribute) else ""
+        kept = [*call.args, *(k.value for k in call.keywords if k.arg in ("dtype", "torch_dtype"))]
+        is_cast = method == "bfloat16" or (method in ("to", "from_pretrained") and BF16 in map(tree.value, kept))
+        if not is_cast:
+            continue
+        node: ast.AST = call
+        while isinstance(tree.parents.get(node), ast.Call | ast.Attribute) and not isinstance(node, ast.stmt):
+            node = tree.parents[node]  # DDP(net.to(torch.bfloat16)), net.to(…).train()
+        yield from map(spelled, getattr(tree.parents.get(node), "targets", []))
+        if isinstance(call.func, ast.Attribute) and isinstance(tree.parents[call], ast.Expr):
+            yield spelled(call.func.value)

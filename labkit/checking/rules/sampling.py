@@ -9,7 +9,7 @@ from collections.abc import Callable
 from labkit.checking.rules import Mistakes, rule
 from labkit.checking.syntax.models import behind, trained_in
 from labkit.checking.syntax.ranks import names_rank
-from labkit.checking.syntax.tree import Tree, has_stars, is_true, keyword, spelled
+from labkit.checking.syntax.tree import Tree, has_stars, keyword, spelled
 
 TEST = re.compile(r"test|val|eval|dev_|infer|predict|query", re.IGNORECASE)
 MADE_UP = re.compile(r"rand|fake|synth|dummy|toy|iter|stream|shard|split_dataset_by_node|zeros|ones", re.IGNORECASE)
@@ -30,7 +30,7 @@ def no_distributed_sampler(tree: Tree) -> Mistakes:
     if tree.is_managed or not tree.strategies or not distributed or _seeds_by_rank(tree):
         return
     for call in tree.torch_calls("DataLoader"):
-        if has_stars(call) or len(call.args) > 3 or _has_sampler(call) or not _is_for_training(tree, call):
+        if has_stars(call) or len(call.args) > 3 or _has_sampler(tree, call) or not is_for_training(tree, call):
             continue
         dataset = call.args[0] if call.args else keyword(call, "dataset")
         if dataset is None or names_rank(tree, call) or any(names_rank(tree, v) for v in _values(tree, dataset)):
@@ -40,19 +40,19 @@ def no_distributed_sampler(tree: Tree) -> Mistakes:
         yield call, "this DataLoader gives every rank all the training data"
 
 
-def _has_sampler(call: ast.Call) -> bool:
+def _has_sampler(tree: Tree, call: ast.Call) -> bool:
     samplers = [keyword(call, name) for name in ("sampler", "batch_sampler")]
-    return any(g is not None and not (isinstance(g, ast.Constant) and g.value is None) for g in samplers)
+    return any(g is not None and tree.value(g) is not None for g in samplers)
 
 
-def _is_for_training(tree: Tree, call: ast.Call) -> bool:
+def is_for_training(tree: Tree, call: ast.Call) -> bool:
     parent = tree.parents[call]
     names = [spelled(target) for target in getattr(parent, "targets", [])]
     dataset = call.args[0] if call.args else keyword(call, "dataset")
     names.append(spelled(dataset))
     if any(TEST.search(name) for name in names):
         return False
-    return _shuffles(call) or any("train" in name.lower() for name in names) or _is_trained_on(tree, call)
+    return _shuffles(tree, call) or any("train" in name.lower() for name in names) or _is_trained_on(tree, call)
 
 
 def _is_trained_on(tree: Tree, call: ast.Call) -> bool:
@@ -65,8 +65,8 @@ def _is_trained_on(tree: Tree, call: ast.Call) -> bool:
     return False
 
 
-def _shuffles(call: ast.Call) -> bool:
-    return is_true(keyword(call, "shuffle") or (call.args[2] if len(call.args) > 2 else None))
+def _shuffles(tree: Tree, call: ast.Call) -> bool:
+    return tree.default(keyword(call, "shuffle") or (call.args[2] if len(call.args) > 2 else None)) is True
 
 
 def _seeds_by_rank(tree: Tree) -> bool:
@@ -106,12 +106,12 @@ def _is_a_choice(tree: Tree, call: ast.Call) -> bool:
     "wrong",
     why="A DataLoader accepts either a sampler or shuffle=True; with both it raises ValueError.",
     fix="Omit shuffle in the DataLoader; DistributedSampler(dataset, shuffle=True) shuffles by default.",
-    misses="values that are not literal: shuffle=args.shuffle, or a sampler that may be None.",
+    misses="values that the text does not tell, such as a sampler that may be None.",
 )
 def shuffle_with_sampler(tree: Tree) -> Mistakes:
     for call in tree.torch_calls("DataLoader"):
         sampler = keyword(call, "sampler")
-        if sampler is None or not _shuffles(call):
+        if sampler is None or not _shuffles(tree, call):
             continue
         values = tree.values_of(sampler.id, call) if isinstance(sampler, ast.Name) else [sampler]
         if values and all(isinstance(value, ast.Call) for value in values):
@@ -134,7 +134,7 @@ def no_set_epoch(tree: Tree) -> Mistakes:
         shuffle = keyword(call, "shuffle")
         target = next((spelled(t) for t in getattr(tree.parents[call], "targets", [])), "")
         if (
-            (shuffle is None or is_true(shuffle))
+            (shuffle is None or tree.is_true(shuffle))
             and not has_stars(call)
             and not TEST.search(f"{target} {spelled(call.args[0]) if call.args else ''}")
         ):

@@ -8,9 +8,9 @@ from collections import Counter
 from collections.abc import Iterator
 
 from labkit.checking.rules import Mistakes, rule
-from labkit.checking.syntax.models import behind
-from labkit.checking.syntax.ranks import may_depend_on_rank, names_rank
-from labkit.checking.syntax.tree import MethodCall, Tree, has_stars, keyword, spelled
+from labkit.checking.syntax.models import arguments_of, behind, callers
+from labkit.checking.syntax.ranks import callee, may_depend_on_rank, names_rank
+from labkit.checking.syntax.tree import Function, MethodCall, Tree, has_stars, keyword, position, spelled
 
 OPTIMIZER = re.compile(r"torch\.optim\.[A-Z]\w+")
 # Scripts that use one of these handle the other ranks' shards.
@@ -212,3 +212,126 @@ def optim_state_dict_order(tree: Tree) -> Mistakes:
         state = isinstance(first, ast.Subscript) or "state" in spelled(first) or "optim" in spelled(first)
         if first is not None and state:
             yield call, f"the first argument is the model, not {ast.unparse(first)}"
+
+
+PREFIXES = {"module.", "module", "_orig_mod.", "_orig_mod", "consume_prefix_in_state_dict_if_present"}
+
+
+@rule(
+    "unmatched-keys",
+    "wrong",
+    why="The state of a DDP or compiled model has other keys than that of the model within: module.head.weight, "
+    "_orig_mod.head.weight. With strict=False none of them matches, nothing is loaded, and training starts from random "
+    "weights; without it, load_state_dict raises an error.",
+    fix="Save and load the model within: model.module.state_dict(), compiled._orig_mod.state_dict().",
+    misses="files with other names where they are loaded, and keys that another function changes.",
+)
+def unmatched_keys(tree: Tree) -> Mistakes:
+    if (tree.words | tree.strings) & PREFIXES - {"module"} or "module" in tree.strings or tree.is_managed:
+        return
+    saved = {(path, key): wraps for path, key, wraps in _saved(tree)}
+    for call in tree.method_calls("load_state_dict"):
+        place = _loaded(tree, call.args[0]) if call.args else None
+        if place not in saved or any(isinstance(a, ast.Try) for a in tree.ancestors(call)) or _is_looked_at(tree, call):
+            continue
+        written, read = saved[place], _wrapping_at(tree, call.func.value)
+        if written is not None and read is not None and written != read:
+            lenient = tree.value(keyword(call, "strict") or (call.args[1] if len(call.args) > 1 else None)) is False
+            what = "nothing is loaded" if lenient else "this fails"
+            yield call, f"the keys were saved {_of(written)} and are loaded {_into(read)}: {what}"
+
+
+def _of(wrapping: str) -> str:
+    return {"ddp": "from the DDP model", "compiled": "from the compiled model"}.get(wrapping, "from the bare model")
+
+
+def _into(wrapping: str) -> str:
+    return {"ddp": "into the DDP model", "compiled": "into the compiled model"}.get(wrapping, "into the bare model")
+
+
+def _saved(tree: Tree) -> Iterator[tuple[str, str, str | None]]:
+    """(path, key, wrapper) for each state that is saved: `torch.save({"model": model.state_dict()}, path)`."""
+    for call in saves(tree):
+        path = call.args[1] if len(call.args) > 1 else keyword(call, "f")
+        if not _is_torch_save(tree, call) or not call.args or path is None:
+            continue
+        values = tree.bound_to(call.args[0]) if isinstance(call.args[0], ast.Name) else [call.args[0]]
+        for value in values if len(values) == 1 else ():
+            entries = [("", value)]
+            if isinstance(value, ast.Dict):
+                entries = [(str(tree.value(k)), v) for k, v in zip(value.keys, value.values, strict=True) if k]
+            for key, state in entries:
+                method = state.func if isinstance(state, ast.Call) and not state.args else None
+                if isinstance(method, ast.Attribute) and method.attr == "state_dict":
+                    yield _place(tree, path), key, _wrapping_at(tree, method.value)
+
+
+def _loaded(tree: Tree, state: ast.expr, depth: int = 4) -> tuple[str, str] | None:
+    """(path, key) of a state from torch.load, through names, a key, and filters that keep the names."""
+    if isinstance(state, ast.Name) and depth:
+        values = tree.values_of(state.id, state) if not tree.parameter(state.id, state) else []
+        values = [value for value in values if not (isinstance(value, ast.Constant) and value.value is None)]
+        return _loaded(tree, values[0], depth - 1) if len(values) == 1 else None
+    if isinstance(state, ast.IfExp):
+        return _loaded(tree, state.body, depth - 1)
+    if isinstance(state, ast.Subscript) and isinstance(state.slice, ast.Constant) and depth:
+        outer = _loaded(tree, state.value, depth - 1)
+        return (outer[0], str(state.slice.value)) if outer and not outer[1] else None
+    if isinstance(state, ast.DictComp):
+        source = state.generators[0].iter
+        keeps = isinstance(state.key, ast.Name) and isinstance(state.generators[0].target, ast.Tuple)
+        if keeps and isinstance(source, ast.Call) and isinstance(source.func, ast.Attribute):
+            return _loaded(tree, source.func.value, depth - 1) if source.func.attr == "items" else None
+    if isinstance(state, ast.Call) and tree.names_of_calls.get(state) == "torch.load" and state.args:
+        return _place(tree, state.args[0]), ""
+    return None
+
+
+def _place(tree: Tree, path: ast.expr, depth: int = 3) -> str:
+    """A path as text: for a parameter that of the arguments, if all calls agree, and else with the function's line."""
+    function = tree.function_of(path)
+    if isinstance(path, ast.Name) and isinstance(function, Function) and tree.parameter(path.id, path) and depth:
+        passed = {
+            _place(tree, value, depth - 1)
+            for call in callers(tree, function)
+            for name, value in arguments_of(function, call).items()
+            if name == path.id
+        }
+        if len(passed) == 1:
+            return passed.pop()
+    names = {part.id for part in ast.walk(path) if isinstance(part, ast.Name)} - {"self"}
+    is_local = any((name, function) in tree.assigned or tree.parameter(name, path) for name in names)
+    return ast.unparse(path) + (f" in line {getattr(function, 'lineno', 0)}" if is_local else "")
+
+
+def _is_looked_at(tree: Tree, call: ast.Call) -> bool:
+    """Whether the script tests what could not be loaded."""
+    names = {spelled(target) for target in getattr(tree.parents[call], "targets", [])} - {""}
+    read = {spelled(n.value) for n in tree.nodes[ast.Attribute] if n.attr == "missing_keys"}
+    tests = [part for node in tree.nodes[ast.If] for part in ast.walk(node.test)]
+    return any(spelled(part) in names or getattr(part, "attr", "") == "missing_keys" for part in tests) and bool(
+        names & read or names
+    )
+
+
+def _wrapping_at(tree: Tree, model: ast.expr) -> str | None:
+    """ "ddp", "compiled", or "" for a bare model, as its name stands at this place; None if the text does not tell."""
+    name = spelled(model)
+    if name.endswith((".module", "._orig_mod")):
+        return "" if _wrapping_at(tree, model.value) else None  # type: ignore[attr-defined]
+    scope = tree.function_of(model)
+    here = [(position(s), value) for t, value, s in tree.assigns if t == name and tree.function_of(s) is scope]
+    before = [value for at, value in sorted(here, key=lambda each: each[0]) if at < position(model)]
+    if "." in name and not before:
+        before = tree.assigned_to_self(name)
+    made = before[-1] if before and not tree.parameter(name, model) else None
+    if not isinstance(made, ast.Call):
+        return None
+    if any(wrap.call is made for wrap in tree.wraps):
+        return "ddp" if tree.strategies == {"ddp"} else None
+    if tree.names_of_calls[made] == "torch.compile":
+        return "compiled"
+    name = tree.names_of_calls[made]
+    function = callee(tree, made)
+    is_bare = function is not None and not any(tree.is_in(wrap.call, function) for wrap in tree.wraps)
+    return "" if name in tree.classes or name.startswith("torch.nn.") or is_bare else None

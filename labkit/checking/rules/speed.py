@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import ast
 import re
+from collections.abc import Iterator
 
 from labkit.checking.rules import Mistakes, rule
-from labkit.checking.syntax.models import steps_in
+from labkit.checking.syntax.models import backwards, behind, steps_in, without_gradients
 from labkit.checking.syntax.ranks import is_only_about_rank
-from labkit.checking.syntax.tree import Tree, is_true, keyword
+from labkit.checking.syntax.tree import Tree, keyword, spelled
 
 
 @rule(
@@ -107,6 +108,55 @@ def bf16_on_t4(tree: Tree) -> Mistakes:
             return
     for call in tree.calls:  # TrainingArguments(bf16=True), Accelerator(mixed_precision="bf16")
         chosen = (keyword(call, "mixed_precision"), keyword(call, "fsdp_mixed_precision"))
-        if is_true(keyword(call, "bf16")) or any(isinstance(c, ast.Constant) and c.value == "bf16" for c in chosen):
+        if tree.is_true(keyword(call, "bf16")) or any(tree.value(c) == "bf16" for c in chosen):
             yield call, "this script mentions a T4, which does not support bf16"
             return
+
+
+@rule(
+    "loss-keeps-graph",
+    "slow",
+    why="A loss refers to the graph of operations that computed it. Summed up or kept in a list as it is, it keeps the "
+    "graphs of all steps, and memory grows with every one.",
+    fix="Keep loss.detach(), which does not wait for the GPU, or loss.item() now and then.",
+    misses="other tensors than the one on which backward() is called.",
+)
+def loss_keeps_graph(tree: Tree) -> Mistakes:
+    for backward, loss in backwards(tree):
+        loop, names = next(iter(tree.loops_of(backward)), None), {spelled(part) for part in ast.walk(loss)} - {""}
+        if loop is None or without_gradients(tree, backward):
+            continue
+        for name in sorted(names):
+            for node, keeper in _kept(tree, loop, name):
+                if keeper not in names and not _is_cut(tree, loop, name) and not _is_reset(tree, loop, keeper):
+                    yield node, f"`{keeper}` keeps the graph of every step"
+
+
+def _kept(tree: Tree, loop: ast.AST, loss: str) -> Iterator[tuple[ast.stmt | ast.expr, str]]:
+    """`total += loss` and `losses.append(loss)` in a loop, with the name of what keeps the loss."""
+    for node in tree.nodes[ast.AugAssign]:
+        value = node.value.left if isinstance(node.value, ast.BinOp) else node.value
+        if isinstance(node.op, ast.Add) and spelled(value) == loss and tree.loops_of(node)[:1] == [loop]:
+            yield node, spelled(node.target)
+    for call in tree.method_calls("append", within=loop):
+        if call.args and spelled(call.args[0]) == loss and tree.loops_of(call)[:1] == [loop]:
+            yield call, spelled(call.func.value)
+
+
+def _is_cut(tree: Tree, loop: ast.AST, loss: str) -> bool:
+    """Whether the name of a loss stands for a number, or a tensor without a graph, somewhere in a loop."""
+    values = [value for name, value, node in tree.assigns if name == loss and tree.is_in(node, loop)]
+    calls = [part for value in values for part in ast.walk(value) if isinstance(part, ast.Attribute)]
+    return any(part.attr in ("item", "detach", "data", "numpy", "tolist") for part in calls) or any(
+        spelled(call.func.value) == loss for call in tree.method_calls("detach_", within=loop)
+    )
+
+
+def _is_reset(tree: Tree, loop: ast.AST, keeper: str) -> bool:
+    """Whether a loop itself empties what keeps the losses, or computes gradients from it."""
+    stored = any(name == keeper and tree.is_in(node, loop) for name, _, node in tree.assigns)
+    cleared = any(
+        spelled(call.func.value) == keeper for call in tree.method_calls("clear", "pop", "popleft", within=loop)
+    )
+    used = any(spelled(part) == keeper for _, loss in backwards(tree) for part in behind(tree, loss))
+    return not keeper or stored or cleared or used or "deque" in tree.words

@@ -6,7 +6,7 @@ import ast
 
 from labkit.checking.rules import Mistakes, rule
 from labkit.checking.syntax.models import moves_to_device, optimizers
-from labkit.checking.syntax.tree import MethodCall, Tree, Wrap, has_stars, is_true, keyword, position, spelled
+from labkit.checking.syntax.tree import MethodCall, Tree, Wrap, has_stars, keyword, position, spelled
 
 
 def _sharded(tree: Tree) -> list[Wrap]:
@@ -144,7 +144,7 @@ def module_of_sharded(tree: Tree) -> Mistakes:
 def sparse_gradients_sharded(tree: Tree) -> Mistakes:
     if tree.strategies == {"fsdp2"}:
         for call in tree.torch_calls("Embedding", "EmbeddingBag"):
-            if is_true(keyword(call, "sparse")):
+            if tree.is_true(keyword(call, "sparse")):
                 yield call, "fully_shard does not support the sparse gradients of this layer"
 
 
@@ -161,7 +161,7 @@ def double_backward_sharded(tree: Tree) -> Mistakes:
     if tree.strategies and tree.strategies <= {"fsdp1", "fsdp2"} and "NO_SHARD" not in tree.words:
         name = "fully_shard" if "fsdp2" in tree.strategies else "FSDP"
         for call in tree.torch_calls("grad"):
-            if is_true(keyword(call, "create_graph")):
+            if tree.is_true(keyword(call, "create_graph")):
                 yield call, f"{name} does not support a backward pass through a gradient"
 
 

@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 
-from labkit.checking.syntax.ranks import callee, is_rank
-from labkit.checking.syntax.tree import Tree, keyword, spelled
+from labkit.checking.syntax.ranks import callee, calls_of, is_rank
+from labkit.checking.syntax.tree import Function, MethodCall, Placed, Tree, keyword, parameters_of, position, spelled
+
+# Scripts with one of these may average gradients or parameters in their own way.
+GRADIENTS = {"register_comm_hook", "register_hook", "register_post_accumulate_grad_hook", "average_parameters"}
+COMBINES = ("all_reduce", "all_gather", "all_gather_into_tensor", "broadcast", "reduce", "reduce_scatter", "all_to_all")
+TENSORS = re.compile(r"grad|param|\.data\b|weight|\bp\b|buffer|flat|vector|bucket", re.IGNORECASE)
 
 
 def behind(tree: Tree, node: ast.AST, depth: int = 2) -> Iterator[ast.AST]:
@@ -85,3 +91,89 @@ def _is_device(tree: Tree, node: ast.expr, depth: int = 3) -> bool:
         return any(_is_device(tree, value, depth - 1) for value in values)
     last = name.rsplit(".", 1)[-1].lower()
     return last in ("device", "dev", "gpu", "gpu_id", "device_id") or last.endswith("_device")
+
+
+def callers(tree: Tree, function: ast.AST) -> list[ast.Call]:
+    """The calls of a function, for `__init__` those of its class."""
+    if isinstance(function, ast.FunctionDef) and function.name == "__init__":
+        return [call for call in tree.calls if tree.classes.get(spelled(call.func)) is tree.parents[function]]
+    return calls_of(tree, function)
+
+
+def follows(tree: Tree, late: Placed, early: Placed) -> bool:
+    """Whether `late` runs after `early` and never before it, as the calls of the script's functions tell."""
+    starts = sites(tree, early)
+    for scope, nodes in sites(tree, late).items():
+        if scope in starts:
+            again = {loop for node in nodes for loop in tree.loops_of(node)}
+            again &= {loop for node in starts[scope] for loop in tree.loops_of(node)}
+            return not again and min(map(position, nodes)) > max(map(position, starts[scope]))
+    return False
+
+
+def sites(tree: Tree, node: Placed, depth: int = 4) -> dict[ast.AST, list[Placed]]:
+    """The places that lead to a node: in its function itself, in others the calls by way of which it is reached."""
+    sites: dict[ast.AST, list[Placed]] = {tree.function_of(node): [node]}
+    reached = [tree.function_of(node)]
+    for _ in range(depth):
+        found = [call for function in reached for call in callers(tree, function)]
+        found = [call for call in found if tree.function_of(call) not in sites]
+        reached = list(dict.fromkeys(map(tree.function_of, found)))
+        for call in found:
+            sites.setdefault(tree.function_of(call), []).append(call)
+    return sites
+
+
+def arguments_of(function: Function, call: ast.Call) -> dict[str, ast.expr]:
+    """What a call passes to a function of this script, by the names of the parameters."""
+    names = [parameter.arg for parameter in parameters_of(function)]
+    names = names[1:] if names[:1] == ["self"] else names
+    return dict(zip(names, call.args, strict=False)) | {k.arg: k.value for k in call.keywords if k.arg}
+
+
+def reached_from(tree: Tree, node: ast.AST, depth: int = 3) -> set[ast.AST]:
+    """A loop or function, and the functions of this script that it calls."""
+    reached = {node}
+    for _ in range(depth):
+        inside = (call for call in tree.calls if any(tree.is_in(call, place) for place in reached))
+        reached |= {function for call in inside if (function := callee(tree, call))}
+    return reached
+
+
+def without_gradients(tree: Tree, node: ast.AST) -> bool:
+    """Whether a node is within `with torch.no_grad():`, or in a function that is decorated so."""
+    for ancestor in tree.ancestors(node):
+        contexts = [item.context_expr for item in ancestor.items] if isinstance(ancestor, ast.With) else []
+        contexts += ancestor.decorator_list if isinstance(ancestor, Function) else []
+        names = (tree.dotted(context.func if isinstance(context, ast.Call) else context) for context in contexts)
+        if any(name.rpartition(".")[2] in ("no_grad", "inference_mode") for name in names):
+            return True
+    return False
+
+
+def backwards(tree: Tree, within: ast.AST | None = None) -> Iterator[tuple[MethodCall, ast.expr]]:
+    """Each backward pass, and the loss of `loss.backward()` or `accelerator.backward(loss)`."""
+    for call in tree.method_calls("backward", within=within):
+        if spelled(call.func.value) not in ("torch.autograd", "autograd"):
+            named = keyword(call, "loss") or next(iter(call.args), call.func.value)
+            yield call, named if _is_engine(call.func.value) else call.func.value
+
+
+def _is_engine(owner: ast.expr) -> bool:
+    return bool(re.search(r"accelerator|fabric|engine|^self$|manager", spelled(owner)))
+
+
+def averages_by_hand(tree: Tree, loop: ast.AST) -> bool:
+    """Whether a training loop, or a function that it calls, combines tensors of the ranks that may be gradients or
+    parameters, or leaves it to a hook."""
+    if tree.words & GRADIENTS:
+        return True
+    places = reached_from(tree, loop)
+    combined = [call for call in tree.torch_calls(*COMBINES) if any(tree.is_in(call, place) for place in places)]
+    return any(TENSORS.search(ast.unparse(part)) for call in combined for part in _context(tree, call))
+
+
+def _context(tree: Tree, call: ast.Call) -> Iterator[ast.AST]:
+    """What is combined, and what the loops around it run over."""
+    yield from (part for argument in call.args for part in behind(tree, argument) if isinstance(part, ast.expr))
+    yield from (loop.iter for loop in tree.loops_of(call) if isinstance(loop, ast.For))

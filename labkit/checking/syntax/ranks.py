@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from labkit.checking.syntax.tree import Function, Tree, is_main_guard, is_true, keyword, spelled
+from labkit.checking.syntax.tree import Function, Tree, is_main_guard, keyword, spelled
 
 RANK = re.compile(
     r"^_?((global|local|world|ddp|dist|my|cur|current|node|proc|process|torch)_)*rank(_id)?$", re.IGNORECASE
@@ -345,7 +345,7 @@ def collective(tree: Tree, call: ast.Call) -> str:
     name = tree.names_of_calls[call]
     last = name.rsplit(".", 1)[-1]
     if name.startswith("torch.distributed.checkpoint.") and last in CHECKPOINT:
-        return last if not is_true(keyword(call, "no_dist")) else ""
+        return last if not tree.is_true(keyword(call, "no_dist")) else ""
     if name.startswith("torch.distributed.") and last in COLLECTIVES:
         group = keyword(call, "group") or next(iter(call.args[GROUP_AT.get(last, 99) :]), None)
         return last if group is None or tree.dotted(group).endswith("WORLD") else ""

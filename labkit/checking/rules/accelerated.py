@@ -1,0 +1,133 @@
+"""Rules about what accelerate does with what a script gives to Accelerator.prepare()."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from labkit.checking.rules import Mistakes, rule
+from labkit.checking.syntax.models import backwards, behind
+from labkit.checking.syntax.tree import MethodCall, Tree, has_stars, keyword, position, spelled
+
+
+def _accelerators(tree: Tree) -> list[ast.Call]:
+    return [call for call in tree.calls if tree.names_of_calls[call].endswith("accelerate.Accelerator")]
+
+
+def _prepares(tree: Tree) -> list[MethodCall]:
+    return list(tree.method_calls("prepare")) if _accelerators(tree) else []
+
+
+def _prepared(tree: Tree, made: ast.Call) -> MethodCall | None:
+    """The call of prepare() that gets an object directly or by its name."""
+    names = {spelled(target) for target in getattr(tree.parents[made], "targets", [])} - {""}
+    for prepare in _prepares(tree):
+        if any(argument is made or spelled(argument) in names for argument in prepare.args):
+            return prepare if position(prepare) >= position(made) or made in prepare.args else None
+    return None
+
+
+@rule(
+    "accelerate-scheduler",
+    "wrong",
+    why="A scheduler that went through prepare() advances by the number of processes at each step() (unless "
+    "split_batches=True or step_scheduler_with_optimizer=False), for a step consumes that many batches. Counted in "
+    "epochs or in batches of one process, the schedule is over too early: with two processes, half-way.",
+    fix="Count in batches of the loader before prepare() and step once per batch; multiply by "
+    "accelerator.num_processes; or do not give prepare() the scheduler.",
+    misses="counts from another function, and schedulers that are made in another file.",
+)
+def accelerate_scheduler(tree: Tree) -> Mistakes:
+    made = _accelerators(tree)
+    if any(has_stars(c) or keyword(c, "dataloader_config") for c in made) or tree.words & {"num_processes"}:
+        return
+    options = [keyword(call, name) for call in made for name in ("split_batches", "step_scheduler_with_optimizer")]
+    if any(option is not None for option in options):
+        return
+    for scheduler in _schedulers(tree):
+        prepare = _prepared(tree, scheduler)
+        names = {spelled(t) for n in (scheduler, prepare) if n for t in getattr(tree.parents[n], "targets", [])}
+        if prepare is None:
+            continue
+        steps = [call for call in tree.method_calls("step") if spelled(call.func.value) in _names_after(prepare, names)]
+        for step in steps:
+            if _is_per_epoch(tree, step):
+                yield step, "a prepared scheduler advances by the number of processes here, once per epoch"
+            elif tree.loops_of(step) and _counts_shards(tree, scheduler):
+                yield scheduler, "this counts batches of one process, but advances by the number of processes"
+
+
+def _names_after(prepare: MethodCall, names: set[str]) -> set[str]:
+    return names | {spelled(argument) for argument in prepare.args} - {""}
+
+
+def _schedulers(tree: Tree) -> Iterator[ast.Call]:
+    for call in tree.calls:
+        name = tree.names_of_calls[call]
+        last = name.rpartition(".")[2]
+        if name.startswith("torch.optim.lr_scheduler.") or (last.startswith("get_") and "schedule" in last):
+            yield call
+
+
+def _is_per_epoch(tree: Tree, step: ast.Call) -> bool:
+    """Whether a step is in a loop around the one that trains."""
+    loops = tree.loops_of(step)
+    inner = [loop for backward, _ in backwards(tree) for loop in tree.loops_of(backward)[:1]]
+    return bool(loops) and loops[0] not in inner and any(tree.is_in(loop, loops[0]) for loop in inner)
+
+
+def _counts_shards(tree: Tree, scheduler: ast.Call) -> bool:
+    """Whether a scheduler's arguments depend on the length of a loader that prepare() has already divided."""
+    for argument in (*scheduler.args[1:], *(k.value for k in scheduler.keywords)):
+        for part in behind(tree, argument, depth=4):
+            if isinstance(part, ast.Call) and spelled(part.func) == "len" and part.args:
+                loader = spelled(part.args[0])
+                for prepare in _prepares(tree):
+                    targets = {spelled(n) for t in getattr(tree.parents[prepare], "targets", []) for n in ast.walk(t)}
+                    if loader and loader in targets and position(prepare) < position(part):
+                        return True
+    return False
+
+
+@rule(
+    "accelerate-shards-twice",
+    "wrong",
+    why="prepare() divides a loader's batches among the processes, whatever its sampler. A DistributedSampler has "
+    "divided the samples already: of the part of each process, only one batch in num_processes is read.",
+    fix="Leave the DistributedSampler out, and use shuffle=True.",
+    misses="loaders that are made in another file.",
+)
+def accelerate_shards_twice(tree: Tree) -> Mistakes:
+    for loader in tree.torch_calls("DataLoader"):
+        sampler = keyword(loader, "sampler")
+        values = tree.values_of(sampler.id, loader) if isinstance(sampler, ast.Name) else [sampler]
+        made = [v for v in values if isinstance(v, ast.Call)]
+        sharded = made and len(made) == len(values) and set(made) <= set(tree.torch_calls("DistributedSampler"))
+        if sharded and _prepared(tree, loader):
+            yield loader, "a DistributedSampler divides these samples, and prepare() divides them again"
+
+
+@rule(
+    "accelerate-accumulation",
+    "wrong",
+    why="With gradient_accumulation_steps=N, accelerator.backward() divides the loss by N. Only within "
+    "accelerator.accumulate(model) does the optimizer wait for N batches: without it, it steps at each batch, with a "
+    "gradient that is N times too small.",
+    fix="Wrap the body of the loop in with accelerator.accumulate(model):.",
+    misses="an Accelerator that is made in another file.",
+)
+def accelerate_accumulation(tree: Tree) -> Mistakes:
+    if tree.words & {"accumulate", "sync_gradients", "no_sync", "_do_sync"} or not _prepares(tree):
+        return
+    passes = [call for call, _ in backwards(tree) if "accelerator" in spelled(call.func)]
+    for made in _accelerators(tree):
+        steps = keyword(made, "gradient_accumulation_steps")
+        count = tree.default(steps)
+        if steps is None or not passes or not isinstance(count, int) or count < 2 or has_stars(made):
+            continue
+        stepping = [loop for call in passes for loop in tree.loops_of(call)[:1]]
+        steps_made = [c for c in tree.method_calls("step") if tree.loops_of(c)[:1] and tree.loops_of(c)[0] in stepping]
+        if steps_made and not any(
+            tree.is_in(b, tree.loops_of(c)[0]) for c in steps_made for b, _ in tree.branches_of(c)
+        ):
+            yield made, f"nothing accumulates {count} batches, but the loss is divided by {count}"

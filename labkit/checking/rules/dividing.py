@@ -1,0 +1,201 @@
+"""Rules about data that a script divides itself: into training and validation, and among ranks and workers."""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+from collections.abc import Iterator
+
+from labkit.checking.rules import Mistakes, rule
+from labkit.checking.rules.sampling import is_for_training
+from labkit.checking.syntax.models import arguments_of, behind, callers, sites
+from labkit.checking.syntax.ranks import callee, guards, is_rank, names_rank
+from labkit.checking.syntax.tree import Function, Tree, has_stars, keyword, position, spelled
+
+# What draws from a global random state, and what seeds that state.
+SEEDS = {"torch": "torch.manual_seed", "random": "random.seed", "numpy": "numpy.random.seed"}
+DRAWS = {
+    "torch.utils.data.random_split": "torch",
+    "torch.utils.data.dataset.random_split": "torch",
+    "torch.randperm": "torch",
+    "random.shuffle": "random",
+    "numpy.random.permutation": "numpy",
+    "numpy.random.shuffle": "numpy",
+    "sklearn.model_selection.train_test_split": "numpy",
+}
+WHOLE = ("random_split", "train_test_split")  # these make two sets by themselves
+OWN_STATE = ("generator", "random_state")
+
+
+@rule(
+    "split-seeded-by-rank",
+    "wrong",
+    why="Each rank draws its own division into training and validation data, because its random state was seeded by "
+    "rank: what one rank holds out, the others train on, and the validation is of samples that were learnt.",
+    fix="Pass random_split a generator with the same seed on all ranks: generator=torch.Generator().manual_seed(0); or "
+    "divide before seeding by rank.",
+    misses="seeds that another file sets, and divisions by hand other than slices of one shuffled list.",
+)
+def split_seeded_by_rank(tree: Tree) -> Mistakes:
+    if not tree.is_distributed or "broadcast_object_list" in tree.words:
+        return
+    for call in tree.calls:
+        source = DRAWS.get(tree.names_of_calls[call], "")
+        if not source or any(keyword(call, name) is not None for name in OWN_STATE) or has_stars(call):
+            continue
+        data = call.args[0] if call.args else None
+        if guards(tree, call) or any(names_rank(tree, part) for part in (behind(tree, data) if data else ())):
+            continue
+        last = tree.names_of_calls[call].rpartition(".")[2]
+        if (last in WHOLE or _is_sliced_in_two(tree, call, last)) and _is_seeded_by_rank(tree, call, source):
+            yield call, "each rank divides the data differently: what it holds out, others train on"
+
+
+def _is_sliced_in_two(tree: Tree, call: ast.Call, last: str) -> bool:
+    """Whether `order[:n]` and `order[n:]` are used of what a call draws or shuffles."""
+    drawn = call.args[0] if last == "shuffle" and call.args else None
+    names = {spelled(drawn)} if drawn else {spelled(t) for t in getattr(tree.statement_of(call), "targets", [])}
+    slices = [
+        node.slice
+        for node in tree.nodes[ast.Subscript]
+        if spelled(node.value) in names - {""} and tree.function_of(node) is tree.function_of(call)
+    ]
+    ends = {ast.dump(s.upper) for s in slices if isinstance(s, ast.Slice) and s.upper and not s.lower}
+    return bool(ends & {ast.dump(s.lower) for s in slices if isinstance(s, ast.Slice) and s.lower})
+
+
+def _is_seeded_by_rank(tree: Tree, draw: ast.Call, source: str) -> bool:
+    """Whether the last seed before a draw depends on the rank."""
+    seeds = list(_seeds(tree, source))
+    for scope, nodes in sites(tree, draw).items():
+        before = [
+            (position(place), by_rank)
+            for seed, by_rank in seeds
+            for place in sites(tree, seed).get(scope, ())
+            if position(place) < min(map(position, nodes)) and not tree.branches_of(place)
+        ]
+        if before:
+            return max(before)[1]
+    return False
+
+
+def _seeds(tree: Tree, source: str) -> Iterator[tuple[ast.Call, bool]]:
+    """The calls that seed a random state, and whether by rank; those of functions with the seed as an argument."""
+    for call in tree.calls:
+        name = tree.names_of_calls[call]
+        if name != SEEDS[source]:
+            if "seed" in name.rpartition(".")[2] and callee(tree, call) is None and name not in SEEDS.values():
+                yield call, _depends_on_rank(tree, *call.args)
+            continue
+        function = tree.function_of(call)
+        passed = {part.id for part in ast.walk(call) if isinstance(part, ast.Name) and tree.parameter(part.id, call)}
+        if _depends_on_rank(tree, *call.args) or not passed or not isinstance(function, Function):
+            yield call, _depends_on_rank(tree, *call.args)
+            continue
+        for outer in callers(tree, function):
+            given = arguments_of(function, outer)
+            yield outer, _depends_on_rank(tree, *(value for key, value in given.items() if key in passed))
+
+
+def _depends_on_rank(tree: Tree, *values: ast.expr) -> bool:
+    return any(is_rank(tree, part) for value in values for part in behind(tree, value))
+
+
+RANKED = re.compile(
+    r"rank|world|replica|process_index|num_proc|environ|getenv|dist|mesh|device|gpu|node|host", re.IGNORECASE
+)
+DRAWN = re.compile(r"(^|\.)(rand\w*|normal\w*|shuffle|sample|choices?|permutation|uniform\w*|integers|multinomial)$")
+DIVIDED = {"parallelize_module", "context_parallel", "PipelineStage", "new_group", "process_group", "rpc", "islice"}
+# Functions of these modules give every rank the same.
+ALIKE = {"torch", "numpy", "datasets", "pandas", "pyarrow", "PIL", "tqdm", "transformers", "tokenizers", "tiktoken"}
+
+
+@rule(
+    "stream-not-split",
+    "wrong",
+    why="Nothing divides an IterableDataset but its own __iter__: each rank, and each worker of each DataLoader, runs "
+    "all of it. Every sample is then trained on by all of them, and an epoch is as many times longer.",
+    fix="In __iter__ yield every n-th sample or file, with n = world_size * num_workers, from rank * num_workers + "
+    "worker on (torch.utils.data.get_worker_info()); or use datasets.distributed.split_dataset_by_node.",
+    misses="streams of other files or with a base class of their own, streams that draw their samples at random, and "
+    "loaders that another function trains on.",
+)
+def stream_not_split(tree: Tree) -> Mistakes:
+    if tree.is_managed or not tree.strategies or tree.words & DIVIDED:
+        return
+    for loader in tree.torch_calls("DataLoader"):
+        made = _made_stream(tree, loader.args[0] if loader.args else keyword(loader, "dataset"))
+        if made is None or has_stars(loader) or keyword(loader, "worker_init_fn") or not is_for_training(tree, loader):
+            continue
+        stream = tree.classes[spelled(made.func)]
+        code = list(_code(tree, stream))
+        names = " ".join(spelled(part) for part in code)
+        if _draws(tree, code) or not _is_of_alike(tree, code) or _is_read_by_rank(tree, loader):
+            continue
+        count = tree.value(keyword(loader, "num_workers"))
+        workers = count if isinstance(count, int) and "worker" not in names and "load_dataset" not in names else 0
+        ranked = RANKED.search(names) or any(is_rank(tree, part) for part in code)
+        if not ranked and not _may_name_rank(tree, made):
+            yield loader, f"every rank{' and every worker' if workers > 1 else ''} reads all of {stream.name}"
+        elif workers > 1:
+            yield loader, f"each of {workers} workers reads all that {stream.name} gives to its rank"
+
+
+def _made_stream(tree: Tree, dataset: ast.expr | None) -> ast.Call | None:
+    """The call that makes the stream of a loader, if it is of a class of this script."""
+    if isinstance(dataset, ast.Name) and len(values := tree.bound_to(dataset)) == 1:
+        uses = [node for node in tree.nodes[ast.Attribute] if spelled(node.value) == dataset.id]
+        dataset = values[0] if not uses else None
+    node = tree.classes.get(spelled(dataset.func)) if isinstance(dataset, ast.Call) else None
+    is_stream = node is not None and set(map(tree.dotted, node.bases)) <= STREAMS and bool(node.bases)
+    return dataset if is_stream and isinstance(dataset, ast.Call) else None
+
+
+STREAMS = {"torch.utils.data.IterableDataset", "torch.utils.data.dataset.IterableDataset"}
+
+
+def _code(tree: Tree, node: ast.AST, depth: int = 3) -> Iterator[ast.AST]:
+    """All nodes of a class or function, and of the functions of this script that it calls."""
+    for part in ast.walk(node):
+        yield part
+        inner = callee(tree, part) if isinstance(part, ast.Call) and depth else None
+        if inner is not None and not tree.is_in(inner, node):
+            yield from _code(tree, inner, depth - 1)
+
+
+def _draws(tree: Tree, code: list[ast.AST]) -> bool:
+    """Whether a stream draws at random, other than from a generator of its own with a seed."""
+    own = {"Generator", "default_rng", "Random", "RandomState"}
+    made = [part for part in code if isinstance(part, ast.Call) and spelled(part.func).rpartition(".")[2] in own]
+    is_seeded = bool(made) and all(call.args or tree.dotted(call.func) == "torch.Generator" for call in made)
+    draws = [part for part in code if isinstance(part, ast.Call) and DRAWN.search(ast.unparse(part.func))]
+    return any(not is_seeded or tree.dotted(call.func).startswith(("random.", "numpy.random.")) for call in draws)
+
+
+def _is_of_alike(tree: Tree, code: list[ast.AST]) -> bool:
+    """Whether a stream calls no function of a module that may know the rank."""
+    used = {part.id for part in code if isinstance(part, ast.Name)} & tree.imports.keys()
+    modules = {tree.imports[name][0].split(".")[0] for name in used}
+    return modules <= ALIKE | sys.stdlib_module_names
+
+
+def _may_name_rank(tree: Tree, made: ast.Call) -> bool:
+    """Whether an argument of a stream may depend on the rank."""
+    values = [*made.args, *(k.value for k in made.keywords)]
+    parts = [part for value in values for part in behind(tree, value, depth=4)]
+    return (
+        any(isinstance(part, ast.Name) and tree.parameter(part.id, part) for part in parts)
+        or any(names_rank(tree, value) or RANKED.search(ast.unparse(value)) for value in values)
+        or any(is_rank(tree, part) for part in parts)
+    )
+
+
+def _is_read_by_rank(tree: Tree, loader: ast.Call) -> bool:
+    """Whether the loops over a loader skip what is for other ranks."""
+    names = {spelled(target) for target in getattr(tree.parents[loader], "targets", [])}
+    loops = [loop for loop in tree.nodes[ast.For] if names & set(map(spelled, ast.walk(loop.iter)))]
+    tests = [node.test for node in tree.nodes[ast.If] if any(tree.is_in(node, loop) for loop in loops)]
+    counts = [part for test in tests for part in ast.walk(test) if isinstance(part, ast.BinOp)]
+    parts = [part for loop in loops for part in ast.walk(loop.iter)]
+    return any(names_rank(tree, count) for count in counts) or any(is_rank(tree, part) for part in parts)
