@@ -24,6 +24,7 @@ from labkit.checking.checker import warn
 from labkit.checking.findings import KINDS
 from labkit.checking.rules import RULES
 from labkit.checking.rules.outdated import REPLACED
+from labkit.checking.syntax.tree import UNKNOWN, Tree
 from labkit.cli import main
 from labkit.write import script_names
 from unit.composed import combinations
@@ -174,6 +175,51 @@ def test_arguments_of_a_loader_are_known_by_their_place():
     ]
     body = "sampler = DistributedSampler(dataset)\nloader = DataLoader(dataset, 32, True, sampler=sampler)"
     assert [rule for rule, _ in rules_in(within(body))] == ["shuffle-with-sampler"]
+
+
+@pytest.mark.parametrize(
+    ("expression", "value"),
+    [
+        ("1e-5 * 2", 2e-5),
+        ("-RATE", -3e-4),
+        ("float('2e-5')", 2e-5),
+        ("not True", False),
+        ("SHUFFLE and RATE > 1e-4", True),
+        ("None or 'cuda'", "cuda"),
+        ("1 if SHUFFLE else unknown", 1),
+        ("self.training", True),
+        ("torch.bfloat16 if SHUFFLE else torch.float16", "torch.bfloat16"),
+        ("torch.bfloat16 if args.half else torch.float16", UNKNOWN),
+        ("'a' * 1_000_000_000", UNKNOWN),
+        ("1 / 0", UNKNOWN),
+        ("not args.quiet", UNKNOWN),
+        ("counter", UNKNOWN),
+        ("args.lr", UNKNOWN),
+    ],
+)
+def test_an_expression_has_a_value_if_the_text_tells_which(expression, value):
+    tree = Tree(f"import torch\nRATE = 3e-4\nSHUFFLE = True\ncounter = 0\ncounter += 1\nx = {expression}")
+
+    assert tree.value(tree.assigns[-1][1]) is value or tree.value(tree.assigns[-1][1]) == value
+
+
+def test_an_option_has_its_default_only_where_a_rule_asks_for_it():
+    options = "p.add_argument('-r', '--lr-max', default=2e-5)\np.add_argument('--all', action='store_true')\n"
+    tree = Tree(f"{options}args.lr_max\nnot args.all")
+    rate, flag = (node.value for node in tree.module.body[-2:])
+
+    assert (tree.value(rate), tree.default(rate)) == (UNKNOWN, 2e-5)
+    assert (tree.value(flag), tree.default(flag)) == (UNKNOWN, True)
+    loader = "loader = DataLoader(dataset, shuffle=not args.keep)"
+    option = "parser.add_argument('--keep', action='store_true')\n"
+    assert [rule for rule, _ in rules_in(within(option + loader))] == ["no-distributed-sampler"]
+    assert rules_in(within(loader)) == []
+
+
+def test_a_second_gradient_in_training_is_one_however_it_is_asked_for():
+    line = "slope = torch.autograd.grad(loss, x, create_graph=self.training)"
+
+    assert [rule for rule, _ in rules_in(within(line, FSDP2_MODEL))] == ["double-backward-sharded"]
 
 
 def test_a_model_cast_to_bf16_on_a_t4_is_found():
