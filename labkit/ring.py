@@ -1,8 +1,9 @@
-"""Keeps a rank's newest steps in a file of fixed size, which is complete even if the rank is killed.
+"""Keeps a rank's newest steps and collectives in a file of fixed size, which is complete even if the rank is killed.
 
 The rank writes it through shared memory, without a system call; others read it meanwhile. A step here is one of any
-optimizer of the script, counted from 1. What must be equal on all ranks that average their gradients lies together, so
-that readers compare the bytes of many steps at once and decode only those that differ.
+optimizer of the script, counted from 1. A call is a collective that Python calls; those of DDP's backward passes, which
+C++ calls, are only counted. What must be equal on all ranks that average their gradients lies together, so that readers
+compare the bytes of many steps at once and decode only those that differ.
 """
 
 from __future__ import annotations
@@ -20,10 +21,30 @@ STEPS = 4096  # that are kept
 HEAD = struct.Struct("=8sIIIIIfI")  # the format, the newest step, and where the rank is since then
 COUNTED = struct.Struct("=IHHIHHQ")
 SEEN = struct.Struct("=IIfI")
-FORMAT = b"labkit 1"
+CALL = struct.Struct("=HHIIHHIII")
+CALLS = 64  # that are kept
+FORMAT = b"labkit 2"
 COUNTED_AT = 64
 SEEN_AT = COUNTED_AT + STEPS * COUNTED.size
-SIZE = SEEN_AT + STEPS * SEEN.size
+CALLS_AT = SEEN_AT + STEPS * SEEN.size
+SIZE = CALLS_AT + CALLS * CALL.size
+# What calls are of, by their numbers here. The first dtype stands for none, and for one that is not listed.
+OPERATIONS = (
+    "all_reduce",
+    "broadcast",
+    "reduce",
+    "all_gather",
+    "all_gather_into_tensor",
+    "reduce_scatter",
+    "reduce_scatter_tensor",
+    "all_to_all",
+    "all_to_all_single",
+    "gather",
+    "scatter",
+    "barrier",
+)
+CALLED_IN_BACKWARD = 0x8000  # with a dtype
+DTYPES = ("", "float32", "bfloat16", "float16", "float64", "int64", "int32", "uint8", "int8", "bool", "complex64")
 CHECKED = {1, 2, 5, 10, 20, 35, 50, 75, 100, 200, 500}  # and every 1000th
 MOST, WORD = 0xFFFF, 0xFFFFFFFF
 NO_LOSS = 0x7FC00000  # the bits of nan
@@ -72,6 +93,30 @@ class Now:
     flags: int
 
 
+@dataclass(frozen=True, slots=True)
+class Called:
+    """A collective that Python called, the `index`-th of this rank: the `number`-th of its `group`, which a line of the
+    witness names, with so many elements of a dtype (none if ranks may have different ones). It was called at `line`
+    (0: unknown), after step `step` and then so many backward passes, or `in_backward`."""
+
+    group: int
+    operation: str
+    number: int
+    elements: int
+    dtype: str
+    passes: int
+    line: int
+    step: int
+    index: int
+    in_backward: bool
+
+    @classmethod
+    def unpack(cls, fields: tuple[int, ...]) -> Called:
+        group, operation, number, elements, flags, passes, line, step, index = fields
+        dtype, in_backward = DTYPES[flags & ~CALLED_IN_BACKWARD], bool(flags & CALLED_IN_BACKWARD)
+        return cls(group, OPERATIONS[operation], number, elements, dtype, passes, line, step, index, in_backward)
+
+
 def is_checked(number: int) -> bool:
     """Whether what is expensive is looked at after this step: the same on all ranks."""
     return number in CHECKED or (number > 0 and number % 1000 == 0)
@@ -105,8 +150,9 @@ class RingWriter:
         memory = (ctypes.c_char * SIZE).from_address(place)
         HEAD.pack_into(memory, 0, FORMAT, 0, 0, 0, 0, 0, 0.0, 0)
         # Single words are written, which costs a third of packing when nothing of it is in the processor's caches.
+        self._memory = memory
         self._words = memoryview(memory).cast("B").cast("I")
-        self._newest = 0
+        self._newest = self._called = 0
 
     def at_backward(self, fetched: int, passes: int, calls: int, line: int, loss: float, flags: int) -> None:
         """When a backward pass begins or has ended: the fields of Now after `number`."""
@@ -137,6 +183,15 @@ class RingWriter:
         words[at + 5] = total >> 32
         words[3] = words[4] = words[6] = words[7] = words[8] = 0
         self._newest = words[2] = number
+
+    def before_call(
+        self, group: int, operation: int, number: int, elements: int, dtype: int, passes: int, line: int
+    ) -> None:
+        """The fields of Called before a collective is called."""
+        self._called = index = self._called + 1
+        flags = dtype | CALLED_IN_BACKWARD if self._words[8] & IN_BACKWARD else dtype
+        at, masked = CALLS_AT + index % CALLS * CALL.size, (number & WORD, elements & WORD, flags, passes & MOST)
+        CALL.pack_into(self._memory, at, group, operation, *masked, line, self._newest, index)
 
     def passes(self, steps: int) -> list[int]:
         """How many backward passes each of so many of the newest steps had."""
@@ -178,6 +233,13 @@ class RingReader:
         """What was seen at a step that is still in the ring."""
         data = self._read([(SEEN_AT + number % STEPS * SEEN.size, SEEN.size)])[0]
         return Seen(*SEEN.unpack(data)) if len(data) == SEEN.size else None
+
+    def calls(self) -> list[Called]:
+        """The newest collectives that Python called, oldest first."""
+        data = self._read([(CALLS_AT, CALLS * CALL.size)])[0]
+        calls = CALL.iter_unpack(data[: len(data) // CALL.size * CALL.size])
+        made = sorted((fields for fields in calls if fields[-1]), key=lambda fields: fields[-1])
+        return [Called.unpack(fields) for fields in made]
 
     def _read(self, pieces: list[tuple[int, int]]) -> list[bytes]:
         try:

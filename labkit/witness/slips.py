@@ -15,10 +15,12 @@ from labkit.ring import (
     MOST,
     NO_GRAPH,
     REDUCED,
+    Called,
     Now,
     RingReader,
     decoded,
 )
+from labkit.witness.calls import parting
 from labkit.witness.evidence import Evidence, Testimony
 from labkit.witness.finding import Finding, named
 from labkit.witness.rule import Rule
@@ -32,6 +34,7 @@ ADVICE = (
     "model's output, such as output.sum() * 0, and what one rank decides alone (`continue`, `break`, `if`) is decided "
     "by all, for example by an all_reduce of a flag."
 )
+ALIKE = "Give every rank a tensor of the same shape and dtype, for example padded to the largest one."
 WORDS = COUNTED.size // 4  # of a step, see COUNTED: number, fetched and passes, calls, optimizer and flags, sum
 BATCHES, CALLS, FLAGS = 1, 2, 3
 
@@ -55,17 +58,23 @@ class Slips(Rule):
 
     def __init__(self) -> None:
         self._groups: dict[tuple[int, ...], _Group] = {}
+        self._parting: Finding | None = None
 
     def judge(self, evidence: Evidence) -> Iterable[Finding]:
         groups = evidence.counted
         if not groups and evidence.may_have_failed_by_a_collective:
             groups = [tuple(evidence.ranks)]
-        for ranks in groups:
-            group = self._groups.setdefault(ranks, _Group(ranks))
+        compared = [self._groups.setdefault(ranks, _Group(ranks)) for ranks in groups]
+        for group in compared:
             group.compare(evidence)
-            if found := group.slip(evidence) or group.behind(evidence) or group.skip(evidence):
+            if found := group.slip(evidence) or group.skip(evidence, certainly=True):
                 return [found]
-        return []
+        if self._parting is None and (evidence.is_stuck or evidence.may_have_failed_by_a_collective):
+            self._parting = _parting(evidence)
+        if self._parting:
+            return [self._parting]
+        later = (group.behind(evidence) or group.skip(evidence) for group in compared)
+        return filter(None, [next(filter(None, later), None)])
 
 
 @dataclass
@@ -216,7 +225,7 @@ class _Group:
                 )
         return None
 
-    def skip(self, evidence: Evidence) -> Finding | None:
+    def skip(self, evidence: Evidence, *, certainly: bool = False) -> Finding | None:
         """A rank fetched another batch for a step. Its data run out earlier, which is certain to be wrong once the
         others wait for its next backward pass."""
         if self.skipped is None or self.is_over:
@@ -231,7 +240,7 @@ class _Group:
         own = self.now[rank]
         waits = any(now.flags & IN_BACKWARD and now.number >= own.number for now in self.now.values())
         certain = evidence.may_have_failed_by_a_collective and waits and not own.flags & IN_BACKWARD
-        if not certain and self.skips * RARELY > self.compared:
+        if not certain and (certainly or self.skips * RARELY > self.compared):
             return None
         here = _Step.of(evidence.ranks[rank].ring, number)
         then = "its data ran out while others still trained" if certain else "its data run out earlier"
@@ -247,6 +256,34 @@ class _Group:
             line=here.line,
             values=tuple(f"rank {each}: {_batches(batches)}" for each, batches in fetched.items()),
         )
+
+
+def _parting(evidence: Evidence) -> Finding | None:
+    """A collective that one rank called from Python and another one did not, though it has gone on."""
+    one = parting(evidence) if not any(each.of("join") for each in evidence.ranks.values()) else None
+    if one is None:
+        return None
+    rank, other, place, there = named([one.rank]), named([one.other]), evidence.at(one.call.line), evidence.at(one.line)
+    called = f"{rank} called {_in_words(one.call, one.instead)}{place}"
+    why, advice, ranks = "", ADVICE, [one.rank, one.other]
+    if one.instead:
+        what = f"{called} while {other} called {_in_words(one.instead, one.call)}{there}"
+        advice = ALIKE if one.instead.operation == one.call.operation else ADVICE
+    elif one.is_due:
+        what, ranks = f"{other} left out the `{one.call.operation}` that {rank} called{place}", [one.other]
+        why = f"it went on to {'a backward pass' if one.in_backward else 'a later call'}{there}"
+    else:
+        what = f"{called} while {other} went on to {'a backward pass' if one.in_backward else 'a later call'}{there}"
+        why = "one of them left out what the other one did"
+    step = one.call.step + bool(one.call.passes)
+    return Finding("slip", what, why, advice=advice, since=step, ranks=tuple(ranks), line=one.call.line)
+
+
+def _in_words(call: Called, other: Called | None) -> str:
+    """`all_reduce` of 4 float32 elements; the size only if that is what differs from the other call."""
+    if other is None or other.operation != call.operation:
+        return f"`{call.operation}`"
+    return f"`{call.operation}` of {call.elements:,} {call.dtype or 'other'} element{'s' * (call.elements != 1)}"
 
 
 @dataclass(frozen=True)

@@ -255,7 +255,7 @@ def _slipped(evidence: Evidence, then: str = "") -> Cause | None:
     for found in Findings.read(evidence.folder).certain:
         if found.kind in SLIPS:
             where, advice = evidence.locate(found.line), (found.advice,) if found.advice else ()
-            sentence = f"in step {found.since} {found.claim}{then}"
+            sentence = f"{f'in step {found.since} ' if found.since else ''}{found.claim}{then}"
             return Cause("slip", sentence, ranks=found.ranks, step=found.since, where=where, advice=advice)
     return None
 

@@ -29,6 +29,7 @@ from labkit.worker.recorder import Recorder
 from labkit.worker.witness.area import Area
 from labkit.worker.witness.around import call_after
 from labkit.worker.witness.batches import BATCHES, Batches
+from labkit.worker.witness.calls import Calls
 from labkit.worker.witness.checkpoints import Checkpoints
 from labkit.worker.witness.frozen import Frozen
 from labkit.worker.witness.gradients import Clearing, Clipping, Discarding
@@ -79,7 +80,7 @@ class Witness:
         self.later = Later(torch, self.recorder.drop)
         self.batches = Batches(self, lines.parent)
         self.replicas, resumes, clearing = Replicas(self, lines.with_name(DIGESTS)), Resumes(self), Clearing(self)
-        others = (Updates, Windows, Ties, Schedules, Seeds, Sharded, Frozen, Modes, Joins, Discarding)
+        others = (Updates, Windows, Ties, Schedules, Seeds, Sharded, Frozen, Modes, Joins, Calls, Discarding)
         self._areas: list[Area] = [self.replicas, resumes, clearing, Checkpoints(self, resumes)]
         self._areas += [Clipping(self, clearing), *(area(self) for area in others)]
         self._following: tuple[Area, ...] = ()
@@ -314,6 +315,10 @@ class Witness:
         name = group.group_name
         self._messages[name] = self._messages.get(name, 0) + 1
 
+    def messages(self, group: Any) -> int:
+        """How many messages gloo has numbered among the collectives of a group."""
+        return self._messages.get(group.group_name, 0) if self._messages and "gloo" in group.name() else 0
+
     def loaded(self, module: Any) -> None:
         """Note that the script has loaded weights into a module."""
         self.batches.loads += 1
@@ -330,7 +335,8 @@ class Witness:
         self._live = [*(each for each in self._live if each.reference() is not None), known]
         if len(self.models) == self._first + 1:
             self.calls = self._first_calls
-        self.write("ddp", n=len(self.models) - 1, ranks=known.ranks, parameters=len(known.reduced))
+        group, parameters = model.process_group.group_name, len(known.reduced)
+        self.write("ddp", n=len(self.models) - 1, ranks=known.ranks, group=group, parameters=parameters)
         self._call(self._areas, "wrapped", len(self.models) - 1)
 
     def write(self, kind: str, **values: Any) -> None:
