@@ -18,7 +18,7 @@ import time
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
-    from types import FrameType
+    from types import CodeType, FrameType
     from typing import Any
 
     from labkit.rank_files import RankFile
@@ -28,6 +28,7 @@ importing: "Any" = sys.modules["_frozen_importlib"]
 loaders: "Any" = sys.modules["_frozen_importlib_external"]
 
 BEAT_SECONDS = 1.0
+BUSY_BEATS = 10
 CRASHES = ("SEGV", "BUS", "FPE", "ILL", "ABRT")
 LISTEN_SECONDS = 0.1  # between two looks for requests of the run's owner
 LONGEST_DOING = 80
@@ -41,6 +42,7 @@ STARTING_CALLS = {
     "from_pretrained": "loading pretrained weights",
     "load_state_dict": "loading weights",
 }
+BACKWARD = "_engine_run_backward"
 STARTING_MODULES = {
     "torch.nn.parallel.distributed": "wrapping the model in DDP",
     "torch.distributed.fsdp": "sharding the model",
@@ -82,6 +84,8 @@ class Guest:
         self.problem = ""  # why nothing is recorded
         self.outcome = ""  # of the script: "finished", "raised" or "exited"
         self.answered = 0  # the newest inquiry
+        self.function = "", 0.0  # of the script, that the main thread is in, and since when
+        self.used: list[tuple[float, float]] = []  # at the newest heartbeats: the time, and the process's CPU seconds
         self.thread = 0  # its own, as the system numbers it
         self.has_ended = _thread.allocate_lock()
 
@@ -364,9 +368,19 @@ class Guest:
             beat["problem"] = self.problem[:LONGEST_DOING]
         if not beat["step"]:
             beat["starting"] = doing_now(self.main_thread, self.script)
+        place = whereabouts(self.main_thread, self.script)
+        if place["function"] != self.function[0]:
+            self.function = place["function"], beat["t"]
+        beat.update(place, since=max(self.function[1], beat["moved"]), busy=self.busy())
         if self.stacks.keep_open():
             self._dump_on_signal()  # not on a crash: that may be the script's own by now
         self.heartbeat.overwrite(as_json(beat).rstrip().ljust(self.files.HEARTBEAT_BYTES - 1) + b"\n")
+
+    def busy(self) -> float:
+        """The share of one core that this process has used in the last ten seconds."""
+        self.used = [*self.used[-BUSY_BEATS:], (time.monotonic(), time.process_time())]
+        (since, before), (now, used) = self.used[0], self.used[-1]
+        return round((used - before) / (now - since), 2) if now > since else 0.0
 
     def answer(self) -> None:
         """Dump all stacks if somebody has asked where the ranks are."""
@@ -455,6 +469,22 @@ def doing_now(thread: int, script: str) -> str:
         name = own[0].f_code.co_name
         words = [f"line {own[0].f_lineno}" + ("" if name == "<module>" else f", in {name}")]
     return "".join(words).encode("ascii", "replace").decode()[:LONGEST_DOING]
+
+
+def whereabouts(thread: int, script: str) -> "dict[str, Any]":
+    """The script's line that a thread is in, 0 if it is in none, the function of this line, and whether it is in a
+    function of torch that waits for other ranks: in any of torch.distributed, or in a backward pass."""
+    frame, waits = sys._current_frames().get(thread), False
+    while frame is not None and not is_function_of(frame.f_code, script):
+        waits = waits or "/torch/distributed/" in frame.f_code.co_filename or frame.f_code.co_name == BACKWARD
+        frame = frame.f_back
+    function = frame.f_code.co_name[:LONGEST_DOING] if frame is not None else ""
+    return {"line": frame.f_lineno if frame is not None else 0, "function": function, "waits": waits}
+
+
+def is_function_of(code: "CodeType", script: str) -> bool:
+    """Whether it is the code of the script's module or of one of its functions that have names."""
+    return code.co_filename == script and (code.co_name[:1] != "<" or code.co_name == "<module>")
 
 
 def starting_words(frame: "FrameType") -> str:

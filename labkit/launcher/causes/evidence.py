@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
-from labkit.files import in_parallel, number, read_json, read_object, read_source, tail_text
+from labkit.files import in_parallel, lines_of, number, read_json, read_object, read_source, tail_text
 from labkit.launcher.causes.collectives import Call, calls_of
 from labkit.launcher.peers import Outcome
 from labkit.record import Manifest, Node, Nodes, Place, RankHistory, RunFolder
@@ -20,6 +20,9 @@ EXIT_CODE = re.compile(r"^\s*rank\s*: (\d+) \(local_rank.*\n\s*exitcode\s*: (-?\
 CLOSED_BY_TORCHRUN = re.compile(r"Sending process (\d+) closing signal")
 WATCHDOG = "Watchdog caught collective operation timeout"
 LAST_WORDS_BYTES = 4000
+LONGEST_LINE = 60  # of the script's text, in characters
+SILENT_SECONDS = 4.0  # a rank sends a heartbeat every second, unless C code holds the GIL
+MOSTLY = 0.5  # of a core: a rank that uses less waits
 # The fields that a rank's error.json must have.
 FIELDS = {"rank": int, "kind": str, "exception": str, "message": str}
 # What a rank reports when another one is gone.
@@ -99,6 +102,19 @@ class Failure:
     def is_collateral(self) -> bool:
         """Whether the rank failed only because another one was gone."""
         return self.kind == "exception" and self.mentions_others
+
+
+@dataclass(frozen=True)
+class Whereabouts:
+    """Where a rank was at its last heartbeat: at `line` of the script, in `function`, since so many seconds without
+    progress, and whether it waited there for other ranks. `busy` is the share of one core that it had used in the last
+    ten seconds."""
+
+    line: int
+    function: str
+    seconds: float
+    waits: bool
+    busy: float
 
 
 @dataclass(frozen=True)
@@ -193,6 +209,26 @@ class Evidence:
     def program(self, rank: int) -> str:
         """What the rank's process had become by exec, such as "bash run.sh"; empty if it was the script."""
         return str(read_object(self.folder.heartbeat(rank)).get("program") or "")
+
+    def whereabouts(self, failure: Failure, rank: int) -> Whereabouts | None:
+        """Where a rank was when another one failed; None if it had not sent a heartbeat for some seconds, or was not in
+        the script."""
+        path = self.folder.heartbeat(rank)
+        beat = read_object(path)
+        now, since, busy = (number(beat.get(name)) for name in ("t", "since", "busy"))
+        if not beat.get("line") or now is None or since is None or busy is None:
+            return None
+        if failure.time_ns - path.stat().st_mtime_ns > SILENT_SECONDS * 1e9:
+            return None
+        waits = bool(beat["waits"]) and busy < MOSTLY
+        return Whereabouts(int(beat["line"]), str(beat["function"]), now - since, waits, busy)
+
+    def located(self, line: int | None) -> str:
+        """` (train.py line 3: `dist.barrier()`)`, empty without a line."""
+        lines = lines_of(str(self.script))
+        text = lines[line - 1].strip() if line and line <= len(lines) else ""
+        shown = text if len(text) <= LONGEST_LINE else f"{text[:LONGEST_LINE]}…"
+        return f" ({self.locate(line)}: `{shown}`)" if text else ""
 
     def locate(self, line: int | None) -> Place | None:
         """Where a line of the script is: its cell, and the notebook cell that this came from."""

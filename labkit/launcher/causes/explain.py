@@ -17,7 +17,15 @@ from labkit.files import finite, in_parallel, number, read_object, tail_text
 from labkit.launcher.causes import sentences
 from labkit.launcher.causes.collectives import disagreement
 from labkit.launcher.causes.evidence import LAST_WORDS_BYTES, Evidence, Failure
-from labkit.launcher.causes.failure_advice import BLOCKING, DETAIL, FIREWALL, disk_advice, fragmented, memory_advice
+from labkit.launcher.causes.failure_advice import (
+    BLOCKING,
+    DETAIL,
+    FIREWALL,
+    LONGER,
+    disk_advice,
+    fragmented,
+    memory_advice,
+)
 from labkit.launcher.causes.stacks import crash_frames
 from labkit.launcher.peers import MEETING_SECONDS
 from labkit.record import Cause, End, Node, Nodes, RankHistory, RunFolder, StateName
@@ -267,15 +275,28 @@ def _disagreed(evidence: Evidence) -> Cause | None:
 
 
 def _hung(evidence: Evidence, notice: str | None) -> Cause | None:
-    """Ranks that timed out: they waited for the rank that did not wait, or that made the least progress."""
-    timed_out = {f.rank for f in evidence.failures if TIMEOUT.search(f.message) and COMMUNICATION.search(f.text)}
-    timed_out |= evidence.aborted
+    """Ranks that timed out: they waited for the rank that did not wait, or that made the least progress. If all waited,
+    none is to blame."""
+    waited = {f.rank: f for f in evidence.failures if TIMEOUT.search(f.message) and COMMUNICATION.search(f.text)}
+    timed_out = waited.keys() | evidence.aborted
     if not timed_out or len(evidence.ranks) < 2:
         return None
     absent = [h for rank, h in evidence.ends.items() if rank not in timed_out] or list(evidence.ends.values())
     culprit = min(absent, key=lambda h: h.step)
-    who, program = evidence.named(culprit.rank), evidence.program(culprit.rank)
-    sentence = sentences.hung(who, program, culprit.step, sorted(timed_out - {culprit.rank}), notice)
+    who, program, waiting = evidence.named(culprit.rank), evidence.program(culprit.rank), timed_out - {culprit.rank}
+    first = next((failure for rank, failure in waited.items() if rank in waiting), None)
+    own = waited.get(culprit.rank)
+    place = evidence.whereabouts(first, culprit.rank) if first and not program and not own else None
+    if first and (own or (place and place.waits)):
+        lines = {culprit.rank: own.line if own else place.line if place else None, first.rank: first.line}
+        places = [(evidence.named(rank), evidence.located(line)) for rank, line in sorted(lines.items())]
+        return Cause("hang", sentences.waited_mutually(places, len(evidence.ranks) - 2), step=culprit.step)
+    if first and place:
+        others, where = len(waiting) - 1, evidence.locate(place.line)
+        waiter = evidence.named(first.rank) + evidence.located(first.line)
+        sentence = sentences.waited_for(who, place, evidence.located(place.line), waiter, others)
+        return Cause("hang", sentence, ranks=(culprit.rank,), where=where, step=culprit.step, advice=(LONGER,))
+    sentence = sentences.hung(who, program, culprit.step, sorted(waiting), notice)
     return Cause("hang", sentence, ranks=(culprit.rank,), step=culprit.step)
 
 

@@ -19,6 +19,11 @@ DETAIL = (
     "if the ranks may have called collectives with different shapes or dtypes, run it again with "
     "TORCH_DISTRIBUTED_DEBUG=DETAIL in the environment: torch then compares their calls"
 )
+# The defaults are those of init_process_group's documentation.
+LONGER = (
+    "let one rank prepare data in a run of its own, before the training; or have the others wait longer: "
+    "init_process_group(timeout=datetime.timedelta(hours=2)). By default they wait 10 minutes with NCCL, 30 with gloo"
+)
 FIREWALL = "check that the network between them is up and that no firewall blocks it: ranks connect to any port"
 DISK_FULL = re.compile(r"No space left on device|unexpected pos \d+ vs \d+")
 

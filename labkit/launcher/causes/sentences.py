@@ -9,12 +9,13 @@ from collections.abc import Mapping, Sequence
 from typing import Literal
 
 from labkit.launcher.causes.collectives import Call
-from labkit.launcher.causes.evidence import Failure
+from labkit.launcher.causes.evidence import Failure, Whereabouts
 from labkit.launcher.causes.failure_advice import fragmented
 from labkit.record import Place, RankHistory
 from labkit.text import first_line, gib
 
 NAMED_FAILURES = 3
+IDLE = 0.1  # of a core
 Killer = Literal["system", "process", "unknown"]
 BY = {
     "system": " by the system because memory ran out",
@@ -120,6 +121,23 @@ def hung(who: str, program: str, step: int, waiting: Sequence[int], notice: str 
     before = f". Before that {notice}" if notice else ""
     waited = f"{ranks_in_words(waiting)} waited for it until the process group's timeout"
     return f"{who} {what} (last seen at step {step}); {waited}{before}"
+
+
+def waited_for(who: str, at: Whereabouts, place: str, waiter: str, more: int) -> str:
+    """Say that a rank was still at a place when another one, and so many `more`, reached the time limit."""
+    function = " at its top level" if at.function == "<module>" else f" in `{at.function}`"
+    others = f" and {more} more" if more else ""
+    cpu = f"its CPU {'was idle' if at.busy < IDLE else 'worked'} ({at.busy:.0%} of a core)"
+    return (
+        f"{who} had been{function}{place} for {at.seconds:.0f} s when {waiter}{others} stopped waiting for it, at the "
+        f"process group's timeout; {cpu}"
+    )
+
+
+def waited_mutually(places: Sequence[tuple[str, str]], more: int) -> str:
+    """Say that ranks waited for each other, each at its place."""
+    shown = ", ".join(f"{who}{place}" for who, place in places) + (f" and {more} more" if more > 0 else "")
+    return f"the ranks waited for each other until the process group's timeout: {shown}"
 
 
 def left_early(who: str, step: int, waiting: RankHistory, in_backward: Place | None) -> str:
