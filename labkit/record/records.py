@@ -27,8 +27,9 @@ the wall clock. Readers ignore what they do not know.
     {"k": "report", "t": …, "step": 40, "f1": 0.7}
      (what the script logged to the logger "metrics", see worker/metrics_logger.py; names and values are the script's
       own, and "step" may be missing)
-    {"k": "end", "t": …, "step": 200, "outcome": "finished" | "raised" | "exited", "dropped": 0}
-     ("passes": backward passes, if there was no step; "problem": the first of what was dropped)
+    {"k": "end", "t": …, "step": 200, "outcome": "finished" | "raised" | "exited", "line": 31, "dropped": 0}
+     ("line": the script's in which it raised or exited, or null; "passes": backward passes, if there was no step;
+      "problem": the first of what was dropped)
 """
 
 from __future__ import annotations
@@ -182,12 +183,14 @@ class Report:
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """How a rank's script ended; `passes` are its backward passes if there was no step."""
+    """How a rank's script ended, at `line` if it raised or exited; `passes` are its backward passes if there was no
+    step."""
 
     t: float
     outcome: str = ""
     dropped: int = 0
     passes: float | None = None
+    line: int | None = None
 
     @classmethod
     def read(cls, metrics: Path) -> End | None:

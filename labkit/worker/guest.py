@@ -83,6 +83,7 @@ class Guest:
         self.recording: Recording | None = None
         self.problem = ""  # why nothing is recorded
         self.outcome = ""  # of the script: "finished", "raised" or "exited"
+        self.last: int | None = None  # the script's line in which it raised or exited
         self.answered = 0  # the newest inquiry
         self.function = "", 0.0  # of the script, that the main thread is in, and since when
         self.used: list[tuple[float, float]] = []  # at the newest heartbeats: the time, and the process's CPU seconds
@@ -257,6 +258,10 @@ class Guest:
         if os.getpid() != self.pid:  # a child that the script has forked
             return
         self.outcome = "exited" if isinstance(error, SystemExit) else "raised"
+        trace = error.__traceback__
+        while trace is not None:
+            self.last = trace.tb_lineno if trace.tb_frame.f_code.co_filename == self.script else self.last
+            trace = trace.tb_next
         reason = error.code if isinstance(error, SystemExit) else error
         if reason is None or (isinstance(reason, int) and reason & 0xFF == 0):
             return
@@ -264,10 +269,6 @@ class Guest:
             message = str(reason)
         except BaseException:  # the same text as the traceback module's
             message = "<exception str() failed>"
-        trace, line = error.__traceback__, None
-        while trace is not None:
-            line = trace.tb_lineno if trace.tb_frame.f_code.co_filename == self.script else line
-            trace = trace.tb_next
         record = {
             "time_ns": time.time_ns(),
             "rank": self.places["rank"],
@@ -276,7 +277,7 @@ class Guest:
             "kind": "exit" if self.outcome == "exited" else "exception",
             "exception": type(error).__name__,
             "message": message,
-            "script_line": line,
+            "script_line": self.last,
         }
         paths, sys.path = sys.path, self.paths  # nothing next to the script may take the place of what this imports
         try:
@@ -300,10 +301,17 @@ class Guest:
         if os.getpid() != self.pid:
             return
         if self.recording is not None:
-            self.recording.end(self.outcome)
+            self.recording.end(self.outcome, self.last)
             time.sleep(HANDOVER_SECONDS)
         else:
-            record = {"k": "end", "t": time.monotonic(), "step": 0, "outcome": self.outcome, "dropped": 0}
+            record = {
+                "k": "end",
+                "t": time.monotonic(),
+                "step": 0,
+                "outcome": self.outcome,
+                "dropped": 0,
+                "line": self.last,
+            }
             try:
                 self.files.RankFile(f"{self.home}/{self.files.METRICS}").write(as_json(record))
                 if self.problem:

@@ -129,8 +129,9 @@ class Probe:
             return int(own["_workers"][worker].pid)
         return None
 
-    def finish(self, outcome: str) -> None:
-        """Write the remaining records and how the script ended. Never raises, never waits long for the device."""
+    def finish(self, outcome: str, line: int | None = None) -> None:
+        """Write the remaining records and how the script ended, in which of its lines. Never raises, never waits long
+        for the device."""
         if self.witness is not None:
             self.witness.finish()
         try:
@@ -151,7 +152,7 @@ class Probe:
                 raise TimeoutError(f"the device had not finished the steps of {len(self._unfinished)} record(s)")
         except Exception as error:
             self.recorder.drop(error)
-        end = {"k": "end", "step": self.step, "outcome": outcome, "dropped": self.recorder.dropped}
+        end = {"k": "end", "step": self.step, "outcome": outcome, "line": line, "dropped": self.recorder.dropped}
         end |= {"problem": self.recorder.problem} if self.recorder.dropped else {}
         self.recorder.write(end if self.step else end | {"passes": self.passes})
 

@@ -100,7 +100,7 @@ class Recording:
         """Record nothing in a forked child, which is not the rank, and let nobody reach it."""
         self.probe.leave()
 
-    def end(self, outcome: str) -> None:
-        """Record how the script ended."""
+    def end(self, outcome: str, line: int | None) -> None:
+        """Record how the script ended, and in which of its lines, if it raised or exited."""
         self._reports.flush(everything=True)
-        self.probe.finish(outcome)
+        self.probe.finish(outcome, line)

@@ -37,7 +37,7 @@ SAYS = {
     "long message": "failed: ValueError: boom",
     "chain": "failed: RuntimeError: boom, caused by KeyError: 'inner'",
     "exit": r"exited with 3\b",
-    "leave": "ended at step {made} without an error",
+    "leave": r"exited at step {made} \(.*: `sys\.exit\(0\)`\) without an error",
     "quit": r"exited with 7\b",
     "kill": r"was killed \(SIGKILL\)",
     "term": r"was killed \(SIGTERM\)",
@@ -115,9 +115,9 @@ class Generated:
         if self.ending == "watchdog":
             return rf"^stopped by the watchdog after 15 s.*rank {self.culprit} [^;]*time\.sleep\(600\)"
         if self.ending == "limit":
-            return f"{who} stopped answering"
+            return rf"{who} had been .*`time\.sleep\(600\)`\) for \d+ s when rank \d"
         if self.fault == "mismatch":
-            return "^the ranks disagree|SIGABRT"
+            return r"called `broadcast` \(.*while rank|while rank \d+ called `broadcast`"
         if self.moment == "data" and self.workers:
             worker = {"raise": "ValueError: boom .in a Data", "kill": "a Data"}.get(self.fault, "RuntimeError: Data")
             return f"{who} failed: {worker}Loader w"

@@ -307,9 +307,13 @@ def _left_early(evidence: Evidence) -> Cause | None:
     if not finished or not running:
         return None
     first = min(finished, key=lambda h: h.step)
+    who, line = evidence.named(first.rank), first.end.line if first.end else None
+    if line:
+        sentence = sentences.exited_early(who, first.step, evidence.located(line), running[0])
+        return Cause("early", sentence, ranks=(first.rank,), where=evidence.locate(line), step=first.step)
     now = RingReader(evidence.folder.ring(running[0].rank)).now()
     in_backward = evidence.locate(now.line) if now and now.flags & IN_BACKWARD else None
-    sentence = sentences.left_early(evidence.named(first.rank), first.step, running[0], in_backward)
+    sentence = sentences.left_early(who, first.step, running[0], in_backward)
     return Cause("early", sentence, ranks=(first.rank,), step=first.step)
 
 

@@ -140,6 +140,11 @@ def waited_mutually(places: Sequence[tuple[str, str]], more: int) -> str:
     return f"the ranks waited for each other until the process group's timeout: {shown}"
 
 
+def exited_early(who: str, step: int, place: str, waiting: RankHistory) -> str:
+    """Say that a rank left by sys.exit, without an error, while another one waited for it."""
+    return f"{who} exited at step {step}{place} without an error, while rank {waiting.rank} waited for it"
+
+
 def left_early(who: str, step: int, waiting: RankHistory, in_backward: Place | None) -> str:
     """Say that a rank ended while another one waited for it: in a backward pass, if its place is known."""
     rank, done = f"rank {waiting.rank}", f"{who} ended at step {step} without an error while"
