@@ -374,6 +374,8 @@ class Supervisor:
             why = _stopped("stopped on request")  # by a process that did not wait for us
         fields = {"exit_code": code, "killed": killed, "checkpoint": self.folder.newest_checkpoint()}
         if why:
+            if why.kind == "stopped" and self.stalls.notice:
+                why = replace(why, sentence=f"{why.sentence}; until then {self.stalls.notice}")
             return self.ended("stopped" if why.kind == "stopped" else "failed", cause=why, **fields)
         if code == 0:
             self.leftovers = Leftovers(self.folder, self.home)

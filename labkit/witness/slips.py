@@ -69,8 +69,10 @@ class Slips(Rule):
             group.compare(evidence)
             if found := group.slip(evidence) or group.skip(evidence, certainly=True):
                 return [found]
-        if self._parting is None and (evidence.is_stuck or evidence.may_have_failed_by_a_collective):
+        if evidence.is_stuck or evidence.may_have_failed_by_a_collective:
             self._parting = _parting(evidence)
+        elif evidence.outcome != "stopped":  # then it was stuck
+            self._parting = None
         if self._parting:
             return [self._parting]
         later = (group.behind(evidence) or group.skip(evidence) for group in compared)

@@ -61,7 +61,7 @@ FAULTS = [
         "I9",
         "another collective",
         "collective",
-        r"^in step 4 rank 0 called `all_reduce` \(faulty.py line \d+\) while rank 1 called `broadcast` \(faulty.py",
+        r"^in step 5 rank 0 called `all_reduce` \(faulty.py line \d+\) while rank 1 called `broadcast` \(faulty.py",
         None,
     ),
     Fault(

@@ -45,7 +45,9 @@ def test_a_stuck_rank_is_found_where_it_is(fault: str) -> None:
     assert not run.status().is_final
 
     began = time.monotonic()
-    assert run.stop().state == "stopped"
+    state = run.stop()
+    assert state.state == "stopped"
+    assert re.search("^stopped on request; until then .*progress since .*" + STUCK[fault] + WAITS, state.cause.sentence)
     assert time.monotonic() - began < STOPPED_SECONDS
     assert_over(run.folder)
 

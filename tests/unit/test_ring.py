@@ -3,7 +3,19 @@ from pathlib import Path
 
 import pytest
 
-from labkit.ring import IN_BACKWARD, SIZE, STEPS, Now, RingReader, RingWriter, decoded
+from labkit.ring import (
+    CALLS,
+    DTYPES,
+    IN_BACKWARD,
+    OPERATIONS,
+    SIZE,
+    STEPS,
+    Called,
+    Now,
+    RingReader,
+    RingWriter,
+    decoded,
+)
 
 
 @pytest.fixture
@@ -93,3 +105,17 @@ def test_a_killed_process_leaves_its_steps(tmp_path):
     os.waitpid(pid, 0)
 
     assert RingReader(tmp_path / "ring.bin").now().number == 7
+
+
+def test_the_newest_calls_are_kept_as_they_were_made(ring):
+    writer, reader = ring
+    fill(writer, 2)
+    for number in range(1, CALLS + 4):
+        writer.before_call(3, OPERATIONS.index("broadcast"), number, 2**40 + 7, DTYPES.index("int64"), 1, 52)
+    writer.at_backward(5, 1, 7, 33, 0.25, IN_BACKWARD)
+    writer.before_call(3, OPERATIONS.index("barrier"), 99, 0, 0, 1, 53)
+
+    *calls, last = reader.calls()
+    assert [call.index for call in calls] == [*range(5, CALLS + 4)]
+    assert calls[0] == Called(3, "broadcast", 5, 7, "int64", 1, 52, 2, 5, False)
+    assert (last.operation, last.dtype, last.in_backward) == ("barrier", "", True)

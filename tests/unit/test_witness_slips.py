@@ -6,7 +6,7 @@ import math
 import pytest
 
 from labkit.record import Place, RunFolder
-from labkit.ring import CALLED_IN_JOIN, IN_BACKWARD, JOINED, NO_GRAPH, REDUCED, STEPS, RingWriter
+from labkit.ring import CALLED_IN_JOIN, CALLS, IN_BACKWARD, JOINED, NO_GRAPH, OPERATIONS, REDUCED, STEPS, RingWriter
 from labkit.witness import Judge
 
 
@@ -18,7 +18,8 @@ class Rank:
         self.ring, self.lines = RingWriter(attempt.ring(rank)), attempt.witnessed(rank)
         self.number = self.calls = 0
         if ddp:
-            self.line("ddp", n=0, ranks=[*range(ranks)], parameters=4)
+            self.line("ddp", n=0, ranks=[*range(ranks)], group="0", parameters=4)
+        self.line("group", n=0, name="0", called="default_pg", ranks=[*range(ranks)])
 
     def line(self, kind, line=7, **values):
         record = {"t": 0.0, "k": kind, "step": self.number, "number": self.number, "line": line, **values}
@@ -32,6 +33,10 @@ class Rank:
         self.number += 1
         flags |= REDUCED if reduced else 0
         self.ring.after_step((fetched, passes, self.calls, 0, flags, 0), (self.number, 21, 0.5, before))
+
+    def call(self, operation="all_reduce", elements=1, line=30, passes=0):
+        self.calls += 1
+        self.ring.before_call(0, OPERATIONS.index(operation), self.calls, elements, 1, passes, line)
 
     def steps(self, count, **how):
         for _ in range(count):
@@ -265,6 +270,112 @@ def test_a_rank_that_waits_where_it_always_is_has_left_out_nothing(scene):
     ranks[0].enter_backward(between=1)
 
     assert not judge.look("failed")
+
+
+def test_a_call_that_one_rank_left_out_is_named_if_both_had_made_it_before(scene):
+    ranks, judge = scene(2)
+    for rank in ranks:
+        for _ in range(2):
+            rank.steps(5)
+            rank.call()
+        rank.steps(5)
+    ranks[1].call()
+    assert not judge.look()  # rank 0 may still make it
+    assert not judge.look("failed")
+
+    ranks[0].enter_backward()
+    assert not judge.look()
+    (found,) = judge.look("failed")
+    assert (found.kind, found.ranks, found.since, found.line) == ("slip", (0,), 15, 30)
+    assert found.claim == (
+        "rank 0 left out the `all_reduce` that rank 1 called (train.py line 30): it went on to a backward pass "
+        "(train.py line 23)"
+    )
+    assert not judge.look("failed", "exception")  # rank 1 failed by itself
+
+
+def test_of_two_ranks_none_is_at_fault_if_the_call_came_at_another_step_than_before(scene):
+    """A rank that skipped a batch calls what follows the epoch early."""
+    ranks, judge = scene(2)
+    for rank in ranks:
+        for _ in range(2):
+            rank.steps(5)
+            rank.call()
+        rank.steps(4)
+    ranks[1].call()
+    ranks[0].enter_backward()
+
+    (found,) = judge.look("failed")
+    assert found.ranks == (1, 0)
+    assert found.claim == (
+        "rank 1 called `all_reduce` (train.py line 30) while rank 0 went on to a backward pass (train.py line 23): one "
+        "of them left out what the other one did"
+    )
+
+
+def test_a_rank_that_has_ended_the_pass_that_another_is_in_is_not_said_to_have_called_too_much(scene):
+    """It has called less within the pass, which C++ does, so that its next call meets one of the pass."""
+    ranks, judge = scene(2)
+    for rank in ranks:
+        rank.steps(2)
+    ranks[0].call(passes=1)
+    ranks[1].enter_backward()
+
+    assert not judge.look("failed")
+
+
+@pytest.mark.parametrize(
+    ("other", "what"),
+    [
+        ({"operation": "barrier", "elements": 0}, "called `all_reduce` {} while rank 1 called `barrier` {}"),
+        (
+            {"elements": 5},
+            "called `all_reduce` of 1 float32 element {} while rank 1 called `all_reduce` of 5 float32 elements {}",
+        ),
+    ],
+)
+def test_different_calls_are_named_with_what_differs(scene, other, what):
+    ranks, judge = scene(2, ddp=False)
+    for rank in ranks:
+        rank.call()
+    ranks[0].call(line=31)
+    ranks[1].call(line=32, **other)
+
+    (found,) = judge.look("failed")
+    assert found.what == "rank 0 " + what.format("(train.py line 31)", "(train.py line 32)")
+    assert found.ranks == (0, 1)
+
+
+def test_different_sizes_that_a_backend_allowed_are_none(scene):
+    ranks, judge = scene(2, ddp=False)
+    for size, rank in enumerate(ranks, 1):
+        rank.call("all_gather", elements=size)
+        rank.call()
+
+    assert not judge.look("failed")
+
+
+def test_calls_that_the_ring_has_forgotten_are_not_missed(scene):
+    ranks, judge = scene(2, ddp=False)
+    for rank in ranks:
+        for _ in range(2 * CALLS):
+            rank.call()
+    for _ in range(CALLS):
+        ranks[1].call()  # of which the first meets a call that rank 0 still knows, the others none yet
+
+    assert not judge.look("failed")
+
+
+def test_what_a_stuck_run_was_found_to_wait_for_is_still_known_when_it_has_been_stopped(scene):
+    ranks, judge = scene(2)
+    for rank in ranks:
+        rank.steps(5)
+    ranks[1].call("barrier", elements=0)
+    ranks[0].enter_backward()
+    judge._looked = 0.0
+    judge.look_again(is_stuck=True)
+
+    assert "called `barrier`" in judge.look("stopped")[0].what
 
 
 def test_a_batch_skipped_by_one_rank_is_a_note_until_the_run_fails_by_it(scene):

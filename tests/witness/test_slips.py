@@ -60,6 +60,7 @@ def test_a_collective_that_one_rank_left_out_is_named_with_the_rank_that_left_it
     assert [(found.kind, found.since, found.ranks) for found in findings] == [("slip", 31, (0,))]
     assert (state.cause.kind, state.cause.ranks, state.cause.step) == ("slip", (0,), 31)
     _, where = place("skipped_allreduce", "dist.all_reduce")
+    assert f"rank 0 left out the `all_reduce` that rank 1 called ({where})" in state.cause.sentence
     assert f"Rank 1 was killed in `all_reduce` ({where})" in state.cause.sentence
 
 
