@@ -55,7 +55,7 @@ def launch(
     only reads the run folder; `tensorboard --logdir runs/tensorboard` shows it.
 
     If `labkit.check` finds anything in your own script that may hang or corrupt this training, the launch prints it to
-    stderr and continues.
+    stderr, once for the same text, and continues.
 
     Raises LaunchError or ScriptError before any process is started, and RankFailedError while waiting.
     """

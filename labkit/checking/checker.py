@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from typing import overload
 
-from labkit.checking.findings import Finding, Findings
+from labkit.checking.findings import KINDS, Finding, Findings
 from labkit.checking.fsdp2 import Conversion, converted
 from labkit.checking.migration import Migration, compared
 from labkit.checking.rules import (  # noqa: F401  (each registers its rules)
@@ -42,6 +42,7 @@ IGNORED = re.compile(r"#\s*labkit:\s*ignore\[([\w\s,-]+)\]")
 MOST_LINES = 5
 MOST_BYTES = 200_000  # checking takes about 10 ms per 1,000 lines; it must not delay a launch
 WARNED_OF = ("hangs", "wrong")
+_told: set[int] = set()  # scripts of this session that have been warned of
 
 
 @overload
@@ -146,30 +147,49 @@ def _is_ignored(tree: Tree, node: object, slug: str) -> bool:
 
 
 def warn(script: Script | str | os.PathLike[str]) -> None:
-    """Warn on stderr about mistakes in the user's own script that may hang or corrupt training."""
+    """Warn on stderr about mistakes in the user's own script that may hang or corrupt training, once in a session for
+    the same text."""
     try:
-        text = "\n".join(_lines(script))
+        lines = _lines(script)
+        if not lines or _is_told(script):
+            return
     except Exception:  # an error of the checker must not prevent training
         return
-    if text:
-        print(text, file=sys.stderr, flush=True)
+    print("\n".join(lines), file=sys.stderr, flush=True)
+
+
+def _is_told(script: Script | str | os.PathLike[str]) -> bool:
+    """Whether this script has been warned of in this session; from now on, it has."""
+    source = read(script)
+    known = hash((source.path.resolve() if source.path else source.name, source.pieces))
+    is_told = known in _told
+    _told.add(known)
+    return is_told
 
 
 def _lines(script: Script | str | os.PathLike[str]) -> list[str]:
     if _is_ours(script) or _size(script) > MOST_BYTES:
         return []
-    all_findings = check(script)
-    findings = [finding for kind in WARNED_OF for finding in all_findings if finding.kind == kind]
+    by_rule: dict[str, list[Finding]] = {}
+    for finding in sorted(check(script), key=lambda finding: KINDS.index(finding.kind)):
+        if finding.kind in WARNED_OF:
+            by_rule.setdefault(finding.rule, []).append(finding)
     processes = _own_processes(script)
-    if not findings:
+    if not by_rule:
         return processes
-    more = f"{len(findings) - MOST_LINES} more; " if len(findings) > MOST_LINES else ""
-    call = (
-        "labkit.check(script)"
-        if isinstance(script, Script)
-        else f"labkit check {shlex.quote(plain(os.fspath(script)))}"
-    )
-    return [*processes, *(finding.short for finding in findings[:MOST_LINES]), f"{more}{call} explains why and the fix"]
+    lines = [found[0].short + (f" (and {len(found) - 1} more)" if found[1:] else "") for found in by_rule.values()]
+    more = f"{len(lines) - MOST_LINES} more; " if len(lines) > MOST_LINES else ""
+    return [*processes, *lines[:MOST_LINES], f"{more}{_call(script)} explains why and the fix"]
+
+
+def _call(script: Script | str | os.PathLike[str]) -> str:
+    """What the user may type for the whole of it, in a notebook or in a terminal."""
+    if isinstance(script, Script):
+        return "labkit.check(script)"
+    from labkit.frontend import notebook_shell  # and psutil, which flake8 does not need
+
+    path = plain(os.fspath(script))
+    return f"labkit.check({path!r})" if notebook_shell() else f"labkit check {shlex.quote(path)}"
 
 
 def _own_processes(script: Script | str | os.PathLike[str]) -> list[str]:

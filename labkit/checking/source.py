@@ -29,6 +29,7 @@ WRITES = re.compile(r"^%%writefile\s+(-a\s+)?(?P<path>\S+\.py)\s*$")
 
 
 KINDS = (".py", ".ipynb")
+ACCELERATES = re.compile(rb"^distributed_type\s*:", re.MULTILINE)
 NOT_OURS = ("build", "dist", "node_modules", "site-packages", "__pycache__")
 
 
@@ -201,7 +202,8 @@ def explain(error: Any, source: Source, piece: Piece) -> str:
 
 
 def files_in(folder: str | os.PathLike[str]) -> list[Path]:
-    """All .py and .ipynb files below a folder, sorted; symlinks to folders are not followed."""
+    """All scripts, notebooks and files of accelerate's settings below a folder, sorted; symlinks to folders are not
+    followed."""
     files = []
     for here, inside, names in os.walk(folder):
         inside[:] = sorted(
@@ -209,5 +211,16 @@ def files_in(folder: str | os.PathLike[str]) -> list[Path]:
             for name in inside
             if not name.startswith(".") and name not in NOT_OURS and not Path(here, name, "pyvenv.cfg").exists()
         )
-        files += [Path(here, name) for name in sorted(names) if name.endswith(KINDS) and not name.startswith(".")]
+        files += [
+            Path(here, name) for name in sorted(names) if not name.startswith(".") and _is_checked(Path(here, name))
+        ]
     return files
+
+
+def _is_checked(path: Path) -> bool:
+    if path.suffix not in (".yaml", ".yml"):
+        return path.name.endswith(KINDS)
+    try:
+        return ACCELERATES.search(read_file(path)) is not None
+    except ScriptError:
+        return False

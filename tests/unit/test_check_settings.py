@@ -193,6 +193,17 @@ def test_a_finding_is_at_its_line_which_a_comment_silences(write):
     assert finding.line == 3
 
 
+def test_accelerates_files_are_found_in_a_folder(write, capsys):
+    write(accelerates("fsdp_version: 2\nfsdp_use_orig_params: true"), "a.yml")
+    write("name: CI\non: push\njobs: [distributed_type]", "ci.yaml")
+    os.mkfifo("pipe.yaml")
+
+    assert main(["check", "."]) == 1
+    output = capsys.readouterr().out
+    assert output.startswith("a.yml:8: outdated: fsdp1-setting: ")
+    assert output.endswith("1 files checked, 0 without findings\n")
+
+
 @pytest.mark.parametrize(
     ("text", "name"),
     [

@@ -16,6 +16,7 @@ import pytest
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
+from nbclient import NotebookClient
 
 import labkit
 from labkit import Script, ScriptError
@@ -558,18 +559,55 @@ def test_the_pre_commit_hook_is_a_command_that_takes_files(in_folder):
 
 
 def test_before_a_launch_a_script_of_ones_own_is_warned_of_in_a_few_lines(in_folder, capsys):
-    Path("worse.py").write_text(within("\n".join(["if rank == 0:", *["    dist.barrier()"] * 9, "x = x.to('cuda:0')"])))
+    mistakes = ["if rank == 0:", *["    dist.barrier()"] * 3, "x = x.to('cuda:0')", "loss = loss / world_size"]
+    Path("worse.py").write_text(within("\n".join([*mistakes, "loss.backward()", "torch.save(x, 'x.pt')"])))
 
     warn("bad.py")
     first, more = capsys.readouterr().err.splitlines()
     assert first.startswith(f"bad.py:{LINE}: hangs: rank-0-collective")
     assert more == "labkit check bad.py explains why and the fix"
     warn("worse.py")
-    lines = capsys.readouterr().err.splitlines()
-    assert len(lines) == 6
-    assert lines[-1] == "5 more; labkit check worse.py explains why and the fix"
+    first, *lines, more = capsys.readouterr().err.splitlines()
+    assert first.startswith("worse.py:18: hangs: rank-0-collective")
+    assert first.endswith(" (and 2 more)")
+    assert [line.split(": ")[2] for line in lines] == ["device-zero", "averaged-twice", "save-on-every-rank"]
+    assert more == "labkit check worse.py explains why and the fix"
     warn(Script.parse(BARRIER, name="ddp"))
     assert "labkit.check(script)" in capsys.readouterr().err
+
+
+def test_before_a_launch_the_same_text_is_warned_of_once(in_folder, capsys):
+    warn("bad.py")
+    assert "rank-0-collective" in capsys.readouterr().err
+    warn(in_folder / "bad.py")
+    assert capsys.readouterr().err == ""
+    Path("bad.py").write_text(BARRIER + "x = 1\n")
+    warn("bad.py")
+    assert "rank-0-collective" in capsys.readouterr().err
+
+
+def test_at_most_five_rules_are_warned_of_and_those_that_hang_first(in_folder, monkeypatch, capsys):
+    monkeypatch.setattr("labkit.checking.checker.MOST_LINES", 1)
+    Path("worse.py").write_text(within("torch.save(x, 'x.pt')\nif rank == 0:\n    dist.barrier()"))
+
+    warn("worse.py")
+
+    first, last = capsys.readouterr().err.splitlines()
+    assert "rank-0-collective" in first
+    assert last == "1 more; labkit check worse.py explains why and the fix"
+
+
+def test_in_a_notebook_the_warning_names_what_to_type_there(in_folder):
+    cell = nbformat.v4.new_code_cell("from labkit.checking import warn\nwarn('bad.py')\nwarn('bad.py')")
+    book = nbformat.v4.new_notebook(cells=[cell])
+
+    NotebookClient(book, kernel_name="python3").execute()
+
+    (output,) = book.cells[0].outputs
+    first, more = output.text.splitlines()
+    assert output.name == "stderr"
+    assert first.startswith(f"bad.py:{LINE}: hangs: rank-0-collective: ")
+    assert more == "labkit.check('bad.py') explains why and the fix"
 
 
 SPAWN = """
