@@ -15,16 +15,16 @@ NONE = -1  # the number of a group that a rank has not used
 
 @dataclass(frozen=True)
 class Parting:
-    """A collective that a `rank` called and `other` did not, which called `instead`, or else has gone on to a backward
-    pass (`in_backward`) or to a later call, in `line` (0: unknown). `is_due` if it was the other's turn, too: both had
-    called it in this line before, and at these intervals."""
+    """A collective that a `rank` called and `other` did not, which called `instead`, or else has gone on: to what
+    `where` says, in `line` (0: unknown). `is_due` if it was the other's turn, too: both had called it in this line
+    before, and at these intervals."""
 
     rank: int
     call: Called
     other: int
     instead: Called | None = None
+    where: str = ""
     line: int = 0
-    in_backward: bool = False
     is_due: bool = False
 
 
@@ -55,8 +55,11 @@ def parting(evidence: Evidence) -> Parting | None:
             made = {rank: calls.by_number[number] for rank, calls in group.items() if number in calls.by_number}
             rank, call = next(iter(made.items()))
             unlike = [other for other, its in made.items() if _differ(call, its, group[rank], group[other])]
+            if unlike and (moment(call) == moment(made[unlike[0]])):
+                return Parting(rank, call, unlike[0], made[unlike[0]], "", made[unlike[0]].line)
             if unlike:
-                return Parting(rank, call, unlike[0], made[unlike[0]], made[unlike[0]].line)
+                earlier, later = sorted([rank, unlike[0]], key=lambda each: moment(made[each]))
+                return _without(earlier, made[earlier], later, group)
             others = [other for other, calls in group.items() if calls.went_by(call)]
             # Whoever has ended a backward pass that another one is in has left out calls of the pass.
             if any(_is_in_pass(group[other].now, call) for other in others):
@@ -74,21 +77,28 @@ def _differ(one: Called, other: Called, *calls: _Calls) -> bool:
     return not is_over and (one.elements, one.dtype) != (other.elements, other.dtype)
 
 
+def moment(call: Called) -> tuple[int, int]:
+    """In which step, and after how many of its backward passes."""
+    return call.step, call.passes
+
+
 def _is_in_pass(now: Now, call: Called) -> bool:
-    return bool(now.flags & IN_BACKWARD) and (now.number, now.passes) < (call.step, call.passes)
+    return bool(now.flags & IN_BACKWARD) and (now.number, now.passes) < moment(call)
 
 
 def _without(rank: int, call: Called, other: int, group: Mapping[int, _Calls]) -> Parting:
     calls, own = group[other], group[rank].by_number
-    later = next((each for number, each in sorted(calls.by_number.items()) if number > call.number), None)
-    in_backward = calls.in_backward and later is None
-    line = later.line if later else calls.now.line if in_backward else 0
+    later = next((each for number, each in sorted(calls.by_number.items()) if number >= call.number), None)
+    where, line = ("a backward pass", calls.now.line) if calls.in_backward and later is None else ("a later call", 0)
+    if later is not None:
+        where, line = "a later step" if moment(later) > moment(call) else where, later.line
     before = [each for each in own.values() if each.number < call.number and _is_alike(each, call)]
     answered = all(_is_alike(each, calls.by_number.get(each.number, call)) for each in before)
     steps = [*([0] if group[rank].oldest == 1 else []), *(each.step for each in before), call.step]
     gaps = [b - a for a, b in pairwise(steps)]
-    is_due = bool(before) and answered and len(gaps) > 1 and len(set(gaps)) == 1
-    return Parting(rank, call, other, None, line, in_backward, is_due)
+    pairs = [*pairwise(gaps)]
+    is_usual = gaps[-1:] and gaps[-1] in gaps[:-1] and (len(pairs) < 2 or pairs[-1] in pairs[:-1])
+    return Parting(rank, call, other, None, where, line, bool(before and answered and is_usual))
 
 
 def _is_alike(one: Called, other: Called) -> bool:

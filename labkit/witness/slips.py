@@ -273,9 +273,9 @@ def _parting(evidence: Evidence) -> Finding | None:
         advice = ALIKE if one.instead.operation == one.call.operation else ADVICE
     elif one.is_due:
         what, ranks = f"{other} left out the `{one.call.operation}` that {rank} called{place}", [one.other]
-        why = f"it went on to {'a backward pass' if one.in_backward else 'a later call'}{there}"
+        why = f"it went on to {one.where}{there}"
     else:
-        what = f"{called} while {other} went on to {'a backward pass' if one.in_backward else 'a later call'}{there}"
+        what = f"{called} while {other} went on to {one.where}{there}"
         why = "one of them left out what the other one did"
     step = one.call.step + bool(one.call.passes)
     return Finding("slip", what, why, advice=advice, since=step, ranks=tuple(ranks), line=one.call.line)
