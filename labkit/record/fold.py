@@ -30,6 +30,7 @@ SERIES_EVERY = 10  # folds
 BINS = 64  # of a series in the file, about as many as a picture shows
 EACH_RANK = 128  # up to these, a reader keeps each rank's own work
 FULLER = 1.02
+FOLDED = ("seconds", "restarts", *PHASES)  # per step, of a rank that stands out
 
 
 class NodeFold:
@@ -139,7 +140,7 @@ def _shown(history: RankHistory) -> dict[str, Any]:
         "uuid": history.uuid,
         "step": history.step,
         "latest": history.latest,
-        "recent": {phase: history.recent_seconds(phase) for phase in ("seconds", *PHASES)},
+        "recent": {phase: history.recent_seconds(phase) for phase in FOLDED},
         "totals": history.totals,
         "communicates": history.communicates,
         "peak": history.memory_peak,
@@ -178,7 +179,7 @@ class FoldedRank(RankHistory):
         self.model = from_json(Model, {"t": 0.0, **shown})
         self.latest = {str(k): n for k, v in shown["latest"].items() if (n := finite(v)) is not None}
         self.totals = self.totals | {str(k): finite(v) or 0.0 for k, v in shown["totals"].items()}
-        self._recent_seconds = {phase: float(shown["recent"][phase] or 0.0) for phase in ("seconds", *PHASES)}
+        self._recent_seconds = {phase: float(shown["recent"].get(phase) or 0.0) for phase in FOLDED}
         self.communicates, self.memory_peak = bool(shown["communicates"]), float(shown["peak"])
         self.lost_at = None if shown["lost_at"] is None else int(shown["lost_at"])
         self.finite_at = int(shown["finite_at"])

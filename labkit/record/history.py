@@ -6,6 +6,9 @@ The samples of NVML, the CPU and the memory are in `hosts/<host>.jsonl`; null is
      "devices": [{"name": …, "uuid": …, "memory_total": bytes}]}
     {"k": "host", "t": …, "cpu": percent, "memory_used": bytes,
      "devices": [{"utilisation": percent, "memory_used": bytes, "power": watts, "temperature": Celsius}]}
+    {"k": "loaders", "t": …, "ranks": {"0": {"rank": bytes, "workers": 4, "workers_pss": bytes, "copied": bytes}}}
+     (the ranks whose DataLoaders have workers now: PSS, which counts what processes share in parts; "copied": what the
+      workers have copied, since they were first seen, of the memory that they shared)
 """
 
 from __future__ import annotations
@@ -43,7 +46,7 @@ KEPT_CHANGES = 100
 CHARTED_RANKS, CHARTED = 8, 16  # ranks whose reported scalars are kept as series, and how many of them
 END_BYTES = 1 << 14
 RECENT_RECORDS = 50
-RECENT = ("steps", "seconds", *PHASES)
+RECENT = ("steps", "seconds", "restarts", *PHASES)
 FIRST_STEPS = 2
 SERIES = ("step", "loss", "step_seconds", "own_seconds", "throughput", "memory", "reserved")
 OWN = ("input", "forward", "optimizer")
@@ -72,7 +75,8 @@ class RankHistory:
     which a rank works alone: backward waits for the slowest rank, so whole steps take equally long on all ranks).
     `scalars` are series of what the script reported under other names, on the first ranks.
     `totals` are sums over all steps: `steps`, `samples`, `seconds`, and each phase in seconds. `samples` leaves out the
-    steps whose samples are unknown; the others are `counted_steps` and take `counted_seconds`.
+    steps whose samples are unknown; the others are `counted_steps` and take `counted_seconds`. `restarts` are the
+    seconds of `input` in which a DataLoader's workers were started again.
     """
 
     def __init__(self, rank: int, metrics: Path, origin: float | None = None):
@@ -85,7 +89,8 @@ class RankHistory:
         self.step = 0
         self.seen = 0.0  # when the newest record was written, in the same seconds
         self._shift: float | None = None  # from the host's monotonic clock to those seconds
-        self.totals = dict.fromkeys(("steps", "samples", "counted_steps", "counted_seconds", "seconds", *PHASES), 0.0)
+        summed = ("steps", "samples", "counted_steps", "counted_seconds", "seconds", "restarts", *PHASES)
+        self.totals = dict.fromkeys(summed, 0.0)
         self.latest: dict[str, float] = {}
         self.memory_peak = 0.0
         self.model: Model | None = None
@@ -275,6 +280,7 @@ class RankHistory:
         totals, steps = self.totals, record.steps
         for phase, spent in phases.items():
             totals[phase] += spent
+        totals["restarts"] += record.restarts
         if not record.is_rest:
             self.step = self._steps_before + (record.step or 0)
             self._measured["step"].add(t, self.step)
@@ -286,7 +292,8 @@ class RankHistory:
         if "communication" in record.phases:
             self.communicates = record.phases["communication"] is not None
         if self.step > FIRST_STEPS:  # the first steps compile, allocate and warm caches
-            self._recent.append((0.0 if record.is_rest else steps, record.seconds, *phases.values()))
+            steps_here = 0.0 if record.is_rest else steps
+            self._recent.append((steps_here, record.seconds, record.restarts, *phases.values()))
             self._recent_sums = None
         self.allocation_retries = max(self.allocation_retries, record.retries or 0.0)
         if own := sum(phases[phase] for phase in OWN):
@@ -368,8 +375,20 @@ class Device:
     temperature: float | None = None  # Celsius
 
 
+@dataclass(frozen=True)
+class LoaderMemory:
+    """A rank and the workers of its DataLoaders: bytes of PSS, and bytes that the workers have copied of what they
+    shared with the rank."""
+
+    rank: int
+    workers: int
+    workers_pss: int
+    copied: int
+
+
 class HostHistory:
-    """One machine, in memory that does not grow with the run."""
+    """One machine, in memory that does not grow with the run. `loaders` are the ranks whose DataLoaders have workers,
+    each when it and they took the most memory; `copied` is the most that all workers had copied at a time."""
 
     def __init__(self, name: str, path: Path):
         self.name = name
@@ -379,6 +398,9 @@ class HostHistory:
         self.cpu: float | None = None
         self.memory_used: float | None = None
         self.devices: list[Device] = []
+        self.loaders: dict[int, LoaderMemory] = {}
+        self.workers_pss: dict[int, Series] = {}  # by rank, over the host's monotonic clock
+        self.copied = 0
 
     def poll(self) -> bool:
         """Read the new records; returns whether there were any."""
@@ -411,7 +433,18 @@ class HostHistory:
             for device, sample in zip(self.devices, devices, strict=False):
                 for reading in READINGS:
                     setattr(device, reading, finite(sample.get(reading)))
+        elif record.get("k") == "loaders":
+            self._take_loaders(float(record["t"]), record["ranks"])
         return True
+
+    def _take_loaders(self, t: float, ranks: Mapping[str, Any]) -> None:
+        samples = {int(rank): sample for rank, each in ranks.items() if (sample := from_json(LoaderMemory, each))}
+        self.copied = max(self.copied, sum(sample.copied for sample in samples.values()))
+        for rank, sample in samples.items():
+            most = self.loaders.setdefault(rank, sample)
+            if sample.rank + sample.workers_pss > most.rank + most.workers_pss:
+                self.loaders[rank] = sample
+            self.workers_pss.setdefault(rank, Series()).add(t, sample.workers_pss)
 
     def _take_readings(self, values: Mapping[str, Any], *names: str) -> None:
         for name in names:

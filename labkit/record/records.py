@@ -11,7 +11,8 @@ the wall clock. Readers ignore what they do not know.
      (n is how many steps the line sums up; "samples" is null if they are unknown; on CUDA "allocated", "reserved",
       "peak" in bytes and "retries" instead of "rss", and the phases are those of one step, timed by events, times n.
       The phases exclude each other: "communication" is the wait for collectives that no computation hides, null if it
-      is unknown.
+      is unknown. "restarts", if present: the seconds of "input", at least, in which a DataLoader started its workers
+      again for another epoch.
       Most lines have "loss", null if there is known to be none. "loss_of" says what the loss is, unless it is what
       backward() was called on, or why it is null; "void_after": 2 means that the losses of the steps after step 2
       do not belong to the training. "training": 2 is present from a script's second training on.
@@ -119,6 +120,7 @@ class Step:
     reserved: float | None
     peak: float | None
     retries: float | None
+    restarts: float
     PHASES: ClassVar = PHASES
     # The columns of every row of `rows`, even if nothing was recorded in them.
     COLUMNS: ClassVar = (
@@ -275,6 +277,7 @@ def _step(t: float, record: Mapping[str, Any]) -> Step:
         finite(get("reserved")),
         finite(get("peak")),
         finite(get("retries")),
+        finite(get("restarts")) or 0.0,
     )
 
 

@@ -17,6 +17,7 @@ from typing import Any
 from labkit.worker.hooks import Optimizers, hook
 from labkit.worker.measures.communication import Communication
 from labkit.worker.measures.device_clock import DeviceClock, Unfinished
+from labkit.worker.measures.loader_workers import seconds_of_start
 from labkit.worker.measures.memory import (
     allocator,
     computing_device,
@@ -39,7 +40,7 @@ RECORD_SECONDS = 0.1
 TELL_SECONDS = 0.5  # after a step, at the next `tick`, it is written that the device has not finished it
 LAST_RECORDS_SECONDS, POLL_SECONDS = 0.5, 0.001  # for the device to finish the steps of the last records
 DEVICE_PHASES = ("forward", "backward", "optimizer", "communication")
-SUMMED = ("n", "samples", "uncounted", "input", *DEVICE_PHASES, "in_backward")
+SUMMED = ("n", "samples", "uncounted", "input", "restarts", *DEVICE_PHASES, "in_backward")
 FIRST_STEPS = 100  # their losses are always kept, because the training may be short
 
 
@@ -87,6 +88,7 @@ class Probe:
         self._told: dict[str, Any] | None = None  # the sums that `tick` has written since
         self._n = self._uncounted = 0  # the steps, and those whose samples are unknown
         self._samples: float = 0
+        self._restarts = 0.0  # the part of the waits for input in which workers were started again
         self._seconds = self._slowest = 0.0
         self._fastest = math.inf
         self._input = self._forward = self._backward = self._stepped = self._communicated = 0.0
@@ -177,6 +179,7 @@ class Probe:
         self._fetched = now = clock()
         self._evaluates = False
         self._input += now - started
+        self._restarts += seconds_of_start(iterator, started, now)
         self._waited = self._communication.waited
         if self._timed is not None:
             self._timed.begin()
@@ -461,6 +464,7 @@ class Probe:
             "samples": self._samples,
             "uncounted": self._uncounted,
             "input": self._input,
+            "restarts": self._restarts,
             "forward": self._forward,
             "backward": self._backward,
             "optimizer": self._stepped,
@@ -494,6 +498,8 @@ class Probe:
             record["loss"] = float(record["loss"])
         if record.pop("uncounted", 0):
             record["samples"] = None
+        if not record.get("restarts"):
+            record.pop("restarts", None)
         self.recorder.write(record)
 
 

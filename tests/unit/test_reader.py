@@ -37,7 +37,13 @@ def test_totals_are_sums_over_all_steps(history):
     )
 
     counted = {"samples": 96, "counted_steps": 3, "counted_seconds": 6}
-    assert read.totals == {"steps": 3, "seconds": 6, **counted, **{name: 2 * s for name, s in phases.items()}}
+    assert read.totals == {
+        "steps": 3,
+        "seconds": 6,
+        "restarts": 0,
+        **counted,
+        **{name: 2 * s for name, s in phases.items()},
+    }
     assert read.step == 3
 
 

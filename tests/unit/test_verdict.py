@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from types import SimpleNamespace
 
@@ -9,6 +10,7 @@ import pytest
 
 from labkit.record import RunReader
 from labkit.series import Series
+from labkit.view.live.tables import rank_rows
 from labkit.view.live.verdict import training_loss, verdict
 
 GIB = 2**30
@@ -61,6 +63,14 @@ def test_waiting_for_data(say):
 
 def test_waiting_for_data_on_a_single_rank(say):
     assert say({"input": 0.02})[0] == "input-bound: 20% of each step is spent waiting for data"
+
+
+def test_waiting_for_workers_that_every_epoch_starts_again(say):
+    assert say({"input": 0.06, "restarts": 0.04}, {"input": 0.02})[0] == (
+        "the first step of each epoch waits until the DataLoader has started its workers again: 1.6 s of 4 s "
+        "on rank 0; persistent_workers=True keeps them"
+    )
+    assert say({"input": 0.061, "restarts": 0.02}, {"input": 0.02})[0].startswith("input-bound: 61%")
 
 
 @pytest.mark.parametrize("field", ["forward", "optimizer"])
@@ -118,6 +128,52 @@ def test_no_rank_is_called_the_first_if_the_steps_before_were_not_recorded(say):
     )
 
     assert said[0].startswith("the loss is NaN or infinite on ranks 0, 1 since step 21 at the latest: ")
+
+
+@pytest.fixture
+def sampled(folder, write_metrics):
+    """`sampled(bytes that the workers of rank 0 have at each look, bytes copied)`: a verdict on a host of 64 GiB."""
+
+    def make(sizes, copied=0):
+        write_metrics(0, {"k": "meta", "t": 0.0, "host": "h", "time": 1.0})
+        for i in range(1, 41):
+            write_metrics(0, {"k": "step", "t": i / 10, "step": i, "n": 1, "seconds": [0.1] * 3, "input": 0.05})
+        folder.hosts.mkdir()
+        lines = [{"k": "meta", "t": 0.0, "host": "h", "memory_total": 64 * GIB, "devices": []}]
+        for i, size in enumerate(sizes):
+            rank = {"rank": GIB, "workers": 4, "workers_pss": size, "copied": copied}
+            lines.append({"k": "loaders", "t": 2.0 * i, "ranks": {"0": rank}})
+        folder.host("h").write_text("".join(json.dumps(line) + "\n" for line in lines))
+        return RunReader(folder).read_all()
+
+    return make
+
+
+def test_memory_that_the_workers_of_a_loader_copy(sampled):
+    said = verdict(sampled([GIB, 2 * GIB], copied=GIB))
+
+    assert said[0].startswith("input-bound")
+    assert said[1] == (
+        "DataLoader workers have copied 1.00 GiB of memory that they share with their ranks: a list or dict of Python "
+        "objects is copied as they read it; a tensor, numpy or pyarrow array is not"
+    )
+
+
+def test_a_copy_of_little_of_the_hosts_memory_is_not_told(sampled):
+    assert "copied" not in " ".join(verdict(sampled([GIB, 2 * GIB], copied=GIB // 2), 9))
+
+
+def test_workers_whose_memory_grows(sampled):
+    reader = sampled([GIB + i * GIB // 10 for i in range(40)])
+
+    assert "memory is growing in the DataLoader workers of rank 0: from 2.00 GiB to 4.00 GiB (PSS)" in verdict(
+        reader, 9
+    )
+    assert rank_rows(reader)[0]["peak host memory (PSS)"] == "1.00 GiB + 4 workers 4.90 GiB"
+
+
+def test_workers_that_grow_in_every_epoch_anew_do_not_grow(sampled):
+    assert "growing" not in " ".join(verdict(sampled([GIB + i % 5 * GIB for i in range(40)]), 9))
 
 
 def test_memory_that_grows(say):

@@ -18,7 +18,7 @@ from labkit import words
 from labkit.files import finite
 from labkit.metric_names import is_evaluated, is_lower_better, parted
 from labkit.record import RankHistory, RunReader
-from labkit.series import Point
+from labkit.series import Point, Series
 from labkit.text import gib
 from labkit.view.live.hosts import by_host, names_of, rank_ranges, watched
 from labkit.words import seconds
@@ -30,6 +30,7 @@ COMMUNICATES = 0.20
 COMPUTES = 0.50
 NEARLY_FULL = 0.92
 GROWS = 1.10
+COPIED = 0.01  # of the host's memory
 LEAK_STEPS = 20  # before them memory also grows without a leak
 PHASES = {"input": "input wait", "forward": "forward", "optimizer": "optimizer"}
 X = itemgetter(0)
@@ -106,11 +107,17 @@ def verdict(reader: RunReader, limit: int = 2) -> list[str]:
     ranks = _warm(reader)
     if not ranks.histories:
         return []
-    limits = [rule(ranks) for rule in LIMITS]
+    limits = [sentence for rule in LIMITS if (sentence := rule(ranks))]
     sentences = [not_a_number(ranks), host_memory(ranks, reader)]
-    sentences += [retries(ranks), nearly_full(ranks), *limits]
-    sentences += [grows(ranks), learning(ranks.histories) or training_loss(reader), no_problem(ranks)]
-    sentences.append("" if any(limits) else compute_bound(ranks))
+    sentences += [retries(ranks), nearly_full(ranks), *limits[:1]]
+    sentences += [
+        copies(ranks, reader),
+        *limits[1:],
+        grows(ranks) or workers_grow(ranks, reader),
+        learning(ranks.histories) or training_loss(reader),
+        no_problem(ranks),
+    ]
+    sentences.append("" if limits else compute_bound(ranks))
     return [sentence for sentence in sentences if sentence][:limit]
 
 
@@ -175,6 +182,13 @@ def input_bound(ranks: Ranks) -> str:
     share = worst.recent_share("input")
     if share < INPUT_BOUND:
         return ""
+    who = "" if len(ranks.histories) == 1 else f" on {ranks.name(worst)}"
+    if worst.recent_share("restarts") > share / 2:
+        waits, total = (seconds(worst.totals[name]) for name in ("restarts", "seconds"))
+        return (
+            f"the first step of each epoch waits until the DataLoader has started its workers again: {waits} of {total}"
+            f"{who}; persistent_workers=True keeps them"
+        )
     alone = sum(h.recent_share("input") >= INPUT_BOUND for h in ranks.histories) == 1
     if alone and (behind := ranks.late_rank) and (behind[0], behind[2]) == (worst, "input"):
         return ""  # straggler reports it
@@ -185,7 +199,6 @@ def input_bound(ranks: Ranks) -> str:
             return ""  # slow_host reports it
         every = f"every rank of host {ranks.names[host]}"
         return f"input-bound: {waiting[host]:.0%} of each step is spent waiting for data on {every}"
-    who = "" if len(ranks.histories) == 1 else f" on {ranks.name(worst)}"
     return f"input-bound: {share:.0%} of each step is spent waiting for data{who}"
 
 
@@ -228,13 +241,42 @@ def communication(ranks: Ranks) -> str:
 def grows(ranks: Ranks) -> str:
     """Memory that keeps growing, for example by a list of losses with their graphs, ends in an out-of-memory error."""
     for history in ranks.histories:
-        lows = [low for _, low, _, _ in history.series["memory"].points()]
-        quarter = len(lows) // 4
-        if quarter < 4 or history.totals["steps"] < LEAK_STEPS:
-            continue
-        parts = [min(lows[i * quarter : (i + 1) * quarter]) for i in range(1, 4)]  # the first is warm-up
-        if parts[0] * GROWS < parts[1] * GROWS**0.5 < parts[2]:
-            return f"memory is growing on {ranks.name(history)}: from {gib(parts[0])} to {gib(parts[2])}"
+        if history.totals["steps"] >= LEAK_STEPS and (growth := _growth(history.series["memory"])):
+            return f"memory is growing on {ranks.name(history)}: {growth}"
+    return ""
+
+
+def workers_grow(ranks: Ranks, reader: RunReader) -> str:
+    """As `grows`, of the workers of DataLoaders, which for example keep what they have decoded."""
+    for history in ranks.histories:
+        samples = watched(reader, history.host)
+        if samples and history.rank in samples.workers_pss and (growth := _growth(samples.workers_pss[history.rank])):
+            return f"memory is growing in the DataLoader workers of {ranks.name(history)}: {growth} (PSS)"
+    return ""
+
+
+def _growth(memory: Series) -> str:
+    lows = [low for _, low, _, _ in memory.points()]
+    quarter = len(lows) // 4
+    if quarter < 4:
+        return ""
+    parts = [min(lows[i * quarter : (i + 1) * quarter]) for i in range(1, 4)]  # the first is warm-up
+    grew = parts[0] * GROWS < parts[1] * GROWS**0.5 < parts[2]
+    return f"from {gib(parts[0])} to {gib(parts[2])}" if grew else ""
+
+
+def copies(ranks: Ranks, reader: RunReader) -> str:
+    """A Python list or dict that forked workers read is copied page by page, because reading an object writes its
+    reference count. What that takes does not matter everywhere."""
+    for host in ranks.hosts:
+        samples = watched(reader, host)
+        if samples and samples.memory_total and samples.copied > COPIED * samples.memory_total:
+            where = f" on {ranks.names[host]}" if len(ranks.names) > 1 else ""
+            return (
+                f"DataLoader workers{where} have copied {gib(samples.copied)} of memory that they share with their "
+                "ranks: a list or dict of Python objects is copied as they read it; a tensor, numpy or pyarrow array "
+                "is not"
+            )
     return ""
 
 
