@@ -6,7 +6,7 @@ import json
 import os
 import re
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
@@ -29,6 +29,7 @@ LONGEST_WORD, LONGEST_NAME = 60, 80
 POLL_SECONDS = 1.0
 NAMED_RANKS = 4
 MASKS = {"handled": "SigCgt", "ignored": "SigIgn"}  # lines of /proc/<pid>/status
+LOADER_WORKER = "pt_data_worker"  # torch calls the main thread of a DataLoader's worker so, however it was started
 CLEANERS = ("torch_shm_manager", "multiprocessing.resource_tracker")
 INTERPRETERS = re.compile(r"(python[\d.]*|pypy[\d.]*|(ba|da|z|k|c|tc|fi)?sh|perl|node|ruby)$")
 
@@ -58,6 +59,15 @@ def ranks_of(agent: Identity) -> dict[int, psutil.Process]:
             with suppress(psutil.Error, KeyError, ValueError):  # gone, or it has not become a rank yet
                 ranks[int(process.environ()["RANK"])] = process
     return {rank: process for rank, process in sorted(ranks.items()) if is_alive(process)}
+
+
+def loader_workers(processes: Iterable[psutil.Process]) -> Iterator[tuple[psutil.Process, set[int]]]:
+    """The workers of DataLoaders among these processes, each with the pids of its parents: the rank that has started
+    it, or the server that forked it, and the rank."""
+    for process in processes:
+        with suppress(psutil.Error):
+            if process.name() == LOADER_WORKER:
+                yield process, {parent.pid for parent in process.parents()[:2]}
 
 
 def named_ranks(ranks: Iterable[int]) -> str:

@@ -21,6 +21,7 @@ import psutil
 from labkit.files import write_json
 from labkit.hardware import NvmlCard, cards_of, handles_of
 from labkit.host import Identity, host_name
+from labkit.launcher.loader_memory import LoaderMemory
 from labkit.launcher.stopping import descendants
 from labkit.record import RunFolder
 
@@ -37,6 +38,7 @@ def main() -> None:
     names = [{"name": card["name"], "uuid": card["uuid"], "memory_total": card["memory"]} for card in read()]
     meta = {"k": "meta", "v": 1, "time": time.time(), "host": host, "cores": psutil.cpu_count()}
     _write(file, meta | {"memory_total": psutil.virtual_memory().total, "devices": names})
+    loaders = LoaderMemory(folder, home)
     supervisor, processes, on_gpus = psutil.Process(parent), set[psutil.Process](), set[int]()
     while os.getppid() == parent:
         time.sleep(PERIOD_SECONDS)
@@ -48,6 +50,8 @@ def main() -> None:
             _record(home, processes, on_gpus)
         sample = {"k": "host", "cpu": psutil.cpu_percent(), "memory_used": psutil.virtual_memory().used}
         _write(file, sample | {"devices": [_device(card) for card in cards]})
+        if ranks := loaders.read(processes):
+            _write(file, {"k": "loaders", "ranks": ranks})
 
 
 def _device(card: Mapping[str, Any]) -> dict[str, Any]:

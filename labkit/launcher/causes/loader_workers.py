@@ -8,7 +8,7 @@ only its state can be told.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -25,12 +25,11 @@ from labkit.launcher.causes.stacks import (
     readable,
     signal_thread,
 )
-from labkit.launcher.rank_processes import is_blocked
+from labkit.launcher.rank_processes import is_blocked, loader_workers
 from labkit.launcher.stopping import processes_of
 from labkit.rank_files import CHILD_STACKS, DUMP_SIGNAL
 from labkit.record import RunFolder
 
-NAME = "pt_data_worker"  # torch calls the main thread of a worker so, however it was started
 LOOP = "_worker_loop"  # its outermost function
 LOADER = "torch/utils/data/dataloader.py"
 
@@ -56,8 +55,8 @@ class _Asked:
 def ask_workers(run: RunFolder, ranks: Sequence[RankStack]) -> list[RankStack]:
     """The ranks with their workers, within about a second. Those of ranks on other machines are unknown."""
     ours = {process.pid: process for process in processes_of(run)}
-    pids = {rank.rank: rank.pid for rank in ranks if rank.pid in ours}
-    workers = {rank: [_asked(each) for each in workers_of(pid, ours)] for rank, pid in pids.items()}
+    parents = dict(loader_workers(ours.values()))
+    workers = {r.rank: [_asked(each) for each in parents if r.pid in parents[each]] for r in ranks if r.pid in ours}
     every = [worker for own in workers.values() for worker in own]
     signalled = [
         worker for worker in every if worker.file and signal_thread(worker.process.pid, _thread(worker), DUMP_SIGNAL)
@@ -68,14 +67,6 @@ def ask_workers(run: RunFolder, ranks: Sequence[RankStack]) -> list[RankStack]:
     if signalled:
         time.sleep(POLL_SECONDS)  # let them finish writing
     return [replace(rank, workers=[*map(_stack, workers.get(rank.rank, []))]) for rank in ranks]
-
-
-def workers_of(rank: int | None, ours: Mapping[int, psutil.Process]) -> Iterator[psutil.Process]:
-    """The workers among the descendants of a rank, of which `ours` has all."""
-    for process in ours.values():
-        with suppress(psutil.Error):
-            if process.name() == NAME and any(parent.pid == rank for parent in process.parents()):
-                yield process
 
 
 def awaits_worker(rank: RankStack) -> bool:

@@ -48,7 +48,20 @@ def rank_rows(reader: RunReader) -> list[dict[str, str]]:
         first = histories[: TABLE_ROWS // 2] if len(names) < 2 else []
         shown = {h.rank: h for h in (*first, *slowest[: TABLE_ROWS // 2])}
         histories = [shown[rank] for rank in sorted(shown)]
-    return [_rank_row(history, names[history.host] if len(names) > 1 else "") for history in histories]
+    return [
+        _rank_row(history, names[history.host] if len(names) > 1 else "") | _host_memory(history, reader)
+        for history in histories
+    ]
+
+
+def _host_memory(history: RankHistory, reader: RunReader) -> dict[str, str]:
+    """What a rank takes together with the workers of its DataLoaders, if it has any."""
+    samples = watched(reader, history.host)
+    if samples is None or history.rank not in samples.loaders:
+        return {}
+    memory = samples.loaders[history.rank]
+    workers = f"{memory.workers} worker{'s' * (memory.workers != 1)}"
+    return {"peak host memory (PSS)": f"{words.gib(memory.rank)} + {workers} {words.gib(memory.workers_pss)}"}
 
 
 def _rate(history: RankHistory) -> float | None:
