@@ -25,7 +25,7 @@ MARKDOWN = (".md", ".markdown", ".qmd", ".txt")
 MAGIC = re.compile(r"^(?P<indent>\s*)([%!?].*|%?[\w.]+\?{1,2}\s*)$")
 ASSIGNED = re.compile(r"^(?P<target>\s*[\w., ]+?\s*=\s*)[%!].*$")  # files = !ls
 RUNS_ITS_CELL = re.compile(r"^%%(time|timeit|capture|prun)\b")  # runs Python in this kernel
-WRITES = re.compile(r"^%%writefile\s+(-a\s+)?(?P<path>\S+\.py)\s*$")
+WRITES = re.compile(r"^%%writefile\s+(-a\s+)?\S+(?P<kind>\.py|\.json|\.ya?ml)\s*$")
 
 
 KINDS = (".py", ".ipynb")
@@ -68,7 +68,7 @@ class Source:
     @property
     def is_settings(self) -> bool:
         """Whether it is a file of settings, and no program."""
-        return any(piece.original for piece in self.pieces)
+        return self.path is not None and self.path.suffix in SETTINGS
 
 
 def read(script: Script | str | os.PathLike[str]) -> Source:
@@ -125,18 +125,26 @@ def _settings(path: Path) -> Source:
     """A file of accelerate's settings, or of an `fsdp_config` of transformers', as Python of the same lines."""
     text = _text(path)
     try:
-        python = python_of_json(text) if path.suffix == ".json" else python_of_yaml(text)
-    except ImportError:
-        raise ScriptError(f"{path} can only be read with PyYAML: pip install pyyaml") from None
-    except (ValueError, RecursionError) as error:
-        raise ScriptError(f"{path} cannot be parsed: {error or type(error).__name__}") from None
+        python = _python_of_settings(text, path.suffix)
+    except ValueError as error:
+        raise ScriptError(f"{path} {error}") from None
     note = "" if any(configurations(Tree(python))) else "neither accelerate's settings nor an fsdp_config"
     return Source(str(path), (Piece(python, original=text),), path, note=note)
 
 
+def _python_of_settings(text: str, suffix: str) -> str:
+    """Raises ValueError with what is wrong with the text."""
+    try:
+        return python_of_json(text) if suffix == ".json" else python_of_yaml(text)
+    except ImportError:
+        raise ValueError("can only be read with PyYAML: pip install pyyaml") from None
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"cannot be parsed: {error or type(error).__name__}") from None
+
+
 def _notebook(path: Path) -> Source:
-    """The code cells in order as one program, and each `%%writefile x.py` as another. Cells that are not Python are
-    skipped."""
+    """The code cells in order as one program, and each script or file of settings that one writes as another. Cells
+    that are not Python are skipped."""
     try:
         notebook = json.loads(_text(path))
         cells = [c for c in notebook["cells"] if c["cell_type"] == "code"]
@@ -150,9 +158,14 @@ def _notebook(path: Path) -> Source:
     broken: list[str] = []
     for number, text in enumerate(texts, 1):
         lines = text.split("\n")
-        if WRITES.match(lines[0]):
-            own = tuple((number, line) for line in range(2, len(lines) + 1))
-            pieces.append(Piece("\n".join(lines[1:]), places=(*own, (number, len(lines) + 1))))
+        if written := WRITES.match(lines[0]):
+            places_of_own = tuple((number, line) for line in range(2, len(lines) + 2))
+            own = "\n".join(lines[1:])
+            try:
+                python = own if written["kind"] == ".py" else _python_of_settings(own, written["kind"])
+                pieces.append(Piece(python, places=places_of_own, original=own))
+            except ValueError as error:
+                broken.append(f"cell {number} {error}")
         elif (known := _python(lines)) is not None:
             program += known
             places += [(number, line) for line in range(1, len(known) + 1)]

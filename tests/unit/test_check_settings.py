@@ -7,6 +7,7 @@ import sys
 import warnings
 from pathlib import Path
 
+import nbformat
 import pytest
 import torch
 import yaml
@@ -191,6 +192,18 @@ def test_a_finding_is_at_its_line_which_a_comment_silences(write):
     assert not check(write(text.replace("params: true", "params: true  # labkit: ignore[fsdp1-setting]")))
     (finding,) = check(write('{\n "version": 2,\n "use_orig_params": true\n}', "fsdp.json"))
     assert finding.line == 3
+
+
+def test_settings_that_a_cell_writes_are_checked_by_cell(write):
+    text = accelerates("fsdp_version: 2\nfsdp_use_orig_params: true")
+    cells = [f"%%writefile a.yaml\n{text}", "%%writefile b.yml\na: b: c", "%%writefile c.json\n{}"]
+    book = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
+
+    found = check(write(nbformat.writes(book), "lab.ipynb"))
+
+    assert [(finding.place, finding.rule) for finding in found] == [("lab.ipynb:cell 1:9", "fsdp1-setting")]
+    assert found[0].code == "  fsdp_use_orig_params: true"
+    assert found.note == "cell 2 cannot be parsed: line 1: mapping values are not allowed here"
 
 
 def test_accelerates_files_are_found_in_a_folder(write, capsys):
