@@ -224,6 +224,7 @@ def test_accelerates_files_are_found_in_a_folder(write, capsys):
         ("[1, 2]", "a.json"),
         ("", "empty.yaml"),
         ("- a\n- b", "list.yml"),
+        ("a: 1\u2028b: 2\n\u2028c: 3", "separators.yaml"),
         ("fsdp_version: 2\nfsdp_config:\n  offload_params: true\n", "of_another_framework.yaml"),
         ("base: &base\n  a: 1\nmine:\n  <<: *base\n  b: !own 2\n  on: 2026-01-01\n  c: {d: [1, e: 2]}\n", "tags.yaml"),
     ],
@@ -235,6 +236,9 @@ def test_other_files_have_no_findings_and_say_so(text, name, write):
     assert found.summary == f"{name}: no findings (neither accelerate's settings nor an fsdp_config)"
 
 
+LAUGHS = "a0: &a0 [lol]\n" + "".join(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]\n" for i in range(1, 12))
+
+
 @pytest.mark.parametrize(
     ("text", "name", "message"),
     [
@@ -243,6 +247,8 @@ def test_other_files_have_no_findings_and_say_so(text, name, write):
         ("{", "a.json", "a.json cannot be parsed: Expecting property name"),
         ("[" * 5000 + "]" * 5000, "deep.yaml", "deep.yaml cannot be parsed: "),
         ("a: &a [*a]", "loop.yaml", "loop.yaml cannot be parsed: "),
+        (LAUGHS, "laughs.yaml", "laughs.yaml cannot be parsed: its aliases repeat too much"),
+        ("a: \0", "zero.yaml", "zero.yaml cannot be parsed: unacceptable character #x0000"),
     ],
 )
 def test_a_file_that_cannot_be_read_is_refused_in_one_sentence(text, name, message, write):

@@ -181,10 +181,7 @@ def reshard_of_other_version(tree: Tree) -> Mistakes:
         in_accelerate = configuration.reader == "accelerate"
         if configuration.version == 2:
             if reshard and reshard.value is not UNKNOWN and not (reshard.is_on or reshard.is_off):
-                yield (
-                    reshard.node,
-                    f"{reshard.name} is {reshard.value!r}, but FSDP2 takes true or false only, and fails",
-                )
+                yield reshard.node, f"{reshard.name} is {reshard.value!r}, but FSDP2 takes true or false, and fails"
             if in_accelerate and strategy and not reshard and not _is_default(strategy):
                 yield strategy.node, f"FSDP2 ignores {strategy.name} and trains as FULL_SHARD"
         elif configuration.version == 1 and reshard and not strategy:
@@ -219,12 +216,8 @@ def wrap_setting_unused(tree: Tree) -> Mistakes:
             yield classes.node, f"{classes.name} is ignored, because the policy is {word}"
         elif size and size.value and word == "NO_WRAP":
             yield size.node, f"{size.name} is ignored, because the policy is {word}"
-        elif (
-            policy
-            and word == "SIZE_BASED_WRAP"
-            and configuration.reader == "transformers"
-            and not (size and size.value)
-        ):
+        has_size = configuration.reader == "accelerate" or (size is not None and size.value)  # accelerate has a default
+        if policy and word == "SIZE_BASED_WRAP" and not has_size:
             yield policy.node, "without min_num_params, SIZE_BASED_WRAP wraps nothing but the whole model"
 
 

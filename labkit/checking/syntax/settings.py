@@ -29,6 +29,7 @@ FSDP_SETTINGS = {
     | OF_FSDP1
     | {"cpu_offload", "limit_all_gathers", "xla", "xla_fsdp_v2", "xla_fsdp_settings", "xla_fsdp_grad_ckpt"},
 }
+MOST_PARTS = 200_000  # of the text: an alias is written out
 NO_WORDS = {"n", "no", "f", "false", "off", "0"}
 YES_WORDS = {"y", "yes", "t", "true", "on", "1"}
 
@@ -83,50 +84,57 @@ def python_of_yaml(text: str) -> str:
     """YAML as a Python expression, each name on its line. Raises ImportError without PyYAML, and ValueError."""
     import yaml
 
+    writer = _Writer(text)
     try:
-        root = yaml.compose(text, Loader=yaml.SafeLoader)
-        lines: list[list[str]] = [[] for _ in text.split("\n")]
-        _write(root, lines, yaml.SafeLoader(""))
+        writer.write(yaml.compose(text, Loader=yaml.SafeLoader))
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
-        problem = getattr(error, "problem", None) or error
-        raise ValueError(f"line {mark.line + 1}: {problem}" if mark else str(problem)) from None
-    return "\n".join("".join(line) for line in lines)
+        problem = getattr(error, "problem", None) or str(error).split("\n")[0]
+        raise ValueError(f"line {mark.line + 1}: {problem}" if mark else problem) from None
+    return "\n".join("".join(line) for line in writer.lines)
 
 
-def _write(node: Any, lines: list[list[str]], loader: Any, at: int = 0) -> int:
-    """Write a node of PyYAML's at its line, or at `at` if that is below, as for an alias. Returns the last line."""
-    import yaml
+class _Writer:
+    """Writes PyYAML's nodes as Python, each at its line, or at the current one if that is below: an alias."""
 
-    at = max(at, node.start_mark.line) if node else at
-    if isinstance(node, yaml.MappingNode):
-        lines[at].append("{")
-        for key, value in node.value:
-            at = _write(key, lines, loader, at)
-            lines[at].append(": ")
-            at = _write(value, lines, loader, at)
-            lines[at].append(", ")
-        lines[at].append("}")
-    elif isinstance(node, yaml.SequenceNode):
-        lines[at].append("[")
-        for item in node.value:
-            at = _write(item, lines, loader, at)
-            lines[at].append(", ")
-        lines[at].append("]")
-    else:
-        lines[at].append(repr(_scalar(node, loader) if node else None))
-    return at
+    def __init__(self, text: str):
+        import yaml
 
+        self.lines: list[list[str]] = [[] for _ in text.split("\n")]
+        self._at = self._parts = 0
+        self._loader = yaml.SafeLoader("")
 
-def _scalar(node: Any, loader: Any) -> str | int | float | bool | None:
-    """The value; the text of a date, of `<<` and of what has a tag of its own."""
-    import yaml
+    def write(self, node: Any) -> None:
+        if node is None:  # an empty file
+            self._put("None")
+            return
+        self._at = min(max(self._at, node.start_mark.line), len(self.lines) - 1)
+        if node.id == "scalar":
+            self._put(repr(self._value(node)))
+            return
+        self._put("{" if node.id == "mapping" else "[")
+        for part in node.value:
+            for i, each in enumerate(part if node.id == "mapping" else [part]):
+                self._put(": " if i else "")
+                self.write(each)
+            self._put(", ")
+        self._put("}" if node.id == "mapping" else "]")
 
-    try:
-        value = loader.construct_object(node)
-    except yaml.constructor.ConstructorError:
-        return str(node.value)
-    return value if isinstance(value, str | int | float | bool | None) else str(node.value)
+    def _put(self, text: str) -> None:
+        self._parts += 1
+        if self._parts > MOST_PARTS:
+            raise ValueError("its aliases repeat too much")
+        self.lines[self._at].append(text)
+
+    def _value(self, node: Any) -> str | int | float | bool | None:
+        """A scalar's value; the text of a date, of `<<` and of what has a tag of its own."""
+        import yaml
+
+        try:
+            value = self._loader.construct_object(node)
+        except yaml.constructor.ConstructorError:
+            return str(node.value)
+        return value if isinstance(value, str | int | float | bool | None) else str(node.value)
 
 
 def configurations(tree: Tree) -> Iterator[Configuration]:
@@ -165,9 +173,9 @@ def _is_fsdp(settings: Settings) -> bool:
 
 
 def _takes_training_arguments(tree: Tree, call: ast.Call) -> bool:
-    """TrainingArguments, a class derived from it, or one of TRL's: SFTConfig."""
+    """TrainingArguments, or TRL's SFTConfig and others; a class derived from them may have defaults of its own."""
     name = tree.names_of_calls[call]
-    return name.endswith("TrainingArguments") or (name.startswith("trl.") and name.endswith("Config"))
+    return name == "TrainingArguments" or name.startswith(("transformers.", "trl."))
 
 
 def _without_prefix(settings: Settings) -> Settings:
