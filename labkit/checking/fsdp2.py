@@ -75,7 +75,8 @@ def _became(short: str, setting: Setting, prefix: str) -> tuple[dict[str, Any], 
     """The settings of FSDP2 for one of FSDP1, and what is to be told of it; "" if it stays."""
     value = setting.value
     if short in LOST:
-        return {}, f"nothing: {LOST[short]}"
+        asks_nothing = setting.is_off and short in ("forward_prefetch", "sync_module_states")
+        return {}, "nothing" if asks_nothing else f"nothing: {LOST[short]}"
     if short == "state_dict_type" and value == "LOCAL_STATE_DICT":
         return {setting.name: "SHARDED_STATE_DICT"}, "SHARDED_STATE_DICT"
     if short not in ("sharding_strategy", "reshard_after_forward"):

@@ -112,7 +112,8 @@ def _check(arguments: argparse.Namespace, rest: list[str]) -> int:
         for findings in checked:
             print(findings)
         if folders:
-            print(f"{len(files)} files checked, {clean} without findings")
+            count = "1 file" if len(files) == 1 else f"{len(files)} files"
+            print(f"{count} checked, {clean} without findings")
     else:
         print(_formatted(arguments.output_format, checked, unreadable))
     return 2 if unreadable else 1 if any(checked) else 0

@@ -154,7 +154,7 @@ def configurations(tree: Tree) -> Iterator[Configuration]:
             continue
         if isinstance(value, ast.Name):
             values = tree.values_of(value.id, value)
-            value = values[0] if len(values) == 1 else value
+            value = values[0] if len(values) == 1 and not _is_changed(tree, value.id) else value
         arguments = {k.arg: Setting(k.arg, _literal(k.value), k.value, k.value) for k in call.keywords if k.arg}
         yield Configuration("transformers", _without_prefix(settings_of(value)), arguments, has_stars(call))
 
@@ -170,6 +170,13 @@ def _is_fsdp(settings: Settings) -> bool:
     """Whether most names of a file are those of an fsdp_config, and more than `version`, which many files have."""
     known = settings.keys() & set().union(*FSDP_SETTINGS.values())
     return len(known) * 2 > len(settings) and known != {"version"}
+
+
+def _is_changed(tree: Tree, name: str) -> bool:
+    """Whether a mapping gets settings after it was made."""
+    stores = (node.value for node in tree.nodes[ast.Subscript] if isinstance(node.ctx, ast.Store | ast.Del))
+    changes = (call.func.value for call in tree.method_calls("update", "setdefault", "pop"))
+    return any(isinstance(node, ast.Name) and node.id == name for node in (*stores, *changes))
 
 
 def _takes_training_arguments(tree: Tree, call: ast.Call) -> bool:
