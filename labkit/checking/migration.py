@@ -11,8 +11,8 @@ from typing import Any
 from labkit.checking.findings import Finding, Findings
 from labkit.checking.rules.saving import GATHERS
 from labkit.checking.source import Piece
+from labkit.checking.syntax.collectives import CHECKPOINT, OF_SHARDS
 from labkit.checking.syntax.models import moves_to_device, optimizers
-from labkit.checking.syntax.ranks import CHECKPOINT
 from labkit.checking.syntax.settings import configurations
 from labkit.checking.syntax.tree import Tree, keyword
 from labkit.files import Json
@@ -169,7 +169,9 @@ def _state(tree: Tree) -> Iterator[tuple[str, ast.expr]]:
     for call in tree.calls:
         name = tree.names_of_calls[call]
         last = name.rsplit(".", 1)[-1]
-        if name == "torch.save" or (name.startswith("torch.distributed.checkpoint.") and last in CHECKPOINT | GATHERS):
+        if name == "torch.save" or (
+            name.startswith("torch.distributed.checkpoint.") and last in CHECKPOINT | OF_SHARDS | GATHERS
+        ):
             yield ("torch.save" if name == "torch.save" else last), call
         elif isinstance(call.func, ast.Attribute) and call.func.attr in ("state_dict_type", "full_tensor"):
             yield call.func.attr, call

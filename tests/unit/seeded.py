@@ -147,6 +147,69 @@ LOADED = "dist.barrier()\nstate = torch.load(path, map_location='cpu', weights_o
 BF16_MODEL = (
     "net = Net().to(torch.bfloat16)\nmodel = DDP(net)\noptimizer = torch.optim.AdamW(model.parameters(), HERE\n"
 )
+SKIPS = """
+for x, y in loader:
+    loss = F.mse_loss(model(x), y)
+    if not torch.isfinite(loss):  # HERE
+        continue
+    loss.backward()
+    optimizer.step()
+"""
+AGREES = """
+for x, y in loader:
+    loss = F.mse_loss(model(x), y)
+    bad = (~torch.isfinite(loss)).float()
+    dist.all_reduce(bad, op=dist.ReduceOp.MAX)
+    if bad:
+        continue
+    loss.backward()
+    optimizer.step()
+"""
+NO_TARGET = """
+def loss_of(out, targets):
+    if len(targets) == 0:
+        return torch.zeros((), requires_grad=True)  # HERE
+    return (out[targets] - 1).square().mean()
+
+loss = loss_of(model(x), targets)
+loss.backward()
+"""
+VALIDATION = "test_loader = DataLoader(test, sampler=DistributedSampler(test))\n"
+EVALUATE = """
+def evaluate(net, test_loader):
+    total = 0.0
+    for x, y in test_loader:
+        total += F.mse_loss(model(x), y).item()
+    return total
+
+"""
+STOPS = """
+best, bad = 9.0, 0
+for epoch in range(9):
+    for x, y in loader:
+        F.mse_loss(model(x), y).backward()
+    loss = evaluate(model, test_loader)
+    if loss < best:
+        best, bad = loss, 0
+    else:
+        bad += 1
+    if bad > 3:  # HERE
+        break
+"""
+PLATEAU = "schedule = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)\n"
+JOINED = "from torch.distributed.algorithms.join import Join\nwith Join([model]"
+SPAWNS = """
+import os, torch.distributed as dist, torch.multiprocessing as mp
+
+def main(rank, size):
+    dist.init_process_group("gloo", rank=rank, world_size=size)
+    Net().loss().backward()
+    dist.destroy_process_group()
+
+if __name__ == "__main__":
+    size = os.cpu_count()
+    mp.spawn(main, args=(size,), nprocs=size)
+"""
 
 
 def within(body: str, model: str = DDP_MODEL) -> str:
@@ -298,6 +361,186 @@ SEEDED: dict[str, list[tuple[str, str]]] = {
             within(
                 "for x in loader:\n    if rank == 0:\n        show(x)\n        continue\n    else:\n"
                 "        continue\ndist.barrier()"
+            ),
+        ),
+        (
+            within("if not (args.skip and rank == 0):\n    dist.all_reduce(x)  # HERE"),
+            within("if not (args.skip and rank == 0):\n    print(x)\ndist.all_reduce(x)"),
+        ),
+        (
+            within(
+                "for x in loader:\n    if rank == 0 and args.skip:\n        continue\n    dist.all_reduce(x)  # HERE"
+            ),
+            within("for x in loader:\n    dist.all_reduce(x)\n    if rank == 0 and args.skip:\n        continue"),
+        ),
+        (
+            within("for x in loader:\n    dist.all_reduce(x)  # HERE\n    if rank == 0 and found(x):\n        break"),
+            within(
+                "for x in loader:\n    dist.all_reduce(x)\n    done = rank == 0 and found(x)\n"
+                "    done = broadcast(done)\n    if done:\n        break"
+            ),
+        ),
+        (
+            within("if rank == 0:\n    optimizer.consolidate_state_dict(to=0)  # HERE"),
+            within("optimizer.consolidate_state_dict(to=0)\nif rank == 0:\n    print(optimizer.state_dict())"),
+        ),
+        (
+            within("if rank == 0:\n    with FSDP.summon_full_params(model):  # HERE\n        show(model)", FSDP1_MODEL),
+            within("with FSDP.summon_full_params(model):\n    if rank == 0:\n        show(model)", FSDP1_MODEL),
+        ),
+        (
+            within("import torch.distributed.nn.functional as nnf\nif rank == 0:\n    x = nnf.all_reduce(x)  # HERE"),
+            within(
+                "import torch.distributed.nn.functional as nnf\nif rank in (0, 1):\n"
+                "    x = nnf.all_gather(x, pair_group)"
+            ),
+        ),
+        (
+            within("if rank == 0:\n    teacher = DDP(teacher)  # HERE"),
+            within("if rank == 0:\n    teacher = DDP(teacher, process_group=alone)"),
+        ),
+        (
+            "from accelerate import Accelerator\naccelerator = Accelerator()\nif accelerator.is_main_process:\n"
+            "    scores = accelerator.gather_for_metrics(scores)  # HERE\n",
+            "from accelerate import Accelerator\naccelerator = Accelerator()\nif accelerator.is_main_process:\n"
+            "    accelerator.save_state(folder)\n",
+        ),
+        (
+            "import lightning as L\n\nclass Saves(L.Callback):\n    def on_train_end(self, trainer, module):\n"
+            "        if trainer.is_global_zero:\n            trainer.save_checkpoint('x.ckpt')  # HERE\n",
+            "import lightning as L\n\nclass Saves(L.Callback):\n    def on_train_end(self, trainer, module):\n"
+            "        trainer.save_checkpoint('x.ckpt')\n",
+        ),
+        (
+            "import lightning as L\n\nclass Net(L.LightningModule):\n    @L.pytorch.utilities.rank_zero_only\n"
+            "    def note(self, x):\n        self.log('x', x, sync_dist=True)  # HERE\n",
+            "import lightning as L\n\nclass Net(L.LightningModule):\n    @L.pytorch.utilities.rank_zero_only\n"
+            "    def note(self, x):\n        self.log('x', x, rank_zero_only=True)\n",
+        ),
+        (
+            within("with accelerator.main_process_first():\n    dist.barrier()  # HERE"),
+            within("with accelerator.main_process_first():\n    prepare()\ndist.barrier()"),
+        ),
+    ],
+    "rank-decides-alone": [
+        (within(SKIPS), within(AGREES)),
+        (within(SKIPS), within(SKIPS.replace("loader", "range(9)").replace("x, y", "i"))),
+        (
+            within(
+                "for batch in loader:\n    if batch is None:  # HERE\n        continue\n    model(batch).backward()"
+            ),
+            within("for batch in loader:\n    if step is None:\n        continue\n    model(batch).backward()"),
+        ),
+        (
+            within("for x, y in loader:\n    loss = model(x)\n    if loss < 9:  # HERE\n        loss.backward()"),
+            within(
+                "for x, y in loader:\n    loss = model(x)\n    if loss < 9:\n        print(loss)\n    loss.backward()"
+            ),
+        ),
+        (
+            within(
+                "def step(batch):\n    loss = model(batch)\n    if loss.isnan().any():  # HERE\n        return\n"
+                "    loss.backward()"
+            ),
+            within(
+                "def step(batch):\n    loss = model(batch)\n    if mean_of(loss).isnan():\n        return\n"
+                "    loss.backward()"
+            ),
+        ),
+        (
+            "from accelerate import Accelerator\naccelerator = Accelerator()\nmodel = accelerator.prepare(Net())\n"
+            "for batch in loader:\n    if batch['y'].sum() == 0:  # HERE\n        continue\n"
+            "    accelerator.backward(model(batch))\n",
+            "from accelerate import Accelerator\naccelerator = Accelerator()\nmodel = accelerator.prepare(Net())\n"
+            "for batch in loader:\n    if batch['y'].shape[0] < 8:\n        continue\n"
+            "    accelerator.backward(model(batch))\n",
+        ),
+        (within(NO_TARGET), within(NO_TARGET.replace("torch.zeros((), requires_grad=True)  # HERE", "out.sum() * 0"))),
+        (
+            within(VALIDATION + EVALUATE + STOPS),
+            within(VALIDATION + EVALUATE.replace("    return", "    total = all_reduced(total)\n    return") + STOPS),
+        ),
+        (
+            within(VALIDATION + EVALUATE + STOPS),
+            within(VALIDATION.replace("sampler=DistributedSampler(test)", "batch_size=8") + EVALUATE + STOPS),
+        ),
+    ],
+    "rank-steps-scheduler-alone": [
+        (
+            within(f"{PLATEAU}{VALIDATION}{EVALUATE}schedule.step(evaluate(model, test_loader))  # HERE"),
+            within(
+                f"{PLATEAU}{VALIDATION}{EVALUATE}loss = torch.tensor(evaluate(model, test_loader))\n"
+                "dist.all_reduce(loss)\nschedule.step(loss)"
+            ),
+        ),
+        (
+            within(f"{PLATEAU}{VALIDATION}{EVALUATE}schedule.step(evaluate(model, test_loader))  # HERE"),
+            within(f"{PLATEAU}{EVALUATE}schedule.step(evaluate(model, test_loader))"),
+        ),
+    ],
+    "collective-in-join": [
+        (
+            within(f"{JOINED}):\n    for x in batches:\n        dist.all_reduce(x)  # HERE"),
+            within(f"{JOINED}):\n    for x in batches:\n        print(x)\ndist.all_reduce(x)"),
+        ),
+        (
+            within("with model.join():\n    for x in batches:\n        dist.all_reduce(x)  # HERE"),
+            within(
+                "with model.join(throw_on_early_termination=True):\n    for x in batches:\n        dist.all_reduce(x)"
+            ),
+        ),
+        (
+            within(f"def show(x):\n    dist.all_reduce(x)\n\n{JOINED}):\n    show(x)  # HERE"),
+            within(f"def show(x):\n    dist.all_reduce(x, group=pair)\n\n{JOINED}):\n    show(x)"),
+        ),
+    ],
+    "read-before-written": [
+        (
+            within("if rank == 0:\n    torch.save(x, path)\nx = torch.load(path, 'cpu', weights_only=True)  # HERE"),
+            within(
+                "if rank == 0:\n    torch.save(x, path)\ndist.barrier()\nx = torch.load(path, 'cpu', weights_only=True)"
+            ),
+        ),
+        (
+            within(
+                "dist.barrier()\nif rank == 0:\n    with open('a.json', 'w') as f:\n        json.dump(x, f)\n"
+                "x = json.load(open('a.json'))  # HERE"
+            ),
+            within(
+                "if rank == 0:\n    with open('a.json', 'w') as f:\n        json.dump(x, f)\nwait_for_everyone()\n"
+                "x = json.load(open('a.json'))"
+            ),
+        ),
+        (
+            within("if rank == 0:\n    Path(p).write_text('x')\nelse:\n    print(Path(p).read_text())  # HERE"),
+            within("if rank == 0:\n    Path(p).write_text('x')\n    print(Path(p).read_text())"),
+        ),
+        (
+            within("if rank == 0:\n    tokenizer.save_pretrained(p)\ntokenizer = Tokenizer.from_pretrained(p)  # HERE"),
+            within("if rank == 0:\n    tokenizer.save_pretrained(p)\ntokenizer = Tokenizer.from_pretrained(q)"),
+        ),
+    ],
+    "ranks-started-twice": [
+        (
+            SPAWNS.replace("Net()", "Net(os.environ['LOCAL_RANK'])").replace("nprocs=size)", "nprocs=size)  # HERE"),
+            SPAWNS,
+        ),
+        (
+            SPAWNS.replace("rank=rank", "rank=int(os.environ['RANK'])").replace("nprocs=size)", "nprocs=size)  # HERE"),
+            SPAWNS.replace("    Net()", "    os.environ['RANK'] = str(rank)\n    Net(os.environ['RANK'])"),
+        ),
+        (
+            SPAWNS.replace("os.cpu", "torch.cuda.device")
+            .replace("import os", "import os, torch")
+            .replace("nprocs=size)", "nprocs=size)  # HERE"),
+            SPAWNS.replace("os.cpu", "torch.cuda.device")
+            .replace("import os", "import os, torch")
+            .replace("Net()", "Net().to(rank)"),
+        ),
+        (
+            SPAWNS.replace("Net()", "Net(os.environ['LOCAL_RANK'])").replace("nprocs=size)", "nprocs=size)  # HERE"),
+            SPAWNS.replace("Net()", "Net(os.environ['LOCAL_RANK'])").replace(
+                "    mp", "    if 'LOCAL_RANK' not in os.environ:\n        mp"
             ),
         ),
     ],

@@ -94,7 +94,18 @@ def test_nothing_is_found_in_the_labs(path):
         "if rank in (0, 1):\n    dist.all_reduce(x, group=pair)",
         "if rank == 0:\n    dist.barrier(pair)\nif rank == 0:\n    dist.broadcast(x, 0, pair)",
         "if lora_rank == 0:\n    dist.barrier()",
-        "if rank == 0 and step:\n    print(x)\nelse:\n    dist.barrier()",  # rank 0 comes there too, as a rule
+        "if rank == -1:\n    dist.barrier()",  # which is how some say that there is only one
+        "if step and rank == 0:\n    dist.barrier()\nelif step:\n    dist.barrier()",
+        "if distributed and rank != 0:\n    dist.barrier()\nif not distributed or rank == 0:\n    dist.barrier()",
+        "stop = rank == 0 and bad(x)\nstops = [stop]\ndist.broadcast_object_list(stops)\nif stops[0]:\n"
+        "    dist.barrier()",
+        "flag = seen(path) if rank == 0 else False\nflag = torch.tensor(flag)\ndist.broadcast(flag, 0)\nif flag:\n"
+        "    dist.barrier()",
+        "class Ordered:\n    def __enter__(self):\n        if rank != 0:\n            dist.barrier()\n\n"
+        "    def __exit__(self, *error):\n        if rank == 0:\n            dist.barrier()",
+        "should_save = step % 10 == 0\nif should_save:\n    dist.barrier()",
+        "import sys\nif rank != 0:\n    sys.exit('one rank only')\ndist.barrier()",
+        "state = torch.distributed.checkpoint.state_dict.get_model_state_dict(model) if rank == 0 else None",  # DDP
         "def meet():\n    if dist.is_initialized():\n        dist.barrier()\n\nmeet()",
         "if rank == 0:\n    model.eval()\n    print(model.training)",
         "if rank == 0:\n    model.module(x)",
@@ -134,10 +145,44 @@ def test_what_looks_like_a_mistake_and_is_none_is_passed_over(body):
         "(r := dist.get_rank()) == 0",
         "os.environ['RANK'] == '0'",
         "os.getenv('LOCAL_RANK', '0') == '0'",
+        "not (step % 10 or rank != 0)",
+        "rank == 0 or step % 10",
+        "step and not (x or not rank == 0)",
+        "rank % torch.cuda.device_count() == 0",
+        "rank == 3",
+        "rank != 3",
+        "accelerator.is_main_process",
+        "trainer.is_global_zero",
+        "state.is_world_process_zero",
+        "(rank == 0 if args.quiet else step)",
     ],
 )
 def test_a_condition_on_the_rank_is_known_however_it_is_spelled(condition):
     assert [rule for rule, _ in rules_in(within(f"if {condition}:\n    dist.barrier()"))] == ["rank-0-collective"]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "if step:\n    pass\nelif rank == 0:\n    pass\nelse:\n    dist.barrier()",
+        "rank == 0 and dist.barrier()",
+        "rank != 0 or dist.barrier()",
+        "y = dist.barrier() if rank == 0 else None",
+        "while rank == 0:\n    dist.barrier()",
+        "match rank:\n    case 0 | 1 if step:\n        pass\n    case 0:\n        dist.barrier()",
+        "match rank:\n    case 0:\n        pass\n    case _:\n        dist.barrier()",
+        "def leader():\n    return dist.get_rank() == 0\n\nif leader():\n    dist.barrier()",
+        "def leader():\n    if not dist.is_initialized():\n        return True\n    return rank == 0\n\n"
+        "if not leader():\n    dist.barrier()",
+        "def mine():\n    return dist.get_rank()\n\nif mine() == 0:\n    dist.barrier()",
+        "for x in loader:\n    if step:\n        with quiet():\n            if rank == 0:\n                continue\n"
+        "    dist.barrier()",
+        "class Lab:\n    def __init__(self):\n        self.speaks = rank == 0\n\n    def run(self):\n"
+        "        if self.speaks:\n            dist.barrier()",
+    ],
+)
+def test_the_ranks_that_reach_a_line_are_known_in_every_kind_of_branch(body):
+    assert [rule for rule, _ in rules_in(within(body))] == ["rank-0-collective"]
 
 
 @pytest.mark.parametrize("leaving", ["return", "sys.exit()", "sys.exit(0)", "exit()", "raise SystemExit"])

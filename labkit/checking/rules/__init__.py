@@ -88,6 +88,11 @@ NUMBERS = {
     "unmatched-keys": 72,
     "bf16-updates-lost": 73,
     "loss-keeps-graph": 74,
+    "rank-decides-alone": 75,
+    "rank-steps-scheduler-alone": 76,
+    "collective-in-join": 77,
+    "read-before-written": 78,
+    "ranks-started-twice": 79,
 }
 
 Mistakes = Iterator[tuple[Placed, str]]

@@ -9,8 +9,9 @@ from collections.abc import Iterator
 
 from labkit.checking.rules import Mistakes, rule
 from labkit.checking.rules.sampling import is_for_training
+from labkit.checking.syntax.functions import callee
 from labkit.checking.syntax.models import arguments_of, behind, callers, sites
-from labkit.checking.syntax.ranks import callee, guards, is_rank, names_rank
+from labkit.checking.syntax.ranks import guards, is_rank, names_rank
 from labkit.checking.syntax.tree import Function, Tree, has_stars, keyword, position, spelled
 
 # What draws from a global random state, and what seeds that state.

@@ -6,7 +6,7 @@ import ast
 import re
 
 from labkit.checking.rules import Mistakes, rule
-from labkit.checking.syntax.ranks import calls_of
+from labkit.checking.syntax.functions import calls_of
 from labkit.checking.syntax.tree import Tree
 
 CLEANS_UP = re.compile(r"clean_?up|tear_?down|shut_?down|destroy|finali[sz]e|end_dist|close_dist|abort_process_group")

@@ -6,7 +6,9 @@ import ast
 import re
 
 from labkit.checking.rules import Mistakes, rule
-from labkit.checking.syntax.ranks import Guard, callee, collective, guards, may_depend_on_rank, needs_all
+from labkit.checking.syntax.collectives import collective
+from labkit.checking.syntax.functions import callee
+from labkit.checking.syntax.ranks import Guard, guards, may_depend_on_rank, needs_all
 from labkit.checking.syntax.tree import Function, Tree, keyword, parameters_of, position, spelled
 
 EVALUATES = re.compile(r"^(run_)?(do_)?(eval|evaluate|evaluation|validate|validation|test|inference)(_\w+)?$")
@@ -45,22 +47,60 @@ def rank_0_collective(tree: Tree) -> Mistakes:
 
 
 def _who(around: list[Guard]) -> str:
+    if around[0].may_pass_all:
+        return "not always all of them"
     return "not all of them" if around[0].ranks == "first" else "only the other ranks"
 
 
 def _answered(tree: Tree, call: ast.Call, name: str, around: list[Guard]) -> bool:
     """Whether the excluded ranks make the same call elsewhere: `if rank == 0: … barrier() else: barrier()`."""
-    scope = tree.function_of(call)
+    place, loops = _place(tree, call), tree.loops_of(call)
     for other in tree.calls:
-        if other is call or tree.function_of(other) is not scope:
+        if other is call or _place(tree, other) is not place:
             continue
         if collective(tree, other) != name and (
             not callee(tree, call) or callee(tree, other) is not callee(tree, call)
         ):
             continue
-        if any(guard.ranks != around[0].ranks for guard in guards(tree, other)):
-            return True
+        for guard in guards(tree, other):
+            same = guard.names == around[0].names and tree.loops_of(other) == loops
+            if guard.ranks != around[0].ranks and (same or guard.line == around[0].line):
+                return True
     return False
+
+
+def _place(tree: Tree, call: ast.Call) -> ast.AST:
+    """The class of a method, such as a context manager, or else the function."""
+    function = tree.function_of(call)
+    holder = tree.parents.get(function, function)
+    return holder if isinstance(holder, ast.ClassDef) else function
+
+
+@rule(
+    "collective-in-join",
+    "hangs",
+    why="Inside Join, a rank whose data have ended answers the collectives of the joined models and optimizers only. A "
+    "collective of the script's own meets one of those instead, or waits for the timeout.",
+    fix="Move it after the with block, or pass throw_on_early_termination=True, so that all ranks stop with the first.",
+    misses="a collective in an imported function, and joins that another file enters.",
+)
+def collective_in_join(tree: Tree) -> Mistakes:
+    for node in tree.nodes[ast.With]:
+        if any(_joins(tree, item.context_expr) for item in node.items):
+            for call in (call for call in tree.calls if any(tree.is_in(call, part) for part in node.body)):
+                function = callee(tree, call)
+                inner = next(needs_all(tree, function, frozenset()), ("", 0))[0] if function else ""
+                if name := collective(tree, call) or inner:
+                    yield call, f"`{name}` is not answered by the ranks that have joined"
+
+
+def _joins(tree: Tree, context: ast.expr) -> bool:
+    """`Join([model])`, or `model.join()` of a DDP model."""
+    if not isinstance(context, ast.Call) or tree.is_true(keyword(context, "throw_on_early_termination")):
+        return False
+    if isinstance(context.func, ast.Attribute) and context.func.attr == "join":
+        return "ddp" in tree.wrapping(context.func.value)
+    return tree.names_of_calls[context].startswith("torch.") and tree.names_of_calls[context].endswith(".Join")
 
 
 @rule(
@@ -118,7 +158,7 @@ def _runs_a_global(tree: Tree, function: Function) -> frozenset[str]:
 
 
 def _has_buffers(tree: Tree) -> bool:
-    return "register_buffer" in tree.words or any(w.startswith("BatchNorm") for w in tree.words)
+    return any(w in ("register_buffer", "convert_sync_batchnorm") or w.startswith("BatchNorm") for w in tree.words)
 
 
 def _keeps_buffers(tree: Tree) -> bool:

@@ -8,8 +8,9 @@ from collections import Counter
 from collections.abc import Iterator
 
 from labkit.checking.rules import Mistakes, rule
+from labkit.checking.syntax.functions import callee
 from labkit.checking.syntax.models import arguments_of, behind, callers
-from labkit.checking.syntax.ranks import callee, may_depend_on_rank, names_rank
+from labkit.checking.syntax.ranks import may_depend_on_rank, names_rank
 from labkit.checking.syntax.tree import Function, MethodCall, Tree, has_stars, keyword, position, spelled
 
 OPTIMIZER = re.compile(r"torch\.optim\.[A-Z]\w+")

@@ -6,7 +6,8 @@ import ast
 import re
 from collections.abc import Iterator
 
-from labkit.checking.syntax.ranks import callee, calls_of, is_rank
+from labkit.checking.syntax.functions import callee, calls_of
+from labkit.checking.syntax.ranks import is_rank
 from labkit.checking.syntax.tree import Function, MethodCall, Placed, Tree, keyword, parameters_of, position, spelled
 
 # Scripts with one of these may average gradients or parameters in their own way.

@@ -1,5 +1,9 @@
-"""Finds which ranks reach a line (conditions on the rank, early returns, functions called under them), and the calls
-that all ranks must make."""
+"""Finds which ranks reach a line: conditions on the rank, early returns, functions called under them.
+
+A condition is known by its `Ways`: the pairs (rank 0 passes, the other ranks pass) that it may come to. `rank == 0` has
+one, (True, False); `rank == 0 and step % 10 == 0` also has (False, False); a condition that says nothing about the rank
+has the two in which all ranks do the same.
+"""
 
 from __future__ import annotations
 
@@ -7,84 +11,65 @@ import ast
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import reduce
 
-from labkit.checking.syntax.tree import Function, Tree, is_main_guard, keyword, spelled
+from labkit.checking.syntax.collectives import agreed, collective
+from labkit.checking.syntax.functions import callee, calls_of, returned
+from labkit.checking.syntax.tree import Function, Placed, Tree, is_main_guard, spelled
 
 RANK = re.compile(
     r"^_?((global|local|world|ddp|dist|my|cur|current|node|proc|process|torch)_)*rank(_id)?$", re.IGNORECASE
 )
 FIRST = re.compile(
     r"^_?(is|am|on)_(\w+_)?(main|master|primary|chief|rank0|rank_0|rank_zero|first|zero)(_process|_rank|_proc|_node)?$"
-    r"|^(main|master|primary|chief)_(process|rank|proc)$|^is_\w*_process_zero$|^rank_zero$|^should_save\w*$"
+    r"|^(main|master|primary|chief)_(process|rank|proc)$|^is_\w*_process_zero$|^rank_zero$"
 )
-SOUNDS = re.compile(r"rank|gpu|proc_id|process_index|is_main|is_master|main_process|primary|chief", re.IGNORECASE)
+SOUNDS = re.compile(
+    r"rank|gpu|proc_id|process_index|is_main|is_master|main_process|primary|chief|should_save", re.IGNORECASE
+)
+# Decorators of functions that only rank 0 runs, and contexts that rank 0 enters before the others.
+FIRST_ONLY_RUNS = re.compile(r"^(rank_zero_only|rank0_only|master_only|main_process_only|on_(local_)?main_process)$")
+FIRST_ENTERS = re.compile(r"^(local_)?main_process_first$|^rank_zero_first$|^(torch_)?distributed_zero_first$")
 # Decorators: @master_only, @rank_zero_only, @on_main_process; not @hydra.main.
 CHOOSES = re.compile(r"master|chief|_only$|^only_|once|main_(process|rank|proc)", re.IGNORECASE)
 # Conditions of scripts that can also run on one rank.
 ALONE = re.compile(r"distributed|initialized|world_size|ddp|multi|num_gpus|n_gpu|ngpus", re.IGNORECASE)
-OTHER = {"first": "others", "others": "first"}
 MIRRORED = {ast.Lt: ast.Gt, ast.LtE: ast.GtE, ast.Gt: ast.Lt, ast.GtE: ast.LtE}
 EXITS = ("sys.exit", "exit", "quit", "os._exit", "SystemExit")
-COLLECTIVES = {
-    "all_reduce",
-    "all_gather",
-    "all_gather_into_tensor",
-    "all_gather_single",
-    "all_gather_object",
-    "all_to_all",
-    "all_to_all_single",
-    "barrier",
-    "monitored_barrier",
-    "broadcast",
-    "broadcast_object_list",
-    "gather",
-    "gather_object",
-    "reduce",
-    "reduce_scatter",
-    "reduce_scatter_tensor",
-    "reduce_scatter_single",
-    "scatter",
-    "scatter_object_list",
-    "new_group",
-    "init_device_mesh",
-}
-# The position of the group among their arguments.
-GROUP_AT = {
-    "barrier": 0,
-    "monitored_barrier": 0,
-    "all_reduce": 2,
-    "broadcast": 2,
-    "all_gather": 2,
-    "all_gather_object": 2,
-    "broadcast_object_list": 2,
-    "reduce": 3,
-    "gather": 3,
-    "scatter": 3,
-    "gather_object": 3,
-    "scatter_object_list": 3,
-    "reduce_scatter": 3,
-}
-# Collective functions of torch.distributed.checkpoint.
-CHECKPOINT = {
-    "save",
-    "async_save",
-    "load",
-    "get_state_dict",
-    "get_model_state_dict",
-    "get_optimizer_state_dict",
-    "set_state_dict",
-    "set_model_state_dict",
-    "set_optimizer_state_dict",
-}
+Ways = frozenset[tuple[bool, bool]]
+ALL: Ways = frozenset({(True, True)})
+NONE: Ways = frozenset({(False, False)})
+FIRST_PASSES: Ways = frozenset({(True, False)})
+OTHERS_PASS: Ways = frozenset({(False, True)})
+ALIKE: Ways = ALL | NONE
+
+
+def _negated(ways: Ways) -> Ways:
+    return frozenset((not first, not others) for first, others in ways)
+
+
+def _both(one: Ways, two: Ways) -> Ways:
+    return frozenset((a and c, b and d) for a, b in one for c, d in two)
+
+
+def _either(one: Ways, two: Ways) -> Ways:
+    return _negated(_both(_negated(one), _negated(two)))
+
+
+def _splits(ways: Ways) -> bool:
+    """Whether rank 0 and the others may part."""
+    return any(first != others for first, others in ways)
 
 
 @dataclass(frozen=True)
 class Guard:
-    """A condition that only the `first` rank passes, or only the `others`. `node` is its `if`."""
+    """A condition that parts the ranks: `ranks` are those that pass when the rest do not, `first` or `others`. What it
+    depends on besides the rank are `names`; where it is so, `may_pass_all` says that otherwise all of them pass."""
 
-    node: ast.AST
     ranks: str
     line: int
+    may_pass_all: bool
+    names: frozenset[str]
 
 
 def is_rank(tree: Tree, node: ast.AST, depth: int = 3) -> bool:
@@ -104,6 +89,8 @@ def is_rank(tree: Tree, node: ast.AST, depth: int = 3) -> bool:
             return True
         if last == "int" and len(node.args) == 1:
             return _from_environment(node.args[0])
+        if depth and (function := callee(tree, node)):
+            return any(is_rank(tree, value, depth - 1) for value in returned(tree, function))
     return _from_environment(node)
 
 
@@ -118,67 +105,86 @@ def _from_environment(node: ast.AST) -> bool:
     return "env" in spelled(source) and isinstance(key, ast.Constant) and key.value in ("RANK", "LOCAL_RANK")
 
 
-def _test(tree: Tree, test: ast.AST, seen: frozenset[str] = frozenset()) -> tuple[str, bool] | None:
-    """The ranks that a condition lets through, and whether it depends on the rank only."""
-    known: dict[ast.AST, tuple[str, bool] | None] = tree.kept.setdefault("tests", {})
+def _ways(tree: Tree, test: ast.AST, seen: frozenset[ast.AST] = frozenset()) -> Ways:
+    """What a condition may come to on rank 0 and on the others."""
+    known: dict[ast.AST, Ways] = tree.kept.setdefault("ways", {})
     if seen:
-        return _tested(tree, test, seen)
+        return _found_ways(tree, test, seen)
     if test not in known:
-        known[test] = _tested(tree, test, seen)
+        known[test] = _found_ways(tree, test, seen)
     return known[test]
 
 
-def _tested(tree: Tree, test: ast.AST, seen: frozenset[str]) -> tuple[str, bool] | None:
+def _found_ways(tree: Tree, test: ast.AST, seen: frozenset[ast.AST]) -> Ways:
+    if test in seen:
+        return ALIKE
+    seen |= {test}
     if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
-        if is_rank(tree, test.operand):
-            return "first", True
-        inner = _test(tree, test.operand, seen)
-        return (OTHER[inner[0]], True) if inner and inner[1] else None
+        return _negated(_ways(tree, test.operand, seen))
     if isinstance(test, ast.BoolOp):
-        selected = [_test(tree, value, seen) for value in test.values]
-        known = {ranks for ranks in selected if ranks}
-        if isinstance(test.op, ast.And):
-            return (next(iter(known))[0], False) if len({ranks for ranks, _ in known}) == 1 else None
-        rest = [value for value, ranks in zip(test.values, selected, strict=True) if not ranks]
-        return next(iter(known)) if len(known) == 1 and all(ALONE.search(ast.unparse(v)) for v in rest) else None
+        return _of_operands(tree, test, seen)
+    if isinstance(test, ast.IfExp):
+        condition = _ways(tree, test.test, seen)
+        otherwise = _both(_negated(condition), _ways(tree, test.orelse, seen))
+        return _either(_both(condition, _ways(tree, test.body, seen)), otherwise)
+    if isinstance(test, ast.NamedExpr):
+        return OTHERS_PASS if is_rank(tree, test) else _ways(tree, test.value, seen)
+    if isinstance(test, ast.Constant):
+        return ALL if test.value else NONE
     if isinstance(test, ast.Compare) and len(test.ops) == 1:
         return _comparison(tree, test.left, test.ops[0], test.comparators[0])
     if is_rank(tree, test):  # `if rank:`
-        return "others", True
+        return OTHERS_PASS
+    function = callee(tree, test) if isinstance(test, ast.Call) else None
     name = spelled(test.func if isinstance(test, ast.Call) else test)
-    if FIRST.match(name.rsplit(".", 1)[-1]):
-        return "first", True
-    if isinstance(test, ast.Name) and name not in seen:
-        tests = {_test(tree, value, seen | {name}) for value in tree.values_of(name, test)} - {None}
-        return next(iter(tests)) if len(tests) == 1 else None
-    return None
+    if function:
+        values = returned(tree, function)
+    elif isinstance(test, ast.Name | ast.Attribute):
+        if name in agreed(tree, tree.function_of(test)):
+            return ALIKE
+        values = tree.values_of(name, test) or tree.assigned_to_self(name)
+    else:
+        values = []
+    parting = {ways for value in values if _splits(ways := _ways(tree, value, seen))}
+    if len(parting) == 1:
+        return parting.pop()
+    return FIRST_PASSES if FIRST.match(name.rsplit(".", 1)[-1]) or name.endswith(".should_save") else ALIKE
+
+
+def _of_operands(tree: Tree, test: ast.BoolOp, seen: frozenset[ast.AST]) -> Ways:
+    """The ways of `and` and `or`. `rank == 0 or not distributed` is about the rank: otherwise there is but one."""
+    operands = [_ways(tree, value, seen) for value in test.values]
+    if isinstance(test.op, ast.And):
+        return reduce(_both, operands)
+    named = [w for w, v in zip(operands, test.values, strict=True) if _splits(w) or not ALONE.search(ast.unparse(v))]
+    return reduce(_either, named or operands)
 
 
 def is_only_about_rank(tree: Tree, test: ast.AST) -> bool:
     """True for `rank == 0`, False for `rank == 0 and step % 100 == 0`."""
-    ranks = _test(tree, test)
-    return ranks is not None and ranks[1]
+    return _ways(tree, test) in (FIRST_PASSES, OTHERS_PASS)
 
 
-def _comparison(tree: Tree, left: ast.expr, op: ast.cmpop, right: ast.expr) -> tuple[str, bool] | None:
+def _comparison(tree: Tree, left: ast.expr, op: ast.cmpop, right: ast.expr) -> Ways:
     if isinstance(left, ast.Constant):
         left, right = right, left
         op = MIRRORED.get(type(op), type(op))()
-    if not is_rank(tree, left):
-        return None
-    if isinstance(op, ast.In | ast.NotIn) and isinstance(right, ast.List | ast.Tuple | ast.Set):
-        values = {ast.unparse(value) for value in right.elts}
-        return ("first" if isinstance(op, ast.In) else "others", True) if values <= {"0", "-1"} else None
     number = _number(right)
-    if number is None:
-        return None
-    if isinstance(op, ast.Eq):
-        return "first", number == 0
-    if number == 0 and isinstance(op, ast.NotEq | ast.Gt) or number == 1 and isinstance(op, ast.GtE):
-        return "others", True
+    if isinstance(op, ast.NotEq | ast.NotIn):
+        return _negated(_comparison(tree, left, ast.Eq() if isinstance(op, ast.NotEq) else ast.In(), right))
+    if isinstance(left, ast.BinOp) and isinstance(left.op, ast.Mod) and is_rank(tree, left.left):
+        return FIRST_PASSES | ALL if isinstance(op, ast.Eq) and number == 0 else ALIKE  # the first of each host
+    if not is_rank(tree, left):
+        return ALIKE
+    if isinstance(op, ast.In) and isinstance(right, ast.List | ast.Tuple | ast.Set):
+        return FIRST_PASSES if {ast.unparse(value) for value in right.elts} <= {"0", "-1"} else ALIKE
+    if isinstance(op, ast.Eq) and number is not None:
+        return FIRST_PASSES if number == 0 else OTHERS_PASS | NONE
+    if number == 0 and isinstance(op, ast.Gt) or number == 1 and isinstance(op, ast.GtE):
+        return OTHERS_PASS
     if number == 0 and isinstance(op, ast.LtE) or number == 1 and isinstance(op, ast.Lt):
-        return "first", True
-    return None
+        return FIRST_PASSES
+    return ALIKE
 
 
 def _number(node: ast.expr) -> int | None:
@@ -190,87 +196,135 @@ def _number(node: ast.expr) -> int | None:
 
 
 def guards(tree: Tree, node: ast.AST) -> list[Guard]:
-    """The conditions on the rank around a node, within its function, the innermost first."""
+    """The conditions that part the ranks around a node, within its function, the innermost first."""
     known: dict[ast.AST, list[Guard]] = tree.kept.setdefault("guards", {})
     if node not in known:
-        known[node] = _guards(tree, node)
+        known[node] = [_guard(deciding, ways) for deciding, ways in _conditions(tree, node) if _splits(ways)]
     return known[node]
 
 
-def _guards(tree: Tree, node: ast.AST) -> list[Guard]:
-    result = []
+def _guard(deciding: Placed, ways: Ways) -> Guard:
+    tests: list[ast.AST] = [node.test for node in ast.walk(deciding) if isinstance(node, ast.If)]
+    named = {spelled(part) for test in tests or [deciding] for part in ast.walk(test)} if len(ways) > 1 else set()
+    whole = {name for name in named if name and not any(other.startswith(f"{name}.") for other in named)}
+    return Guard(
+        "first" if (True, False) in ways else "others",
+        deciding.lineno,
+        (True, True) in ways,
+        frozenset(name for name in whole if not ALONE.search(name) and not SOUNDS.search(name)),
+    )
+
+
+def _conditions(tree: Tree, node: ast.AST) -> Iterator[tuple[Placed, Ways]]:
+    """The conditions on the way to a node, the innermost first."""
     child = node
     for ancestor in tree.ancestors(node):
-        if isinstance(ancestor, ast.If | ast.IfExp) and child is not ancestor.test:
+        if isinstance(ancestor, ast.If | ast.IfExp | ast.While) and child is not ancestor.test:
             inside = ancestor.body if isinstance(ancestor.body, list) else [ancestor.body]
-            ranks = _test(tree, ancestor.test)
-            if ranks and child in inside:
-                result.append(Guard(ancestor, ranks[0], ancestor.lineno))
-            elif ranks and ranks[1]:
-                result.append(Guard(ancestor, OTHER[ranks[0]], ancestor.lineno))
-        result.extend(_left_behind(tree, ancestor, child))
+            ways = _ways(tree, ancestor.test)
+            if child in inside or not isinstance(ancestor, ast.While):
+                yield ancestor.test, ways if child in inside else _negated(ways)
+        elif isinstance(ancestor, ast.BoolOp):
+            for value in ancestor.values[: ancestor.values.index(child)] if child in ancestor.values else ():
+                ways = _ways(tree, value)
+                yield value, ways if isinstance(ancestor.op, ast.And) else _negated(ways)
+        elif isinstance(ancestor, ast.Match) and isinstance(child, ast.match_case):
+            yield ancestor.subject, _of_case(tree, ancestor, child)
+        elif isinstance(ancestor, ast.With):
+            for call in (item.context_expr for item in ancestor.items):
+                if isinstance(call, ast.Call) and FIRST_ENTERS.match(_last(call)) and child in ancestor.body:
+                    yield call, FIRST_PASSES
+        yield from _left_behind(tree, ancestor, child)
+        if isinstance(ancestor, Function):
+            for decorator in ancestor.decorator_list if child in ancestor.body else ():
+                if FIRST_ONLY_RUNS.match(_last(decorator)):
+                    yield decorator, FIRST_PASSES
         if isinstance(ancestor, Function | ast.Lambda):
             break
         child = ancestor
-    return result
 
 
-def _left_behind(tree: Tree, block: ast.AST, child: ast.AST) -> Iterator[Guard]:
-    """Guards from `if rank != 0: return` before a statement in the same block, or the same in its `else`."""
-    for earlier, is_body in _leaving_before(tree, block, child):
-        if (ranks := _test(tree, earlier.test)) and ranks[1]:
-            yield Guard(earlier, OTHER[ranks[0]] if is_body else ranks[0], earlier.lineno)
+def _last(node: ast.AST) -> str:
+    return spelled(node.func if isinstance(node, ast.Call) else node).rsplit(".", 1)[-1]
 
 
-def _leaving_before(tree: Tree, block: ast.AST, child: ast.AST) -> Iterator[tuple[ast.If, bool]]:
-    """Each `if` before a statement in the same block with one branch that leaves, and whether it is the first."""
+def _of_case(tree: Tree, match: ast.Match, case: ast.match_case) -> Ways:
+    """The ways to a `case`: it matches, and none before it did."""
+    ways = ALL
+    for each in match.cases:
+        matches = _of_pattern(tree, match.subject, each.pattern)
+        if each.guard:
+            matches = _both(matches, _ways(tree, each.guard))
+        if each is case:
+            return _both(ways, matches)
+        ways = _both(ways, _negated(matches))
+    return ways
+
+
+def _of_pattern(tree: Tree, subject: ast.expr, pattern: ast.pattern) -> Ways:
+    if isinstance(pattern, ast.MatchOr):
+        return reduce(_either, [_of_pattern(tree, subject, each) for each in pattern.patterns])
+    if isinstance(pattern, ast.MatchAs) and pattern.pattern is None:
+        return ALL
+    return _comparison(tree, subject, ast.Eq(), pattern.value) if isinstance(pattern, ast.MatchValue) else ALIKE
+
+
+def _left_behind(tree: Tree, block: ast.AST, child: ast.AST) -> Iterator[tuple[ast.stmt, Ways]]:
+    """The ranks that have not left in a statement before another in the same block, as in `if rank != 0: return`, nor,
+    in a loop, in an earlier round by a statement after it."""
     for statements in (getattr(block, name, None) for name in ("body", "orelse", "finalbody")):
-        if not isinstance(statements, list) or child not in statements:
+        if isinstance(statements, list) and child in statements:
+            at = statements.index(child)
+            for earlier in statements[:at]:
+                yield earlier, _negated(_leaving(tree, [earlier]))
+            if isinstance(block, ast.For | ast.While) and statements is block.body:
+                for later in statements[at:]:
+                    yield later, _negated(_leaving(tree, [later], (ast.Return, ast.Break)))
+
+
+def _leaving(
+    tree: Tree, statements: list[ast.stmt], leaves: tuple[type[ast.stmt], ...] = (ast.Return, ast.Continue, ast.Break)
+) -> Ways:
+    """Which ranks leave the block of some statements in them."""
+    left = NONE
+    for each in statements:
+        if isinstance(each, leaves) or _exits(tree, each):
+            ways = ALL
+        elif isinstance(each, ast.If):
+            condition = _ways(tree, each.test)
+            otherwise = _both(_negated(condition), _leaving(tree, each.orelse, leaves))
+            ways = _either(_both(condition, _leaving(tree, each.body, leaves)), otherwise)
+        elif isinstance(each, ast.With | ast.Try):
+            ways = _leaving(tree, each.body, leaves)
+        elif isinstance(each, ast.For | ast.While):
+            ways = _both(ALIKE, _leaving(tree, each.body, (ast.Return,)))
+        else:
             continue
-        for earlier in statements[: statements.index(child)]:
-            if isinstance(earlier, ast.If):
-                leaves = [bool(branch) and _leaves(tree, branch[-1]) for branch in (earlier.body, earlier.orelse)]
-                if leaves[0] != leaves[1]:
-                    yield earlier, leaves[0]
+        left = _either(left, ways)
+    return left
 
 
-def _leaves(tree: Tree, last: ast.stmt) -> bool:
-    """`return`, `continue`, `break`, `sys.exit()`, `raise SystemExit`; other exceptions also end the waiting ranks."""
-    if isinstance(last, ast.Return | ast.Continue | ast.Break):
-        return True
+def _exits(tree: Tree, last: ast.stmt) -> bool:
+    """`sys.exit()`, `raise SystemExit`; a code but 0, or any other exception, also ends the ranks that wait."""
     value = last.value if isinstance(last, ast.Expr) else last.exc if isinstance(last, ast.Raise) else None
-    return tree.dotted(value.func if isinstance(value, ast.Call) else value) in EXITS if value is not None else False
+    call = value if isinstance(value, ast.Call) else None
+    if value is None or tree.dotted(call.func if call else value) not in EXITS:
+        return False
+    return call is None or not call.args or _number(call.args[0]) == 0
 
 
-def callee(tree: Tree, call: ast.Call) -> Function | None:
-    """The function of this script that a call runs, if its name is unambiguous."""
-    known: dict[ast.Call, Function | None] = tree.kept.setdefault("callee", {})
-    if call not in known:
-        known[call] = _callee(tree, call)
-    return known[call]
+def leaves(tree: Tree, branch: list[ast.stmt]) -> bool:
+    """Whether the branch of an `if` ends with `return`, `continue`, `break` or an exit."""
+    return bool(branch) and (isinstance(branch[-1], ast.Return | ast.Continue | ast.Break) or _exits(tree, branch[-1]))
 
 
-def _callee(tree: Tree, call: ast.Call) -> Function | None:
-    if isinstance(call.func, ast.Name):
-        named = [f for f in tree.functions.get(call.func.id, []) if not isinstance(tree.parents[f], ast.ClassDef)]
-        return named[0] if len(named) == 1 else None
-    if not isinstance(call.func, ast.Attribute):
-        return None
-    owner = spelled(call.func.value)
-    if isinstance(call.func.value, ast.Call):  # Trainer(…).fit()
-        holder = tree.classes.get(tree.dotted(call.func.value.func))
-    elif owner == "self":
-        holder = next((a for a in tree.ancestors(call) if isinstance(a, ast.ClassDef)), None)
-    else:
-        made = {tree.dotted(v.func) for v in tree.values_of(owner, call) if isinstance(v, ast.Call)}
-        holder = tree.classes.get(made.pop()) if len(made) == 1 else None
-    methods = [f for f in tree.functions.get(call.func.attr, []) if tree.parents[f] is holder]
-    return methods[0] if len(methods) == 1 else None
-
-
-def calls_of(tree: Tree, function: ast.AST) -> list[ast.Call]:
-    """The calls of a function of this script; empty if it is only passed by name, as to `mp.spawn`."""
-    return [call for call in tree.calls if callee(tree, call) is function]
+def _leaving_before(tree: Tree, block: ast.AST, child: ast.AST) -> Iterator[ast.If]:
+    """Each `if` before a statement in the same block with a branch that leaves."""
+    for statements in (getattr(block, name, None) for name in ("body", "orelse", "finalbody")):
+        if isinstance(statements, list) and child in statements:
+            for earlier in statements[: statements.index(child)]:
+                if isinstance(earlier, ast.If) and leaves(tree, earlier.body) != leaves(tree, earlier.orelse):
+                    yield earlier
 
 
 def names_rank(tree: Tree, node: ast.AST | None) -> bool:
@@ -278,10 +332,10 @@ def names_rank(tree: Tree, node: ast.AST | None) -> bool:
     if node is None:
         return False
     for part in ast.walk(node):
-        if isinstance(part, ast.expr) and (is_rank(tree, part) or _test(tree, part)):
+        if isinstance(part, ast.expr) and (is_rank(tree, part) or _splits(_ways(tree, part))):
             return True
         if isinstance(part, ast.Name | ast.Attribute) and any(
-            is_rank(tree, inner) or isinstance(inner, ast.expr) and _test(tree, inner)
+            is_rank(tree, inner) or isinstance(inner, ast.expr) and _splits(_ways(tree, inner))
             for value in tree.values_of(spelled(part), part)
             for inner in ast.walk(value)
         ):
@@ -301,7 +355,7 @@ def may_depend_on_rank(tree: Tree, node: ast.AST, seen: frozenset[ast.AST] = fro
                 return True
         elif any(names_rank(tree, deciding) for deciding in _deciding(ancestor, child)):
             return True
-        if any(names_rank(tree, earlier.test) for earlier, _ in _leaving_before(tree, ancestor, child)):
+        if any(names_rank(tree, earlier.test) for earlier in _leaving_before(tree, ancestor, child)):
             return True
         child = ancestor
     if guards(tree, node):
@@ -338,26 +392,6 @@ def _may_choose_ranks(tree: Tree, decorator: ast.expr) -> bool:
 def _is_called(tree: Tree, name: ast.Name) -> bool:
     parent = tree.parents[name]
     return isinstance(parent, ast.Call) and parent.func is name
-
-
-def collective(tree: Tree, call: ast.Call) -> str:
-    """The name of the collective that a call makes; "" if it makes none."""
-    name = tree.names_of_calls[call]
-    last = name.rsplit(".", 1)[-1]
-    if name.startswith("torch.distributed.checkpoint.") and last in CHECKPOINT:
-        return last if not tree.is_true(keyword(call, "no_dist")) else ""
-    if name.startswith("torch.distributed.") and last in COLLECTIVES:
-        group = keyword(call, "group") or next(iter(call.args[GROUP_AT.get(last, 99) :]), None)
-        return last if group is None or tree.dotted(group).endswith("WORLD") else ""
-    if not isinstance(call.func, ast.Attribute):
-        return ""
-    if last == "optim_state_dict" and "FullyShardedDataParallel" in name:
-        return last
-    method, owner = call.func.attr, call.func.value
-    if method == "full_tensor" and not call.args and tree.shards:
-        return "full_tensor"
-    # FSDP2 returns DTensors; only FSDP1 gathers here
-    return "state_dict" if method == "state_dict" and "fsdp1" in tree.wrapping(owner) else ""
 
 
 def needs_all(tree: Tree, function: Function, seen: frozenset[Function]) -> Iterator[tuple[str, int]]:

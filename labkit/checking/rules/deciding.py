@@ -1,0 +1,122 @@
+"""Rules about what a rank decides alone, on its own data, and the others do not."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from labkit.checking.rules import Mistakes, rule
+from labkit.checking.syntax.collectives import collective
+from labkit.checking.syntax.functions import callee, calls_of, returned
+from labkit.checking.syntax.models import trained_in
+from labkit.checking.syntax.own import is_data_parallel, is_own
+from labkit.checking.syntax.ranks import ALONE, leaves
+from labkit.checking.syntax.tree import Function, Tree, keyword, position, spelled
+
+
+@rule(
+    "rank-decides-alone",
+    "hangs",
+    why="The backward pass of a data-parallel model is a collective. A rank that leaves it out because of its own data "
+    "(a NaN loss, an empty batch, a loss without a graph, its own validation loss) pairs its next one with an earlier "
+    "one of the others: gradients of different steps are averaged, and in the end the others wait.",
+    fix="Let all ranks decide: flag = torch.tensor(float(bad), device=device); dist.all_reduce(flag, op=dist.ReduceOp."
+    "MAX); if flag: continue. Or keep the graph: loss = sum(p.sum() for p in model.parameters()) * 0.",
+    misses="a model that is wrapped in another file, what imported functions return; numbers of batches that differ.",
+)
+def rank_decides_alone(tree: Tree) -> Mistakes:
+    if not is_data_parallel(tree) or any(name.endswith(".Join") for name, _ in tree.imports.values()):
+        return
+    for node in tree.nodes[ast.If]:
+        own = is_own(tree, node.test) and not ALONE.search(ast.unparse(node.test))
+        if own and (missed := next(_missed(tree, node), None)):
+            yield node, f"each rank decides this by its own data, and may leave out {missed}, which needs all ranks"
+    for function in tree.nodes[ast.FunctionDef]:
+        values = returned(tree, function)
+        constant = [value for value in values if _is_constant(tree, value)]
+        if constant and len(constant) < len(values) and _is_a_loss(tree, function):
+            yield (
+                constant[0],
+                "this loss has no graph: its backward pass leaves out the all-reduce that others wait for",
+            )
+
+
+def _missed(tree: Tree, node: ast.If) -> Iterator[str]:
+    """What a rank leaves out where only it passes a condition, or only it does not."""
+    for branch, other in ((node.body, node.orelse), (node.orelse, node.body)):
+        if leaves(tree, branch) and not leaves(tree, other):
+            yield from _after(tree, node, branch[-1])
+        elif not leaves(tree, other):
+            for call in tree.method_calls("backward", within=node):
+                if _is_in(tree, call, branch) and not any(
+                    _is_in(tree, c, other) for c in tree.method_calls("backward")
+                ):
+                    yield f"the backward pass in {tree.location(call.lineno)}"
+
+
+def _after(tree: Tree, node: ast.If, leaving: ast.stmt) -> Iterator[str]:
+    """The calls that need all ranks and that are left out by leaving."""
+    loops = tree.loops_of(node)
+    around = loops[-1] if loops and not isinstance(leaving, ast.Break | ast.Continue) else loops[0] if loops else None
+    for call in tree.calls:
+        if tree.function_of(call) is not tree.function_of(node) or (around and not tree.is_in(call, around)):
+            continue
+        if position(call) < position(leaving) and (around is None or isinstance(leaving, ast.Continue)):
+            continue
+        if name := _needed(tree, call):
+            yield f"{name} in {tree.location(call.lineno)}"
+
+
+def _needed(tree: Tree, call: ast.Call) -> str:
+    if isinstance(call.func, ast.Attribute) and call.func.attr == "backward":
+        return "the backward pass"
+    if name := collective(tree, call):
+        return f"`{name}`"
+    function = callee(tree, call)
+    return f"the training of `{ast.unparse(call.func)}`" if function and trained_in(tree, function) else ""
+
+
+def _is_in(tree: Tree, call: ast.Call, branch: list[ast.stmt]) -> bool:
+    return any(tree.is_in(call, statement) for statement in branch)
+
+
+def _is_constant(tree: Tree, value: ast.expr) -> bool:
+    """`torch.zeros((), requires_grad=True)`, or the same with `.requires_grad_()`."""
+    wants = isinstance(value, ast.Call) and tree.is_true(keyword(value, "requires_grad"))
+    if isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute) and value.func.attr == "requires_grad_":
+        wants, value = True, value.func.value
+    name = tree.dotted(value.func) if isinstance(value, ast.Call) else ""
+    return wants and name in ("torch.zeros", "torch.tensor", "torch.zeros_like", "torch.Tensor")
+
+
+def _is_a_loss(tree: Tree, function: Function) -> bool:
+    """Whether the value that a function returns is what a backward pass starts from."""
+    for call in calls_of(tree, function):
+        targets = [spelled(target) for target in getattr(tree.parents[call], "targets", [])]
+        scope = tree.function_of(call)
+        backward = (c for c in tree.method_calls("backward") if tree.function_of(c) is scope)
+        if any(spelled(c.func.value) in targets for c in backward):
+            return True
+    return False
+
+
+@rule(
+    "rank-steps-scheduler-alone",
+    "wrong",
+    why="ReduceLROnPlateau lowers the learning rate by the metric that it is given. If each rank gives that of its own "
+    "share of the data, their learning rates part, and so do the replicas, without any error.",
+    fix="dist.all_reduce(metric) on every rank, divide by the world size, then scheduler.step(metric).",
+    misses="metrics of imported functions, and data that are split without a DistributedSampler.",
+)
+def rank_steps_scheduler_alone(tree: Tree) -> Mistakes:
+    if not is_data_parallel(tree):
+        return
+    plateaus = {
+        target
+        for target, value, _ in tree.assigns
+        if isinstance(value, ast.Call) and tree.dotted(value.func).endswith("lr_scheduler.ReduceLROnPlateau")
+    }
+    for call in tree.method_calls("step"):
+        metric = call.args[0] if call.args else keyword(call, "metrics")
+        if spelled(call.func.value) in plateaus and metric is not None and is_own(tree, metric):
+            yield call, f"each rank steps this by its own {ast.unparse(metric)}"

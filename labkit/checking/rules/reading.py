@@ -1,0 +1,108 @@
+"""Rules about files that one rank writes and the others read."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+
+from labkit.checking.rules import Mistakes, rule
+from labkit.checking.syntax.collectives import agrees
+from labkit.checking.syntax.functions import callee
+from labkit.checking.syntax.ranks import guards, names_rank
+from labkit.checking.syntax.tree import Tree, keyword, position
+
+# The argument that is the path.
+WRITES = {"torch.save": 1, "numpy.save": 0, "numpy.savez": 0, "safetensors.torch.save_file": 1}
+READS = {"torch.load": 0, "numpy.load": 0, "safetensors.torch.load_file": 0, "datasets.load_from_disk": 0}
+WRITING = {"save_pretrained", "save_to_disk", "to_csv", "to_parquet"}
+READING = {"from_pretrained", "load_from_disk", "read_csv", "read_parquet"}
+WAITS = re.compile(r"barrier|wait|sync|join|fit|train$|backward", re.IGNORECASE)
+# Functions and methods that surely wait for no other rank.
+QUIET = re.compile(
+    r"^(torch|numpy|os|json|pickle|math|time|random|logging|logger|log|pathlib|shutil|pandas|safetensors)\."
+    r"|^(print|open|len|str|int|float|dict|list|tuple|set|range|sum|min|max|round|Path|isinstance)$"
+    r"|\.(eval|train|to|cuda|cpu|load_state_dict|state_dict|parameters|info|debug|warning|exists|items|get|append|step"
+    r"|zero_grad|format|item|detach|from_pretrained|save_pretrained)$"
+)
+
+
+@rule(
+    "read-before-written",
+    "wrong",
+    why="The other ranks do not wait for rank 0 to write the file: they read one that is missing, half written, or "
+    "left by an earlier run. A barrier before the writing does not help.",
+    fix="Call dist.barrier() on every rank after rank 0 has written the file, and before any rank reads it.",
+    misses="a file that another function writes, and paths that are spelled in two ways.",
+)
+def read_before_written(tree: Tree) -> Mistakes:
+    files = [(call, *file) for call in tree.calls if (file := _file(tree, call))] if _has_ranks(tree) else []
+    written = [(call, path) for call, writes, path in files if writes and _is_of_first(tree, call)]
+    for call, writes, path in files:
+        if writes or any(guard.ranks == "first" and not guard.may_pass_all for guard in guards(tree, call)):
+            continue
+        for writing, same in reversed(written):
+            if same == path and _follows(tree, writing, call) and not any(_between(tree, writing, call)):
+                line = tree.location(writing.lineno)
+                yield call, f"no rank waits until rank 0 has written {path} ({line})"
+                break
+
+
+def _has_ranks(tree: Tree) -> bool:
+    return tree.is_distributed or "accelerate" in tree.words
+
+
+def _file(tree: Tree, call: ast.Call) -> tuple[bool, str] | None:
+    """Whether a call writes a file or reads it, and the file's path as text."""
+    name = tree.names_of_calls[call]
+    method = call.func.attr if isinstance(call.func, ast.Attribute) else ""
+    if name == "open":
+        mode = call.args[1] if len(call.args) > 1 else keyword(call, "mode")
+        writes, at = isinstance(mode, ast.Constant) and bool(set("wxa") & set(str(mode.value))), 0
+        if mode is not None and not isinstance(mode, ast.Constant):
+            return None
+    elif name in WRITES or name in READS:
+        writes, at = name in WRITES, WRITES.get(name, READS.get(name, 0))
+    elif method in WRITING or method in READING:
+        writes, at = method in WRITING, 0
+    elif method in ("write_text", "write_bytes", "read_text", "read_bytes") and isinstance(call.func, ast.Attribute):
+        return method.startswith("write"), ast.unparse(call.func.value)
+    else:
+        return None
+    if len(call.args) <= at or names_rank(tree, call.args[at]):
+        return None
+    return writes, ast.unparse(call.args[at])
+
+
+def _is_of_first(tree: Tree, call: ast.Call) -> bool:
+    around = guards(tree, call)
+    return bool(around) and all(guard.ranks == "first" and not guard.may_pass_all for guard in around)
+
+
+def _follows(tree: Tree, first: ast.Call, second: ast.Call) -> bool:
+    """Whether a call may run after another of the same function, and not instead of it."""
+    if tree.function_of(first) is not tree.function_of(second) or position(first) >= position(second):
+        return False
+    ways = dict(tree.branches_of(first))
+    parted = [node for node, body in tree.branches_of(second) if ways.get(node, body) != body]
+    return all(names_rank(tree, node.test) for node in parted)
+
+
+def _between(tree: Tree, first: ast.Call, second: ast.Call) -> Iterator[bool]:
+    """Whether each call between two is one that may wait for the other ranks."""
+    for call in tree.calls:
+        if tree.function_of(call) is not tree.function_of(first) or tree.is_in(call, second):
+            continue
+        if position(first) < position(call) < position(second) and not tree.is_in(call, first):
+            yield _may_wait(tree, call)
+
+
+def _may_wait(tree: Tree, call: ast.Call) -> bool:
+    name = tree.names_of_calls[call] or f".{getattr(call.func, 'attr', '')}"
+    function = callee(tree, call)
+    if function:
+        inner = [c for c in tree.calls if tree.is_in(c, function)]
+        return any(agrees(tree.names_of_calls[c]) or WAITS.search(ast.unparse(c.func)) for c in inner)
+    if agrees(name) or tree.wrapping(call.func):
+        return True
+    return not QUIET.search(name)

@@ -1,0 +1,151 @@
+"""Knows the calls that all ranks must make, and those in which ranks make something common."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections import defaultdict
+
+from labkit.checking.syntax.tree import WRAPPERS, Tree, keyword, spelled
+
+COLLECTIVES = {
+    "all_reduce",
+    "all_gather",
+    "all_gather_into_tensor",
+    "all_gather_single",
+    "all_gather_object",
+    "all_gather_tensor",
+    "all_to_all",
+    "all_to_all_single",
+    "barrier",
+    "monitored_barrier",
+    "broadcast",
+    "broadcast_object_list",
+    "gather",
+    "gather_object",
+    "reduce",
+    "reduce_scatter",
+    "reduce_scatter_tensor",
+    "reduce_scatter_single",
+    "scatter",
+    "scatter_object_list",
+    "new_group",
+    "new_subgroups",
+    "init_device_mesh",
+}
+# The position of the group among their arguments.
+GROUP_AT = {
+    "barrier": 0,
+    "monitored_barrier": 0,
+    "all_reduce": 2,
+    "broadcast": 2,
+    "all_gather": 2,
+    "all_gather_object": 2,
+    "broadcast_object_list": 2,
+    "reduce": 3,
+    "gather": 3,
+    "scatter": 3,
+    "gather_object": 3,
+    "scatter_object_list": 3,
+    "reduce_scatter": 3,
+}
+IS_GROUP = re.compile(r"(^|_|\.)(group|pg|mesh)\d*$")
+# Collective functions of torch.distributed.checkpoint, and those that are collective if the model is sharded.
+CHECKPOINT = {"save", "async_save", "load"}
+OF_SHARDS = {
+    "get_state_dict",
+    "get_model_state_dict",
+    "get_optimizer_state_dict",
+    "set_state_dict",
+    "set_model_state_dict",
+    "set_optimizer_state_dict",
+}
+OF_FSDP1 = {"optim_state_dict", "full_optim_state_dict", "scatter_full_optim_state_dict", "summon_full_params"}
+# Collective methods of frameworks, by the name of the object that they are called on.
+METHODS = {
+    "accelerator": {"wait_for_everyone", "gather", "gather_for_metrics", "reduce", "pad_across_processes"},
+    "fabric": {"barrier", "all_gather", "all_reduce", "broadcast"},
+    "trainer": {"save_checkpoint"},
+    "strategy": {"barrier", "reduce_boolean_decision"},
+}
+SHARDING_PLUGINS = {"FullyShardedDataParallelPlugin", "DeepSpeedPlugin"}
+DTENSORS = {"DTensor", "distribute_tensor", "parallelize_module"}
+# Functions in which ranks may make something common.
+AGREES = re.compile(
+    r"reduce|gather|broadcast|bcast|sync|agree|consensus|across|average_|world|scatter|_dist|dist_|all_rank|any_rank",
+    re.IGNORECASE,
+)
+
+
+def collective(tree: Tree, call: ast.Call) -> str:
+    """The name of the collective that a call makes; "" if it makes none."""
+    name = tree.names_of_calls[call]
+    last = name.rsplit(".", 1)[-1]
+    if name.startswith("torch.distributed.checkpoint.") and last in CHECKPOINT | OF_SHARDS:
+        is_one = last in CHECKPOINT or tree.strategies != {"ddp"}
+        return last if is_one and not tree.is_true(keyword(call, "no_dist")) else ""
+    if name.startswith("torch.distributed.") and last in COLLECTIVES:
+        return last if not _has_group(tree, call, last) and keyword(call, "use_local_synchronization") is None else ""
+    if name.startswith("torch.") and WRAPPERS.get(last) == "ddp" and keyword(call, "process_group") is None:
+        return last  # it compares the parameters' shapes and broadcasts their values
+    if not isinstance(call.func, ast.Attribute):
+        return ""
+    if last in OF_FSDP1 and "FullyShardedDataParallel" in name:
+        return last
+    return call.func.attr if _is_collective_method(tree, call, call.func) else ""
+
+
+def _has_group(tree: Tree, call: ast.Call, last: str) -> bool:
+    """Whether a collective is one of a subgroup."""
+    group = keyword(call, "group") or next(iter(call.args[GROUP_AT.get(last, 99) :]), None)
+    if group is not None:
+        return not tree.dotted(group).endswith("WORLD")
+    return last not in ("init_device_mesh", "new_group") and any(IS_GROUP.search(spelled(a)) for a in call.args)
+
+
+def _is_collective_method(tree: Tree, call: ast.Call, func: ast.Attribute) -> bool:
+    method, owner = func.attr, func.value
+    if method == "consolidate_state_dict":  # of ZeroRedundancyOptimizer
+        return True
+    if method == "full_tensor":
+        return not call.args and bool(tree.shards or tree.words & DTENSORS)
+    if method in ("state_dict", "clip_grad_norm_") and "fsdp1" in tree.wrapping(owner):
+        return True  # FSDP2 returns DTensors; only FSDP1 gathers here
+    if method == "log":
+        return tree.is_true(keyword(call, "sync_dist"))
+    last = spelled(owner).rsplit(".", 1)[-1].lstrip("_")
+    if last == "accelerator" and method in ("get_state_dict", "save_state"):
+        return bool(tree.words & SHARDING_PLUGINS)
+    if last in ("trainer", "strategy", "fabric") and not tree.is_managed:
+        return False
+    return method in METHODS.get(last, ())
+
+
+def agreed(tree: Tree, scope: ast.AST) -> set[str]:
+    """The names in a function whose values a collective, or what sounds like one, makes or fills."""
+    if "agreed" not in tree.kept:
+        tree.kept["agreed"] = _agreed(tree)
+    names: dict[ast.AST, set[str]] = tree.kept["agreed"]
+    return names.get(scope, set())
+
+
+def _agreed(tree: Tree) -> dict[ast.AST, set[str]]:
+    names: dict[ast.AST, set[str]] = defaultdict(set)
+    for call, name in tree.names_of_calls.items():
+        if not agrees(name or getattr(call.func, "attr", "")):
+            continue
+        statement = tree.statement_of(call)
+        common: list[ast.expr] = []
+        if name.startswith("torch.distributed.") or isinstance(statement, ast.Expr):
+            common += [*call.args, *(k.value for k in call.keywords)]
+        if isinstance(statement, ast.Assign):
+            common += statement.targets
+        elif isinstance(statement, ast.AnnAssign | ast.AugAssign):
+            common.append(statement.target)
+        names[tree.function_of(call)] |= {spelled(part) for each in common for part in ast.walk(each)} - {""}
+    return dict(names)
+
+
+def agrees(name: str) -> bool:
+    """Whether a function sounds like one in which ranks make something common."""
+    return name.startswith("torch.distributed.") or bool(AGREES.search(name.rsplit(".", 1)[-1]))

@@ -1,0 +1,230 @@
+"""Finds the values that are a rank's own: computed from its share of the data, and not made common by a collective.
+
+A value is called a rank's own only if everything on the way from the data to it is known: torch, builtins, functions of
+the script, a model that the script wraps. What an imported function returns cannot be told.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+
+from labkit.checking.syntax.collectives import agreed, agrees
+from labkit.checking.syntax.functions import callee, returned
+from labkit.checking.syntax.tree import Function, Tree, keyword, parameters_of, spelled
+
+LOADS = re.compile(r"load|batch|data|train", re.IGNORECASE)
+PASSED_IN = re.compile(r"^(batch|data|inputs?|targets?|labels?|images?|imgs|samples?|x|y)$")
+PURE = {"float", "int", "bool", "sum", "max", "min", "abs", "any", "all", "list", "tuple", "sorted", "round", "zip"}
+PASSING = {"enumerate", "iter", "next", "tqdm", "trange"}  # an iterable's elements
+# Properties that a batch has on every rank alike, as a rule.
+OF_SHAPE = {"shape", "size", "numel", "dim", "ndim", "dtype", "device", "requires_grad", "is_cuda", "keys", "get"}
+DEPTH = 3
+
+
+def is_data_parallel(tree: Tree) -> bool:
+    """Whether a backward pass needs all ranks, because DDP, FSDP, accelerate or DeepSpeed wraps the model."""
+    frameworks = {name.split(".")[0] for name, _ in tree.imports.values()}
+    prepared = "accelerate" in frameworks and "prepare" in tree.words
+    return bool(tree.strategies) or prepared or ("deepspeed" in frameworks and "initialize" in tree.words)
+
+
+def is_own(tree: Tree, node: ast.expr | None, names: frozenset[str] | None = None, depth: int = DEPTH) -> bool:
+    """Whether the value of an expression surely differs between ranks because it is computed from their data."""
+    if node is None:
+        return False
+    if names is None:
+        names = own_names(tree, tree.function_of(node))
+    if isinstance(node, ast.Name | ast.Attribute):
+        if spelled(node) in names or _is_split_loader(tree, node):
+            return True
+        return isinstance(node, ast.Attribute) and node.attr not in OF_SHAPE and is_own(tree, node.value, names, depth)
+    if isinstance(node, ast.Subscript | ast.Starred):
+        return is_own(tree, node.value, names, depth)
+    if isinstance(node, ast.Call):
+        return _is_own_result(tree, node, names, depth)
+    if isinstance(node, ast.Compare):
+        return _differs(tree, node, names, depth)
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not) and _is_size(tree, node.operand, names, depth):
+        return True
+    if isinstance(node, ast.GeneratorExp | ast.ListComp):
+        for generator in node.generators:
+            if is_own(tree, generator.iter, names, depth):
+                names |= set(_elements(generator.iter, generator.target))
+        return is_own(tree, node.elt, names, depth)
+    if isinstance(node, ast.BoolOp | ast.BinOp | ast.UnaryOp | ast.IfExp | ast.Tuple | ast.List | ast.NamedExpr):
+        parts = (part for part in ast.iter_child_nodes(node) if isinstance(part, ast.expr))
+        return any(is_own(tree, part, names, depth) for part in parts)
+    return False
+
+
+def _is_own_result(tree: Tree, call: ast.Call, names: frozenset[str], depth: int) -> bool:
+    name = tree.names_of_calls[call]
+    arguments = [*call.args, *(k.value for k in call.keywords)]
+    if agrees(name or getattr(call.func, "attr", "")):
+        return False
+    if isinstance(call.func, ast.Attribute) and is_own(tree, call.func.value, names, depth):
+        return call.func.attr not in OF_SHAPE
+    own = [is_own(tree, argument, names, depth) for argument in arguments]
+    if not any(own):
+        return False
+    if function := callee(tree, call):
+        if not depth:
+            return False
+        parameters = [p.arg for p in parameters_of(function) if p.arg != "self"]
+        given = {p for p, is_it in zip(parameters, own, strict=False) if is_it}
+        given |= {k.arg for k in call.keywords if k.arg and is_own(tree, k.value, names, depth)}
+        inside = own_names(tree, function, frozenset(given), depth - 1)
+        return any(is_own(tree, value, inside, depth - 1) for value in returned(tree, function))
+    return _is_pure(tree, call, name)
+
+
+def _is_pure(tree: Tree, call: ast.Call, name: str) -> bool:
+    """Whether the result depends on the arguments only, as far as other ranks are concerned."""
+    if name.startswith(("torch.", "math.", "numpy.")) or name.rsplit(".", 1)[-1] in PASSING:
+        return True
+    if name in PURE and name not in tree.bound:
+        return True
+    return bool(tree.wrapping(call.func)) or _is_module(tree, call.func)
+
+
+def _is_module(tree: Tree, node: ast.expr) -> bool:
+    """Whether a name stands for a module of torch, or of a class in this script that talks to no other rank."""
+    values = [value for target, value, _ in tree.assigns if target == spelled(node) != ""]
+    return bool(values) and all(_makes_module(tree, value) for value in values)
+
+
+def _makes_module(tree: Tree, value: ast.expr) -> bool:
+    while (
+        isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute) and isinstance(value.func.value, ast.Call)
+    ):
+        value = value.func.value  # Net().to(device)
+    name = tree.dotted(value.func) if isinstance(value, ast.Call) else ""
+    if name in tree.classes:
+        calls = (node for node in ast.walk(tree.classes[name]) if isinstance(node, ast.Call))
+        return not any(agrees(tree.names_of_calls[call] or getattr(call.func, "attr", "")) for call in calls)
+    return name.startswith("torch.nn.")
+
+
+def _differs(tree: Tree, test: ast.Compare, names: frozenset[str], depth: int) -> bool:
+    sides = [test.left, *test.comparators]
+    if any(isinstance(op, ast.In | ast.NotIn) for op in test.ops):
+        return False
+    if any(isinstance(side, ast.Constant) and side.value is None for side in sides):
+        return isinstance(test.left, ast.Name) and test.left.id in names and _is_element(tree, test.left)
+    if any(isinstance(side, ast.Constant) and side.value == 0 for side in sides):
+        return any(is_own(tree, side, names, depth) or _is_size(tree, side, names, depth) for side in sides)
+    return any(is_own(tree, side, names, depth) for side in sides)
+
+
+def _is_size(tree: Tree, node: ast.expr, names: frozenset[str], depth: int) -> bool:
+    """`len(x)`, `x.numel()`, `x.shape[0]` of a rank's own `x`, but not of its loader."""
+    if isinstance(node, ast.Call):
+        if tree.names_of_calls[node] == "len" and node.args:
+            node = node.args[0]
+        elif isinstance(node.func, ast.Attribute) and node.func.attr in ("numel", "size"):
+            node = node.func.value
+        else:
+            return False
+    elif isinstance(node, ast.Subscript) and isinstance(node.value, ast.Attribute) and node.value.attr == "shape":
+        node = node.value.value
+    else:
+        return False
+    return is_own(tree, node, names, depth) and not _is_split_loader(tree, node)
+
+
+def _is_element(tree: Tree, name: ast.Name) -> bool:
+    """Whether a name is one that a loop over data gives."""
+    return any(
+        name.id in _elements(loop.iter, loop.target) for loop in tree.loops_of(name) if isinstance(loop, ast.For)
+    )
+
+
+def _is_split_loader(tree: Tree, node: ast.expr) -> bool:
+    """Whether a name is a DataLoader with a DistributedSampler, also where it is a parameter of that name."""
+    known: dict[str, bool] = tree.kept.setdefault("split loaders", {})
+    name = spelled(node)
+    if name not in known:
+        loaders = [value for target, value, _ in tree.assigns if target == name and name]
+        known[name] = any(_has_distributed_sampler(tree, value) for value in loaders)
+    return known[name]
+
+
+def _has_distributed_sampler(tree: Tree, loader: ast.expr) -> bool:
+    if not isinstance(loader, ast.Call) or not tree.dotted(loader.func).startswith("torch.utils.data."):
+        return False
+    sampler = keyword(loader, "sampler")
+    values = [sampler, *(tree.values_of(sampler.id, loader) if isinstance(sampler, ast.Name) else ())]
+    parts = (part for value in values if value for part in ast.walk(value))
+    return any(isinstance(p, ast.Call) and tree.dotted(p.func).endswith("DistributedSampler") for p in parts)
+
+
+def own_names(tree: Tree, scope: ast.AST, given: frozenset[str] = frozenset(), depth: int = DEPTH) -> frozenset[str]:
+    """The names of a function whose values are a rank's own, where the parameters `given` are."""
+    known: dict[tuple[ast.AST, frozenset[str]], frozenset[str]] = tree.kept.setdefault("own", {})
+    if (scope, given) not in known:
+        known[scope, given] = given  # where a function calls itself
+        known[scope, given] = _own_names(tree, scope, given | _passed_in(tree, scope), depth)
+    return known[scope, given]
+
+
+def _own_names(tree: Tree, scope: ast.AST, names: frozenset[str], depth: int) -> frozenset[str]:
+    common = agreed(tree, scope)
+    loops = [loop for loop in tree.nodes[ast.For] if tree.function_of(loop) is scope]
+    flows = list(_flows(tree, scope))
+    more = True
+    while more:
+        found = {
+            name
+            for target, value, statement in flows
+            if is_own(tree, value, names, depth) or _is_controlled(tree, statement, names, depth)
+            for name in target
+        }
+        for loop in loops:
+            if is_own(tree, loop.iter, names, depth) or _trains(tree, loop):
+                found.update(_elements(loop.iter, loop.target))
+        more = not found - common <= names
+        names |= found - common
+    return names
+
+
+def _flows(tree: Tree, scope: ast.AST) -> Iterator[tuple[list[str], ast.expr, ast.stmt]]:
+    """The names, the value and the statement of each assignment in a function."""
+    for target, value, statement in tree.assigns:
+        if tree.function_of(statement) is scope:
+            yield [target], value, statement
+    for statement in tree.nodes[ast.AugAssign]:
+        if tree.function_of(statement) is scope:
+            yield [spelled(statement.target)], statement.value, statement
+
+
+def _is_controlled(tree: Tree, statement: ast.stmt, names: frozenset[str], depth: int) -> bool:
+    """Whether a rank's own data decide that the statement runs."""
+    return any(is_own(tree, branch.test, names, depth) for branch, _ in tree.branches_of(statement))
+
+
+def _passed_in(tree: Tree, scope: ast.AST) -> frozenset[str]:
+    """The parameters that are a batch, by their names, of a function with a backward pass."""
+    if not isinstance(scope, Function) or not is_data_parallel(tree):
+        return frozenset()
+    if not any(tree.function_of(call) is scope for call in tree.method_calls("backward")):
+        return frozenset()
+    return frozenset(p.arg for p in parameters_of(scope) if PASSED_IN.match(p.arg))
+
+
+def _trains(tree: Tree, loop: ast.For) -> bool:
+    """Whether a loop trains a data-parallel model on the batches of a loader, which differ between ranks."""
+    source = ast.unparse(loop.iter)
+    if "range(" in source or not LOADS.search(source) or not is_data_parallel(tree):
+        return False
+    return any(loop in tree.loops_of(call) for call in tree.method_calls("backward"))
+
+
+def _elements(source: ast.expr, target: ast.expr) -> list[str]:
+    """The names that a loop gives to elements of the data, without a count of `enumerate`."""
+    while isinstance(source, ast.Call) and source.args:
+        if spelled(source.func) == "enumerate" and isinstance(target, ast.Tuple) and len(target.elts) == 2:
+            target = target.elts[1]
+        source = source.args[0]
+    return [name for part in ast.walk(target) if isinstance(part, ast.expr) and (name := spelled(part))]
