@@ -143,6 +143,23 @@ class Lines(torch.utils.data.IterableDataset):
             yield i
 
 """
+OWN_PART = """
+class Part(torch.utils.data.Dataset):
+    def __init__(self, rows, rank, world_size):
+        self.rows = rows[rank::world_size]
+
+"""
+FSDP2_PLAIN = """
+for block in model.blocks:
+    fully_shard(block)
+optimizer = torch.optim.SGD(model.parameters())
+"""
+IN_TENSOR_PARALLEL = """
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor.parallel import parallelize_module
+mesh = init_device_mesh('cuda', (world_size,))
+parallelize_module(model, mesh, plan)
+"""
 LOADED = "dist.barrier()\nstate = torch.load(path, map_location='cpu', weights_only=True)\n"
 BF16_MODEL = (
     "net = Net().to(torch.bfloat16)\nmodel = DDP(net)\noptimizer = torch.optim.AdamW(model.parameters(), HERE\n"
@@ -1168,6 +1185,14 @@ SEEDED: dict[str, list[tuple[str, str]]] = {
     ],
     "accelerate-accumulation": [
         (
+            f"{ACCELERATE.replace('()', '(gradient_accumulation_steps=4)')}{PREPARES}for x in loader:\n"
+            "    with accelerator.accumulate(model):\n        accelerator.backward(model(x))\n"
+            "        optimizer.step()\n        model.zero_grad()  # HERE\n",
+            f"{ACCELERATE.replace('()', '(gradient_accumulation_steps=4)')}{PREPARES}for x in loader:\n"
+            "    with accelerator.accumulate(model):\n        accelerator.backward(model(x))\n"
+            "        optimizer.step()\n        optimizer.zero_grad()\n",
+        ),
+        (
             f"{ACCELERATE.replace('()', '(gradient_accumulation_steps=4)  # HERE')}{PREPARES}"
             "for x in loader:\n    accelerator.backward(model(x))\n    optimizer.step()\n",
             f"{ACCELERATE.replace('()', '(gradient_accumulation_steps=4)')}{PREPARES}for x in loader:\n"
@@ -1176,6 +1201,16 @@ SEEDED: dict[str, list[tuple[str, str]]] = {
         ),
     ],
     "split-seeded-by-rank": [
+        (
+            within("sampler = DistributedSampler(data, seed=17 + rank)  # HERE"),
+            within("sampler = DistributedSampler(data, seed=17)"),
+        ),
+        (
+            within(
+                "import random\nrows = list(range(100))\nrandom.shuffle(rows)  # HERE\nmine = rows[rank::world_size]"
+            ),
+            within("rows = torch.randperm(100).tolist()\nmine = rows[rank::world_size]"),
+        ),
         (
             within("torch.manual_seed(1 + rank)\ntrain, val = torch.utils.data.random_split(data, [9, 1])  # HERE"),
             within("torch.manual_seed(1)\ntrain, val = torch.utils.data.random_split(data, [9, 1])"),
@@ -1271,6 +1306,80 @@ SEEDED: dict[str, list[tuple[str, str]]] = {
         (
             within("for x in loader:\n    loss = model(x)\n    loss.backward()\n    total += loss * 2  # HERE"),
             within("for x in loader:\n    loss = model(x)\n    total += loss\n    loss.backward()\ntotal.backward()"),
+        ),
+    ],
+    "divided-twice": [
+        (
+            within("mine = Subset(data, range(rank, 100, world_size))\nsampler = DistributedSampler(mine)  # HERE"),
+            within("part = Subset(data, range(0, 100, 2))\nsampler = DistributedSampler(part)"),
+        ),
+        (
+            within(f"{OWN_PART}sampler = DistributedSampler(Part(rows, rank, world_size), shuffle=False)  # HERE"),
+            within(
+                f"{OWN_PART}sampler = DistributedSampler(Part(rows, rank, world_size), num_replicas=1, rank=0, seed=0)"
+            ),
+        ),
+    ],
+    "accumulation-cleared": [
+        (
+            within(
+                "for i, x in enumerate(loader):\n    optimizer.zero_grad()  # HERE\n    with model.no_sync():\n"
+                "        (model(x) / accum_steps).backward()\n    last = (i + 1) % accum_steps == 0\n"
+                "    if last:\n        optimizer.step()"
+            ),
+            within(
+                "for i, x in enumerate(loader):\n    with model.no_sync():\n"
+                "        (model(x) / accum_steps).backward()\n    if (i + 1) % accum_steps == 0:\n"
+                "        optimizer.step()\n        optimizer.zero_grad()"
+            ),
+        ),
+        (
+            within(
+                "for x in loader:\n    for micro in x.chunk(micro_batches):\n        optimizer.zero_grad()  # HERE\n"
+                "        with model.no_sync():\n            model(micro).backward()\n    optimizer.step()"
+            ),
+            within(
+                "for x in loader:\n    optimizer.zero_grad()\n    for micro in x.chunk(micro_batches):\n"
+                "        with model.no_sync():\n            model(micro).backward()\n    optimizer.step()"
+            ),
+        ),
+    ],
+    "root-not-sharded": [
+        (
+            within(LOOP, FSDP2_PLAIN.replace("fully_shard(block)", "fully_shard(block)  # HERE")),
+            within(LOOP, FSDP2_PLAIN.replace("optimizer =", "fully_shard(model)\noptimizer =")),
+        ),
+    ],
+    "optimizer-of-other-model": [
+        (
+            within(
+                f"critic = DDP(Critic())\nof_critic = torch.optim.SGD(model.parameters())  # HERE\n{LOOP}",
+            ),
+            within(f"critic = DDP(Critic())\nof_critic = torch.optim.SGD(critic.parameters())\n{LOOP}"),
+        ),
+    ],
+    "data-split-in-tensor-parallel": [
+        (
+            within(f"{IN_TENSOR_PARALLEL}sampler = DistributedSampler(data, world_size, rank)  # HERE", ""),
+            within(
+                IN_TENSOR_PARALLEL.replace("(world_size,)", "(2, world_size // 2)")
+                + "sampler = DistributedSampler(data, 2, mesh['dp'].get_local_rank())",
+                "",
+            ),
+        ),
+    ],
+    "loaded-on-one-rank": [
+        (
+            within(f"if rank == 0:\n    model.module.load_state_dict(state)  # HERE\n{LOOP}"),
+            within(f"if rank == 0:\n    net.load_state_dict(state)\nmodel = DDP(net)\n{LOOP}"),
+        ),
+        (
+            within(f"if rank == 0:\n    optimizer.load_state_dict(state)  # HERE\n{LOOP}"),
+            within(f"{LOOP}if rank == 0:\n    model.load_state_dict(best)\n    model.eval()"),
+        ),
+        (
+            within(LOOP, "if rank == 0:\n    model.load_state_dict(state)  # HERE\n" + FSDP2_MODEL),
+            within(LOOP, "model.load_state_dict(state)\n" + FSDP2_MODEL),
         ),
     ],
 }

@@ -93,6 +93,12 @@ NUMBERS = {
     "collective-in-join": 77,
     "read-before-written": 78,
     "ranks-started-twice": 79,
+    "divided-twice": 80,
+    "accumulation-cleared": 81,
+    "root-not-sharded": 82,
+    "optimizer-of-other-model": 83,
+    "data-split-in-tensor-parallel": 84,
+    "loaded-on-one-rank": 85,
 }
 
 Mistakes = Iterator[tuple[Placed, str]]

@@ -112,11 +112,12 @@ def accelerate_shards_twice(tree: Tree) -> Mistakes:
     "wrong",
     why="With gradient_accumulation_steps=N, accelerator.backward() divides the loss by N. Only within "
     "accelerator.accumulate(model) does the optimizer wait for N batches: without it, it steps at each batch, with a "
-    "gradient that is N times too small.",
-    fix="Wrap the body of the loop in with accelerator.accumulate(model):.",
+    "gradient that is N times too small. There, the prepared optimizer's zero_grad() waits too, but not the model's.",
+    fix="Wrap the body of the loop in with accelerator.accumulate(model):, and call optimizer.zero_grad().",
     misses="an Accelerator that is made in another file.",
 )
 def accelerate_accumulation(tree: Tree) -> Mistakes:
+    yield from _cleared(tree)
     if tree.words & {"accumulate", "sync_gradients", "no_sync", "_do_sync"} or not _prepares(tree):
         return
     passes = [call for call, _ in backwards(tree) if "accelerator" in spelled(call.func)]
@@ -131,3 +132,15 @@ def accelerate_accumulation(tree: Tree) -> Mistakes:
             tree.is_in(b, tree.loops_of(c)[0]) for c in steps_made for b, _ in tree.branches_of(c)
         ):
             yield made, f"nothing accumulates {count} batches, but the loss is divided by {count}"
+
+
+def _cleared(tree: Tree) -> Mistakes:
+    """`model.zero_grad()` of every batch within `accelerator.accumulate(model)`."""
+    made = [call for call in _accelerators(tree) if keyword(call, "gradient_accumulation_steps") is not None]
+    for call in tree.method_calls("zero_grad") if made and _prepares(tree) else ():
+        withs = [a for a in tree.ancestors(call) if isinstance(a, ast.With)]
+        contexts = [item.context_expr for around in withs for item in around.items]
+        accumulates = [c for c in contexts if isinstance(c, ast.Call) and spelled(c.func).endswith(".accumulate")]
+        models = {spelled(argument) for context in accumulates for argument in context.args}
+        if spelled(call.func.value) in models and not tree.branches_of(call):
+            yield call, "this clears the gradients at every batch: only the optimizer's zero_grad() waits"

@@ -25,6 +25,7 @@ DRAWS = {
     "numpy.random.shuffle": "numpy",
     "sklearn.model_selection.train_test_split": "numpy",
 }
+SEEDED = re.compile(r"(?<!manual_)seed(?!ed)|determini|reproduc", re.IGNORECASE)
 WHOLE = ("random_split", "train_test_split")  # these make two sets by themselves
 OWN_STATE = ("generator", "random_state")
 
@@ -32,10 +33,10 @@ OWN_STATE = ("generator", "random_state")
 @rule(
     "split-seeded-by-rank",
     "wrong",
-    why="Each rank draws its own division into training and validation data, because its random state was seeded by "
-    "rank: what one rank holds out, the others train on, and the validation is of samples that were learnt.",
-    fix="Pass random_split a generator with the same seed on all ranks: generator=torch.Generator().manual_seed(0); or "
-    "divide before seeding by rank.",
+    why="Each rank divides the data by a random state that is its own, seeded by rank or not at all. What one rank "
+    "holds out for validation, the others train on; of parts for the ranks, samples are in several or in none.",
+    fix="Divide by a generator with the same seed on all ranks: generator=torch.Generator().manual_seed(0), "
+    "random_state=0; or divide before seeding by rank. DistributedSampler takes the same seed on all ranks.",
     misses="seeds that another file sets, and divisions by hand other than slices of one shuffled list.",
 )
 def split_seeded_by_rank(tree: Tree) -> Mistakes:
@@ -49,26 +50,42 @@ def split_seeded_by_rank(tree: Tree) -> Mistakes:
         if guards(tree, call) or any(names_rank(tree, part) for part in (behind(tree, data) if data else ())):
             continue
         last = tree.names_of_calls[call].rpartition(".")[2]
-        if (last in WHOLE or _is_sliced_in_two(tree, call, last)) and _is_seeded_by_rank(tree, call, source):
-            yield call, "each rank divides the data differently: what it holds out, others train on"
+        if (last in WHOLE or _is_divided(tree, call, last)) and _is_own(tree, call, source):
+            yield call, "each rank draws another division of the data"
+    for sampler in tree.torch_calls("DistributedSampler"):
+        if (seed := keyword(sampler, "seed")) is not None and _depends_on_rank(tree, seed):
+            yield sampler, "each rank's sampler draws another order: their parts overlap"
 
 
-def _is_sliced_in_two(tree: Tree, call: ast.Call, last: str) -> bool:
-    """Whether `order[:n]` and `order[n:]` are used of what a call draws or shuffles."""
+def _is_divided(tree: Tree, call: ast.Call, last: str) -> bool:
+    """Whether `order[:n]` and `order[n:]`, or `order[rank::n]`, are used of what a call draws or shuffles."""
     drawn = call.args[0] if last == "shuffle" and call.args else None
     names = {spelled(drawn)} if drawn else {spelled(t) for t in getattr(tree.statement_of(call), "targets", [])}
     slices = [
         node.slice
         for node in tree.nodes[ast.Subscript]
-        if spelled(node.value) in names - {""} and tree.function_of(node) is tree.function_of(call)
+        if _sliced(node) in names - {""} and tree.function_of(node) is tree.function_of(call)
     ]
+    if any(isinstance(s, ast.Slice) and s.step and s.lower and is_rank(tree, s.lower) for s in slices):
+        return True
     ends = {ast.dump(s.upper) for s in slices if isinstance(s, ast.Slice) and s.upper and not s.lower}
     return bool(ends & {ast.dump(s.lower) for s in slices if isinstance(s, ast.Slice) and s.lower})
 
 
-def _is_seeded_by_rank(tree: Tree, draw: ast.Call, source: str) -> bool:
-    """Whether the last seed before a draw depends on the rank."""
+def _sliced(node: ast.Subscript) -> str:
+    """`order` in `order[:n][rank::world]`."""
+    value = node.value
+    while isinstance(value, ast.Subscript):
+        value = value.value
+    return spelled(value)
+
+
+def _is_own(tree: Tree, draw: ast.Call, source: str) -> bool:
+    """Whether a draw is of the rank alone: the last seed before it depends on the rank, or there is none, and the
+    state is from the machine. (That of torch is the same in every process.)"""
     seeds = list(_seeds(tree, source))
+    if not seeds:
+        return source != "torch" and not any(SEEDED.search(word) for word in tree.words)
     for scope, nodes in sites(tree, draw).items():
         before = [
             (position(place), by_rank)
@@ -200,3 +217,45 @@ def _is_read_by_rank(tree: Tree, loader: ast.Call) -> bool:
     counts = [part for test in tests for part in ast.walk(test) if isinstance(part, ast.BinOp)]
     parts = [part for loop in loops for part in ast.walk(loop.iter)]
     return any(names_rank(tree, count) for count in counts) or any(is_rank(tree, part) for part in parts)
+
+
+@rule(
+    "divided-twice",
+    "wrong",
+    why="The script gives each rank its part of the data, and a DistributedSampler divides this part among the ranks "
+    "once more: of every part, only one sample in world_size is trained on.",
+    fix="Leave the division to one of the two.",
+    misses="parts that are cut in another file.",
+)
+def divided_twice(tree: Tree) -> Mistakes:
+    for sampler in tree.torch_calls("DistributedSampler"):
+        dataset = sampler.args[0] if sampler.args else keyword(sampler, "dataset")
+        replicas = keyword(sampler, "num_replicas") or (sampler.args[1] if len(sampler.args) > 1 else None)
+        is_all = replicas is None or bool(WORLD.search(ast.unparse(replicas)))
+        if dataset is not None and is_all and _is_cut(tree, dataset):
+            yield sampler, "this divides a part of the data, which is already the rank's own"
+
+
+WORLD = re.compile(r"world|num_replicas|n_ranks")
+
+
+def _is_cut(tree: Tree, dataset: ast.expr) -> bool:
+    """Whether a data set is this rank's part: `data[rank::world]`, or of a class that takes every n-th sample."""
+    for part in behind(tree, dataset):
+        if isinstance(part, ast.Slice | ast.Call) and _takes_every_nth(tree, part):
+            return True
+        made = tree.classes.get(spelled(part.func)) if isinstance(part, ast.Call) else None
+        if made and isinstance(part, ast.Call) and any(is_rank(tree, value) for value in part.args):
+            return any(_takes_every_nth(tree, inner) for inner in ast.walk(made))
+    return False
+
+
+def _takes_every_nth(tree: Tree, part: ast.AST) -> bool:
+    """`[rank::world]` or `range(rank, n, world)`."""
+    if isinstance(part, ast.Call) and spelled(part.func) == "range" and len(part.args) == 3:
+        start, step = part.args[0], part.args[2]
+    elif isinstance(part, ast.Slice) and part.lower and part.step:
+        start, step = part.lower, part.step
+    else:
+        return False
+    return is_rank(tree, start) and bool(WORLD.search(ast.unparse(step)))

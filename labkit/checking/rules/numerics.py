@@ -8,11 +8,19 @@ from collections.abc import Iterator
 
 from labkit.checking.rules import Mistakes, rule
 from labkit.checking.rules.sampling import TEST
-from labkit.checking.syntax.models import optimizers
+from labkit.checking.syntax.models import (
+    averages_by_hand,
+    backwards,
+    counts_micro_batches,
+    is_counted,
+    optimizers,
+    steps_in,
+)
 from labkit.checking.syntax.tree import Placed, Tree, has_stars, keyword, position, spelled
 
 FP16 = ("torch.float16", "torch.half")
 SMALL_BATCH = 16  # samples per rank below which BatchNorm's statistics are commonly considered too noisy
+MICRO_BATCHES = re.compile(r"accum|micro|grad_steps", re.IGNORECASE)
 WORLD_SIZE = re.compile(r"(^|_)(world_size|num_replicas|nranks|num_ranks)$", re.IGNORECASE)
 
 
@@ -342,3 +350,40 @@ def _bf16_models(tree: Tree) -> Iterator[str]:
         yield from map(spelled, getattr(tree.parents.get(node), "targets", []))
         if isinstance(call.func, ast.Attribute) and isinstance(tree.parents[call], ast.Expr):
             yield spelled(call.func.value)
+
+
+@rule(
+    "accumulation-cleared",
+    "wrong",
+    why="The gradients of the micro-batches of a step are to be added up. Cleared before each of them, those of the "
+    "last one alone are applied, and all others are computed for nothing.",
+    fix="Call zero_grad() once per step: right after optimizer.step().",
+    misses="gradients cleared by another function.",
+)
+def accumulation_cleared(tree: Tree) -> Mistakes:
+    for backward, _ in backwards(tree):
+        loop = next(iter(tree.loops_of(backward)), None)
+        if loop is None or tree.is_managed or averages_by_hand(tree, loop):
+            continue
+        cleared = [c for c in tree.method_calls("zero_grad", within=loop) if tree.loops_of(c)[:1] == [loop]]
+        always = [c for c in cleared if not any(tree.is_in(branch, loop) for branch, _ in tree.branches_of(c))]
+        for step in _steps_of(tree, loop):
+            same = [c for c in always if spelled(c.func.value) == step]
+            if same and len(same) == len([c for c in cleared if spelled(c.func.value) == step]):
+                yield same[0], "this discards the gradients of all micro-batches of a step but the last"
+
+
+def _steps_of(tree: Tree, loop: ast.For | ast.AsyncFor | ast.While) -> set[str]:
+    """The optimizers that step once in several runs of a loop over micro-batches."""
+    around = tree.loops_of(loop)
+    inside = [step for step in steps_in(tree, loop) if is_counted(tree, step, loop) and _divides(tree, loop)]
+    after = steps_in(tree, around[0]) if around and counts_micro_batches(loop) else []
+    after = [step for step in after if tree.loops_of(step)[:1] == around[:1]]
+    return {spelled(step.func.value) for step in (*inside, *after) if isinstance(step.func, ast.Attribute)}
+
+
+def _divides(tree: Tree, loop: ast.AST) -> bool:
+    """Whether a loss is divided by a number of micro-batches in a loop."""
+    places: list[ast.BinOp | ast.AugAssign] = [*tree.nodes[ast.BinOp], *tree.nodes[ast.AugAssign]]
+    divisors = (n.right if isinstance(n, ast.BinOp) else n.value for n in places if isinstance(n.op, ast.Div))
+    return any(MICRO_BATCHES.search(spelled(by)) for by in divisors if tree.is_in(by, loop))

@@ -7,7 +7,14 @@ import re
 from collections.abc import Iterator
 
 from labkit.checking.rules import Mistakes, rule
-from labkit.checking.syntax.models import backwards, behind, steps_in, without_gradients
+from labkit.checking.syntax.models import (
+    backwards,
+    behind,
+    counts_micro_batches,
+    is_counted,
+    steps_in,
+    without_gradients,
+)
 from labkit.checking.syntax.ranks import is_only_about_rank
 from labkit.checking.syntax.tree import Tree, keyword, spelled
 
@@ -50,24 +57,12 @@ def no_no_sync(tree: Tree) -> Mistakes:
     for backward in tree.method_calls("backward"):
         loops = tree.loops_of(backward)
         steps = steps_in(tree, loops[0]) if loops else []
-        sometimes = steps and all(_is_counted(tree, step, loops[0]) for step in steps)
+        sometimes = steps and all(is_counted(tree, step, loops[0]) for step in steps)
         then = (
             not steps and len(loops) > 1 and any(tree.loops_of(s)[:1] == loops[1:2] for s in steps_in(tree, loops[1]))
         )
-        if sometimes or (then and _counts(loops[0])):
+        if sometimes or (then and counts_micro_batches(loops[0])):
             yield backward, "the gradients are averaged over all ranks in every micro-batch, not once per step"
-
-
-def _is_counted(tree: Tree, step: ast.Call, loop: ast.AST) -> bool:
-    """`if (i + 1) % accumulate == 0: optimizer.step()`."""
-    branches = [branch for branch, _ in tree.branches_of(step) if tree.is_in(branch, loop)]
-    return any(isinstance(n, ast.BinOp) and isinstance(n.op, ast.Mod) for b in branches for n in ast.walk(b.test))
-
-
-def _counts(loop: ast.AST) -> bool:
-    """Whether a loop is over micro-batches, by its names."""
-    head = ast.unparse(loop.iter).lower() if isinstance(loop, ast.For) else ""
-    return any(word in head for word in ("accum", "micro"))
 
 
 @rule(

@@ -7,6 +7,7 @@ import re
 import sys
 
 from labkit.checking.rules import Mistakes, rule
+from labkit.checking.rules.sampling import TEST
 from labkit.checking.syntax.ranks import is_rank
 from labkit.checking.syntax.tree import Tree, keyword, spelled
 
@@ -158,3 +159,27 @@ def _routed(tree: Tree) -> set[str]:
 
 def _has_router(node: ast.AST) -> bool:
     return isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and bool(ROUTER.match(spelled(node)))
+
+
+@rule(
+    "data-split-in-tensor-parallel",
+    "wrong",
+    why="The ranks of a tensor-parallel model compute one batch together: each has a part of every layer. With a batch "
+    "of its own, each rank's parts of a sum belong to other samples.",
+    fix="Give all ranks of the mesh the same batches; divide the data only along a data-parallel axis: "
+    "DistributedSampler(data, mesh['dp'].size(), mesh['dp'].get_local_rank()).",
+    misses="meshes that are made in another file, and data divided by hand.",
+)
+def data_split_in_tensor_parallel(tree: Tree) -> Mistakes:
+    meshes = list(tree.torch_calls("init_device_mesh"))
+    shapes = [call.args[1] if len(call.args) > 1 else keyword(call, "mesh_shape") for call in meshes]
+    one_axis = bool(shapes) and all(isinstance(shape, ast.Tuple) and len(shape.elts) == 1 for shape in shapes)
+    if not one_axis or tree.strategies or tree.is_managed or "new_group" in tree.words:
+        return
+    if not any(tree.torch_calls("parallelize_module")):
+        return
+    for sampler in tree.torch_calls("DistributedSampler"):
+        rank = keyword(sampler, "rank") or (sampler.args[2] if len(sampler.args) > 2 else None)
+        named = " ".join(map(spelled, getattr(tree.parents[sampler], "targets", [])))
+        if not TEST.search(named) and (rank is None or is_rank(tree, rank)):
+            yield sampler, "all ranks are one tensor-parallel model, but each gets other samples"

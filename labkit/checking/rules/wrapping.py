@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 
 from labkit.checking.rules import Mistakes, rule
-from labkit.checking.syntax.models import moves_to_device, optimizers
+from labkit.checking.syntax.models import averages_by_hand, backwards, moves_to_device, optimizers
 from labkit.checking.syntax.tree import MethodCall, Tree, Wrap, has_stars, keyword, position, spelled
 
 
@@ -183,3 +183,53 @@ def no_sync_of_fsdp2(tree: Tree) -> Mistakes:
     for call in tree.method_calls("no_sync"):
         if tree.wrapping(call.func.value) == {"fsdp2"}:
             yield call, "a model sharded by fully_shard has no no_sync()"
+
+
+@rule(
+    "root-not-sharded",
+    "wrong",
+    why="fully_shard averages the gradients of the parameters that it shards. If it is called for the blocks only, "
+    "those of the rest (embeddings, the last norm, the head) are trained by each rank for itself, and part.",
+    fix="Call fully_shard(model) after fully_shard(block) for every block.",
+    misses="models of which all parameters are in the blocks, or whose other gradients are averaged by hand.",
+)
+def root_not_sharded(tree: Tree) -> Mistakes:
+    units = [wrap for wrap in tree.wraps if wrap.strategy == "fsdp2"]
+    heads = [loop for wrap in units for loop in tree.loops_of(wrap.call)[:1] if isinstance(loop, ast.For)]
+    owners = {spelled(loop.iter.value) for loop in heads if isinstance(loop.iter, ast.Attribute)}
+    inside = [wrap for wrap in units if any(spelled(wrap.source) == spelled(loop.target) for loop in heads)]
+    if not units or len(owners) != 1 or len(inside) != len(units) or any(has_stars(wrap.call) for wrap in units):
+        return
+    loops = [loop for backward, _ in backwards(tree) for loop in tree.loops_of(backward)]
+    trained = owners & {name for _, name in optimizers(tree)}
+    if trained and loops and not any(averages_by_hand(tree, loop) for loop in loops) and "ddp" not in tree.strategies:
+        yield units[0].call, f"nothing shards the rest of `{trained.pop()}`, which each rank trains for itself"
+
+
+@rule(
+    "optimizer-of-other-model",
+    "wrong",
+    why="Two optimizers have the parameters of one model, and none those of another that is wrapped for training: the "
+    "second model never changes, and the first takes two kinds of steps.",
+    fix="Give each optimizer the parameters of its own model.",
+    misses="optimizers that another function makes.",
+)
+def optimizer_of_other_model(tree: Tree) -> Mistakes:
+    made = list(optimizers(tree))
+    names = [name for _, name in made]
+    unused = [w for w in tree.wraps if w.strategy == "ddp" and w.names and not _is_optimized(tree, w)]
+    for call, name in made:
+        if unused and names.count(name) > 1 and call is not made[names.index(name)][0]:
+            wrap = unused[0]
+            yield (
+                call,
+                f"this has the parameters of `{name}`, as another has; no optimizer has those of `{wrap.names[0]}`",
+            )
+
+
+def _is_optimized(tree: Tree, wrap: Wrap) -> bool:
+    """Whether the parameters of a wrapped model are mentioned anywhere, but to clear or count them."""
+    names = {*wrap.names, spelled(wrap.source)} - {""}
+    inside = {spelled(part) for part in ast.walk(wrap.source) if isinstance(part, ast.Name)} - {"nn", "torch"}
+    calls = tree.method_calls("parameters", "named_parameters", "requires_grad_", "eval")
+    return any(spelled(call.func.value).split(".")[0] in names | inside for call in calls)

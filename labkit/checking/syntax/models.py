@@ -45,6 +45,18 @@ def steps_in(tree: Tree, loop: ast.AST) -> list[ast.Call]:
     return steps
 
 
+def is_counted(tree: Tree, step: ast.Call, loop: ast.AST) -> bool:
+    """`if (i + 1) % accumulate == 0: optimizer.step()`."""
+    branches = [branch for branch, _ in tree.branches_of(step) if tree.is_in(branch, loop)]
+    return any(isinstance(n, ast.BinOp) and isinstance(n.op, ast.Mod) for b in branches for n in behind(tree, b.test))
+
+
+def counts_micro_batches(loop: ast.AST) -> bool:
+    """Whether a loop is over micro-batches, by its names."""
+    head = ast.unparse(loop.iter).lower() if isinstance(loop, ast.For) else ""
+    return any(word in head for word in ("accum", "micro"))
+
+
 def optimizers(tree: Tree) -> Iterator[tuple[ast.Call, str]]:
     """(call, name) for each optimizer that is built from `name.parameters()`."""
     for call in tree.calls:
