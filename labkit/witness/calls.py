@@ -17,7 +17,8 @@ NONE = -1  # the number of a group that a rank has not used
 class Parting:
     """A collective that a `rank` called and `other` did not, which called `instead`, or else has gone on: to what
     `where` says, in `line` (0: unknown). `is_due` if it was the other's turn, too: both had called it in this line
-    before, and at these intervals."""
+    before, and at these intervals. If `of_pass`, `rank` is in a backward pass in `line` that `other` has ended, which
+    then called `call`: it left out collectives of the pass."""
 
     rank: int
     call: Called
@@ -26,6 +27,7 @@ class Parting:
     where: str = ""
     line: int = 0
     is_due: bool = False
+    of_pass: bool = False
 
 
 class _Calls:
@@ -61,9 +63,9 @@ def parting(evidence: Evidence) -> Parting | None:
                 earlier, later = sorted([rank, unlike[0]], key=lambda each: moment(made[each]))
                 return _without(earlier, made[earlier], later, group)
             others = [other for other, calls in group.items() if calls.went_by(call)]
-            # Whoever has ended a backward pass that another one is in has left out calls of the pass.
-            if any(_is_in_pass(group[other].now, call) for other in others):
-                break
+            in_pass = [other for other in others if _is_in_pass(group[other].now, call)]
+            if in_pass:
+                return Parting(in_pass[0], call, rank, line=group[in_pass[0]].now.line, of_pass=True)
             if others:
                 return _without(rank, call, others[0], group)
     return None

@@ -20,7 +20,7 @@ from labkit.ring import (
     RingReader,
     decoded,
 )
-from labkit.witness.calls import parting
+from labkit.witness.calls import Parting, parting
 from labkit.witness.evidence import Evidence, Testimony
 from labkit.witness.finding import Finding, named
 from labkit.witness.rule import Rule
@@ -265,6 +265,8 @@ def _parting(evidence: Evidence) -> Finding | None:
     one = parting(evidence) if not any(each.of("join") for each in evidence.ranks.values()) else None
     if one is None:
         return None
+    if one.of_pass:
+        return _left_out_of_pass(one, evidence)
     rank, other, place, there = named([one.rank]), named([one.other]), evidence.at(one.call.line), evidence.at(one.line)
     called = f"{rank} called {_in_words(one.call, one.instead)}{place}"
     why, advice, ranks = "", ADVICE, [one.rank, one.other]
@@ -279,6 +281,22 @@ def _parting(evidence: Evidence) -> Finding | None:
         why = "one of them left out what the other one did"
     step = one.call.step + bool(one.call.passes)
     return Finding("slip", what, why, advice=advice, since=step, ranks=tuple(ranks), line=one.call.line)
+
+
+def _left_out_of_pass(one: Parting, evidence: Evidence) -> Finding | None:
+    """A rank has ended a backward pass without the collectives that another one still waits for in it; None if it has
+    called some of them."""
+    ring, in_pass = evidence.ranks[one.other].ring, evidence.ranks[one.rank].ring.now()
+    now = ring.now()
+    if in_pass is None or now is None:
+        return None
+    step = _Step.of(ring, in_pass.number + 1)
+    flags, loss, line = (step.flags, step.loss, step.line) if step.calls else (now.flags, now.loss, now.line)
+    if flags & REDUCED:
+        return None
+    what = f"{named([one.other])} left out the collectives of a backward pass that {named([one.rank])} is in"
+    why = _why(flags, loss, line, evidence)
+    return Finding("slip", what, why, advice=ADVICE, since=in_pass.number + 1, ranks=(one.other,), line=line)
 
 
 def _in_words(call: Called, other: Called | None) -> str:

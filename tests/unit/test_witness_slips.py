@@ -313,15 +313,24 @@ def test_of_two_ranks_none_is_at_fault_if_the_call_came_at_another_step_than_bef
     )
 
 
-def test_a_rank_that_has_ended_the_pass_that_another_is_in_is_not_said_to_have_called_too_much(scene):
-    """It has called less within the pass, which C++ does, so that its next call meets one of the pass."""
+@pytest.mark.parametrize(
+    ("flags", "why"),
+    [(NO_GRAPH, "the loss of its backward pass, 0.5, has no graph through the model"), (REDUCED, None)],
+)
+def test_a_call_that_meets_those_of_a_backward_pass_shows_who_left_them_out(scene, flags, why):
     ranks, judge = scene(2)
     for rank in ranks:
         rank.steps(2)
+    ranks[0].ring.at_backward(1, 1, 2, 23, 0.5, NO_GRAPH)
     ranks[0].call(passes=1)
     ranks[1].enter_backward()
 
-    assert not judge.look("failed")
+    (found,) = judge.look("failed")
+    assert (found.ranks, found.since) == ((0,), 3)
+    assert found.claim == (
+        "rank 0 left out the collectives of a backward pass that rank 1 is in: the loss of its backward pass, 0.5, has "
+        "no graph through the model (train.py line 23)"
+    )
 
 
 @pytest.mark.parametrize(

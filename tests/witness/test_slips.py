@@ -39,7 +39,6 @@ def test_a_loss_without_a_graph_is_named_with_its_line():
     assert (found.kind, found.certain, found.since, found.ranks, found.line) == ("slip", True, 12, (1,), line)
     assert (state.cause.kind, state.cause.ranks, state.cause.step, state.cause.where.line) == ("slip", (1,), 12, line)
     assert f"has no graph through the model ({where})" in state.cause.sentence
-    assert not state.cause.advice or "DETAIL" not in state.cause["advice"]
 
 
 def test_a_batch_that_one_rank_skipped_is_why_another_collective_was_met():
@@ -51,7 +50,6 @@ def test_a_batch_that_one_rank_skipped_is_why_another_collective_was_met():
     assert state.cause.sentence.startswith("in step 5 rank 0 fetched 2 batches for a step for which rank 1 fetched 1")
     _, where = place("skip_bad_batch_per_rank", "dist.all_reduce")
     assert f"`all_reduce` ({where}), which met another collective" in state.cause.sentence
-    assert "DETAIL" not in state.cause["advice"]
 
 
 def test_a_collective_that_one_rank_left_out_is_named_with_the_rank_that_left_it_out():

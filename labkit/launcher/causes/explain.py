@@ -19,7 +19,6 @@ from labkit.launcher.causes.collectives import disagreement
 from labkit.launcher.causes.evidence import LAST_WORDS_BYTES, Evidence, Failure
 from labkit.launcher.causes.failure_advice import (
     BLOCKING,
-    DETAIL,
     FIREWALL,
     LONGER,
     disk_advice,
@@ -205,9 +204,7 @@ def _killed(evidence: Evidence) -> Cause | None:
     met = code == signal.SIGABRT and "gloo" in thrown  # its collective met another one
     if met and (slip := _slipped(evidence, sentences.met(evidence.named(rank), function, where))):
         return slip
-    advice = []
-    if code == signal.SIGABRT:
-        advice.append(BLOCKING if "CUDA error" in thrown else DETAIL)
+    advice = [BLOCKING] if code == signal.SIGABRT and "CUDA error" in thrown else []
     if by == "system":
         advice.append(memory_advice("host", evidence.script, {}))
     return Cause(

@@ -15,10 +15,6 @@ FULL_BYTES = 16 << 20
 FRAGMENTED = 0.03  # of the device's memory; less is usual
 # An error of a kernel is raised by a later call.
 BLOCKING = "with env={'CUDA_LAUNCH_BLOCKING': '1'} the traceback ends at the kernel that failed, not at a later call"
-DETAIL = (
-    "if the ranks may have called collectives with different shapes or dtypes, run it again with "
-    "TORCH_DISTRIBUTED_DEBUG=DETAIL in the environment: torch then compares their calls"
-)
 # The defaults are those of init_process_group's documentation.
 LONGER = (
     "let one rank prepare data in a run of its own, before the training; or have the others wait longer: "
