@@ -559,13 +559,8 @@ def loaded_on_one_rank(tree: Tree) -> Mistakes:
         if not around or around[0].ranks != "first" or not _is_trained_on(tree, call):
             continue
         name = spelled(call.func.value)
-        if (
-            sum(
-                spelled(other.func.value) == name
-                for other in tree.method_calls("load_state_dict", within=around[0].node)
-            )
-            > 1
-        ):
+        same = [other for other in tree.method_calls("load_state_dict") if spelled(other.func.value) == name]
+        if sum(guards(tree, other)[:1] == around[:1] for other in same) > 1:
             continue  # swapped, and put back
         wraps = [wrap for wrap in _ddp(tree) if name.removesuffix(".module") in {*wrap.names, spelled(wrap.source)}]
         is_late = bool(wraps) and all(follows(tree, call, wrap.call) for wrap in wraps)
