@@ -9,12 +9,11 @@ from typing import Any
 
 from labkit.checking.findings import Findings
 from labkit.checking.migration import Change
-from labkit.checking.syntax.settings import Configuration, Setting
+from labkit.checking.syntax.settings import STRATEGIES, Configuration, Setting
 from labkit.errors import ScriptError
 from labkit.files import Json
 from labkit.text import escaped, plain
 
-STRATEGIES = ("FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD", "HYBRID_SHARD_ZERO2")
 NAME = re.compile(r"[A-Z]\w+(,\w+)*")  # FULL_SHARD, or LlamaDecoderLayer,Embedding
 LOST = {
     "use_orig_params": "FSDP2 always keeps the original parameters",
@@ -22,7 +21,7 @@ LOST = {
     "must make the same ones",
     "backward_prefetch": "FSDP2 always prefetches one unit ahead in the backward pass",
     "forward_prefetch": "in code, model.set_modules_to_forward_prefetch does it",
-    "limit_all_gathers": "FSDP2 always limits them",
+    "limit_all_gathers": "FSDP2 needs no limit",
 }
 NOT_SHARDED = "FSDP2 always shards: use DDP instead (distributed_type: MULTI_GPU)"
 HYBRID = "and two mesh axes: parallelism_config with dp_replicate_size and dp_shard_size"

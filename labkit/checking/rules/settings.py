@@ -13,6 +13,7 @@ from labkit.checking.rules import Mistakes, rule
 from labkit.checking.syntax.settings import (
     FSDP_SETTINGS,
     OF_FSDP1,
+    STRATEGIES,
     UNKNOWN,
     Configuration,
     Setting,
@@ -21,7 +22,6 @@ from labkit.checking.syntax.settings import (
 )
 from labkit.checking.syntax.tree import Tree
 
-STRATEGIES = ("FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD", "HYBRID_SHARD_ZERO2")
 POLICIES = ("TRANSFORMER_BASED_WRAP", "SIZE_BASED_WRAP", "NO_WRAP")
 STATES = ("FULL_STATE_DICT", "LOCAL_STATE_DICT", "SHARDED_STATE_DICT")
 PREFETCHES = ("BACKWARD_PRE", "BACKWARD_POST", "NO_PREFETCH")

@@ -16,6 +16,7 @@ from labkit.checking.syntax.tree import Placed, Tree, has_stars, keyword
 
 UNKNOWN = object()  # a value that is not a literal
 JSON_WORD = re.compile(r'"(?:[^"\\]|\\.)*"|\b(?:true|false|null)\b')
+STRATEGIES = ("FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD", "HYBRID_SHARD_ZERO2")  # FSDP1's, from 1
 SHARED = {
     *("version", "reshard_after_forward", "auto_wrap_policy", "transformer_layer_cls_to_wrap", "min_num_params"),
     *("state_dict_type", "cpu_ram_efficient_loading", "activation_checkpointing"),
