@@ -32,7 +32,8 @@ def in_folder(tmp_path, monkeypatch):
 
 def notebook(**keywords):
     cells = [nbformat.v4.new_markdown_cell("a\nb"), nbformat.v4.new_code_cell("import os\nprint('a/b')")]
-    book = nbformat.v4.new_notebook(cells=[*cells, nbformat.v4.new_code_cell(BARRIER)])
+    cells += [nbformat.v4.new_code_cell(BARRIER), nbformat.v4.new_code_cell("print(rank)")]
+    book = nbformat.v4.new_notebook(cells=cells)
     return json.dumps(json.loads(nbformat.writes(book)), **keywords)
 
 
