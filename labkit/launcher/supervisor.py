@@ -26,9 +26,8 @@ import psutil
 from labkit.files import is_deleted, log, write_json
 from labkit.hardware import may_have_gpus
 from labkit.host import Identity
-from labkit.launcher.causes.background_errors import background_errors
 from labkit.launcher.causes.evidence import place_in, script_of
-from labkit.launcher.causes.explain import find_cause, oom_kills
+from labkit.launcher.causes.explain import find_cause, oom_kills, survived_errors
 from labkit.launcher.locks import unlock_checkpoints
 from labkit.launcher.rank_processes import Programs
 from labkit.launcher.shutdown import Leftovers, Shutdown, torchrun_seconds
@@ -398,7 +397,7 @@ class Supervisor:
             notices = [self.judge.notice, *self.first_rank.update(), progress.unmeasured]
         if name == "succeeded":
             with suppress(Exception):  # a correct state matters more
-                notices.append(background_errors(self.folder, self.folder.attempt(self.state.attempt), self.ranks))
+                notices.append(survived_errors(self.folder, self.folder.attempt(self.state.attempt), self.ranks))
             notices.append(self.leftovers.notice if self.leftovers else None)
         notice = "; ".join(filter(None, notices)) or None
         wrong = self.judge.is_certain

@@ -16,7 +16,7 @@ from typing import Any
 
 from labkit.files import write_json
 from labkit.record import RunFolder
-from labkit.text import first_line, shortened
+from labkit.text import first_line, last_line, shortened
 from labkit.worker.measures.memory import resident_set
 
 KEPT_COLLECTIVES = 64  # calls before the oldest that has not completed
@@ -37,8 +37,10 @@ COLLECTIVE_FIELDS = (
 
 # The frames of labkit's hooks in torch are left out of tracebacks.
 OURS = str(Path(__file__).parent)
-# A DataLoader worker's exception is re-raised with the worker's whole traceback as its message.
+# A DataLoader worker's exception is re-raised with the worker's whole traceback as its message; a pool of processes has
+# it as the text of the cause.
 FROM_WORKER = "Original Traceback (most recent call last):"
+FROM_POOL = ("RemoteTraceback", "_RemoteTraceback")
 # torch's dispatcher ends its message with a table of all backends, of some 60 lines.
 BACKENDS = re.compile(r" This could be because the operator doesn't exist for this backend.*", re.DOTALL)
 WITHOUT_GRADIENT = re.compile(r"Parameter indices which did not receive grad for rank \d+: ([\d ]+)")
@@ -163,6 +165,11 @@ def _message(error: BaseException) -> dict[str, Any]:
     if FROM_WORKER in text:
         last = text.strip().splitlines()[-1]
         text = f"{last.removeprefix(type(error).__name__ + ': ')} (in a DataLoader worker)"
+    if type(error.__cause__).__name__ in FROM_POOL:
+        text = f"{text} (in a process of a pool)"
+    if isinstance(printed := getattr(error, "stderr", None), str | bytes) and printed.strip():  # of a subprocess
+        words = printed if isinstance(printed, str) else printed.decode("utf-8", "replace")
+        text = f"{text} It printed: {last_line(words)}"
     # DCP's CheckpointException has the errors in `failures`; its text only names the ranks.
     failures = getattr(error, "failures", None)
     if isinstance(failures, dict) and failures:
@@ -191,7 +198,7 @@ def _unused_parameters(error: BaseException) -> dict[str, Any]:
 
 def _causes(error: BaseException) -> dict[str, Any]:
     """The first line of each original exception of a chain of causes or a group."""
-    origins = (one for one in _origins(error) if _text(one) not in _text(error))
+    origins = (one for one in _origins(error) if _text(one) not in _text(error) and type(one).__name__ not in FROM_POOL)
     return {"causes": [f"{_class_name(one)}: {first_line(_text(one))}" for one in islice(origins, NAMED_CAUSES)]}
 
 
@@ -219,8 +226,9 @@ def _traceback(error: BaseException) -> dict[str, Any]:
 
 def _line_in_script(script: str, error: BaseException) -> dict[str, Any]:
     """The innermost line of the script in the traceback."""
-    text = _text(error)
-    in_worker = re.findall(rf'File "{re.escape(script)}", line (\d+)', text) if FROM_WORKER in text else []
+    text = _text(error) if FROM_WORKER in _text(error) else ""
+    text = _text(error.__cause__) if type(error.__cause__).__name__ in FROM_POOL else text
+    in_worker = re.findall(rf'File "{re.escape(script)}", line (\d+)', text)
     if in_worker:
         return {"script_line": int(in_worker[-1])}
     frames = traceback.extract_tb(error.__traceback__)

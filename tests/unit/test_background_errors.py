@@ -7,7 +7,7 @@ import json
 import pytest
 
 from labkit.launcher.causes import background_errors as module
-from labkit.launcher.causes.background_errors import background_errors
+from labkit.launcher.causes.explain import survived_errors
 from labkit.record import RunFolder
 
 START = """Exception in thread Thread-1 (train):
@@ -49,7 +49,7 @@ def run(tmp_path) -> RunFolder:
 
 def sentence(run: RunFolder, log: str) -> str | None:
     run.log(0, "stderr").write_text(log)
-    return background_errors(run, run, [0, 1])
+    return survived_errors(run, run, [0, 1])
 
 
 @pytest.mark.parametrize(

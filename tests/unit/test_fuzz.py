@@ -15,8 +15,7 @@ import pytest
 
 import labkit
 from labkit.errors import LabError
-from labkit.launcher.causes.background_errors import background_errors
-from labkit.launcher.causes.explain import find_cause
+from labkit.launcher.causes.explain import find_cause, survived_errors
 from labkit.launcher.stopping import requested
 from labkit.record import RunFolder, RunReader, State
 from labkit.view.charts.run_figures import runs_together
@@ -403,7 +402,7 @@ READERS = {
     "script": (60, lambda run, draw: (str(run.script), run.command)),
     "cause": (150, read_cause),
     "end": (150, lambda run, draw: run.is_over),
-    "threads": (150, lambda run, draw: background_errors(run.folder, run.folder.latest, (0, 1))),
+    "threads": (150, lambda run, draw: survived_errors(run.folder, run.folder.latest, (0, 1))),
 }
 # The files that a reader has nothing to do with are left out.
 LOOKS_AT = {

@@ -1,6 +1,5 @@
-"""Finds errors in a run that succeeded though part of it may never have happened: those that ended a thread, an atexit
-handler or a child process of a rank, which Python reports on stderr before it goes on, and those that a script has
-turned into exit code 0.
+"""Finds errors that a run went on after, though part of it may never have happened: those that ended a thread, an
+atexit handler or a child process of a rank, which Python reports on stderr before it goes on.
 
 Only Python's own reports count, by the frame that they begin with, because a script may print similar text. Exceptions
 in `__del__` are left out: libraries cause them while the interpreter ends, and nothing is lost.
@@ -16,7 +15,6 @@ from pathlib import Path
 
 from labkit.files import in_parallel, opened
 from labkit.launcher.causes.evidence import COLLATERAL, Evidence
-from labkit.launcher.causes.explain import find_cause
 from labkit.launcher.causes.sentences import at, ranks_in_words
 from labkit.record import Place, RunFolder
 from labkit.text import first_line
@@ -48,11 +46,18 @@ class Report:
     frames: tuple[tuple[str, int], ...]
 
 
-def background_errors(run: RunFolder, attempt: RunFolder, ranks: Iterable[int]) -> str | None:
-    """What these ranks, their threads, atexit handlers and child processes raised, in one sentence; None if nothing."""
-    numbers = list(ranks)
-    if any(attempt.error(rank).exists() for rank in numbers):
-        return f"{find_cause(run, attempt, 0).sentence}, and then exited with 0"
+@dataclass(frozen=True)
+class Beside:
+    """What was raised beside the scripts of `ranks`, in one sentence, first of all at `where`."""
+
+    sentence: str
+    ranks: tuple[int, ...]
+    where: Place | None
+
+
+def raised_beside(evidence: Evidence, ranks: Iterable[int]) -> Beside | None:
+    """What the threads, atexit handlers and child processes of these ranks raised; None if nothing."""
+    numbers, attempt = list(ranks), evidence.folder
     raised: dict[Report, list[int]] = {}  # by which ranks
     for rank, reports in zip(numbers, in_parallel(lambda rank: _read(attempt, rank), numbers), strict=True):
         for report in dict.fromkeys(reports):
@@ -61,10 +66,11 @@ def background_errors(run: RunFolder, attempt: RunFolder, ranks: Iterable[int]) 
     if not causes:
         return None
     causes.sort(key=lambda report: [what for what, _, _ in REPORTS].index(report.what))
-    evidence = Evidence.gather(run, attempt)
-    sentences = [f"{_whose(r.what, raised[r])} raised {r.error}{_place(r, evidence)}" for r in causes[:NAMED_ERRORS]]
+    shown = [(_whose(r.what, raised[r]), r.error, _place(r, evidence)) for r in causes[:NAMED_ERRORS]]
+    sentences = [f"{whose} raised {error}{at(place)}" for whose, error, place in shown]
     more = len(causes) - len(sentences)
-    return "; ".join(sentences) + (f"; and {more} more" if more else "")
+    sentence = "; ".join(sentences) + (f"; and {more} more" if more else "")
+    return Beside(sentence, tuple(raised[causes[0]]), shown[0][2])
 
 
 def _read(attempt: RunFolder, rank: int) -> list[Report]:
@@ -125,8 +131,8 @@ def _whose(what: str, ranks: Sequence[int]) -> str:
     return f"{what} that {whose} started" if what == "a process" else f"{what} of {whose}"
 
 
-def _place(report: Report, evidence: Evidence) -> str:
+def _place(report: Report, evidence: Evidence) -> Place:
     """The innermost line of the script, or else of the traceback."""
     line = next((line for file, line in report.frames if file == evidence.path), None)
     file, number = report.frames[0]
-    return at(evidence.locate(line) or Place(number, Path(file).name))
+    return evidence.locate(line) or Place(number, Path(file).name)

@@ -29,7 +29,7 @@ FIELDS = {"rank": int, "kind": str, "exception": str, "message": str}
 COLLATERAL = re.compile(
     r"Connection closed by peer|Connection reset by peer|Broken pipe|Connection refused|connectFullMesh"
     r"|remote process exited|ncclRemoteError|communicator was aborted|NCCL communicator|Socket Timeout"
-    r"|Timed out waiting|failed to recv, got 0 bytes|Stop_waiting|SIGTERM",
+    r"|Timed out waiting|Application timeout|failed to recv, got 0 bytes|Stop_waiting|SIGTERM",
     re.IGNORECASE,
 )
 

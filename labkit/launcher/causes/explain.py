@@ -15,6 +15,7 @@ from pathlib import Path
 
 from labkit.files import finite, in_parallel, number, read_object, tail_text
 from labkit.launcher.causes import sentences
+from labkit.launcher.causes.background_errors import raised_beside
 from labkit.launcher.causes.collectives import disagreement
 from labkit.launcher.causes.evidence import LAST_WORDS_BYTES, Evidence, Failure
 from labkit.launcher.causes.failure_advice import (
@@ -40,9 +41,13 @@ DEVICE_ASSERTION = re.compile(r": block: \[.*(Assertion `.*` failed)")  # printe
 WORKER_KILLED = "is killed by signal: Killed"  # a DataLoader's
 ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")  # variables with its settings
 UNFLUSHED = "120"  # the exit code of a Python that has run a script but cannot write what was printed
+TRACEBACK = re.compile(r"^.*Traceback \(most recent call last\)", re.MULTILINE)
+PRINTED = "It printed"  # what a command has, for worker/failure.py
 THROWN = re.compile(r"^\s*what\(\):\s*(.*)$", re.MULTILINE)  # of an uncaught C++ exception
-TIMEOUT = re.compile(r"Timed out waiting|Socket Timeout|collective operation timeout|timed out", re.IGNORECASE)
-WAITED = re.compile(r"Timed out waiting (?:(\d+)\s?ms)?|Socket Timeout|timed out", re.IGNORECASE)
+TIMEOUT = re.compile(
+    r"Timed out waiting|Socket Timeout|collective operation timeout|timed out|Application timeout", re.IGNORECASE
+)
+WAITED = re.compile(r"Timed out waiting (?:(\d+)\s?ms)?|Socket Timeout|timed out|Application timeout", re.IGNORECASE)
 # Marks a wait for other ranks in a message or traceback; a script may wait for other things, too.
 COMMUNICATION = re.compile(r"torch[./]distributed|gloo|nccl|c10d", re.IGNORECASE)
 # What the kernel, gloo and torch's store report when a host has disappeared.
@@ -79,11 +84,30 @@ def conclusion(run: RunFolder, attempt: RunFolder) -> tuple[StateName, Cause | N
     return "failed", _missing(evidence) or _explain(evidence, code, notice)
 
 
+def survived_errors(run: RunFolder, attempt: RunFolder, ranks: Sequence[int]) -> str | None:
+    """What ranks, their threads, atexit handlers and child processes raised, although they went on or exited with 0;
+    None if nothing."""
+    evidence = Evidence.gather(run, attempt)
+    if any(attempt.error(rank).exists() for rank in ranks):
+        return f"{_explain(evidence, 0, None).sentence}, and then exited with 0"
+    beside = raised_beside(evidence, ranks)
+    return beside.sentence if beside else None
+
+
 def _explain(evidence: Evidence, exit_code: int, notice: str | None) -> Cause:
+    if own := _failed(_own_failures(evidence), evidence):
+        return own
+    cause, beside = _of_no_error(evidence, exit_code, notice), raised_beside(evidence, evidence.ranks)
+    if not beside:
+        return cause
+    sentence = f"{beside.sentence}; after that {cause.sentence}"
+    return replace(cause, sentence=sentence, ranks=beside.ranks, where=beside.where, advice=())
+
+
+def _of_no_error(evidence: Evidence, exit_code: int, notice: str | None) -> Cause:
     exited = [failure for failure in _exited(evidence) if not failure.mentions_others]
     return (
-        _failed(_own_failures(evidence), evidence)
-        or _killed(evidence)
+        _killed(evidence)
         or _agent_killed(evidence)
         or _lost(evidence)
         or _failed(exited, evidence)
@@ -142,14 +166,18 @@ def _failed(failures: Sequence[Failure], evidence: Evidence) -> Cause | None:
 
 
 def _with_last_words(folder: RunFolder, failure: Failure) -> Failure:
-    """A bare exit code explains nothing; the last line printed before it, such as argparse's, often does."""
-    if failure.kind != "exit" or not failure.message.lstrip("-").isdigit():
+    """A bare exit code explains nothing, of the rank's or of a command that it ran; the last line printed before it,
+    such as argparse's, often does."""
+    of_command = failure.exception.endswith("CalledProcessError") and PRINTED not in failure.message
+    if not of_command and (failure.kind != "exit" or not failure.message.lstrip("-").isdigit()):
         return failure
-    last = last_line(tail_text(folder.log(failure.rank, "stderr"), LAST_WORDS_BYTES))
+    printed = tail_text(folder.log(failure.rank, "stderr"), LAST_WORDS_BYTES)
+    last = last_line(TRACEBACK.split(printed)[0] if of_command else printed)
     end = End.read(folder.metrics(failure.rank))
     if failure.message == UNFLUSHED and end and end.outcome == "finished":
         last = sentences.unflushed(last)
-    return replace(failure, message=f"{failure.message}: {last}") if last else failure
+    joined = f"{failure.message} {PRINTED}: {last}" if of_command else f"{failure.message}: {last}"
+    return replace(failure, message=joined) if last else failure
 
 
 def _detail(failure: Failure, evidence: Evidence) -> tuple[str, str]:
@@ -310,7 +338,9 @@ def _left_early(evidence: Evidence) -> Cause | None:
         return Cause("early", sentence, ranks=(first.rank,), where=evidence.locate(line), step=first.step)
     now = RingReader(evidence.folder.ring(running[0].rank)).now()
     in_backward = evidence.locate(now.line) if now and now.flags & IN_BACKWARD else None
-    sentence = sentences.left_early(who, first.step, running[0], in_backward)
+    failure = next((failure for failure in evidence.failures if failure.rank == running[0].rank), None)
+    waiting = evidence.located(failure.line) if failure else ""
+    sentence = sentences.left_early(who, first.step, running[0], waiting, in_backward)
     return Cause("early", sentence, ranks=(first.rank,), step=first.step)
 
 

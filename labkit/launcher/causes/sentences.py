@@ -145,8 +145,8 @@ def exited_early(who: str, step: int, place: str, waiting: RankHistory) -> str:
     return f"{who} exited at step {step}{place} without an error, while rank {waiting.rank} waited for it"
 
 
-def left_early(who: str, step: int, waiting: RankHistory, in_backward: Place | None) -> str:
-    """Say that a rank ended while another one waited for it: in a backward pass, if its place is known."""
+def left_early(who: str, step: int, waiting: RankHistory, place: str, in_backward: Place | None) -> str:
+    """Say that a rank ended while another one waited for it at a place, or in a backward pass."""
     rank, done = f"rank {waiting.rank}", f"{who} ended at step {step} without an error while"
     if in_backward:
         return (
@@ -154,8 +154,8 @@ def left_early(who: str, step: int, waiting: RankHistory, in_backward: Place | N
             f"it: {who} had less data, left its loop early (`break`) or skipped a step (`continue`)"
         )
     return (
-        f"{done} {rank}, at step {waiting.step}, waited for it. Check whether ranks have different amounts of data, "
-        f"one of them leaves its loop early (`break`), or {rank} calls one more collective"
+        f"{done} {rank}, at step {waiting.step}, waited for it{place}. Check whether ranks have different amounts of "
+        f"data, one of them leaves its loop early (`break`), or {rank} calls one more collective"
     )
 
 

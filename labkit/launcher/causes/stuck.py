@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from labkit.files import lines_of, read_source
-from labkit.launcher.causes.background_errors import background_errors
 from labkit.launcher.causes.collectives import absent, disagreement, mutual_waiting, waits_in
+from labkit.launcher.causes.explain import survived_errors
 from labkit.launcher.causes.loader_workers import ask_workers, awaits_worker
 from labkit.launcher.causes.sentences import disagreed, ranks_in_words
 from labkit.launcher.causes.stacks import RankStack, WorkerStack, ask, threads
@@ -68,7 +68,7 @@ def look_at(folder: RunFolder, run: RunFolder) -> Stacks:
     path = str(manifest.script.path or run.script)
     script = Script.parse(read_source(run.script), name=Path(path).name)
     ranks = ask_workers(run, ask(folder, run))
-    raised = background_errors(run, folder, [rank.rank for rank in ranks])
+    raised = survived_errors(run, folder, [rank.rank for rank in ranks])
     return Stacks(explain(ranks, script, path) + (f". {_upper(raised)}" if raised else ""), ranks)
 
 
