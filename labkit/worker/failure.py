@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from functools import partial
 from itertools import islice
+from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,7 @@ WITHOUT_GRADIENT = re.compile(r"Parameter indices which did not receive grad for
 SHOWN_NAMES = 4
 LONGEST_TRACEBACK = 100_000  # characters
 NAMED_CAUSES = 3
+DYING_SECONDS = 0.5  # a DataLoader's worker closes its connections before it has exited
 DEVICE_MEMORY = re.compile(
     r"(CUDA (driver )?error|Triton Error \[CUDA\]): out of memory|CU[A-Z]+_STATUS_(\w+_DEVICE_)?ALLOC(ATION)?_FAILED"
     r"|NOT_INITIALIZED when calling .cublasCreate"
@@ -94,8 +96,8 @@ def write(known: Mapping[str, Any], error: BaseException, attempt: str, script: 
     """Record the failure of a rank: what its guest knows, and what the exception tells, even if inspecting it raises.
     `attempt` is the attempt's folder. Raises OSError if it cannot be written."""
     folder, rank, record = RunFolder(attempt), known["rank"], {**known, "message": shortened(known["message"])}
-    inspections = (_name, _message, _unused_parameters, _causes, partial(_line_in_script, script), _traceback, _memory)
-    for inspect in inspections:
+    described = (_name, _message, _unused_parameters, _dead_workers, _causes)
+    for inspect in (*described, partial(_line_in_script, script), _traceback, _memory):
         with suppress(Exception):
             record |= inspect(error)
     write_json(folder.error(rank), record, reserve=folder.reserve)
@@ -194,6 +196,22 @@ def _unused_parameters(error: BaseException) -> dict[str, Any]:
         "message": f"the loss does not depend on {', '.join(unused[:SHOWN_NAMES])}{more}, for which DDP therefore has "
         "no gradient. Use or freeze (requires_grad_(False)) what is unused, or pass find_unused_parameters=True to DDP"
     }
+
+
+def _dead_workers(error: BaseException) -> dict[str, Any]:
+    """The exit codes by pid of the workers that had failed when their DataLoader raised: it may only say that a
+    connection was closed."""
+    callers = (frame.f_locals.get("self") for frame, _ in traceback.walk_tb(error.__traceback__))
+    loader = next((each for each in callers if type(each).__name__.endswith("MultiProcessingDataLoaderIter")), None)
+    if loader is None or FROM_WORKER in _text(error):
+        return {}
+    with suppress(RuntimeError):  # torch's handler of SIGCHLD raises wherever the main thread is
+        closed = wait([worker.sentinel for worker in loader._workers], DYING_SECONDS)
+        for worker in loader._workers:
+            if worker.sentinel in closed:  # it has its exit code a moment later
+                worker.join(DYING_SECONDS)
+    codes = {worker.pid: worker.exitcode for worker in loader._workers}
+    return {"workers": {pid: code for pid, code in codes.items() if code}}
 
 
 def _causes(error: BaseException) -> dict[str, Any]:

@@ -281,14 +281,18 @@ class Guest:
         }
         paths, sys.path = sys.path, self.paths  # nothing next to the script may take the place of what this imports
         try:
-            self._import("labkit.worker.failure").write(record, error, self.folder, self.script)
-        except Exception:  # a module of the script's hides Python's own, or a full disk
-            self._write_failure(record)
+            self._write_failure(record, error)
         finally:
             sys.path = paths
 
-    def _write_failure(self, record: "Mapping[str, Any]") -> None:
-        """Write the least that must be known."""
+    def _write_failure(self, record: "Mapping[str, Any]", error: BaseException) -> None:
+        """Write all that can be known, or the least that must be."""
+        for _ in range(2):  # once a DataLoader's worker dies, torch's handler of SIGCHLD may raise here
+            try:
+                self._import("labkit.worker.failure").write(record, error, self.folder, self.script)
+                return
+            except Exception:
+                pass  # a module of the script's hides Python's own, or a full disk
         try:
             file = os.open(f"{self.home}/{self.files.ERROR}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
             os.write(file, as_json(record))

@@ -143,3 +143,59 @@ def test_a_suspended_worker_is_named(tmp_path: Path) -> None:
 
     assert f"worker (pid {worker.pid}), which is stopped by a signal" in run.stacks().sentence
     run.stop(grace=0)
+
+
+DIES = """import os, signal, sys, torch, torch.distributed as dist
+from torch.utils.data import DataLoader, Dataset
+
+class Images(Dataset):
+    def __len__(self): return 64
+    def __getitem__(self, i):
+        if i == 40:
+            END
+        return torch.randn(4)
+
+def main():
+    dist.init_process_group("gloo")
+    if dist.get_rank() == 0:
+        dist.barrier()  # rank 0 only loses its peer
+    for batch in DataLoader(Images(), batch_size=8, OPTIONS):
+        pass
+    dist.barrier()
+
+if __name__ == "__main__":
+    main()
+"""
+KILLED = "os.kill(os.getpid(), signal.SIG{})"
+
+
+@pytest.mark.parametrize(
+    ("context", "end", "how"),
+    [
+        ("fork", KILLED.format("SEGV"), r"was killed \(SIGSEGV\)$"),
+        ("fork", "os._exit(3)", r"exited with code 3$"),
+        ("forkserver", KILLED.format("KILL"), r"was killed \(SIGKILL\) by another process, not by labkit"),
+        ("spawn", KILLED.format("ABRT"), r"was killed \(SIGABRT\)$"),
+    ],
+)
+def test_a_worker_that_dies_is_the_cause(tmp_path: Path, context: str, end: str, how: str) -> None:
+    options = f"num_workers=2, multiprocessing_context='{context}'"
+    script = write(tmp_path / "train.py", DIES, END=end, OPTIONS=options)
+    run = labkit.launch(script, nproc_per_node=2, wait=False)
+    wait_until(lambda: run.status().is_final)
+
+    cause = run.status().cause
+    assert cause is not None
+    assert re.search(r"^rank 1 failed: its DataLoader worker \(pid \d+\) " + how, cause.sentence), cause.sentence
+    advice = ("with num_workers=0 the rank itself crashes, and its line is named",)
+    assert cause.advice == (advice if "SEGV" in end or "ABRT" in end else ())
+
+
+def test_without_workers_the_line_of_a_crash_is_shown(tmp_path: Path) -> None:
+    script = write(tmp_path / "train.py", DIES, END=KILLED.format("SEGV"), OPTIONS="num_workers=0")
+    run = labkit.launch(script, nproc_per_node=2, wait=False)
+    wait_until(lambda: run.status().is_final)
+
+    cause = run.status().cause
+    assert cause is not None
+    assert cause.sentence.startswith("rank 1 was killed (SIGSEGV) (train.py line 8)")

@@ -37,7 +37,8 @@ COLLATERAL = re.compile(
 @dataclass(frozen=True)
 class Failure:
     """How one rank failed, by its own record. `kind` is "exception" or "exit"; `exception` is the name of its class,
-    `line` the script's; `causes` are the first lines of the original exceptions; `memory` is in bytes."""
+    `line` the script's; `causes` are the first lines of the original exceptions; `memory` is in bytes; `workers` are
+    the exit codes by pid of the workers that had failed when their DataLoader raised."""
 
     rank: int
     kind: str
@@ -51,6 +52,7 @@ class Failure:
     out_of_memory: str | None = None
     perhaps_out_of_memory: bool = False
     memory: Mapping[str, float] = field(default_factory=dict)
+    workers: Mapping[str, int] = field(default_factory=dict)
 
     @classmethod
     def read(cls, folder: RunFolder, rank: int) -> Failure | None:
@@ -67,7 +69,8 @@ class Failure:
             return cls(rank, "exception", shortened(message), time_ns=written, traceback=trace)
         step, at, line = (error.get(name) for name in ("step", "time_ns", "script_line"))
         kind = error.get("out_of_memory")
-        memory = error.get("memory")
+        memory, workers = error.get("memory"), error.get("workers")
+        codes = workers.items() if isinstance(workers, dict) else ()
         sizes = {name: number(size) for name, size in memory.items()} if isinstance(memory, dict) else {}
         return cls(
             error["rank"],
@@ -82,6 +85,7 @@ class Failure:
             out_of_memory=kind if kind in ("device", "host") else None,
             perhaps_out_of_memory=bool(error.get("perhaps_out_of_memory")),
             memory={name: size for name, size in sizes.items() if size is not None},
+            workers={pid: code for pid, code in codes if type(code) is int},
         )
 
     @property
@@ -101,7 +105,7 @@ class Failure:
     @property
     def is_collateral(self) -> bool:
         """Whether the rank failed only because another one was gone."""
-        return self.kind == "exception" and self.mentions_others
+        return self.kind == "exception" and self.mentions_others and not self.workers
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ from labkit.launcher.causes.background_errors import raised_beside
 from labkit.launcher.causes.collectives import disagreement
 from labkit.launcher.causes.evidence import LAST_WORDS_BYTES, Evidence, Failure
 from labkit.launcher.causes.failure_advice import (
+    ALONE,
     BLOCKING,
     FIREWALL,
     LONGER,
@@ -38,7 +39,12 @@ LATE = re.compile(
     r"CUDA error: (device-side assert|an illegal|misaligned|unspecified launch|CUBLAS)|CUDNN_STATUS_EXECUTION_FAILED"
 )
 DEVICE_ASSERTION = re.compile(r": block: \[.*(Assertion `.*` failed)")  # printed by the kernel
-WORKER_KILLED = "is killed by signal: Killed"  # a DataLoader's
+# A DataLoader's words about its worker: its pid, the signal that killed it, or its exit code.
+WORKER_DIED = re.compile(
+    r"DataLoader worker \(pid(?:\(s\))? (\d+)[\d, ]*\) (?:is killed by signal: ([^.]+)|exited unexpectedly)"
+    r"(?: with exit code (\d+))?"
+)
+CRASHES = [-number for number in (signal.SIGSEGV, signal.SIGABRT, signal.SIGFPE, signal.SIGILL)]
 ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")  # variables with its settings
 UNFLUSHED = "120"  # the exit code of a Python that has run a script but cannot write what was printed
 TRACEBACK = re.compile(r"^.*Traceback \(most recent call last\)", re.MULTILINE)
@@ -141,11 +147,14 @@ def _failed(failures: Sequence[Failure], evidence: Evidence) -> Cause | None:
     ranks = [failure.rank for failure in same]
     who = sentences.ranks_in_words(sorted(ranks)) if len(same) > 1 else evidence.named(first.rank)
     where, out_of_memory, detail, advice = evidence.locate(first.line), first.out_of_memory, "", ""
-    if WORKER_KILLED in " ".join([first.message, *first.causes]):
-        by = killer(evidence.home(first.rank))
+    said = WORKER_DIED.search("\n".join([first.message, *first.causes]))
+    if said or first.workers:
+        pid, code = _dead_worker(first, said)
+        by = killer(evidence.home(first.rank)) if code == -signal.SIGKILL else None
         out_of_memory = "host" if by == "system" else None
         advice = memory_advice("host", evidence.script, {}) if out_of_memory else ""
-        sentence = sentences.worker_killed(who, by)
+        advice = advice or (ALONE if code in CRASHES else "")
+        sentence = sentences.worker_died(who, pid, code, by)
     else:
         detail, advice = _detail(first, evidence)
         sentence = sentences.failed(who, first, where, detail, others)
@@ -163,6 +172,15 @@ def _failed(failures: Sequence[Failure], evidence: Evidence) -> Cause | None:
         memory=first.memory,
         advice=(advice,) if advice else (),
     )
+
+
+def _dead_worker(failure: Failure, said: re.Match[str] | None) -> tuple[str, int | None]:
+    """The pid of the DataLoader's worker that died and its exit code, negative if a signal killed it, None if unknown.
+    `said` are torch's words about it."""
+    if said is None or said[1] in failure.workers:
+        return next(iter(failure.workers.items()))
+    killed = (-number for number in signal.valid_signals() if signal.strsignal(number) == said[2])
+    return said[1], int(said[3]) if said[3] else next(killed, None)
 
 
 def _with_last_words(folder: RunFolder, failure: Failure) -> Failure:

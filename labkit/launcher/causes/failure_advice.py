@@ -15,6 +15,7 @@ FULL_BYTES = 16 << 20
 FRAGMENTED = 0.03  # of the device's memory; less is usual
 # An error of a kernel is raised by a later call.
 BLOCKING = "with env={'CUDA_LAUNCH_BLOCKING': '1'} the traceback ends at the kernel that failed, not at a later call"
+ALONE = "with num_workers=0 the rank itself crashes, and its line is named"
 # The defaults are those of init_process_group's documentation.
 LONGER = (
     "let one rank prepare data in a run of its own, before the training; or have the others wait longer: "

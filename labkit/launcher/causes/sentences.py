@@ -39,9 +39,16 @@ def failed(who: str, failure: Failure, where: Place | None, detail: str = "", ot
     return f"{who} {ended}{caused}{at(where)}{detail}{more}"
 
 
-def worker_killed(who: str, by: Killer) -> str:
-    """Say that a DataLoader worker was killed, without the script's line, which is where the rank happened to be."""
-    return f"{who} failed: a DataLoader worker was killed (SIGKILL){BY[by]}"
+def worker_died(who: str, pid: str, code: int | None, by: Killer | None) -> str:
+    """Say how a DataLoader worker died, without the script's line, which is where the rank happened to be."""
+    if code is None:
+        how = "exited unexpectedly"
+    elif code < 0:
+        how = f"was killed ({signal_name(-code)}){BY[by] if by else ''}"
+        how += "; perhaps its shared memory (/dev/shm) is full" * (code == -signal.SIGBUS)
+    else:
+        how = f"exited with code {code}"
+    return f"{who} failed: its DataLoader worker (pid {pid}) {how}"
 
 
 def perhaps_out_of_memory(free: float | None, total: float | None) -> str:
