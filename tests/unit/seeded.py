@@ -435,6 +435,25 @@ SEEDED: dict[str, list[tuple[str, str]]] = {
             "    def note(self, x):\n        self.log('x', x, rank_zero_only=True)\n",
         ),
         (
+            "from accelerate.utils import gather_object\nif state.is_main_process:\n"
+            "    print(gather_object(text))  # HERE\n",
+            "from accelerate.utils import gather_object\ntext = gather_object(text)\nif state.is_main_process:\n"
+            "    print(text)\n",
+        ),
+        (
+            "import lightning as L\n\nclass Draws(L.Callback):\n    def on_train_end(self, trainer, module):\n"
+            "        if trainer.is_global_zero:\n            draw(trainer.log_dir)  # HERE\n",
+            "import lightning as L\n\nclass Draws(L.Callback):\n    def on_train_end(self, trainer, module):\n"
+            "        folder = trainer.log_dir\n        if trainer.is_global_zero:\n            draw(folder)\n",
+        ),
+        (
+            within("node = rank // 2\npair = dist.new_group([2 * node, 2 * node + 1])  # HERE"),
+            within(
+                "for node in range(world_size // 2):\n    group = dist.new_group([2 * node, 2 * node + 1])\n"
+                "    if rank // 2 == node:\n        pair = group"
+            ),
+        ),
+        (
             within("with accelerator.main_process_first():\n    dist.barrier()  # HERE"),
             within("with accelerator.main_process_first():\n    prepare()\ndist.barrier()"),
         ),
@@ -471,6 +490,23 @@ SEEDED: dict[str, list[tuple[str, str]]] = {
             "from accelerate import Accelerator\naccelerator = Accelerator()\nmodel = accelerator.prepare(Net())\n"
             "for batch in loader:\n    if batch['y'].shape[0] < 8:\n        continue\n"
             "    accelerator.backward(model(batch))\n",
+        ),
+        (
+            within(
+                "for x, y in loader:\n    try:\n        model(x).backward()\n"
+                "    except torch.cuda.OutOfMemoryError:  # HERE\n        torch.cuda.empty_cache()"
+            ),
+            within(
+                "for x, y in loader:\n    try:\n        model(x).backward()\n"
+                "    except torch.cuda.OutOfMemoryError:\n        print(x.shape)\n        raise"
+            ),
+        ),
+        (
+            "import lightning as L\n\nclass Stops(L.Callback):\n    def on_train_batch_end(self, trainer, *rest):\n"
+            "        if trainer.is_global_zero and asked():\n            trainer.should_stop = True  # HERE\n",
+            "import lightning as L\n\nclass Stops(L.Callback):\n    def on_train_batch_end(self, trainer, *rest):\n"
+            "        if trainer.is_global_zero and asked():\n            trainer.should_stop = True\n"
+            "        trainer.should_stop = trainer.strategy.reduce_boolean_decision(trainer.should_stop, all=False)\n",
         ),
         (within(NO_TARGET), within(NO_TARGET.replace("torch.zeros((), requires_grad=True)  # HERE", "out.sum() * 0"))),
         (
@@ -526,6 +562,12 @@ SEEDED: dict[str, list[tuple[str, str]]] = {
             within(
                 "if rank == 0:\n    with open('a.json', 'w') as f:\n        json.dump(x, f)\nwait_for_everyone()\n"
                 "x = json.load(open('a.json'))"
+            ),
+        ),
+        (
+            within("x = torch.load(path, 'cpu', weights_only=True)\nif rank == 0:\n    os.remove(path)  # HERE"),
+            within(
+                "x = torch.load(path, 'cpu', weights_only=True)\ndist.barrier()\nif rank == 0:\n    os.remove(path)"
             ),
         ),
         (

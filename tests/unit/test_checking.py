@@ -103,6 +103,10 @@ def test_nothing_is_found_in_the_labs(path):
         "    dist.barrier()",
         "class Ordered:\n    def __enter__(self):\n        if rank != 0:\n            dist.barrier()\n\n"
         "    def __exit__(self, *error):\n        if rank == 0:\n            dist.barrier()",
+        "def work():\n    while True:\n        dist.barrier()\n\ndef answer(x):\n    dist.barrier()\n\n"
+        "if rank == 0:\n    serve(answer)\nelse:\n    work()",
+        "alone = dist.new_group([rank])",
+        "for _ in range(9):\n    try:\n        op(x).backward()\n    except Exception:\n        print('no backward')",
         "should_save = step % 10 == 0\nif should_save:\n    dist.barrier()",
         "import sys\nif rank != 0:\n    sys.exit('one rank only')\ndist.barrier()",
         "state = torch.distributed.checkpoint.state_dict.get_model_state_dict(model) if rank == 0 else None",  # DDP

@@ -6,12 +6,14 @@ import ast
 from collections.abc import Iterator
 
 from labkit.checking.rules import Mistakes, rule
-from labkit.checking.syntax.collectives import collective
+from labkit.checking.syntax.collectives import agreed, agrees, collective
 from labkit.checking.syntax.functions import callee, calls_of, returned
 from labkit.checking.syntax.models import trained_in
-from labkit.checking.syntax.own import is_data_parallel, is_own
-from labkit.checking.syntax.ranks import ALONE, leaves
+from labkit.checking.syntax.own import is_data_parallel, is_own, trains
+from labkit.checking.syntax.ranks import ALONE, guards, leaves
 from labkit.checking.syntax.tree import Function, Tree, keyword, position, spelled
+
+ERRORS = {"Exception", "BaseException", "RuntimeError", "OutOfMemoryError", "ValueError", "FloatingPointError"}
 
 
 @rule(
@@ -25,12 +27,19 @@ from labkit.checking.syntax.tree import Function, Tree, keyword, position, spell
     misses="a model that is wrapped in another file, what imported functions return; numbers of batches that differ.",
 )
 def rank_decides_alone(tree: Tree) -> Mistakes:
+    yield from _stops_alone(tree)
     if not is_data_parallel(tree) or any(name.endswith(".Join") for name, _ in tree.imports.values()):
         return
     for node in tree.nodes[ast.If]:
         own = is_own(tree, node.test) and not ALONE.search(ast.unparse(node.test))
         if own and (missed := next(_missed(tree, node), None)):
             yield node, f"each rank decides this by its own data, and may leave out {missed}, which needs all ranks"
+    for handler in tree.nodes[ast.ExceptHandler]:
+        if missed := _missed_by_error(tree, handler):
+            yield (
+                handler,
+                f"after an error on one rank alone, it leaves out the rest of {missed}, which needs all ranks",
+            )
     for function in tree.nodes[ast.FunctionDef]:
         values = returned(tree, function)
         constant = [value for value in values if _is_constant(tree, value)]
@@ -39,6 +48,14 @@ def rank_decides_alone(tree: Tree) -> Mistakes:
                 constant[0],
                 "this loss has no graph: its backward pass leaves out the all-reduce that others wait for",
             )
+
+
+def _stops_alone(tree: Tree) -> Mistakes:
+    """`trainer.should_stop = True` of Lightning on some ranks."""
+    for node in tree.nodes[ast.Attribute] if tree.is_managed else ():
+        stops = node.attr == "should_stop" and isinstance(node.ctx, ast.Store)
+        if stops and guards(tree, node) and spelled(node) not in agreed(tree, tree.function_of(node)):
+            yield node, "this stops the training on some ranks only, and the others wait for them"
 
 
 def _missed(tree: Tree, node: ast.If) -> Iterator[str]:
@@ -65,6 +82,31 @@ def _after(tree: Tree, node: ast.If, leaving: ast.stmt) -> Iterator[str]:
             continue
         if name := _needed(tree, call):
             yield f"{name} in {tree.location(call.lineno)}"
+
+
+def _missed_by_error(tree: Tree, handler: ast.ExceptHandler) -> str:
+    """The backward pass in a loop that goes on after an error, such as running out of memory, in this step."""
+    attempt = tree.parents[handler]
+    kinds = {spelled(part).rsplit(".", 1)[-1] for part in ast.walk(handler.type)} if handler.type else {"Exception"}
+    if not kinds & ERRORS or not isinstance(attempt, ast.Try) or _ends(handler.body) or _asks_others(tree, handler):
+        return ""
+    loops = tree.loops_of(attempt)
+    for call in tree.method_calls("backward") if loops and trains(tree, loops[0]) else ():
+        if _is_in(tree, call, attempt.body) and tree.loops_of(call)[0] is loops[0]:
+            return f"the step of {tree.location(call.lineno)}"
+    return ""
+
+
+def _ends(statements: list[ast.stmt]) -> bool:
+    """Whether an error surely ends the loop: it is raised again, or the process exits."""
+    last = statements[-1]
+    exits = isinstance(last, ast.Expr) and isinstance(last.value, ast.Call) and "exit" in ast.unparse(last.value.func)
+    return exits or isinstance(last, ast.Raise | ast.Break | ast.Return)
+
+
+def _asks_others(tree: Tree, handler: ast.ExceptHandler) -> bool:
+    names = (tree.names_of_calls[call] for call in tree.calls if tree.is_in(call, handler))
+    return any(agrees(name) for name in names)
 
 
 def _needed(tree: Tree, call: ast.Call) -> str:

@@ -8,7 +8,8 @@ import re
 from labkit.checking.rules import Mistakes, rule
 from labkit.checking.syntax.collectives import collective
 from labkit.checking.syntax.functions import callee
-from labkit.checking.syntax.ranks import Guard, guards, may_depend_on_rank, needs_all
+from labkit.checking.syntax.models import behind
+from labkit.checking.syntax.ranks import Guard, guards, is_rank, may_depend_on_rank, needs_all
 from labkit.checking.syntax.tree import Function, Tree, keyword, parameters_of, position, spelled
 
 EVALUATES = re.compile(r"^(run_)?(do_)?(eval|evaluate|evaluation|validate|validation|test|inference)(_\w+)?$")
@@ -44,6 +45,23 @@ def rank_0_collective(tree: Tree) -> Mistakes:
                     ),
                 )
                 break
+    for node in tree.nodes[ast.Attribute] if tree.is_managed else ():
+        if node.attr == "log_dir" and spelled(node.value).endswith("trainer") and (around := guards(tree, node)):
+            yield node, f"`log_dir` broadcasts its value, but {_who(around)} get here"
+    for call in tree.torch_calls("new_group"):
+        ranks = keyword(call, "ranks") or next(iter(call.args), None)
+        if ranks is not None and collective(tree, call) and _is_of_this_rank(tree, ranks):
+            yield call, "each rank makes another group, but all of them must make the same ones in the same order"
+
+
+def _is_of_this_rank(tree: Tree, ranks: ast.expr) -> bool:
+    """Whether a list of ranks is computed from the rank, which is not one that a loop counts."""
+    targets = [loop.target for loop in tree.nodes[ast.For]] + [loop.target for loop in tree.nodes[ast.comprehension]]
+    names = {part.id for target in targets for part in ast.walk(target) if isinstance(part, ast.Name)}
+    if isinstance(ranks, ast.List) and len(ranks.elts) == 1:
+        return False  # groups of one rank need no other
+    parts = list(behind(tree, ranks))
+    return any(is_rank(tree, part) for part in parts) and not names & {p.id for p in parts if isinstance(p, ast.Name)}
 
 
 def _who(around: list[Guard]) -> str:
@@ -53,7 +71,8 @@ def _who(around: list[Guard]) -> str:
 
 
 def _answered(tree: Tree, call: ast.Call, name: str, around: list[Guard]) -> bool:
-    """Whether the excluded ranks make the same call elsewhere: `if rank == 0: … barrier() else: barrier()`."""
+    """Whether the excluded ranks make the same call elsewhere: `if rank == 0: … barrier() else: barrier()`, or may do
+    so in what they serve, where the call is of a loop without an end."""
     place, loops = _place(tree, call), tree.loops_of(call)
     for other in tree.calls:
         if other is call or _place(tree, other) is not place:
@@ -66,7 +85,19 @@ def _answered(tree: Tree, call: ast.Call, name: str, around: list[Guard]) -> boo
             same = guard.names == around[0].names and tree.loops_of(other) == loops
             if guard.ranks != around[0].ranks and (same or guard.line == around[0].line):
                 return True
-    return False
+    return _is_endless(tree, callee(tree, call)) and any(
+        made == name
+        for functions in tree.functions.values()
+        for function in functions
+        if tree.is_handed_on(function)
+        for made, _ in needs_all(tree, function, frozenset())
+    )
+
+
+def _is_endless(tree: Tree, function: Function | None) -> bool:
+    """Whether a function has a `while True:`, as one that works for a server."""
+    loops = (loop for loop in tree.nodes[ast.While] if tree.function_of(loop) is function)
+    return function is not None and any(tree.is_true(loop.test) for loop in loops)
 
 
 def _place(tree: Tree, call: ast.Call) -> ast.AST:

@@ -31,8 +31,9 @@ QUIET = re.compile(
     "read-before-written",
     "wrong",
     why="The other ranks do not wait for rank 0 to write the file: they read one that is missing, half written, or "
-    "left by an earlier run. A barrier before the writing does not help.",
-    fix="Call dist.barrier() on every rank after rank 0 has written the file, and before any rank reads it.",
+    "left by an earlier run. A barrier before the writing does not help. So it is with a file that rank 0 removes.",
+    fix="Call dist.barrier() on every rank after rank 0 has written the file, and before any rank reads it; "
+    "and once more before rank 0 removes it.",
     misses="a file that another function writes, and paths that are spelled in two ways.",
 )
 def read_before_written(tree: Tree) -> Mistakes:
@@ -43,9 +44,17 @@ def read_before_written(tree: Tree) -> Mistakes:
             continue
         for writing, same in reversed(written):
             if same == path and _follows(tree, writing, call) and not any(_between(tree, writing, call)):
-                line = tree.location(writing.lineno)
-                yield call, f"no rank waits until rank 0 has written {path} ({line})"
+                yield call, f"no rank waits until rank 0 has written {path} ({tree.location(writing.lineno)})"
                 break
+        for removal in _removals(tree, path):
+            if _is_of_first(tree, removal) and _follows(tree, call, removal) and not any(_between(tree, call, removal)):
+                yield removal, f"rank 0 does not wait until all ranks have read {path} ({tree.location(call.lineno)})"
+
+
+def _removals(tree: Tree, path: str) -> list[ast.Call]:
+    names = ("os.remove", "os.unlink", "shutil.rmtree")
+    calls = [call for call, name in tree.names_of_calls.items() if name in names and call.args]
+    return [call for call in calls if ast.unparse(call.args[0]) == path]
 
 
 def _has_ranks(tree: Tree) -> bool:

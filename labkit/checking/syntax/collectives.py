@@ -61,6 +61,7 @@ OF_SHARDS = {
     "set_optimizer_state_dict",
 }
 OF_FSDP1 = {"optim_state_dict", "full_optim_state_dict", "scatter_full_optim_state_dict", "summon_full_params"}
+OF_ACCELERATE = {"gather", "gather_object", "reduce", "broadcast", "broadcast_object_list", "pad_across_processes"}
 # Collective methods of frameworks, by the name of the object that they are called on.
 METHODS = {
     "accelerator": {"wait_for_everyone", "gather", "gather_for_metrics", "reduce", "pad_across_processes"},
@@ -86,6 +87,8 @@ def collective(tree: Tree, call: ast.Call) -> str:
         return last if is_one and not tree.is_true(keyword(call, "no_dist")) else ""
     if name.startswith("torch.distributed.") and last in COLLECTIVES:
         return last if not _has_group(tree, call, last) and keyword(call, "use_local_synchronization") is None else ""
+    if name.startswith("accelerate.") and last in OF_ACCELERATE:
+        return last
     if name.startswith("torch.") and WRAPPERS.get(last) == "ddp" and keyword(call, "process_group") is None:
         return last  # it compares the parameters' shapes and broadcasts their values
     if not isinstance(call.func, ast.Attribute):

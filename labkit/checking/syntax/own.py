@@ -182,7 +182,7 @@ def _own_names(tree: Tree, scope: ast.AST, names: frozenset[str], depth: int) ->
             for name in target
         }
         for loop in loops:
-            if is_own(tree, loop.iter, names, depth) or _trains(tree, loop):
+            if is_own(tree, loop.iter, names, depth) or trains(tree, loop):
                 found.update(_elements(loop.iter, loop.target))
         more = not found - common <= names
         names |= found - common
@@ -213,9 +213,9 @@ def _passed_in(tree: Tree, scope: ast.AST) -> frozenset[str]:
     return frozenset(p.arg for p in parameters_of(scope) if PASSED_IN.match(p.arg))
 
 
-def _trains(tree: Tree, loop: ast.For) -> bool:
+def trains(tree: Tree, loop: ast.AST) -> bool:
     """Whether a loop trains a data-parallel model on the batches of a loader, which differ between ranks."""
-    source = ast.unparse(loop.iter)
+    source = ast.unparse(loop.iter) if isinstance(loop, ast.For) else ""
     if "range(" in source or not LOADS.search(source) or not is_data_parallel(tree):
         return False
     return any(loop in tree.loops_of(call) for call in tree.method_calls("backward"))

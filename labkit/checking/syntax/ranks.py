@@ -366,7 +366,7 @@ def may_depend_on_rank(tree: Tree, node: ast.AST, seen: frozenset[ast.AST] = fro
     if function in seen or any(_may_choose_ranks(tree, decorator) for decorator in function.decorator_list):
         return True
     callers = calls_of(tree, function)
-    handed_on = any(n.id == function.name and not _is_called(tree, n) for n in tree.nodes[ast.Name])
+    handed_on = tree.is_handed_on(function)
     if not callers:
         return not handed_on
     return not handed_on and all(may_depend_on_rank(tree, call, seen | {function}) for call in callers)
@@ -387,11 +387,6 @@ def _may_choose_ranks(tree: Tree, decorator: ast.expr) -> bool:
         or bool(CHOOSES.search(name))
         or any(names_rank(tree, made) for made in tree.functions.get(name, []))
     )
-
-
-def _is_called(tree: Tree, name: ast.Name) -> bool:
-    parent = tree.parents[name]
-    return isinstance(parent, ast.Call) and parent.func is name
 
 
 def needs_all(tree: Tree, function: Function, seen: frozenset[Function]) -> Iterator[tuple[str, int]]:

@@ -14,7 +14,7 @@ from types import MappingProxyType
 from typing import Any, Protocol, TypeGuard, TypeVar
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
-Placed = ast.expr | ast.stmt  # nodes with a line number
+Placed = ast.expr | ast.stmt | ast.excepthandler  # nodes with a line number
 
 
 class MethodCall(ast.Call):
@@ -317,6 +317,15 @@ class Tree:
                 branches.append((ancestor, child in ancestor.body))
             child = ancestor
         return branches
+
+    def is_handed_on(self, function: Function) -> bool:
+        """Whether a function is named without being called, as in `mp.spawn(main)`."""
+        return function.name in self._handed_on
+
+    @cached_property
+    def _handed_on(self) -> set[str]:
+        called = {call.func for call in self.calls}
+        return {node.id for node in self.nodes[ast.Name] if node not in called and isinstance(node.ctx, ast.Load)}
 
     def surely_before(self, first: Placed, second: Placed) -> bool:
         """Whether `first` always runs before `second`: same function, no further condition around `first`."""
