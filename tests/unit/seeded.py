@@ -1244,6 +1244,20 @@ SEEDED: dict[str, list[tuple[str, str]]] = {
     ],
     "split-seeded-by-rank": [
         (
+            "from torch.utils.data import DistributedSampler\n"
+            "sampler = DistributedSampler(data, size, rank=this, seed=args.seed + args.distributed_rank)  # HERE\n",
+            "from torch.utils.data import DistributedSampler\n"
+            "sampler = DistributedSampler(data, size, rank=this, seed=args.seed + args.lora_ranks)\n",
+        ),
+        (
+            "from accelerate import Accelerator\nfrom accelerate.utils import set_seed\n"
+            "from torch.utils.data import random_split\naccelerator = Accelerator()\n"
+            "set_seed(1, device_specific=True)\ntrain, val = random_split(data, [9, 1])  # HERE\n",
+            "from accelerate import Accelerator\nfrom accelerate.utils import set_seed\n"
+            "from torch.utils.data import random_split\naccelerator = Accelerator()\n"
+            "set_seed(1)\ntrain, val = random_split(data, [9, 1])\n",
+        ),
+        (
             within("sampler = DistributedSampler(data, seed=17 + rank)  # HERE"),
             within("sampler = DistributedSampler(data, seed=17)"),
         ),

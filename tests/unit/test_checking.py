@@ -29,7 +29,7 @@ from labkit.checking.syntax.tree import UNKNOWN, Tree
 from labkit.cli import main
 from labkit.write import script_names
 from unit.composed import combinations
-from unit.seeded import DDP_MODEL, FSDP1_MODEL, FSDP2_MODEL, SEEDED, within
+from unit.seeded import DDP_MODEL, FSDP1_MODEL, FSDP2_MODEL, LOOP, SEEDED, within
 
 ROOT = Path(__file__).parents[2]
 PAIRS = [
@@ -738,3 +738,33 @@ def test_launching_warns_before_anything_starts(in_folder, monkeypatch, capsys):
 def test_the_seeded_scripts_are_otherwise_clean():
     assert rules_in(within("")) == rules_in(within("", FSDP1_MODEL)) == rules_in(within("", FSDP2_MODEL)) == []
     assert DDP_MODEL in within("")
+
+
+@pytest.mark.parametrize(
+    ("body", "model"),
+    [
+        (
+            "for x in loader:\n    model.module(x).backward()\n    for p in model.parameters():\n"
+            "        dist.all_reduce(p.grad)",
+            DDP_MODEL,
+        ),
+        (
+            "scaler.scale(loss).backward()\nnn.utils.clip_grad_norm_(model.parameters(), scaler.get_scale())",
+            DDP_MODEL,
+        ),
+        (
+            "scaler = torch.amp.GradScaler('cuda')\nnn.utils.clip_grad_norm_(model.parameters(), 1.0)",
+            FSDP1_MODEL.replace("policy)", "policy, process_group=own)"),
+        ),
+        ("for name, p in net.named_parameters():\n    if 'head' in name:\n        p.requires_grad = True", DDP_MODEL),
+        (
+            "if rank == 0:\n    own = model.state_dict()\n    model.load_state_dict(average)\n    evaluate()\n"
+            f"    model.load_state_dict(own)\n{LOOP}",
+            DDP_MODEL,
+        ),
+        (f"model.module.body.requires_grad_(False)\nmodel.module.body.requires_grad_(True)\n{LOOP}", DDP_MODEL),
+        (f"teacher.body.requires_grad_(False)\nteacher.head = nn.Linear(8, 2)\n{LOOP}", DDP_MODEL),
+    ],
+)
+def test_what_is_done_by_hand_or_undone_is_passed_over(body, model):
+    assert rules_in(within(body, model)) == []

@@ -35,11 +35,13 @@ def _prepared(tree: Tree, made: ast.Call) -> MethodCall | None:
     "epochs or in batches of one process, the schedule is over too early: with two processes, half-way.",
     fix="Count in batches of the loader before prepare() and step once per batch; multiply by "
     "accelerator.num_processes; or do not give prepare() the scheduler.",
-    misses="counts from another function, and schedulers that are made in another file.",
+    misses="counts from another function or an option, and schedulers that are made in another file.",
 )
 def accelerate_scheduler(tree: Tree) -> Mistakes:
     made = _accelerators(tree)
-    if any(has_stars(c) or keyword(c, "dataloader_config") for c in made) or tree.words & {"num_processes"}:
+    if any(has_stars(c) or keyword(c, "dataloader_config") for c in made) or "num_processes" in tree.words:
+        return
+    if tree.is_a_test:
         return
     options = [keyword(call, name) for call in made for name in ("split_batches", "step_scheduler_with_optimizer")]
     if any(option is not None for option in options):
@@ -84,7 +86,7 @@ def _counts_shards(tree: Tree, scheduler: ast.Call) -> bool:
                 loader = spelled(part.args[0])
                 for prepare in _prepares(tree):
                     targets = {spelled(n) for t in getattr(tree.parents[prepare], "targets", []) for n in ast.walk(t)}
-                    if loader and loader in targets and position(prepare) < position(part):
+                    if loader and loader in targets and tree.surely_before(prepare, part):
                         return True
     return False
 

@@ -25,6 +25,7 @@ DRAWS = {
     "numpy.random.shuffle": "numpy",
     "sklearn.model_selection.train_test_split": "numpy",
 }
+RANK_IN_A_NAME = re.compile(r"(^|[._])(rank|process_index)$")
 SEEDED = re.compile(r"(?<!manual_)seed(?!ed)|determini|reproduc", re.IGNORECASE)
 WHOLE = ("random_split", "train_test_split")  # these make two sets by themselves
 OWN_STATE = ("generator", "random_state")
@@ -40,7 +41,10 @@ OWN_STATE = ("generator", "random_state")
     misses="seeds that another file sets, and divisions by hand other than slices of one shuffled list.",
 )
 def split_seeded_by_rank(tree: Tree) -> Mistakes:
-    if not tree.is_distributed or "broadcast_object_list" in tree.words:
+    for sampler in tree.torch_calls("DistributedSampler"):
+        if (seed := keyword(sampler, "seed")) is not None and _depends_on_rank(tree, seed):
+            yield sampler, "each rank's sampler draws another order: their parts overlap"
+    if not (tree.is_distributed or "Accelerator" in tree.words) or "broadcast_object_list" in tree.words:
         return
     for call in tree.calls:
         source = DRAWS.get(tree.names_of_calls[call], "")
@@ -52,9 +56,6 @@ def split_seeded_by_rank(tree: Tree) -> Mistakes:
         last = tree.names_of_calls[call].rpartition(".")[2]
         if (last in WHOLE or _is_divided(tree, call, last)) and _is_own(tree, call, source):
             yield call, "each rank draws another division of the data"
-    for sampler in tree.torch_calls("DistributedSampler"):
-        if (seed := keyword(sampler, "seed")) is not None and _depends_on_rank(tree, seed):
-            yield sampler, "each rank's sampler draws another order: their parts overlap"
 
 
 def _is_divided(tree: Tree, call: ast.Call, last: str) -> bool:
@@ -104,7 +105,7 @@ def _seeds(tree: Tree, source: str) -> Iterator[tuple[ast.Call, bool]]:
         name = tree.names_of_calls[call]
         if name != SEEDS[source]:
             if "seed" in name.rpartition(".")[2] and callee(tree, call) is None and name not in SEEDS.values():
-                yield call, _depends_on_rank(tree, *call.args)
+                yield call, _depends_on_rank(tree, *call.args) or tree.is_true(keyword(call, "device_specific"))
             continue
         function = tree.function_of(call)
         passed = {part.id for part in ast.walk(call) if isinstance(part, ast.Name) and tree.parameter(part.id, call)}
@@ -117,7 +118,8 @@ def _seeds(tree: Tree, source: str) -> Iterator[tuple[ast.Call, bool]]:
 
 
 def _depends_on_rank(tree: Tree, *values: ast.expr) -> bool:
-    return any(is_rank(tree, part) for value in values for part in behind(tree, value))
+    parts = [part for value in values for part in behind(tree, value)]
+    return any(is_rank(tree, part) or RANK_IN_A_NAME.search(spelled(part)) for part in parts)
 
 
 RANKED = re.compile(

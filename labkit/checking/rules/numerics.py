@@ -18,6 +18,7 @@ from labkit.checking.syntax.models import (
 )
 from labkit.checking.syntax.tree import Placed, Tree, has_stars, keyword, position, spelled
 
+ALONE = {"NO_SHARD", "process_group"}  # with these, a rank may have all of the model
 FP16 = ("torch.float16", "torch.half")
 SMALL_BATCH = 16  # samples per rank below which BatchNorm's statistics are commonly considered too noisy
 MICRO_BATCHES = re.compile(r"accum|micro|grad_steps", re.IGNORECASE)
@@ -157,7 +158,7 @@ def _assigned(*nodes: ast.AST) -> set[str]:
     misses="a scaler or a model in another file.",
 )
 def scaler_of_shards(tree: Tree) -> Mistakes:
-    if {wrap.strategy for wrap in tree.wraps} != {"fsdp1"} or tree.words & {"ShardedGradScaler", "NO_SHARD"}:
+    if {wrap.strategy for wrap in tree.wraps} != {"fsdp1"} or tree.words & {"ShardedGradScaler", *ALONE}:
         return
     for call in tree.torch_calls("GradScaler"):
         if keyword(call, "enabled") is None:
@@ -170,11 +171,11 @@ def scaler_of_shards(tree: Tree) -> Mistakes:
     why="The gradients are still multiplied by the loss scale, initially 65,536: after clipping to the limit and "
     "division by the scale they are nearly zero.",
     fix="Call scaler.unscale_(optimizer) before clip_grad_norm_; scaler.step then does not unscale again.",
-    misses="an unscale_ in the wrong place.",
+    misses="an unscale_ in the wrong place; scripts that read the scale, which may unscale by hand.",
 )
 def clip_scaled_gradients(tree: Tree) -> Mistakes:
     scaled = [call for call in tree.method_calls("scale") if "scaler" in spelled(call.func).lower()]
-    if not scaled or tree.is_managed or "unscale_" in tree.words:
+    if not scaled or tree.is_managed or tree.words & {"unscale_", "get_scale"}:
         return
     for call in _clips(tree):
         if any(tree.surely_before(scale, call) for scale in scaled):
@@ -196,7 +197,7 @@ def _clips(tree: Tree) -> Iterator[ast.Call]:
     misses="parameters passed under another name than the model's.",
 )
 def clip_of_shards(tree: Tree) -> Mistakes:
-    if "NO_SHARD" in tree.words:
+    if tree.words & ALONE:
         return
     for call in _clips(tree):
         parameters = call.args[0] if call.args else keyword(call, "parameters")
@@ -230,7 +231,8 @@ def averaged_twice(tree: Tree) -> Mistakes:
         loss = backward.func.value
         for node in _divisions(tree, loss, backward):
             yield node, "the loss is divided by the number of ranks, but the gradients are averaged as well"
-    for call in tree.torch_calls("all_reduce"):
+    bypassed = any(tree.wrapping(call.func.value) == {"ddp"} for call in tree.method_calls("module"))
+    for call in tree.torch_calls("all_reduce") if not bypassed else ():
         gradient = spelled(call.args[0]) if call.args else ""
         if gradient.removesuffix(".data").endswith(".grad") and _of_wrapped(tree, call):
             yield call, "the gradients of a wrapped model are already averaged"
