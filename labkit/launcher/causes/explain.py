@@ -10,9 +10,11 @@ from __future__ import annotations
 import re
 import signal
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
+from labkit.errors import LabError
 from labkit.files import finite, in_parallel, number, read_object, tail_text
 from labkit.launcher.causes import sentences
 from labkit.launcher.causes.background_errors import raised_beside
@@ -63,6 +65,7 @@ UNREACHABLE = re.compile(
     re.IGNORECASE,
 )
 SLIPS = ("slip", "skip", "join")  # findings after which the ranks' collectives meet others
+PARTED = ("slip", "disagree", "early", "hang")  # causes that may rest on what one rank decides
 # Why a node was stopped when the reason lies with another node.
 FOLLOWS = ("others", "missing")
 
@@ -105,9 +108,23 @@ def _explain(evidence: Evidence, exit_code: int, notice: str | None) -> Cause:
         return own
     cause, beside = _of_no_error(evidence, exit_code, notice), raised_beside(evidence, evidence.ranks)
     if not beside:
-        return cause
+        return _with_text(cause, evidence) if cause.kind in PARTED else cause
     sentence = f"{beside.sentence}; after that {cause.sentence}"
     return replace(cause, sentence=sentence, ranks=beside.ranks, where=beside.where, advice=())
+
+
+def _with_text(cause: Cause, evidence: Evidence) -> Cause:
+    """The cause, with what the script's text shows of ranks that part: at best why not all get to a line that one of
+    them was in."""
+    from labkit.checking import check
+
+    lines = {cause.where.line} if cause.where else set()
+    lines |= {failure.line for failure in evidence.failures if failure.line}
+    with suppress(LabError):  # a script whose text cannot be read
+        findings = sorted(check(evidence.script), key=lambda finding: finding.line not in lines)
+        if shown := next((finding for finding in findings if finding.kind == "hangs"), None):
+            return replace(cause, sentence=f"{cause.sentence}. {sentences.in_text(shown.line, shown.message)}")
+    return cause
 
 
 def _of_no_error(evidence: Evidence, exit_code: int, notice: str | None) -> Cause:

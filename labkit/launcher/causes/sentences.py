@@ -109,6 +109,11 @@ def met(who: str, function: str, where: Place | None) -> str:
     return f". {who[:1].upper()}{who[1:]} was killed{call}{at(where)}, which met another collective"
 
 
+def in_text(line: int, message: str) -> str:
+    """Say what `labkit check` finds in a line of the script."""
+    return f"`labkit check` says of line {line}: {message}"
+
+
 def torchrun_killed(number: int, host: str = "") -> str:
     return f"torchrun{f' on {host}' if host else ''} was killed ({signal_name(number)}), and its ranks with it"
 
