@@ -43,8 +43,12 @@ def main():
     if dist.get_rank() == 1:
         threading.Thread(target=refresh, daemon=True).start()
         time.sleep(0.05)
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for batch in DataLoader(Images(), batch_size=8, num_workers=2, OPTIONS):
         dist.all_reduce(batch)
+        model(batch).mean().backward()
+        optimizer.step()
     dist.destroy_process_group()
 
 if __name__ == "__main__":
@@ -68,10 +72,10 @@ def test_a_worker_that_waits_for_a_lock_since_its_fork_is_named(tmp_path: Path) 
     stacks = run.stacks()
 
     assert re.search(
-        r"Rank 1 is at step 0, in `__next__` \(train.py line 30\), waiting for its DataLoader's worker \(pid \d+\), "
+        r"Rank 1 is at step 4, in `__next__` \(train.py line 32\), waiting for its DataLoader's worker \(pid \d+\), "
         r"which is in train.py line 21: `with CACHE:`, a lock that the rank's thread in `refresh` \(train.py "
         r"line \d+\) may have held when the worker was forked: make a new lock in every worker \(worker_init_fn\), "
-        r"or set multiprocessing_context='spawn'; rank 0 is at step 0, waiting in `all_reduce` \(train.py line 31\)$",
+        r"or set multiprocessing_context='spawn'; rank 0 is at step 4, waiting in `all_reduce` \(train.py line 33\)$",
         stacks.sentence,
     ), stacks.sentence
     assert all(len(rank.workers) == 2 for rank in stacks.ranks)
@@ -82,6 +86,23 @@ def test_a_worker_that_waits_for_a_lock_since_its_fork_is_named(tmp_path: Path) 
     assert f"== rank 1's DataLoader worker (pid {stuck[0].pid}), sleeping in futex" in repr(stacks)
     assert str(stuck[0].pid) in str(run.status().notice)
     run.stop(grace=0)
+
+
+def test_the_worker_is_still_named_when_the_others_have_timed_out(tmp_path: Path) -> None:
+    limit = 'init_process_group("gloo", timeout=__import__("datetime").timedelta(seconds=15))'
+    script = write(tmp_path / "train.py", DEADLOCK, OPTIONS=FORK, **{'init_process_group("gloo")': limit})
+    run = labkit.launch(script, nproc_per_node=2, wait=False)
+    wait_until(lambda: run.status().is_final)
+
+    cause = run.status().cause
+    assert cause is not None
+    assert re.search(
+        r"^rank 1 had waited for its DataLoader's worker \(pid (\d+)\) for \d+ s when rank 0 \(train.py line 33: .*\) "
+        r"stopped waiting for it, at the process group's timeout\. Before that no rank has made progress since .* "
+        r"waiting for its DataLoader's worker \(pid \1\), which is in train.py line 21: `with CACHE:`, a lock",
+        cause.sentence,
+    ), cause.sentence
+    assert not cause.advice
 
 
 @pytest.mark.parametrize("options", [f"{FORK}, worker_init_fn=new_lock", "multiprocessing_context='spawn'"])

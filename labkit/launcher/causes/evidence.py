@@ -112,13 +112,14 @@ class Failure:
 class Whereabouts:
     """Where a rank was at its last heartbeat: at `line` of the script, in `function`, since so many seconds without
     progress, and whether it waited there for other ranks. `busy` is the share of one core that it had used in the last
-    ten seconds."""
+    ten seconds, `worker` the pid of its DataLoader's worker that it waited for."""
 
     line: int
     function: str
     seconds: float
     waits: bool
     busy: float
+    worker: int | None
 
 
 @dataclass(frozen=True)
@@ -225,7 +226,8 @@ class Evidence:
         if failure.time_ns - path.stat().st_mtime_ns > SILENT_SECONDS * 1e9:
             return None
         waits = bool(beat["waits"]) and busy < MOSTLY
-        return Whereabouts(int(beat["line"]), str(beat["function"]), now - since, waits, busy)
+        worker = beat["worker"] if isinstance(beat.get("worker"), int) else None
+        return Whereabouts(int(beat["line"]), str(beat["function"]), now - since, waits, busy, worker)
 
     def located(self, line: int | None) -> str:
         """` (train.py line 3: `dist.barrier()`)`, empty without a line."""

@@ -354,6 +354,9 @@ def _hung(evidence: Evidence, notice: str | None) -> Cause | None:
     if first and place:
         others, where = len(waiting) - 1, evidence.locate(place.line)
         waiter = evidence.named(first.rank) + evidence.located(first.line)
+        if place.worker:
+            sentence = sentences.waited_for_worker(who, place, waiter, others, notice)
+            return Cause("hang", sentence, ranks=(culprit.rank,), where=where, step=culprit.step)
         sentence = sentences.waited_for(who, place, evidence.located(place.line), waiter, others)
         return Cause("hang", sentence, ranks=(culprit.rank,), where=where, step=culprit.step, advice=(LONGER,))
     sentence = sentences.hung(who, program, culprit.step, sorted(waiting), notice)

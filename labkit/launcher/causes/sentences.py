@@ -146,6 +146,16 @@ def waited_for(who: str, at: Whereabouts, place: str, waiter: str, more: int) ->
     )
 
 
+def waited_for_worker(who: str, at: Whereabouts, waiter: str, more: int, notice: str | None) -> str:
+    """As `waited_for`, of a rank that itself waited for a worker of its DataLoader, of which the `notice` has told."""
+    others = f" and {more} more" if more else ""
+    before = f". Before that {notice}" if notice else ""
+    return (
+        f"{who} had waited for its DataLoader's worker (pid {at.worker}) for {at.seconds:.0f} s when {waiter}{others} "
+        f"stopped waiting for it, at the process group's timeout{before}"
+    )
+
+
 def waited_mutually(places: Sequence[tuple[str, str]], more: int) -> str:
     """Say that ranks waited for each other, each at its place."""
     shown = ", ".join(f"{who}{place}" for who, place in places) + (f" and {more} more" if more > 0 else "")
