@@ -24,7 +24,7 @@ from labkit.view.charts.bands import Line, columns, outlier, ranges
 from labkit.view.charts.bars import Bar, bars
 from labkit.view.charts.images import Palette, as_image
 from labkit.view.charts.svg import Chart, are_banded
-from labkit.view.live.hosts import by_host, rank_ranges
+from labkit.view.live.hosts import by_host, host_memory, rank_ranges
 from labkit.view.live.page import run_html, run_text, tail_of_log
 from labkit.view.live.run_charts import Look, charts_svg, run_charts
 from labkit.view.timeline import Timeline
@@ -294,7 +294,10 @@ def _held(reader: RunReader) -> str:
     if not drawn:
         return ""
     shown = [name for name in (*CATEGORIES, "activations") if any(name in (bar.held or {}) for bar in drawn)]
-    return f"<h3>Memory per rank</h3>{bars(drawn[:64], min(limits, default=None), 'limit', shown)}"
+    memory = {f"rank {h.rank}": each for h in reader.ranks.values() if (each := host_memory(reader, h))}
+    hosts = "; ".join(f"{rank} {each}" for rank, each in [*memory.items()][:64])
+    below = f"<p>Host memory, with the workers of DataLoaders (PSS, peak): {hosts}</p>" if hosts else ""
+    return f"<h3>Memory per rank</h3>{bars(drawn[:64], min(limits, default=None), 'limit', shown)}{below}"
 
 
 def _timeline(timeline: Timeline) -> dict[str, Any]:

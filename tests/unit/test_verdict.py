@@ -12,6 +12,7 @@ from labkit.record import RunReader
 from labkit.series import Series
 from labkit.view.live.tables import rank_rows
 from labkit.view.live.verdict import training_loss, verdict
+from labkit.view.report import still_charts
 
 GIB = 2**30
 
@@ -170,6 +171,12 @@ def test_workers_whose_memory_grows(sampled):
         reader, 9
     )
     assert rank_rows(reader)[0]["peak host memory (PSS)"] == "1.00 GiB + 4 workers 4.90 GiB"
+
+
+def test_a_report_shows_the_memory_of_a_rank_with_that_of_its_workers(sampled, write_metrics):
+    write_metrics(0, {"k": "model", "t": 0.5, "device": "cpu", "parameters": 8, "gradients": 8, "optimizer": 8})
+
+    assert "(PSS, peak): rank 0 1.00 GiB + 4 workers 1.00 GiB<" in still_charts(sampled([GIB]))
 
 
 def test_workers_that_grow_in_every_epoch_anew_do_not_grow(sampled):

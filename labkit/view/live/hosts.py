@@ -9,7 +9,7 @@ from statistics import median
 
 from labkit.record import HostHistory, RankHistory, RunReader
 from labkit.series import Series
-from labkit.text import escaped, slug
+from labkit.text import escaped, gib, slug
 from labkit.view.charts.bands import CELLS, Column, columns
 
 SHADES = {0.10: 0.3, 0.25: 0.5, 0.5: 0.75, 1.0: 1.0}  # fraction slower than the median of all ranks: opacity
@@ -38,6 +38,17 @@ def by_host(histories: Iterable[RankHistory]) -> dict[str, list[RankHistory]]:
 def watched(reader: RunReader, host: str) -> HostHistory | None:
     """The samples of a host; their file is named after it."""
     return reader.hosts.get(slug(host)) if host else None
+
+
+def host_memory(reader: RunReader, history: RankHistory) -> str:
+    """`3.10 GiB + 4 workers 2.40 GiB`, the most that a rank and the workers of its DataLoaders took; empty if it has
+    had none, or if that is unknown."""
+    samples = watched(reader, history.host)
+    if samples is None or history.rank not in samples.loaders:
+        return ""
+    memory = samples.loaders[history.rank]
+    workers = f"{memory.workers} worker{'s' * (memory.workers != 1)}"
+    return f"{gib(memory.rank)} + {workers} {gib(memory.workers_pss)}"
 
 
 def rank_ranges(ranks: Iterable[int]) -> str:

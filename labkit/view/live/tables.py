@@ -9,7 +9,7 @@ from labkit.record import HostHistory, RankHistory, RunReader
 from labkit.text import plain, slug
 from labkit.view.charts.images import Palette
 from labkit.view.charts.svg import dot
-from labkit.view.live.hosts import by_host, names_of, rank_ranges, watched
+from labkit.view.live.hosts import by_host, host_memory, names_of, rank_ranges, watched
 from labkit.view.live.verdict import host_verdicts
 from labkit.view.tables import grid
 
@@ -49,19 +49,10 @@ def rank_rows(reader: RunReader) -> list[dict[str, str]]:
         shown = {h.rank: h for h in (*first, *slowest[: TABLE_ROWS // 2])}
         histories = [shown[rank] for rank in sorted(shown)]
     return [
-        _rank_row(history, names[history.host] if len(names) > 1 else "") | _host_memory(history, reader)
+        _rank_row(history, names[history.host] if len(names) > 1 else "")
+        | ({"peak host memory (PSS)": memory} if (memory := host_memory(reader, history)) else {})
         for history in histories
     ]
-
-
-def _host_memory(history: RankHistory, reader: RunReader) -> dict[str, str]:
-    """What a rank takes together with the workers of its DataLoaders, if it has any."""
-    samples = watched(reader, history.host)
-    if samples is None or history.rank not in samples.loaders:
-        return {}
-    memory = samples.loaders[history.rank]
-    workers = f"{memory.workers} worker{'s' * (memory.workers != 1)}"
-    return {"peak host memory (PSS)": f"{words.gib(memory.rank)} + {workers} {words.gib(memory.workers_pss)}"}
 
 
 def _rate(history: RankHistory) -> float | None:
