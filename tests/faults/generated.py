@@ -26,6 +26,9 @@ FAULTS = {
     "term": "os.kill(os.getpid(), signal.SIGTERM)\ntime.sleep(600)",
     "crash": "os.kill(os.getpid(), signal.SIGSEGV)",
     "hang": '(FOLDER / "hung").touch()\ntime.sleep(600)',
+    "thread dies": 'threading.Thread(target=json.loads, args="{").start()\n(FOLDER / "hung").touch()\ntime.sleep(600)',
+    "command": 'subprocess.check_call(["sh", "-c", "echo no such shard >&2; exit 4"])',
+    "skip": 'skipped.add("logging")',
     "memory": "raise MemoryError",
     "device memory": 'import torch\nraise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")',
     "nan": 'FACTOR = float("nan")',
@@ -42,12 +45,14 @@ SAYS = {
     "kill": r"was killed \(SIGKILL\)",
     "term": r"was killed \(SIGTERM\)",
     "crash": r"was killed \(SIGSEGV\)",
+    "command": r"failed: CalledProcessError: .* status 4\. It printed: no such shard",
     "memory": "ran out of host memory: MemoryError",
     "device memory": "ran out of device memory: OutOfMemoryError",
 }
+LATER = {"hang": "thread dies", "raise": "command"}
 HARMLESS = ("none", "nan", "helper")
-EXCEPTIONS = ("raise", "long message", "chain", "exit", "leave", "memory", "device memory")
-WITHOUT_LAST_RECORD = ("quit", "kill", "term", "crash", "hang")  # of the last tenth of a second
+EXCEPTIONS = ("raise", "command", "long message", "chain", "exit", "leave", "memory", "device memory")
+WITHOUT_LAST_RECORD = ("quit", "kill", "term", "crash", "hang", "thread dies")  # of the last tenth of a second
 OF_DATA = ("raise", "quit", "kill")  # faults of a data set, or of a worker of its DataLoader
 OF_ANY_STEP = ("before backward", "after backward", "in optimizer", "evaluation", "checkpoint")
 AROUND = ("import", "start", "end", "exit")
@@ -88,11 +93,13 @@ class Generated:
 
     @property
     def text(self) -> str:
-        short_limit = self.ending == "limit" or self.fault == "mismatch"
+        short_limit = self.ending == "limit" or self.fault in ("mismatch", "skip")
         fault = indent(FAULTS[self.fault].replace("{helper_options}", self.helper_options), "    ")
         drawn = vars(self) | {"title": f"{self.seed}: {self.title}", "fault": fault, "logger": LOGGERS[self.logger]}
         head = HEAD.format(**drawn, group_timeout=10 if short_limit else 300)
-        return head + loop_of(self.shape, self.source, self.end, self.keeps, self.logger == "progress bar")
+        return head + loop_of(
+            self.shape, self.source, self.end, self.keeps, self.logger == "progress bar", self.fault == "skip"
+        )
 
     @property
     def watchdog(self) -> float | None:
@@ -114,6 +121,12 @@ class Generated:
             return "^stopped on request" if self.state == "stopped" else None
         if self.ending == "watchdog":
             return rf"^stopped by the watchdog after 15 s.*rank {self.culprit} [^;]*time\.sleep\(600\)"
+        if self.ending == "limit" and self.fault == "thread dies":
+            return (
+                rf"^a thread of rank {self.culprit} raised JSONDecodeError: .*; after that rank {self.culprit} had been"
+            )
+        if self.fault == "skip":
+            return rf"rank {self.culprit} left out |called `all_reduce` .* while rank {self.culprit} went on to"
         if self.ending == "limit":
             return rf"{who} had been .*`time\.sleep\(600\)`\) for \d+ s when rank \d"
         if self.fault == "mismatch":
@@ -125,14 +138,14 @@ class Generated:
 
     @property
     def names_culprit(self) -> bool:
-        return self.state == "failed" and self.ending != "watchdog" and self.fault != "mismatch"
+        return self.state == "failed" and self.ending != "watchdog" and self.fault not in ("mismatch", "skip")
 
     @property
     def made(self) -> int:
         """Steps that the culprit makes before the fault."""
         if self.moment in AROUND:
             return 0 if self.moment in ("import", "start") else self.steps
-        after = self.moment in ("evaluation", "checkpoint")
+        after = self.moment in ("evaluation", "checkpoint", "logging")
         return (
             self.at
             if after or (self.shape, self.moment) == ("optimizer in backward", "after backward")
@@ -143,7 +156,7 @@ class Generated:
         """The fewest and the most steps that labkit may count."""
         fewest = most = self.steps
         if self.fault not in HARMLESS and (self.state != "succeeded" or self.fault == "leave"):
-            if rank == self.culprit:
+            if rank == self.culprit and self.fault != "skip":
                 fewest = most = self.made
                 # a worker that dies is noticed at once, batches are fetched ahead
                 early = self.moment == "data" and self.workers and self.fault != "raise"
@@ -164,7 +177,7 @@ def generate(seed: int, shapes: tuple[str, ...] = (*SHAPES, *FRAMEWORKS)) -> Gen
     ranks, steps = chance.choice([1, 1, 2, 2, 2, 2, 2, 4] if shape else [1, 2]), chance.randint(3, 8)
     source, end = (chance.choice(shape.sources), chance.choice(shape.end)) if shape else ("DataLoader", "")
     moment = chance.choice([*(shape.moments if shape else OF_ANY_STEP) * 2, *AROUND])
-    faults = {*FAULTS} - {"mismatch"}
+    faults = {*FAULTS} - {"mismatch", "skip", *LATER.values()}
     if name == "by hand" and ranks > 1 and chance.random() < 0.4:
         moment, faults = "before backward", {"mismatch"}
     elif own_loop and source == "DataLoader" and chance.random() < 0.3:
@@ -180,6 +193,11 @@ def generate(seed: int, shapes: tuple[str, ...] = (*SHAPES, *FRAMEWORKS)) -> Gen
     endings = ["stop"] if name in FRAMEWORKS or moment in ("import", "start") else ["stop", "watchdog"]
     if own_loop and ranks > 1 and (moment in OF_ANY_STEP or (moment == "end" and end == BARRIER)):
         endings += ["limit"] * 2
+    more = random.Random(f"later kinds of {seed}")  # so that a seed stays what it was
+    if own_loop and ranks > 1 and more.random() < 0.15:
+        fault, moment = "skip", "logging"
+    elif fault in LATER and moment != "data" and more.random() < 0.4:
+        fault = LATER[fault]
     return Generated(
         seed=seed,
         shape=name,
@@ -194,7 +212,7 @@ def generate(seed: int, shapes: tuple[str, ...] = (*SHAPES, *FRAMEWORKS)) -> Gen
         moment=moment,
         culprit=chance.randrange(ranks),
         at=chance.randint(1, steps - 1),
-        ending=chance.choice(endings) if fault == "hang" else "",
+        ending=chance.choice(endings) if fault in ("hang", "thread dies") else "",
         end=end,
         keeps=chance.choice([True, False]),
         helper_options=chance.choice(HELPER_OPTIONS),

@@ -17,7 +17,7 @@ STEPS, PASSES, WORKERS, PACE, GROUP_TIMEOUT = {steps}, {passes}, {workers}, {pac
 MOMENT, AT, CULPRIT = {moment!r}, {at}, {culprit}
 ONCE = ("import", "start", "evaluation", "checkpoint", "end", "exit")
 FACTOR = 1.0
-calls = Counter()
+calls, skipped = Counter(), set()
 
 
 def misbehave():
@@ -167,11 +167,16 @@ for step in range(1, STEPS + 1):
     at("before backward")
 {update}
     done(loss if loss is None else float(loss))
-    if step == AT:
+{logs}    if step == AT:
         evaluate(model)
         save(model)
 at("end")
 {end}
+"""
+LOGS = """    at("logging")
+    if "logging" not in skipped:
+        dist.all_reduce(torch.ones(1))
+    skipped.clear()
 """
 INIT = 'dist.init_process_group("gloo", timeout=timedelta(seconds=GROUP_TIMEOUT))'
 DESTROY = "dist.destroy_process_group()"
@@ -459,8 +464,8 @@ data = Table.from_list([{"text": " ".join(words[2 + i % 20 : 5 + i % 20 + i % 9]
 FRAMEWORKS = ("Lightning", "Trainer", "SFTTrainer")
 
 
-def loop_of(name: str, source: str, end: str, keeps: bool, bar: bool) -> str:
-    """The part of a script below HEAD; `bar`: with the framework's progress bar."""
+def loop_of(name: str, source: str, end: str, keeps: bool, bar: bool, logs: bool) -> str:
+    """The part of a script below HEAD; `bar`: with the framework's progress bar; `logs`: with an all_reduce a step."""
     if name == "Lightning":
         return LIGHTNING.replace("{bar}", str(bar))
     if name not in SHAPES:
@@ -468,5 +473,6 @@ def loop_of(name: str, source: str, end: str, keeps: bool, bar: bool) -> str:
     shape = SHAPES[name]
     update = indent(shape.update.replace("{kept}", "optimizer" if keeps else "None").strip("\n"), "    ")
     return OWN_LOOP.format(
-        init=shape.init, source=SOURCES[source], setup=shape.setup.strip("\n"), update=update, end=end
-    )
+        init=shape.init, source=SOURCES[source], setup=shape.setup.strip("\n"), update=update, end=end,
+        logs=LOGS if logs else "",
+    )  # fmt: skip
