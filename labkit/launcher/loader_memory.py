@@ -48,15 +48,13 @@ class LoaderMemory:
         self._run, self._home = run, home
         self._ranks: dict[int, int] = {}  # their pids
         self._least: dict[int, Memory] = {}  # by the rank's pid, of the worker that had the least memory of its own
-        self._seen = set[psutil.Process]()
         self._due = 0.0
 
     def read(self, processes: Collection[psutil.Process]) -> dict[str, dict[str, int]]:
         """The memory of each rank that has workers now, if it is time to look: its own, that of its workers, and how
         much of the memory that they shared they have copied. `processes` are the supervisor's descendants."""
         workers, used = dict(loader_workers(processes)), time.process_time()
-        is_first = any(worker not in self._seen for worker in workers)  # whose memory is still shared
-        self._seen = set(workers)
+        is_first = any(parents.isdisjoint(self._least) for parents in workers.values())  # their memory is still shared
         if time.monotonic() < self._due and not is_first:
             return {}
         if any(parents.isdisjoint(self._ranks.values()) for parents in workers.values()):

@@ -64,10 +64,12 @@ def ranks_of(agent: Identity) -> dict[int, psutil.Process]:
 def loader_workers(processes: Iterable[psutil.Process]) -> Iterator[tuple[psutil.Process, set[int]]]:
     """The workers of DataLoaders among these processes, each with the pids of its parents: the rank that has started
     it, or the server that forked it, and the rank."""
-    for process in processes:
+    by_pid = {process.pid: process for process in processes}
+    for process in by_pid.values():
         with suppress(psutil.Error):
             if process.name() == LOADER_WORKER:
-                yield process, {parent.pid for parent in process.parents()[:2]}
+                parent = by_pid.get(process.ppid(), process)
+                yield process, {process.ppid(), parent.ppid()}
 
 
 def named_ranks(ranks: Iterable[int]) -> str:

@@ -97,7 +97,9 @@ def _thread(worker: _Asked) -> int:
 def _stack(worker: _Asked) -> WorkerStack:
     process, text = worker.process, _own_part(worker.text)
     frames = main_thread(text)
-    if not frames:
+    if [frame.function for frame in frames[-2:]] == ["get", LOOP]:
+        text = "It waits for the indices of a batch."
+    elif not frames:
         text = "It does not answer." if worker.file else "Its stack cannot be read: it was not forked from the rank."
     return WorkerStack(process.pid, process_state(process), frames, text, _sleeps_in(process.pid))
 
