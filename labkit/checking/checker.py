@@ -24,6 +24,7 @@ from labkit.checking.rules import (  # noqa: F401  (each registers its rules)
     hugging_face,
     numerics,
     outdated,
+    passes,
     reading,
     replicas,
     sampling,

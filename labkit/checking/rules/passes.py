@@ -1,0 +1,262 @@
+"""Rules about forward and backward passes in which DDP does not average the gradients of all parameters."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from labkit.checking.rules import Mistakes, rule
+from labkit.checking.rules.replicas import TRAINED, ddp_wraps, may_leave_unused
+from labkit.checking.syntax.models import (
+    arguments_of,
+    averages_by_hand,
+    backwards,
+    behind,
+    follows,
+    steps_in,
+    without_gradients,
+)
+from labkit.checking.syntax.tree import UNKNOWN, Function, Placed, Tree, Wrap, keyword, parameters_of, position, spelled
+
+# Methods of a model that compute nothing of which DDP should know.
+NO_PASS = {
+    "parameters",
+    "named_parameters",
+    "modules",
+    "named_modules",
+    "children",
+    "state_dict",
+    "train",
+    "eval",
+    "to",
+}
+EVERY = 4  # micro-batches in a step, for an example
+
+
+@rule(
+    "ddp-bypassed",
+    "wrong",
+    why="DDP prepares the averaging of gradients in its own forward(). A loss that is computed by the model within, "
+    "model.module(x) or a method of it, has gradients that are never averaged: each rank trains a model of its own.",
+    fix="Call the DDP model. Let its forward() compute what the other methods do, for example by an argument that "
+    "says which.",
+    misses="a model that another function gets, or that is called both ways; code that averages gradients or "
+    "parameters by hand is right.",
+)
+def ddp_bypassed(tree: Tree) -> Mistakes:
+    for backward, loss in backwards(tree):
+        loops: list[ast.AST] = [*tree.loops_of(backward)] or [tree.function_of(backward)]
+        calls = _calls_behind(tree, loss, loops[0])
+        if any(tree.wrapping(call.func) for call in calls):
+            continue  # what is trained may be this model, and the other only passes its gradient on
+        bypasses = [call for call in calls if _inner_model(tree, call)]
+        for call in bypasses[:1]:
+            wrap = _inner_model(tree, call)
+            assert wrap is not None
+            if not _is_used(tree, wrap, loops[0]) and not averages_by_hand(tree, loops[-1]):
+                yield call, f"this bypasses DDP ({tree.location(wrap.line)}): the gradients are not averaged"
+
+
+def _calls_behind(tree: Tree, loss: ast.expr, loop: ast.AST) -> list[ast.Call]:
+    """The calls in a loop that a loss depends on."""
+    calls = {part for part in behind(tree, loss, depth=4) if isinstance(part, ast.Call) and tree.is_in(part, loop)}
+    return sorted((c for c in calls if not without_gradients(tree, c) and not _is_detached(tree, c)), key=position)
+
+
+def _is_detached(tree: Tree, call: ast.Call) -> bool:
+    around = (a for a in tree.ancestors(call) if isinstance(a, ast.Attribute))
+    return any(attribute.attr in ("detach", "detach_", "item", "data") for attribute in around)
+
+
+def _inner_model(tree: Tree, call: ast.Call) -> Wrap | None:
+    """The DDP model around the one that a call runs: `model.module(x)`, `model.module.loss(x)`, or `net(x)` after
+    `model = DDP(net)`."""
+    owner = call.func
+    while isinstance(owner, ast.Attribute) and owner.attr not in NO_PASS:
+        if owner.attr == "module" and tree.wrapping(owner.value) == {"ddp"}:
+            name = spelled(owner.value)
+            return next((wrap for wrap in ddp_wraps(tree) if name in wrap.names), None)
+        owner = owner.value
+    return _named_inside(tree, call.func)
+
+
+def _named_inside(tree: Tree, func: ast.expr) -> Wrap | None:
+    """The DDP model within which is the model `net` or `core` (`core = model.module`), if this name says so."""
+    while isinstance(func, ast.Attribute) and func.attr not in NO_PASS:
+        func = func.value
+    if not isinstance(func, ast.Name) or tree.parameter(func.id, func):
+        return None
+    values = tree.values_of(func.id, func)
+    for wrap in ddp_wraps(tree):
+        around = (tree.function_of(wrap.call), tree.module)
+        if func.id == spelled(wrap.source) and func.id not in wrap.names and wrap.names:
+            is_same = len(values) <= 1 and tree.function_of(func) in around and follows(tree, func, wrap.call)
+            return wrap if is_same and not tree.branches_of(wrap.call) else None
+        for value in values if len(values) == 1 else ():
+            if isinstance(value, ast.Attribute) and value.attr == "module" and spelled(value.value) in wrap.names:
+                return wrap
+    return None
+
+
+def _is_used(tree: Tree, wrap: Wrap, loop: ast.AST) -> bool:
+    """Whether a loop calls the wrapped model, or gives it to something that may."""
+    for node in (*tree.nodes[ast.Name], *tree.nodes[ast.Attribute]):
+        parent = tree.parents.get(node)
+        if spelled(node) not in wrap.names or not tree.is_in(node, loop) or isinstance(parent, ast.Attribute):
+            continue
+        if isinstance(parent, ast.Call | ast.keyword | ast.Starred | ast.Tuple | ast.List | ast.Dict):
+            return True
+    return False
+
+
+@rule(
+    "branch-under-ddp",
+    "wrong",
+    why="DDP waits for a gradient of every parameter. If forward() uses one layer or another, that of the layer which "
+    "is not used never comes, and the next forward pass fails or, if the ranks choose differently, hangs. With "
+    "static_graph=True DDP keeps to what the first step used: gradients of a layer used later are not averaged.",
+    fix="Use DDP(model, find_unused_parameters=True), or compute both branches and select.",
+    misses="layers that are made under a condition, by a loop or in another file; a choice by an attribute.",
+)
+def branch_under_ddp(tree: Tree) -> Mistakes:
+    calls = [call for call in tree.calls if tree.wrapping(call.func) == {"ddp"} and not without_gradients(tree, call)]
+    if len(calls) != 1 or "_set_static_graph" in tree.words or not tree.loops_of(calls[0]):
+        return
+    for wrap in ddp_wraps(tree):
+        made = {spelled(part.func) for part in behind(tree, wrap.source) if isinstance(part, ast.Call)} & {
+            *tree.classes
+        }
+        forward = next((f for f in tree.functions["forward"] if made == {getattr(tree.parents[f], "name", "")}), None)
+        is_static = tree.is_true(keyword(wrap.call, "static_graph"))
+        if forward is None or (may_leave_unused(tree, wrap) and not is_static):
+            continue
+        for test, *branches in _branches(tree, forward):
+            only = [_only_in(tree, forward, branch) for branch in branches]
+            decided_by = {part.id for part in ast.walk(test) if isinstance(part, ast.Name)}
+            if is_static and any(only) and _varies(tree, calls[0], forward, decided_by):
+                yield test, f"{_listed(only)} is used in some steps only, but static_graph=True"
+            elif not is_static and all(only) and decided_by & {p.arg for p in parameters_of(forward)}:
+                yield test, f"a step uses one of {_listed(only)} only, but DDP waits for the gradients of all"
+
+
+def _branches(tree: Tree, forward: Function) -> Iterator[tuple[ast.expr, list[ast.AST], list[ast.AST]]]:
+    """The test, and both branches, of each choice in a function; what follows `if …: return` is the second branch."""
+    for choice in tree.nodes[ast.IfExp]:
+        if tree.function_of(choice) is forward:
+            yield choice.test, [choice.body], [choice.orelse]
+    for node in tree.nodes[ast.If]:
+        if tree.function_of(node) is forward:
+            block = getattr(tree.parents[node], "body", [])
+            returns = isinstance(node.body[-1], ast.Return) and not node.orelse and node in block
+            yield node.test, [*node.body], [*(block[block.index(node) + 1 :] if returns else node.orelse)]
+
+
+def _only_in(tree: Tree, forward: Function, branch: list[ast.AST]) -> set[str]:
+    """The trained layers that nothing but a branch uses."""
+    holder = tree.parents[forward]
+    made = {
+        name.removeprefix("self.")
+        for name, value, node in tree.assigns
+        if isinstance(value, ast.Call) and tree.dotted(value.func) in TRAINED
+        if tree.is_in(node, holder) and not tree.branches_of(node) and not tree.loops_of(node)
+    }
+    loaded = [node for node in tree.nodes[ast.Attribute] if node.attr in made and isinstance(node.ctx, ast.Load)]
+    uses = [node for node in loaded if tree.is_in(node, holder) or isinstance(tree.parents[node], ast.Call)]
+    outside = {node.attr for node in uses if not any(tree.is_in(node, part) for part in branch)}
+    return {node.attr for node in uses} - outside
+
+
+def _varies(tree: Tree, call: ast.Call, forward: Function, names: set[str]) -> bool:
+    """Whether one of these arguments depends on what the loop around a call assigns."""
+    given = [value for name, value in arguments_of(forward, call).items() if name in names]
+    used = {part.id for value in given for part in ast.walk(value) if isinstance(part, ast.Name)}
+    loop = tree.loops_of(call)[0]
+    stored = {n.id for n in tree.nodes[ast.Name] if isinstance(n.ctx, ast.Store) and tree.is_in(n, loop)}
+    return bool(used & stored)
+
+
+def _listed(layers: list[set[str]]) -> str:
+    return " and ".join(f"`{name}`" for names in layers for name in sorted(names))
+
+
+@rule(
+    "step-without-sync",
+    "wrong",
+    why="Within no_sync(), DDP does not average the gradients, but adds those of this rank. A step after such a "
+    "backward pass applies the sums of this rank alone, and the models of the ranks part. DDP reads the setting in its "
+    "forward pass: to set it between forward and backward comes too late.",
+    fix="Leave no_sync() for the forward and backward pass of the micro-batch before the step, with the condition of "
+    "the step.",
+    misses="conditions in another function, or that depend on more than a count.",
+)
+def step_without_sync(tree: Tree) -> Mistakes:
+    for backward, _ in backwards(tree):
+        loop = next(iter(tree.loops_of(backward)), None)
+        if loop is None or averages_by_hand(tree, loop):
+            continue
+        for setting, test, syncs in _syncs(tree, backward, loop):
+            for step in steps_in(tree, loop):
+                branches = [branch for branch in tree.branches_of(step) if tree.is_in(branch[0], loop)]
+                if len(branches) == 1 and _parts(tree, loop, test, syncs, *branches[0]):
+                    yield setting, f"the step ({tree.location(step.lineno)}) follows a backward pass without averaging"
+                    break
+        for setting in _late(tree, backward, loop):
+            yield setting, "DDP has read this in its forward pass, which comes before"
+
+
+def _syncs(tree: Tree, backward: ast.Call, loop: ast.AST) -> Iterator[tuple[Placed, ast.expr, bool]]:
+    """(place, condition, value) for what makes a backward pass average gradients if the condition has that value."""
+    for around in (node for node in tree.ancestors(backward) if isinstance(node, ast.With)):
+        for item in around.items:
+            context = item.context_expr
+            if isinstance(context, ast.Name) and len(values := tree.values_of(context.id, context)) == 1:
+                context = values[0]
+            if isinstance(context, ast.IfExp) and tree.is_in(context, loop):
+                inside = [any(_is_no_sync(n) for n in ast.walk(part)) for part in (context.body, context.orelse)]
+                if inside[0] != inside[1]:
+                    yield context, context.test, inside[1]
+    for setting in _settings(tree, loop):
+        yield setting, setting.value, True
+
+
+def _is_no_sync(node: ast.AST) -> bool:
+    return isinstance(node, ast.Attribute) and node.attr == "no_sync"
+
+
+def _settings(tree: Tree, loop: ast.AST) -> list[ast.Assign]:
+    """`model.require_backward_grad_sync = …` in a loop."""
+    return [
+        node
+        for node in tree.nodes[ast.Assign]
+        if tree.is_in(node, loop)
+        and any(isinstance(t, ast.Attribute) and t.attr == "require_backward_grad_sync" for t in node.targets)
+    ]
+
+
+def _late(tree: Tree, backward: ast.Call, loop: ast.AST) -> Iterator[ast.Assign]:
+    forwards = [c for c in tree.calls if tree.wrapping(c.func) == {"ddp"} and tree.loops_of(c)[:1] == [loop]]
+    settings = _settings(tree, loop)
+    is_one = len(forwards) == len(settings) == 1 and tree.value(settings[0].value) is UNKNOWN
+    if is_one and position(forwards[0]) < position(settings[0]) < position(backward):
+        yield settings[0]
+
+
+def _parts(tree: Tree, loop: ast.AST, test: ast.expr, syncs: bool, branch: ast.If, is_body: bool) -> bool:
+    """Whether there is a count of micro-batches at which the step is taken and the gradients are not averaged. Other
+    names in the conditions, which the loop does not change, stand for the number of micro-batches in a step."""
+    names = {
+        spelled(part)
+        for condition in (test, branch.test)
+        for part in behind(tree, condition)
+        if isinstance(part, ast.Attribute) or (isinstance(part, ast.Name) and not tree.bound_to(part))
+    }
+    stored = {n.id for n in tree.nodes[ast.Name] if isinstance(n.ctx, ast.Store) and tree.is_in(n, loop)}
+    counts = names & stored
+    if not isinstance(loop, ast.For) or counts - {n.id for n in ast.walk(loop.target) if isinstance(n, ast.Name)}:
+        return False
+    for count in range(2 * EVERY):
+        known = dict.fromkeys(names - counts, EVERY) | dict.fromkeys(counts, count)
+        is_synced, is_stepped = tree.value(test, known), tree.value(branch.test, known)
+        if len(counts) == 1 and is_synced is (not syncs) and is_stepped is is_body:
+            return True
+    return False
