@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import os
 import re
 import shlex
@@ -205,18 +204,20 @@ def _own_processes(script: Script | str | os.PathLike[str]) -> list[str]:
         "function directly with int(os.environ['RANK'])"
         for call in tree.torch_calls("spawn", "start_processes")
     ]
-    loaders = [call for call in tree.torch_calls("DataLoader") if _is_spawn(keyword(call, "multiprocessing_context"))]
-    loaders += [call for call in tree.torch_calls("set_start_method") if call.args and _is_spawn(call.args[0])]
+    loaders = [
+        call
+        for call in tree.torch_calls("DataLoader")
+        if tree.value(keyword(call, "multiprocessing_context")) == "spawn"
+    ]
+    loaders += [
+        call for call in tree.torch_calls("set_start_method") if call.args and tree.value(call.args[0]) == "spawn"
+    ]
     if loaders and not tree.has_main_guard:
         lines.append(
             f"{source.name}:{loaders[0].lineno}: every spawned worker process imports this script again and trains: "
             'put the main code under `if __name__ == "__main__":`'
         )
     return lines
-
-
-def _is_spawn(value: ast.expr | None) -> bool:
-    return isinstance(value, ast.Constant) and value.value == "spawn"
 
 
 def _is_ours(script: Script | str | os.PathLike[str]) -> bool:

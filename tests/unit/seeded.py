@@ -1186,6 +1186,16 @@ SEEDED: dict[str, list[tuple[str, str]]] = {
     ],
     "tied-weights-parted": [
         (
+            within(
+                f"{TIED}model = Tied()\nfor unit in [model.embed, model.head, *model.blocks]:\n"
+                "    fully_shard(unit)  # HERE\nfully_shard(model)",
+                "",
+            ),
+            within(
+                f"{TIED}model = Tied()\nfor unit in [*model.blocks]:\n    fully_shard(unit)\nfully_shard(model)", ""
+            ),
+        ),
+        (
             within(f"{TIED}model = Tied()\nfully_shard(model.embed)  # HERE\nfully_shard(model)", ""),
             within(f"{TIED}model = Tied()\nfully_shard([model.embed, model.head])\nfully_shard(model)", ""),
         ),
@@ -1310,6 +1320,17 @@ SEEDED: dict[str, list[tuple[str, str]]] = {
         ),
     ],
     "unmatched-keys": [
+        (
+            within(
+                "net = nn.Linear(8, 2)\nfast = torch.compile(net)\nif rank == 0:\n"
+                "    torch.save(fast.state_dict(), path)\n"
+                f"{LOADED}net.load_state_dict(state, strict=not args.lenient)  # HERE"
+            ),
+            within(
+                "net = nn.Linear(8, 2)\nfast = torch.compile(net)\nif rank == 0:\n"
+                f"    torch.save(net.state_dict(), path)\n{LOADED}net.load_state_dict(state, strict=not args.lenient)"
+            ),
+        ),
         (
             within(
                 "if rank == 0:\n    torch.save({'model': model.state_dict()}, path)\nnet = nn.Linear(8, 2)\n"

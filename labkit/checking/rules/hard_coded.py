@@ -161,7 +161,7 @@ def no_set_device(tree: Tree) -> Mistakes:
     for call in tree.method_calls("cuda", "to"):
         method, arguments = call.func.attr, [*call.args, *(k.value for k in call.keywords if k.arg == "device")]
         bare = method == "cuda" and not arguments and not spelled(call.func).startswith("torch.")
-        named = method == "to" and arguments and isinstance(arguments[0], ast.Constant) and arguments[0].value == "cuda"
+        named = method == "to" and arguments and tree.value(arguments[0]) == "cuda"
         if (bare or named) and not tree.branches_of(call):
             yield call, "no rank has selected its own GPU, so this is GPU 0 on all of them"
             return  # report the first only

@@ -246,8 +246,8 @@ def _is_module_class(tree: Tree, node: ast.ClassDef) -> bool:
 @rule(
     "tied-weights-parted",
     "wrong",
-    why="A weight that two layers share must be one parameter. fully_shard on one of the two layers alone makes it two "
-    "(or raises an error: is shared with a parameter already managed by another FSDP group). to_empty() after the "
+    why="A weight that two layers share must be one parameter. fully_shard on a layer alone makes it two (or raises an "
+    "error: is shared with a parameter already managed by another FSDP group). to_empty() after the "
     "meta device makes two as well. Each is then trained with its own gradient.",
     fix="Put both layers into one unit, fully_shard([model.embed, model.head]), or leave both to the root. After "
     "to_empty() share the weight again.",
@@ -255,17 +255,23 @@ def _is_module_class(tree: Tree, node: ast.ClassDef) -> bool:
 )
 def tied_weights_parted(tree: Tree) -> Mistakes:
     for holder, layers in _ties(tree):
-        for wrap in tree.wraps:
-            unit = spelled(wrap.source)
-            if wrap.strategy == "fsdp2" and "." in unit and unit.rpartition(".")[2] in layers:
-                other = next(layer for layer in layers if layer != unit.rpartition(".")[2])
-                if not any(spelled(each.source) == f"{unit.rpartition('.')[0]}.{other}" for each in tree.wraps):
-                    yield wrap.call, f"`{unit}` shares its weight with `{other}`, which is not in this unit"
+        units = [(wrap, unit) for wrap in tree.wraps if wrap.strategy == "fsdp2" for unit in _units(tree, wrap)]
+        parted = [(wrap, unit) for wrap, unit in units if "." in unit and unit.rpartition(".")[2] in layers]
+        for wrap, unit in parted[:1]:
+            other = next(layer for layer in layers if layer != unit.rpartition(".")[2])
+            yield wrap.call, f"`{unit}` shares its weight with `{other}`, which is not in this unit"
         for call in tree.method_calls("to_empty"):
             made = [part for part in behind(tree, call.func.value) if isinstance(part, ast.Call)]
             made = [part for part in made if tree.classes.get(spelled(part.func)) is holder and _is_on_meta(tree, part)]
             if made and "tie_weights" not in tree.words and not _is_tied_again(tree, layers, holder):
                 yield call, f"this gives {' and '.join(f'`{layer}`' for layer in layers)} a weight each"
+
+
+def _units(tree: Tree, wrap: Wrap) -> list[str]:
+    """What fully_shard makes a unit of, also in `for unit in [model.embed, model.head]: fully_shard(unit)`."""
+    loop = next(iter(tree.loops_of(wrap.call)), None)
+    listed = loop.iter if isinstance(loop, ast.For) and spelled(loop.target) == spelled(wrap.source) else None
+    return [spelled(part) for part in (listed.elts if isinstance(listed, ast.List | ast.Tuple) else [wrap.source])]
 
 
 def _ties(tree: Tree) -> Iterator[tuple[ast.AST, tuple[str, str]]]:

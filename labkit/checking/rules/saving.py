@@ -237,8 +237,9 @@ def unmatched_keys(tree: Tree) -> Mistakes:
             continue
         written, read = saved[place], _wrapping_at(tree, call.func.value)
         if written is not None and read is not None and written != read:
-            lenient = tree.value(keyword(call, "strict") or (call.args[1] if len(call.args) > 1 else None)) is False
-            what = "nothing is loaded" if lenient else "this fails"
+            strict = keyword(call, "strict") or (call.args[1] if len(call.args) > 1 else None)
+            outcomes = {True: "this fails", False: "nothing is loaded"}
+            what = outcomes.get(True if strict is None else tree.value(strict), "none of them matches")
             yield call, f"the keys were saved {_of(written)} and are loaded {_into(read)}: {what}"
 
 
