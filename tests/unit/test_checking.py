@@ -763,8 +763,25 @@ def test_the_seeded_scripts_are_otherwise_clean():
             DDP_MODEL,
         ),
         (f"model.module.body.requires_grad_(False)\nmodel.module.body.requires_grad_(True)\n{LOOP}", DDP_MODEL),
+        (
+            "class One(nn.Module):\n    def __init__(self):\n        super().__init__()\n"
+            "        self.weight = nn.Linear(8, 8)\n\nlayer = make()\nlayer.weight.requires_grad = False",
+            DDP_MODEL,
+        ),
         (f"teacher.body.requires_grad_(False)\nteacher.head = nn.Linear(8, 2)\n{LOOP}", DDP_MODEL),
     ],
 )
 def test_what_is_done_by_hand_or_undone_is_passed_over(body, model):
     assert rules_in(within(body, model)) == []
+
+
+def test_what_is_divided_before_the_ranks_start_is_the_same_on_all():
+    text = (
+        "import random\nimport torch.distributed as dist\nimport torch.multiprocessing as mp\n\n\ndef run(rank, parts):\n"
+        "    dist.init_process_group(rank=rank)\n    dist.destroy_process_group()\n\n\ndef main(rows):\n"
+        "    random.shuffle(rows)\n    {}\n\n\nmain(list(range(10)))\n"
+    )
+    own = text.format("parts = rows[:9], rows[9:]")
+
+    assert rules_in(own) == [("split-seeded-by-rank", 12)]
+    assert rules_in(own.replace("rows[9:]\n", "rows[9:]\n    mp.spawn(run, (parts,))\n")) == []

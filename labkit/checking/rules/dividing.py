@@ -84,10 +84,12 @@ def _sliced(node: ast.Subscript) -> str:
 def _is_own(tree: Tree, draw: ast.Call, source: str) -> bool:
     """Whether a draw is of the rank alone: the last seed before it depends on the rank, or there is none, and the
     state is from the machine. (That of torch is the same in every process.)"""
-    seeds = list(_seeds(tree, source))
+    seeds, places = list(_seeds(tree, source)), sites(tree, draw)
+    if any(tree.function_of(spawn) in places for spawn in tree.torch_calls("spawn", "start_processes")):
+        return False  # in the process that starts the ranks
     if not seeds:
         return source != "torch" and not any(SEEDED.search(word) for word in tree.words)
-    for scope, nodes in sites(tree, draw).items():
+    for scope, nodes in places.items():
         before = [
             (position(place), by_rank)
             for seed, by_rank in seeds

@@ -201,8 +201,8 @@ def requires_grad_of_module(tree: Tree) -> Mistakes:
 def _of_modules(tree: Tree) -> Iterator[ast.Attribute]:
     """`module.requires_grad` of what is surely a module, and `self.requires_grad` in one."""
     for node in tree.nodes[ast.Attribute]:
-        if node.attr != "requires_grad":
-            continue
+        if node.attr != "requires_grad" or getattr(node.value, "attr", "") in ("weight", "bias"):
+            continue  # a layer may have this name in one class, and a tensor in another
         holder = next((a for a in tree.ancestors(node) if isinstance(a, ast.ClassDef)), None)
         if _is_module(tree, node.value) or (
             spelled(node.value) == "self" and holder and _is_module_class(tree, holder)
