@@ -778,8 +778,8 @@ def test_what_is_done_by_hand_or_undone_is_passed_over(body, model):
 def test_what_is_divided_before_the_ranks_start_is_the_same_on_all():
     text = (
         "import random\nimport torch.distributed as dist\nimport torch.multiprocessing as mp\n\n\n"
-        "def run(rank, parts):\n    dist.init_process_group(rank=rank)\n    dist.destroy_process_group()\n\n\ndef main(rows):\n"
-        "    random.shuffle(rows)\n    {}\n\n\nmain(list(range(10)))\n"
+        "def run(rank, parts):\n    dist.init_process_group(rank=rank)\n    dist.destroy_process_group()\n\n\n"
+        "def main(rows):\n    random.shuffle(rows)\n    {}\n\n\nmain(list(range(10)))\n"
     )
     own = text.format("parts = rows[:9], rows[9:]")
 
