@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 from labkit.ring import CALLS, IN_BACKWARD, NOT_SYNCHRONIZED, Called, Now
 from labkit.witness.evidence import Evidence, Testimony
@@ -109,20 +110,17 @@ def _is_alike(one: Called, other: Called) -> bool:
 
 def _groups(evidence: Evidence) -> Iterator[dict[int, _Calls]]:
     """The calls of each group that several ranks know, the default group's first."""
-    names: dict[str, dict[int, int]] = {}  # the number that each rank has for a group
+    numbers: dict[tuple[Any, ...], dict[int, int]] = {}  # of a group, by its name and ranks
+    default = set()
     for rank, testimony in evidence.ranks.items():
-        for line in testimony.of("group"):
-            numbers = names.setdefault(str(line.values["name"]), {})
-            numbers[rank] = line.values["n"]
-            for member in line.values["ranks"]:
-                numbers.setdefault(member, NONE)
-    default = {
-        str(line.values["name"]) for each in evidence.ranks.values() for line in each.of("group", called=DEFAULT)
-    }
-    for name, numbers in names.items():
-        known = ((rank, evidence.ranks[rank]) for rank in numbers if rank in evidence.ranks)
-        group = {rank: _calls_of(each, name, numbers[rank], name in default) for rank, each in known}
-        yield {rank: calls for rank, calls in group.items() if calls is not None}
+        for values in (line.values for line in testimony.of("group")):
+            group = values["name"], *values["ranks"]
+            numbers.setdefault(group, dict.fromkeys(values["ranks"], NONE))[rank] = values["n"]
+            default |= {group} if values["called"] == DEFAULT else set()
+    for group, known in numbers.items():
+        ranks = ((rank, number, evidence.ranks[rank]) for rank, number in known.items() if rank in evidence.ranks)
+        calls = {rank: _calls_of(each, group[0], number, group in default) for rank, number, each in ranks}
+        yield {rank: own for rank, own in calls.items() if own is not None}
 
 
 def _calls_of(testimony: Testimony, name: str, number: int, is_default: bool) -> _Calls | None:
