@@ -107,6 +107,10 @@ def test_nothing_is_found_in_the_labs(path):
         "if rank == 0:\n    serve(answer)\nelse:\n    work()",
         "alone = dist.new_group([rank])",
         "for _ in range(9):\n    try:\n        op(x).backward()\n    except Exception:\n        print('no backward')",
+        "n = 0\nfor batch in loader:\n    model(batch).backward()\n    n += torch.numel(batch) + batch.size()[1]\n"
+        "    if n > 9:\n        break",
+        "import lightning\ntrainer = lightning.Trainer(devices=1)\nif trainer.is_global_zero:\n"
+        "    trainer.save_checkpoint(path)",
         "should_save = step % 10 == 0\nif should_save:\n    dist.barrier()",
         "import sys\nif rank != 0:\n    sys.exit('one rank only')\ndist.barrier()",
         "state = torch.distributed.checkpoint.state_dict.get_model_state_dict(model) if rank == 0 else None",  # DDP

@@ -121,7 +121,13 @@ def _is_collective_method(tree: Tree, call: ast.Call, func: ast.Attribute) -> bo
         return bool(tree.words & SHARDING_PLUGINS)
     if last in ("trainer", "strategy", "fabric") and not tree.is_managed:
         return False
-    return method in METHODS.get(last, ())
+    return method in METHODS.get(last, ()) and not _has_one_rank(tree, owner)
+
+
+def _has_one_rank(tree: Tree, owner: ast.expr) -> bool:
+    """Whether it is a `Trainer(devices=1)`."""
+    made = (value for value in tree.values_of(spelled(owner), owner) if isinstance(value, ast.Call))
+    return any(tree.value(keyword(call, "devices")) in (1, "1") for call in made)
 
 
 def agreed(tree: Tree, scope: ast.AST) -> set[str]:

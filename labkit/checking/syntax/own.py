@@ -62,7 +62,7 @@ def is_own(tree: Tree, node: ast.expr | None, names: frozenset[str] | None = Non
 def _is_own_result(tree: Tree, call: ast.Call, names: frozenset[str], depth: int) -> bool:
     name = tree.names_of_calls[call]
     arguments = [*call.args, *(k.value for k in call.keywords)]
-    if agrees(name or getattr(call.func, "attr", "")):
+    if agrees(name or getattr(call.func, "attr", "")) or name.rsplit(".", 1)[-1] in OF_SHAPE:
         return False
     if isinstance(call.func, ast.Attribute) and is_own(tree, call.func.value, names, depth):
         return call.func.attr not in OF_SHAPE
