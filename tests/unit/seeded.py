@@ -508,6 +508,16 @@ SEEDED: dict[str, list[tuple[str, str]]] = {
             "        if trainer.is_global_zero and asked():\n            trainer.should_stop = True\n"
             "        trainer.should_stop = trainer.strategy.reduce_boolean_decision(trainer.should_stop, all=False)\n",
         ),
+        (
+            "from accelerate import Accelerator\naccelerator = Accelerator()\n"
+            "net, loader = accelerator.prepare(make(), loader)\nfor batch in loader:\n"
+            "    loss = net(other(batch)).loss\n"
+            "    if loss.isnan():  # HERE\n        continue\n    accelerator.backward(loss)\n",
+            "from accelerate import Accelerator\naccelerator = Accelerator()\n"
+            "net, loader = accelerator.prepare(make(), loader)\nfor batch in loader:\n"
+            "    loss = net(other(batch)).loss\n"
+            "    if accelerator.gather(loss).isnan().any():\n        continue\n    accelerator.backward(loss)\n",
+        ),
         (within(NO_TARGET), within(NO_TARGET.replace("torch.zeros((), requires_grad=True)  # HERE", "out.sum() * 0"))),
         (
             within(VALIDATION + EVALUATE + STOPS),

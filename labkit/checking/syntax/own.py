@@ -66,6 +66,8 @@ def _is_own_result(tree: Tree, call: ast.Call, names: frozenset[str], depth: int
         return False
     if isinstance(call.func, ast.Attribute) and is_own(tree, call.func.value, names, depth):
         return call.func.attr not in OF_SHAPE
+    if names and _is_data_parallel_model(tree, call.func):
+        return True
     own = [is_own(tree, argument, names, depth) for argument in arguments]
     if not any(own):
         return False
@@ -86,7 +88,27 @@ def _is_pure(tree: Tree, call: ast.Call, name: str) -> bool:
         return True
     if name in PURE and name not in tree.bound:
         return True
-    return bool(tree.wrapping(call.func)) or _is_module(tree, call.func)
+    return _is_module(tree, call.func)
+
+
+def _is_data_parallel_model(tree: Tree, node: ast.expr) -> bool:
+    """Whether a name stands for a model that is wrapped, which each rank calls on its own part of the data."""
+    return bool(tree.wrapping(node)) or spelled(node) in prepared(tree)
+
+
+def prepared(tree: Tree) -> set[str]:
+    """The names of what accelerate or DeepSpeed prepared."""
+    if "prepared" not in tree.kept:
+        made = ((target, value) for target, value, _ in tree.assigns if isinstance(value, ast.Call))
+        tree.kept["prepared"] = {target for target, call in made if _prepares(tree, call)}
+    names: set[str] = tree.kept["prepared"]
+    return names
+
+
+def _prepares(tree: Tree, call: ast.Call) -> bool:
+    if isinstance(call.func, ast.Attribute) and call.func.attr == "prepare":
+        return spelled(call.func.value).endswith("accelerator")
+    return tree.names_of_calls[call] == "deepspeed.initialize"
 
 
 def _is_module(tree: Tree, node: ast.expr) -> bool:
@@ -142,12 +164,14 @@ def _is_element(tree: Tree, name: ast.Name) -> bool:
 
 
 def _is_split_loader(tree: Tree, node: ast.expr) -> bool:
-    """Whether a name is a DataLoader with a DistributedSampler, also where it is a parameter of that name."""
+    """Whether a name is a DataLoader with a DistributedSampler or one that accelerate prepared, also where it is a
+    parameter of that name."""
     known: dict[str, bool] = tree.kept.setdefault("split loaders", {})
     name = spelled(node)
     if name not in known:
         loaders = [value for target, value, _ in tree.assigns if target == name and name]
-        known[name] = any(_has_distributed_sampler(tree, value) for value in loaders)
+        is_prepared = name in prepared(tree) and "load" in name.lower()
+        known[name] = is_prepared or any(_has_distributed_sampler(tree, value) for value in loaders)
     return known[name]
 
 
