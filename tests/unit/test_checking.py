@@ -86,6 +86,39 @@ def test_nothing_is_found_in_the_labs(path):
     assert not check(path)
 
 
+# What the rule says is true of a file from a GPU; that none is loaded without the option, the text does not tell.
+TRUE_OF_A_GPU = {"checkpoint_optional_empty.py": ["load-without-map-location"]}
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "tests/witness/correct").glob("*.py")), ids=lambda path: path.stem)
+def test_no_right_training_is_accused_of_hanging_or_being_wrong(path):
+    accused = [finding.rule for finding in check(path) if finding.kind in ("hangs", "wrong")]
+
+    assert accused == TRUE_OF_A_GPU.get(path.name, [])
+
+
+EVALUATION = """
+for _ in range(9):
+    for x in train_loader:
+        loss = model(x)
+        loss.backward()
+    score = 0
+    for x in test_loader:
+        loss = model(x)
+        score += loss.item()
+    if score < best:
+        break
+"""
+
+
+def test_only_an_evaluation_on_a_part_of_the_data_makes_a_decision_a_ranks_own():
+    whole = "test_loader = DataLoader(test, 8)\n"
+    part = "test_loader = DataLoader(test, 8, sampler=DistributedSampler(test, shuffle=False))\n"
+
+    assert rules_in(within(whole + EVALUATION)) == []
+    assert [rule for rule, _ in rules_in(within(part + EVALUATION))] == ["rank-decides-alone"]
+
+
 @pytest.mark.parametrize(
     "body",
     [
@@ -112,6 +145,8 @@ def test_nothing_is_found_in_the_labs(path):
         "import lightning\ntrainer = lightning.Trainer(devices=1)\nif trainer.is_global_zero:\n"
         "    trainer.save_checkpoint(path)",
         "should_save = step % 10 == 0\nif should_save:\n    dist.barrier()",
+        "if self.control.should_save:\n    dist.barrier()",  # of transformers: the same on all ranks
+        "if rank == 0:\n    dist.init_process_group(world_size=1)\n    dist.barrier()",
         "import sys\nif rank != 0:\n    sys.exit('one rank only')\ndist.barrier()",
         "state = torch.distributed.checkpoint.state_dict.get_model_state_dict(model) if rank == 0 else None",  # DDP
         "def meet():\n    if dist.is_initialized():\n        dist.barrier()\n\nmeet()",
@@ -162,6 +197,7 @@ def test_what_looks_like_a_mistake_and_is_none_is_passed_over(body):
         "accelerator.is_main_process",
         "trainer.is_global_zero",
         "state.is_world_process_zero",
+        "self.args.should_save",
         "(rank == 0 if args.quiet else step)",
     ],
 )

@@ -27,7 +27,7 @@ FORWARD = ("forward", "generate")
 )
 def rank_0_collective(tree: Tree) -> Mistakes:
     for call in tree.calls:
-        around = guards(tree, call)
+        around = _parting(tree, call)
         if not around:
             continue
         if name := collective(tree, call):
@@ -52,6 +52,15 @@ def rank_0_collective(tree: Tree) -> Mistakes:
         ranks = keyword(call, "ranks") or next(iter(call.args), None)
         if ranks is not None and collective(tree, call) and _is_of_this_rank(tree, ranks):
             yield call, "each rank makes another group, but all of them must make the same ones in the same order"
+
+
+def _parting(tree: Tree, call: ast.Call) -> list[Guard]:
+    """The guards around a call, unless the ranks that pass them have joined a process group of their own there."""
+    around = guards(tree, call)
+    for join in tree.torch_calls("init_process_group") if around else ():
+        if position(join) < position(call) and around[0] in guards(tree, join):
+            return []
+    return around
 
 
 def _is_of_this_rank(tree: Tree, ranks: ast.expr) -> bool:
@@ -113,9 +122,12 @@ def _place(tree: Tree, call: ast.Call) -> ast.AST:
     why="Inside Join, a rank whose data have ended answers the collectives of the joined models and optimizers only. A "
     "collective of the script's own meets one of those instead, or waits for the timeout.",
     fix="Move it after the with block, or pass throw_on_early_termination=True, so that all ranks stop with the first.",
-    misses="a collective in an imported function, and joins that another file enters.",
+    misses="a collective in an imported function, joins that another file enters, and scripts with a Joinable of their "
+    "own, which may answer it.",
 )
 def collective_in_join(tree: Tree) -> Mistakes:
+    if any(tree.dotted(base).endswith(".Joinable") for node in tree.nodes[ast.ClassDef] for base in node.bases):
+        return
     for node in tree.nodes[ast.With]:
         if any(_joins(tree, item.context_expr) for item in node.items):
             for call in (call for call in tree.calls if any(tree.is_in(call, part) for part in node.body)):
@@ -146,7 +158,7 @@ def _joins(tree: Tree, context: ast.expr) -> bool:
 )
 def rank_0_evaluation(tree: Tree) -> Mistakes:
     for call in tree.calls:
-        if not (around := guards(tree, call)) or collective(tree, call):
+        if not (around := _parting(tree, call)) or collective(tree, call):
             continue
         strategies = _evaluated(tree, call)
         if strategies & {"fsdp1", "fsdp2"}:

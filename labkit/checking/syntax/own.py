@@ -21,6 +21,8 @@ PASSING = {"enumerate", "iter", "next", "tqdm", "trange"}  # an iterable's eleme
 # Properties that a batch has on every rank alike, as a rule.
 OF_SHAPE = {"shape", "size", "numel", "dim", "ndim", "dtype", "device", "requires_grad", "is_cuda", "keys", "get"}
 DEPTH = 3
+COMPREHENSION = ast.GeneratorExp | ast.ListComp | ast.SetComp | ast.DictComp
+Binding = tuple[str, ast.AST]  # a name, and the function, loop or comprehension in which it gets a value
 
 
 def is_data_parallel(tree: Tree) -> bool:
@@ -30,14 +32,14 @@ def is_data_parallel(tree: Tree) -> bool:
     return bool(tree.strategies) or prepared or ("deepspeed" in frameworks and "initialize" in tree.words)
 
 
-def is_own(tree: Tree, node: ast.expr | None, names: frozenset[str] | None = None, depth: int = DEPTH) -> bool:
+def is_own(tree: Tree, node: ast.expr | None, names: frozenset[Binding] | None = None, depth: int = DEPTH) -> bool:
     """Whether the value of an expression surely differs between ranks because it is computed from their data."""
     if node is None:
         return False
     if names is None:
         names = own_names(tree, tree.function_of(node))
     if isinstance(node, ast.Name | ast.Attribute):
-        if spelled(node) in names or _is_split_loader(tree, node):
+        if _binding(tree, node) in names or _is_split_loader(tree, node):
             return True
         return isinstance(node, ast.Attribute) and node.attr not in OF_SHAPE and is_own(tree, node.value, names, depth)
     if isinstance(node, ast.Subscript | ast.Starred):
@@ -51,7 +53,7 @@ def is_own(tree: Tree, node: ast.expr | None, names: frozenset[str] | None = Non
     if isinstance(node, ast.GeneratorExp | ast.ListComp):
         for generator in node.generators:
             if is_own(tree, generator.iter, names, depth):
-                names |= set(_elements(generator.iter, generator.target))
+                names |= {(name, node) for name in _elements(generator.iter, generator.target)}
         return is_own(tree, node.elt, names, depth)
     if isinstance(node, ast.BoolOp | ast.BinOp | ast.UnaryOp | ast.IfExp | ast.Tuple | ast.List | ast.NamedExpr):
         parts = (part for part in ast.iter_child_nodes(node) if isinstance(part, ast.expr))
@@ -59,15 +61,16 @@ def is_own(tree: Tree, node: ast.expr | None, names: frozenset[str] | None = Non
     return False
 
 
-def _is_own_result(tree: Tree, call: ast.Call, names: frozenset[str], depth: int) -> bool:
+def _is_own_result(tree: Tree, call: ast.Call, names: frozenset[Binding], depth: int) -> bool:
     name = tree.names_of_calls[call]
     arguments = [*call.args, *(k.value for k in call.keywords)]
     if agrees(name or getattr(call.func, "attr", "")) or name.rsplit(".", 1)[-1] in OF_SHAPE:
         return False
     if isinstance(call.func, ast.Attribute) and is_own(tree, call.func.value, names, depth):
         return call.func.attr not in OF_SHAPE
-    if names and _is_data_parallel_model(tree, call.func):
-        return True
+    if _is_data_parallel_model(tree, call.func):
+        named = [part for argument in arguments for part in ast.walk(argument) if isinstance(part, ast.Name)]
+        return any(_binding(tree, part) in names for part in named)  # by whichever way, as model(tokenizer(batch))
     own = [is_own(tree, argument, names, depth) for argument in arguments]
     if not any(own):
         return False
@@ -129,18 +132,18 @@ def _makes_module(tree: Tree, value: ast.expr) -> bool:
     return name.startswith("torch.nn.")
 
 
-def _differs(tree: Tree, test: ast.Compare, names: frozenset[str], depth: int) -> bool:
+def _differs(tree: Tree, test: ast.Compare, names: frozenset[Binding], depth: int) -> bool:
     sides = [test.left, *test.comparators]
     if any(isinstance(op, ast.In | ast.NotIn) for op in test.ops):
         return False
     if any(isinstance(side, ast.Constant) and side.value is None for side in sides):
-        return isinstance(test.left, ast.Name) and test.left.id in names and _is_element(tree, test.left)
+        return _binding(tree, test.left) in names and _is_element(tree, test.left)
     if any(isinstance(side, ast.Constant) and side.value == 0 for side in sides):
         return any(is_own(tree, side, names, depth) or _is_size(tree, side, names, depth) for side in sides)
     return any(is_own(tree, side, names, depth) for side in sides)
 
 
-def _is_size(tree: Tree, node: ast.expr, names: frozenset[str], depth: int) -> bool:
+def _is_size(tree: Tree, node: ast.expr, names: frozenset[Binding], depth: int) -> bool:
     """`len(x)`, `x.numel()`, `x.shape[0]` of a rank's own `x`, but not of its loader."""
     if isinstance(node, ast.Call):
         if tree.names_of_calls[node] == "len" and node.args:
@@ -156,11 +159,44 @@ def _is_size(tree: Tree, node: ast.expr, names: frozenset[str], depth: int) -> b
     return is_own(tree, node, names, depth) and not _is_split_loader(tree, node)
 
 
-def _is_element(tree: Tree, name: ast.Name) -> bool:
+def _is_element(tree: Tree, node: ast.expr) -> bool:
     """Whether a name is one that a loop over data gives."""
-    return any(
-        name.id in _elements(loop.iter, loop.target) for loop in tree.loops_of(name) if isinstance(loop, ast.For)
-    )
+    loops = [loop for loop in tree.loops_of(node) if isinstance(loop, ast.For)]
+    return isinstance(node, ast.Name) and any(node.id in _elements(loop.iter, loop.target) for loop in loops)
+
+
+def _binding(tree: Tree, node: ast.expr) -> Binding:
+    """A name with the innermost loop or comprehension around it in which it gets a value, or else the function: `x` of
+    a loop over validation data is not that of the loop that trains."""
+    name = spelled(node)
+    return name, next(place for place in _places(tree, node) if (name, place) in _bindings(tree) or not _is_loop(place))
+
+
+def _is_loop(place: ast.AST) -> bool:
+    return isinstance(place, ast.For | ast.AsyncFor | ast.While | COMPREHENSION)
+
+
+def _places(tree: Tree, node: ast.AST) -> Iterator[ast.AST]:
+    """The loops and comprehensions around a node, the innermost first, and the function."""
+    scope = tree.function_of(node)
+    for around in tree.ancestors(node):
+        if around is scope:
+            break
+        if _is_loop(around):
+            yield around
+    yield scope
+
+
+def _bindings(tree: Tree) -> set[Binding]:
+    """All names that get a value in a loop or comprehension."""
+    if "bindings" not in tree.kept:
+        stores = [node for node in tree.nodes[ast.Name] if isinstance(node.ctx, ast.Store)]
+        attributes = [node for node in tree.nodes[ast.Attribute] if isinstance(node.ctx, ast.Store)]
+        added = {node.target for node in tree.nodes[ast.AugAssign]}
+        bound = {node for node in (*stores, *attributes) if node not in added}
+        tree.kept["bindings"] = {(spelled(node), place) for node in bound for place in _places(tree, node)}
+    known: set[Binding] = tree.kept["bindings"]
+    return known
 
 
 def _is_split_loader(tree: Tree, node: ast.expr) -> bool:
@@ -184,46 +220,47 @@ def _has_distributed_sampler(tree: Tree, loader: ast.expr) -> bool:
     return any(isinstance(p, ast.Call) and tree.dotted(p.func).endswith("DistributedSampler") for p in parts)
 
 
-def own_names(tree: Tree, scope: ast.AST, given: frozenset[str] = frozenset(), depth: int = DEPTH) -> frozenset[str]:
+def own_names(
+    tree: Tree, scope: ast.AST, given: frozenset[str] = frozenset(), depth: int = DEPTH
+) -> frozenset[Binding]:
     """The names of a function whose values are a rank's own, where the parameters `given` are."""
-    known: dict[tuple[ast.AST, frozenset[str]], frozenset[str]] = tree.kept.setdefault("own", {})
+    known: dict[tuple[ast.AST, frozenset[str]], frozenset[Binding]] = tree.kept.setdefault("own", {})
     if (scope, given) not in known:
-        known[scope, given] = given  # where a function calls itself
-        known[scope, given] = _own_names(tree, scope, given | _passed_in(tree, scope), depth)
+        known[scope, given] = frozenset((name, scope) for name in given)  # where a function calls itself
+        parameters = frozenset((name, scope) for name in given | _passed_in(tree, scope))
+        known[scope, given] = _own_names(tree, scope, parameters, depth)
     return known[scope, given]
 
 
-def _own_names(tree: Tree, scope: ast.AST, names: frozenset[str], depth: int) -> frozenset[str]:
+def _own_names(tree: Tree, scope: ast.AST, names: frozenset[Binding], depth: int) -> frozenset[Binding]:
     common = agreed(tree, scope)
     loops = [loop for loop in tree.nodes[ast.For] if tree.function_of(loop) is scope]
     flows = list(_flows(tree, scope))
     more = True
     while more:
         found = {
-            name
-            for target, value, statement in flows
+            (name, place)
+            for name, value, statement in flows
+            if name not in common
             if is_own(tree, value, names, depth) or _is_controlled(tree, statement, names, depth)
-            for name in target
+            for place in _places(tree, statement)
         }
         for loop in loops:
             if is_own(tree, loop.iter, names, depth) or trains(tree, loop):
-                found.update(_elements(loop.iter, loop.target))
-        more = not found - common <= names
-        names |= found - common
+                elements = set(_elements(loop.iter, loop.target)) - common
+                found |= {(name, place) for name in elements for place in (loop, *_places(tree, loop))}
+        more = not found <= names
+        names |= found
     return names
 
 
-def _flows(tree: Tree, scope: ast.AST) -> Iterator[tuple[list[str], ast.expr, ast.stmt]]:
-    """The names, the value and the statement of each assignment in a function."""
-    for target, value, statement in tree.assigns:
-        if tree.function_of(statement) is scope:
-            yield [target], value, statement
-    for statement in tree.nodes[ast.AugAssign]:
-        if tree.function_of(statement) is scope:
-            yield [spelled(statement.target)], statement.value, statement
+def _flows(tree: Tree, scope: ast.AST) -> Iterator[tuple[str, ast.expr, ast.stmt]]:
+    """The name, the value and the statement of each assignment in a function."""
+    added = ((spelled(node.target), node.value, node) for node in tree.nodes[ast.AugAssign])
+    return (flow for flow in (*tree.assigns, *added) if tree.function_of(flow[2]) is scope)
 
 
-def _is_controlled(tree: Tree, statement: ast.stmt, names: frozenset[str], depth: int) -> bool:
+def _is_controlled(tree: Tree, statement: ast.stmt, names: frozenset[Binding], depth: int) -> bool:
     """Whether a rank's own data decide that the statement runs."""
     return any(is_own(tree, branch.test, names, depth) for branch, _ in tree.branches_of(statement))
 

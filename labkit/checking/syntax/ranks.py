@@ -148,7 +148,7 @@ def _found_ways(tree: Tree, test: ast.AST, seen: frozenset[ast.AST]) -> Ways:
     parting = {ways for value in values if _splits(ways := _ways(tree, value, seen))}
     if len(parting) == 1:
         return parting.pop()
-    return FIRST_PASSES if FIRST.match(name.rsplit(".", 1)[-1]) or name.endswith(".should_save") else ALIKE
+    return FIRST_PASSES if FIRST.match(name.rsplit(".", 1)[-1]) or name.endswith("args.should_save") else ALIKE
 
 
 def _of_operands(tree: Tree, test: ast.BoolOp, seen: frozenset[ast.AST]) -> Ways:
