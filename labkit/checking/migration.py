@@ -13,8 +13,9 @@ from labkit.checking.rules.saving import GATHERS
 from labkit.checking.source import Piece
 from labkit.checking.syntax.collectives import CHECKPOINT, OF_SHARDS
 from labkit.checking.syntax.models import moves_to_device, optimizers
+from labkit.checking.syntax.nodes import keyword
 from labkit.checking.syntax.settings import configurations
-from labkit.checking.syntax.tree import Tree, keyword
+from labkit.checking.syntax.tree import Tree
 from labkit.files import Json
 from labkit.text import escaped, plain
 

@@ -11,7 +11,7 @@ import nbformat
 import pytest
 
 from labkit.checking import checker  # noqa: F401  (registers the rules)
-from labkit.checking.rules import NUMBERS, RULES
+from labkit.checking.rules import RULES
 from labkit.cli import main
 from unit.seeded import SEEDED
 
@@ -43,9 +43,10 @@ def checked(capsys, *arguments):
 
 
 def test_every_rule_has_a_number_of_its_own_which_it_keeps():
-    assert sorted(set(RULES) - set(NUMBERS)) == [], "give these the next numbers"
-    assert list(NUMBERS.values()) == list(range(1, len(NUMBERS) + 1)), "a number has been reused or lost"
-    assert (NUMBERS["sharded-state-dict"], NUMBERS["no-sync-of-fsdp2"]) == (1, 50)
+    numbers = sorted(rule.number for rule in RULES.values())
+
+    assert numbers == [f"LK{number:03}" for number in range(1, len(RULES) + 1)], "a number is used twice or was lost"
+    assert (RULES["sharded-state-dict"].number, RULES["no-sync-of-fsdp2"].number) == ("LK001", "LK050")
 
 
 def test_annotations_name_the_file_the_line_and_the_rule(in_folder, capsys):

@@ -25,7 +25,8 @@ from labkit.checking.checker import warn
 from labkit.checking.findings import KINDS
 from labkit.checking.rules import RULES
 from labkit.checking.rules.outdated import REPLACED
-from labkit.checking.syntax.tree import UNKNOWN, Tree
+from labkit.checking.syntax.tree import Tree
+from labkit.checking.syntax.values import UNKNOWN
 from labkit.cli import main
 from labkit.write import script_names
 from unit.composed import combinations

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 
 from labkit.checking.rules import Mistakes, rule
 from labkit.checking.syntax.models import backwards, behind
-from labkit.checking.syntax.tree import MethodCall, Tree, has_stars, keyword, position, spelled
+from labkit.checking.syntax.nodes import MethodCall, has_stars, keyword, position, spelled
+from labkit.checking.syntax.tree import Tree
 
 
 def _accelerators(tree: Tree) -> list[ast.Call]:
@@ -28,7 +29,7 @@ def _prepared(tree: Tree, made: ast.Call) -> MethodCall | None:
 
 
 @rule(
-    "accelerate-scheduler",
+    "LK067 accelerate-scheduler",
     "wrong",
     why="A scheduler that went through prepare() advances by the number of processes at each step() (unless "
     "split_batches=True or step_scheduler_with_optimizer=False), for a step consumes that many batches. Counted in "
@@ -92,7 +93,7 @@ def _counts_shards(tree: Tree, scheduler: ast.Call) -> bool:
 
 
 @rule(
-    "accelerate-shards-twice",
+    "LK068 accelerate-shards-twice",
     "wrong",
     why="prepare() divides a loader's batches among the processes, whatever its sampler. A DistributedSampler has "
     "divided the samples already: of the part of each process, only one batch in num_processes is read.",
@@ -110,7 +111,7 @@ def accelerate_shards_twice(tree: Tree) -> Mistakes:
 
 
 @rule(
-    "accelerate-accumulation",
+    "LK069 accelerate-accumulation",
     "wrong",
     why="With gradient_accumulation_steps=N, accelerator.backward() divides the loss by N. Only within "
     "accelerator.accumulate(model) does the optimizer wait for N batches: without it, it steps at each batch, with a "

@@ -9,15 +9,16 @@ from labkit.checking.rules import Mistakes, rule
 from labkit.checking.syntax.collectives import agreed, agrees, collective
 from labkit.checking.syntax.functions import callee, calls_of, returned
 from labkit.checking.syntax.models import trained_in
+from labkit.checking.syntax.nodes import Function, keyword, position, spelled
 from labkit.checking.syntax.own import is_data_parallel, is_own, trains
 from labkit.checking.syntax.ranks import ALONE, guards, leaves
-from labkit.checking.syntax.tree import Function, Tree, keyword, position, spelled
+from labkit.checking.syntax.tree import Tree
 
 ERRORS = {"Exception", "BaseException", "RuntimeError", "OutOfMemoryError", "ValueError", "FloatingPointError"}
 
 
 @rule(
-    "rank-decides-alone",
+    "LK075 rank-decides-alone",
     "hangs",
     why="The backward pass of a data-parallel model is a collective. A rank that leaves it out because of its own data "
     "(a NaN loss, an empty batch, a loss without a graph, its own validation loss) pairs its next one with an earlier "
@@ -143,7 +144,7 @@ def _is_a_loss(tree: Tree, function: Function) -> bool:
 
 
 @rule(
-    "rank-steps-scheduler-alone",
+    "LK076 rank-steps-scheduler-alone",
     "wrong",
     why="ReduceLROnPlateau lowers the learning rate by the metric that it is given. If each rank gives that of its own "
     "share of the data, their learning rates part, and so do the replicas, without any error.",

@@ -9,10 +9,11 @@ from collections.abc import Iterator
 
 from labkit.checking.rules import Mistakes, rule
 from labkit.checking.rules.sampling import is_for_training
-from labkit.checking.syntax.functions import callee
-from labkit.checking.syntax.models import arguments_of, behind, callers, sites
+from labkit.checking.syntax.functions import arguments_of, callee, calls_of, sites
+from labkit.checking.syntax.models import behind
+from labkit.checking.syntax.nodes import Function, has_stars, keyword, position, spelled
 from labkit.checking.syntax.ranks import guards, is_rank, names_rank
-from labkit.checking.syntax.tree import Function, Tree, has_stars, keyword, position, spelled
+from labkit.checking.syntax.tree import Tree
 
 # What draws from a global random state, and what seeds that state.
 SEEDS = {"torch": "torch.manual_seed", "random": "random.seed", "numpy": "numpy.random.seed"}
@@ -32,7 +33,7 @@ OWN_STATE = ("generator", "random_state")
 
 
 @rule(
-    "split-seeded-by-rank",
+    "LK070 split-seeded-by-rank",
     "wrong",
     why="Each rank divides the data by a random state that is its own, seeded by rank or not at all. What one rank "
     "holds out for validation, the others train on; of parts for the ranks, samples are in several or in none.",
@@ -114,7 +115,7 @@ def _seeds(tree: Tree, source: str) -> Iterator[tuple[ast.Call, bool]]:
         if _depends_on_rank(tree, *call.args) or not passed or not isinstance(function, Function):
             yield call, _depends_on_rank(tree, *call.args)
             continue
-        for outer in callers(tree, function):
+        for outer in calls_of(tree, function):
             given = arguments_of(function, outer)
             yield outer, _depends_on_rank(tree, *(value for key, value in given.items() if key in passed))
 
@@ -134,7 +135,7 @@ ALIKE = {"torch", "numpy", "datasets", "pandas", "pyarrow", "PIL", "tqdm", "tran
 
 
 @rule(
-    "stream-not-split",
+    "LK071 stream-not-split",
     "wrong",
     why="Nothing divides an IterableDataset but its own __iter__: each rank, and each worker of each DataLoader, runs "
     "all of it. Every sample is then trained on by all of them, and an epoch is as many times longer.",
@@ -224,7 +225,7 @@ def _is_read_by_rank(tree: Tree, loader: ast.Call) -> bool:
 
 
 @rule(
-    "divided-twice",
+    "LK080 divided-twice",
     "wrong",
     why="The script gives each rank its part of the data, and a DistributedSampler divides this part among the ranks "
     "once more: of every part, only one sample in world_size is trained on.",

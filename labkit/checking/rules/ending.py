@@ -13,7 +13,7 @@ CLEANS_UP = re.compile(r"clean_?up|tear_?down|shut_?down|destroy|finali[sz]e|end
 
 
 @rule(
-    "no-destroy-process-group",
+    "LK007 no-destroy-process-group",
     "wrong",
     why="Without it, connections and NCCL's threads are torn down at interpreter exit in arbitrary order: torch warns "
     "about leaked resources, and ranks may abort or hang after training has finished.",

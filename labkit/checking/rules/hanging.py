@@ -9,15 +9,16 @@ from labkit.checking.rules import Mistakes, rule
 from labkit.checking.syntax.collectives import collective
 from labkit.checking.syntax.functions import callee
 from labkit.checking.syntax.models import behind
+from labkit.checking.syntax.nodes import Function, keyword, parameters_of, position, spelled
 from labkit.checking.syntax.ranks import Guard, guards, is_rank, may_depend_on_rank, needs_all
-from labkit.checking.syntax.tree import Function, Tree, keyword, parameters_of, position, spelled
+from labkit.checking.syntax.tree import Tree
 
 EVALUATES = re.compile(r"^(run_)?(do_)?(eval|evaluate|evaluation|validate|validation|test|inference)(_\w+)?$")
 FORWARD = ("forward", "generate")
 
 
 @rule(
-    "rank-0-collective",
+    "LK008 rank-0-collective",
     "hangs",
     why="A collective completes only after every rank of the group has called it. If only some ranks call it, they "
     "wait until the process group's timeout (by default 10 minutes with NCCL, 30 with gloo), and the run fails.",
@@ -35,7 +36,7 @@ def rank_0_collective(tree: Tree) -> Mistakes:
                 yield call, f"`{name}` needs all ranks, but {_who(around)} get here ({tree.location(around[0].line)})"
             continue
         function = callee(tree, call)
-        for name, line in needs_all(tree, function, frozenset()) if function else ():
+        for name, line in needs_all(tree, function) if function else ():
             if not _answered(tree, call, name, around):
                 yield (
                     call,
@@ -99,7 +100,7 @@ def _answered(tree: Tree, call: ast.Call, name: str, around: list[Guard]) -> boo
         for functions in tree.functions.values()
         for function in functions
         if tree.is_handed_on(function)
-        for made, _ in needs_all(tree, function, frozenset())
+        for made, _ in needs_all(tree, function)
     )
 
 
@@ -117,7 +118,7 @@ def _place(tree: Tree, call: ast.Call) -> ast.AST:
 
 
 @rule(
-    "collective-in-join",
+    "LK077 collective-in-join",
     "hangs",
     why="Inside Join, a rank whose data have ended answers the collectives of the joined models and optimizers only. A "
     "collective of the script's own meets one of those instead, or waits for the timeout.",
@@ -132,7 +133,7 @@ def collective_in_join(tree: Tree) -> Mistakes:
         if any(_joins(tree, item.context_expr) for item in node.items):
             for call in (call for call in tree.calls if any(tree.is_in(call, part) for part in node.body)):
                 function = callee(tree, call)
-                inner = next(needs_all(tree, function, frozenset()), ("", 0))[0] if function else ""
+                inner = next(needs_all(tree, function), ("", 0))[0] if function else ""
                 if name := collective(tree, call) or inner:
                     yield call, f"`{name}` is not answered by the ranks that have joined"
 
@@ -147,7 +148,7 @@ def _joins(tree: Tree, context: ast.expr) -> bool:
 
 
 @rule(
-    "rank-0-evaluation",
+    "LK009 rank-0-evaluation",
     "hangs",
     why="The forward pass of a sharded model gathers its parameters from all ranks, and that of a DDP model with "
     "buffers (BatchNorm) broadcasts them from rank 0: on a single rank it waits for the others until the timeout.",
@@ -209,7 +210,7 @@ def _keeps_buffers(tree: Tree) -> bool:
 
 
 @rule(
-    "download-race",
+    "LK010 download-race",
     "wrong",
     why="Ranks that download into the same folder at the same time overwrite each other's files, and a rank that does "
     "not wait for the download may read a partial file.",
@@ -248,7 +249,7 @@ def _waited_for(tree: Tree, download: ast.Call) -> bool:
     return (
         bool(unknown)
         or any(collective(tree, c) for c in between)
-        or any(any(needs_all(tree, function, frozenset())) for function in inner if function)
+        or any(any(needs_all(tree, function)) for function in inner if function)
     )
 
 

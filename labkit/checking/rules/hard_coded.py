@@ -6,8 +6,9 @@ import ast
 from collections.abc import Iterator
 
 from labkit.checking.rules import Mistakes, rule
+from labkit.checking.syntax.nodes import Placed, argument, keyword, spelled
 from labkit.checking.syntax.ranks import is_rank, may_depend_on_rank
-from labkit.checking.syntax.tree import Placed, Tree, keyword, spelled
+from labkit.checking.syntax.tree import Tree
 
 SETS_DEVICE = (
     "torch.device",
@@ -19,7 +20,7 @@ CUDA_0 = ("cuda:0", "xpu:0")
 
 
 @rule(
-    "hard-coded-world-size",
+    "LK011 hard-coded-world-size",
     "wrong",
     why="The launcher determines the number of ranks. A hard-coded number fails on a machine with fewer GPUs, leaves "
     "GPUs idle on a machine with more, or waits for ranks that never start.",
@@ -31,21 +32,19 @@ def hard_coded_world_size(tree: Tree) -> Mistakes:
         return
     sizes: list[tuple[ast.expr | None, Placed]] = []
     sizes += [(keyword(c, "world_size"), c) for c in tree.torch_calls("init_process_group")]
-    sizes += [(keyword(c, "nprocs") or (c.args[2] if len(c.args) > 2 else None), c) for c in tree.torch_calls("spawn")]
+    sizes += [(argument(c, 2, "nprocs"), c) for c in tree.torch_calls("spawn")]
     sizes += [(value, node) for key, value, node in _environment(tree) if key == "WORLD_SIZE"]
     seen = set()
     for value, node in sizes:
-        number = tree.constant(value, (int, str))
-        ranks = str(number.value) if number is not None else ""
-        if number is None or not ranks.isdigit() or int(ranks) < 2 or tree.branches_of(node):
-            continue
-        if number not in seen:
-            seen.add(number)
-            yield number, f"{ranks} ranks are hard-coded"
+        ranks = _literal(tree, value)
+        number = str(ranks.value) if ranks else ""
+        if ranks and ranks not in seen and number.isdigit() and int(number) > 1 and not tree.branches_of(node):
+            seen.add(ranks)
+            yield ranks, f"{number} ranks are hard-coded"
 
 
 @rule(
-    "hard-coded-port",
+    "LK012 hard-coded-port",
     "wrong",
     why="Two runs on one machine use the same port: the second fails with EADDRINUSE or joins the first.",
     fix="Start with torchrun, which finds a port and sets MASTER_ADDR and MASTER_PORT. Otherwise call "
@@ -56,15 +55,23 @@ def hard_coded_port(tree: Tree) -> Mistakes:
     ports = [value for key, value, node in _environment(tree) if key == "MASTER_PORT" and not tree.branches_of(node)]
     seen = set()
     for value in ports:
-        port = tree.constant(value, (int, str))
-        if port is not None and str(port.value).strip().isdigit() and port not in seen and port.value not in (0, "0"):
+        port = _literal(tree, value)
+        if port and port not in seen and str(port.value).strip().isdigit() and port.value not in (0, "0"):
             seen.add(port)
             yield port, f"port {port.value!s} is hard-coded"
     for call in tree.torch_calls("init_process_group"):
-        where = tree.constant(keyword(call, "init_method"), str)
-        address = str(where.value) if where is not None else ""
-        if where is not None and address.startswith("tcp://") and address.rsplit(":", 1)[-1].isdigit():
+        where = _literal(tree, keyword(call, "init_method"))
+        address = str(where.value) if where else ""
+        if where and address.startswith("tcp://") and address.rsplit(":", 1)[-1].isdigit():
             yield where, f"{address} is hard-coded"
+
+
+def _literal(tree: Tree, node: ast.expr | None) -> ast.Constant | None:
+    """The number or text that an expression is or, through a name that is assigned once, stands for."""
+    node = tree.resolved(node)
+    if isinstance(node, ast.Constant) and isinstance(node.value, int | str) and not isinstance(node.value, bool):
+        return node
+    return None
 
 
 def _environment(tree: Tree) -> Iterator[tuple[str, ast.expr, ast.stmt]]:
@@ -78,7 +85,7 @@ def _environment(tree: Tree) -> Iterator[tuple[str, ast.expr, ast.stmt]]:
 
 
 @rule(
-    "device-zero",
+    "LK013 device-zero",
     "wrong",
     why="Every rank uses GPU 0: the other GPUs are idle, and its memory must hold all ranks. NCCL "
     "does not allow two ranks on one GPU.",
@@ -104,7 +111,7 @@ def device_zero(tree: Tree) -> Mistakes:
 def _place_given(tree: Tree, call: ast.Call) -> ast.expr | None:
     """The device that is passed to a call."""
     name = tree.names_of_calls[call]
-    first = call.args[0] if call.args else None
+    first = next(iter(call.args), None)
     if name in SETS_DEVICE:
         if name == "torch.device" and len(call.args) > 1 and isinstance(call.args[1], ast.Constant):
             return call.args[1] if getattr(first, "value", "") in ("cuda", "xpu") else None
@@ -112,7 +119,7 @@ def _place_given(tree: Tree, call: ast.Call) -> ast.expr | None:
     if isinstance(call.func, ast.Attribute) and call.func.attr in ("to", "cuda"):
         return keyword(call, "device") or first
     if name == "torch.load":
-        return keyword(call, "map_location") or (call.args[1] if len(call.args) > 1 else None)
+        return argument(call, 1, "map_location")
     if name.endswith("DistributedDataParallel"):
         ids = keyword(call, "device_ids")
         return ids.elts[0] if isinstance(ids, ast.List) and len(ids.elts) == 1 else None
@@ -122,19 +129,16 @@ def _place_given(tree: Tree, call: ast.Call) -> ast.expr | None:
 
 
 def _zero(tree: Tree, node: ast.expr | None) -> ast.expr | None:
-    """The literal for device 0, even through a name that is assigned once."""
-    if isinstance(node, ast.Name):
-        values = tree.values_of(node.id, node)
-        literal = values[0] if len(values) == 1 and not tree.parameter(node.id, node) else None
-        return _zero(tree, literal) if isinstance(literal, ast.Constant | ast.IfExp) else None
+    """The literal for device 0."""
+    node = tree.resolved(node)
     if isinstance(node, ast.IfExp):  # "cuda:0" if torch.cuda.is_available() else "cpu"
         return _zero(tree, node.body)
-    is_zero = isinstance(node, ast.Constant) and not isinstance(node.value, bool) and node.value in (0, *CUDA_0)
-    return node if is_zero else None
+    literal = _literal(tree, node)
+    return literal if literal and literal.value in (0, *CUDA_0) else None
 
 
 @rule(
-    "no-set-device",
+    "LK014 no-set-device",
     "wrong",
     why="A bare .cuda() uses the current device, which is GPU 0 in every process unless it is set: all ranks share GPU "
     "0, which NCCL does not allow.",
@@ -144,19 +148,9 @@ def _zero(tree: Tree, node: ast.expr | None) -> ast.expr | None:
 def no_set_device(tree: Tree) -> Mistakes:
     joined = list(tree.torch_calls("init_process_group"))
     setters = {"set_device", "set_device_index", "CUDA_VISIBLE_DEVICES"}
-    if (
-        not joined
-        or tree.is_managed
-        or (tree.words | tree.strings) & setters
-        or any(keyword(c, "device_id") for c in joined)
-    ):
-        return
-    if any(
-        tree.dotted(item.context_expr.func) in ("torch.device", "torch.cuda.device")
-        for node in tree.nodes[ast.With]
-        for item in node.items
-        if isinstance(item.context_expr, ast.Call)
-    ):
+    is_set = (tree.words | tree.strings) & setters or any(keyword(c, "device_id") for c in joined)
+    contexts = {item.context_expr for node in tree.nodes[ast.With] for item in node.items}
+    if not joined or tree.is_managed or is_set or contexts & {*tree.calls_to("torch.device", "torch.cuda.device")}:
         return
     for call in tree.method_calls("cuda", "to"):
         method, arguments = call.func.attr, [*call.args, *(k.value for k in call.keywords if k.arg == "device")]
@@ -168,7 +162,7 @@ def no_set_device(tree: Tree) -> Mistakes:
 
 
 @rule(
-    "device-id-int",
+    "LK015 device-id-int",
     "wrong",
     why="Not every version of torch accepts a number: 2.6 raises AttributeError ('int' object has no attribute "
     "'type'), 2.13 accepts it with an accelerator and raises ValueError without one.",

@@ -8,7 +8,8 @@ from collections.abc import Iterator
 
 from labkit.checking.rules import Mistakes, rule
 from labkit.checking.syntax.models import behind
-from labkit.checking.syntax.tree import Placed, Tree, has_stars, keyword, position, spelled
+from labkit.checking.syntax.nodes import Placed, has_stars, keyword, position, spelled
+from labkit.checking.syntax.tree import Tree
 
 SPREADS = ("auto", "balanced", "balanced_low_0", "sequential")
 ALTERNATIVES = re.compile(
@@ -19,7 +20,7 @@ ACCUMULATES = re.compile(r"accum|micro_?(batches|steps)", re.IGNORECASE)
 
 
 @rule(
-    "device-map-under-torchrun",
+    "LK016 device-map-under-torchrun",
     "wrong",
     why="device_map='auto' spreads the model over all GPUs that a process sees. Under torchrun every rank does so: "
     "each GPU holds layers of every copy, and runs out of memory or waits for the others.",
@@ -52,7 +53,7 @@ def _needs_torchrun(tree: Tree) -> bool:
 
 
 @rule(
-    "four-bit-under-fully-shard",
+    "LK017 four-bit-under-fully-shard",
     "wrong",
     why="fully_shard replaces the 4-bit parameters by shards that have lost bitsandbytes' quantization state. The "
     "layers compute wrong outputs without any error (bitsandbytes #1945).",
@@ -70,7 +71,7 @@ def four_bit_under_fully_shard(tree: Tree) -> Mistakes:
 
 
 @rule(
-    "labels-shifted-twice",
+    "LK018 labels-shifted-twice",
     "wrong",
     why="Causal language models of transformers shift the labels themselves. If the script has shifted them already, "
     "the model learns to predict the token after the next.",
@@ -107,7 +108,7 @@ def _is_sliced(tree: Tree, node: ast.expr, by: str) -> bool:
 
 
 @rule(
-    "mean-loss-accumulated",
+    "LK019 mean-loss-accumulated",
     "wrong",
     why="The loss is a mean over the tokens of a micro-batch. With different lengths, averaging these means weights a "
     "token of a short micro-batch more than one of a long one.",
@@ -178,7 +179,7 @@ def _is_mean_over_tokens(tree: Tree, loss: ast.expr) -> bool:
 
 
 @rule(
-    "frozen-base-in-checkpoints",
+    "LK020 frozen-base-in-checkpoints",
     "slow",
     why="The state_dict of a peft model contains the frozen base. Saved in a loop, each checkpoint writes gigabytes "
     "that never change, where the adapter has megabytes.",
@@ -212,7 +213,7 @@ def _whole_states(node: ast.expr, tree: Tree) -> Iterator[ast.Call]:
 
 
 @rule(
-    "reentrant-checkpointing-under-ddp",
+    "LK021 reentrant-checkpointing-under-ddp",
     "wrong",
     why="Reentrant checkpointing runs a backward pass within the backward pass. With find_unused_parameters=True, DDP "
     "then sees a parameter ready twice, and raises an error.",

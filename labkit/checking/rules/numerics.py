@@ -16,7 +16,8 @@ from labkit.checking.syntax.models import (
     optimizers,
     steps_in,
 )
-from labkit.checking.syntax.tree import Placed, Tree, has_stars, keyword, position, spelled
+from labkit.checking.syntax.nodes import Placed, has_stars, keyword, position, spelled
+from labkit.checking.syntax.tree import Tree
 
 ALONE = {"NO_SHARD", "process_group"}  # with these, a rank may have all of the model
 FP16 = ("torch.float16", "torch.half")
@@ -26,7 +27,7 @@ WORLD_SIZE = re.compile(r"(^|_)(world_size|num_replicas|nranks|num_ranks)$", re.
 
 
 @rule(
-    "unscaled-fp16",
+    "LK026 unscaled-fp16",
     "wrong",
     why="Small gradients underflow to zero in fp16. Without a scaler they are lost silently, and training stalls.",
     fix="scaler = torch.amp.GradScaler('cuda') (FSDP1: torch.distributed.fsdp.sharded_grad_scaler.ShardedGradScaler); "
@@ -65,7 +66,7 @@ ASSIGNMENT = ast.Assign | ast.AnnAssign | ast.AugAssign
 
 
 @rule(
-    "mean-in-loss-of",
+    "LK027 mean-in-loss-of",
     "wrong",
     why="labkit's scripts divide the result of loss_of by count_of over all ranks. A mean is divided twice: gradients "
     "are too small by a factor of the number of predictions, without any error.",
@@ -150,7 +151,7 @@ def _assigned(*nodes: ast.AST) -> set[str]:
 
 
 @rule(
-    "scaler-of-shards",
+    "LK028 scaler-of-shards",
     "wrong",
     why="Under FSDP1, torch.amp.GradScaler looks for inf and nan in this rank's shards only: a rank that finds one "
     "skips the step while the others take it, and from then on they train different models.",
@@ -166,7 +167,7 @@ def scaler_of_shards(tree: Tree) -> Mistakes:
 
 
 @rule(
-    "clip-scaled-gradients",
+    "LK029 clip-scaled-gradients",
     "wrong",
     why="The gradients are still multiplied by the loss scale, initially 65,536: after clipping to the limit and "
     "division by the scale they are nearly zero.",
@@ -187,7 +188,7 @@ def _clips(tree: Tree) -> Iterator[ast.Call]:
 
 
 @rule(
-    "clip-of-shards",
+    "LK030 clip-of-shards",
     "wrong",
     why="Under FSDP1, torch.nn.utils.clip_grad_norm_ sees this rank's shards only, so each rank clips by a different "
     "norm. With fully_shard it is the reverse: the function sums the parameters, which are DTensors, over all ranks, "
@@ -211,7 +212,7 @@ def clip_of_shards(tree: Tree) -> Mistakes:
 
 
 @rule(
-    "averaged-twice",
+    "LK031 averaged-twice",
     "wrong",
     why="DDP and FSDP already divide the gradients by the number of ranks. After a second division they are too small "
     "by that factor: SGD takes smaller steps, and a limit on their norm has no effect.",
@@ -270,7 +271,7 @@ def _by_ranks(tree: Tree, node: ast.BinOp | ast.AugAssign) -> bool:
 
 
 @rule(
-    "local-batchnorm",
+    "LK032 local-batchnorm",
     "wrong",
     why="BatchNorm computes its mean and variance from the samples of its own rank. With few samples they are noisy, "
     "and the running statistics differ between ranks (DDP keeps those of rank 0).",
@@ -305,7 +306,7 @@ KEEPS = re.compile(r"master|stochastic|kahan|lora|peft|adapter|float32|fp32|auto
 
 
 @rule(
-    "bf16-updates-lost",
+    "LK073 bf16-updates-lost",
     "wrong",
     why="A bf16 number has 8 significant bits: what changes a weight by less than 1/512 of its size is rounded away. "
     "Adam changes each weight by about the learning rate, so that at 2e-5 all weights above 0.01 stay as they are.",
@@ -355,7 +356,7 @@ def _bf16_models(tree: Tree) -> Iterator[str]:
 
 
 @rule(
-    "accumulation-cleared",
+    "LK081 accumulation-cleared",
     "wrong",
     why="The gradients of the micro-batches of a step are to be added up. Cleared before each of them, those of the "
     "last one alone are applied, and all others are computed for nothing.",

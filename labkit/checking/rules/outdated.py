@@ -7,7 +7,8 @@ import ast
 from collections.abc import Iterator
 
 from labkit.checking.rules import Mistakes, rule
-from labkit.checking.syntax.tree import Placed, Tree, keyword
+from labkit.checking.syntax.nodes import Placed, keyword
+from labkit.checking.syntax.tree import Tree
 
 FSDP = "torch.distributed.fsdp.FullyShardedDataParallel"
 CHECKPOINT = "torch.distributed.checkpoint"
@@ -47,7 +48,7 @@ HOMES = {
 
 
 @rule(
-    "replaced",
+    "LK033 replaced",
     "outdated",
     why="torch has deprecated, moved or already removed it (torch.distributed.pipeline).",
     fix="Use the successor named in the message.",
@@ -86,7 +87,7 @@ def _is_fallback(tree: Tree, node: ast.AST) -> bool:
 
 
 @rule(
-    "local-rank-argument",
+    "LK034 local-rank-argument",
     "outdated",
     why="torch.distributed.launch, which passed --local_rank, is deprecated; torchrun does not pass it, so the option "
     "keeps its default on every rank.",
@@ -103,7 +104,7 @@ def local_rank_argument(tree: Tree) -> Mistakes:
 
 
 @rule(
-    "checkpoint-reentrant",
+    "LK035 checkpoint-reentrant",
     "outdated",
     why="torch warns if use_reentrant is missing and will raise an error in the future. Its default, the old "
     "implementation, computes no gradients if no input requires one, and DDP supports it with static_graph=True only.",

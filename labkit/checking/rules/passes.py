@@ -7,16 +7,11 @@ from collections.abc import Iterator
 
 from labkit.checking.rules import Mistakes, rule
 from labkit.checking.rules.replicas import TRAINED, ddp_wraps, may_leave_unused
-from labkit.checking.syntax.models import (
-    arguments_of,
-    averages_by_hand,
-    backwards,
-    behind,
-    follows,
-    steps_in,
-    without_gradients,
-)
-from labkit.checking.syntax.tree import UNKNOWN, Function, Placed, Tree, Wrap, keyword, parameters_of, position, spelled
+from labkit.checking.syntax.functions import arguments_of, follows
+from labkit.checking.syntax.models import averages_by_hand, backwards, behind, steps_in, without_gradients
+from labkit.checking.syntax.nodes import Function, Placed, keyword, parameters_of, position, spelled
+from labkit.checking.syntax.tree import Tree, Wrap
+from labkit.checking.syntax.values import UNKNOWN
 
 # Methods of a model that compute nothing of which DDP should know.
 NO_PASS = {
@@ -34,7 +29,7 @@ EVERY = 4  # micro-batches in a step, for an example
 
 
 @rule(
-    "ddp-bypassed",
+    "LK063 ddp-bypassed",
     "wrong",
     why="DDP prepares the averaging of gradients in its own forward(). A loss that is computed by the model within, "
     "model.module(x) or a method of it, has gradients that are never averaged: each rank trains a model of its own.",
@@ -110,7 +105,7 @@ def _is_used(tree: Tree, wrap: Wrap, loop: ast.AST) -> bool:
 
 
 @rule(
-    "branch-under-ddp",
+    "LK064 branch-under-ddp",
     "wrong",
     why="DDP waits for a gradient of every parameter. If forward() uses one layer or another, that of the layer which "
     "is not used never comes, and the next forward pass fails or, if the ranks choose differently, hangs. With "
@@ -180,7 +175,7 @@ def _listed(layers: list[set[str]]) -> str:
 
 
 @rule(
-    "step-without-sync",
+    "LK065 step-without-sync",
     "wrong",
     why="Within no_sync(), DDP does not average the gradients, but adds those of this rank. A step after such a "
     "backward pass applies the sums of this rank alone, and the models of the ranks part. DDP reads the setting in its "

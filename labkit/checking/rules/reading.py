@@ -9,8 +9,9 @@ from collections.abc import Iterator
 from labkit.checking.rules import Mistakes, rule
 from labkit.checking.syntax.collectives import agrees
 from labkit.checking.syntax.functions import callee
+from labkit.checking.syntax.nodes import keyword, position
 from labkit.checking.syntax.ranks import guards, names_rank
-from labkit.checking.syntax.tree import Tree, keyword, position
+from labkit.checking.syntax.tree import Tree
 
 # The argument that is the path.
 WRITES = {"torch.save": 1, "numpy.save": 0, "numpy.savez": 0, "safetensors.torch.save_file": 1}
@@ -28,7 +29,7 @@ QUIET = re.compile(
 
 
 @rule(
-    "read-before-written",
+    "LK078 read-before-written",
     "wrong",
     why="The other ranks do not wait for rank 0 to write the file: they read one that is missing, half written, or "
     "left by an earlier run. A barrier before the writing does not help. So it is with a file that rank 0 removes.",

@@ -8,24 +8,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from labkit.checking.rules import Mistakes, rule
-from labkit.checking.syntax.models import (
-    arguments_of,
-    averages_by_hand,
-    backwards,
-    behind,
-    callers,
-    follows,
-)
+from labkit.checking.syntax.functions import arguments_of, calls_of, follows
+from labkit.checking.syntax.models import averages_by_hand, backwards, behind
+from labkit.checking.syntax.nodes import Function, Placed, keyword, position, spelled
 from labkit.checking.syntax.ranks import guards
-from labkit.checking.syntax.tree import (
-    Function,
-    Placed,
-    Tree,
-    Wrap,
-    keyword,
-    position,
-    spelled,
-)
+from labkit.checking.syntax.tree import Tree, Wrap
 
 MODULE_OF = ("self", "module")  # parts of a name that say nothing about which layer it is
 TRAINED = {
@@ -61,7 +48,7 @@ def may_leave_unused(tree: Tree, wrap: Wrap) -> bool:
 
 
 @rule(
-    "changed-after-ddp",
+    "LK061 changed-after-ddp",
     "wrong",
     why="DDP averages the gradients of the parameters that require them when it wraps the model. Those unfrozen or "
     "added later are never averaged: each rank trains them on its own samples, and the models part. A layer frozen "
@@ -160,7 +147,7 @@ def _resolved(tree: Tree, node: Placed, owner: ast.expr, on: ast.expr | bool) ->
     function = tree.function_of(node)
     name = spelled(owner).split(".")[0]
     if isinstance(function, Function) and isinstance(owner, ast.Name) and tree.parameter(name, node):
-        for call in callers(tree, function):
+        for call in calls_of(tree, function):
             given = arguments_of(function, call)
             flag = on if isinstance(on, bool) else tree.value(on, {k: tree.value(v) for k, v in given.items()})
             if isinstance(flag, bool) and name in given:
@@ -181,7 +168,7 @@ def _switch(tree: Tree, node: Placed, owner: ast.expr, on: bool) -> Iterator[Swi
 
 
 @rule(
-    "requires-grad-of-module",
+    "LK062 requires-grad-of-module",
     "wrong",
     why="requires_grad is an attribute of a tensor. Set on a module, it is a new attribute that nothing reads: all "
     "parameters of the module are still trained.",
@@ -244,7 +231,7 @@ def _is_module_class(tree: Tree, node: ast.ClassDef) -> bool:
 
 
 @rule(
-    "tied-weights-parted",
+    "LK066 tied-weights-parted",
     "wrong",
     why="A weight that two layers share must be one parameter. fully_shard on a layer alone makes it two (or raises an "
     "error: is shared with a parameter already managed by another FSDP group). to_empty() after the "
@@ -303,7 +290,7 @@ def _is_tied_again(tree: Tree, layers: tuple[str, str], holder: ast.AST) -> bool
 
 
 @rule(
-    "loaded-on-one-rank",
+    "LK085 loaded-on-one-rank",
     "wrong",
     why="DDP copies the weights of rank 0 to the others once, when it wraps the model; fully_shard and optimizers do "
     "not. A state that only one rank loads later is not on the others: they train on from other weights or moments.",

@@ -8,15 +8,16 @@ from collections.abc import Callable
 
 from labkit.checking.rules import Mistakes, rule
 from labkit.checking.syntax.models import behind, trained_in
+from labkit.checking.syntax.nodes import has_stars, keyword, spelled
 from labkit.checking.syntax.ranks import names_rank
-from labkit.checking.syntax.tree import Tree, has_stars, keyword, spelled
+from labkit.checking.syntax.tree import Tree
 
 TEST = re.compile(r"test|val|eval|dev_|infer|predict|query", re.IGNORECASE)
 MADE_UP = re.compile(r"rand|fake|synth|dummy|toy|iter|stream|shard|split_dataset_by_node|zeros|ones", re.IGNORECASE)
 
 
 @rule(
-    "no-distributed-sampler",
+    "LK022 no-distributed-sampler",
     "wrong",
     why="Without a DistributedSampler every rank reads the whole data set: an epoch takes as many steps as on one "
     "rank, and ranks train on the same samples, so more ranks only add repeats to the batch.",
@@ -102,7 +103,7 @@ def _is_a_choice(tree: Tree, call: ast.Call) -> bool:
 
 
 @rule(
-    "shuffle-with-sampler",
+    "LK023 shuffle-with-sampler",
     "wrong",
     why="A DataLoader accepts either a sampler or shuffle=True; with both it raises ValueError.",
     fix="Omit shuffle in the DataLoader; DistributedSampler(dataset, shuffle=True) shuffles by default.",
@@ -119,7 +120,7 @@ def shuffle_with_sampler(tree: Tree) -> Mistakes:
 
 
 @rule(
-    "no-set-epoch",
+    "LK024 no-set-epoch",
     "wrong",
     why="DistributedSampler shuffles with its seed plus the epoch. Without set_epoch it gives the same order, and thus "
     "the same batches, in every epoch.",
@@ -150,7 +151,7 @@ def _is_over_epochs(tree: Tree) -> Callable[[ast.For], bool]:
 
 
 @rule(
-    "stream-without-length",
+    "LK025 stream-without-length",
     "wrong",
     why="labkit's scripts divide an epoch by the data's length and read samples by index: an IterableDataset "
     "has neither, so they fail at the start (has no len()), or at the first evaluation.",

@@ -8,10 +8,11 @@ from collections import Counter
 from collections.abc import Iterator
 
 from labkit.checking.rules import Mistakes, rule
-from labkit.checking.syntax.functions import callee
-from labkit.checking.syntax.models import arguments_of, behind, callers
+from labkit.checking.syntax.functions import arguments_of, callee, calls_of
+from labkit.checking.syntax.models import behind
+from labkit.checking.syntax.nodes import Function, MethodCall, has_stars, keyword, position, spelled
 from labkit.checking.syntax.ranks import may_depend_on_rank, names_rank
-from labkit.checking.syntax.tree import Function, MethodCall, Tree, has_stars, keyword, position, spelled
+from labkit.checking.syntax.tree import Tree
 
 OPTIMIZER = re.compile(r"torch\.optim\.[A-Z]\w+")
 # Scripts that use one of these handle the other ranks' shards.
@@ -48,7 +49,7 @@ def _is_torch_save(tree: Tree, call: ast.Call) -> bool:
 
 
 @rule(
-    "sharded-state-dict",
+    "LK001 sharded-state-dict",
     "wrong",
     why="Each rank of a sharded model holds one shard. torch.save on one rank saves that shard only: the rest of the "
     "model, or of the optimizer's state, is lost, which is noticed only on loading.",
@@ -81,7 +82,7 @@ def sharded_state_dict(tree: Tree) -> Mistakes:
 
 
 @rule(
-    "save-on-every-rank",
+    "LK002 save-on-every-rank",
     "wrong",
     why="All ranks write the same file at the same time. The result is the last one written or an unreadable mixture.",
     fix="Use if dist.get_rank() == 0: torch.save(…) or model.save_pretrained(…), then dist.barrier() if others read "
@@ -106,7 +107,7 @@ def save_on_every_rank(tree: Tree) -> Mistakes:
 
 
 @rule(
-    "optimizer-not-saved",
+    "LK003 optimizer-not-saved",
     "wrong",
     why="A checkpoint has the state of one optimizer, not of another that steps as well, such as the outer one of "
     "DiLoCo: after a resume its momentum starts at zero, and the loss jumps.",
@@ -146,7 +147,7 @@ def _is_temporary(name: str) -> bool:
 
 
 @rule(
-    "load-without-map-location",
+    "LK004 load-without-map-location",
     "wrong",
     why="Tensors are loaded to the device from which they were saved. If rank 0 saved them, every rank loads them to "
     "GPU 0, in addition to what is there.",
@@ -175,7 +176,7 @@ def _is_state(tree: Tree, load: ast.Call) -> bool:
 
 
 @rule(
-    "load-without-weights-only",
+    "LK005 load-without-weights-only",
     "outdated",
     why="The default of torch.load changed in torch 2.6: earlier versions run any code in the file; later versions "
     "refuse a file that contains more than tensors and plain values.",
@@ -201,7 +202,7 @@ def load_without_weights_only(tree: Tree) -> Mistakes:
 
 
 @rule(
-    "optim-state-dict-order",
+    "LK006 optim-state-dict-order",
     "wrong",
     why="The arguments are (model, optim, optim_state_dict); early torch 2 had another order, in which the state now "
     "takes the place of the model.",
@@ -221,7 +222,7 @@ PREFIXES = {"module.", "module", "_orig_mod.", "_orig_mod", "consume_prefix_in_s
 
 
 @rule(
-    "unmatched-keys",
+    "LK072 unmatched-keys",
     "wrong",
     why="The state of a DDP or compiled model has other keys than that of the model within: module.head.weight, "
     "_orig_mod.head.weight. With strict=False none of them matches, nothing is loaded, and training starts from random "
@@ -297,7 +298,7 @@ def _place(tree: Tree, path: ast.expr, depth: int = 3) -> str:
     if isinstance(path, ast.Name) and isinstance(function, Function) and tree.parameter(path.id, path) and depth:
         passed = {
             _place(tree, value, depth - 1)
-            for call in callers(tree, function)
+            for call in calls_of(tree, function)
             for name, value in arguments_of(function, call).items()
             if name == path.id
         }

@@ -49,7 +49,7 @@ IN_DEEPSPEEDS_FILE = (
 
 
 @rule(
-    "no-such-setting",
+    "LK051 no-such-setting",
     "wrong",
     why="accelerate refuses a file with a name that it does not know. Inside fsdp_config, both accelerate and "
     "transformers ignore such a name without a word, and train with the default.",
@@ -84,7 +84,7 @@ def _is_sagemaker(configuration: Configuration) -> bool:
 
 
 @rule(
-    "no-such-value",
+    "LK052 no-such-value",
     "wrong",
     why="The setting takes one of a few words. With another one, every rank fails at its start, often with a KeyError "
     "only. YAML reads an unquoted no as false.",
@@ -123,7 +123,7 @@ def _choices(configuration: Configuration) -> Iterator[tuple[Setting, tuple[str,
 
 
 @rule(
-    "settings-unused",
+    "LK053 settings-unused",
     "wrong",
     why="accelerate reads fsdp_config only if distributed_type is FSDP, and deepspeed_config only if it is DEEPSPEED; "
     "transformers reads fsdp_config only with fsdp=True. Otherwise the whole section is ignored: DDP replicates the "
@@ -151,7 +151,7 @@ def _is_filled(section: Setting | None) -> bool:
 
 
 @rule(
-    "fsdp1-setting",
+    "LK054 fsdp1-setting",
     "outdated",
     why="FSDP2 has no such setting: accelerate warns, and transformers ignores it. FSDP2 always keeps the original "
     "parameters and prefetches by itself. It broadcasts rank 0's weights only with cpu_ram_efficient_loading.",
@@ -166,7 +166,7 @@ def fsdp1_setting(tree: Tree) -> Mistakes:
 
 
 @rule(
-    "reshard-of-other-version",
+    "LK055 reshard-of-other-version",
     "wrong",
     why="Under FSDP2 reshard_after_forward is true or false, and sharding_strategy is ignored: whatever it says, the "
     "model is resharded after each forward pass. Under FSDP1 the strategy is a word; accelerate launch reads it from "
@@ -196,7 +196,7 @@ def _is_default(sharding: Setting) -> bool:
 
 
 @rule(
-    "wrap-setting-unused",
+    "LK056 wrap-setting-unused",
     "slow",
     why="Each policy reads a setting of its own: TRANSFORMER_BASED_WRAP the classes, SIZE_BASED_WRAP the number of "
     "parameters. NO_WRAP, accelerate's default, reads none: the whole model is one unit, gathered at once.",
@@ -222,7 +222,7 @@ def wrap_setting_unused(tree: Tree) -> Mistakes:
 
 
 @rule(
-    "loading-without-sync",
+    "LK057 loading-without-sync",
     "wrong",
     why="With cpu_ram_efficient_loading, which is accelerate launch's default, only rank 0 loads the weights and sends "
     "them to the others: with sync_module_states off, accelerate launch refuses to start.",
@@ -244,7 +244,7 @@ def _uses_fsdp(configuration: Configuration) -> bool:
 
 
 @rule(
-    "checkpointing-twice",
+    "LK058 checkpointing-twice",
     "wrong",
     why="FSDP's own activation checkpointing and that of the model would compute every block twice more: the Trainer "
     "raises ValueError.",
@@ -261,7 +261,7 @@ def checkpointing_twice(tree: Tree) -> Mistakes:
 
 
 @rule(
-    "processes-not-divisible",
+    "LK059 processes-not-divisible",
     "wrong",
     why="num_processes counts the ranks of all machines. accelerate starts num_processes // num_machines on each, and "
     "drops the rest without a word; with fewer processes than machines it starts none.",
@@ -282,7 +282,7 @@ def processes_not_divisible(tree: Tree) -> Mistakes:
 
 
 @rule(
-    "deepspeed-set-twice",
+    "LK060 deepspeed-set-twice",
     "wrong",
     why="With deepspeed_config_file, DeepSpeed's file has the precision, ZeRO stage, offloading, accumulation and "
     "clipping: accelerate refuses to start if its own file has one of them too, mixed_precision: 'no' included.",

@@ -8,13 +8,14 @@ from collections.abc import Iterator
 from labkit.checking.rules import Mistakes, rule
 from labkit.checking.syntax.functions import calls_of
 from labkit.checking.syntax.models import trained_in
-from labkit.checking.syntax.tree import Function, Tree, keyword, spelled
+from labkit.checking.syntax.nodes import Function, keyword, spelled
+from labkit.checking.syntax.tree import Tree
 
 USES_NO_GPU = {"torch.cuda.device_count", "torch.cuda.is_available", "torch.cuda.manual_seed_all"}
 
 
 @rule(
-    "ranks-started-twice",
+    "LK079 ranks-started-twice",
     "wrong",
     why="torchrun starts one process for each rank and says in LOCAL_RANK which it is. If each of them spawns ranks "
     "again, they share ports and GPUs; without torchrun LOCAL_RANK is not set. As many ranks as GPUs are none on a "

@@ -15,12 +15,13 @@ from labkit.checking.syntax.models import (
     steps_in,
     without_gradients,
 )
+from labkit.checking.syntax.nodes import keyword, spelled
 from labkit.checking.syntax.ranks import is_only_about_rank
-from labkit.checking.syntax.tree import Tree, keyword, spelled
+from labkit.checking.syntax.tree import Tree
 
 
 @rule(
-    "item-every-step",
+    "LK036 item-every-step",
     "slow",
     why=".item() waits until the GPU has finished all its work: its queue runs empty in every step, and input and "
     "communication no longer overlap with computation.",
@@ -43,7 +44,7 @@ def item_every_step(tree: Tree) -> Mistakes:
 
 
 @rule(
-    "no-no-sync",
+    "LK037 no-no-sync",
     "slow",
     why="DDP averages the gradients over all ranks in every backward pass. With gradient accumulation, only the last "
     "micro-batch of a step needs that; the others send the same bytes for nothing.",
@@ -66,7 +67,7 @@ def no_no_sync(tree: Tree) -> Mistakes:
 
 
 @rule(
-    "data-parallel",
+    "LK038 data-parallel",
     "slow",
     why="DataParallel is one process with a thread per GPU: it copies the model to every GPU in every step and gathers "
     "all outputs on the first, and the GIL lets only one thread run at a time. torch advises against it.",
@@ -83,7 +84,7 @@ def data_parallel(tree: Tree) -> Mistakes:
 
 
 @rule(
-    "bf16-on-t4",
+    "LK039 bf16-on-t4",
     "slow",
     why="A T4 (compute capability 7.5) has no bf16 units: torch emulates it, slower than fp32.",
     fix="Use fp16 with a GradScaler, or bf16 on an A100 (8.0) or newer. Check with "
@@ -109,7 +110,7 @@ def bf16_on_t4(tree: Tree) -> Mistakes:
 
 
 @rule(
-    "loss-keeps-graph",
+    "LK074 loss-keeps-graph",
     "slow",
     why="A loss refers to the graph of operations that computed it. Summed up or kept in a list as it is, it keeps the "
     "graphs of all steps, and memory grows with every one.",

@@ -8,8 +8,9 @@ import sys
 
 from labkit.checking.rules import Mistakes, rule
 from labkit.checking.rules.sampling import TEST
+from labkit.checking.syntax.nodes import keyword, spelled
 from labkit.checking.syntax.ranks import is_rank
-from labkit.checking.syntax.tree import Tree, keyword, spelled
+from labkit.checking.syntax.tree import Tree
 
 POSITIONS = re.compile(
     r"freqs_cis|rotary|rope(_|$)|^pos(itions?)?(_ids|_emb\w*)?$|position_(ids|emb\w*)", re.IGNORECASE
@@ -20,7 +21,7 @@ ROUTER = re.compile(r"^self\.(\w*router|gate)$")
 
 
 @rule(
-    "positions-not-split",
+    "LK040 positions-not-split",
     "wrong",
     why="context_parallel splits only the buffers that it is given. Each rank then has a part of the tokens, but "
     "takes the positions of the first part for them, without any error.",
@@ -44,7 +45,7 @@ def positions_not_split(tree: Tree) -> Mistakes:
 
 
 @rule(
-    "router-seeded-by-rank",
+    "LK041 router-seeded-by-rank",
     "wrong",
     why="With experts on different ranks, all ranks must have the same router. If it is seeded by rank and not "
     "broadcast by DDP, each rank routes its tokens differently; averaged gradients do not make the routers equal "
@@ -69,7 +70,7 @@ def router_seeded_by_rank(tree: Tree) -> Mistakes:
 
 
 @rule(
-    "model-not-split",
+    "LK042 model-not-split",
     "wrong",
     why="labkit's pipeline and hybrid form stages of a model's embed, blocks and unembed; its tensor_parallel splits "
     "the Linear layers that TENSOR_PLAN names; its context_parallel tells the layer positions where a rank's part of "
@@ -109,7 +110,7 @@ def _names_by_string(tree: Tree) -> bool:
 
 
 @rule(
-    "all-experts-on-a-rank",
+    "LK043 all-experts-on-a-rank",
     "wrong",
     why="Under labkit's expert_parallel a rank has a part of the experts: a slice of parameters that are stacked by "
     "expert, and as many sizes. A list of modules is an error; a loop over all experts fails in the first step.",
@@ -162,7 +163,7 @@ def _has_router(node: ast.AST) -> bool:
 
 
 @rule(
-    "data-split-in-tensor-parallel",
+    "LK084 data-split-in-tensor-parallel",
     "wrong",
     why="The ranks of a tensor-parallel model compute one batch together: each has a part of every layer. With a batch "
     "of its own, each rank's parts of a sum belong to other samples.",

@@ -6,7 +6,8 @@ import ast
 
 from labkit.checking.rules import Mistakes, rule
 from labkit.checking.syntax.models import averages_by_hand, backwards, moves_to_device, optimizers
-from labkit.checking.syntax.tree import MethodCall, Tree, Wrap, has_stars, keyword, position, spelled
+from labkit.checking.syntax.nodes import MethodCall, has_stars, keyword, position, spelled
+from labkit.checking.syntax.tree import Tree, Wrap
 
 
 def _sharded(tree: Tree) -> list[Wrap]:
@@ -14,7 +15,7 @@ def _sharded(tree: Tree) -> list[Wrap]:
 
 
 @rule(
-    "moved-before-sharding",
+    "LK044 moved-before-sharding",
     "slow",
     why="The whole model is moved to every GPU before it is sharded, so each GPU needs the memory that sharding should "
     "save; a model that does not fit on one GPU runs out of memory here.",
@@ -66,7 +67,7 @@ def _first_wrapped(tree: Tree, wrap: Wrap, call: ast.Call) -> bool:
 
 
 @rule(
-    "optimizer-before-wrapping",
+    "LK045 optimizer-before-wrapping",
     "wrong",
     why="FSDP replaces the model's parameters by shards. An optimizer built earlier holds the old parameters: it "
     "updates unused tensors or fails. DDP keeps the parameters, so the order does not matter there.",
@@ -86,7 +87,7 @@ def optimizer_before_wrapping(tree: Tree) -> Mistakes:
 
 
 @rule(
-    "one-shard-unit",
+    "LK046 one-shard-unit",
     "slow",
     why="Parameters are gathered unit by unit. If the whole model is a single unit, all of them are gathered at once, "
     "so the peak includes the whole model, and communication does not overlap with computation.",
@@ -112,7 +113,7 @@ def one_shard_unit(tree: Tree) -> Mistakes:
 
 
 @rule(
-    "module-of-sharded",
+    "LK047 module-of-sharded",
     "wrong",
     why="fully_shard changes the model in place, so it has no .module (AttributeError). FSDP1 has one, but the wrapper "
     "gathers the parameters: code that bypasses it computes with shards or saves them.",
@@ -134,7 +135,7 @@ def module_of_sharded(tree: Tree) -> Mistakes:
 
 
 @rule(
-    "sparse-gradients-sharded",
+    "LK048 sparse-gradients-sharded",
     "wrong",
     why="fully_shard copies a unit's gradients into one buffer for its reduce-scatter, which takes dense ones only: "
     "the first backward pass fails (Could not run 'fsdp::chunk_cat').",
@@ -149,7 +150,7 @@ def sparse_gradients_sharded(tree: Tree) -> Mistakes:
 
 
 @rule(
-    "double-backward-sharded",
+    "LK049 double-backward-sharded",
     "wrong",
     why="FSDP frees the gathered parameters in each backward pass. The second pass, through the gradient that "
     "torch.autograd.grad computed, needs them again and fails (setStorage: … storage of size 0). FSDP1 with NO_SHARD "
@@ -173,7 +174,7 @@ def _goes_round(parent: ast.AST, node: ast.Attribute) -> bool:
 
 
 @rule(
-    "no-sync-of-fsdp2",
+    "LK050 no-sync-of-fsdp2",
     "wrong",
     why="A model sharded by fully_shard has no no_sync() (AttributeError).",
     fix="Call model.set_requires_gradient_sync(last_micro_batch) before each forward pass.",
@@ -186,7 +187,7 @@ def no_sync_of_fsdp2(tree: Tree) -> Mistakes:
 
 
 @rule(
-    "root-not-sharded",
+    "LK082 root-not-sharded",
     "wrong",
     why="fully_shard averages the gradients of the parameters that it shards. If it is called for the blocks only, "
     "those of the rest (embeddings, the last norm, the head) are trained by each rank for itself, and part.",
@@ -207,7 +208,7 @@ def root_not_sharded(tree: Tree) -> Mistakes:
 
 
 @rule(
-    "optimizer-of-other-model",
+    "LK083 optimizer-of-other-model",
     "wrong",
     why="Two optimizers have the parameters of one model, and none those of another that is wrapped for training: the "
     "second model never changes, and the first takes two kinds of steps.",

@@ -6,7 +6,8 @@ import ast
 import re
 from collections import defaultdict
 
-from labkit.checking.syntax.tree import WRAPPERS, Tree, keyword, spelled
+from labkit.checking.syntax.nodes import keyword, spelled
+from labkit.checking.syntax.tree import WRAPPERS, Tree
 
 COLLECTIVES = {
     "all_reduce",

@@ -1,10 +1,12 @@
-"""Finds the functions of a script that its calls run, and what they return."""
+"""Finds the functions of a script that its calls run, what they get and return, and which calls come before others."""
 
 from __future__ import annotations
 
 import ast
+from collections import defaultdict
 
-from labkit.checking.syntax.tree import Function, Tree, spelled
+from labkit.checking.syntax.nodes import Function, Placed, parameters_of, position, spelled
+from labkit.checking.syntax.tree import Tree
 
 
 def callee(tree: Tree, call: ast.Call) -> Function | None:
@@ -34,10 +36,60 @@ def _callee(tree: Tree, call: ast.Call) -> Function | None:
 
 
 def calls_of(tree: Tree, function: ast.AST) -> list[ast.Call]:
-    """The calls of a function of this script; empty if it is only passed by name, as to `mp.spawn`."""
-    return [call for call in tree.calls if callee(tree, call) is function]
+    """The calls of a function of this script, for `__init__` those of its class; none if it is only passed by name."""
+    if "calls of" not in tree.kept:
+        calls: dict[ast.AST | None, list[ast.Call]] = defaultdict(list)
+        for call in tree.calls:
+            calls[callee(tree, call) or tree.classes.get(spelled(call.func))].append(call)
+        tree.kept["calls of"] = dict(calls)
+    is_first = isinstance(function, ast.FunctionDef) and function.name == "__init__"
+    known: dict[ast.AST, list[ast.Call]] = tree.kept["calls of"]
+    return known.get(tree.parents[function] if is_first else function, [])
 
 
 def returned(tree: Tree, function: Function) -> list[ast.expr]:
     """The values that a function returns."""
     return [node.value for node in tree.nodes[ast.Return] if node.value and tree.function_of(node) is function]
+
+
+def arguments_of(function: Function, call: ast.Call) -> dict[str, ast.expr]:
+    """What a call passes to a function of this script, by the names of the parameters."""
+    names = [parameter.arg for parameter in parameters_of(function)]
+    names = names[1:] if names[:1] == ["self"] else names
+    return dict(zip(names, call.args, strict=False)) | {k.arg: k.value for k in call.keywords if k.arg}
+
+
+def reached_from(tree: Tree, node: ast.AST, depth: int = 3) -> set[ast.AST]:
+    """A loop or function, and the functions of this script that it calls."""
+    known: dict[ast.AST, set[ast.AST]] = tree.kept.setdefault("reached", {})
+    if node not in known:
+        reached = {node}
+        for _ in range(depth):
+            inner = (callee(tree, call) for place in reached for call in tree.calls_in(place))
+            reached = reached | {function for function in inner if function}
+        known[node] = reached
+    return known[node]
+
+
+def sites(tree: Tree, node: Placed, depth: int = 4) -> dict[ast.AST, list[Placed]]:
+    """The places that lead to a node: in its function itself, in others the calls by way of which it is reached."""
+    sites: dict[ast.AST, list[Placed]] = {tree.function_of(node): [node]}
+    reached = [tree.function_of(node)]
+    for _ in range(depth):
+        found = [call for function in reached for call in calls_of(tree, function)]
+        found = [call for call in found if tree.function_of(call) not in sites]
+        reached = list(dict.fromkeys(map(tree.function_of, found)))
+        for call in found:
+            sites.setdefault(tree.function_of(call), []).append(call)
+    return sites
+
+
+def follows(tree: Tree, late: Placed, early: Placed) -> bool:
+    """Whether `late` runs after `early` and never before it, as the calls of the script's functions tell."""
+    starts = sites(tree, early)
+    for scope, nodes in sites(tree, late).items():
+        if scope in starts:
+            again = {loop for node in nodes for loop in tree.loops_of(node)}
+            again &= {loop for node in starts[scope] for loop in tree.loops_of(node)}
+            return not again and min(map(position, nodes)) > max(map(position, starts[scope]))
+    return False

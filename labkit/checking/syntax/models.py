@@ -6,9 +6,10 @@ import ast
 import re
 from collections.abc import Iterator
 
-from labkit.checking.syntax.functions import callee, calls_of
+from labkit.checking.syntax.functions import reached_from
+from labkit.checking.syntax.nodes import Function, MethodCall, keyword, spelled
 from labkit.checking.syntax.ranks import is_rank
-from labkit.checking.syntax.tree import Function, MethodCall, Placed, Tree, keyword, parameters_of, position, spelled
+from labkit.checking.syntax.tree import Tree
 
 # Scripts with one of these may average gradients or parameters in their own way.
 GRADIENTS = {"register_comm_hook", "register_hook", "register_post_accumulate_grad_hook", "average_parameters"}
@@ -25,14 +26,9 @@ def behind(tree: Tree, node: ast.AST, depth: int = 2) -> Iterator[ast.AST]:
                 yield from behind(tree, value, depth - 1)
 
 
-def trained_in(tree: Tree, loop: ast.AST, depth: int = 3) -> bool:
+def trained_in(tree: Tree, loop: ast.AST) -> bool:
     """Whether a loop or function computes gradients, directly or through functions of this script."""
-    if any(tree.method_calls("backward", within=loop)):
-        return True
-    if not depth:
-        return False
-    inner = {callee(tree, call) for call in tree.calls if tree.is_in(call, loop)} - {None, tree.function_of(loop), loop}
-    return any(trained_in(tree, function, depth - 1) for function in inner if function)
+    return any(any(tree.method_calls("backward", within=place)) for place in reached_from(tree, loop))
 
 
 def steps_in(tree: Tree, loop: ast.AST) -> list[ast.Call]:
@@ -104,53 +100,6 @@ def _is_device(tree: Tree, node: ast.expr, depth: int = 3) -> bool:
         return any(_is_device(tree, value, depth - 1) for value in values)
     last = name.rsplit(".", 1)[-1].lower()
     return last in ("device", "dev", "gpu", "gpu_id", "device_id") or last.endswith("_device")
-
-
-def callers(tree: Tree, function: ast.AST) -> list[ast.Call]:
-    """The calls of a function, for `__init__` those of its class."""
-    if isinstance(function, ast.FunctionDef) and function.name == "__init__":
-        return [call for call in tree.calls if tree.classes.get(spelled(call.func)) is tree.parents[function]]
-    return calls_of(tree, function)
-
-
-def follows(tree: Tree, late: Placed, early: Placed) -> bool:
-    """Whether `late` runs after `early` and never before it, as the calls of the script's functions tell."""
-    starts = sites(tree, early)
-    for scope, nodes in sites(tree, late).items():
-        if scope in starts:
-            again = {loop for node in nodes for loop in tree.loops_of(node)}
-            again &= {loop for node in starts[scope] for loop in tree.loops_of(node)}
-            return not again and min(map(position, nodes)) > max(map(position, starts[scope]))
-    return False
-
-
-def sites(tree: Tree, node: Placed, depth: int = 4) -> dict[ast.AST, list[Placed]]:
-    """The places that lead to a node: in its function itself, in others the calls by way of which it is reached."""
-    sites: dict[ast.AST, list[Placed]] = {tree.function_of(node): [node]}
-    reached = [tree.function_of(node)]
-    for _ in range(depth):
-        found = [call for function in reached for call in callers(tree, function)]
-        found = [call for call in found if tree.function_of(call) not in sites]
-        reached = list(dict.fromkeys(map(tree.function_of, found)))
-        for call in found:
-            sites.setdefault(tree.function_of(call), []).append(call)
-    return sites
-
-
-def arguments_of(function: Function, call: ast.Call) -> dict[str, ast.expr]:
-    """What a call passes to a function of this script, by the names of the parameters."""
-    names = [parameter.arg for parameter in parameters_of(function)]
-    names = names[1:] if names[:1] == ["self"] else names
-    return dict(zip(names, call.args, strict=False)) | {k.arg: k.value for k in call.keywords if k.arg}
-
-
-def reached_from(tree: Tree, node: ast.AST, depth: int = 3) -> set[ast.AST]:
-    """A loop or function, and the functions of this script that it calls."""
-    reached = {node}
-    for _ in range(depth):
-        inside = (call for call in tree.calls if any(tree.is_in(call, place) for place in reached))
-        reached |= {function for call in inside if (function := callee(tree, call))}
-    return reached
 
 
 def without_gradients(tree: Tree, node: ast.AST) -> bool:

@@ -12,7 +12,8 @@ from collections.abc import Iterator
 
 from labkit.checking.syntax.collectives import agreed, agrees
 from labkit.checking.syntax.functions import callee, returned
-from labkit.checking.syntax.tree import Function, Tree, keyword, parameters_of, spelled
+from labkit.checking.syntax.nodes import Function, keyword, parameters_of, spelled
+from labkit.checking.syntax.tree import Tree
 
 LOADS = re.compile(r"load|batch|data|train", re.IGNORECASE)
 PASSED_IN = re.compile(r"^(batch|data|inputs?|targets?|labels?|images?|imgs|samples?|x|y)$")

@@ -15,7 +15,8 @@ from functools import reduce
 
 from labkit.checking.syntax.collectives import agreed, collective
 from labkit.checking.syntax.functions import callee, calls_of, returned
-from labkit.checking.syntax.tree import Function, Placed, Tree, is_main_guard, spelled
+from labkit.checking.syntax.nodes import Function, Placed, spelled
+from labkit.checking.syntax.tree import Tree
 
 RANK = re.compile(
     r"^_?((global|local|world|ddp|dist|my|cur|current|node|proc|process|torch)_)*rank(_id)?$", re.IGNORECASE
@@ -197,15 +198,15 @@ def _number(node: ast.expr) -> int | None:
 
 def guards(tree: Tree, node: ast.AST) -> list[Guard]:
     """The conditions that part the ranks around a node, within its function, the innermost first."""
-    known: dict[ast.AST, list[Guard]] = tree.kept.setdefault("guards", {})
-    if node not in known:
-        known[node] = [_guard(deciding, ways) for deciding, ways in _conditions(tree, node) if _splits(ways)]
-    return known[node]
+
+    def found(around: ast.AST, child: ast.AST) -> list[Guard]:
+        return [_guard(deciding, ways) for deciding, ways in _conditions(tree, around, child) if _splits(ways)]
+
+    return tree.outwards("guards", node, found)
 
 
 def _guard(deciding: Placed, ways: Ways) -> Guard:
-    tests: list[ast.AST] = [node.test for node in ast.walk(deciding) if isinstance(node, ast.If)]
-    named = {spelled(part) for test in tests or [deciding] for part in ast.walk(test)} if len(ways) > 1 else set()
+    named = {spelled(part) for test in _tests(deciding) for part in ast.walk(test)} if len(ways) > 1 else set()
     whole = {name for name in named if name and not any(other.startswith(f"{name}.") for other in named)}
     return Guard(
         "first" if (True, False) in ways else "others",
@@ -215,33 +216,33 @@ def _guard(deciding: Placed, ways: Ways) -> Guard:
     )
 
 
-def _conditions(tree: Tree, node: ast.AST) -> Iterator[tuple[Placed, Ways]]:
-    """The conditions on the way to a node, the innermost first."""
-    child = node
-    for ancestor in tree.ancestors(node):
-        if isinstance(ancestor, ast.If | ast.IfExp | ast.While) and child is not ancestor.test:
-            inside = ancestor.body if isinstance(ancestor.body, list) else [ancestor.body]
-            ways = _ways(tree, ancestor.test)
-            if child in inside or not isinstance(ancestor, ast.While):
-                yield ancestor.test, ways if child in inside else _negated(ways)
-        elif isinstance(ancestor, ast.BoolOp):
-            for value in ancestor.values[: ancestor.values.index(child)] if child in ancestor.values else ():
-                ways = _ways(tree, value)
-                yield value, ways if isinstance(ancestor.op, ast.And) else _negated(ways)
-        elif isinstance(ancestor, ast.Match) and isinstance(child, ast.match_case):
-            yield ancestor.subject, _of_case(tree, ancestor, child)
-        elif isinstance(ancestor, ast.With):
-            for call in (item.context_expr for item in ancestor.items):
-                if isinstance(call, ast.Call) and FIRST_ENTERS.match(_last(call)) and child in ancestor.body:
-                    yield call, FIRST_PASSES
-        yield from _left_behind(tree, ancestor, child)
-        if isinstance(ancestor, Function):
-            for decorator in ancestor.decorator_list if child in ancestor.body else ():
-                if FIRST_ONLY_RUNS.match(_last(decorator)):
-                    yield decorator, FIRST_PASSES
-        if isinstance(ancestor, Function | ast.Lambda):
-            break
-        child = ancestor
+def _tests(deciding: Placed) -> list[ast.expr]:
+    """The conditions in a statement that ranks may leave, or the condition itself."""
+    if isinstance(deciding, ast.expr):
+        return [deciding]
+    return [node.test for node in ast.walk(deciding) if isinstance(node, ast.If)]
+
+
+def _conditions(tree: Tree, around: ast.AST, child: ast.AST) -> Iterator[tuple[Placed, Ways]]:
+    """The conditions that a node puts on reaching a part of it."""
+    if isinstance(around, ast.If | ast.IfExp | ast.While) and child is not around.test:
+        inside = around.body if isinstance(around.body, list) else [around.body]
+        ways = _ways(tree, around.test)
+        if child in inside or not isinstance(around, ast.While):
+            yield around.test, ways if child in inside else _negated(ways)
+    elif isinstance(around, ast.BoolOp):
+        for value in around.values[: around.values.index(child)] if child in around.values else ():
+            ways = _ways(tree, value)
+            yield value, ways if isinstance(around.op, ast.And) else _negated(ways)
+    elif isinstance(around, ast.Match) and isinstance(child, ast.match_case):
+        yield around.subject, _of_case(tree, around, child)
+    elif isinstance(around, ast.With) and child in around.body:
+        for context in (item.context_expr for item in around.items):
+            is_of_first = isinstance(context, ast.Call) and FIRST_ENTERS.match(_last(context))
+            yield context, FIRST_PASSES if is_of_first else ALIKE
+    elif isinstance(around, Function) and child in around.body:
+        yield from ((each, FIRST_PASSES) for each in around.decorator_list if FIRST_ONLY_RUNS.match(_last(each)))
+    yield from _left_behind(tree, around, child)
 
 
 def _last(node: ast.AST) -> str:
@@ -275,33 +276,38 @@ def _left_behind(tree: Tree, block: ast.AST, child: ast.AST) -> Iterator[tuple[a
     for statements in (getattr(block, name, None) for name in ("body", "orelse", "finalbody")):
         if isinstance(statements, list) and child in statements:
             at = statements.index(child)
-            for earlier in statements[:at]:
-                yield earlier, _negated(_leaving(tree, [earlier]))
+            leaving = [(each, _leaving(tree, each)) for each in statements[:at]]
             if isinstance(block, ast.For | ast.While) and statements is block.body:
-                for later in statements[at:]:
-                    yield later, _negated(_leaving(tree, [later], (ast.Return, ast.Break)))
+                leaving += [(each, _leaving(tree, each, (ast.Return, ast.Break))) for each in statements[at:]]
+            yield from ((each, _negated(ways)) for each, ways in leaving if ways != NONE)
 
 
 def _leaving(
-    tree: Tree, statements: list[ast.stmt], leaves: tuple[type[ast.stmt], ...] = (ast.Return, ast.Continue, ast.Break)
+    tree: Tree, statement: ast.stmt, leaves: tuple[type[ast.stmt], ...] = (ast.Return, ast.Continue, ast.Break)
 ) -> Ways:
-    """Which ranks leave the block of some statements in them."""
-    left = NONE
-    for each in statements:
-        if isinstance(each, leaves) or _exits(tree, each):
-            ways = ALL
-        elif isinstance(each, ast.If):
-            condition = _ways(tree, each.test)
-            otherwise = _both(_negated(condition), _leaving(tree, each.orelse, leaves))
-            ways = _either(_both(condition, _leaving(tree, each.body, leaves)), otherwise)
-        elif isinstance(each, ast.With | ast.Try):
-            ways = _leaving(tree, each.body, leaves)
-        elif isinstance(each, ast.For | ast.While):
-            ways = _both(ALIKE, _leaving(tree, each.body, (ast.Return,)))
-        else:
-            continue
-        left = _either(left, ways)
-    return left
+    """Which ranks leave the block of a statement in it."""
+    known: dict[tuple[ast.stmt, int], Ways] = tree.kept.setdefault("leaving", {})
+    key = statement, len(leaves)
+    if key not in known:
+        known[key] = _found_leaving(tree, statement, leaves)
+    return known[key]
+
+
+def _found_leaving(tree: Tree, statement: ast.stmt, leaves: tuple[type[ast.stmt], ...]) -> Ways:
+    def inside(block: list[ast.stmt], kinds: tuple[type[ast.stmt], ...] = leaves) -> Ways:
+        return reduce(_either, (_leaving(tree, each, kinds) for each in block), NONE)
+
+    if isinstance(statement, leaves) or _exits(tree, statement):
+        return ALL
+    if isinstance(statement, ast.If):
+        condition = _ways(tree, statement.test)
+        otherwise = _both(_negated(condition), inside(statement.orelse))
+        return _either(_both(condition, inside(statement.body)), otherwise)
+    if isinstance(statement, ast.With | ast.Try):
+        return inside(statement.body)
+    if isinstance(statement, ast.For | ast.While):
+        return _both(ALIKE, inside(statement.body, (ast.Return,)))
+    return NONE
 
 
 def _exits(tree: Tree, last: ast.stmt) -> bool:
@@ -318,27 +324,12 @@ def leaves(tree: Tree, branch: list[ast.stmt]) -> bool:
     return bool(branch) and (isinstance(branch[-1], ast.Return | ast.Continue | ast.Break) or _exits(tree, branch[-1]))
 
 
-def _leaving_before(tree: Tree, block: ast.AST, child: ast.AST) -> Iterator[ast.If]:
-    """Each `if` before a statement in the same block with a branch that leaves."""
-    for statements in (getattr(block, name, None) for name in ("body", "orelse", "finalbody")):
-        if isinstance(statements, list) and child in statements:
-            for earlier in statements[: statements.index(child)]:
-                if isinstance(earlier, ast.If) and leaves(tree, earlier.body) != leaves(tree, earlier.orelse):
-                    yield earlier
-
-
 def names_rank(tree: Tree, node: ast.AST | None) -> bool:
     """Whether an expression, or a value of its names, refers to the rank."""
-    if node is None:
-        return False
-    for part in ast.walk(node):
-        if isinstance(part, ast.expr) and (is_rank(tree, part) or _splits(_ways(tree, part))):
-            return True
-        if isinstance(part, ast.Name | ast.Attribute) and any(
-            is_rank(tree, inner) or isinstance(inner, ast.expr) and _splits(_ways(tree, inner))
-            for value in tree.values_of(spelled(part), part)
-            for inner in ast.walk(value)
-        ):
+    for part in ast.walk(node) if node is not None else ():
+        values = tree.values_of(spelled(part), part)
+        parts = [part, *(inner for value in values for inner in ast.walk(value))]
+        if any(is_rank(tree, each) or (isinstance(each, ast.expr) and _splits(_ways(tree, each))) for each in parts):
             return True
         if SOUNDS.search(part.attr if isinstance(part, ast.Attribute) else getattr(part, "id", "")):
             return True
@@ -349,39 +340,26 @@ def may_depend_on_rank(tree: Tree, node: ast.AST, seen: frozenset[ast.AST] = fro
     """Whether possibly not every rank gets here: because of a condition that refers to ranks, around the node or around
     all calls of its function, or because nothing in this script calls that function."""
     child = node
-    for ancestor in tree.ancestors(node):
-        if isinstance(ancestor, ast.If | ast.IfExp | ast.While) and child is not ancestor.test:
-            if not (isinstance(ancestor, ast.If) and is_main_guard(ancestor)) and names_rank(tree, ancestor.test):
+    for around in tree.ancestors(node):
+        for deciding, ways in _conditions(tree, around, child):
+            if _splits(ways) or (ways != ALL and any(names_rank(tree, test) for test in _tests(deciding))):
                 return True
-        elif any(names_rank(tree, deciding) for deciding in _deciding(ancestor, child)):
-            return True
-        if any(names_rank(tree, earlier.test) for earlier in _leaving_before(tree, ancestor, child)):
-            return True
-        child = ancestor
-    if guards(tree, node):
-        return True
+        child = around
     function = tree.function_of(node)
     if not isinstance(function, Function):
         return False
     if function in seen or any(_may_choose_ranks(tree, decorator) for decorator in function.decorator_list):
         return True
-    callers = calls_of(tree, function)
-    handed_on = tree.is_handed_on(function)
-    if not callers:
-        return not handed_on
-    return not handed_on and all(may_depend_on_rank(tree, call, seen | {function}) for call in callers)
-
-
-def _deciding(around: ast.AST, child: ast.AST) -> list[ast.expr]:
-    """The subject of a `match` or the contexts of a `with` around a statement."""
-    if isinstance(around, ast.Match):
-        return [around.subject] if child is not around.subject else []
-    return [item.context_expr for item in around.items] if isinstance(around, ast.With) else []
+    calls = calls_of(tree, function)
+    is_handed_on = tree.is_handed_on(function)
+    if not calls:
+        return not is_handed_on
+    return not is_handed_on and all(may_depend_on_rank(tree, call, seen | {function}) for call in calls)
 
 
 def _may_choose_ranks(tree: Tree, decorator: ast.expr) -> bool:
     """Whether it is `@master_only` or the like, or a decorator of this script that refers to the rank."""
-    name = spelled(decorator.func if isinstance(decorator, ast.Call) else decorator).rsplit(".", 1)[-1]
+    name = _last(decorator)
     return (
         names_rank(tree, decorator)
         or bool(CHOOSES.search(name))
@@ -389,9 +367,9 @@ def _may_choose_ranks(tree: Tree, decorator: ast.expr) -> bool:
     )
 
 
-def needs_all(tree: Tree, function: Function, seen: frozenset[Function]) -> Iterator[tuple[str, int]]:
+def needs_all(tree: Tree, function: Function, seen: frozenset[Function] = frozenset()) -> Iterator[tuple[str, int]]:
     """The collectives, with their lines, that every caller of a function reaches."""
-    for call in tree.calls:
+    for call in tree.calls_in(function):
         if tree.function_of(call) is not function or guards(tree, call):
             continue
         if name := collective(tree, call):

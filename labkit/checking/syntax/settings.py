@@ -12,7 +12,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from labkit.checking.syntax.tree import Placed, Tree, has_stars, keyword
+from labkit.checking.syntax.nodes import Placed, has_stars, keyword
+from labkit.checking.syntax.tree import Tree
 
 UNKNOWN = object()  # a value that is not a literal
 JSON_WORD = re.compile(r'"(?:[^"\\]|\\.)*"|\b(?:true|false|null)\b')

@@ -1,0 +1,289 @@
+"""Parses a script, and answers where its nodes are: their names, the calls, and the loops and branches around them."""
+
+from __future__ import annotations
+
+import ast
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from functools import cached_property
+from typing import Any, Protocol, TypeVar
+
+from labkit.checking.syntax.nodes import (
+    Function,
+    Loop,
+    MethodCall,
+    Placed,
+    is_main_guard,
+    is_method_call,
+    position,
+    spelled,
+)
+
+Location = Callable[[int], str]
+N = TypeVar("N", bound=ast.AST)
+T = TypeVar("T")
+
+
+class ByKind(Protocol):
+    def __getitem__(self, kind: type[N], /) -> list[N]: ...
+
+
+# The usual meaning of unbound names in a fragment, because articles omit imports.
+USUAL = {
+    "dist": "torch.distributed",
+    "nn": "torch.nn",
+    "optim": "torch.optim",
+    "F": "torch.nn.functional",
+    "DDP": "torch.nn.parallel.DistributedDataParallel",
+    "DistributedDataParallel": "torch.nn.parallel.DistributedDataParallel",
+    "FSDP": "torch.distributed.fsdp.FullyShardedDataParallel",
+    "FullyShardedDataParallel": "torch.distributed.fsdp.FullyShardedDataParallel",
+    "fully_shard": "torch.distributed.fsdp.fully_shard",
+    "ShardingStrategy": "torch.distributed.fsdp.ShardingStrategy",
+    "DataLoader": "torch.utils.data.DataLoader",
+    "DistributedSampler": "torch.utils.data.distributed.DistributedSampler",
+    "init_process_group": "torch.distributed.init_process_group",
+    "destroy_process_group": "torch.distributed.destroy_process_group",
+}
+SHARED = ast.expr_context | ast.operator | ast.unaryop | ast.boolop | ast.cmpop  # one node stands for all of its kind
+
+
+class Parsed:
+    """A script's text, parsed once. Raises SyntaxError or ValueError if the text is not Python."""
+
+    def __init__(self, text: str, *, says: str = "", is_fragment: bool = False, location: Location = "line {}".format):
+        self.text = text
+        self.lines = text.split("\n")  # as ast counts them
+        self.says = says  # text outside of the code: a notebook's settings
+        self.location = location  # describes a line by its place in the original file
+        self.is_fragment = is_fragment  # a part of a program: a block of an article, a notebook's cells
+        self.module = ast.parse(text)
+        self.parents: dict[ast.AST, ast.AST] = {}
+        self._scopes: dict[ast.AST, ast.AST] = {}  # the enclosing function of each node
+        self._spans: dict[ast.AST, tuple[int, int]] = {}  # the numbers of a node and of the last one in it
+        self.functions: dict[str, list[Function]] = defaultdict(list)
+        self.classes: dict[str, ast.ClassDef] = {}
+        self.assigns: list[tuple[str, ast.expr, ast.stmt]] = []  # target as text, value, statement
+        self.imports: dict[str, tuple[str, ast.stmt]] = {}  # by local name: the imported name and the statement
+        self.words: set[str] = set()  # every identifier, attribute and keyword
+        self.bound: set[str] = set()
+        nodes: dict[type[ast.AST], list[Any]] = defaultdict(list)
+        self.nodes: ByKind = nodes
+        self.kept: dict[Any, Any] = {}  # cache of queries
+        self._read()
+        self.calls: list[ast.Call] = self.nodes[ast.Call]
+
+    def _read(self) -> None:
+        order: list[ast.AST] = []
+        pending: list[ast.AST] = [self.module]
+        while pending:  # unlike ast.walk, in the order of the text and with parents
+            node = pending.pop()
+            order.append(node)
+            self.nodes[type(node)].append(node)
+            self._note(node)
+            children = [child for child in ast.iter_child_nodes(node) if not isinstance(child, SHARED)]
+            scope = node if isinstance(node, Function | ast.Lambda) else self._scopes.get(node, self.module)
+            for child in children:
+                self.parents[child] = node
+                self._scopes[child] = scope
+            pending.extend(reversed(children))
+        ends = list(range(len(order)))
+        numbers = {node: number for number, node in enumerate(order)}
+        for number in range(len(order) - 1, 0, -1):
+            around = numbers[self.parents[order[number]]]
+            ends[around] = max(ends[around], ends[number])
+        self._spans = {node: (number, ends[number]) for node, number in numbers.items()}
+
+    def _note(self, node: ast.AST) -> None:
+        if isinstance(node, ast.Name):
+            self.words.add(node.id)
+            if isinstance(node.ctx, ast.Store):
+                self.bound.add(node.id)
+        elif isinstance(node, ast.Attribute):
+            self.words.add(node.attr)
+        elif isinstance(node, ast.keyword | ast.arg) and node.arg:
+            self.words.add(node.arg)
+            if isinstance(node, ast.arg):
+                self.bound.add(node.arg)
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            self.functions[node.name].append(node)
+            self.bound.add(node.name)
+        elif isinstance(node, ast.ClassDef):
+            self.classes[node.name] = node
+            self.bound.add(node.name)
+        elif isinstance(node, ast.Import):
+            for alias in node.names:
+                self.words.update(alias.name.split("."))
+                known = alias.name if alias.asname else alias.name.split(".")[0]
+                self.imports[alias.asname or known] = (known, node)
+        elif isinstance(node, ast.ImportFrom):
+            source = "." * node.level + (node.module or "")
+            self.words.update(source.split("."))
+            for alias in node.names:
+                self.words.add(alias.name)
+                self.imports[alias.asname or alias.name] = (f"{source}.{alias.name}", node)
+        else:
+            self._note_assignment(node)
+
+    def _note_assignment(self, node: ast.AST) -> None:
+        if isinstance(node, ast.Assign):
+            for target in node.targets:
+                pairs: Iterable[tuple[ast.expr, ast.expr]]
+                if isinstance(target, ast.Tuple) and isinstance(node.value, ast.Tuple):
+                    pairs = zip(target.elts, node.value.elts, strict=False)
+                elif isinstance(target, ast.Tuple):
+                    pairs = ((part, node.value) for part in target.elts)
+                else:
+                    pairs = [(target, node.value)]
+                self.assigns.extend((name, value, node) for part, value in pairs if (name := spelled(part)))
+        elif isinstance(node, ast.AnnAssign) and node.value is not None and (name := spelled(node.target)):
+            self.assigns.append((name, node.value, node))
+
+    # names
+
+    def dotted(self, node: ast.AST) -> str:
+        """`dist.barrier` as "torch.distributed.barrier"; "" for anything but a dotted name."""
+        attributes = []
+        while isinstance(node, ast.Attribute):
+            attributes.append(node.attr)
+            node = node.value
+        if not isinstance(node, ast.Name):
+            return ""
+        base = self.imports[node.id][0] if node.id in self.imports else node.id
+        if node.id not in self.imports and node.id not in self.bound:
+            base = USUAL.get(node.id, node.id)
+        return ".".join([base, *reversed(attributes)])
+
+    @cached_property
+    def names_of_calls(self) -> dict[ast.Call, str]:
+        return {call: self.dotted(call.func) for call in self.calls}
+
+    @cached_property
+    def packages(self) -> set[str]:
+        """The packages that the script imports."""
+        return {name.split(".")[0] for name, _ in self.imports.values()}
+
+    def targets_of(self, node: ast.AST | None) -> list[str]:
+        """The names to which a value is assigned as it is."""
+        targets = getattr(self.parents.get(node), "targets", []) if node is not None else []
+        return [name for target in targets if (name := spelled(target))]
+
+    # calls
+
+    @cached_property
+    def _calls_by_name(self) -> dict[str, list[ast.Call]]:
+        """Calls of torch's functions by the last part of their name, of methods by ".name"."""
+        calls: dict[str, list[ast.Call]] = defaultdict(list)
+        for call in self.calls:
+            if (name := self.names_of_calls[call]).startswith("torch."):
+                calls[name.rsplit(".", 1)[1]].append(call)
+            if isinstance(call.func, ast.Attribute):
+                calls[f".{call.func.attr}"].append(call)
+        return calls
+
+    def torch_calls(self, *names: str, within: ast.AST | None = None) -> Iterator[ast.Call]:
+        """Calls of torch's functions `names` from any of its modules, in the order of the text."""
+        return self._calls(names, within)
+
+    def method_calls(self, *names: str, within: ast.AST | None = None) -> Iterator[MethodCall]:
+        """Calls `anything.name(…)`, in the order of the text."""
+        return filter(is_method_call, self._calls([f".{name}" for name in names], within))
+
+    def calls_to(self, *names: str) -> list[ast.Call]:
+        """Calls of functions by their full names."""
+        return [call for call in self.calls if self.names_of_calls[call] in names]
+
+    def _calls(self, names: Iterable[str], within: ast.AST | None) -> Iterator[ast.Call]:
+        calls = (call for name in names for call in self._calls_by_name.get(name, ()))
+        return iter(sorted((call for call in calls if self.is_in(call, within)), key=position))
+
+    def calls_in(self, node: ast.AST) -> list[ast.Call]:
+        """The calls within a node, which may be one itself."""
+        first, last = self._spans[node]
+        return self.calls[bisect_left(self._call_numbers, first) : bisect_left(self._call_numbers, last + 1)]
+
+    @cached_property
+    def _call_numbers(self) -> list[int]:
+        return [self._spans[call][0] for call in self.calls]
+
+    # places
+
+    def is_in(self, node: ast.AST, within: ast.AST | None) -> bool:
+        if within is None:
+            return True
+        first, last = self._spans[within]
+        return first <= self._spans[node][0] <= last
+
+    def ancestors(self, node: ast.AST) -> Iterator[ast.AST]:
+        while (parent := self.parents.get(node)) is not None:
+            yield parent
+            node = parent
+
+    def function_of(self, node: ast.AST) -> ast.AST:
+        """The enclosing function of a node, or the module."""
+        return self._scopes.get(node, self.module)
+
+    def class_of(self, node: ast.AST) -> ast.ClassDef | None:
+        """The innermost class around a node."""
+        return next((around for around in self.ancestors(node) if isinstance(around, ast.ClassDef)), None)
+
+    def statement_of(self, node: ast.AST) -> ast.stmt | None:
+        return next((a for a in (node, *self.ancestors(node)) if isinstance(a, ast.stmt)), None)
+
+    def contexts_of(self, node: ast.AST) -> list[ast.expr]:
+        """The contexts of the `with`s around a node, the innermost first."""
+        around = (statement for statement in self.ancestors(node) if isinstance(statement, ast.With))
+        return [item.context_expr for statement in around for item in statement.items]
+
+    def loops_of(self, node: ast.AST) -> list[Loop]:
+        """The loops around a node within its function, the innermost first."""
+        return self.outwards("loops", node, lambda around, _: [around] if isinstance(around, Loop) else [])
+
+    def loop_of(self, node: ast.AST) -> Loop | None:
+        """The innermost loop around a node within its function."""
+        return next(iter(self.loops_of(node)), None)
+
+    def branches_of(self, node: ast.AST, within: ast.AST | None = None) -> list[tuple[ast.If, bool]]:
+        """The `if`s around a node within its function, and whether it is in their first branch."""
+        branches = self.outwards("branches", node, _branch)
+        return branches if within is None else [branch for branch in branches if self.is_in(branch[0], within)]
+
+    def outwards(self, query: str, node: ast.AST, found: Callable[[ast.AST, ast.AST], list[T]]) -> list[T]:
+        """What a query finds in each node around a node, of which it also gets the part with the node: as far as the
+        function, the innermost first."""
+        known: dict[ast.AST, list[T]] = self.kept.setdefault(query, {})
+        path: list[ast.AST] = []
+        at: ast.AST | None = node
+        while at is not None and at not in known:
+            path.append(at)
+            at = None if self._ends_there(at) else self.parents[at]
+        for each in reversed(path):
+            here = found(self.parents[each], each) if each in self.parents else []
+            known[each] = here if self._ends_there(each) else [*here, *known[self.parents[each]]]
+        return known[node]
+
+    def _ends_there(self, node: ast.AST) -> bool:
+        """Whether nothing of the same function is around the parent of a node."""
+        return isinstance(self.parents.get(node, self.module), ast.Module | Function | ast.Lambda)
+
+    def surely_before(self, first: Placed, second: Placed) -> bool:
+        """Whether `first` always runs before `second`: same function, no further condition around `first`."""
+        if self.function_of(first) is not self.function_of(second) or position(first) >= position(second):
+            return False
+        return set(self.branches_of(first)) <= set(self.branches_of(second))
+
+    def is_handed_on(self, function: Function) -> bool:
+        """Whether a function is named without being called, as in `mp.spawn(main)`."""
+        return function.name in self._handed_on
+
+    @cached_property
+    def _handed_on(self) -> set[str]:
+        called = {call.func for call in self.calls}
+        return {node.id for node in self.nodes[ast.Name] if node not in called and isinstance(node.ctx, ast.Load)}
+
+
+def _branch(around: ast.AST, child: ast.AST) -> list[tuple[ast.If, bool]]:
+    if not isinstance(around, ast.If) or child is around.test or is_main_guard(around):
+        return []
+    return [(around, child in around.body)]
