@@ -35,7 +35,8 @@ from labkit.checking.rules import (  # noqa: F401  (each registers its rules)
     wrapping,
 )
 from labkit.checking.source import Piece, Source, explain, read
-from labkit.checking.syntax.nodes import keyword, position
+from labkit.checking.syntax.calls import keyword
+from labkit.checking.syntax.nodes import position
 from labkit.checking.syntax.settings import configurations
 from labkit.checking.syntax.tree import Around, Tree, tree_of
 from labkit.errors import ScriptError

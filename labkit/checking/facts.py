@@ -10,6 +10,7 @@ import ast
 import re
 import sys
 
+from labkit.checking.syntax.nodes import last_part
 from labkit.checking.syntax.tree import FRAMEWORKS, WRAPPERS, Tree, tree_of
 from labkit.record import ScriptFacts
 
@@ -43,7 +44,7 @@ def facts_of(text: str) -> ScriptFacts | None:
         return None
     imported = {name for name, _ in tree.imports.values()}
     names = imported | {tree.dotted(node) for node in tree.nodes[ast.Attribute]}
-    wraps = {WRAPPERS[last] for name in names if (last := name.rpartition(".")[2]) in WRAPPERS}
+    wraps = {WRAPPERS[last] for name in names if (last := last_part(name)) in WRAPPERS}
     wraps |= {strategy for module, strategy in STRATEGIES.items() if _is_in(names, module)}
     frameworks = {top for name in imported if (top := name.split(".")[0]) in FRAMEWORKS}
     frameworks |= {"trainer" for name in imported if name.startswith("transformers.") and name.endswith("Trainer")}

@@ -11,9 +11,10 @@ from typing import Any
 from labkit.checking.findings import Finding, Findings
 from labkit.checking.rules.saving import GATHERS
 from labkit.checking.source import Piece
+from labkit.checking.syntax.calls import keyword
 from labkit.checking.syntax.collectives import CHECKPOINT, OF_SHARDS
 from labkit.checking.syntax.models import moves_to_device, optimizers
-from labkit.checking.syntax.nodes import keyword
+from labkit.checking.syntax.nodes import last_part
 from labkit.checking.syntax.settings import configurations
 from labkit.checking.syntax.tree import Tree
 from labkit.files import Json
@@ -139,7 +140,7 @@ def _units(tree: Tree) -> Iterator[tuple[str, ast.expr]]:
 
 def _precision(tree: Tree) -> Iterator[tuple[str, ast.expr]]:
     names = ("autocast", "MixedPrecision", "MixedPrecisionPolicy", "GradScaler", "ShardedGradScaler")
-    return ((tree.names_of_calls[call].rsplit(".", 1)[-1], call) for call in tree.torch_calls(*names))
+    return ((last_part(tree.names_of_calls[call]), call) for call in tree.torch_calls(*names))
 
 
 def _moved(tree: Tree) -> Iterator[tuple[str, ast.expr]]:
@@ -169,7 +170,7 @@ def _accumulates(tree: Tree) -> Iterator[tuple[str, ast.expr]]:
 def _state(tree: Tree) -> Iterator[tuple[str, ast.expr]]:
     for call in tree.calls:
         name = tree.names_of_calls[call]
-        last = name.rsplit(".", 1)[-1]
+        last = last_part(name)
         if name == "torch.save" or (
             name.startswith("torch.distributed.checkpoint.") and last in CHECKPOINT | OF_SHARDS | GATHERS
         ):

@@ -6,8 +6,9 @@ import ast
 from collections.abc import Iterator
 
 from labkit.checking.rules import Mistakes, rule
+from labkit.checking.syntax.calls import MethodCall, has_stars, keyword
 from labkit.checking.syntax.models import backwards, behind
-from labkit.checking.syntax.nodes import MethodCall, has_stars, keyword, position, spelled
+from labkit.checking.syntax.nodes import last_part, position, spelled
 from labkit.checking.syntax.tree import Tree
 
 
@@ -21,7 +22,7 @@ def _prepares(tree: Tree) -> list[MethodCall]:
 
 def _prepared(tree: Tree, made: ast.Call) -> MethodCall | None:
     """The call of prepare() that gets an object directly or by its name."""
-    names = {spelled(target) for target in getattr(tree.parents[made], "targets", [])} - {""}
+    names = set(tree.targets_of(made))
     for prepare in _prepares(tree):
         if any(argument is made or spelled(argument) in names for argument in prepare.args):
             return prepare if position(prepare) >= position(made) or made in prepare.args else None
@@ -67,7 +68,7 @@ def _names_after(prepare: MethodCall, names: set[str]) -> set[str]:
 def _schedulers(tree: Tree) -> Iterator[ast.Call]:
     for call in tree.calls:
         name = tree.names_of_calls[call]
-        last = name.rpartition(".")[2]
+        last = last_part(name)
         if name.startswith("torch.optim.lr_scheduler.") or (last.startswith("get_") and "schedule" in last):
             yield call
 
@@ -86,7 +87,7 @@ def _counts_shards(tree: Tree, scheduler: ast.Call) -> bool:
             if isinstance(part, ast.Call) and spelled(part.func) == "len" and part.args:
                 loader = spelled(part.args[0])
                 for prepare in _prepares(tree):
-                    targets = {spelled(n) for t in getattr(tree.parents[prepare], "targets", []) for n in ast.walk(t)}
+                    targets = {spelled(n) for t in getattr(tree.parents[prepare], "targets", []) for n in tree.walk(t)}
                     if loader and loader in targets and tree.surely_before(prepare, part):
                         return True
     return False
@@ -141,9 +142,9 @@ def _cleared(tree: Tree) -> Mistakes:
     """`model.zero_grad()` of every batch within `accelerator.accumulate(model)`."""
     made = [call for call in _accelerators(tree) if keyword(call, "gradient_accumulation_steps") is not None]
     for call in tree.method_calls("zero_grad") if made and _prepares(tree) else ():
-        withs = [a for a in tree.ancestors(call) if isinstance(a, ast.With)]
-        contexts = [item.context_expr for around in withs for item in around.items]
-        accumulates = [c for c in contexts if isinstance(c, ast.Call) and spelled(c.func).endswith(".accumulate")]
+        accumulates = [
+            c for c in tree.contexts_of(call) if isinstance(c, ast.Call) and spelled(c.func).endswith(".accumulate")
+        ]
         models = {spelled(argument) for context in accumulates for argument in context.args}
         if spelled(call.func.value) in models and not tree.branches_of(call):
             yield call, "this clears the gradients at every batch: only the optimizer's zero_grad() waits"

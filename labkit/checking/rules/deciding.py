@@ -6,10 +6,11 @@ import ast
 from collections.abc import Iterator
 
 from labkit.checking.rules import Mistakes, rule
+from labkit.checking.syntax.calls import argument_at, is_method_call, keyword
 from labkit.checking.syntax.collectives import agreed, agrees, collective
 from labkit.checking.syntax.functions import callee, calls_of, returned
 from labkit.checking.syntax.models import trained_in
-from labkit.checking.syntax.nodes import Function, keyword, position, spelled
+from labkit.checking.syntax.nodes import Function, last_part, position, spelled
 from labkit.checking.syntax.own import is_data_parallel, is_own, trains
 from labkit.checking.syntax.ranks import ALONE, guards, leaves
 from labkit.checking.syntax.tree import Tree
@@ -88,7 +89,7 @@ def _after(tree: Tree, node: ast.If, leaving: ast.stmt) -> Iterator[str]:
 def _missed_by_error(tree: Tree, handler: ast.ExceptHandler) -> str:
     """The backward pass in a loop that goes on after an error, such as running out of memory, in this step."""
     attempt = tree.parents[handler]
-    kinds = {spelled(part).rsplit(".", 1)[-1] for part in ast.walk(handler.type)} if handler.type else {"Exception"}
+    kinds = {last_part(spelled(part)) for part in tree.walk(handler.type)} if handler.type else {"Exception"}
     if not kinds & ERRORS or not isinstance(attempt, ast.Try) or _ends(handler.body) or _asks_others(tree, handler):
         return ""
     loops = tree.loops_of(attempt)
@@ -126,7 +127,7 @@ def _is_in(tree: Tree, call: ast.Call, branch: list[ast.stmt]) -> bool:
 def _is_constant(tree: Tree, value: ast.expr) -> bool:
     """`torch.zeros((), requires_grad=True)`, or the same with `.requires_grad_()`."""
     wants = isinstance(value, ast.Call) and tree.is_true(keyword(value, "requires_grad"))
-    if isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute) and value.func.attr == "requires_grad_":
+    if is_method_call(value, "requires_grad_"):
         wants, value = True, value.func.value
     name = tree.dotted(value.func) if isinstance(value, ast.Call) else ""
     return wants and name in ("torch.zeros", "torch.tensor", "torch.zeros_like", "torch.Tensor")
@@ -135,7 +136,7 @@ def _is_constant(tree: Tree, value: ast.expr) -> bool:
 def _is_a_loss(tree: Tree, function: Function) -> bool:
     """Whether the value that a function returns is what a backward pass starts from."""
     for call in calls_of(tree, function):
-        targets = [spelled(target) for target in getattr(tree.parents[call], "targets", [])]
+        targets = tree.targets_of(call)
         scope = tree.function_of(call)
         backward = (c for c in tree.method_calls("backward") if tree.function_of(c) is scope)
         if any(spelled(c.func.value) in targets for c in backward):
@@ -160,6 +161,6 @@ def rank_steps_scheduler_alone(tree: Tree) -> Mistakes:
         if isinstance(value, ast.Call) and tree.dotted(value.func).endswith("lr_scheduler.ReduceLROnPlateau")
     }
     for call in tree.method_calls("step"):
-        metric = call.args[0] if call.args else keyword(call, "metrics")
+        metric = argument_at(call, 0, "metrics")
         if spelled(call.func.value) in plateaus and metric is not None and is_own(tree, metric):
             yield call, f"each rank steps this by its own {ast.unparse(metric)}"

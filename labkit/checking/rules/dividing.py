@@ -9,9 +9,10 @@ from collections.abc import Iterator
 
 from labkit.checking.rules import Mistakes, rule
 from labkit.checking.rules.sampling import is_for_training
-from labkit.checking.syntax.functions import arguments_of, callee, calls_of, sites
+from labkit.checking.syntax.calls import all_arguments, argument_at, has_stars, keyword
+from labkit.checking.syntax.functions import arguments_of, callee, calls_of, reached_from, sites
 from labkit.checking.syntax.models import behind
-from labkit.checking.syntax.nodes import Function, has_stars, keyword, position, spelled
+from labkit.checking.syntax.nodes import Function, last_part, position, spelled
 from labkit.checking.syntax.ranks import guards, is_rank, names_rank
 from labkit.checking.syntax.tree import Tree
 
@@ -54,7 +55,7 @@ def split_seeded_by_rank(tree: Tree) -> Mistakes:
         data = call.args[0] if call.args else None
         if guards(tree, call) or any(names_rank(tree, part) for part in (behind(tree, data) if data else ())):
             continue
-        last = tree.names_of_calls[call].rpartition(".")[2]
+        last = last_part(tree.names_of_calls[call])
         if (last in WHOLE or _is_divided(tree, call, last)) and _is_own(tree, call, source):
             yield call, "each rank draws another division of the data"
 
@@ -107,11 +108,11 @@ def _seeds(tree: Tree, source: str) -> Iterator[tuple[ast.Call, bool]]:
     for call in tree.calls:
         name = tree.names_of_calls[call]
         if name != SEEDS[source]:
-            if "seed" in name.rpartition(".")[2] and callee(tree, call) is None and name not in SEEDS.values():
+            if "seed" in last_part(name) and callee(tree, call) is None and name not in SEEDS.values():
                 yield call, _depends_on_rank(tree, *call.args) or tree.is_true(keyword(call, "device_specific"))
             continue
         function = tree.function_of(call)
-        passed = {part.id for part in ast.walk(call) if isinstance(part, ast.Name) and tree.parameter(part.id, call)}
+        passed = {part.id for part in tree.walk(call) if isinstance(part, ast.Name) and tree.parameter(part.id, call)}
         if _depends_on_rank(tree, *call.args) or not passed or not isinstance(function, Function):
             yield call, _depends_on_rank(tree, *call.args)
             continue
@@ -148,11 +149,11 @@ def stream_not_split(tree: Tree) -> Mistakes:
     if tree.is_managed or not tree.strategies or tree.words & DIVIDED:
         return
     for loader in tree.torch_calls("DataLoader"):
-        made = _made_stream(tree, loader.args[0] if loader.args else keyword(loader, "dataset"))
+        made = _made_stream(tree, argument_at(loader, 0, "dataset"))
         if made is None or has_stars(loader) or keyword(loader, "worker_init_fn") or not is_for_training(tree, loader):
             continue
         stream = tree.classes[spelled(made.func)]
-        code = list(_code(tree, stream))
+        code = [part for place in reached_from(tree, stream) for part in tree.walk(place)]
         names = " ".join(spelled(part) for part in code)
         if _draws(tree, code) or not _is_of_alike(tree, code) or _is_read_by_rank(tree, loader):
             continue
@@ -178,19 +179,10 @@ def _made_stream(tree: Tree, dataset: ast.expr | None) -> ast.Call | None:
 STREAMS = {"torch.utils.data.IterableDataset", "torch.utils.data.dataset.IterableDataset"}
 
 
-def _code(tree: Tree, node: ast.AST, depth: int = 3) -> Iterator[ast.AST]:
-    """All nodes of a class or function, and of the functions of this script that it calls."""
-    for part in ast.walk(node):
-        yield part
-        inner = callee(tree, part) if isinstance(part, ast.Call) and depth else None
-        if inner is not None and not tree.is_in(inner, node):
-            yield from _code(tree, inner, depth - 1)
-
-
 def _draws(tree: Tree, code: list[ast.AST]) -> bool:
     """Whether a stream draws at random, other than from a generator of its own with a seed."""
     own = {"Generator", "default_rng", "Random", "RandomState"}
-    made = [part for part in code if isinstance(part, ast.Call) and spelled(part.func).rpartition(".")[2] in own]
+    made = [part for part in code if isinstance(part, ast.Call) and last_part(spelled(part.func)) in own]
     is_seeded = bool(made) and all(call.args or tree.dotted(call.func) == "torch.Generator" for call in made)
     draws = [part for part in code if isinstance(part, ast.Call) and DRAWN.search(ast.unparse(part.func))]
     return any(not is_seeded or tree.dotted(call.func).startswith(("random.", "numpy.random.")) for call in draws)
@@ -205,7 +197,7 @@ def _is_of_alike(tree: Tree, code: list[ast.AST]) -> bool:
 
 def _may_name_rank(tree: Tree, made: ast.Call) -> bool:
     """Whether an argument of a stream may depend on the rank."""
-    values = [*made.args, *(k.value for k in made.keywords)]
+    values = all_arguments(made)
     parts = [part for value in values for part in behind(tree, value, depth=4)]
     return (
         any(isinstance(part, ast.Name) and tree.parameter(part.id, part) for part in parts)
@@ -216,11 +208,11 @@ def _may_name_rank(tree: Tree, made: ast.Call) -> bool:
 
 def _is_read_by_rank(tree: Tree, loader: ast.Call) -> bool:
     """Whether the loops over a loader skip what is for other ranks."""
-    names = {spelled(target) for target in getattr(tree.parents[loader], "targets", [])}
-    loops = [loop for loop in tree.nodes[ast.For] if names & set(map(spelled, ast.walk(loop.iter)))]
+    names = set(tree.targets_of(loader))
+    loops = [loop for loop in tree.nodes[ast.For] if names & set(map(spelled, tree.walk(loop.iter)))]
     tests = [node.test for node in tree.nodes[ast.If] if any(tree.is_in(node, loop) for loop in loops)]
-    counts = [part for test in tests for part in ast.walk(test) if isinstance(part, ast.BinOp)]
-    parts = [part for loop in loops for part in ast.walk(loop.iter)]
+    counts = [part for test in tests for part in tree.walk(test) if isinstance(part, ast.BinOp)]
+    parts = [part for loop in loops for part in tree.walk(loop.iter)]
     return any(names_rank(tree, count) for count in counts) or any(is_rank(tree, part) for part in parts)
 
 
@@ -234,8 +226,8 @@ def _is_read_by_rank(tree: Tree, loader: ast.Call) -> bool:
 )
 def divided_twice(tree: Tree) -> Mistakes:
     for sampler in tree.torch_calls("DistributedSampler"):
-        dataset = sampler.args[0] if sampler.args else keyword(sampler, "dataset")
-        replicas = keyword(sampler, "num_replicas") or (sampler.args[1] if len(sampler.args) > 1 else None)
+        dataset = argument_at(sampler, 0, "dataset")
+        replicas = argument_at(sampler, 1, "num_replicas")
         is_all = replicas is None or bool(WORLD.search(ast.unparse(replicas)))
         if dataset is not None and is_all and _is_cut(tree, dataset):
             yield sampler, "this divides a part of the data, which is already the rank's own"
@@ -251,7 +243,7 @@ def _is_cut(tree: Tree, dataset: ast.expr) -> bool:
             return True
         made = tree.classes.get(spelled(part.func)) if isinstance(part, ast.Call) else None
         if made and isinstance(part, ast.Call) and any(is_rank(tree, value) for value in part.args):
-            return any(_takes_every_nth(tree, inner) for inner in ast.walk(made))
+            return any(_takes_every_nth(tree, inner) for inner in tree.walk(made))
     return False
 
 

@@ -6,10 +6,11 @@ import ast
 import re
 
 from labkit.checking.rules import Mistakes, rule
+from labkit.checking.syntax.calls import all_arguments, argument_at, keyword
 from labkit.checking.syntax.collectives import collective
-from labkit.checking.syntax.functions import callee
+from labkit.checking.syntax.functions import arguments_of, callee
 from labkit.checking.syntax.models import behind
-from labkit.checking.syntax.nodes import Function, keyword, parameters_of, position, spelled
+from labkit.checking.syntax.nodes import Function, last_part, parameters_of, position, spelled
 from labkit.checking.syntax.ranks import Guard, guards, is_rank, may_depend_on_rank, needs_all
 from labkit.checking.syntax.tree import Tree
 
@@ -50,7 +51,7 @@ def rank_0_collective(tree: Tree) -> Mistakes:
         if node.attr == "log_dir" and spelled(node.value).endswith("trainer") and (around := guards(tree, node)):
             yield node, f"`log_dir` broadcasts its value, but {_who(around)} get here"
     for call in tree.torch_calls("new_group"):
-        ranks = keyword(call, "ranks") or next(iter(call.args), None)
+        ranks = argument_at(call, 0, "ranks")
         if ranks is not None and collective(tree, call) and _is_of_this_rank(tree, ranks):
             yield call, "each rank makes another group, but all of them must make the same ones in the same order"
 
@@ -67,7 +68,7 @@ def _parting(tree: Tree, call: ast.Call) -> list[Guard]:
 def _is_of_this_rank(tree: Tree, ranks: ast.expr) -> bool:
     """Whether a list of ranks is computed from the rank, which is not one that a loop counts."""
     targets = [loop.target for loop in tree.nodes[ast.For]] + [loop.target for loop in tree.nodes[ast.comprehension]]
-    names = {part.id for target in targets for part in ast.walk(target) if isinstance(part, ast.Name)}
+    names = tree.names_in(*targets)
     if isinstance(ranks, ast.List) and len(ranks.elts) == 1:
         return False  # groups of one rank need no other
     parts = list(behind(tree, ranks))
@@ -131,7 +132,7 @@ def collective_in_join(tree: Tree) -> Mistakes:
         return
     for node in tree.nodes[ast.With]:
         if any(_joins(tree, item.context_expr) for item in node.items):
-            for call in (call for call in tree.calls if any(tree.is_in(call, part) for part in node.body)):
+            for call in (call for part in node.body for call in tree.calls_in(part)):
                 function = callee(tree, call)
                 inner = next(needs_all(tree, function), ("", 0))[0] if function else ""
                 if name := collective(tree, call) or inner:
@@ -174,31 +175,24 @@ def _evaluated(tree: Tree, call: ast.Call) -> frozenset[str]:
     forward = func.value if isinstance(func, ast.Attribute) and func.attr in FORWARD else func
     if strategies := tree.wrapping(forward):
         return strategies
-    passed = {s for a in [*call.args, *(k.value for k in call.keywords)] for s in tree.wrapping(a)}
+    passed = {s for a in all_arguments(call) for s in tree.wrapping(a)}
     function = callee(tree, call)
     if function is None:
-        name = spelled(func).rsplit(".", 1)[-1]
+        name = last_part(spelled(func))
         return frozenset(passed) if isinstance(func, ast.Name) and EVALUATES.match(name) else frozenset()
     return frozenset(passed) if _runs_a_parameter(tree, function, call) else _runs_a_global(tree, function)
 
 
 def _runs_a_parameter(tree: Tree, function: Function, call: ast.Call) -> bool:
-    names = {p.arg for p in parameters_of(function)}
-    wrapped = {a.arg for a, g in zip(parameters_of(function), call.args, strict=False) if tree.wrapping(g)}
-    wrapped |= {k.arg for k in call.keywords if k.arg in names and tree.wrapping(k.value)}
-    return any(
-        isinstance(c.func, ast.Name) and c.func.id in wrapped and not guards(tree, c)
-        for c in tree.calls
-        if tree.is_in(c, function)
-    )
+    wrapped = {name for name, value in arguments_of(function, call).items() if tree.wrapping(value)}
+    names = {p.arg for p in parameters_of(function)} & wrapped
+    inside = tree.calls_in(function)
+    return any(isinstance(c.func, ast.Name) and c.func.id in names and not guards(tree, c) for c in inside)
 
 
 def _runs_a_global(tree: Tree, function: Function) -> frozenset[str]:
-    strategies: set[str] = set()
-    for call in tree.calls:
-        if isinstance(call.func, ast.Name) and tree.is_in(call, function) and not tree.parameter(call.func.id, call):
-            strategies |= tree.wrapping(call.func)
-    return frozenset(strategies)
+    names = [call.func for call in tree.calls_in(function) if isinstance(call.func, ast.Name)]
+    return frozenset(s for name in names if not tree.parameter(name.id, name) for s in tree.wrapping(name))
 
 
 def _has_buffers(tree: Tree) -> bool:
@@ -224,7 +218,7 @@ def download_race(tree: Tree) -> Mistakes:
         return
     held_back = any(guards(tree, call) for call in tree.torch_calls("barrier", "monitored_barrier"))
     for call in tree.calls:
-        last = tree.names_of_calls[call].rsplit(".", 1)[-1]
+        last = last_part(tree.names_of_calls[call])
         if not (tree.is_true(keyword(call, "download")) or last in ("urlretrieve", "download_url_to_file")):
             continue
         if _before_ranks(tree, call) or _is_locked(tree, call):
@@ -260,5 +254,4 @@ def _before_ranks(tree: Tree, call: ast.Call) -> bool:
 
 
 def _is_locked(tree: Tree, call: ast.Call) -> bool:
-    withs = [a for a in tree.ancestors(call) if isinstance(a, ast.With)]
-    return any("lock" in ast.unparse(item.context_expr).lower() for w in withs for item in w.items)
+    return any("lock" in ast.unparse(context).lower() for context in tree.contexts_of(call))

@@ -6,7 +6,8 @@ import ast
 from collections.abc import Iterator
 
 from labkit.checking.rules import Mistakes, rule
-from labkit.checking.syntax.nodes import Placed, argument, keyword, spelled
+from labkit.checking.syntax.calls import argument_at, keyword
+from labkit.checking.syntax.nodes import Placed, last_part, spelled
 from labkit.checking.syntax.ranks import is_rank, may_depend_on_rank
 from labkit.checking.syntax.tree import Tree
 
@@ -32,7 +33,7 @@ def hard_coded_world_size(tree: Tree) -> Mistakes:
         return
     sizes: list[tuple[ast.expr | None, Placed]] = []
     sizes += [(keyword(c, "world_size"), c) for c in tree.torch_calls("init_process_group")]
-    sizes += [(argument(c, 2, "nprocs"), c) for c in tree.torch_calls("spawn")]
+    sizes += [(argument_at(c, 2, "nprocs"), c) for c in tree.torch_calls("spawn")]
     sizes += [(value, node) for key, value, node in _environment(tree) if key == "WORLD_SIZE"]
     seen = set()
     for value, node in sizes:
@@ -119,7 +120,7 @@ def _place_given(tree: Tree, call: ast.Call) -> ast.expr | None:
     if isinstance(call.func, ast.Attribute) and call.func.attr in ("to", "cuda"):
         return keyword(call, "device") or first
     if name == "torch.load":
-        return argument(call, 1, "map_location")
+        return argument_at(call, 1, "map_location")
     if name.endswith("DistributedDataParallel"):
         ids = keyword(call, "device_ids")
         return ids.elts[0] if isinstance(ids, ast.List) and len(ids.elts) == 1 else None
@@ -184,5 +185,5 @@ def _is_number(tree: Tree, node: ast.expr) -> bool:
         return _is_number(tree, node.left)
     if isinstance(node, ast.Constant):
         return isinstance(node.value, int)
-    is_gpu_name = spelled(node).rsplit(".", 1)[-1] in ("gpu", "gpu_id", "local_gpu") and not isinstance(node, ast.Call)
+    is_gpu_name = last_part(spelled(node)) in ("gpu", "gpu_id", "local_gpu") and not isinstance(node, ast.Call)
     return is_rank(tree, node) or is_gpu_name or any(_is_number(tree, v) for v in values if not isinstance(v, ast.Name))

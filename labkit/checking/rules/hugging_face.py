@@ -7,8 +7,9 @@ import re
 from collections.abc import Iterator
 
 from labkit.checking.rules import Mistakes, rule
+from labkit.checking.syntax.calls import argument_at, has_stars, is_method_call, keyword
 from labkit.checking.syntax.models import behind
-from labkit.checking.syntax.nodes import Placed, has_stars, keyword, position, spelled
+from labkit.checking.syntax.nodes import Placed, last_part, position, spelled
 from labkit.checking.syntax.tree import Tree
 
 SPREADS = ("auto", "balanced", "balanced_low_0", "sequential")
@@ -65,7 +66,7 @@ def four_bit_under_fully_shard(tree: Tree) -> Mistakes:
     if "fsdp2" not in tree.strategies or tree.words & {"ignored_params"} or "ddp" in tree.strategies:
         return
     for call in tree.calls:
-        name = tree.names_of_calls[call].rsplit(".", 1)[-1]
+        name = last_part(tree.names_of_calls[call])
         if tree.is_true(keyword(call, "load_in_4bit")) or name in ("Params4bit", "Linear4bit"):
             yield call, "fully_shard does not support 4-bit weights"
 
@@ -82,7 +83,7 @@ def labels_shifted_twice(tree: Tree) -> Mistakes:
     if not any(TOKEN_MODEL.search(word) and not word.endswith("Seq2SeqLM") for word in tree.words):
         return
     for call in tree.calls:
-        labels, inputs = keyword(call, "labels"), keyword(call, "input_ids") or next(iter(call.args), None)
+        labels, inputs = keyword(call, "labels"), argument_at(call, 0, "input_ids")
         if labels is None or inputs is None or not spelled(call.func).lower().endswith(("model", "module", "lm")):
             continue
         if _is_sliced(tree, labels, "1:") and _is_sliced(tree, inputs, ":-1"):
@@ -98,7 +99,7 @@ def _is_sliced(tree: Tree, node: ast.expr, by: str) -> bool:
             and not any(isinstance(value, ast.Name) for value in values)
             and all(_is_sliced(tree, value, by) for value in values)
         )
-    while isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+    while is_method_call(node):
         if node.func.attr not in ("contiguous", "clone", "to", "cuda", "detach", "long"):
             return False
         node = node.func.value
@@ -142,10 +143,10 @@ def _lengths_differ(tree: Tree) -> bool:
 def _accumulated(tree: Tree, backward: ast.Call) -> Iterator[ast.BinOp | ast.AugAssign]:
     """`loss / accumulation_steps` in the object of `backward()`, or in an assignment to it in the same loop."""
     assert isinstance(backward.func, ast.Attribute)
-    for part in ast.walk(backward.func.value):
+    for part in tree.walk(backward.func.value):
         if isinstance(part, ast.BinOp) and _by_steps(part.op, part.right):
             yield part
-    names = {spelled(part) for part in ast.walk(backward.func.value)} - {""}
+    names = {spelled(part) for part in tree.walk(backward.func.value)} - {""}
     loop = tree.loops_of(backward)[0]
     for statement in tree.nodes[ast.AugAssign]:
         if (
@@ -156,7 +157,7 @@ def _accumulated(tree: Tree, backward: ast.Call) -> Iterator[ast.BinOp | ast.Aug
             yield statement
     for target, value, node in tree.assigns:
         if target in names and tree.is_in(node, loop) and position(node) < position(backward):
-            for part in ast.walk(value):
+            for part in tree.walk(value):
                 if isinstance(part, ast.BinOp) and _by_steps(part.op, part.right):
                     yield part
 
@@ -192,7 +193,7 @@ def frozen_base_in_checkpoints(tree: Tree) -> Mistakes:
     adapted = {
         target
         for target, value, _ in tree.assigns
-        if isinstance(value, ast.Call) and spelled(value.func).rsplit(".", 1)[-1] == "get_peft_model"
+        if isinstance(value, ast.Call) and last_part(spelled(value.func)) == "get_peft_model"
     }
     adapted |= {name for wrap in tree.wraps if spelled(wrap.source) in adapted for name in wrap.names}
     for call in tree.torch_calls("save"):
@@ -205,10 +206,10 @@ def frozen_base_in_checkpoints(tree: Tree) -> Mistakes:
 
 def _whole_states(node: ast.expr, tree: Tree) -> Iterator[ast.Call]:
     """Calls of `state_dict()` that are saved as they are, not filtered."""
-    values = tree.values_of(node.id, node) if isinstance(node, ast.Name) else [node]
+    values = tree.values(node)
     for value in values:
         for part in value.values if isinstance(value, ast.Dict) else [value]:
-            if isinstance(part, ast.Call) and isinstance(part.func, ast.Attribute) and part.func.attr == "state_dict":
+            if is_method_call(part, "state_dict"):
                 yield part
 
 

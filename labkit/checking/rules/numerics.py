@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 from labkit.checking.rules import Mistakes, rule
 from labkit.checking.rules.sampling import TEST
+from labkit.checking.syntax.calls import argument_at, has_stars, is_method_call, keyword
 from labkit.checking.syntax.models import (
     averages_by_hand,
     backwards,
@@ -16,7 +17,7 @@ from labkit.checking.syntax.models import (
     optimizers,
     steps_in,
 )
-from labkit.checking.syntax.nodes import Placed, has_stars, keyword, position, spelled
+from labkit.checking.syntax.nodes import Placed, last_part, position, spelled
 from labkit.checking.syntax.tree import Tree
 
 ALONE = {"NO_SHARD", "process_group"}  # with these, a rank may have all of the model
@@ -53,7 +54,7 @@ def _computes_in_fp16(tree: Tree, call: ast.Call) -> bool:
     dtype = keyword(call, "dtype") or keyword(call, "param_dtype")
     if not name.endswith("autocast"):
         return tree.value(dtype) in FP16
-    device = call.args[0] if call.args else keyword(call, "device_type")
+    device = argument_at(call, 0, "device_type")
     on_cuda = name.startswith("torch.cuda.") or tree.value(device) == "cuda"
     if dtype is None and len(call.args) > 1:
         dtype = call.args[1]
@@ -104,7 +105,7 @@ def _is_returned(tree: Tree, mean: ast.Call) -> bool:
             around = next(parent for parent in tree.ancestors(node) if not isinstance(parent, term))
             if isinstance(around, ast.Return):
                 return True
-            means |= _assigned(around) if isinstance(around, ASSIGNMENT) else set()
+            means |= tree.stored_in(around) if isinstance(around, ASSIGNMENT) else set()
     return False
 
 
@@ -112,42 +113,35 @@ def _is_of_one_item(tree: Tree, call: ast.Call) -> bool:
     """Whether the target comes from a loop: a mean over one image or box, such as its pixels."""
     around = [part for node in tree.ancestors(call) for part in (node, *getattr(node, "generators", ()))]
     target = keyword(call, "target") or (call.args[1] if len(call.args) > 1 else call)
-    return bool(_names(target) & _assigned(*(node for node in around if isinstance(node, LOOP))))
+    return bool(tree.names_in(target) & tree.stored_in(*(node for node in around if isinstance(node, LOOP))))
 
 
 def _is_rescaled(tree: Tree, call: ast.Call, function: ast.FunctionDef) -> bool:
     """Whether the mean, or a variable with it, is a divisor or is multiplied by a number computed from the batch."""
-    local = _assigned(function) | {node.arg for node in ast.walk(function) if isinstance(node, ast.arg)}
+    local = tree.stored_in(function) | {node.arg for node in tree.walk(function) if isinstance(node, ast.arg)}
     means, computed = set[str](), set[str]()
 
     def is_mean(part: ast.AST) -> bool:
-        return tree.is_in(call, part) or bool(_names(part) & means)
+        return tree.is_in(call, part) or bool(tree.names_in(part) & means)
 
     def is_computed(part: ast.AST) -> bool:
-        uses = (node for node in ast.walk(part) if isinstance(node, ast.Call | ast.Attribute | ast.Subscript))
-        read = _names(*(node.value if isinstance(node, ast.Subscript) else node for node in uses))  # not an index
-        return bool(read & local or _names(part) & computed)
+        uses = (node for node in tree.walk(part) if isinstance(node, ast.Call | ast.Attribute | ast.Subscript))
+        read = tree.names_in(
+            *(node.value if isinstance(node, ast.Subscript) else node for node in uses)
+        )  # not an index
+        return bool(read & local or tree.names_in(part) & computed)
 
-    nodes = [node for node in ast.walk(function) if isinstance(node, ast.BinOp | ASSIGNMENT)]
+    nodes = [node for node in tree.walk(function) if isinstance(node, ast.BinOp | ASSIGNMENT)]
     for node in sorted(nodes, key=position):
         if isinstance(node, ASSIGNMENT):
-            means |= _assigned(node) if is_mean(node) else set()
-            computed |= _assigned(node) if is_computed(node) else set()
+            means |= tree.stored_in(node) if is_mean(node) else set()
+            computed |= tree.stored_in(node) if is_computed(node) else set()
         if isinstance(node, ast.BinOp | ast.AugAssign):
             left, right = (node.left, node.right) if isinstance(node, ast.BinOp) else (node.target, node.value)
             is_scaled = (is_mean(left) and is_computed(right)) or (is_mean(right) and is_computed(left))
             if (isinstance(node.op, ast.Mult) and is_scaled) or (isinstance(node.op, ast.Div) and is_mean(right)):
                 return True
     return False
-
-
-def _names(*nodes: ast.AST) -> set[str]:
-    return {node.id for root in nodes for node in ast.walk(root) if isinstance(node, ast.Name)}
-
-
-def _assigned(*nodes: ast.AST) -> set[str]:
-    names = (node for root in nodes for node in ast.walk(root) if isinstance(node, ast.Name))
-    return {node.id for node in names if isinstance(node.ctx, ast.Store)}
 
 
 @rule(
@@ -201,7 +195,7 @@ def clip_of_shards(tree: Tree) -> Mistakes:
     if tree.words & ALONE:
         return
     for call in _clips(tree):
-        parameters = call.args[0] if call.args else keyword(call, "parameters")
+        parameters = argument_at(call, 0, "parameters")
         if not tree.names_of_calls[call].endswith("clip_grad_norm_") or not isinstance(parameters, ast.Call):
             continue
         if isinstance(parameters.func, ast.Attribute) and tree.wrapping(parameters.func.value) == {"fsdp1"}:
@@ -242,7 +236,7 @@ def averaged_twice(tree: Tree) -> Mistakes:
 def _of_wrapped(tree: Tree, call: ast.Call) -> bool:
     """Whether the call is in `for p in model.parameters()` of a wrapped model."""
     heads = [loop.iter for loop in tree.loops_of(call) if isinstance(loop, ast.For)]
-    parameters = [h.func.value for h in heads if isinstance(h, ast.Call) and isinstance(h.func, ast.Attribute)]
+    parameters = [h.func.value for h in heads if is_method_call(h)]
     return any(tree.wrapping(model) for model in parameters)
 
 
@@ -316,7 +310,7 @@ KEEPS = re.compile(r"master|stochastic|kahan|lora|peft|adapter|float32|fp32|auto
     f"learning rates above {LOST_BELOW:.1e}, at which the larger weights stay as they are.",
 )
 def bf16_updates_lost(tree: Tree) -> Mistakes:
-    if tree.is_managed or not any(tree.method_calls("backward")) or any(map(KEEPS.search, _used(tree))):
+    if tree.is_managed or not any(tree.method_calls("backward")) or any(map(KEEPS.search, set(_used(tree)))):
         return
     if any(spelled(call.func.value) for call in tree.method_calls("float")):
         return  # possibly of the parameters
@@ -324,9 +318,9 @@ def bf16_updates_lost(tree: Tree) -> Mistakes:
     models = set(_bf16_models(tree))
     for optimizer, name in optimizers(tree):
         sources = {name, *(spelled(wrap.source) for wrap in tree.wraps if name in wrap.names)}
-        rate = keyword(optimizer, "lr") or (optimizer.args[1] if len(optimizer.args) > 1 else None)
+        rate = argument_at(optimizer, 1, "lr")
         value = tree.default(rate)
-        is_adam = tree.names_of_calls[optimizer].rpartition(".")[2] in ("Adam", "AdamW")
+        is_adam = last_part(tree.names_of_calls[optimizer]) in ("Adam", "AdamW")
         if is_adam and (everything or models & sources) and isinstance(value, float) and 0 < value <= LOST_BELOW:
             by_default = "" if tree.value(rate) == value else " by default"
             yield optimizer, f"with a learning rate of {value:g}{by_default}, most bf16 weights are never changed"
@@ -365,11 +359,11 @@ def _bf16_models(tree: Tree) -> Iterator[str]:
 )
 def accumulation_cleared(tree: Tree) -> Mistakes:
     for backward, _ in backwards(tree):
-        loop = next(iter(tree.loops_of(backward)), None)
+        loop = tree.loop_of(backward)
         if loop is None or tree.is_managed or averages_by_hand(tree, loop):
             continue
-        cleared = [c for c in tree.method_calls("zero_grad", within=loop) if tree.loops_of(c)[:1] == [loop]]
-        always = [c for c in cleared if not any(tree.is_in(branch, loop) for branch, _ in tree.branches_of(c))]
+        cleared = [c for c in tree.method_calls("zero_grad", within=loop) if tree.loop_of(c) is loop]
+        always = [c for c in cleared if not tree.branches_of(c, loop)]
         for step in _steps_of(tree, loop):
             same = [c for c in always if spelled(c.func.value) == step]
             if same and len(same) == len([c for c in cleared if spelled(c.func.value) == step]):

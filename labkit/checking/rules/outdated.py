@@ -7,7 +7,8 @@ import ast
 from collections.abc import Iterator
 
 from labkit.checking.rules import Mistakes, rule
-from labkit.checking.syntax.nodes import Placed, keyword
+from labkit.checking.syntax.calls import keyword
+from labkit.checking.syntax.nodes import Placed, last_part
 from labkit.checking.syntax.tree import Tree
 
 FSDP = "torch.distributed.fsdp.FullyShardedDataParallel"
@@ -57,7 +58,7 @@ HOMES = {
 )
 def replaced(tree: Tree) -> Mistakes:
     uses: dict[str, tuple[Placed, list[int]]] = {}
-    for name, node in _names(tree):
+    for name, node in ((name, node) for name, node in _names(tree) if name.startswith("torch.")):
         for old, new in HOMES.items():
             name = name.replace(old, new)
         known = next((old for old in REPLACED if name == old or name.startswith(f"{old}.")), None)
@@ -116,5 +117,5 @@ def checkpoint_reentrant(tree: Tree) -> Mistakes:
         name = tree.names_of_calls[call]
         if not name.startswith("torch.utils.checkpoint.checkpoint") or any(k.arg is None for k in call.keywords):
             continue
-        if name.rsplit(".", 1)[-1] in ("checkpoint", "checkpoint_sequential") and not keyword(call, "use_reentrant"):
+        if last_part(name) in ("checkpoint", "checkpoint_sequential") and not keyword(call, "use_reentrant"):
             yield call, "use_reentrant is missing"

@@ -6,10 +6,11 @@ import ast
 from collections.abc import Iterator
 
 from labkit.checking.rules import Mistakes, rule
-from labkit.checking.rules.replicas import TRAINED, ddp_wraps, may_leave_unused
+from labkit.checking.rules.replicas import TRAINED, may_leave_unused
+from labkit.checking.syntax.calls import keyword
 from labkit.checking.syntax.functions import arguments_of, follows
 from labkit.checking.syntax.models import averages_by_hand, backwards, behind, steps_in, without_gradients
-from labkit.checking.syntax.nodes import Function, Placed, keyword, parameters_of, position, spelled
+from labkit.checking.syntax.nodes import Function, Placed, parameters_of, position, spelled
 from labkit.checking.syntax.tree import Tree, Wrap
 from labkit.checking.syntax.values import UNKNOWN
 
@@ -70,7 +71,7 @@ def _inner_model(tree: Tree, call: ast.Call) -> Wrap | None:
     while isinstance(owner, ast.Attribute) and owner.attr not in NO_PASS:
         if owner.attr == "module" and tree.wrapping(owner.value) == {"ddp"}:
             name = spelled(owner.value)
-            return next((wrap for wrap in ddp_wraps(tree) if name in wrap.names), None)
+            return next((wrap for wrap in tree.wraps_of("ddp") if name in wrap.names), None)
         owner = owner.value
     return _named_inside(tree, call.func)
 
@@ -82,7 +83,7 @@ def _named_inside(tree: Tree, func: ast.expr) -> Wrap | None:
     if not isinstance(func, ast.Name) or tree.parameter(func.id, func):
         return None
     values = tree.values_of(func.id, func)
-    for wrap in ddp_wraps(tree):
+    for wrap in tree.wraps_of("ddp"):
         around = (tree.function_of(wrap.call), tree.module)
         if func.id == spelled(wrap.source) and func.id not in wrap.names and wrap.names:
             is_same = len(values) <= 1 and tree.function_of(func) in around and follows(tree, func, wrap.call)
@@ -117,7 +118,7 @@ def branch_under_ddp(tree: Tree) -> Mistakes:
     calls = [call for call in tree.calls if tree.wrapping(call.func) == {"ddp"} and not without_gradients(tree, call)]
     if len(calls) != 1 or "_set_static_graph" in tree.words or not tree.loops_of(calls[0]):
         return
-    for wrap in ddp_wraps(tree):
+    for wrap in tree.wraps_of("ddp"):
         made = {spelled(part.func) for part in behind(tree, wrap.source) if isinstance(part, ast.Call)} & {
             *tree.classes
         }
@@ -127,7 +128,7 @@ def branch_under_ddp(tree: Tree) -> Mistakes:
             continue
         for test, *branches in _branches(tree, forward):
             only = [_only_in(tree, forward, branch) for branch in branches]
-            decided_by = {part.id for part in ast.walk(test) if isinstance(part, ast.Name)}
+            decided_by = tree.names_in(test)
             if is_static and any(only) and _varies(tree, calls[0], forward, decided_by):
                 yield test, f"{_listed(only)} is used in some steps only, but static_graph=True"
             elif not is_static and all(only) and decided_by & {p.arg for p in parameters_of(forward)}:
@@ -164,7 +165,7 @@ def _only_in(tree: Tree, forward: Function, branch: list[ast.AST]) -> set[str]:
 def _varies(tree: Tree, call: ast.Call, forward: Function, names: set[str]) -> bool:
     """Whether one of these arguments depends on what the loop around a call assigns."""
     given = [value for name, value in arguments_of(forward, call).items() if name in names]
-    used = {part.id for value in given for part in ast.walk(value) if isinstance(part, ast.Name)}
+    used = tree.names_in(*given)
     loop = tree.loops_of(call)[0]
     stored = {n.id for n in tree.nodes[ast.Name] if isinstance(n.ctx, ast.Store) and tree.is_in(n, loop)}
     return bool(used & stored)
@@ -186,12 +187,12 @@ def _listed(layers: list[set[str]]) -> str:
 )
 def step_without_sync(tree: Tree) -> Mistakes:
     for backward, _ in backwards(tree):
-        loop = next(iter(tree.loops_of(backward)), None)
+        loop = tree.loop_of(backward)
         if loop is None or averages_by_hand(tree, loop):
             continue
         for setting, test, syncs in _syncs(tree, backward, loop):
             for step in steps_in(tree, loop):
-                branches = [branch for branch in tree.branches_of(step) if tree.is_in(branch[0], loop)]
+                branches = tree.branches_of(step, loop)
                 if len(branches) == 1 and _parts(tree, loop, test, syncs, *branches[0]):
                     yield setting, f"the step ({tree.location(step.lineno)}) follows a backward pass without averaging"
                     break
@@ -201,15 +202,12 @@ def step_without_sync(tree: Tree) -> Mistakes:
 
 def _syncs(tree: Tree, backward: ast.Call, loop: ast.AST) -> Iterator[tuple[Placed, ast.expr, bool]]:
     """(place, condition, value) for what makes a backward pass average gradients if the condition has that value."""
-    for around in (node for node in tree.ancestors(backward) if isinstance(node, ast.With)):
-        for item in around.items:
-            context = item.context_expr
-            if isinstance(context, ast.Name) and len(values := tree.values_of(context.id, context)) == 1:
-                context = values[0]
-            if isinstance(context, ast.IfExp) and tree.is_in(context, loop):
-                inside = [any(_is_no_sync(n) for n in ast.walk(part)) for part in (context.body, context.orelse)]
-                if inside[0] != inside[1]:
-                    yield context, context.test, inside[1]
+    for each in tree.contexts_of(backward):
+        context = tree.resolved(each) or each
+        if isinstance(context, ast.IfExp) and tree.is_in(context, loop):
+            inside = [any(_is_no_sync(n) for n in tree.walk(part)) for part in (context.body, context.orelse)]
+            if inside[0] != inside[1]:
+                yield context, context.test, inside[1]
     for setting in _settings(tree, loop):
         yield setting, setting.value, True
 
@@ -229,7 +227,7 @@ def _settings(tree: Tree, loop: ast.AST) -> list[ast.Assign]:
 
 
 def _late(tree: Tree, backward: ast.Call, loop: ast.AST) -> Iterator[ast.Assign]:
-    forwards = [c for c in tree.calls if tree.wrapping(c.func) == {"ddp"} and tree.loops_of(c)[:1] == [loop]]
+    forwards = [c for c in tree.calls if tree.wrapping(c.func) == {"ddp"} and tree.loop_of(c) is loop]
     settings = _settings(tree, loop)
     is_one = len(forwards) == len(settings) == 1 and tree.value(settings[0].value) is UNKNOWN
     if is_one and position(forwards[0]) < position(settings[0]) < position(backward):
@@ -247,7 +245,7 @@ def _parts(tree: Tree, loop: ast.AST, test: ast.expr, syncs: bool, branch: ast.I
     }
     stored = {n.id for n in tree.nodes[ast.Name] if isinstance(n.ctx, ast.Store) and tree.is_in(n, loop)}
     counts = names & stored
-    if not isinstance(loop, ast.For) or counts - {n.id for n in ast.walk(loop.target) if isinstance(n, ast.Name)}:
+    if not isinstance(loop, ast.For) or counts - tree.names_in(loop.target):
         return False
     for count in range(2 * EVERY):
         known = dict.fromkeys(names - counts, EVERY) | dict.fromkeys(counts, count)

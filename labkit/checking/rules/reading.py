@@ -7,9 +7,10 @@ import re
 from collections.abc import Iterator
 
 from labkit.checking.rules import Mistakes, rule
+from labkit.checking.syntax.calls import argument_at
 from labkit.checking.syntax.collectives import agrees
 from labkit.checking.syntax.functions import callee
-from labkit.checking.syntax.nodes import keyword, position
+from labkit.checking.syntax.nodes import position
 from labkit.checking.syntax.ranks import guards, names_rank
 from labkit.checking.syntax.tree import Tree
 
@@ -67,7 +68,7 @@ def _file(tree: Tree, call: ast.Call) -> tuple[bool, str] | None:
     name = tree.names_of_calls[call]
     method = call.func.attr if isinstance(call.func, ast.Attribute) else ""
     if name == "open":
-        mode = call.args[1] if len(call.args) > 1 else keyword(call, "mode")
+        mode = argument_at(call, 1, "mode")
         writes, at = isinstance(mode, ast.Constant) and bool(set("wxa") & set(str(mode.value))), 0
         if mode is not None and not isinstance(mode, ast.Constant):
             return None

@@ -8,9 +8,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from labkit.checking.rules import Mistakes, rule
+from labkit.checking.syntax.calls import argument_at, keyword
 from labkit.checking.syntax.functions import arguments_of, calls_of, follows
 from labkit.checking.syntax.models import averages_by_hand, backwards, behind
-from labkit.checking.syntax.nodes import Function, Placed, keyword, position, spelled
+from labkit.checking.syntax.nodes import Function, Placed, last_part, position, spelled
 from labkit.checking.syntax.ranks import guards
 from labkit.checking.syntax.tree import Tree, Wrap
 
@@ -32,10 +33,6 @@ class Switch:
 
     def covers(self, other: Switch) -> bool:
         return self.layer in ("", other.layer)
-
-
-def ddp_wraps(tree: Tree) -> list[Wrap]:
-    return [wrap for wrap in tree.wraps if wrap.strategy == "ddp"]
 
 
 def may_leave_unused(tree: Tree, wrap: Wrap) -> bool:
@@ -61,8 +58,8 @@ def changed_after_ddp(tree: Tree) -> Mistakes:
     loops = [loop for loop in (*tree.nodes[ast.For], *tree.nodes[ast.While]) if any(backwards(tree, within=loop))]
     if any(averages_by_hand(tree, loop) for loop in loops) or not any(backwards(tree)):
         return
-    for wrap in ddp_wraps(tree):
-        own = [part for switch in _switches(tree) if (part := _of_model(wrap, switch))]
+    for wrap in tree.wraps_of("ddp"):
+        own = [part for switch in _switches(tree) if (part := _of_model(tree, wrap, switch))]
         own.sort(key=lambda switch: position(switch.node))
         before = [switch for switch in own if follows(tree, wrap.call, switch.node)]
         after = [switch for switch in own if _is_last_word(tree, switch.node, wrap)]
@@ -83,7 +80,7 @@ def changed_after_ddp(tree: Tree) -> Mistakes:
 def _is_last_word(tree: Tree, change: Placed, wrap: Wrap) -> bool:
     """Whether a change comes after the model was wrapped, and after any other time it may be wrapped."""
     names = _names(wrap)
-    return all(follows(tree, change, other.call) for other in ddp_wraps(tree) if names & _names(other))
+    return all(follows(tree, change, other.call) for other in tree.wraps_of("ddp") if names & _names(other))
 
 
 def _names(wrap: Wrap) -> set[str]:
@@ -101,11 +98,11 @@ def _new_layers(tree: Tree, wrap: Wrap) -> Iterator[tuple[Placed, str]]:
                     yield node, ast.unparse(target)
 
 
-def _of_model(wrap: Wrap, switch: Switch) -> Switch | None:
+def _of_model(tree: Tree, wrap: Wrap, switch: Switch) -> Switch | None:
     """The switch, if it is of this wrapped model or of a part of which it is made."""
     if switch.model in _names(wrap):
         return switch
-    parts = {part.id for part in ast.walk(wrap.source) if isinstance(part, ast.Name)}
+    parts = tree.names_in(wrap.source)
     return replace(switch, layer=switch.model) if switch.model in parts else None
 
 
@@ -113,7 +110,7 @@ def _switches(tree: Tree) -> Iterator[Switch]:
     """Every `layer.requires_grad_(…)` and `parameter.requires_grad = …` with a known value, in their order."""
     found: list[tuple[Placed, ast.expr, ast.expr | bool]] = []
     for call in tree.method_calls("requires_grad_"):
-        found.append((call, call.func.value, next(iter(call.args), None) or keyword(call, "requires_grad") or True))
+        found.append((call, call.func.value, argument_at(call, 0, "requires_grad") or True))
     for assign in tree.nodes[ast.Assign]:
         found += [
             (assign, target.value, assign.value)
@@ -134,9 +131,9 @@ def _looped(tree: Tree, parameter: ast.Name) -> ast.expr | None:
         source = loop.iter if isinstance(loop, ast.For) else None
         if not isinstance(loop, ast.For) or not isinstance(source, ast.Call) or isinstance(source.func, ast.Name):
             continue
-        names = {spelled(part) for part in ast.walk(loop.target)}
+        names = {spelled(part) for part in tree.walk(loop.target)}
         if parameter.id in names and isinstance(source.func, ast.Attribute):
-            conditional = any(tree.is_in(branch, loop) for branch, _ in tree.branches_of(parameter))
+            conditional = tree.branches_of(parameter, loop)
             parameters = source.func.attr in ("parameters", "named_parameters")
             return source.func.value if parameters and not conditional else None
     return None
@@ -219,7 +216,7 @@ def _made(tree: Tree, node: ast.expr) -> list[ast.Call]:
 
 def _makes_module(tree: Tree, call: ast.Call) -> bool:
     name = tree.dotted(call.func)
-    last = name.rpartition(".")[2]
+    last = last_part(name)
     if name in tree.classes:
         return _is_module_class(tree, tree.classes[name])
     is_class = last[:1].isupper() and last not in ("Parameter", "Buffer", "UninitializedParameter")
@@ -243,9 +240,9 @@ def _is_module_class(tree: Tree, node: ast.ClassDef) -> bool:
 def tied_weights_parted(tree: Tree) -> Mistakes:
     for holder, layers in _ties(tree):
         units = [(wrap, unit) for wrap in tree.wraps if wrap.strategy == "fsdp2" for unit in _units(tree, wrap)]
-        parted = [(wrap, unit) for wrap, unit in units if "." in unit and unit.rpartition(".")[2] in layers]
+        parted = [(wrap, unit) for wrap, unit in units if "." in unit and last_part(unit) in layers]
         for wrap, unit in parted[:1]:
-            other = next(layer for layer in layers if layer != unit.rpartition(".")[2])
+            other = next(layer for layer in layers if layer != last_part(unit))
             yield wrap.call, f"`{unit}` shares its weight with `{other}`, which is not in this unit"
         for call in tree.method_calls("to_empty"):
             made = [part for part in behind(tree, call.func.value) if isinstance(part, ast.Call)]
@@ -272,11 +269,8 @@ def _ties(tree: Tree) -> Iterator[tuple[ast.AST, tuple[str, str]]]:
 
 
 def _is_on_meta(tree: Tree, call: ast.Call) -> bool:
-    contexts = [item.context_expr for a in tree.ancestors(call) if isinstance(a, ast.With) for item in a.items]
-    return any(
-        isinstance(c, ast.Call) and tree.dotted(c.func) == "torch.device" and c.args and tree.value(c.args[0]) == "meta"
-        for c in contexts
-    )
+    devices = tree.calls_to("torch.device")
+    return any(context in devices and tree.value(context.args[0]) == "meta" for context in tree.contexts_of(call))
 
 
 def _is_tied_again(tree: Tree, layers: tuple[str, str], holder: ast.AST) -> bool:
@@ -299,7 +293,7 @@ def _is_tied_again(tree: Tree, layers: tuple[str, str], holder: ast.AST) -> bool
     misses="scripts that broadcast anything; conditions on the rank around a function that loads.",
 )
 def loaded_on_one_rank(tree: Tree) -> Mistakes:
-    if tree.is_managed or any(SENDS.search(word) for word in tree.words) or not (ddp_wraps(tree) or tree.shards):
+    if tree.is_managed or any(SENDS.search(word) for word in tree.words) or not (tree.wraps_of("ddp") or tree.shards):
         return
     for call in tree.method_calls("load_state_dict"):
         around = guards(tree, call)
@@ -310,11 +304,11 @@ def loaded_on_one_rank(tree: Tree) -> Mistakes:
         if sum(guards(tree, other)[:1] == around[:1] for other in same) > 1:
             continue  # swapped, and put back
         wraps = [
-            wrap for wrap in ddp_wraps(tree) if name.removesuffix(".module") in {*wrap.names, spelled(wrap.source)}
+            wrap for wrap in tree.wraps_of("ddp") if name.removesuffix(".module") in {*wrap.names, spelled(wrap.source)}
         ]
         is_late = bool(wraps) and all(follows(tree, call, wrap.call) for wrap in wraps)
         is_sharded = any(spelled(wrap.source) == name and wrap.strategy == "fsdp2" for wrap in tree.wraps)
-        if is_late or is_sharded or "opt" in name.rpartition(".")[2].lower():
+        if is_late or is_sharded or "opt" in last_part(name).lower():
             yield call, f"only rank 0 loads `{name}`; the other ranks go on with their own"
 
 

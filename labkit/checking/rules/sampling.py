@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Callable
 
 from labkit.checking.rules import Mistakes, rule
+from labkit.checking.syntax.calls import argument_at, has_stars, keyword
 from labkit.checking.syntax.models import behind, trained_in
-from labkit.checking.syntax.nodes import has_stars, keyword, spelled
+from labkit.checking.syntax.nodes import last_part, spelled
 from labkit.checking.syntax.ranks import names_rank
 from labkit.checking.syntax.tree import Tree
 
@@ -33,8 +33,8 @@ def no_distributed_sampler(tree: Tree) -> Mistakes:
     for call in tree.torch_calls("DataLoader"):
         if has_stars(call) or len(call.args) > 3 or _has_sampler(tree, call) or not is_for_training(tree, call):
             continue
-        dataset = call.args[0] if call.args else keyword(call, "dataset")
-        if dataset is None or names_rank(tree, call) or any(names_rank(tree, v) for v in _values(tree, dataset)):
+        dataset = argument_at(call, 0, "dataset")
+        if dataset is None or names_rank(tree, call) or any(names_rank(tree, v) for v in tree.values(dataset)):
             continue
         if _is_made_up(tree, dataset) or _is_a_choice(tree, call):
             continue
@@ -47,10 +47,8 @@ def _has_sampler(tree: Tree, call: ast.Call) -> bool:
 
 
 def is_for_training(tree: Tree, call: ast.Call) -> bool:
-    parent = tree.parents[call]
-    names = [spelled(target) for target in getattr(parent, "targets", [])]
-    dataset = call.args[0] if call.args else keyword(call, "dataset")
-    names.append(spelled(dataset))
+    dataset = argument_at(call, 0, "dataset")
+    names = [*tree.targets_of(call), spelled(dataset)]
     if any(TEST.search(name) for name in names):
         return False
     return _shuffles(tree, call) or any("train" in name.lower() for name in names) or _is_trained_on(tree, call)
@@ -58,16 +56,16 @@ def is_for_training(tree: Tree, call: ast.Call) -> bool:
 
 def _is_trained_on(tree: Tree, call: ast.Call) -> bool:
     """Whether `for x, y in loader:` with a backward pass follows in the same function."""
-    named = {spelled(target) for target in getattr(tree.parents[call], "targets", [])} - {""}
+    named = set(tree.targets_of(call))
     for loop in tree.nodes[ast.For]:
         here = tree.function_of(loop) is tree.function_of(call)
-        if here and named & set(map(spelled, ast.walk(loop.iter))) and trained_in(tree, loop):
+        if here and named & set(map(spelled, tree.walk(loop.iter))) and trained_in(tree, loop):
             return True
     return False
 
 
 def _shuffles(tree: Tree, call: ast.Call) -> bool:
-    return tree.default(keyword(call, "shuffle") or (call.args[2] if len(call.args) > 2 else None)) is True
+    return tree.default(argument_at(call, 2, "shuffle")) is True
 
 
 def _seeds_by_rank(tree: Tree) -> bool:
@@ -76,25 +74,17 @@ def _seeds_by_rank(tree: Tree) -> bool:
     return any(names_rank(tree, argument) for call in seeds for argument in call.args)
 
 
-def _values(tree: Tree, dataset: ast.expr) -> list[ast.expr]:
-    return tree.values_of(dataset.id, dataset) if isinstance(dataset, ast.Name) else [dataset]
-
-
 def _is_made_up(tree: Tree, dataset: ast.expr) -> bool:
     """Whether the data are random, which differ on every rank, or a stream, which is split where it is read."""
     for part in behind(tree, dataset):
-        if isinstance(part, ast.Name | ast.Attribute):
-            name = part.attr if isinstance(part, ast.Attribute) else part.id
-            bases = tree.classes[name].bases if name in tree.classes else []
-            if MADE_UP.search(name) or any(MADE_UP.search(spelled(base)) for base in bases):
-                return True
-            if name in tree.classes and (MADE_UP.search(ast.unparse(tree.classes[name])) or _asks_rank(tree, name)):
+        name = last_part(spelled(part))
+        if name and MADE_UP.search(name):
+            return True
+        if node := tree.classes.get(name):
+            text = ast.unparse(node)
+            if MADE_UP.search(text) or "rank" in text.lower():
                 return True
     return False
-
-
-def _asks_rank(tree: Tree, class_name: str) -> bool:
-    return "rank" in ast.unparse(tree.classes[class_name]).lower()
 
 
 def _is_a_choice(tree: Tree, call: ast.Call) -> bool:
@@ -129,25 +119,22 @@ def shuffle_with_sampler(tree: Tree) -> Mistakes:
     "same script.",
 )
 def no_set_epoch(tree: Tree) -> Mistakes:
-    if tree.is_managed or "set_epoch" in tree.words or not any(map(_is_over_epochs(tree), tree.nodes[ast.For])):
+    if (
+        tree.is_managed
+        or "set_epoch" in tree.words
+        or not any(_is_over_epochs(tree, loop) for loop in tree.nodes[ast.For])
+    ):
         return
     for call in tree.torch_calls("DistributedSampler"):
-        shuffle = keyword(call, "shuffle")
-        target = next((spelled(t) for t in getattr(tree.parents[call], "targets", [])), "")
-        if (
-            (shuffle is None or tree.is_true(shuffle))
-            and not has_stars(call)
-            and not TEST.search(f"{target} {spelled(call.args[0]) if call.args else ''}")
-        ):
+        shuffle, dataset = keyword(call, "shuffle"), argument_at(call, 0, "dataset")
+        names = " ".join([*tree.targets_of(call), spelled(dataset)])
+        if (shuffle is None or tree.is_true(shuffle)) and not has_stars(call) and not TEST.search(names):
             yield call, "set_epoch is not called on this sampler: every epoch has the same order"
 
 
-def _is_over_epochs(tree: Tree) -> Callable[[ast.For], bool]:
-    def looks(loop: ast.For) -> bool:
-        head = f"{ast.unparse(loop.target)} {ast.unparse(loop.iter)}".lower()
-        return "epoch" in head and trained_in(tree, loop)
-
-    return looks
+def _is_over_epochs(tree: Tree, loop: ast.For) -> bool:
+    head = f"{ast.unparse(loop.target)} {ast.unparse(loop.iter)}".lower()
+    return "epoch" in head and trained_in(tree, loop)
 
 
 @rule(

@@ -8,9 +8,10 @@ from collections import Counter
 from collections.abc import Iterator
 
 from labkit.checking.rules import Mistakes, rule
+from labkit.checking.syntax.calls import MethodCall, argument_at, has_stars, is_method_call, keyword
 from labkit.checking.syntax.functions import arguments_of, callee, calls_of
 from labkit.checking.syntax.models import behind
-from labkit.checking.syntax.nodes import Function, MethodCall, has_stars, keyword, position, spelled
+from labkit.checking.syntax.nodes import Function, last_part, position, spelled
 from labkit.checking.syntax.ranks import may_depend_on_rank, names_rank
 from labkit.checking.syntax.tree import Tree
 
@@ -28,24 +29,20 @@ GATHERS = {
 }
 
 
-def saves(tree: Tree) -> Iterator[ast.Call]:
-    return tree.torch_calls("save") if not tree.is_managed else iter(())
+def saves(tree: Tree) -> list[ast.Call]:
+    return tree.calls_to("torch.save") if not tree.is_managed else []
 
 
 def pretrained(tree: Tree) -> Iterator[MethodCall]:
     """`model.save_pretrained(folder)`, where no framework decides which rank saves."""
     for call in tree.method_calls("save_pretrained") if not tree.is_managed else ():
-        owner = spelled(call.func.value).rsplit(".", 1)[-1].lower()
+        owner = last_part(spelled(call.func.value)).lower()
         if "model" in owner or owner in ("module", "net", "unwrapped"):
             yield call
 
 
 def _saves_a_shard(tree: Tree, call: MethodCall) -> bool:
     return "fsdp2" in tree.wrapping(call.func.value) and keyword(call, "state_dict") is None and not has_stars(call)
-
-
-def _is_torch_save(tree: Tree, call: ast.Call) -> bool:
-    return tree.names_of_calls[call] == "torch.save"
 
 
 @rule(
@@ -62,19 +59,17 @@ def sharded_state_dict(tree: Tree) -> Mistakes:
     if not tree.wraps or not tree.shards or tree.words & GATHERS:
         return
     for call in saves(tree):
-        if not _is_torch_save(tree, call) or not call.args or names_rank(tree, call.args[-1]):
+        if not call.args or names_rank(tree, call.args[-1]):
             continue  # one file per rank is intentional
         if any("BytesIO" in spelled(part) for part in behind(tree, call.args[-1])):
             continue  # of what stays in memory, such as a measure of its size, nothing is lost
         for part in behind(tree, call.args[0]):
-            if not (
-                isinstance(part, ast.Call) and isinstance(part.func, ast.Attribute) and part.func.attr == "state_dict"
-            ):
+            if not (is_method_call(part, "state_dict")):
                 continue
             owner = part.func.value
             if "fsdp2" in tree.wrapping(owner):
                 yield part, f"`{spelled(owner)}.state_dict()` has only this rank's shard of the model"
-            elif "opt" in spelled(owner).rsplit(".", 1)[-1].lower():
+            elif "opt" in last_part(spelled(owner)).lower():
                 yield part, f"`{spelled(owner)}.state_dict()` has only the state of this rank's shard"
     for saving in pretrained(tree):
         if _saves_a_shard(tree, saving):
@@ -93,13 +88,11 @@ def save_on_every_rank(tree: Tree) -> Mistakes:
     if not tree.is_distributed:
         return
     for call in saves(tree):
-        path = call.args[1] if len(call.args) > 1 else keyword(call, "f")
-        if not _is_torch_save(tree, call) or path is None or _is_private(tree, path):
-            continue
-        if not may_depend_on_rank(tree, call):
+        path = argument_at(call, 1, "f")
+        if path is not None and not _is_private(tree, path) and not may_depend_on_rank(tree, call):
             yield call, f"every rank writes {ast.unparse(path)}"
     for saving in pretrained(tree):
-        folder = saving.args[0] if saving.args else keyword(saving, "save_directory")
+        folder = argument_at(saving, 0, "save_directory")
         if folder is None or keyword(saving, "is_main_process") is not None or _is_private(tree, folder):
             continue
         if not has_stars(saving) and not _saves_a_shard(tree, saving) and not may_depend_on_rank(tree, saving):
@@ -115,7 +108,7 @@ def save_on_every_rank(tree: Tree) -> Mistakes:
     misses="optimizers that other functions make, get or hold in a list or attribute.",
 )
 def optimizer_not_saved(tree: Tree) -> Mistakes:
-    if not any(_is_torch_save(tree, call) for call in saves(tree)):
+    if not saves(tree):
         return
     made = {
         target.id: assign.value
@@ -159,8 +152,8 @@ def _is_temporary(name: str) -> bool:
 def load_without_map_location(tree: Tree) -> Mistakes:
     if not tree.is_distributed or tree.is_managed or not tree.is_on_gpu:
         return
-    for call in tree.torch_calls("load"):
-        if tree.names_of_calls[call] != "torch.load" or len(call.args) > 1 or has_stars(call):
+    for call in tree.calls_to("torch.load"):
+        if len(call.args) > 1 or has_stars(call):
             continue
         thought_of = any(keyword(c, "map_location") for c in tree.torch_calls("load", within=tree.function_of(call)))
         if not thought_of and _is_state(tree, call):
@@ -187,17 +180,9 @@ def _is_state(tree: Tree, load: ast.Call) -> bool:
 def load_without_weights_only(tree: Tree) -> Mistakes:
     if not tree.is_distributed:
         return
-    for call in tree.torch_calls("load"):
-        named = {k.arg for k in call.keywords}
-        if (
-            tree.names_of_calls[call] == "torch.load"
-            and not has_stars(call)
-            and not named
-            & {
-                "weights_only",
-                "pickle_module",
-            }
-        ):
+    for call in tree.calls_to("torch.load"):
+        chosen = keyword(call, "weights_only") or keyword(call, "pickle_module")
+        if chosen is None and not has_stars(call):
             yield call, "whether this runs code from the file depends on the version of torch"
 
 
@@ -240,25 +225,20 @@ def unmatched_keys(tree: Tree) -> Mistakes:
             continue
         written, read = saved[place], _wrapping_at(tree, call.func.value)
         if written is not None and read is not None and written != read:
-            strict = keyword(call, "strict") or (call.args[1] if len(call.args) > 1 else None)
+            strict = argument_at(call, 1, "strict")
             outcomes = {True: "this fails", False: "nothing is loaded"}
             what = outcomes.get(True if strict is None else tree.value(strict), "none of them matches")
-            yield call, f"the keys were saved {_of(written)} and are loaded {_into(read)}: {what}"
+            yield call, f"the keys were saved from {MODELS[written]} and are loaded into {MODELS[read]}: {what}"
 
 
-def _of(wrapping: str) -> str:
-    return {"ddp": "from the DDP model", "compiled": "from the compiled model"}.get(wrapping, "from the bare model")
-
-
-def _into(wrapping: str) -> str:
-    return {"ddp": "into the DDP model", "compiled": "into the compiled model"}.get(wrapping, "into the bare model")
+MODELS = {"ddp": "the DDP model", "compiled": "the compiled model", "": "the bare model"}
 
 
 def _saved(tree: Tree) -> Iterator[tuple[str, str, str | None]]:
     """(path, key, wrapper) for each state that is saved: `torch.save({"model": model.state_dict()}, path)`."""
     for call in saves(tree):
-        path = call.args[1] if len(call.args) > 1 else keyword(call, "f")
-        if not _is_torch_save(tree, call) or not call.args or path is None:
+        path = argument_at(call, 1, "f")
+        if not call.args or path is None:
             continue
         values = tree.bound_to(call.args[0]) if isinstance(call.args[0], ast.Name) else [call.args[0]]
         for value in values if len(values) == 1 else ():
@@ -285,7 +265,7 @@ def _loaded(tree: Tree, state: ast.expr, depth: int = 4) -> tuple[str, str] | No
     if isinstance(state, ast.DictComp):
         source = state.generators[0].iter
         keeps = isinstance(state.key, ast.Name) and isinstance(state.generators[0].target, ast.Tuple)
-        if keeps and isinstance(source, ast.Call) and isinstance(source.func, ast.Attribute):
+        if keeps and is_method_call(source):
             return _loaded(tree, source.func.value, depth - 1) if source.func.attr == "items" else None
     if isinstance(state, ast.Call) and tree.names_of_calls.get(state) == "torch.load" and state.args:
         return _place(tree, state.args[0]), ""
@@ -304,16 +284,16 @@ def _place(tree: Tree, path: ast.expr, depth: int = 3) -> str:
         }
         if len(passed) == 1:
             return passed.pop()
-    names = {part.id for part in ast.walk(path) if isinstance(part, ast.Name)} - {"self"}
+    names = tree.names_in(path) - {"self"}
     is_local = any((name, function) in tree.assigned or tree.parameter(name, path) for name in names)
     return ast.unparse(path) + (f" in line {getattr(function, 'lineno', 0)}" if is_local else "")
 
 
 def _is_looked_at(tree: Tree, call: ast.Call) -> bool:
     """Whether the script tests what could not be loaded."""
-    names = {spelled(target) for target in getattr(tree.parents[call], "targets", [])} - {""}
+    names = set(tree.targets_of(call))
     read = {spelled(n.value) for n in tree.nodes[ast.Attribute] if n.attr == "missing_keys"}
-    tests = [part for node in tree.nodes[ast.If] for part in ast.walk(node.test)]
+    tests = [part for node in tree.nodes[ast.If] for part in tree.walk(node.test)]
     return any(spelled(part) in names or getattr(part, "attr", "") == "missing_keys" for part in tests) and bool(
         names & read or names
     )

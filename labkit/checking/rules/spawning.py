@@ -6,9 +6,10 @@ import ast
 from collections.abc import Iterator
 
 from labkit.checking.rules import Mistakes, rule
+from labkit.checking.syntax.calls import argument_at
 from labkit.checking.syntax.functions import calls_of
 from labkit.checking.syntax.models import trained_in
-from labkit.checking.syntax.nodes import Function, keyword, spelled
+from labkit.checking.syntax.nodes import Function, spelled
 from labkit.checking.syntax.tree import Tree
 
 USES_NO_GPU = {"torch.cuda.device_count", "torch.cuda.is_available", "torch.cuda.manual_seed_all"}
@@ -45,32 +46,28 @@ def _ranks_read(tree: Tree, spawn: ast.Call) -> Iterator[int]:
     """The lines that take from the environment, without a default, what only a launcher sets."""
     spawned = _spawned(tree, spawn)
     environment = [node for node in tree.nodes[ast.Subscript] if "environ" in spelled(node.value)]
-    written = {_key(node) for node in environment if isinstance(node.ctx, ast.Store)}
-    written |= {_first(call) for call in tree.method_calls("setdefault", "putenv")}
+    written = {_literal(node.slice) for node in environment if isinstance(node.ctx, ast.Store)}
+    written |= {_literal(argument_at(call, 0, "key")) for call in tree.method_calls("setdefault", "putenv")}
     if any("environ" in spelled(call.func.value) for call in tree.method_calls("update")):
         return
     for node in environment:
-        key = _key(node)
+        key = _literal(node.slice)
         here = key == "LOCAL_RANK" or (key == "RANK" and tree.function_of(node) in spawned)
         if here and key not in written:
             yield node.lineno
 
 
-def _key(node: ast.Subscript) -> object:
-    return node.slice.value if isinstance(node.slice, ast.Constant) else None
-
-
-def _first(call: ast.Call) -> object:
-    return call.args[0].value if call.args and isinstance(call.args[0], ast.Constant) else None
+def _literal(node: ast.expr | None) -> object:
+    return node.value if isinstance(node, ast.Constant) else None
 
 
 def _counts_gpus(tree: Tree, spawn: ast.Call) -> bool:
     """Whether the number of ranks is that of the GPUs, which nothing compares."""
-    number = keyword(spawn, "nprocs") or (spawn.args[2] if len(spawn.args) > 2 else None)
+    number = argument_at(spawn, 2, "nprocs")
     if number is None or isinstance(number, ast.BoolOp):
         return False
-    values = tree.values_of(number.id, number) if isinstance(number, ast.Name) else [number]
-    compared = {spelled(part) for test in tree.nodes[ast.Compare] for part in ast.walk(test)}
+    values = tree.values(number)
+    compared = {spelled(part) for test in tree.nodes[ast.Compare] for part in tree.walk(test)}
     counts = all(isinstance(v, ast.Call) and tree.dotted(v.func) == "torch.cuda.device_count" for v in values)
     return bool(values) and counts and spelled(number) not in compared - {""}
 

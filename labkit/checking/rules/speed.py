@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator
 
 from labkit.checking.rules import Mistakes, rule
+from labkit.checking.syntax.calls import keyword
 from labkit.checking.syntax.models import (
     backwards,
     behind,
@@ -15,7 +16,7 @@ from labkit.checking.syntax.models import (
     steps_in,
     without_gradients,
 )
-from labkit.checking.syntax.nodes import keyword, spelled
+from labkit.checking.syntax.nodes import spelled
 from labkit.checking.syntax.ranks import is_only_about_rank
 from labkit.checking.syntax.tree import Tree
 
@@ -92,7 +93,8 @@ def data_parallel(tree: Tree) -> Mistakes:
     misses="scripts that do not mention the GPU; a Kaggle notebook has it in its settings.",
 )
 def bf16_on_t4(tree: Tree) -> Mistakes:
-    if not re.search(r"\bT4\b|nvidiaTeslaT4|T4x2", f"{tree.text} {tree.says}"):
+    text = f"{tree.text} {tree.says}"
+    if "T4" not in text or not re.search(r"\bT4\b|nvidiaTeslaT4|T4x2", text):
         return
     if tree.words & {"is_bf16_supported", "get_device_capability", "float16", "half"}:
         return  # the script checks, or has an alternative
@@ -119,7 +121,7 @@ def bf16_on_t4(tree: Tree) -> Mistakes:
 )
 def loss_keeps_graph(tree: Tree) -> Mistakes:
     for backward, loss in backwards(tree):
-        loop, names = next(iter(tree.loops_of(backward)), None), {spelled(part) for part in ast.walk(loss)} - {""}
+        loop, names = tree.loop_of(backward), {spelled(part) for part in tree.walk(loss)} - {""}
         if loop is None or without_gradients(tree, backward):
             continue
         for name in sorted(names):
@@ -132,17 +134,17 @@ def _kept(tree: Tree, loop: ast.AST, loss: str) -> Iterator[tuple[ast.stmt | ast
     """`total += loss` and `losses.append(loss)` in a loop, with the name of what keeps the loss."""
     for node in tree.nodes[ast.AugAssign]:
         value = node.value.left if isinstance(node.value, ast.BinOp) else node.value
-        if isinstance(node.op, ast.Add) and spelled(value) == loss and tree.loops_of(node)[:1] == [loop]:
+        if isinstance(node.op, ast.Add) and spelled(value) == loss and tree.loop_of(node) is loop:
             yield node, spelled(node.target)
     for call in tree.method_calls("append", within=loop):
-        if call.args and spelled(call.args[0]) == loss and tree.loops_of(call)[:1] == [loop]:
+        if call.args and spelled(call.args[0]) == loss and tree.loop_of(call) is loop:
             yield call, spelled(call.func.value)
 
 
 def _is_cut(tree: Tree, loop: ast.AST, loss: str) -> bool:
     """Whether the name of a loss stands for a number, or a tensor without a graph, somewhere in a loop."""
     values = [value for name, value, node in tree.assigns if name == loss and tree.is_in(node, loop)]
-    calls = [part for value in values for part in ast.walk(value) if isinstance(part, ast.Attribute)]
+    calls = [part for value in values for part in tree.walk(value) if isinstance(part, ast.Attribute)]
     return any(part.attr in ("item", "detach", "data", "numpy", "tolist") for part in calls) or any(
         spelled(call.func.value) == loss for call in tree.method_calls("detach_", within=loop)
     )

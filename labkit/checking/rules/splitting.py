@@ -8,7 +8,8 @@ import sys
 
 from labkit.checking.rules import Mistakes, rule
 from labkit.checking.rules.sampling import TEST
-from labkit.checking.syntax.nodes import keyword, spelled
+from labkit.checking.syntax.calls import argument_at, keyword
+from labkit.checking.syntax.nodes import last_part, spelled
 from labkit.checking.syntax.ranks import is_rank
 from labkit.checking.syntax.tree import Tree
 
@@ -37,7 +38,7 @@ def positions_not_split(tree: Tree) -> Mistakes:
         buffers = keyword(call, "buffers")
         if not isinstance(buffers, ast.List | ast.Tuple) or not buffers.elts:
             continue
-        words = [spelled(node).rsplit(".", 1)[-1] for buffer in buffers.elts for node in ast.walk(buffer)]
+        words = [last_part(spelled(node)) for buffer in buffers.elts for node in tree.walk(buffer)]
         if not any(isinstance(buffer, ast.Starred) for buffer in buffers.elts) and not any(
             map(POSITIONS.search, words)
         ):
@@ -61,7 +62,7 @@ def router_seeded_by_rank(tree: Tree) -> Mistakes:
         return
     routed = _routed(tree)
     seeds = list(tree.torch_calls("manual_seed"))
-    by_rank = {seed for seed in seeds if any(is_rank(tree, node) for arg in seed.args for node in ast.walk(arg))}
+    by_rank = {seed for seed in seeds if any(is_rank(tree, node) for arg in seed.args for node in tree.walk(arg))}
     for made in (call for call in tree.calls if isinstance(call.func, ast.Name) and call.func.id in routed):
         before = [seed for seed in seeds if tree.surely_before(seed, made)]
         if before and before[-1] in by_rank:
@@ -148,11 +149,11 @@ def _is_fixed(tree: Tree, count: ast.expr) -> bool:
 
 def _routed(tree: Tree) -> set[str]:
     """The classes with a router, and those that use them."""
-    names = {name for name, node in tree.classes.items() if any(_has_router(part) for part in ast.walk(node))}
+    names = {name for name, node in tree.classes.items() if any(_has_router(part) for part in tree.walk(node))}
     while more := {
         name
         for name, node in tree.classes.items()
-        if name not in names and any(isinstance(part, ast.Name) and part.id in names for part in ast.walk(node))
+        if name not in names and any(isinstance(part, ast.Name) and part.id in names for part in tree.walk(node))
     }:
         names |= more
     return names
@@ -173,14 +174,14 @@ def _has_router(node: ast.AST) -> bool:
 )
 def data_split_in_tensor_parallel(tree: Tree) -> Mistakes:
     meshes = list(tree.torch_calls("init_device_mesh"))
-    shapes = [call.args[1] if len(call.args) > 1 else keyword(call, "mesh_shape") for call in meshes]
+    shapes = [argument_at(call, 1, "mesh_shape") for call in meshes]
     one_axis = bool(shapes) and all(isinstance(shape, ast.Tuple) and len(shape.elts) == 1 for shape in shapes)
     if not one_axis or tree.strategies or tree.is_managed or "new_group" in tree.words:
         return
     if not any(tree.torch_calls("parallelize_module")):
         return
     for sampler in tree.torch_calls("DistributedSampler"):
-        rank = keyword(sampler, "rank") or (sampler.args[2] if len(sampler.args) > 2 else None)
+        rank = argument_at(sampler, 2, "rank")
         named = " ".join(map(spelled, getattr(tree.parents[sampler], "targets", [])))
         if not TEST.search(named) and (rank is None or is_rank(tree, rank)):
             yield sampler, "all ranks are one tensor-parallel model, but each gets other samples"

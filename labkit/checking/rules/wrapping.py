@@ -5,8 +5,9 @@ from __future__ import annotations
 import ast
 
 from labkit.checking.rules import Mistakes, rule
+from labkit.checking.syntax.calls import MethodCall, has_stars, keyword
 from labkit.checking.syntax.models import averages_by_hand, backwards, moves_to_device, optimizers
-from labkit.checking.syntax.nodes import MethodCall, has_stars, keyword, position, spelled
+from labkit.checking.syntax.nodes import position, spelled
 from labkit.checking.syntax.tree import Tree, Wrap
 
 
@@ -55,7 +56,7 @@ def _reassigned(tree: Tree, name: str, since: ast.Call, wrap: Wrap) -> bool:
     for target, value, node in tree.assigns:
         between = position(since) < position(node) < position(wrap.call) and wrap.call is not value
         here = target == name and between and tree.function_of(node) is tree.function_of(wrap.call)
-        if here and not any(spelled(part) == name for part in ast.walk(value)):
+        if here and not any(spelled(part) == name for part in tree.walk(value)):
             return True
     return False
 
@@ -195,7 +196,7 @@ def no_sync_of_fsdp2(tree: Tree) -> Mistakes:
     misses="models of which all parameters are in the blocks, or whose other gradients are averaged by hand.",
 )
 def root_not_sharded(tree: Tree) -> Mistakes:
-    units = [wrap for wrap in tree.wraps if wrap.strategy == "fsdp2"]
+    units = tree.wraps_of("fsdp2")
     heads = [loop for wrap in units for loop in tree.loops_of(wrap.call)[:1] if isinstance(loop, ast.For)]
     owners = {spelled(loop.iter.value) for loop in heads if isinstance(loop.iter, ast.Attribute)}
     inside = [wrap for wrap in units if any(spelled(wrap.source) == spelled(loop.target) for loop in heads)]
@@ -231,6 +232,6 @@ def optimizer_of_other_model(tree: Tree) -> Mistakes:
 def _is_optimized(tree: Tree, wrap: Wrap) -> bool:
     """Whether the parameters of a wrapped model are mentioned anywhere, but to clear or count them."""
     names = {*wrap.names, spelled(wrap.source)} - {""}
-    inside = {spelled(part) for part in ast.walk(wrap.source) if isinstance(part, ast.Name)} - {"nn", "torch"}
+    inside = {spelled(part) for part in tree.walk(wrap.source) if isinstance(part, ast.Name)} - {"nn", "torch"}
     calls = tree.method_calls("parameters", "named_parameters", "requires_grad_", "eval")
     return any(spelled(call.func.value).split(".")[0] in names | inside for call in calls)

@@ -6,7 +6,8 @@ import ast
 import re
 from collections import defaultdict
 
-from labkit.checking.syntax.nodes import keyword, spelled
+from labkit.checking.syntax.calls import all_arguments, keyword
+from labkit.checking.syntax.nodes import last_part, spelled
 from labkit.checking.syntax.tree import WRAPPERS, Tree
 
 COLLECTIVES = {
@@ -82,7 +83,7 @@ AGREES = re.compile(
 def collective(tree: Tree, call: ast.Call) -> str:
     """The name of the collective that a call makes; "" if it makes none."""
     name = tree.names_of_calls[call]
-    last = name.rsplit(".", 1)[-1]
+    last = last_part(name)
     if name.startswith("torch.distributed.checkpoint.") and last in CHECKPOINT | OF_SHARDS:
         is_one = last in CHECKPOINT or tree.strategies != {"ddp"}
         return last if is_one and not tree.is_true(keyword(call, "no_dist")) else ""
@@ -117,7 +118,7 @@ def _is_collective_method(tree: Tree, call: ast.Call, func: ast.Attribute) -> bo
         return True  # FSDP2 returns DTensors; only FSDP1 gathers here
     if method == "log":
         return tree.is_true(keyword(call, "sync_dist"))
-    last = spelled(owner).rsplit(".", 1)[-1].lstrip("_")
+    last = last_part(spelled(owner)).lstrip("_")
     if last == "accelerator" and method in ("get_state_dict", "save_state"):
         return bool(tree.words & SHARDING_PLUGINS)
     if last in ("trainer", "strategy", "fabric") and not tree.is_managed:
@@ -147,15 +148,15 @@ def _agreed(tree: Tree) -> dict[ast.AST, set[str]]:
         statement = tree.statement_of(call)
         common: list[ast.expr] = []
         if name.startswith("torch.distributed.") or isinstance(statement, ast.Expr):
-            common += [*call.args, *(k.value for k in call.keywords)]
+            common += all_arguments(call)
         if isinstance(statement, ast.Assign):
             common += statement.targets
         elif isinstance(statement, ast.AnnAssign | ast.AugAssign):
             common.append(statement.target)
-        names[tree.function_of(call)] |= {spelled(part) for each in common for part in ast.walk(each)} - {""}
+        names[tree.function_of(call)] |= {spelled(part) for each in common for part in tree.walk(each)} - {""}
     return dict(names)
 
 
 def agrees(name: str) -> bool:
     """Whether a function sounds like one in which ranks make something common."""
-    return name.startswith("torch.distributed.") or bool(AGREES.search(name.rsplit(".", 1)[-1]))
+    return name.startswith("torch.distributed.") or bool(AGREES.search(last_part(name)))

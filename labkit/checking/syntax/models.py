@@ -6,8 +6,9 @@ import ast
 import re
 from collections.abc import Iterator
 
+from labkit.checking.syntax.calls import MethodCall, argument_at, is_method_call, keyword
 from labkit.checking.syntax.functions import reached_from
-from labkit.checking.syntax.nodes import Function, MethodCall, keyword, spelled
+from labkit.checking.syntax.nodes import Function, last_part, spelled
 from labkit.checking.syntax.ranks import is_rank
 from labkit.checking.syntax.tree import Tree
 
@@ -17,13 +18,18 @@ COMBINES = ("all_reduce", "all_gather", "all_gather_into_tensor", "broadcast", "
 TENSORS = re.compile(r"grad|param|\.data\b|weight|\bp\b|buffer|flat|vector|bucket", re.IGNORECASE)
 
 
-def behind(tree: Tree, node: ast.AST, depth: int = 2) -> Iterator[ast.AST]:
+def behind(tree: Tree, node: ast.AST, depth: int = 2) -> list[ast.AST]:
     """All nodes of an expression and, up to `depth` levels, of the values assigned to its names."""
-    for part in ast.walk(node):
-        yield part
-        if isinstance(part, ast.Name) and depth and isinstance(part.ctx, ast.Load):
-            for value in tree.values_of(part.id, part):
-                yield from behind(tree, value, depth - 1)
+    known: dict[tuple[ast.AST, int], list[ast.AST]] = tree.kept.setdefault("behind", {})
+    if (node, depth) not in known:
+        level, found = [node], dict.fromkeys(tree.walk(node))
+        for _ in range(depth):
+            names = [part for root in level for part in tree.walk(root) if isinstance(part, ast.Name)]
+            values = (v for name in names if isinstance(name.ctx, ast.Load) for v in tree.values_of(name.id, name))
+            level = list(dict.fromkeys(value for value in values if value not in found))
+            found |= dict.fromkeys(part for root in level for part in tree.walk(root))
+        known[node, depth] = list(found)
+    return known[node, depth]
 
 
 def trained_in(tree: Tree, loop: ast.AST) -> bool:
@@ -35,7 +41,7 @@ def steps_in(tree: Tree, loop: ast.AST) -> list[ast.Call]:
     """Steps of an optimizer within a loop: `optimizer.step()`, `scaler.step(optimizer)`, not a scheduler's."""
     steps: list[ast.Call] = []
     for call in tree.method_calls("step", within=loop):
-        owner = spelled(call.func.value).rsplit(".", 1)[-1].lower()
+        owner = last_part(spelled(call.func.value)).lower()
         if "opt" in owner or "scaler" in owner or "sgd" in owner or "adam" in owner:
             steps.append(call)
     return steps
@@ -43,7 +49,7 @@ def steps_in(tree: Tree, loop: ast.AST) -> list[ast.Call]:
 
 def is_counted(tree: Tree, step: ast.Call, loop: ast.AST) -> bool:
     """`if (i + 1) % accumulate == 0: optimizer.step()`."""
-    branches = [branch for branch, _ in tree.branches_of(step) if tree.is_in(branch, loop)]
+    branches = [branch for branch, _ in tree.branches_of(step, loop)]
     return any(isinstance(n, ast.BinOp) and isinstance(n.op, ast.Mod) for b in branches for n in behind(tree, b.test))
 
 
@@ -61,9 +67,9 @@ def optimizers(tree: Tree) -> Iterator[tuple[ast.Call, str]]:
             ("torch.optim.lr_scheduler", "torch.optim.swa_utils")
         ):
             continue
-        parameters = next(iter(call.args), None) or keyword(call, "params")
+        parameters = argument_at(call, 0, "params")
         for part in behind(tree, parameters) if parameters is not None else ():
-            method = part.func if isinstance(part, ast.Call) and isinstance(part.func, ast.Attribute) else None
+            method = part.func if is_method_call(part) else None
             if method and method.attr in ("parameters", "named_parameters") and (name := spelled(method.value)):
                 yield call, name
                 break
@@ -77,7 +83,7 @@ def moves_to_device(tree: Tree, call: ast.AST) -> bool:
         return True
     if call.func.attr != "to":
         return False
-    place = keyword(call, "device") or (call.args[0] if call.args else None)
+    place = argument_at(call, 0, "device")
     return place is not None and _is_device(tree, place)
 
 
@@ -98,19 +104,16 @@ def _is_device(tree: Tree, node: ast.expr, depth: int = 3) -> bool:
     name = spelled(node)
     if isinstance(node, ast.Name) and depth and (values := tree.values_of(name, node)):
         return any(_is_device(tree, value, depth - 1) for value in values)
-    last = name.rsplit(".", 1)[-1].lower()
+    last = last_part(name).lower()
     return last in ("device", "dev", "gpu", "gpu_id", "device_id") or last.endswith("_device")
 
 
 def without_gradients(tree: Tree, node: ast.AST) -> bool:
     """Whether a node is within `with torch.no_grad():`, or in a function that is decorated so."""
-    for ancestor in tree.ancestors(node):
-        contexts = [item.context_expr for item in ancestor.items] if isinstance(ancestor, ast.With) else []
-        contexts += ancestor.decorator_list if isinstance(ancestor, Function) else []
-        names = (tree.dotted(context.func if isinstance(context, ast.Call) else context) for context in contexts)
-        if any(name.rpartition(".")[2] in ("no_grad", "inference_mode") for name in names):
-            return True
-    return False
+    functions = (around for around in tree.ancestors(node) if isinstance(around, Function))
+    decorators = [each for function in functions for each in function.decorator_list]
+    contexts = (each.func if isinstance(each, ast.Call) else each for each in (*tree.contexts_of(node), *decorators))
+    return any(last_part(tree.dotted(each)) in ("no_grad", "inference_mode") for each in contexts)
 
 
 def backwards(tree: Tree, within: ast.AST | None = None) -> Iterator[tuple[MethodCall, ast.expr]]:

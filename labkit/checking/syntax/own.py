@@ -10,9 +10,10 @@ import ast
 import re
 from collections.abc import Iterator
 
+from labkit.checking.syntax.calls import all_arguments, is_method_call, keyword
 from labkit.checking.syntax.collectives import agreed, agrees
 from labkit.checking.syntax.functions import callee, returned
-from labkit.checking.syntax.nodes import Function, keyword, parameters_of, spelled
+from labkit.checking.syntax.nodes import Function, last_part, parameters_of, spelled
 from labkit.checking.syntax.tree import Tree
 
 LOADS = re.compile(r"load|batch|data|train", re.IGNORECASE)
@@ -28,7 +29,7 @@ Binding = tuple[str, ast.AST]  # a name, and the function, loop or comprehension
 
 def is_data_parallel(tree: Tree) -> bool:
     """Whether a backward pass needs all ranks, because DDP, FSDP, accelerate or DeepSpeed wraps the model."""
-    frameworks = {name.split(".")[0] for name, _ in tree.imports.values()}
+    frameworks = tree.packages
     prepared = "accelerate" in frameworks and "prepare" in tree.words
     return bool(tree.strategies) or prepared or ("deepspeed" in frameworks and "initialize" in tree.words)
 
@@ -54,7 +55,7 @@ def is_own(tree: Tree, node: ast.expr | None, names: frozenset[Binding] | None =
     if isinstance(node, ast.GeneratorExp | ast.ListComp):
         for generator in node.generators:
             if is_own(tree, generator.iter, names, depth):
-                names |= {(name, node) for name in _elements(generator.iter, generator.target)}
+                names |= {(name, node) for name in _elements(tree, generator.iter, generator.target)}
         return is_own(tree, node.elt, names, depth)
     if isinstance(node, ast.BoolOp | ast.BinOp | ast.UnaryOp | ast.IfExp | ast.Tuple | ast.List | ast.NamedExpr):
         parts = (part for part in ast.iter_child_nodes(node) if isinstance(part, ast.expr))
@@ -64,13 +65,13 @@ def is_own(tree: Tree, node: ast.expr | None, names: frozenset[Binding] | None =
 
 def _is_own_result(tree: Tree, call: ast.Call, names: frozenset[Binding], depth: int) -> bool:
     name = tree.names_of_calls[call]
-    arguments = [*call.args, *(k.value for k in call.keywords)]
-    if agrees(name or getattr(call.func, "attr", "")) or name.rsplit(".", 1)[-1] in OF_SHAPE:
+    arguments = all_arguments(call)
+    if agrees(name or getattr(call.func, "attr", "")) or last_part(name) in OF_SHAPE:
         return False
     if isinstance(call.func, ast.Attribute) and is_own(tree, call.func.value, names, depth):
         return call.func.attr not in OF_SHAPE
     if _is_data_parallel_model(tree, call.func):
-        named = [part for argument in arguments for part in ast.walk(argument) if isinstance(part, ast.Name)]
+        named = [part for argument in arguments for part in tree.walk(argument) if isinstance(part, ast.Name)]
         return any(_binding(tree, part) in names for part in named)  # by whichever way, as model(tokenizer(batch))
     own = [is_own(tree, argument, names, depth) for argument in arguments]
     if not any(own):
@@ -88,7 +89,7 @@ def _is_own_result(tree: Tree, call: ast.Call, names: frozenset[Binding], depth:
 
 def _is_pure(tree: Tree, call: ast.Call, name: str) -> bool:
     """Whether the result depends on the arguments only, as far as other ranks are concerned."""
-    if name.startswith(("torch.", "math.", "numpy.")) or name.rsplit(".", 1)[-1] in PASSING:
+    if name.startswith(("torch.", "math.", "numpy.")) or last_part(name) in PASSING:
         return True
     if name in PURE and name not in tree.bound:
         return True
@@ -122,13 +123,11 @@ def _is_module(tree: Tree, node: ast.expr) -> bool:
 
 
 def _makes_module(tree: Tree, value: ast.expr) -> bool:
-    while (
-        isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute) and isinstance(value.func.value, ast.Call)
-    ):
+    while is_method_call(value) and isinstance(value.func.value, ast.Call):
         value = value.func.value  # Net().to(device)
     name = tree.dotted(value.func) if isinstance(value, ast.Call) else ""
     if name in tree.classes:
-        calls = (node for node in ast.walk(tree.classes[name]) if isinstance(node, ast.Call))
+        calls = (node for node in tree.walk(tree.classes[name]) if isinstance(node, ast.Call))
         return not any(agrees(tree.names_of_calls[call] or getattr(call.func, "attr", "")) for call in calls)
     return name.startswith("torch.nn.")
 
@@ -163,7 +162,7 @@ def _is_size(tree: Tree, node: ast.expr, names: frozenset[Binding], depth: int) 
 def _is_element(tree: Tree, node: ast.expr) -> bool:
     """Whether a name is one that a loop over data gives."""
     loops = [loop for loop in tree.loops_of(node) if isinstance(loop, ast.For)]
-    return isinstance(node, ast.Name) and any(node.id in _elements(loop.iter, loop.target) for loop in loops)
+    return isinstance(node, ast.Name) and any(node.id in _elements(tree, loop.iter, loop.target) for loop in loops)
 
 
 def _binding(tree: Tree, node: ast.expr) -> Binding:
@@ -217,7 +216,7 @@ def _has_distributed_sampler(tree: Tree, loader: ast.expr) -> bool:
         return False
     sampler = keyword(loader, "sampler")
     values = [sampler, *(tree.values_of(sampler.id, loader) if isinstance(sampler, ast.Name) else ())]
-    parts = (part for value in values if value for part in ast.walk(value))
+    parts = (part for value in values if value for part in tree.walk(value))
     return any(isinstance(p, ast.Call) and tree.dotted(p.func).endswith("DistributedSampler") for p in parts)
 
 
@@ -237,18 +236,20 @@ def _own_names(tree: Tree, scope: ast.AST, names: frozenset[Binding], depth: int
     common = agreed(tree, scope)
     loops = [loop for loop in tree.nodes[ast.For] if tree.function_of(loop) is scope]
     flows = list(_flows(tree, scope))
+    branches = [branch for branch in tree.nodes[ast.If] if tree.function_of(branch) is scope]
     more = True
     while more:
+        own = {branch for branch in branches if is_own(tree, branch.test, names, depth)}
         found = {
             (name, place)
             for name, value, statement in flows
             if name not in common
-            if is_own(tree, value, names, depth) or _is_controlled(tree, statement, names, depth)
+            if any(branch in own for branch, _ in tree.branches_of(statement)) or is_own(tree, value, names, depth)
             for place in _places(tree, statement)
         }
         for loop in loops:
             if is_own(tree, loop.iter, names, depth) or trains(tree, loop):
-                elements = set(_elements(loop.iter, loop.target)) - common
+                elements = set(_elements(tree, loop.iter, loop.target)) - common
                 found |= {(name, place) for name in elements for place in (loop, *_places(tree, loop))}
         more = not found <= names
         names |= found
@@ -259,11 +260,6 @@ def _flows(tree: Tree, scope: ast.AST) -> Iterator[tuple[str, ast.expr, ast.stmt
     """The name, the value and the statement of each assignment in a function."""
     added = ((spelled(node.target), node.value, node) for node in tree.nodes[ast.AugAssign])
     return (flow for flow in (*tree.assigns, *added) if tree.function_of(flow[2]) is scope)
-
-
-def _is_controlled(tree: Tree, statement: ast.stmt, names: frozenset[Binding], depth: int) -> bool:
-    """Whether a rank's own data decide that the statement runs."""
-    return any(is_own(tree, branch.test, names, depth) for branch, _ in tree.branches_of(statement))
 
 
 def _passed_in(tree: Tree, scope: ast.AST) -> frozenset[str]:
@@ -283,10 +279,10 @@ def trains(tree: Tree, loop: ast.AST) -> bool:
     return any(loop in tree.loops_of(call) for call in tree.method_calls("backward"))
 
 
-def _elements(source: ast.expr, target: ast.expr) -> list[str]:
+def _elements(tree: Tree, source: ast.expr, target: ast.expr) -> list[str]:
     """The names that a loop gives to elements of the data, without a count of `enumerate`."""
     while isinstance(source, ast.Call) and source.args:
         if spelled(source.func) == "enumerate" and isinstance(target, ast.Tuple) and len(target.elts) == 2:
             target = target.elts[1]
         source = source.args[0]
-    return [name for part in ast.walk(target) if isinstance(part, ast.expr) and (name := spelled(part))]
+    return [name for part in tree.walk(target) if isinstance(part, ast.expr) and (name := spelled(part))]

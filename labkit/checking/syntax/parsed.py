@@ -9,16 +9,8 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property
 from typing import Any, Protocol, TypeVar
 
-from labkit.checking.syntax.nodes import (
-    Function,
-    Loop,
-    MethodCall,
-    Placed,
-    is_main_guard,
-    is_method_call,
-    position,
-    spelled,
-)
+from labkit.checking.syntax.calls import MethodCall, is_method_call
+from labkit.checking.syntax.nodes import Function, Loop, Placed, is_main_guard, position, spelled
 
 Location = Callable[[int], str]
 N = TypeVar("N", bound=ast.AST)
@@ -46,7 +38,10 @@ USUAL = {
     "init_process_group": "torch.distributed.init_process_group",
     "destroy_process_group": "torch.distributed.destroy_process_group",
 }
-SHARED = ast.expr_context | ast.operator | ast.unaryop | ast.boolop | ast.cmpop  # one node stands for all of its kind
+SHARED = (ast.expr_context, ast.operator, ast.unaryop, ast.boolop, ast.cmpop)  # one node stands for all of its kind
+SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
+ENDS = (ast.Module, *SCOPES)
+LOOPS = (ast.For, ast.AsyncFor, ast.While)
 
 
 class Parsed:
@@ -61,6 +56,7 @@ class Parsed:
         self.module = ast.parse(text)
         self.parents: dict[ast.AST, ast.AST] = {}
         self._scopes: dict[ast.AST, ast.AST] = {}  # the enclosing function of each node
+        self._order: list[ast.AST] = []
         self._spans: dict[ast.AST, tuple[int, int]] = {}  # the numbers of a node and of the last one in it
         self.functions: dict[str, list[Function]] = defaultdict(list)
         self.classes: dict[str, ast.ClassDef] = {}
@@ -75,23 +71,31 @@ class Parsed:
         self.calls: list[ast.Call] = self.nodes[ast.Call]
 
     def _read(self) -> None:
-        order: list[ast.AST] = []
+        """Notes all nodes but those of contexts and operators, which are the same object wherever they occur."""
         pending: list[ast.AST] = [self.module]
+        scopes, parents, order = self._scopes, self.parents, self._order
         while pending:  # unlike ast.walk, in the order of the text and with parents
             node = pending.pop()
             order.append(node)
             self.nodes[type(node)].append(node)
             self._note(node)
-            children = [child for child in ast.iter_child_nodes(node) if not isinstance(child, SHARED)]
-            scope = node if isinstance(node, Function | ast.Lambda) else self._scopes.get(node, self.module)
+            scope = node if isinstance(node, SCOPES) else scopes.get(node, self.module)
+            children: list[ast.AST] = []
+            for field in node._fields:
+                value = getattr(node, field, None)
+                if isinstance(value, list):
+                    children += [part for part in value if isinstance(part, ast.AST)]
+                elif isinstance(value, ast.AST):
+                    children.append(value)
+            children = [child for child in children if not isinstance(child, SHARED)]
             for child in children:
-                self.parents[child] = node
-                self._scopes[child] = scope
-            pending.extend(reversed(children))
+                parents[child] = node
+                scopes[child] = scope
+            pending += reversed(children)
         ends = list(range(len(order)))
         numbers = {node: number for number, node in enumerate(order)}
         for number in range(len(order) - 1, 0, -1):
-            around = numbers[self.parents[order[number]]]
+            around = numbers[parents[order[number]]]
             ends[around] = max(ends[around], ends[number])
         self._spans = {node: (number, ends[number]) for node, number in numbers.items()}
 
@@ -198,6 +202,20 @@ class Parsed:
         calls = (call for name in names for call in self._calls_by_name.get(name, ()))
         return iter(sorted((call for call in calls if self.is_in(call, within)), key=position))
 
+    def walk(self, node: ast.AST) -> list[ast.AST]:
+        """A node and all within it, in the order of the text; without contexts and operators."""
+        first, last = self._spans[node]
+        return self._order[first : last + 1]
+
+    def names_in(self, *nodes: ast.AST) -> set[str]:
+        """The names in expressions or statements, without their attributes."""
+        return {part.id for node in nodes for part in self.walk(node) if isinstance(part, ast.Name)}
+
+    def stored_in(self, *nodes: ast.AST) -> set[str]:
+        """The names that get a value in expressions or statements."""
+        names = (part for node in nodes for part in self.walk(node) if isinstance(part, ast.Name))
+        return {name.id for name in names if isinstance(name.ctx, ast.Store)}
+
     def calls_in(self, node: ast.AST) -> list[ast.Call]:
         """The calls within a node, which may be one itself."""
         first, last = self._spans[node]
@@ -238,7 +256,7 @@ class Parsed:
 
     def loops_of(self, node: ast.AST) -> list[Loop]:
         """The loops around a node within its function, the innermost first."""
-        return self.outwards("loops", node, lambda around, _: [around] if isinstance(around, Loop) else [])
+        return self.outwards("loops", node, lambda around, _: [around] if isinstance(around, LOOPS) else [])
 
     def loop_of(self, node: ast.AST) -> Loop | None:
         """The innermost loop around a node within its function."""
@@ -265,7 +283,7 @@ class Parsed:
 
     def _ends_there(self, node: ast.AST) -> bool:
         """Whether nothing of the same function is around the parent of a node."""
-        return isinstance(self.parents.get(node, self.module), ast.Module | Function | ast.Lambda)
+        return isinstance(self.parents.get(node, self.module), ENDS)
 
     def surely_before(self, first: Placed, second: Placed) -> bool:
         """Whether `first` always runs before `second`: same function, no further condition around `first`."""

@@ -15,7 +15,7 @@ from functools import reduce
 
 from labkit.checking.syntax.collectives import agreed, collective
 from labkit.checking.syntax.functions import callee, calls_of, returned
-from labkit.checking.syntax.nodes import Function, Placed, spelled
+from labkit.checking.syntax.nodes import Function, Placed, last_part, spelled
 from labkit.checking.syntax.tree import Tree
 
 RANK = re.compile(
@@ -37,6 +37,9 @@ CHOOSES = re.compile(r"master|chief|_only$|^only_|once|main_(process|rank|proc)"
 ALONE = re.compile(r"distributed|initialized|world_size|ddp|multi|num_gpus|n_gpu|ngpus", re.IGNORECASE)
 MIRRORED = {ast.Lt: ast.Gt, ast.LtE: ast.GtE, ast.Gt: ast.Lt, ast.GtE: ast.LtE}
 EXITS = ("sys.exit", "exit", "quit", "os._exit", "SystemExit")
+BLOCKS = ("body", "orelse", "finalbody")
+LEAVES = (ast.Return, ast.Continue, ast.Break)
+BRANCHES = (ast.If, ast.IfExp, ast.While)
 Ways = frozenset[tuple[bool, bool]]
 ALL: Ways = frozenset({(True, True)})
 NONE: Ways = frozenset({(False, False)})
@@ -149,7 +152,7 @@ def _found_ways(tree: Tree, test: ast.AST, seen: frozenset[ast.AST]) -> Ways:
     parting = {ways for value in values if _splits(ways := _ways(tree, value, seen))}
     if len(parting) == 1:
         return parting.pop()
-    return FIRST_PASSES if FIRST.match(name.rsplit(".", 1)[-1]) or name.endswith("args.should_save") else ALIKE
+    return FIRST_PASSES if FIRST.match(last_part(name)) or name.endswith("args.should_save") else ALIKE
 
 
 def _of_operands(tree: Tree, test: ast.BoolOp, seen: frozenset[ast.AST]) -> Ways:
@@ -200,13 +203,13 @@ def guards(tree: Tree, node: ast.AST) -> list[Guard]:
     """The conditions that part the ranks around a node, within its function, the innermost first."""
 
     def found(around: ast.AST, child: ast.AST) -> list[Guard]:
-        return [_guard(deciding, ways) for deciding, ways in _conditions(tree, around, child) if _splits(ways)]
+        return [_guard(tree, deciding, ways) for deciding, ways in _conditions(tree, around, child) if _splits(ways)]
 
     return tree.outwards("guards", node, found)
 
 
-def _guard(deciding: Placed, ways: Ways) -> Guard:
-    named = {spelled(part) for test in _tests(deciding) for part in ast.walk(test)} if len(ways) > 1 else set()
+def _guard(tree: Tree, deciding: Placed, ways: Ways) -> Guard:
+    named = {spelled(part) for test in _tests(tree, deciding) for part in tree.walk(test)} if len(ways) > 1 else set()
     whole = {name for name in named if name and not any(other.startswith(f"{name}.") for other in named)}
     return Guard(
         "first" if (True, False) in ways else "others",
@@ -216,16 +219,16 @@ def _guard(deciding: Placed, ways: Ways) -> Guard:
     )
 
 
-def _tests(deciding: Placed) -> list[ast.expr]:
+def _tests(tree: Tree, deciding: Placed) -> list[ast.expr]:
     """The conditions in a statement that ranks may leave, or the condition itself."""
     if isinstance(deciding, ast.expr):
         return [deciding]
-    return [node.test for node in ast.walk(deciding) if isinstance(node, ast.If)]
+    return [node.test for node in tree.walk(deciding) if isinstance(node, ast.If)]
 
 
 def _conditions(tree: Tree, around: ast.AST, child: ast.AST) -> Iterator[tuple[Placed, Ways]]:
     """The conditions that a node puts on reaching a part of it."""
-    if isinstance(around, ast.If | ast.IfExp | ast.While) and child is not around.test:
+    if isinstance(around, BRANCHES) and child is not around.test:
         inside = around.body if isinstance(around.body, list) else [around.body]
         ways = _ways(tree, around.test)
         if child in inside or not isinstance(around, ast.While):
@@ -273,7 +276,7 @@ def _of_pattern(tree: Tree, subject: ast.expr, pattern: ast.pattern) -> Ways:
 def _left_behind(tree: Tree, block: ast.AST, child: ast.AST) -> Iterator[tuple[ast.stmt, Ways]]:
     """The ranks that have not left in a statement before another in the same block, as in `if rank != 0: return`, nor,
     in a loop, in an earlier round by a statement after it."""
-    for statements in (getattr(block, name, None) for name in ("body", "orelse", "finalbody")):
+    for statements in (getattr(block, name, None) for name in BLOCKS) if isinstance(child, ast.stmt) else ():
         if isinstance(statements, list) and child in statements:
             at = statements.index(child)
             leaving = [(each, _leaving(tree, each)) for each in statements[:at]]
@@ -282,9 +285,7 @@ def _left_behind(tree: Tree, block: ast.AST, child: ast.AST) -> Iterator[tuple[a
             yield from ((each, _negated(ways)) for each, ways in leaving if ways != NONE)
 
 
-def _leaving(
-    tree: Tree, statement: ast.stmt, leaves: tuple[type[ast.stmt], ...] = (ast.Return, ast.Continue, ast.Break)
-) -> Ways:
+def _leaving(tree: Tree, statement: ast.stmt, leaves: tuple[type[ast.stmt], ...] = LEAVES) -> Ways:
     """Which ranks leave the block of a statement in it."""
     known: dict[tuple[ast.stmt, int], Ways] = tree.kept.setdefault("leaving", {})
     key = statement, len(leaves)
@@ -326,9 +327,9 @@ def leaves(tree: Tree, branch: list[ast.stmt]) -> bool:
 
 def names_rank(tree: Tree, node: ast.AST | None) -> bool:
     """Whether an expression, or a value of its names, refers to the rank."""
-    for part in ast.walk(node) if node is not None else ():
+    for part in tree.walk(node) if node is not None else ():
         values = tree.values_of(spelled(part), part)
-        parts = [part, *(inner for value in values for inner in ast.walk(value))]
+        parts = [part, *(inner for value in values for inner in tree.walk(value))]
         if any(is_rank(tree, each) or (isinstance(each, ast.expr) and _splits(_ways(tree, each))) for each in parts):
             return True
         if SOUNDS.search(part.attr if isinstance(part, ast.Attribute) else getattr(part, "id", "")):
@@ -342,7 +343,7 @@ def may_depend_on_rank(tree: Tree, node: ast.AST, seen: frozenset[ast.AST] = fro
     child = node
     for around in tree.ancestors(node):
         for deciding, ways in _conditions(tree, around, child):
-            if _splits(ways) or (ways != ALL and any(names_rank(tree, test) for test in _tests(deciding))):
+            if _splits(ways) or (ways != ALL and any(names_rank(tree, test) for test in _tests(tree, deciding))):
                 return True
         child = around
     function = tree.function_of(node)

@@ -12,7 +12,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from labkit.checking.syntax.nodes import Placed, has_stars, keyword
+from labkit.checking.syntax.calls import has_stars, keyword
+from labkit.checking.syntax.nodes import Placed
 from labkit.checking.syntax.tree import Tree
 
 UNKNOWN = object()  # a value that is not a literal
@@ -139,8 +140,15 @@ class _Writer:
         return value if isinstance(value, str | int | float | bool | None) else str(node.value)
 
 
-def configurations(tree: Tree) -> Iterator[Configuration]:
+def configurations(tree: Tree) -> list[Configuration]:
     """The configuration that a file consists of, or those in a script."""
+    if "configurations" not in tree.kept:
+        tree.kept["configurations"] = list(_configurations(tree))
+    known: list[Configuration] = tree.kept["configurations"]
+    return known
+
+
+def _configurations(tree: Tree) -> Iterator[Configuration]:
     if (root := _root(tree)) is not None:
         whole = settings_of(root)
         if whole.keys() & {"distributed_type", "compute_environment"}:

@@ -7,7 +7,8 @@ import re
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
-from labkit.checking.syntax.nodes import argument, is_main_guard, spelled
+from labkit.checking.syntax.calls import argument_at
+from labkit.checking.syntax.nodes import is_main_guard, spelled
 from labkit.checking.syntax.values import Valued
 
 WRAPPERS = {"DistributedDataParallel": "ddp", "FullyShardedDataParallel": "fsdp1", "fully_shard": "fsdp2"}
@@ -75,7 +76,7 @@ class Tree(Valued):
 
     def _wrap(self, call: ast.Call) -> Wrap | None:
         strategy = WRAPPERS[self.names_of_calls[call].rsplit(".", 1)[1]]
-        source = argument(call, 0, "module")
+        source = argument_at(call, 0, "module")
         if source is None:
             return None  # a decorator or a partial: the model is unknown
         names = self.targets_of(call)
@@ -126,10 +127,15 @@ class Tree(Valued):
     def is_on_gpu(self) -> bool:
         return bool(self.words & {"cuda", "accelerator", "xpu"}) or any(re.match(r"cuda|nccl", s) for s in self.strings)
 
+    @cached_property
+    def _wrapped(self) -> set[str]:
+        return {name for wrap in self.wraps for name in wrap.names} | self.around.wrapped
+
     def wrapping(self, node: ast.AST | None) -> frozenset[str]:
         """The strategies that wrap the model in this expression, judged by its name: `model` after
         `model = DDP(model)`, even in a function with a parameter of that name."""
-        if node is None or not (name := spelled(node)):
+        name = spelled(node)
+        if node is None or name not in self._wrapped:
             return frozenset()
         everywhere = [wrap for wrap in self.wraps if name in wrap.names]
         here = [wrap for wrap in everywhere if self.function_of(wrap.call) is self.function_of(node)]
