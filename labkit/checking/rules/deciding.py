@@ -33,8 +33,8 @@ def rank_decides_alone(tree: Tree) -> Mistakes:
     if not is_data_parallel(tree) or any(name.endswith(".Join") for name, _ in tree.imports.values()):
         return
     for node in tree.nodes[ast.If]:
-        own = is_own(tree, node.test) and not ALONE.search(ast.unparse(node.test))
-        if own and (missed := next(_missed(tree, node), None)):
+        missed = next(_missed(tree, node), None)
+        if missed and is_own(tree, node.test) and not ALONE.search(ast.unparse(node.test)):
             yield node, f"each rank decides this by its own data, and may leave out {missed}, which needs all ranks"
     for handler in tree.nodes[ast.ExceptHandler]:
         if missed := _missed_by_error(tree, handler):

@@ -11,7 +11,7 @@ from labkit.checking.syntax.collectives import collective
 from labkit.checking.syntax.functions import arguments_of, callee
 from labkit.checking.syntax.models import behind
 from labkit.checking.syntax.nodes import Function, last_part, parameters_of, position, spelled
-from labkit.checking.syntax.ranks import Guard, guards, is_rank, may_depend_on_rank, needs_all
+from labkit.checking.syntax.ranks import Guard, guards, is_rank, needs_all
 from labkit.checking.syntax.tree import Tree
 
 EVALUATES = re.compile(r"^(run_)?(do_)?(eval|evaluate|evaluation|validate|validation|test|inference)(_\w+)?$")
@@ -28,24 +28,16 @@ FORWARD = ("forward", "generate")
     "subgroup (group=…), and imported functions.",
 )
 def rank_0_collective(tree: Tree) -> Mistakes:
-    for call in tree.calls:
-        around = _parting(tree, call)
-        if not around:
-            continue
-        if name := collective(tree, call):
-            if not _answered(tree, call, name, around):
-                yield call, f"`{name}` needs all ranks, but {_who(around)} get here ({tree.location(around[0].line)})"
-            continue
+    for call, around in _parted_calls(tree):
         function = callee(tree, call)
-        for name, line in needs_all(tree, function) if function else ():
+        if name := collective(tree, call):
+            needed, by = [(name, call.lineno)], ""
+        else:
+            needed, by = list(needs_all(tree, function)) if function else [], ast.unparse(call.func)
+        for name, line in needed:
             if not _answered(tree, call, name, around):
-                yield (
-                    call,
-                    (
-                        f"`{ast.unparse(call.func)}` calls `{name}` ({tree.location(line)}), which needs all ranks, "
-                        f"but {_who(around)} get here ({tree.location(around[0].line)})"
-                    ),
-                )
+                what = f"`{by}` calls `{name}` ({tree.location(line)}), which" if by else f"`{name}`"
+                yield call, f"{what} needs all ranks, but {_who(around)} get here ({tree.location(around[0].line)})"
                 break
     for node in tree.nodes[ast.Attribute] if tree.is_managed else ():
         if node.attr == "log_dir" and spelled(node.value).endswith("trainer") and (around := guards(tree, node)):
@@ -56,13 +48,19 @@ def rank_0_collective(tree: Tree) -> Mistakes:
             yield call, "each rank makes another group, but all of them must make the same ones in the same order"
 
 
-def _parting(tree: Tree, call: ast.Call) -> list[Guard]:
-    """The guards around a call, unless the ranks that pass them have joined a process group of their own there."""
-    around = guards(tree, call)
-    for join in tree.torch_calls("init_process_group") if around else ():
-        if position(join) < position(call) and around[0] in guards(tree, join):
-            return []
-    return around
+def _parted_calls(tree: Tree) -> list[tuple[ast.Call, list[Guard]]]:
+    """The calls that not all ranks make, with the guards around them; without those of ranks that have joined a process
+    group of their own there."""
+    if "parted calls" not in tree.kept:
+        joins = [(position(join), guards(tree, join)) for join in tree.torch_calls("init_process_group")]
+        parted = [(call, around) for call in tree.calls if (around := guards(tree, call))]
+        tree.kept["parted calls"] = [
+            (call, around)
+            for call, around in parted
+            if not any(at < position(call) and around[0] in same for at, same in joins)
+        ]
+    known: list[tuple[ast.Call, list[Guard]]] = tree.kept["parted calls"]
+    return known
 
 
 def _is_of_this_rank(tree: Tree, ranks: ast.expr) -> bool:
@@ -159,13 +157,12 @@ def _joins(tree: Tree, context: ast.expr) -> bool:
     "and is not reported.",
 )
 def rank_0_evaluation(tree: Tree) -> Mistakes:
-    for call in tree.calls:
-        if not (around := _parting(tree, call)) or collective(tree, call):
-            continue
-        strategies = _evaluated(tree, call)
+    buffers = {w for w in tree.words if w == "register_buffer" or w.startswith(("BatchNorm", "convert_sync_batchnorm"))}
+    for call, around in _parted_calls(tree):
+        strategies = _evaluated(tree, call) if not collective(tree, call) else frozenset()
         if strategies & {"fsdp1", "fsdp2"}:
             yield call, f"the forward pass of an FSDP model needs all ranks, but {_who(around)} get here"
-        elif "ddp" in strategies and _has_buffers(tree) and not _keeps_buffers(tree):
+        elif "ddp" in strategies and buffers and not tree.words & {"broadcast_buffers", "forward_sync_buffers"}:
             yield call, f"the forward pass of a DDP model with buffers needs all ranks, but {_who(around)} get here"
 
 
@@ -193,65 +190,3 @@ def _runs_a_parameter(tree: Tree, function: Function, call: ast.Call) -> bool:
 def _runs_a_global(tree: Tree, function: Function) -> frozenset[str]:
     names = [call.func for call in tree.calls_in(function) if isinstance(call.func, ast.Name)]
     return frozenset(s for name in names if not tree.parameter(name.id, name) for s in tree.wrapping(name))
-
-
-def _has_buffers(tree: Tree) -> bool:
-    return any(w in ("register_buffer", "convert_sync_batchnorm") or w.startswith("BatchNorm") for w in tree.words)
-
-
-def _keeps_buffers(tree: Tree) -> bool:
-    return bool(tree.words & {"broadcast_buffers", "forward_sync_buffers"})
-
-
-@rule(
-    "LK010 download-race",
-    "wrong",
-    why="Ranks that download into the same folder at the same time overwrite each other's files, and a rank that does "
-    "not wait for the download may read a partial file.",
-    fix="Download if rank == 0, then call dist.barrier() on every rank, then open the data set on every rank without "
-    "download=True. With several hosts, use LOCAL_RANK instead.",
-    misses="downloads other than download=True, urlretrieve or download_url_to_file, such as those of libraries, most "
-    "of which lock their files; a barrier in the wrong place.",
-)
-def download_race(tree: Tree) -> Mistakes:
-    if not tree.joins or tree.is_managed:
-        return
-    held_back = any(guards(tree, call) for call in tree.torch_calls("barrier", "monitored_barrier"))
-    for call in tree.calls:
-        last = last_part(tree.names_of_calls[call])
-        if not (tree.is_true(keyword(call, "download")) or last in ("urlretrieve", "download_url_to_file")):
-            continue
-        if _before_ranks(tree, call) or _is_locked(tree, call):
-            continue
-        if not may_depend_on_rank(tree, call):
-            if not held_back:
-                yield call, "every rank downloads into the same folder at the same time"
-        elif guards(tree, call) and not _waited_for(tree, call):
-            yield call, "the other ranks do not wait for this download"
-
-
-def _waited_for(tree: Tree, download: ast.Call) -> bool:
-    """Whether all ranks synchronize before they open the download; anywhere in the file, if the opening is unknown."""
-    scope, name = tree.function_of(download), tree.names_of_calls[download]
-    later = [c for c in tree.calls if tree.function_of(c) is scope and position(c) > position(download)]
-    opened = next((c for c in later if tree.names_of_calls[c] == name and not guards(tree, c)), None)
-    if opened is None:
-        return any(collective(tree, call) for call in tree.calls)
-    between = [c for c in later if position(c) < position(opened)]
-    unknown = [c for c in between if "barrier" in ast.unparse(c.func) or "wait" in ast.unparse(c.func)]
-    inner = (callee(tree, c) for c in between)
-    return (
-        bool(unknown)
-        or any(collective(tree, c) for c in between)
-        or any(any(needs_all(tree, function)) for function in inner if function)
-    )
-
-
-def _before_ranks(tree: Tree, call: ast.Call) -> bool:
-    """Whether the call runs in the process that starts the ranks."""
-    scope = tree.function_of(call)
-    return any(tree.function_of(spawn) is scope for spawn in tree.torch_calls("spawn", "start_processes"))
-
-
-def _is_locked(tree: Tree, call: ast.Call) -> bool:
-    return any("lock" in ast.unparse(context).lower() for context in tree.contexts_of(call))

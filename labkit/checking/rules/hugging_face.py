@@ -93,12 +93,9 @@ def labels_shifted_twice(tree: Tree) -> Mistakes:
 def _is_sliced(tree: Tree, node: ast.expr, by: str) -> bool:
     """Whether an expression, or each value of its name, is `x[:, by]`."""
     if isinstance(node, ast.Name):
-        values = tree.values_of(node.id, node)
-        return (
-            bool(values)
-            and not any(isinstance(value, ast.Name) for value in values)
-            and all(_is_sliced(tree, value, by) for value in values)
-        )
+        values = tree.values(node)
+        is_known = bool(values) and not any(isinstance(value, ast.Name) for value in values)
+        return is_known and all(_is_sliced(tree, value, by) for value in values)
     while is_method_call(node):
         if node.func.attr not in ("contiguous", "clone", "to", "cuda", "detach", "long"):
             return False
@@ -149,11 +146,8 @@ def _accumulated(tree: Tree, backward: ast.Call) -> Iterator[ast.BinOp | ast.Aug
     names = {spelled(part) for part in tree.walk(backward.func.value)} - {""}
     loop = tree.loops_of(backward)[0]
     for statement in tree.nodes[ast.AugAssign]:
-        if (
-            spelled(statement.target) in names
-            and tree.is_in(statement, loop)
-            and _by_steps(statement.op, statement.value)
-        ):
+        is_in = spelled(statement.target) in names and tree.is_in(statement, loop)
+        if is_in and _by_steps(statement.op, statement.value):
             yield statement
     for target, value, node in tree.assigns:
         if target in names and tree.is_in(node, loop) and position(node) < position(backward):
@@ -196,21 +190,12 @@ def frozen_base_in_checkpoints(tree: Tree) -> Mistakes:
         if isinstance(value, ast.Call) and last_part(spelled(value.func)) == "get_peft_model"
     }
     adapted |= {name for wrap in tree.wraps if spelled(wrap.source) in adapted for name in wrap.names}
-    for call in tree.torch_calls("save"):
-        if tree.names_of_calls[call] != "torch.save" or not tree.loops_of(call) or not call.args:
-            continue
-        for state in _whole_states(call.args[0], tree):
-            if spelled(state.func).removesuffix(".state_dict").removesuffix(".module") in adapted:
-                yield call, "the frozen base is written with every checkpoint"
-
-
-def _whole_states(node: ast.expr, tree: Tree) -> Iterator[ast.Call]:
-    """Calls of `state_dict()` that are saved as they are, not filtered."""
-    values = tree.values(node)
-    for value in values:
-        for part in value.values if isinstance(value, ast.Dict) else [value]:
-            if is_method_call(part, "state_dict"):
-                yield part
+    for call in tree.calls_to("torch.save"):
+        values = tree.values(call.args[0]) if call.args and tree.loops_of(call) else []
+        saved = [part for value in values for part in (value.values if isinstance(value, ast.Dict) else [value])]
+        states = [spelled(part.func.value) for part in saved if is_method_call(part, "state_dict")]
+        if any(name.removesuffix(".module") in adapted for name in states):
+            yield call, "the frozen base is written with every checkpoint"
 
 
 @rule(
@@ -223,10 +208,9 @@ def _whole_states(node: ast.expr, tree: Tree) -> Iterator[ast.Call]:
     misses="use_reentrant left out: its default was True in transformers 4 and is False in 5.",
 )
 def reentrant_checkpointing_under_ddp(tree: Tree) -> Mistakes:
-    ddp = [wrap.call for wrap in tree.wraps if wrap.strategy == "ddp"]
-    if not any(tree.is_true(keyword(call, "find_unused_parameters")) for call in ddp):
-        return
-    if any(keyword(call, "static_graph") is not None for call in ddp):
+    ddp = [wrap.call for wrap in tree.wraps_of("ddp")]
+    is_static = any(keyword(call, "static_graph") is not None for call in ddp)
+    if is_static or not any(tree.is_true(keyword(call, "find_unused_parameters")) for call in ddp):
         return
     for node in _reentrant(tree):
         yield node, "reentrant checkpointing, but DDP looks for unused parameters"

@@ -214,17 +214,13 @@ def clip_of_shards(tree: Tree) -> Mistakes:
     misses="a division in another function, or by a number whose name does not mention ranks.",
 )
 def averaged_twice(tree: Tree) -> Mistakes:
-    if (
-        not tree.wraps
-        or tree.is_managed
-        or tree.words & {"no_sync", "register_comm_hook", "set_gradient_divide_factor"}
-    ):
+    handled = {"no_sync", "register_comm_hook", "set_gradient_divide_factor"}
+    if not tree.wraps or tree.is_managed or tree.words & handled:
         return
-    if any(n.value == "sum" for n in tree.nodes[ast.Constant]):
+    if "sum" in tree.strings:
         return  # a sum over samples needs a divisor
     for backward in tree.method_calls("backward"):
-        loss = backward.func.value
-        for node in _divisions(tree, loss, backward):
+        for node in _divisions(tree, backward.func.value, backward):
             yield node, "the loss is divided by the number of ranks, but the gradients are averaged as well"
     bypassed = any(tree.wrapping(call.func.value) == {"ddp"} for call in tree.method_calls("module"))
     for call in tree.torch_calls("all_reduce") if not bypassed else ():
@@ -236,8 +232,7 @@ def averaged_twice(tree: Tree) -> Mistakes:
 def _of_wrapped(tree: Tree, call: ast.Call) -> bool:
     """Whether the call is in `for p in model.parameters()` of a wrapped model."""
     heads = [loop.iter for loop in tree.loops_of(call) if isinstance(loop, ast.For)]
-    parameters = [h.func.value for h in heads if is_method_call(h)]
-    return any(tree.wrapping(model) for model in parameters)
+    return any(is_method_call(head) and tree.wrapping(head.func.value) for head in heads)
 
 
 def _divisions(tree: Tree, loss: ast.expr, backward: ast.Call) -> Iterator[Placed]:
@@ -274,7 +269,7 @@ def _by_ranks(tree: Tree, node: ast.BinOp | ast.AugAssign) -> bool:
     misses="imported models, and batch sizes set by an option.",
 )
 def local_batchnorm(tree: Tree) -> Mistakes:
-    if "ddp" not in {w.strategy for w in tree.wraps} or tree.words & {"SyncBatchNorm", "convert_sync_batchnorm"}:
+    if not tree.wraps_of("ddp") or tree.words & {"SyncBatchNorm", "convert_sync_batchnorm"}:
         return
     loaders = [call for call in tree.torch_calls("DataLoader") if not TEST.search(_called(tree, call))]
     values = [tree.value(keyword(call, "batch_size")) for call in loaders]
@@ -287,8 +282,7 @@ def local_batchnorm(tree: Tree) -> Mistakes:
 
 
 def _called(tree: Tree, call: ast.Call) -> str:
-    parts = [*getattr(tree.parents[call], "targets", []), *call.args[:1]]
-    return " ".join(map(spelled, parts)).lower()
+    return " ".join([*tree.targets_of(call), *map(spelled, call.args[:1])]).lower()
 
 
 # bf16 has 8 bits of significand: a sum is rounded back to a weight w by a change of less than |w| / 2**9. Adam changes
@@ -310,7 +304,9 @@ KEEPS = re.compile(r"master|stochastic|kahan|lora|peft|adapter|float32|fp32|auto
     f"learning rates above {LOST_BELOW:.1e}, at which the larger weights stay as they are.",
 )
 def bf16_updates_lost(tree: Tree) -> Mistakes:
-    if tree.is_managed or not any(tree.method_calls("backward")) or any(map(KEEPS.search, set(_used(tree)))):
+    if "bfloat16" not in tree.words or tree.is_managed or not any(tree.method_calls("backward")):
+        return
+    if any(map(KEEPS.search, _used(tree))):
         return
     if any(spelled(call.func.value) for call in tree.method_calls("float")):
         return  # possibly of the parameters

@@ -1,4 +1,4 @@
-"""Rules about files that one rank writes and the others read."""
+"""Rules about files that one rank writes or downloads and the others read."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import re
 from collections.abc import Iterator
 
 from labkit.checking.rules import Mistakes, rule
-from labkit.checking.syntax.calls import argument_at
-from labkit.checking.syntax.collectives import agrees
+from labkit.checking.syntax.calls import argument_at, keyword
+from labkit.checking.syntax.collectives import agrees, collective
 from labkit.checking.syntax.functions import callee
-from labkit.checking.syntax.nodes import position
-from labkit.checking.syntax.ranks import guards, names_rank
+from labkit.checking.syntax.nodes import last_part, position
+from labkit.checking.syntax.ranks import guards, may_depend_on_rank, names_rank
 from labkit.checking.syntax.tree import Tree
 
 # The argument that is the path.
@@ -39,7 +39,8 @@ QUIET = re.compile(
     misses="a file that another function writes, and paths that are spelled in two ways.",
 )
 def read_before_written(tree: Tree) -> Mistakes:
-    files = [(call, *file) for call in tree.calls if (file := _file(tree, call))] if _has_ranks(tree) else []
+    has_ranks = tree.is_distributed or "accelerate" in tree.words
+    files = [(call, *file) for call in tree.calls if (file := _file(tree, call))] if has_ranks else []
     written = [(call, path) for call, writes, path in files if writes and _is_of_first(tree, call)]
     for call, writes, path in files:
         if writes or any(guard.ranks == "first" and not guard.may_pass_all for guard in guards(tree, call)):
@@ -54,13 +55,8 @@ def read_before_written(tree: Tree) -> Mistakes:
 
 
 def _removals(tree: Tree, path: str) -> list[ast.Call]:
-    names = ("os.remove", "os.unlink", "shutil.rmtree")
-    calls = [call for call, name in tree.names_of_calls.items() if name in names and call.args]
-    return [call for call in calls if ast.unparse(call.args[0]) == path]
-
-
-def _has_ranks(tree: Tree) -> bool:
-    return tree.is_distributed or "accelerate" in tree.words
+    calls = tree.calls_to("os.remove", "os.unlink", "shutil.rmtree")
+    return [call for call in calls if call.args and ast.unparse(call.args[0]) == path]
 
 
 def _file(tree: Tree, call: ast.Call) -> tuple[bool, str] | None:
@@ -102,9 +98,9 @@ def _follows(tree: Tree, first: ast.Call, second: ast.Call) -> bool:
 def _between(tree: Tree, first: ast.Call, second: ast.Call) -> Iterator[bool]:
     """Whether each call between two is one that may wait for the other ranks."""
     for call in tree.calls:
-        if tree.function_of(call) is not tree.function_of(first) or tree.is_in(call, second):
+        if tree.function_of(call) is not tree.function_of(first) or tree.is_in(call, first) or tree.is_in(call, second):
             continue
-        if position(first) < position(call) < position(second) and not tree.is_in(call, first):
+        if position(first) < position(call) < position(second):
             yield _may_wait(tree, call)
 
 
@@ -112,8 +108,54 @@ def _may_wait(tree: Tree, call: ast.Call) -> bool:
     name = tree.names_of_calls[call] or f".{getattr(call.func, 'attr', '')}"
     function = callee(tree, call)
     if function:
-        inner = [c for c in tree.calls if tree.is_in(c, function)]
+        inner = tree.calls_in(function)
         return any(agrees(tree.names_of_calls[c]) or WAITS.search(ast.unparse(c.func)) for c in inner)
     if agrees(name) or tree.wrapping(call.func):
         return True
     return not QUIET.search(name)
+
+
+@rule(
+    "LK010 download-race",
+    "wrong",
+    why="Ranks that download into the same folder at the same time overwrite each other's files, and a rank that does "
+    "not wait for the download may read a partial file.",
+    fix="Download if rank == 0, then call dist.barrier() on every rank, then open the data set on every rank without "
+    "download=True. With several hosts, use LOCAL_RANK instead.",
+    misses="downloads other than download=True, urlretrieve or download_url_to_file, such as those of libraries, most "
+    "of which lock their files; a barrier in the wrong place.",
+)
+def download_race(tree: Tree) -> Mistakes:
+    if not tree.joins or tree.is_managed:
+        return
+    held_back = any(guards(tree, call) for call in tree.torch_calls("barrier", "monitored_barrier"))
+    for call in tree.calls:
+        last = last_part(tree.names_of_calls[call])
+        if not (tree.is_true(keyword(call, "download")) or last in ("urlretrieve", "download_url_to_file")):
+            continue
+        if _before_ranks(tree, call) or _is_locked(tree, call):
+            continue
+        if not may_depend_on_rank(tree, call):
+            if not held_back:
+                yield call, "every rank downloads into the same folder at the same time"
+        elif guards(tree, call) and not _waited_for(tree, call):
+            yield call, "the other ranks do not wait for this download"
+
+
+def _waited_for(tree: Tree, download: ast.Call) -> bool:
+    """Whether all ranks synchronize before they open the download; anywhere in the file, if the opening is unknown."""
+    same = [call for call in tree.calls_to(tree.names_of_calls[download]) if _follows(tree, download, call)]
+    opened = next((call for call in same if not guards(tree, call)), None)
+    if opened is None:
+        return any(collective(tree, call) for call in tree.calls)
+    return any(_between(tree, download, opened))
+
+
+def _before_ranks(tree: Tree, call: ast.Call) -> bool:
+    """Whether the call runs in the process that starts the ranks."""
+    scope = tree.function_of(call)
+    return any(tree.function_of(spawn) is scope for spawn in tree.torch_calls("spawn", "start_processes"))
+
+
+def _is_locked(tree: Tree, call: ast.Call) -> bool:
+    return any("lock" in ast.unparse(context).lower() for context in tree.contexts_of(call))

@@ -54,7 +54,7 @@ def item_every_step(tree: Tree) -> Mistakes:
 )
 def no_no_sync(tree: Tree) -> Mistakes:
     handled = {"no_sync", "require_backward_grad_sync", "set_requires_gradient_sync", "register_comm_hook"}
-    if "ddp" not in {wrap.strategy for wrap in tree.wraps} or tree.is_managed or tree.words & handled:
+    if not tree.wraps_of("ddp") or tree.is_managed or tree.words & handled:
         return
     for backward in tree.method_calls("backward"):
         loops = tree.loops_of(backward)
@@ -79,7 +79,7 @@ def data_parallel(tree: Tree) -> Mistakes:
     if "backward" not in tree.words and not tree.is_fragment:
         return
     for call in tree.torch_calls("DataParallel"):
-        beside = any(wrap.strategy == "ddp" for wrap in tree.wraps)
+        beside = bool(tree.wraps_of("ddp"))
         if not (beside and (tree.branches_of(call) or isinstance(tree.parents[call], ast.IfExp))):
             yield call, "nn.DataParallel is one process for all GPUs"
 

@@ -11,10 +11,6 @@ from labkit.checking.syntax.nodes import position, spelled
 from labkit.checking.syntax.tree import Tree, Wrap
 
 
-def _sharded(tree: Tree) -> list[Wrap]:
-    return [wrap for wrap in tree.wraps if wrap.strategy != "ddp"]
-
-
 @rule(
     "LK044 moved-before-sharding",
     "slow",
@@ -25,7 +21,7 @@ def _sharded(tree: Tree) -> list[Wrap]:
     misses="a model moved in another function than the one that wraps it; models small enough for it not to matter.",
 )
 def moved_before_sharding(tree: Tree) -> Mistakes:
-    for wrap in _sharded(tree):
+    for wrap in tree.wraps_of("fsdp1", "fsdp2"):
         source, location = wrap.source, tree.location(wrap.line)
         if moves_to_device(tree, source):
             yield source, f"the whole model is moved to the GPU before {_named(wrap)} shards it"
@@ -46,9 +42,7 @@ def _named(wrap: Wrap) -> str:
 def _moves(tree: Tree, call: MethodCall, name: str) -> bool:
     """`model.to(…)`, or `model = Model().to(…)`."""
     owner = call.func.value
-    parent = tree.parents[call]
-    targets = [spelled(target) for target in getattr(parent, "targets", [])]
-    return spelled(owner) == name or (name in targets and isinstance(owner, ast.Call))
+    return spelled(owner) == name or (name in tree.targets_of(call) and isinstance(owner, ast.Call))
 
 
 def _reassigned(tree: Tree, name: str, since: ast.Call, wrap: Wrap) -> bool:
@@ -63,7 +57,11 @@ def _reassigned(tree: Tree, name: str, since: ast.Call, wrap: Wrap) -> bool:
 
 def _first_wrapped(tree: Tree, wrap: Wrap, call: ast.Call) -> bool:
     """Whether the model or its layers were sharded before it was moved."""
-    earlier = (w for w in _sharded(tree) if w is not wrap and tree.function_of(w.call) is tree.function_of(call))
+    earlier = (
+        w
+        for w in tree.wraps_of("fsdp1", "fsdp2")
+        if w is not wrap and tree.function_of(w.call) is tree.function_of(call)
+    )
     return any(position(w.call) < position(call) for w in earlier)
 
 
@@ -77,7 +75,7 @@ def _first_wrapped(tree: Tree, wrap: Wrap, call: ast.Call) -> bool:
 )
 def optimizer_before_wrapping(tree: Tree) -> Mistakes:
     for call, name in optimizers(tree):
-        for wrap in _sharded(tree):
+        for wrap in tree.wraps_of("fsdp1", "fsdp2"):
             same = spelled(wrap.source) == name and not _reassigned(tree, name, call, wrap)
             if same and tree.surely_before(call, wrap.call):
                 location = tree.location(wrap.line)
@@ -97,20 +95,15 @@ def optimizer_before_wrapping(tree: Tree) -> Mistakes:
     misses="a size-based policy whose threshold no layer of the model reaches.",
 )
 def one_shard_unit(tree: Tree) -> Mistakes:
-    sharded = _sharded(tree)
+    sharded = tree.wraps_of("fsdp1", "fsdp2")
     if not sharded or tree.words & {"auto_wrap_policy", "auto_wrap", "enable_wrap", "apply", "parallelize_fn"}:
         return
     if any(tree.loops_of(w.call) or has_stars(w.call) for w in sharded):
         return
     for strategy in ("fsdp1", "fsdp2"):
-        scopes: dict[ast.AST, list[Wrap]] = {}
-        for wrap in sharded:
-            if wrap.strategy == strategy:
-                scopes.setdefault(tree.function_of(wrap.call), []).append(wrap)
-        for wraps in scopes.values():
-            plain = not isinstance(wraps[0].source, ast.Call | ast.Attribute | ast.Subscript)
-            if len(wraps) == 1 and plain and sum(w.strategy == strategy for w in sharded) == 1:
-                yield wraps[0].call, "the whole model is one unit: its parameters are all gathered at once"
+        wraps = tree.wraps_of(strategy)
+        if len(wraps) == 1 and not isinstance(wraps[0].source, ast.Call | ast.Attribute | ast.Subscript):
+            yield wraps[0].call, "the whole model is one unit: its parameters are all gathered at once"
 
 
 @rule(

@@ -59,13 +59,14 @@ def counts_micro_batches(loop: ast.AST) -> bool:
     return any(word in head for word in ("accum", "micro"))
 
 
+NOT_OPTIMIZERS = ("torch.optim.lr_scheduler", "torch.optim.swa_utils")
+
+
 def optimizers(tree: Tree) -> Iterator[tuple[ast.Call, str]]:
     """(call, name) for each optimizer that is built from `name.parameters()`."""
     for call in tree.calls:
         name = tree.names_of_calls[call]
-        if not name.startswith("torch.optim.") or name.startswith(
-            ("torch.optim.lr_scheduler", "torch.optim.swa_utils")
-        ):
+        if not name.startswith("torch.optim.") or name.startswith(NOT_OPTIMIZERS):
             continue
         parameters = argument_at(call, 0, "params")
         for part in behind(tree, parameters) if parameters is not None else ():
@@ -77,14 +78,10 @@ def optimizers(tree: Tree) -> Iterator[tuple[ast.Call, str]]:
 
 def moves_to_device(tree: Tree, call: ast.AST) -> bool:
     """Whether a call is `….cuda()` or `….to(device)` with a device that is apparently neither a CPU nor meta."""
-    if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Attribute):
-        return False
-    if call.func.attr == "cuda":
-        return True
-    if call.func.attr != "to":
+    if not is_method_call(call, "to", "cuda"):
         return False
     place = argument_at(call, 0, "device")
-    return place is not None and _is_device(tree, place)
+    return call.func.attr == "cuda" or (place is not None and _is_device(tree, place))
 
 
 def _is_device(tree: Tree, node: ast.expr, depth: int = 3) -> bool:

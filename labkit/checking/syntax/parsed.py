@@ -38,7 +38,10 @@ USUAL = {
     "init_process_group": "torch.distributed.init_process_group",
     "destroy_process_group": "torch.distributed.destroy_process_group",
 }
-SHARED = (ast.expr_context, ast.operator, ast.unaryop, ast.boolop, ast.cmpop)  # one node stands for all of its kind
+# Fields without nodes, or with those of contexts and operators, of which one stands for all of its kind.
+NO_NODES = {"ctx", "op", "ops", "id", "attr", "kind", "type_comment", "level", "module", "asname", "conversion"}
+KINDS = [kind for kind in vars(ast).values() if isinstance(kind, type) and issubclass(kind, ast.AST)]
+FIELDS = {kind: [field for field in kind._fields if field not in NO_NODES] for kind in KINDS}
 SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 ENDS = (ast.Module, *SCOPES)
 LOOPS = (ast.For, ast.AsyncFor, ast.While)
@@ -71,7 +74,6 @@ class Parsed:
         self.calls: list[ast.Call] = self.nodes[ast.Call]
 
     def _read(self) -> None:
-        """Notes all nodes but those of contexts and operators, which are the same object wherever they occur."""
         pending: list[ast.AST] = [self.module]
         scopes, parents, order = self._scopes, self.parents, self._order
         while pending:  # unlike ast.walk, in the order of the text and with parents
@@ -81,13 +83,10 @@ class Parsed:
             self._note(node)
             scope = node if isinstance(node, SCOPES) else scopes.get(node, self.module)
             children: list[ast.AST] = []
-            for field in node._fields:
+            for field in FIELDS[type(node)]:
                 value = getattr(node, field, None)
-                if isinstance(value, list):
-                    children += [part for part in value if isinstance(part, ast.AST)]
-                elif isinstance(value, ast.AST):
-                    children.append(value)
-            children = [child for child in children if not isinstance(child, SHARED)]
+                parts = value if isinstance(value, list) else (value,)
+                children += [part for part in parts if isinstance(part, ast.AST)]
             for child in children:
                 parents[child] = node
                 scopes[child] = scope
@@ -199,8 +198,8 @@ class Parsed:
         return [call for call in self.calls if self.names_of_calls[call] in names]
 
     def _calls(self, names: Iterable[str], within: ast.AST | None) -> Iterator[ast.Call]:
-        calls = (call for name in names for call in self._calls_by_name.get(name, ()))
-        return iter(sorted((call for call in calls if self.is_in(call, within)), key=position))
+        calls = [call for name in names for call in self._calls_by_name.get(name, ())]
+        return iter(sorted((call for call in calls if self.is_in(call, within)), key=position) if calls else ())
 
     def walk(self, node: ast.AST) -> list[ast.AST]:
         """A node and all within it, in the order of the text; without contexts and operators."""

@@ -40,6 +40,8 @@ EXITS = ("sys.exit", "exit", "quit", "os._exit", "SystemExit")
 BLOCKS = ("body", "orelse", "finalbody")
 LEAVES = (ast.Return, ast.Continue, ast.Break)
 BRANCHES = (ast.If, ast.IfExp, ast.While)
+PARTS = (ast.stmt, ast.match_case)  # what a statement may run or not
+CHOICES = (ast.IfExp, ast.BoolOp)
 Ways = frozenset[tuple[bool, bool]]
 ALL: Ways = frozenset({(True, True)})
 NONE: Ways = frozenset({(False, False)})
@@ -203,6 +205,8 @@ def guards(tree: Tree, node: ast.AST) -> list[Guard]:
     """The conditions that part the ranks around a node, within its function, the innermost first."""
 
     def found(around: ast.AST, child: ast.AST) -> list[Guard]:
+        if not isinstance(child, PARTS) and not isinstance(around, CHOICES):
+            return []
         return [_guard(tree, deciding, ways) for deciding, ways in _conditions(tree, around, child) if _splits(ways)]
 
     return tree.outwards("guards", node, found)

@@ -134,7 +134,7 @@ class Tree(Valued):
     def wrapping(self, node: ast.AST | None) -> frozenset[str]:
         """The strategies that wrap the model in this expression, judged by its name: `model` after
         `model = DDP(model)`, even in a function with a parameter of that name."""
-        name = spelled(node)
+        name = spelled(node) if self._wrapped else ""
         if node is None or name not in self._wrapped:
             return frozenset()
         everywhere = [wrap for wrap in self.wraps if name in wrap.names]
