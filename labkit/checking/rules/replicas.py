@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
@@ -12,7 +11,6 @@ from labkit.checking.syntax.calls import argument_at, keyword
 from labkit.checking.syntax.functions import arguments_of, calls_of, follows
 from labkit.checking.syntax.models import averages_by_hand, backwards, behind
 from labkit.checking.syntax.nodes import Function, Placed, last_part, position, spelled
-from labkit.checking.syntax.ranks import guards
 from labkit.checking.syntax.tree import Tree, Wrap
 
 MODULE_OF = ("self", "module")  # parts of a name that say nothing about which layer it is
@@ -281,42 +279,3 @@ def _is_tied_again(tree: Tree, layers: tuple[str, str], holder: ast.AST) -> bool
         if target.endswith(tuple(f"{layer}.weight" for layer in layers)) and not is_first:
             return True
     return "setattr" in tree.words
-
-
-@rule(
-    "LK085 loaded-on-one-rank",
-    "wrong",
-    why="DDP copies the weights of rank 0 to the others once, when it wraps the model; fully_shard and optimizers do "
-    "not. A state that only one rank loads later is not on the others: they train on from other weights or moments.",
-    fix="Load on every rank; or load on rank 0 before DDP(model); or set_model_state_dict with "
-    "StateDictOptions(full_state_dict=True, broadcast_from_rank0=True).",
-    misses="scripts that broadcast anything; conditions on the rank around a function that loads.",
-)
-def loaded_on_one_rank(tree: Tree) -> Mistakes:
-    if tree.is_managed or any(SENDS.search(word) for word in tree.words) or not (tree.wraps_of("ddp") or tree.shards):
-        return
-    for call in tree.method_calls("load_state_dict"):
-        around = guards(tree, call)
-        if not around or around[0].ranks != "first" or not _is_trained_on(tree, call):
-            continue
-        name = spelled(call.func.value)
-        same = [other for other in tree.method_calls("load_state_dict") if spelled(other.func.value) == name]
-        if sum(guards(tree, other)[:1] == around[:1] for other in same) > 1:
-            continue  # swapped, and put back
-        wraps = [
-            wrap for wrap in tree.wraps_of("ddp") if name.removesuffix(".module") in {*wrap.names, spelled(wrap.source)}
-        ]
-        is_late = bool(wraps) and all(follows(tree, call, wrap.call) for wrap in wraps)
-        is_sharded = any(spelled(wrap.source) == name and wrap.strategy == "fsdp2" for wrap in tree.wraps)
-        if is_late or is_sharded or "opt" in last_part(name).lower():
-            yield call, f"only rank 0 loads `{name}`; the other ranks go on with their own"
-
-
-SENDS = re.compile(r"broadcast|sync_module_states|scatter|all_reduce|_sync_params")
-
-
-def _is_trained_on(tree: Tree, call: ast.Call) -> bool:
-    """Whether a backward pass comes after a call, or in the same loop."""
-    loops = {*tree.loops_of(call)}
-    passes = [backward for backward, _ in backwards(tree)]
-    return any(loops & {*tree.loops_of(b)} or follows(tree, b, call) for b in passes)

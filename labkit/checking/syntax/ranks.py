@@ -283,22 +283,25 @@ def _left_behind(tree: Tree, block: ast.AST, child: ast.AST) -> Iterator[tuple[a
     for statements in (getattr(block, name, None) for name in BLOCKS) if isinstance(child, ast.stmt) else ():
         if isinstance(statements, list) and child in statements:
             at = statements.index(child)
-            leaving = [(each, _leaving(tree, each)) for each in statements[:at]]
+            leaving = [leaver for leaver in _leavers(tree, statements, LEAVES) if leaver[0] < at]
             if isinstance(block, ast.For | ast.While) and statements is block.body:
-                leaving += [(each, _leaving(tree, each, (ast.Return, ast.Break))) for each in statements[at:]]
-            yield from ((each, _negated(ways)) for each, ways in leaving if ways != NONE)
+                leaving += [each for each in _leavers(tree, statements, (ast.Return, ast.Break)) if each[0] >= at]
+            yield from ((statements[number], _negated(ways)) for number, ways in leaving)
+
+
+def _leavers(tree: Tree, block: list[ast.stmt], leaves: tuple[type[ast.stmt], ...]) -> list[tuple[int, Ways]]:
+    """The statements of a block in which ranks may leave it, by their numbers."""
+    known: dict[tuple[ast.stmt, int], list[tuple[int, Ways]]] = tree.kept.setdefault("leavers", {})
+    key = block[0], len(leaves)
+    if key not in known:
+        ways = (_leaving(tree, each, leaves) for each in block)
+        known[key] = [(number, way) for number, way in enumerate(ways) if way != NONE]
+    return known[key]
 
 
 def _leaving(tree: Tree, statement: ast.stmt, leaves: tuple[type[ast.stmt], ...] = LEAVES) -> Ways:
     """Which ranks leave the block of a statement in it."""
-    known: dict[tuple[ast.stmt, int], Ways] = tree.kept.setdefault("leaving", {})
-    key = statement, len(leaves)
-    if key not in known:
-        known[key] = _found_leaving(tree, statement, leaves)
-    return known[key]
 
-
-def _found_leaving(tree: Tree, statement: ast.stmt, leaves: tuple[type[ast.stmt], ...]) -> Ways:
     def inside(block: list[ast.stmt], kinds: tuple[type[ast.stmt], ...] = leaves) -> Ways:
         return reduce(_either, (_leaving(tree, each, kinds) for each in block), NONE)
 
