@@ -53,16 +53,13 @@ def accelerate_scheduler(tree: Tree) -> Mistakes:
         names = {spelled(t) for n in (scheduler, prepare) if n for t in getattr(tree.parents[n], "targets", [])}
         if prepare is None:
             continue
-        steps = [call for call in tree.method_calls("step") if spelled(call.func.value) in _names_after(prepare, names)]
+        names |= {spelled(argument) for argument in prepare.args} - {""}
+        steps = [call for call in tree.method_calls("step") if spelled(call.func.value) in names]
         for step in steps:
             if _is_per_epoch(tree, step):
                 yield step, "a prepared scheduler advances by the number of processes here, once per epoch"
             elif tree.loops_of(step) and _counts_shards(tree, scheduler):
                 yield scheduler, "this counts batches of one process, but advances by the number of processes"
-
-
-def _names_after(prepare: MethodCall, names: set[str]) -> set[str]:
-    return names | {spelled(argument) for argument in prepare.args} - {""}
 
 
 def _schedulers(tree: Tree) -> Iterator[ast.Call]:

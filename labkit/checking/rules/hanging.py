@@ -12,7 +12,7 @@ from labkit.checking.syntax.functions import arguments_of, callee
 from labkit.checking.syntax.models import behind
 from labkit.checking.syntax.nodes import Function, last_part, parameters_of, position, spelled
 from labkit.checking.syntax.ranks import Guard, guards, is_rank, needs_all
-from labkit.checking.syntax.tree import Tree
+from labkit.checking.syntax.tree import Tree, kept
 
 EVALUATES = re.compile(r"^(run_)?(do_)?(eval|evaluate|evaluation|validate|validation|test|inference)(_\w+)?$")
 FORWARD = ("forward", "generate")
@@ -48,19 +48,18 @@ def rank_0_collective(tree: Tree) -> Mistakes:
             yield call, "each rank makes another group, but all of them must make the same ones in the same order"
 
 
+@kept
 def _parted_calls(tree: Tree) -> list[tuple[ast.Call, list[Guard]]]:
-    """The calls that not all ranks make, with the guards around them; without those of ranks that have joined a process
-    group of their own there."""
-    if "parted calls" not in tree.kept:
-        joins = [(position(join), guards(tree, join)) for join in tree.torch_calls("init_process_group")]
-        parted = [(call, around) for call in tree.calls if (around := guards(tree, call))]
-        tree.kept["parted calls"] = [
-            (call, around)
-            for call, around in parted
-            if not any(at < position(call) and around[0] in same for at, same in joins)
-        ]
-    known: list[tuple[ast.Call, list[Guard]]] = tree.kept["parted calls"]
-    return known
+    """The calls in which ranks may meet and that not all of them make, with the guards around them: not those of ranks
+    that have joined a process group of their own there."""
+    joins = [(position(join), guards(tree, join)) for join in tree.torch_calls("init_process_group")]
+    meeting = [c for c in tree.calls if collective(tree, c) or callee(tree, c) or _evaluated(tree, c)]
+    parted = [(call, around) for call in meeting if (around := guards(tree, call))]
+    return [
+        (call, around)
+        for call, around in parted
+        if not any(at < position(call) and around[0] in same for at, same in joins)
+    ]
 
 
 def _is_of_this_rank(tree: Tree, ranks: ast.expr) -> bool:

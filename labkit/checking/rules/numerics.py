@@ -213,7 +213,8 @@ def _by_ranks(tree: Tree, node: ast.BinOp | ast.AugAssign) -> bool:
 def local_batchnorm(tree: Tree) -> Mistakes:
     if not tree.wraps_of("ddp") or tree.words & {"SyncBatchNorm", "convert_sync_batchnorm"}:
         return
-    loaders = [call for call in tree.torch_calls("DataLoader") if not TEST.search(_called(tree, call))]
+    named = {call: [*tree.targets_of(call), *map(spelled, call.args[:1])] for call in tree.torch_calls("DataLoader")}
+    loaders = [call for call, names in named.items() if not TEST.search(" ".join(names))]
     values = [tree.value(keyword(call, "batch_size")) for call in loaders]
     sizes = [size if isinstance(size, int) else SMALL_BATCH for size in values]
     if not sizes or max(sizes) >= SMALL_BATCH:
@@ -221,10 +222,6 @@ def local_batchnorm(tree: Tree) -> Mistakes:
     for call in tree.torch_calls("BatchNorm1d", "BatchNorm2d", "BatchNorm3d"):
         yield call, f"each rank normalizes with the statistics of only its {max(sizes)} samples"
         return  # report one layer of many
-
-
-def _called(tree: Tree, call: ast.Call) -> str:
-    return " ".join([*tree.targets_of(call), *map(spelled, call.args[:1])]).lower()
 
 
 @rule(

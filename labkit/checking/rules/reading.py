@@ -133,7 +133,7 @@ def download_race(tree: Tree) -> Mistakes:
         last = last_part(tree.names_of_calls[call])
         if not (tree.is_true(keyword(call, "download")) or last in ("urlretrieve", "download_url_to_file")):
             continue
-        if _before_ranks(tree, call) or _is_locked(tree, call):
+        if _before_ranks(tree, call) or any("lock" in ast.unparse(each).lower() for each in tree.contexts_of(call)):
             continue
         if not may_depend_on_rank(tree, call):
             if not held_back:
@@ -155,7 +155,3 @@ def _before_ranks(tree: Tree, call: ast.Call) -> bool:
     """Whether the call runs in the process that starts the ranks."""
     scope = tree.function_of(call)
     return any(tree.function_of(spawn) is scope for spawn in tree.torch_calls("spawn", "start_processes"))
-
-
-def _is_locked(tree: Tree, call: ast.Call) -> bool:
-    return any("lock" in ast.unparse(context).lower() for context in tree.contexts_of(call))

@@ -36,9 +36,9 @@ def no_distributed_sampler(tree: Tree) -> Mistakes:
         dataset = argument_at(call, 0, "dataset")
         if dataset is None or names_rank(tree, call) or any(names_rank(tree, v) for v in tree.values(dataset)):
             continue
-        if _is_made_up(tree, dataset) or _is_a_choice(tree, call):
-            continue
-        yield call, "this DataLoader gives every rank all the training data"
+        is_a_choice = tree.branches_of(call) and "DistributedSampler" in tree.words  # which is for the other case
+        if not is_a_choice and not _is_made_up(tree, dataset):
+            yield call, "this DataLoader gives every rank all the training data"
 
 
 def _has_sampler(tree: Tree, call: ast.Call) -> bool:
@@ -85,11 +85,6 @@ def _is_made_up(tree: Tree, dataset: ast.expr) -> bool:
             if MADE_UP.search(text) or "rank" in text.lower():
                 return True
     return False
-
-
-def _is_a_choice(tree: Tree, call: ast.Call) -> bool:
-    """Whether the loader is conditional in a script that has a sampler for the other case."""
-    return bool(tree.branches_of(call)) and "DistributedSampler" in tree.words
 
 
 @rule(

@@ -8,7 +8,7 @@ from collections import defaultdict
 
 from labkit.checking.syntax.calls import all_arguments, keyword
 from labkit.checking.syntax.nodes import last_part, spelled
-from labkit.checking.syntax.tree import WRAPPERS, Tree
+from labkit.checking.syntax.tree import WRAPPERS, Tree, kept
 
 COLLECTIVES = {
     "all_reduce",
@@ -134,13 +134,11 @@ def _has_one_rank(tree: Tree, owner: ast.expr) -> bool:
 
 def agreed(tree: Tree, scope: ast.AST) -> set[str]:
     """The names in a function whose values a collective, or what sounds like one, makes or fills."""
-    if "agreed" not in tree.kept:
-        tree.kept["agreed"] = _agreed(tree)
-    names: dict[ast.AST, set[str]] = tree.kept["agreed"]
-    return names.get(scope, set())
+    return _all_agreed(tree).get(scope, set())
 
 
-def _agreed(tree: Tree) -> dict[ast.AST, set[str]]:
+@kept
+def _all_agreed(tree: Tree) -> dict[ast.AST, set[str]]:
     names: dict[ast.AST, set[str]] = defaultdict(set)
     for call, name in tree.names_of_calls.items():
         if not agrees(name or getattr(call.func, "attr", "")):

@@ -6,18 +6,12 @@ import ast
 from collections import defaultdict
 
 from labkit.checking.syntax.nodes import Function, Placed, parameters_of, position, spelled
-from labkit.checking.syntax.tree import Tree
+from labkit.checking.syntax.tree import Tree, kept
 
 
+@kept
 def callee(tree: Tree, call: ast.Call) -> Function | None:
     """The function of this script that a call runs, if its name is unambiguous."""
-    known: dict[ast.Call, Function | None] = tree.kept.setdefault("callee", {})
-    if call not in known:
-        known[call] = _callee(tree, call)
-    return known[call]
-
-
-def _callee(tree: Tree, call: ast.Call) -> Function | None:
     if isinstance(call.func, ast.Name):
         named = [f for f in tree.functions.get(call.func.id, []) if not isinstance(tree.parents[f], ast.ClassDef)]
         return named[0] if len(named) == 1 else None
@@ -37,14 +31,16 @@ def _callee(tree: Tree, call: ast.Call) -> Function | None:
 
 def calls_of(tree: Tree, function: ast.AST) -> list[ast.Call]:
     """The calls of a function of this script, for `__init__` those of its class; none if it is only passed by name."""
-    if "calls of" not in tree.kept:
-        calls: dict[ast.AST | None, list[ast.Call]] = defaultdict(list)
-        for call in tree.calls:
-            calls[callee(tree, call) or tree.classes.get(spelled(call.func))].append(call)
-        tree.kept["calls of"] = dict(calls)
     is_first = isinstance(function, ast.FunctionDef) and function.name == "__init__"
-    known: dict[ast.AST, list[ast.Call]] = tree.kept["calls of"]
-    return known.get(tree.parents[function] if is_first else function, [])
+    return _all_calls(tree).get(tree.parents[function] if is_first else function, [])
+
+
+@kept
+def _all_calls(tree: Tree) -> dict[ast.AST | None, list[ast.Call]]:
+    calls: dict[ast.AST | None, list[ast.Call]] = defaultdict(list)
+    for call in tree.calls:
+        calls[callee(tree, call) or tree.classes.get(spelled(call.func))].append(call)
+    return dict(calls)
 
 
 def returned(tree: Tree, function: Function) -> list[ast.expr]:
@@ -59,16 +55,14 @@ def arguments_of(function: Function, call: ast.Call) -> dict[str, ast.expr]:
     return dict(zip(names, call.args, strict=False)) | {k.arg: k.value for k in call.keywords if k.arg}
 
 
+@kept
 def reached_from(tree: Tree, node: ast.AST, depth: int = 3) -> set[ast.AST]:
     """A loop or function, and the functions of this script that it calls."""
-    known: dict[ast.AST, set[ast.AST]] = tree.kept.setdefault("reached", {})
-    if node not in known:
-        reached = {node}
-        for _ in range(depth):
-            inner = (callee(tree, call) for place in reached for call in tree.calls_in(place))
-            reached = reached | {function for function in inner if function}
-        known[node] = reached
-    return known[node]
+    reached = {node}
+    for _ in range(depth):
+        inner = (callee(tree, call) for place in reached for call in tree.calls_in(place))
+        reached = reached | {function for function in inner if function}
+    return reached
 
 
 def sites(tree: Tree, node: Placed, depth: int = 4) -> dict[ast.AST, list[Placed]]:

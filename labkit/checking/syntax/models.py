@@ -10,7 +10,7 @@ from labkit.checking.syntax.calls import MethodCall, argument_at, is_method_call
 from labkit.checking.syntax.functions import reached_from
 from labkit.checking.syntax.nodes import Function, last_part, spelled
 from labkit.checking.syntax.ranks import is_rank
-from labkit.checking.syntax.tree import Tree
+from labkit.checking.syntax.tree import Tree, kept
 
 # Scripts with one of these may average gradients or parameters in their own way.
 GRADIENTS = {"register_comm_hook", "register_hook", "register_post_accumulate_grad_hook", "average_parameters"}
@@ -18,18 +18,16 @@ COMBINES = ("all_reduce", "all_gather", "all_gather_into_tensor", "broadcast", "
 TENSORS = re.compile(r"grad|param|\.data\b|weight|\bp\b|buffer|flat|vector|bucket", re.IGNORECASE)
 
 
+@kept
 def behind(tree: Tree, node: ast.AST, depth: int = 2) -> list[ast.AST]:
     """All nodes of an expression and, up to `depth` levels, of the values assigned to its names."""
-    known: dict[tuple[ast.AST, int], list[ast.AST]] = tree.kept.setdefault("behind", {})
-    if (node, depth) not in known:
-        level, found = [node], dict.fromkeys(tree.walk(node))
-        for _ in range(depth):
-            names = [part for root in level for part in tree.walk(root) if isinstance(part, ast.Name)]
-            values = (v for name in names if isinstance(name.ctx, ast.Load) for v in tree.values_of(name.id, name))
-            level = list(dict.fromkeys(value for value in values if value not in found))
-            found |= dict.fromkeys(part for root in level for part in tree.walk(root))
-        known[node, depth] = list(found)
-    return known[node, depth]
+    level, found = [node], dict.fromkeys(tree.walk(node))
+    for _ in range(depth):
+        names = [part for root in level for part in tree.walk(root) if isinstance(part, ast.Name)]
+        values = (v for name in names if isinstance(name.ctx, ast.Load) for v in tree.values_of(name.id, name))
+        level = list(dict.fromkeys(value for value in values if value not in found))
+        found |= dict.fromkeys(part for root in level for part in tree.walk(root))
+    return list(found)
 
 
 def trained_in(tree: Tree, loop: ast.AST) -> bool:

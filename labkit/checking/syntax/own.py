@@ -14,7 +14,7 @@ from labkit.checking.syntax.calls import all_arguments, is_method_call, keyword
 from labkit.checking.syntax.collectives import agreed, agrees
 from labkit.checking.syntax.functions import callee, returned
 from labkit.checking.syntax.nodes import Function, last_part, parameters_of, spelled
-from labkit.checking.syntax.tree import Tree
+from labkit.checking.syntax.tree import Tree, kept
 
 LOADS = re.compile(r"load|batch|data|train", re.IGNORECASE)
 PASSED_IN = re.compile(r"^(batch|data|inputs?|targets?|labels?|images?|imgs|samples?|x|y)$")
@@ -101,13 +101,11 @@ def _is_data_parallel_model(tree: Tree, node: ast.expr) -> bool:
     return bool(tree.wrapping(node)) or spelled(node) in prepared(tree)
 
 
+@kept
 def prepared(tree: Tree) -> set[str]:
     """The names of what accelerate or DeepSpeed prepared."""
-    if "prepared" not in tree.kept:
-        made = ((target, value) for target, value, _ in tree.assigns if isinstance(value, ast.Call))
-        tree.kept["prepared"] = {target for target, call in made if _prepares(tree, call)}
-    names: set[str] = tree.kept["prepared"]
-    return names
+    made = ((target, value) for target, value, _ in tree.assigns if isinstance(value, ast.Call))
+    return {target for target, call in made if _prepares(tree, call)}
 
 
 def _prepares(tree: Tree, call: ast.Call) -> bool:
@@ -187,28 +185,26 @@ def _places(tree: Tree, node: ast.AST) -> Iterator[ast.AST]:
     yield scope
 
 
+@kept
 def _bindings(tree: Tree) -> set[Binding]:
-    """All names that get a value in a loop or comprehension."""
-    if "bindings" not in tree.kept:
-        stores = [node for node in tree.nodes[ast.Name] if isinstance(node.ctx, ast.Store)]
-        attributes = [node for node in tree.nodes[ast.Attribute] if isinstance(node.ctx, ast.Store)]
-        added = {node.target for node in tree.nodes[ast.AugAssign]}
-        bound = {node for node in (*stores, *attributes) if node not in added}
-        tree.kept["bindings"] = {(spelled(node), place) for node in bound for place in _places(tree, node)}
-    known: set[Binding] = tree.kept["bindings"]
-    return known
+    """All names that get a value in loops, comprehensions and functions."""
+    stores = [node for node in tree.nodes[ast.Name] if isinstance(node.ctx, ast.Store)]
+    attributes = [node for node in tree.nodes[ast.Attribute] if isinstance(node.ctx, ast.Store)]
+    added = {node.target for node in tree.nodes[ast.AugAssign]}
+    bound = {node for node in (*stores, *attributes) if node not in added}
+    return {(spelled(node), place) for node in bound for place in _places(tree, node)}
 
 
 def _is_split_loader(tree: Tree, node: ast.expr) -> bool:
     """Whether a name is a DataLoader with a DistributedSampler or one that accelerate prepared, also where it is a
     parameter of that name."""
-    known: dict[str, bool] = tree.kept.setdefault("split loaders", {})
     name = spelled(node)
-    if name not in known:
-        loaders = [value for target, value, _ in tree.assigns if target == name and name]
-        is_prepared = name in prepared(tree) and "load" in name.lower()
-        known[name] = is_prepared or any(_has_distributed_sampler(tree, value) for value in loaders)
-    return known[name]
+    return name in prepared(tree) and "load" in name.lower() or name in _split_loaders(tree)
+
+
+@kept
+def _split_loaders(tree: Tree) -> set[str]:
+    return {name for name, value, _ in tree.assigns if _has_distributed_sampler(tree, value)}
 
 
 def _has_distributed_sampler(tree: Tree, loader: ast.expr) -> bool:

@@ -40,6 +40,8 @@ USUAL = {
 }
 # Fields without nodes, or with those of contexts and operators, of which one stands for all of its kind.
 NO_NODES = {"ctx", "op", "ops", "id", "attr", "kind", "type_comment", "level", "module", "asname", "conversion"}
+NOTED = {ast.Name, ast.Attribute, ast.keyword, ast.arg, ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Import}
+NOTED |= {ast.ImportFrom, ast.Assign, ast.AnnAssign}
 KINDS = [kind for kind in vars(ast).values() if isinstance(kind, type) and issubclass(kind, ast.AST)]
 FIELDS = {kind: [field for field in kind._fields if field not in NO_NODES] for kind in KINDS}
 SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
@@ -79,11 +81,13 @@ class Parsed:
         while pending:  # unlike ast.walk, in the order of the text and with parents
             node = pending.pop()
             order.append(node)
-            self.nodes[type(node)].append(node)
-            self._note(node)
+            kind = type(node)
+            self.nodes[kind].append(node)
+            if kind in NOTED:
+                self._note(node)
             scope = node if isinstance(node, SCOPES) else scopes.get(node, self.module)
             children: list[ast.AST] = []
-            for field in FIELDS[type(node)]:
+            for field in FIELDS[kind]:
                 value = getattr(node, field, None)
                 parts = value if isinstance(value, list) else (value,)
                 children += [part for part in parts if isinstance(part, ast.AST)]

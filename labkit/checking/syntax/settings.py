@@ -14,7 +14,7 @@ from typing import Any
 
 from labkit.checking.syntax.calls import has_stars, keyword
 from labkit.checking.syntax.nodes import Placed
-from labkit.checking.syntax.tree import Tree
+from labkit.checking.syntax.tree import Tree, kept
 
 UNKNOWN = object()  # a value that is not a literal
 JSON_WORD = re.compile(r'"(?:[^"\\]|\\.)*"|\b(?:true|false|null)\b')
@@ -140,12 +140,10 @@ class _Writer:
         return value if isinstance(value, str | int | float | bool | None) else str(node.value)
 
 
+@kept
 def configurations(tree: Tree) -> list[Configuration]:
     """The configuration that a file consists of, or those in a script."""
-    if "configurations" not in tree.kept:
-        tree.kept["configurations"] = list(_configurations(tree))
-    known: list[Configuration] = tree.kept["configurations"]
-    return known
+    return list(_configurations(tree))
 
 
 def _configurations(tree: Tree) -> Iterator[Configuration]:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import ast
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, wraps
+from typing import Concatenate, ParamSpec, TypeVar
 
 from labkit.checking.syntax.calls import argument_at
 from labkit.checking.syntax.nodes import is_main_guard, spelled
@@ -33,6 +35,9 @@ FRAMEWORKS = {
     "fastai",
     "torchtnt",
 }
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 @dataclass(frozen=True)
@@ -152,3 +157,17 @@ class Tree(Valued):
 def tree_of(text: str) -> Tree:
     """The tree of a whole script, which a launch looks at twice. Raises as Tree does."""
     return Tree(text)
+
+
+def kept(query: Callable[Concatenate[Tree, P], R]) -> Callable[Concatenate[Tree, P], R]:
+    """Ask a query once for each tree and what else it gets; later it answers with what it found."""
+
+    @wraps(query)
+    def asked(tree: Tree, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        key = query, args, tuple(kwargs.items())
+        if key not in tree.kept:
+            tree.kept[key] = query(tree, *args, **kwargs)
+        found: R = tree.kept[key]
+        return found
+
+    return asked
