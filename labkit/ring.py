@@ -47,10 +47,12 @@ CALLED_IN_BACKWARD = 0x8000  # with a dtype
 DTYPES = ("", "float32", "bfloat16", "float16", "float64", "int64", "int32", "uint8", "int8", "bool", "complex64")
 CHECKED = {1, 2, 5, 10, 20, 35, 50, 75, 100, 200, 500}  # and every 1000th
 MOST, WORD = 0xFFFF, 0xFFFFFFFF
+UNKNOWN = WORD  # how many elements a call has
 NO_LOSS = 0x7FC00000  # the bits of nan
 # Flags of the newest backward pass: a DDP model was within no_sync, or within Join, which allows uneven inputs; its
-# loss was a leaf; it called collectives; since the last step the script called one within Join; it has not ended.
-NOT_SYNCHRONIZED, JOINED, NO_GRAPH, REDUCED, CALLED_IN_JOIN, IN_BACKWARD = 1, 2, 4, 8, 16, 32
+# loss was a leaf; it called collectives; since the last step the script called one within Join; it has not ended; a DDP
+# model was called for it.
+NOT_SYNCHRONIZED, JOINED, NO_GRAPH, REDUCED, CALLED_IN_JOIN, IN_BACKWARD, OF_DDP = 1, 2, 4, 8, 16, 32, 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +98,7 @@ class Now:
 @dataclass(frozen=True, slots=True)
 class Called:
     """A collective that Python called, the `index`-th of this rank: the `number`-th of its `group`, which a line of the
-    witness names, with so many elements of a dtype (none if ranks may have different ones). It was called at `line`
+    witness names, with so many elements (UNKNOWN if ranks may have different ones) of a dtype. It was called at `line`
     (0: unknown), after step `step` and then so many backward passes, or `in_backward`."""
 
     group: int

@@ -1,29 +1,33 @@
-"""Compares the collectives that ranks have called from Python, call by call, as their rings keep them."""
+"""Compares the collectives that ranks have called from Python, call by call, as their rings keep them.
+
+The numbers of calls count those of C++, too: of DDP's backward passes, and what a compiler has made of others.
+So a rank without a call of some number made another one; which one is only known if it was in a pass of DDP's.
+"""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any
 
-from labkit.ring import CALLS, IN_BACKWARD, NOT_SYNCHRONIZED, Called, Now
+from labkit.ring import CALLS, IN_BACKWARD, NOT_SYNCHRONIZED, OF_DDP, UNKNOWN, Called, Now
 from labkit.witness.evidence import Evidence, Testimony
 
-DEFAULT = "default_pg"
 NONE = -1  # the number of a group that a rank has not used
 
 
 @dataclass(frozen=True)
 class Parting:
-    """A collective that a `rank` called and `other` did not, which called `instead`, or else has gone on: to what
-    `where` says, in `line` (0: unknown). `is_due` if it was the other's turn, too: both had called it in this line
-    before, and at these intervals. If `of_pass`, `rank` is in a backward pass in `line` that `other` has ended, which
-    then called `call`: it left out collectives of the pass."""
+    """The first collective in which the ranks of a group part: `call` of `callers`, while `others` called `instead`, or
+    are past it: in a backward pass or at a later call, as `where` says, in `line` (0: unknown). `is_due` if it was the
+    others' turn, too: most of the ranks called it, or all had called it in this line as often, as many steps apart.
 
-    rank: int
+    If `of_pass`, the others have ended, without its collectives, a backward pass of DDP's in which the callers wait."""
+
+    callers: tuple[int, ...]
     call: Called
-    other: int
+    others: tuple[int, ...]
     instead: Called | None = None
     where: str = ""
     line: int = 0
@@ -32,52 +36,77 @@ class Parting:
 
 
 class _Calls:
-    """The newest calls of one rank in one group, by their number. `oldest` is the first number since which all are
-    known; `passed` is the last number that the group's calls, C++'s among them, are known to have reached."""
+    """The newest calls of one rank in one group, by their number; all are known since number `oldest`, 0 if none is.
+    `counted` is how many calls of the group, those of C++ included, the rank had made by its newest backward pass."""
 
-    def __init__(self, calls: list[Called], now: Now, *, counts: bool, is_complete: bool):
-        numbers = [call.number for call in calls]
-        start = max((place for place, (a, b) in enumerate(pairwise(numbers), 1) if b <= a), default=0)
-        self.by_number = {call.number: call for call in calls[start:]}  # those of a new group with an old one's name
-        self.oldest = 1 if is_complete and not start else min(self.by_number, default=0)
-        self.now = now
-        self.in_backward = counts and bool(now.flags & IN_BACKWARD) and not now.flags & NOT_SYNCHRONIZED
-        self.passed = max([*self.by_number, now.calls if counts else 0])
+    def __init__(self, calls: list[Called], now: Now, counted: int, *, is_complete: bool):
+        self.by_number = {call.number: call for call in calls}
+        self.oldest = 1 if is_complete else min(self.by_number, default=0)
+        self.now, self.counted = now, counted
+        averages = now.flags & OF_DDP and not now.flags & NOT_SYNCHRONIZED
+        self.in_pass = bool(counted is not NONE and now.flags & IN_BACKWARD and averages)
+
+    def later_than(self, call: Called) -> Called | None:
+        """Its first call of a later number."""
+        return next((each for number, each in sorted(self.by_number.items()) if number > call.number), None)
 
     def went_by(self, call: Called) -> bool:
-        """Whether the rank is past the place of this call, and called it not. In a backward pass it is past those that
-        others called before theirs."""
-        passed = self.passed + (self.in_backward and not call.in_backward)
-        return 0 < self.oldest <= call.number <= passed and call.number not in self.by_number
+        """Whether the rank is past the place of this call without it: in a backward pass of DDP's, or after one."""
+        if call.number in self.by_number or not 0 < self.oldest <= call.number or call.in_backward:
+            return False
+        if self.in_pass and self.counted + 1 >= call.number:
+            return True
+        later = self.later_than(call)
+        return later is not None and moment(later) > moment(call) and self.counted is not NONE
 
 
 def parting(evidence: Evidence) -> Parting | None:
-    """The first collective that some ranks of a group called and others did not; None if there is none."""
+    """Where the ranks of a group part; None if they do not, or if it cannot be told."""
     for group in _groups(evidence):
         for number in sorted({number for calls in group.values() for number in calls.by_number}):
             made = {rank: calls.by_number[number] for rank, calls in group.items() if number in calls.by_number}
-            rank, call = next(iter(made.items()))
-            unlike = [other for other, its in made.items() if _differ(call, its, group[rank], group[other])]
-            if unlike and (moment(call) == moment(made[unlike[0]])):
-                return Parting(rank, call, unlike[0], made[unlike[0]], "", made[unlike[0]].line)
-            if unlike:
-                earlier, later = sorted([rank, unlike[0]], key=lambda each: moment(made[each]))
-                return _without(earlier, made[earlier], later, group)
-            others = [other for other, calls in group.items() if calls.went_by(call)]
-            in_pass = [other for other in others if _is_in_pass(group[other].now, call)]
-            if in_pass:
-                return Parting(in_pass[0], call, rank, line=group[in_pass[0]].now.line, of_pass=True)
-            if others:
-                return _without(rank, call, others[0], group)
+            kinds: dict[tuple[str, int, str], list[int]] = {}
+            for rank, call in made.items():
+                kinds.setdefault(_kind(call, group), []).append(rank)
+            if len(kinds) > 1:
+                callers, others = sorted(kinds.values(), key=lambda ranks: (-len(ranks), moment(made[ranks[0]])))[:2]
+                return _unlike(callers, others, made, group)
+            call = next(iter(made.values()))
+            past = tuple(rank for rank, calls in group.items() if calls.went_by(call))
+            if past:
+                return _past([*made], call, past, group)
     return None
 
 
-def _differ(one: Called, other: Called, *calls: _Calls) -> bool:
-    """Whether the calls cannot be the same collective. What has been completed in spite of its sizes allowed them."""
-    if one.operation != other.operation:
-        return True
-    is_over = all(max(each.by_number) > one.number for each in calls)
-    return not is_over and (one.elements, one.dtype) != (other.elements, other.dtype)
+def _kind(call: Called, group: Mapping[int, _Calls]) -> tuple[str, int, str]:
+    """What must be equal on all ranks. Sizes that a completed call had were allowed, and some are not known."""
+    is_over = all(calls.later_than(call) or calls.counted > call.number for calls in group.values())
+    own = [calls.by_number[call.number] for calls in group.values() if call.number in calls.by_number]
+    if is_over or any(each.elements == UNKNOWN for each in own):
+        return call.operation, UNKNOWN, ""
+    return call.operation, call.elements, call.dtype
+
+
+def _unlike(callers: list[int], others: list[int], made: Mapping[int, Called], group: Mapping[int, _Calls]) -> Parting:
+    """Calls of one number that differ. If one is of a later step, its rank left out the other."""
+    call, instead = made[callers[0]], made[others[0]]
+    if moment(call) == moment(instead):
+        return Parting(tuple(callers), call, tuple(others), instead, line=instead.line)
+    if moment(call) > moment(instead):
+        callers, others, call, instead = others, callers, instead, call
+    is_due = _is_due(callers[0], call, others, group)
+    return Parting(tuple(callers), call, tuple(others), None, "a later call", instead.line, is_due)
+
+
+def _past(callers: list[int], call: Called, others: tuple[int, ...], group: Mapping[int, _Calls]) -> Parting | None:
+    ahead = [rank for rank in others if (group[rank].now.number, group[rank].now.passes) < moment(call)]
+    if ahead:  # a pass that the callers have ended
+        return Parting(tuple(ahead), call, tuple(callers), line=group[ahead[0]].now.line, of_pass=True)
+    calls = group[others[0]]
+    later = calls.later_than(call)
+    where, line = ("a later call", later.line) if later else ("a backward pass", calls.now.line)
+    is_due = len(callers) > len(others) or _is_due(callers[0], call, others, group)
+    return Parting(tuple(callers), call, others, None, where, line, is_due)
 
 
 def moment(call: Called) -> tuple[int, int]:
@@ -85,23 +114,19 @@ def moment(call: Called) -> tuple[int, int]:
     return call.step, call.passes
 
 
-def _is_in_pass(now: Now, call: Called) -> bool:
-    return bool(now.flags & IN_BACKWARD) and (now.number, now.passes) < moment(call)
-
-
-def _without(rank: int, call: Called, other: int, group: Mapping[int, _Calls]) -> Parting:
-    calls, own = group[other], group[rank].by_number
-    later = next((each for number, each in sorted(calls.by_number.items()) if number >= call.number), None)
-    where, line = ("a backward pass", calls.now.line) if calls.in_backward and later is None else ("a later call", 0)
-    if later is not None:
-        where, line = "a later step" if moment(later) > moment(call) else where, later.line
-    before = [each for each in own.values() if each.number < call.number and _is_alike(each, call)]
-    answered = all(_is_alike(each, calls.by_number.get(each.number, call)) for each in before)
-    steps = [*([0] if group[rank].oldest == 1 else []), *(each.step for each in before), call.step]
-    gaps = [b - a for a, b in pairwise(steps)]
-    pairs = [*pairwise(gaps)]
-    is_usual = gaps[-1:] and gaps[-1] in gaps[:-1] and (len(pairs) < 2 or pairs[-1] in pairs[:-1])
-    return Parting(rank, call, other, None, where, line, bool(before and answered and is_usual))
+def _is_due(rank: int, call: Called, others: tuple[int, ...] | list[int], group: Mapping[int, _Calls]) -> bool:
+    """Whether all had made this call before, no more often in a step than now, and always as many steps apart."""
+    own = group[rank]
+    before = [each for each in own.by_number.values() if each.number < call.number and _is_alike(each, call)]
+    if any(_is_alike(each, group[r].by_number.get(each.number, call)) is False for r in others for each in before):
+        return False
+    times = Counter(each.step for each in before)
+    now, steps = times.pop(call.step, 0) + 1, sorted(times)
+    if own.oldest != 1 and len(steps) > 1:
+        steps = steps[1:]  # the ring may have forgotten some of its calls
+    since = [0, *steps] if own.oldest == 1 and steps[:1] != [0] else steps
+    gaps = {later - earlier for earlier, later in zip(since, [*since[1:], call.step], strict=True)}
+    return len(since) > 1 and len(gaps) == 1 and now <= min(times[step] for step in steps)
 
 
 def _is_alike(one: Called, other: Called) -> bool:
@@ -109,26 +134,36 @@ def _is_alike(one: Called, other: Called) -> bool:
 
 
 def _groups(evidence: Evidence) -> Iterator[dict[int, _Calls]]:
-    """The calls of each group that several ranks know, the default group's first."""
-    numbers: dict[tuple[Any, ...], dict[int, int]] = {}  # of a group, by its name and ranks
-    default = set()
+    """The calls of each group. A group of the same name and ranks that was made later is another one."""
+    numbers: dict[tuple[Any, ...], dict[int, int]] = {}  # of a group, as each rank has numbered it
+    default, again = set(), set()
     for rank, testimony in evidence.ranks.items():
+        seen: Counter[tuple[Any, ...]] = Counter()
         for values in (line.values for line in testimony.of("group")):
-            group = values["name"], *values["ranks"]
+            named = values["name"], *values["ranks"]
+            seen[named] += 1
+            group = seen[named], *named
             numbers.setdefault(group, dict.fromkeys(values["ranks"], NONE))[rank] = values["n"]
-            default |= {group} if values["called"] == DEFAULT else set()
+            if values["default"]:
+                default.add(group)
+            if seen[named] > 1:
+                again.add(named)
     for group, known in numbers.items():
         ranks = ((rank, number, evidence.ranks[rank]) for rank, number in known.items() if rank in evidence.ranks)
-        calls = {rank: _calls_of(each, group[0], number, group in default) for rank, number, each in ranks}
+        is_counted = group[1:] not in again  # else rings may count the calls of another one
+        calls = {
+            rank: _calls_of(each, group[1], number, is_default=group in default, is_counted=is_counted)
+            for rank, number, each in ranks
+        }
         yield {rank: own for rank, own in calls.items() if own is not None}
 
 
-def _calls_of(testimony: Testimony, name: str, number: int, is_default: bool) -> _Calls | None:
+def _calls_of(testimony: Testimony, name: str, number: int, *, is_default: bool, is_counted: bool) -> _Calls | None:
     """A rank's calls in the group to which it has given this number."""
     now, calls = testimony.ring.now(), testimony.ring.calls()
     if now is None:
         return None
-    counted = testimony.of("ddp", n=0)  # the ring counts the calls of this model's group, or else of the default one
-    counts = counted[0].values["group"] == name if counted else is_default
+    models = testimony.of("ddp", n=0)  # the ring counts the calls of this model's group, or else of the default one
+    is_counted = is_counted and (models[0].values["group"] == name if models else is_default)
     own = [call for call in calls if call.group == number]
-    return _Calls(own, now, counts=counts, is_complete=len(calls) < CALLS)
+    return _Calls(own, now, now.calls if is_counted else NONE, is_complete=len(calls) < CALLS)

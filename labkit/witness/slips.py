@@ -34,7 +34,11 @@ ADVICE = (
     "model's output, such as output.sum() * 0, and what one rank decides alone (`continue`, `break`, `if`) is decided "
     "by all, for example by an all_reduce of a flag."
 )
-ALIKE = "Give every rank a tensor of the same shape and dtype, for example padded to the largest one."
+ALIKE = (
+    "Give every rank a tensor of the same shape and dtype, for example padded to the largest one, and call the same "
+    "collectives in the same order on all ranks."
+)
+OF_FSDP = ("all_gather_into_tensor", "reduce_scatter_tensor")
 WORDS = COUNTED.size // 4  # of a step, see COUNTED: number, fetched and passes, calls, optimizer and flags, sum
 BATCHES, CALLS, FLAGS = 1, 2, 3
 
@@ -69,7 +73,8 @@ class Slips(Rule):
             group.compare(evidence)
             if found := group.slip(evidence) or group.skip(evidence, certainly=True):
                 return [found]
-        if evidence.is_stuck or evidence.may_have_failed_by_a_collective:
+        is_stuck = evidence.is_stuck and not evidence.outcome
+        if is_stuck or evidence.may_have_failed_by_a_collective:
             self._parting = _parting(evidence)
         elif evidence.outcome != "stopped":  # then it was stuck
             self._parting = None
@@ -261,49 +266,55 @@ class _Group:
 
 
 def _parting(evidence: Evidence) -> Finding | None:
-    """A collective that one rank called from Python and another one did not, though it has gone on."""
-    one = parting(evidence) if not any(each.of("join") for each in evidence.ranks.values()) else None
-    if one is None:
+    """A collective that some ranks called from Python and others did not, though they have gone on."""
+    if any(each.of("join") for each in evidence.ranks.values()):
         return None
-    if one.of_pass:
-        return _left_out_of_pass(one, evidence)
-    rank, other, place, there = named([one.rank]), named([one.other]), evidence.at(one.call.line), evidence.at(one.line)
-    called = f"{rank} called {_in_words(one.call, one.instead)}{place}"
-    why, advice, ranks = "", ADVICE, [one.rank, one.other]
+    one = parting(evidence)
+    if one is None or one.of_pass:
+        return _left_out_of_pass(one, evidence) if one else None
+    callers, others, place, there = (
+        named(one.callers),
+        named(one.others),
+        evidence.at(one.call.line),
+        evidence.at(one.line),
+    )
+    called = f"{callers} called {_in_words(one.call, one.instead)}{place}"
+    why, advice, ranks = "", ADVICE, one.callers + one.others
     if one.instead:
-        what = f"{called} while {other} called {_in_words(one.instead, one.call)}{there}"
-        advice = ALIKE if one.instead.operation == one.call.operation else ADVICE
+        what = f"{called} while {others} called {_in_words(one.instead, one.call)}{there}"
+        is_own = one.instead.operation == one.call.operation and one.call.operation not in OF_FSDP
+        advice = ALIKE if is_own else ADVICE
     elif one.is_due:
-        what, ranks = f"{other} left out the `{one.call.operation}` that {rank} called{place}", [one.other]
-        why = f"it went on to {one.where}{there}"
+        what, ranks = f"{others} left out the `{one.call.operation}` that {callers} called{place}", one.others
+        why = f"{'it' if len(ranks) == 1 else 'they'} went on to {one.where}{there}"
     else:
-        what = f"{called} while {other} went on to {one.where}{there}"
-        why = "one of them left out what the other one did"
+        what = f"{called} while {others} went on to {one.where}{there}"
+        why = "since then they do not make the same sequence of calls"
     step = one.call.step + bool(one.call.passes)
-    return Finding("slip", what, why, advice=advice, since=step, ranks=tuple(ranks), line=one.call.line)
+    return Finding("slip", what, why, advice=advice, since=step, ranks=ranks, line=one.call.line)
 
 
 def _left_out_of_pass(one: Parting, evidence: Evidence) -> Finding | None:
-    """A rank has ended a backward pass without the collectives that another one still waits for in it; None if it has
-    called some of them."""
-    ring, in_pass = evidence.ranks[one.other].ring, evidence.ranks[one.rank].ring.now()
+    """Ranks that have ended a backward pass without the collectives that others still wait for in it; None if this one
+    called some of them, or did not in the pass before."""
+    ring, in_pass = evidence.ranks[one.others[0]].ring, evidence.ranks[one.callers[0]].ring.now()
     now = ring.now()
     if in_pass is None or now is None:
         return None
-    step = _Step.of(ring, in_pass.number + 1)
+    step, before = _Step.of(ring, in_pass.number + 1), _Step.of(ring, in_pass.number)
     flags, loss, line = (step.flags, step.loss, step.line) if step.calls else (now.flags, now.loss, now.line)
-    if flags & REDUCED:
+    if flags & REDUCED or not before.flags & REDUCED:
         return None
-    what = f"{named([one.other])} left out the collectives of a backward pass that {named([one.rank])} is in"
+    what = f"{named(one.others)} left out the collectives of a backward pass that {named(one.callers)} is in"
     why = _why(flags, loss, line, evidence)
-    return Finding("slip", what, why, advice=ADVICE, since=in_pass.number + 1, ranks=(one.other,), line=line)
+    return Finding("slip", what, why, advice=ADVICE, since=in_pass.number + 1, ranks=one.others, line=line)
 
 
 def _in_words(call: Called, other: Called | None) -> str:
     """`all_reduce` of 4 float32 elements; the size only if that is what differs from the other call."""
     if other is None or other.operation != call.operation:
         return f"`{call.operation}`"
-    return f"`{call.operation}` of {call.elements:,} {call.dtype or 'other'} element{'s' * (call.elements != 1)}"
+    return f"`{call.operation}` of {call.elements:,} {call.dtype} element{'s' * (call.elements != 1)}"
 
 
 @dataclass(frozen=True)

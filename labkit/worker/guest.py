@@ -43,6 +43,7 @@ STARTING_CALLS = {
     "load_state_dict": "loading weights",
 }
 BACKWARD = "_engine_run_backward"
+WAITING = ("/torch/distributed/distributed_c10d.py", "/torch/distributed/_functional_collectives.py")
 STARTING_MODULES = {
     "torch.nn.parallel.distributed": "wrapping the model in DDP",
     "torch.distributed.fsdp": "sharding the model",
@@ -485,10 +486,10 @@ def doing_now(thread: int, script: str) -> str:
 
 def whereabouts(thread: int, script: str) -> "dict[str, Any]":
     """The script's line that a thread is in, 0 if it is in none, the function of this line, and whether it is in a
-    function of torch that waits for other ranks: in any of torch.distributed, or in a backward pass."""
+    function of torch that waits for other ranks: a collective, or a backward pass."""
     frame, waits = sys._current_frames().get(thread), False
     while frame is not None and not is_function_of(frame.f_code, script):
-        waits = waits or "/torch/distributed/" in frame.f_code.co_filename or frame.f_code.co_name == BACKWARD
+        waits = waits or frame.f_code.co_filename.endswith(WAITING) or frame.f_code.co_name == BACKWARD
         frame = frame.f_back
     function = frame.f_code.co_name[:LONGEST_DOING] if frame is not None else ""
     return {"line": frame.f_lineno if frame is not None else 0, "function": function, "waits": waits}

@@ -122,9 +122,7 @@ class Generated:
         if self.ending == "watchdog":
             return rf"^stopped by the watchdog after 15 s.*rank {self.culprit} [^;]*time\.sleep\(600\)"
         if self.ending == "limit" and self.fault == "thread dies":
-            return (
-                rf"^a thread of rank {self.culprit} raised JSONDecodeError: .*; after that rank {self.culprit} had been"
-            )
+            return rf"^a thread of rank {self.culprit} raised JSONDecodeError: .*\. Rank {self.culprit} had been"
         if self.fault == "skip":
             return rf"rank {self.culprit} left out |called `all_reduce` .* while rank {self.culprit} went on to"
         if self.ending == "limit":

@@ -51,7 +51,7 @@ for step in range(20):
     if rank == 1 and step == 10:
         dist.all_reduce(torch.ones(1))  # CALL
 """,
-        r"^in step 11 rank 1 called `all_reduce` (CALL) while rank 0 went on to a backward pass (PASS): one of them",
+        r"^in step 11 rank 1 called `all_reduce` (CALL) while rank 0 went on to a backward pass (PASS)",
         (1, 0),
     ),
     "rank 0 alone gathered objects": (
@@ -67,7 +67,7 @@ train(5)
     "ranks reduced different numbers of elements": (
         "dist.all_reduce(torch.ones(4 + rank))  # CALL\n",
         r"^rank 0 called `all_reduce` of 4 float32 elements (CALL) while rank 1 called `all_reduce` of 5 float32 "
-        r"elements (CALL)\. Rank \d was killed",
+        r"elements (CALL)\. gloo aborted rank \d",
         (0, 1),
     ),
     "a rank prepared data for longer than the time limit": (
@@ -78,8 +78,8 @@ if rank == 0:
     tokenize()
 dist.barrier()  # CALL
 """,
-        r"^rank 0 had been in `tokenize` (BUSY) for [5-9] s when rank 1 (CALL) stopped waiting for it, at the process "
-        r"group's timeout; its CPU was idle",
+        r"^rank 0 had been in `tokenize` (BUSY) for [5-9] s when rank 1 (CALL) timed out waiting for it; "
+        r"it was idle",
         (0,),
     ),
     "a rank computed for longer than the time limit": (
@@ -89,8 +89,8 @@ while rank == 0 and time.time() < end:
     sum(range(10**6))  # BUSY
 dist.barrier()  # CALL
 """,
-        r"^rank 0 had been at its top level (train.py line \d+: `.*`) for [5-9] s when rank 1 (CALL) stopped waiting "
-        r"for it, at the process group's timeout; its CPU worked",
+        r"^rank 0 had been at its top level (train.py line \d+: `.*`) for [5-9] s when rank 1 (CALL) timed out waiting "
+        r"for it; it was computing",
         (0,),
     ),
     "both ranks received first": (
@@ -123,7 +123,7 @@ def prefetch():
 threading.Thread(target=prefetch, daemon=True).start()
 train(20, batches.get)
 """,
-        r"^a thread of rank 1 raised OSError: shard 3 is truncated (THREAD); after that rank 1 had been in `train` (",
+        r"^a thread of rank 1 raised OSError: shard 3 is truncated (THREAD)\. Rank 1 had been in `train` (",
         (1,),
     ),
     "a command that a rank ran has failed": (

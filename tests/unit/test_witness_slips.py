@@ -6,7 +6,18 @@ import math
 import pytest
 
 from labkit.record import Place, RunFolder
-from labkit.ring import CALLED_IN_JOIN, CALLS, IN_BACKWARD, JOINED, NO_GRAPH, OPERATIONS, REDUCED, STEPS, RingWriter
+from labkit.ring import (
+    CALLED_IN_JOIN,
+    CALLS,
+    IN_BACKWARD,
+    JOINED,
+    NO_GRAPH,
+    OF_DDP,
+    OPERATIONS,
+    REDUCED,
+    STEPS,
+    RingWriter,
+)
 from labkit.witness import Judge
 
 
@@ -19,7 +30,7 @@ class Rank:
         self.number = self.calls = 0
         if ddp:
             self.line("ddp", n=0, ranks=[*range(ranks)], group="0", parameters=4)
-        self.line("group", n=0, name="0", called="default_pg", ranks=[*range(ranks)])
+        self.line("group", n=0, name="0", default=True, ranks=[*range(ranks)])
 
     def line(self, kind, line=7, **values):
         record = {"t": 0.0, "k": kind, "step": self.number, "number": self.number, "line": line, **values}
@@ -43,7 +54,7 @@ class Rank:
             self.step(**how)
 
     def enter_backward(self, between=0, flags=0):
-        self.ring.at_backward(1, 0, self.calls + between, 23, math.nan, IN_BACKWARD | flags)
+        self.ring.at_backward(1, 0, self.calls + between, 23, math.nan, IN_BACKWARD | OF_DDP | flags)
 
 
 @pytest.fixture
@@ -308,8 +319,8 @@ def test_of_two_ranks_none_is_at_fault_if_the_call_came_at_another_step_than_bef
     (found,) = judge.look("failed")
     assert found.ranks == (1, 0)
     assert found.claim == (
-        "rank 1 called `all_reduce` (train.py line 30) while rank 0 went on to a backward pass (train.py line 23): one "
-        "of them left out what the other one did"
+        "rank 1 called `all_reduce` (train.py line 30) while rank 0 went on to a backward pass (train.py line 23): "
+        "since then they do not make the same sequence of calls"
     )
 
 

@@ -14,12 +14,11 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from labkit.errors import LabError
 from labkit.files import finite, in_parallel, number, read_object, tail_text
 from labkit.launcher.causes import sentences
 from labkit.launcher.causes.background_errors import raised_beside
 from labkit.launcher.causes.collectives import disagreement
-from labkit.launcher.causes.evidence import LAST_WORDS_BYTES, Evidence, Failure
+from labkit.launcher.causes.evidence import LAST_WORDS_BYTES, Evidence, Failure, Whereabouts
 from labkit.launcher.causes.failure_advice import (
     ALONE,
     BLOCKING,
@@ -50,6 +49,7 @@ CRASHES = [-number for number in (signal.SIGSEGV, signal.SIGABRT, signal.SIGFPE,
 ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")  # variables with its settings
 UNFLUSHED = "120"  # the exit code of a Python that has run a script but cannot write what was printed
 TRACEBACK = re.compile(r"^.*Traceback \(most recent call last\)", re.MULTILINE)
+LINES = re.compile(r"\bline (\d+)")
 PRINTED = "It printed"  # what a command has, for worker/failure.py
 THROWN = re.compile(r"^\s*what\(\):\s*(.*)$", re.MULTILINE)  # of an uncaught C++ exception
 TIMEOUT = re.compile(
@@ -107,23 +107,26 @@ def _explain(evidence: Evidence, exit_code: int, notice: str | None) -> Cause:
     if own := _failed(_own_failures(evidence), evidence):
         return own
     cause, beside = _of_no_error(evidence, exit_code, notice), raised_beside(evidence, evidence.ranks)
+    cause = _with_text(cause, evidence) if cause.kind in PARTED and LONGER not in cause.advice else cause
     if not beside:
-        return _with_text(cause, evidence) if cause.kind in PARTED else cause
-    sentence = f"{beside.sentence}; after that {cause.sentence}"
+        return cause
+    if cause.kind not in (*PARTED, "torchrun"):
+        return replace(cause, sentence=f"{cause.sentence}. Besides, {beside.sentence}")
+    sentence = f"{beside.sentence}. {sentences.capitalized(cause.sentence)}"
     return replace(cause, sentence=sentence, ranks=beside.ranks, where=beside.where, advice=())
 
 
 def _with_text(cause: Cause, evidence: Evidence) -> Cause:
-    """The cause, with what the script's text shows of ranks that part: at best why not all get to a line that one of
-    them was in."""
+    """The cause, with what the script's text shows: why not all ranks get to a line that one of them was in."""
     from labkit.checking import check
 
     lines = {cause.where.line} if cause.where else set()
     lines |= {failure.line for failure in evidence.failures if failure.line}
-    with suppress(LabError):  # a script whose text cannot be read
-        findings = sorted(check(evidence.script), key=lambda finding: finding.line not in lines)
-        if shown := next((finding for finding in findings if finding.kind == "hangs"), None):
-            return replace(cause, sentence=f"{cause.sentence}. {sentences.in_text(shown.line, shown.message)}")
+    with suppress(Exception):  # the cause matters more
+        for finding in check(evidence.script):
+            told = {finding.line, *map(int, LINES.findall(finding.message))}
+            if finding.kind == "hangs" and told & lines:
+                return replace(cause, sentence=f"{cause.sentence}. {sentences.in_text(finding.line, finding.message)}")
     return cause
 
 
@@ -335,32 +338,42 @@ def _disagreed(evidence: Evidence) -> Cause | None:
 
 
 def _hung(evidence: Evidence, notice: str | None) -> Cause | None:
-    """Ranks that timed out: they waited for the rank that did not wait, or that made the least progress. If all waited,
-    none is to blame."""
+    """Ranks that timed out waited for the one that did something else. If all waited, none is to blame; one that did
+    not say where it was is, or that made the least progress."""
     waited = {f.rank: f for f in evidence.failures if TIMEOUT.search(f.message) and COMMUNICATION.search(f.text)}
     timed_out = waited.keys() | evidence.aborted
     if not timed_out or len(evidence.ranks) < 2:
         return None
-    absent = [h for rank, h in evidence.ends.items() if rank not in timed_out] or list(evidence.ends.values())
-    culprit = min(absent, key=lambda h: h.step)
-    who, program, waiting = evidence.named(culprit.rank), evidence.program(culprit.rank), timed_out - {culprit.rank}
-    first = next((failure for rank, failure in waited.items() if rank in waiting), None)
-    own = waited.get(culprit.rank)
-    place = evidence.whereabouts(first, culprit.rank) if first and not program and not own else None
-    if first and (own or (place and place.waits)):
-        lines = {culprit.rank: own.line if own else place.line if place else None, first.rank: first.line}
-        places = [(evidence.named(rank), evidence.located(line)) for rank, line in sorted(lines.items())]
-        return Cause("hang", sentences.waited_mutually(places, len(evidence.ranks) - 2), step=culprit.step)
-    if first and place:
-        others, where = len(waiting) - 1, evidence.locate(place.line)
-        waiter = evidence.named(first.rank) + evidence.located(first.line)
-        if place.worker:
-            sentence = sentences.waited_for_worker(who, place, waiter, others, notice)
-            return Cause("hang", sentence, ranks=(culprit.rank,), where=where, step=culprit.step)
-        sentence = sentences.waited_for(who, place, evidence.located(place.line), waiter, others)
-        return Cause("hang", sentence, ranks=(culprit.rank,), where=where, step=culprit.step, advice=(LONGER,))
-    sentence = sentences.hung(who, program, culprit.step, sorted(waiting), notice)
+    absent = [rank for rank in evidence.ranks if rank not in timed_out]
+    first = next(iter(waited.values()), None)
+    places = {rank: evidence.whereabouts(first, rank) for rank in absent if first and not evidence.program(rank)}
+    elsewhere = {rank: place for rank, place in places.items() if place and not place.waits}
+    if first and elsewhere:
+        rank = min(elsewhere, key=lambda each: evidence.ends[each].step)
+        others = len(evidence.ranks) - len(elsewhere) - 1
+        return _awaited(rank, elsewhere[rank], first, others, evidence, notice)
+    if first and all(places.get(rank) for rank in absent):
+        lines = {rank: failure.line for rank, failure in waited.items()}
+        lines |= {rank: place.line for rank, place in places.items() if place}
+        told = [evidence.named(rank) + evidence.located(line) for rank, line in sorted(lines.items())]
+        return Cause("hang", sentences.waited_mutually(told), step=evidence.ends[first.rank].step)
+    silent = [rank for rank in absent if not places.get(rank)] or evidence.ranks
+    culprit = min((evidence.ends[rank] for rank in silent), key=lambda history: history.step)
+    who, waiting = evidence.named(culprit.rank), sorted(timed_out - {culprit.rank})
+    sentence = sentences.hung(who, evidence.program(culprit.rank), culprit.step, waiting, notice)
     return Cause("hang", sentence, ranks=(culprit.rank,), step=culprit.step)
+
+
+def _awaited(
+    rank: int, place: Whereabouts, first: Failure, others: int, evidence: Evidence, notice: str | None
+) -> Cause:
+    """The rank that the others waited for, of which the `first` timed out."""
+    who, waiter = evidence.named(rank), evidence.named(first.rank) + evidence.located(first.line)
+    sentence = sentences.waited_for(who, place, evidence.located(place.line), waiter, others)
+    if place.worker:
+        sentence = sentences.waited_for_worker(who, place, waiter, others, notice)
+    where, step = evidence.locate(place.line), evidence.ends[rank].step
+    return Cause("hang", sentence, (rank,), where=where, step=step, advice=() if place.worker else (LONGER,))
 
 
 def _left_early(evidence: Evidence) -> Cause | None:

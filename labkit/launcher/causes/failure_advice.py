@@ -18,8 +18,9 @@ BLOCKING = "with env={'CUDA_LAUNCH_BLOCKING': '1'} the traceback ends at the ker
 ALONE = "with num_workers=0 the rank itself crashes, and its line is named"
 # The defaults are those of init_process_group's documentation.
 LONGER = (
-    "let one rank prepare data in a run of its own, before the training; or have the others wait longer: "
-    "init_process_group(timeout=datetime.timedelta(hours=2)). By default they wait 10 minutes with NCCL, 30 with gloo"
+    "if it waited for a file, a lock or another process, that is what to repair. If it only had to finish, let a rank "
+    "prepare data in a run of its own before; or have the others wait longer: "
+    "init_process_group(timeout=datetime.timedelta(hours=2)). By default it is 10 minutes with NCCL, 30 with gloo"
 )
 FIREWALL = "check that the network between them is up and that no firewall blocks it: ranks connect to any port"
 DISK_FULL = re.compile(r"No space left on device|unexpected pos \d+ vs \d+")

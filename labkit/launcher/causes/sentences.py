@@ -14,7 +14,7 @@ from labkit.launcher.causes.failure_advice import fragmented
 from labkit.record import Place, RankHistory
 from labkit.text import first_line, gib
 
-NAMED_FAILURES = 3
+NAMED_FAILURES, NAMED_WAITERS = 3, 4
 IDLE = 0.1  # of a core
 Killer = Literal["system", "process", "unknown"]
 BY = {
@@ -106,12 +106,16 @@ def killed(
 def met(who: str, function: str, where: Place | None) -> str:
     """Say where a rank was killed because its collective met another one."""
     call = f" in `{function}`" if function and not function.startswith("_") else ""
-    return f". {who[:1].upper()}{who[1:]} was killed{call}{at(where)}, which met another collective"
+    return f". gloo aborted {who}{call}{at(where)} because its collective met another one, or one of another size"
 
 
 def in_text(line: int, message: str) -> str:
     """Say what `labkit check` finds in a line of the script."""
     return f"`labkit check` says of line {line}: {message}"
+
+
+def capitalized(sentence: str) -> str:
+    return sentence[:1].upper() + sentence[1:]
 
 
 def torchrun_killed(number: int, host: str = "") -> str:
@@ -139,10 +143,9 @@ def waited_for(who: str, at: Whereabouts, place: str, waiter: str, more: int) ->
     """Say that a rank was still at a place when another one, and so many `more`, reached the time limit."""
     function = " at its top level" if at.function == "<module>" else f" in `{at.function}`"
     others = f" and {more} more" if more else ""
-    cpu = f"its CPU {'was idle' if at.busy < IDLE else 'worked'} ({at.busy:.0%} of a core)"
+    cpu = f"it was {'idle' if at.busy < IDLE else 'computing'} ({at.busy:.0%} of a core)"
     return (
-        f"{who} had been{function}{place} for {at.seconds:.0f} s when {waiter}{others} stopped waiting for it, at the "
-        f"process group's timeout; {cpu}"
+        f"{who} had been{function}{place} for {at.seconds:.0f} s when {waiter}{others} timed out waiting for it; {cpu}"
     )
 
 
@@ -152,14 +155,15 @@ def waited_for_worker(who: str, at: Whereabouts, waiter: str, more: int, notice:
     before = f". Before that {notice}" if notice else ""
     return (
         f"{who} had waited for its DataLoader's worker (pid {at.worker}) for {at.seconds:.0f} s when {waiter}{others} "
-        f"stopped waiting for it, at the process group's timeout{before}"
+        f"timed out waiting for it{before}"
     )
 
 
-def waited_mutually(places: Sequence[tuple[str, str]], more: int) -> str:
+def waited_mutually(places: Sequence[str]) -> str:
     """Say that ranks waited for each other, each at its place."""
-    shown = ", ".join(f"{who}{place}" for who, place in places) + (f" and {more} more" if more > 0 else "")
-    return f"the ranks waited for each other until the process group's timeout: {shown}"
+    more = f" and {len(places) - NAMED_WAITERS} more" if len(places) > NAMED_WAITERS else ""
+    shown = ", ".join(places[:NAMED_WAITERS])
+    return f"the ranks waited for each other until the process group's timeout: {shown}{more}"
 
 
 def exited_early(who: str, step: int, place: str, waiting: RankHistory) -> str:

@@ -10,6 +10,7 @@ import _thread
 import ast
 import contextlib
 import ctypes
+import inspect
 import io
 import os
 import random
@@ -30,6 +31,7 @@ OURS = str(Path(__file__).parents[1])  # labkit/worker
 LIBRARIES = (OURS, str(Path(os.__file__).parent), *site.getsitepackages(), site.getusersitepackages())
 MOST_ELEMENTS = 10_000
 LONGEST_TEXT = 10_000
+UNSHARED = 3  # references to the dictionary of a frame's variables: the frame's, and two of who counts them
 
 
 class OutOfTime(BaseException):
@@ -49,8 +51,18 @@ def names_around(optimizer: Any) -> dict[str, Any]:
     own = next((place for place, frame in enumerate(frames) if _is_users(frame)), len(frames) - 1)
     names = {name: getattr(quantities, name) for name in quantities.__all__} | {"optimizer": optimizer}
     for frame in (*filter(_is_users, reversed(frames[own + 1 :])), *reversed(frames[:own])):
-        names |= frame.f_locals
-    return names | frames[own].f_globals | frames[own].f_locals
+        names |= locals_of(frame)
+    return names | frames[own].f_globals | locals_of(frames[own])
+
+
+def locals_of(frame: FrameType) -> dict[str, Any]:
+    """A copy of a frame's variables. Until Python 3.13 a function's frame keeps the dictionary that is made for this,
+    and so their values; it is emptied, unless the script has it, too, from `locals()`."""
+    made = frame.f_locals
+    values = dict(made)
+    if type(made) is dict and frame.f_code.co_flags & inspect.CO_OPTIMIZED and sys.getrefcount(made) <= UNSHARED:
+        made.clear()
+    return values
 
 
 def evaluate(expression: str, names: dict[str, Any], *, together: bool, limit: float) -> list[dict[str, Any]]:
@@ -183,4 +195,4 @@ def _is_users(frame: FrameType) -> bool:
 
 def _is_step(frame: FrameType) -> bool:
     """Whether it is a method of an optimizer, or of one that wraps another."""
-    return frame.f_code.co_name == "step" and hasattr(frame.f_locals.get("self"), "param_groups")
+    return frame.f_code.co_name == "step" and hasattr(locals_of(frame).get("self"), "param_groups")

@@ -3,12 +3,15 @@ collective kills."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
-from labkit.ring import DTYPES, OPERATIONS
+from labkit.ring import DTYPES, OPERATIONS, UNKNOWN
+from labkit.worker.frames import invisible
 from labkit.worker.witness.area import Area, Observed
-from labkit.worker.witness.around import call_around
 
 # The methods of a process group, as the versions of torch name them: the operation, and which argument has equally many
 # elements on all ranks, if one has.
@@ -31,6 +34,17 @@ METHODS = {
     "scatter": ("scatter", None),
     "barrier": ("barrier", None),
 }
+UNEVEN = {OPERATIONS.index("all_gather"), OPERATIONS.index("reduce_scatter")}
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """A group, its number in the ring, and a device of each of its backends."""
+
+    number: int
+    group: Callable[[], Any]
+    devices: tuple[Any, ...]
+    is_gloo: bool
 
 
 class Calls(Area):
@@ -38,9 +52,10 @@ class Calls(Area):
 
     def __init__(self, witness: Observed):
         super().__init__(witness)
-        self._groups: dict[str, tuple[int, Sequence[Any]]] = {}  # by name: its number, and devices of its backends
         self._tensors = (self._torch.Tensor, self._torch.nn.Parameter)
         self._functions = self._torch._C._len_torch_function_stack
+        self._groups: dict[str, Known] = {}  # by name, which a later group may have again
+        self._made = 0
         self._dtypes = {getattr(self._torch, name, None): place for place, name in enumerate(DTYPES) if name}
 
     def hook(self) -> None:
@@ -48,35 +63,41 @@ class Calls(Area):
             group = self._torch.distributed.ProcessGroup
             for name, (operation, place) in METHODS.items():
                 if hasattr(group, name):
-                    self._observe(group, name, OPERATIONS.index(operation), place)
+                    setattr(group, name, self._observed(getattr(group, name), name, OPERATIONS.index(operation), place))
 
-    def _observe(self, owner: Any, name: str, operation: int, place: int | None) -> None:
-        def observe(group: Any, *arguments: Any, **_: Any) -> None:
-            name = group.group_name
-            number, devices = self._groups.get(name) or self._declare(group, name)
-            tensor: Any = arguments[place] if place is not None else None
-            while type(tensor) in (list, tuple):
-                tensor = tensor[0] if tensor else None
-            elements = dtype = 0
-            if type(tensor) in self._tensors and not self._functions():  # modes of the script see nothing
-                elements, dtype = tensor.numel(), self._dtypes.get(tensor.dtype, 0)
-            witness, called = self._witness, self._called(group, devices)
-            witness.ring.before_call(number, operation, called + 1, elements, dtype, witness.passes, witness.line())
+    def _observed(self, method: Any, name: str, operation: int, place: int | None) -> Any:
+        def call(self_: Any, *args: Any, **kwargs: Any) -> Any:
+            try:
+                self._before_call(self_, operation, args[place] if place is not None and place < len(args) else None)
+            except Exception as error:
+                self._witness.recorder.drop(error)
+            return method(self_, *args, **kwargs)
 
-        call_around(owner, name, observe, self._witness.recorder)
+        # pybind knows by the name of the calling function that a subclass calls the method that it overrides.
+        call.__code__ = call.__code__.replace(co_name=name)
+        return functools.wraps(method)(invisible(call))
 
-    def _declare(self, group: Any, name: str) -> tuple[int, Sequence[Any]]:
-        """The number of a group that has not been seen before, and one device of each of its backends."""
-        devices = {group._get_backend(device).name(): device for device in group._device_types}
-        known = self._groups[name] = len(self._groups), [*devices.values()]
-        ranks = self._torch.distributed.get_process_group_ranks(group)
-        self._witness.write("group", n=known[0], name=name, called=group.group_desc, ranks=ranks)
+    def _before_call(self, group: Any, operation: int, tensor: Any) -> None:
+        known = self._groups.get(name := group.group_name)
+        if known is None or known.group() is not group:
+            known = self._groups[name] = self._declare(group, name)
+        while type(tensor) in (list, tuple):
+            tensor = tensor[0] if tensor else None
+        elements, dtype = UNKNOWN, 0
+        is_even = known.is_gloo or operation not in UNEVEN  # NCCL allows other sizes
+        if is_even and type(tensor) in self._tensors and not self._functions():  # modes of the script see nothing
+            elements, dtype = tensor.numel(), self._dtypes.get(tensor.dtype, 0)
+        witness = self._witness
+        called = sum(group._get_backend(device)._get_sequence_number_for_group() for device in known.devices)
+        number = called - witness.messages(group) + 1
+        witness.ring.before_call(known.number, operation, number, elements, dtype, witness.passes, witness.line())
+
+    def _declare(self, group: Any, name: str) -> Known:
+        """Write a group that has not been seen before. Raises if a backend does not count its calls."""
+        backends = {group._get_backend(device).name(): device for device in group._device_types}
+        known = Known(self._made, weakref.ref(group), tuple(backends.values()), [*backends] == ["gloo"])
+        self._made += 1
+        distributed = self._torch.distributed
+        is_default, ranks = group is distributed.group.WORLD, distributed.get_process_group_ranks(group)
+        self._witness.write("group", n=known.number, name=name, default=is_default, ranks=ranks)
         return known
-
-    def _called(self, group: Any, devices: Sequence[Any]) -> int:
-        """How many collectives the backends of a group have called. Raises if one does not count them."""
-        if len(devices) == 1:
-            called = group._get_sequence_number_for_group()
-        else:
-            called = sum(group._get_backend(device)._get_sequence_number_for_group() for device in devices)
-        return int(called) - self._witness.messages(group)

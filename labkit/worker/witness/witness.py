@@ -21,6 +21,7 @@ from labkit.ring import (
     CALLED_IN_JOIN,
     IN_BACKWARD,
     NO_GRAPH,
+    OF_DDP,
     REDUCED,
     RingWriter,
     next_checked,
@@ -76,6 +77,7 @@ class Witness:
         self._line = self._flags = self._in_join = 0
         self._loss = math.nan
         self._differentiated: Callable[[], Any] = lambda: None  # the loss of the newest backward pass
+        self._of_ddp = False  # whether a DDP model was called with gradients since the newest backward pass
         self._compares_inputs = True  # of the models in the next step
         self.later = Later(torch, self.recorder.drop)
         self.batches = Batches(self, lines.parent)
@@ -101,6 +103,7 @@ class Witness:
     def before_forward(self, model: Any, inputs: Any) -> None:
         """Called before a DDP model is."""
         is_validation = not self.torch.is_grad_enabled()
+        self._of_ddp = self._of_ddp or not is_validation
         if not is_validation and not self._compares_inputs:
             return
         number = next((n for n, known in enumerate(self.models) if known.reference() is model), None)
@@ -113,7 +116,7 @@ class Witness:
     def before_backward(self, loss: Any) -> None:
         if self._following:
             self._call(self._following, "before_backward")
-        flags = 0
+        flags, self._of_ddp = OF_DDP if self._of_ddp else 0, False
         for model in self._live:
             flags |= model.before_backward()
         self._flags, self._line, self._before, self._loss = flags, self.line(CALLERS), self.calls(), math.nan

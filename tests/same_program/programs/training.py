@@ -312,3 +312,24 @@ model = GPT2LMHeadModel(GPT2Config(n_layer=1, n_head=2, n_embd=16, vocab_size=32
 data = [{"input_ids": torch.arange(8), "labels": torch.arange(8)} for _ in range(16)]
 args = TrainingArguments("out", per_device_train_batch_size=2, max_steps=4, report_to=[], save_strategy="no", logging_steps=2, use_cpu=True, disable_tqdm=True, seed=0)
 r = Trainer(model=model, args=args, train_dataset=data).train(); print(r.global_step, r.training_loss)
+
+# %% freed_in_a_function
+# ranks 2
+import torch, weakref
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel as DDP
+class Kept:
+    pass
+def main():
+    dist.init_process_group("gloo")
+    model = DDP(torch.nn.Linear(4, 1))
+    optimizer, kept, batches = torch.optim.SGD(model.parameters(), 0.1), Kept(), []
+    old = weakref.ref(kept)
+    for step in range(12):
+        batch = torch.ones(8, 4)
+        batches.append(weakref.ref(batch))
+        loss = model(batch).square().mean(); optimizer.zero_grad(); loss.backward(); optimizer.step()
+        if step == 5: kept = None
+    print(old() is None, [each() is None for each in batches])
+    dist.destroy_process_group()
+main()
