@@ -90,7 +90,9 @@ def _missed_by_error(tree: Tree, handler: ast.ExceptHandler) -> str:
     """The backward pass in a loop that goes on after an error, such as running out of memory, in this step."""
     attempt = tree.parents[handler]
     kinds = {last_part(spelled(part)) for part in tree.walk(handler.type)} if handler.type else {"Exception"}
-    if not kinds & ERRORS or not isinstance(attempt, ast.Try) or _ends(handler.body) or _asks_others(tree, handler):
+    if not kinds & ERRORS or not isinstance(attempt, ast.Try) or _ends(handler.body):
+        return ""
+    if any(agrees(tree.names_of_calls[call]) for call in tree.calls_in(handler)):
         return ""
     loops = tree.loops_of(attempt)
     for call in tree.method_calls("backward") if loops and trains(tree, loops[0]) else ():
@@ -104,11 +106,6 @@ def _ends(statements: list[ast.stmt]) -> bool:
     last = statements[-1]
     exits = isinstance(last, ast.Expr) and isinstance(last.value, ast.Call) and "exit" in ast.unparse(last.value.func)
     return exits or isinstance(last, ast.Raise | ast.Break | ast.Return)
-
-
-def _asks_others(tree: Tree, handler: ast.ExceptHandler) -> bool:
-    names = (tree.names_of_calls[call] for call in tree.calls if tree.is_in(call, handler))
-    return any(agrees(name) for name in names)
 
 
 def _needed(tree: Tree, call: ast.Call) -> str:

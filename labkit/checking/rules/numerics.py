@@ -167,14 +167,10 @@ def averaged_twice(tree: Tree) -> Mistakes:
     bypassed = any(tree.wrapping(call.func.value) == {"ddp"} for call in tree.method_calls("module"))
     for call in tree.torch_calls("all_reduce") if not bypassed else ():
         gradient = spelled(call.args[0]) if call.args else ""
-        if gradient.removesuffix(".data").endswith(".grad") and _of_wrapped(tree, call):
+        heads = [loop.iter for loop in tree.loops_of(call) if isinstance(loop, ast.For)]  # for p in model.parameters()
+        is_wrapped = any(is_method_call(head) and tree.wrapping(head.func.value) for head in heads)
+        if is_wrapped and gradient.removesuffix(".data").endswith(".grad"):
             yield call, "the gradients of a wrapped model are already averaged"
-
-
-def _of_wrapped(tree: Tree, call: ast.Call) -> bool:
-    """Whether the call is in `for p in model.parameters()` of a wrapped model."""
-    heads = [loop.iter for loop in tree.loops_of(call) if isinstance(loop, ast.For)]
-    return any(is_method_call(head) and tree.wrapping(head.func.value) for head in heads)
 
 
 def _divisions(tree: Tree, loss: ast.expr, backward: ast.Call) -> Iterator[Placed]:

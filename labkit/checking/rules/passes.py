@@ -26,6 +26,7 @@ NO_PASS = {
     "eval",
     "to",
 }
+DETACHES = ("detach", "detach_", "item", "data")
 EVERY = 4  # micro-batches in a step, for an example
 
 
@@ -55,13 +56,9 @@ def ddp_bypassed(tree: Tree) -> Mistakes:
 
 def _calls_behind(tree: Tree, loss: ast.expr, loop: ast.AST) -> list[ast.Call]:
     """The calls in a loop that a loss depends on."""
-    calls = {part for part in behind(tree, loss, depth=4) if isinstance(part, ast.Call) and tree.is_in(part, loop)}
-    return sorted((c for c in calls if not without_gradients(tree, c) and not _is_detached(tree, c)), key=position)
-
-
-def _is_detached(tree: Tree, call: ast.Call) -> bool:
-    around = (a for a in tree.ancestors(call) if isinstance(a, ast.Attribute))
-    return any(attribute.attr in ("detach", "detach_", "item", "data") for attribute in around)
+    calls = [part for part in behind(tree, loss, 4) if isinstance(part, ast.Call) and tree.is_in(part, loop)]
+    cut = {call for call in calls for around in tree.ancestors(call) if getattr(around, "attr", "") in DETACHES}
+    return sorted((call for call in calls if call not in cut and not without_gradients(tree, call)), key=position)
 
 
 def _inner_model(tree: Tree, call: ast.Call) -> Wrap | None:
@@ -205,15 +202,12 @@ def _syncs(tree: Tree, backward: ast.Call, loop: ast.AST) -> Iterator[tuple[Plac
     for each in tree.contexts_of(backward):
         context = tree.resolved(each) or each
         if isinstance(context, ast.IfExp) and tree.is_in(context, loop):
-            inside = [any(_is_no_sync(n) for n in tree.walk(part)) for part in (context.body, context.orelse)]
+            parts = [tree.walk(part) for part in (context.body, context.orelse)]
+            inside = [any(getattr(node, "attr", "") == "no_sync" for node in part) for part in parts]
             if inside[0] != inside[1]:
                 yield context, context.test, inside[1]
     for setting in _settings(tree, loop):
         yield setting, setting.value, True
-
-
-def _is_no_sync(node: ast.AST) -> bool:
-    return isinstance(node, ast.Attribute) and node.attr == "no_sync"
 
 
 def _settings(tree: Tree, loop: ast.AST) -> list[ast.Assign]:

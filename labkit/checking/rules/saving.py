@@ -130,9 +130,6 @@ def optimizer_not_saved(tree: Tree) -> Mistakes:
 def _is_private(tree: Tree, path: ast.expr) -> bool:
     """Whether the file is specific to this rank or temporary."""
     parts = list(behind(tree, path))
-    temporary = any(isinstance(p, ast.Name | ast.Attribute) and _is_temporary(spelled(p)) for p in parts)
+    words = " ".join(map(spelled, parts)).lower()
+    temporary = any(word in words for word in ("bytesio", "buffer", "tempfile", "tmp_", "temporary"))
     return temporary or any(isinstance(p, ast.expr) and names_rank(tree, p) for p in parts)
-
-
-def _is_temporary(name: str) -> bool:
-    return any(word in name.lower() for word in ("bytesio", "buffer", "tempfile", "tmp_", "temporary"))

@@ -16,7 +16,7 @@ from functools import reduce
 from labkit.checking.syntax.collectives import agreed, collective
 from labkit.checking.syntax.functions import callee, calls_of, returned
 from labkit.checking.syntax.nodes import Function, Placed, last_part, spelled
-from labkit.checking.syntax.tree import Tree
+from labkit.checking.syntax.tree import Tree, kept
 
 RANK = re.compile(
     r"^_?((global|local|world|ddp|dist|my|cur|current|node|proc|process|torch)_)*rank(_id)?$", re.IGNORECASE
@@ -280,23 +280,21 @@ def _of_pattern(tree: Tree, subject: ast.expr, pattern: ast.pattern) -> Ways:
 def _left_behind(tree: Tree, block: ast.AST, child: ast.AST) -> Iterator[tuple[ast.stmt, Ways]]:
     """The ranks that have not left in a statement before another in the same block, as in `if rank != 0: return`, nor,
     in a loop, in an earlier round by a statement after it."""
-    for statements in (getattr(block, name, None) for name in BLOCKS) if isinstance(child, ast.stmt) else ():
+    for field in BLOCKS if isinstance(child, ast.stmt) else ():
+        statements = getattr(block, field, None)
         if isinstance(statements, list) and child in statements:
             at = statements.index(child)
-            leaving = [leaver for leaver in _leavers(tree, statements, LEAVES) if leaver[0] < at]
-            if isinstance(block, ast.For | ast.While) and statements is block.body:
-                leaving += [each for each in _leavers(tree, statements, (ast.Return, ast.Break)) if each[0] >= at]
+            leaving = [leaver for leaver in _leavers(tree, block, field, LEAVES) if leaver[0] < at]
+            if isinstance(block, ast.For | ast.While) and field == "body":
+                leaving += [each for each in _leavers(tree, block, field, (ast.Return, ast.Break)) if each[0] >= at]
             yield from ((statements[number], _negated(ways)) for number, ways in leaving)
 
 
-def _leavers(tree: Tree, block: list[ast.stmt], leaves: tuple[type[ast.stmt], ...]) -> list[tuple[int, Ways]]:
+@kept
+def _leavers(tree: Tree, block: ast.AST, field: str, leaves: tuple[type[ast.stmt], ...]) -> list[tuple[int, Ways]]:
     """The statements of a block in which ranks may leave it, by their numbers."""
-    known: dict[tuple[ast.stmt, int], list[tuple[int, Ways]]] = tree.kept.setdefault("leavers", {})
-    key = block[0], len(leaves)
-    if key not in known:
-        ways = (_leaving(tree, each, leaves) for each in block)
-        known[key] = [(number, way) for number, way in enumerate(ways) if way != NONE]
-    return known[key]
+    ways = (_leaving(tree, each, leaves) for each in getattr(block, field))
+    return [(number, way) for number, way in enumerate(ways) if way != NONE]
 
 
 def _leaving(tree: Tree, statement: ast.stmt, leaves: tuple[type[ast.stmt], ...] = LEAVES) -> Ways:
