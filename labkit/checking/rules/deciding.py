@@ -12,8 +12,9 @@ from labkit.checking.syntax.functions import callee, calls_of, returned
 from labkit.checking.syntax.models import trained_in
 from labkit.checking.syntax.nodes import Function, last_part, position, spelled
 from labkit.checking.syntax.own import is_data_parallel, is_own, trains
-from labkit.checking.syntax.ranks import ALONE, guards, leaves
+from labkit.checking.syntax.ranks import guards, leaves
 from labkit.checking.syntax.tree import Tree
+from labkit.checking.syntax.ways import ALONE
 
 ERRORS = {"Exception", "BaseException", "RuntimeError", "OutOfMemoryError", "ValueError", "FloatingPointError"}
 

@@ -13,8 +13,9 @@ from labkit.checking.syntax.calls import all_arguments, argument_at, has_stars, 
 from labkit.checking.syntax.functions import arguments_of, callee, calls_of, reached_from, sites
 from labkit.checking.syntax.models import behind
 from labkit.checking.syntax.nodes import Function, last_part, position, spelled
-from labkit.checking.syntax.ranks import guards, is_rank, names_rank
+from labkit.checking.syntax.ranks import guards, names_rank
 from labkit.checking.syntax.tree import Tree
+from labkit.checking.syntax.ways import is_rank
 
 # What draws from a global random state, and what seeds that state.
 SEEDS = {"torch": "torch.manual_seed", "random": "random.seed", "numpy": "numpy.random.seed"}

@@ -11,8 +11,9 @@ from labkit.checking.syntax.collectives import collective
 from labkit.checking.syntax.functions import arguments_of, callee
 from labkit.checking.syntax.models import behind
 from labkit.checking.syntax.nodes import Function, last_part, parameters_of, position, spelled
-from labkit.checking.syntax.ranks import Guard, guards, is_rank, needs_all
+from labkit.checking.syntax.ranks import Guard, guards, needs_all
 from labkit.checking.syntax.tree import Tree, kept
+from labkit.checking.syntax.ways import is_rank
 
 EVALUATES = re.compile(r"^(run_)?(do_)?(eval|evaluate|evaluation|validate|validation|test|inference)(_\w+)?$")
 FORWARD = ("forward", "generate")

@@ -8,8 +8,9 @@ from collections.abc import Iterator
 from labkit.checking.rules import Mistakes, rule
 from labkit.checking.syntax.calls import argument_at, keyword
 from labkit.checking.syntax.nodes import Placed, last_part, spelled
-from labkit.checking.syntax.ranks import is_rank, may_depend_on_rank
+from labkit.checking.syntax.ranks import may_depend_on_rank
 from labkit.checking.syntax.tree import Tree
+from labkit.checking.syntax.ways import is_rank
 
 SETS_DEVICE = (
     "torch.device",

@@ -17,8 +17,8 @@ from labkit.checking.syntax.models import (
     without_gradients,
 )
 from labkit.checking.syntax.nodes import spelled
-from labkit.checking.syntax.ranks import is_only_about_rank
 from labkit.checking.syntax.tree import Tree
+from labkit.checking.syntax.ways import is_only_about_rank
 
 
 @rule(

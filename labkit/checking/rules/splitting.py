@@ -10,8 +10,8 @@ from labkit.checking.rules import Mistakes, rule
 from labkit.checking.rules.sampling import TEST
 from labkit.checking.syntax.calls import argument_at, keyword
 from labkit.checking.syntax.nodes import last_part, spelled
-from labkit.checking.syntax.ranks import is_rank
 from labkit.checking.syntax.tree import Tree
+from labkit.checking.syntax.ways import is_rank
 
 POSITIONS = re.compile(
     r"freqs_cis|rotary|rope(_|$)|^pos(itions?)?(_ids|_emb\w*)?$|position_(ids|emb\w*)", re.IGNORECASE

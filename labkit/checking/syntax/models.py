@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from labkit.checking.syntax.calls import MethodCall, argument_at, is_method_call, keyword
 from labkit.checking.syntax.functions import reached_from
 from labkit.checking.syntax.nodes import Function, last_part, spelled
-from labkit.checking.syntax.ranks import is_rank
 from labkit.checking.syntax.tree import Tree, kept
+from labkit.checking.syntax.ways import is_rank
 
 # Scripts with one of these may average gradients or parameters in their own way.
 GRADIENTS = {"register_comm_hook", "register_hook", "register_post_accumulate_grad_hook", "average_parameters"}

@@ -1,9 +1,4 @@
-"""Finds which ranks reach a line: conditions on the rank, early returns, functions called under them.
-
-A condition is known by its `Ways`: the pairs (rank 0 passes, the other ranks pass) that it may come to. `rank == 0` has
-one, (True, False); `rank == 0 and step % 10 == 0` also has (False, False); a condition that says nothing about the rank
-has the two in which all ranks do the same.
-"""
+"""Finds which ranks reach a line: conditions on the rank, early returns, functions called under them."""
 
 from __future__ import annotations
 
@@ -13,18 +8,27 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import reduce
 
-from labkit.checking.syntax.collectives import agreed, collective
-from labkit.checking.syntax.functions import callee, calls_of, returned
-from labkit.checking.syntax.nodes import Function, Placed, last_part, spelled
+from labkit.checking.syntax.collectives import collective
+from labkit.checking.syntax.functions import callee, calls_of
+from labkit.checking.syntax.nodes import Function, Placed, spelled
 from labkit.checking.syntax.tree import Tree, kept
+from labkit.checking.syntax.ways import (
+    ALIKE,
+    ALL,
+    ALONE,
+    FIRST_PASSES,
+    NONE,
+    Ways,
+    both,
+    comparison,
+    either,
+    is_rank,
+    negated,
+    number_of,
+    splits,
+    ways_of,
+)
 
-RANK = re.compile(
-    r"^_?((global|local|world|ddp|dist|my|cur|current|node|proc|process|torch)_)*rank(_id)?$", re.IGNORECASE
-)
-FIRST = re.compile(
-    r"^_?(is|am|on)_(\w+_)?(main|master|primary|chief|rank0|rank_0|rank_zero|first|zero)(_process|_rank|_proc|_node)?$"
-    r"|^(main|master|primary|chief)_(process|rank|proc)$|^is_\w*_process_zero$|^rank_zero$"
-)
 SOUNDS = re.compile(
     r"rank|gpu|proc_id|process_index|is_main|is_master|main_process|primary|chief|should_save", re.IGNORECASE
 )
@@ -33,38 +37,12 @@ FIRST_ONLY_RUNS = re.compile(r"^(rank_zero_only|rank0_only|master_only|main_proc
 FIRST_ENTERS = re.compile(r"^(local_)?main_process_first$|^rank_zero_first$|^(torch_)?distributed_zero_first$")
 # Decorators: @master_only, @rank_zero_only, @on_main_process; not @hydra.main.
 CHOOSES = re.compile(r"master|chief|_only$|^only_|once|main_(process|rank|proc)", re.IGNORECASE)
-# Conditions of scripts that can also run on one rank.
-ALONE = re.compile(r"distributed|initialized|world_size|ddp|multi|num_gpus|n_gpu|ngpus", re.IGNORECASE)
-MIRRORED = {ast.Lt: ast.Gt, ast.LtE: ast.GtE, ast.Gt: ast.Lt, ast.GtE: ast.LtE}
 EXITS = ("sys.exit", "exit", "quit", "os._exit", "SystemExit")
 BLOCKS = ("body", "orelse", "finalbody")
 LEAVES = (ast.Return, ast.Continue, ast.Break)
 BRANCHES = (ast.If, ast.IfExp, ast.While)
 PARTS = (ast.stmt, ast.match_case)  # what a statement may run or not
 CHOICES = (ast.IfExp, ast.BoolOp)
-Ways = frozenset[tuple[bool, bool]]
-ALL: Ways = frozenset({(True, True)})
-NONE: Ways = frozenset({(False, False)})
-FIRST_PASSES: Ways = frozenset({(True, False)})
-OTHERS_PASS: Ways = frozenset({(False, True)})
-ALIKE: Ways = ALL | NONE
-
-
-def _negated(ways: Ways) -> Ways:
-    return frozenset((not first, not others) for first, others in ways)
-
-
-def _both(one: Ways, two: Ways) -> Ways:
-    return frozenset((a and c, b and d) for a, b in one for c, d in two)
-
-
-def _either(one: Ways, two: Ways) -> Ways:
-    return _negated(_both(_negated(one), _negated(two)))
-
-
-def _splits(ways: Ways) -> bool:
-    """Whether rank 0 and the others may part."""
-    return any(first != others for first, others in ways)
 
 
 @dataclass(frozen=True)
@@ -78,136 +56,13 @@ class Guard:
     names: frozenset[str]
 
 
-def is_rank(tree: Tree, node: ast.AST, depth: int = 3) -> bool:
-    """`rank`, `args.local_rank`, `dist.get_rank()`, `int(os.environ["RANK"])`, or a name with such a value."""
-    if isinstance(node, ast.Name | ast.Attribute):
-        if RANK.match(node.id if isinstance(node, ast.Name) else node.attr):
-            return True
-        if not depth:
-            return False
-        values = tree.values_of(node.id, node) if isinstance(node, ast.Name) else tree.assigned_to_self(spelled(node))
-        return any(is_rank(tree, value, depth - 1) for value in values if not isinstance(value, ast.Name))
-    if isinstance(node, ast.NamedExpr):
-        return is_rank(tree, node.value, depth)
-    if isinstance(node, ast.Call):
-        last = tree.dotted(node.func).rsplit(".", 1)[-1]
-        if last in ("get_rank", "get_local_rank", "get_global_rank", "get_node_local_rank"):
-            return True
-        if last == "int" and len(node.args) == 1:
-            return _from_environment(node.args[0])
-        if depth and (function := callee(tree, node)):
-            return any(is_rank(tree, value, depth - 1) for value in returned(tree, function))
-    return _from_environment(node)
-
-
-def _from_environment(node: ast.AST) -> bool:
-    """`os.environ["RANK"]`, `os.getenv("LOCAL_RANK", 0)`."""
-    if isinstance(node, ast.Subscript):
-        source, key = node.value, node.slice
-    elif isinstance(node, ast.Call) and node.args:
-        source, key = node.func, node.args[0]
-    else:
-        return False
-    return "env" in spelled(source) and isinstance(key, ast.Constant) and key.value in ("RANK", "LOCAL_RANK")
-
-
-def _ways(tree: Tree, test: ast.AST, seen: frozenset[ast.AST] = frozenset()) -> Ways:
-    """What a condition may come to on rank 0 and on the others."""
-    known: dict[ast.AST, Ways] = tree.kept.setdefault("ways", {})
-    if seen:
-        return _found_ways(tree, test, seen)
-    if test not in known:
-        known[test] = _found_ways(tree, test, seen)
-    return known[test]
-
-
-def _found_ways(tree: Tree, test: ast.AST, seen: frozenset[ast.AST]) -> Ways:
-    if test in seen:
-        return ALIKE
-    seen |= {test}
-    if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
-        return _negated(_ways(tree, test.operand, seen))
-    if isinstance(test, ast.BoolOp):
-        return _of_operands(tree, test, seen)
-    if isinstance(test, ast.IfExp):
-        condition = _ways(tree, test.test, seen)
-        otherwise = _both(_negated(condition), _ways(tree, test.orelse, seen))
-        return _either(_both(condition, _ways(tree, test.body, seen)), otherwise)
-    if isinstance(test, ast.NamedExpr):
-        return OTHERS_PASS if is_rank(tree, test) else _ways(tree, test.value, seen)
-    if isinstance(test, ast.Constant):
-        return ALL if test.value else NONE
-    if isinstance(test, ast.Compare) and len(test.ops) == 1:
-        return _comparison(tree, test.left, test.ops[0], test.comparators[0])
-    if is_rank(tree, test):  # `if rank:`
-        return OTHERS_PASS
-    function = callee(tree, test) if isinstance(test, ast.Call) else None
-    name = spelled(test.func if isinstance(test, ast.Call) else test)
-    if function:
-        values = returned(tree, function)
-    elif isinstance(test, ast.Name | ast.Attribute):
-        if name in agreed(tree, tree.function_of(test)):
-            return ALIKE
-        values = tree.values_of(name, test) or tree.assigned_to_self(name)
-    else:
-        values = []
-    parting = {ways for value in values if _splits(ways := _ways(tree, value, seen))}
-    if len(parting) == 1:
-        return parting.pop()
-    return FIRST_PASSES if FIRST.match(last_part(name)) or name.endswith("args.should_save") else ALIKE
-
-
-def _of_operands(tree: Tree, test: ast.BoolOp, seen: frozenset[ast.AST]) -> Ways:
-    """The ways of `and` and `or`. `rank == 0 or not distributed` is about the rank: otherwise there is but one."""
-    operands = [_ways(tree, value, seen) for value in test.values]
-    if isinstance(test.op, ast.And):
-        return reduce(_both, operands)
-    named = [w for w, v in zip(operands, test.values, strict=True) if _splits(w) or not ALONE.search(ast.unparse(v))]
-    return reduce(_either, named or operands)
-
-
-def is_only_about_rank(tree: Tree, test: ast.AST) -> bool:
-    """True for `rank == 0`, False for `rank == 0 and step % 100 == 0`."""
-    return _ways(tree, test) in (FIRST_PASSES, OTHERS_PASS)
-
-
-def _comparison(tree: Tree, left: ast.expr, op: ast.cmpop, right: ast.expr) -> Ways:
-    if isinstance(left, ast.Constant):
-        left, right = right, left
-        op = MIRRORED.get(type(op), type(op))()
-    number = _number(right)
-    if isinstance(op, ast.NotEq | ast.NotIn):
-        return _negated(_comparison(tree, left, ast.Eq() if isinstance(op, ast.NotEq) else ast.In(), right))
-    if isinstance(left, ast.BinOp) and isinstance(left.op, ast.Mod) and is_rank(tree, left.left):
-        return FIRST_PASSES | ALL if isinstance(op, ast.Eq) and number == 0 else ALIKE  # the first of each host
-    if not is_rank(tree, left):
-        return ALIKE
-    if isinstance(op, ast.In) and isinstance(right, ast.List | ast.Tuple | ast.Set):
-        return FIRST_PASSES if {ast.unparse(value) for value in right.elts} <= {"0", "-1"} else ALIKE
-    if isinstance(op, ast.Eq) and number is not None:
-        return FIRST_PASSES if number == 0 else OTHERS_PASS | NONE
-    if number == 0 and isinstance(op, ast.Gt) or number == 1 and isinstance(op, ast.GtE):
-        return OTHERS_PASS
-    if number == 0 and isinstance(op, ast.LtE) or number == 1 and isinstance(op, ast.Lt):
-        return FIRST_PASSES
-    return ALIKE
-
-
-def _number(node: ast.expr) -> int | None:
-    """The value of 0 or, as in the environment, "0"."""
-    value = node.value if isinstance(node, ast.Constant) else None
-    if isinstance(value, str) and value.isdecimal():
-        return int(value)
-    return value if isinstance(value, int) else None
-
-
 def guards(tree: Tree, node: ast.AST) -> list[Guard]:
     """The conditions that part the ranks around a node, within its function, the innermost first."""
 
     def found(around: ast.AST, child: ast.AST) -> list[Guard]:
         if not isinstance(child, PARTS) and not isinstance(around, CHOICES):
             return []
-        return [_guard(tree, deciding, ways) for deciding, ways in _conditions(tree, around, child) if _splits(ways)]
+        return [_guard(tree, deciding, ways) for deciding, ways in _conditions(tree, around, child) if splits(ways)]
 
     return tree.outwards("guards", node, found)
 
@@ -234,13 +89,13 @@ def _conditions(tree: Tree, around: ast.AST, child: ast.AST) -> Iterator[tuple[P
     """The conditions that a node puts on reaching a part of it."""
     if isinstance(around, BRANCHES) and child is not around.test:
         inside = around.body if isinstance(around.body, list) else [around.body]
-        ways = _ways(tree, around.test)
+        ways = ways_of(tree, around.test)
         if child in inside or not isinstance(around, ast.While):
-            yield around.test, ways if child in inside else _negated(ways)
+            yield around.test, ways if child in inside else negated(ways)
     elif isinstance(around, ast.BoolOp):
         for value in around.values[: around.values.index(child)] if child in around.values else ():
-            ways = _ways(tree, value)
-            yield value, ways if isinstance(around.op, ast.And) else _negated(ways)
+            ways = ways_of(tree, value)
+            yield value, ways if isinstance(around.op, ast.And) else negated(ways)
     elif isinstance(around, ast.Match) and isinstance(child, ast.match_case):
         yield around.subject, _of_case(tree, around, child)
     elif isinstance(around, ast.With) and child in around.body:
@@ -262,19 +117,19 @@ def _of_case(tree: Tree, match: ast.Match, case: ast.match_case) -> Ways:
     for each in match.cases:
         matches = _of_pattern(tree, match.subject, each.pattern)
         if each.guard:
-            matches = _both(matches, _ways(tree, each.guard))
+            matches = both(matches, ways_of(tree, each.guard))
         if each is case:
-            return _both(ways, matches)
-        ways = _both(ways, _negated(matches))
+            return both(ways, matches)
+        ways = both(ways, negated(matches))
     return ways
 
 
 def _of_pattern(tree: Tree, subject: ast.expr, pattern: ast.pattern) -> Ways:
     if isinstance(pattern, ast.MatchOr):
-        return reduce(_either, [_of_pattern(tree, subject, each) for each in pattern.patterns])
+        return reduce(either, [_of_pattern(tree, subject, each) for each in pattern.patterns])
     if isinstance(pattern, ast.MatchAs) and pattern.pattern is None:
         return ALL
-    return _comparison(tree, subject, ast.Eq(), pattern.value) if isinstance(pattern, ast.MatchValue) else ALIKE
+    return comparison(tree, subject, ast.Eq(), pattern.value) if isinstance(pattern, ast.MatchValue) else ALIKE
 
 
 def _left_behind(tree: Tree, block: ast.AST, child: ast.AST) -> Iterator[tuple[ast.stmt, Ways]]:
@@ -287,7 +142,7 @@ def _left_behind(tree: Tree, block: ast.AST, child: ast.AST) -> Iterator[tuple[a
             leaving = [leaver for leaver in _leavers(tree, block, field, LEAVES) if leaver[0] < at]
             if isinstance(block, ast.For | ast.While) and field == "body":
                 leaving += [each for each in _leavers(tree, block, field, (ast.Return, ast.Break)) if each[0] >= at]
-            yield from ((statements[number], _negated(ways)) for number, ways in leaving)
+            yield from ((statements[number], negated(ways)) for number, ways in leaving)
 
 
 @kept
@@ -301,18 +156,18 @@ def _leaving(tree: Tree, statement: ast.stmt, leaves: tuple[type[ast.stmt], ...]
     """Which ranks leave the block of a statement in it."""
 
     def inside(block: list[ast.stmt], kinds: tuple[type[ast.stmt], ...] = leaves) -> Ways:
-        return reduce(_either, (_leaving(tree, each, kinds) for each in block), NONE)
+        return reduce(either, (_leaving(tree, each, kinds) for each in block), NONE)
 
     if isinstance(statement, leaves) or _exits(tree, statement):
         return ALL
     if isinstance(statement, ast.If):
-        condition = _ways(tree, statement.test)
-        otherwise = _both(_negated(condition), inside(statement.orelse))
-        return _either(_both(condition, inside(statement.body)), otherwise)
+        condition = ways_of(tree, statement.test)
+        otherwise = both(negated(condition), inside(statement.orelse))
+        return either(both(condition, inside(statement.body)), otherwise)
     if isinstance(statement, ast.With | ast.Try):
         return inside(statement.body)
     if isinstance(statement, ast.For | ast.While):
-        return _both(ALIKE, inside(statement.body, (ast.Return,)))
+        return both(ALIKE, inside(statement.body, (ast.Return,)))
     return NONE
 
 
@@ -322,7 +177,7 @@ def _exits(tree: Tree, last: ast.stmt) -> bool:
     call = value if isinstance(value, ast.Call) else None
     if value is None or tree.dotted(call.func if call else value) not in EXITS:
         return False
-    return call is None or not call.args or _number(call.args[0]) == 0
+    return call is None or not call.args or number_of(call.args[0]) == 0
 
 
 def leaves(tree: Tree, branch: list[ast.stmt]) -> bool:
@@ -335,7 +190,7 @@ def names_rank(tree: Tree, node: ast.AST | None) -> bool:
     for part in tree.walk(node) if node is not None else ():
         values = tree.values_of(spelled(part), part)
         parts = [part, *(inner for value in values for inner in tree.walk(value))]
-        if any(is_rank(tree, each) or (isinstance(each, ast.expr) and _splits(_ways(tree, each))) for each in parts):
+        if any(is_rank(tree, each) or (isinstance(each, ast.expr) and splits(ways_of(tree, each))) for each in parts):
             return True
         if SOUNDS.search(part.attr if isinstance(part, ast.Attribute) else getattr(part, "id", "")):
             return True
@@ -348,7 +203,7 @@ def may_depend_on_rank(tree: Tree, node: ast.AST, seen: frozenset[ast.AST] = fro
     child = node
     for around in tree.ancestors(node):
         for deciding, ways in _conditions(tree, around, child):
-            if _splits(ways) or (ways != ALL and any(names_rank(tree, test) for test in _tests(tree, deciding))):
+            if splits(ways) or (ways != ALL and any(names_rank(tree, test) for test in _tests(tree, deciding))):
                 return True
         child = around
     function = tree.function_of(node)
