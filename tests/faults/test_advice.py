@@ -126,8 +126,9 @@ CASES = {
         "dist.all_reduce(size, dist.ReduceOp.MAX)\nvalues =",
     ),
 }
-# What needs hardware that is not here, and where it is carried out.
+# What is carried out elsewhere, or needs hardware that is not here.
 ELSEWHERE = {
+    "ALONE": "test_loader_workers.py",
     "BLOCKING": "a GPU",
     "EXPANDABLE": "a GPU",
     "FIREWALL": "a firewall between hosts: it says what to look at",

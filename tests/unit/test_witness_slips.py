@@ -16,6 +16,7 @@ from labkit.ring import (
     OPERATIONS,
     REDUCED,
     STEPS,
+    UNKNOWN,
     RingWriter,
 )
 from labkit.witness import Judge
@@ -45,9 +46,9 @@ class Rank:
         flags |= REDUCED if reduced else 0
         self.ring.after_step((fetched, passes, self.calls, 0, flags, 0), (self.number, 21, 0.5, before))
 
-    def call(self, operation="all_reduce", elements=1, line=30, passes=0):
+    def call(self, operation="all_reduce", elements=1, line=30, passes=0, group=0):
         self.calls += 1
-        self.ring.before_call(0, OPERATIONS.index(operation), self.calls, elements, 1, passes, line)
+        self.ring.before_call(group, OPERATIONS.index(operation), self.calls, elements, 1, passes, line)
 
     def steps(self, count, **how):
         for _ in range(count):
@@ -371,6 +372,64 @@ def test_different_sizes_that_a_backend_allowed_are_none(scene):
     for size, rank in enumerate(ranks, 1):
         rank.call("all_gather", elements=size)
         rank.call()
+
+    assert not judge.look("failed")
+
+
+def test_a_pass_that_no_ddp_model_is_called_for_says_nothing_of_its_collectives(scene):
+    ranks, judge = scene(2)
+    for rank in ranks:
+        rank.steps(5)
+    ranks[1].call()
+    ranks[0].ring.at_backward(1, 0, ranks[0].calls, 23, math.nan, IN_BACKWARD)
+
+    assert not judge.look("failed")
+
+
+def test_one_call_more_than_before_is_not_left_out_by_the_others(scene):
+    ranks, judge = scene(2)
+    for rank in ranks:
+        for _ in range(3):
+            rank.steps(4)
+            rank.call()
+            rank.call()
+    ranks[1].call()
+    ranks[0].enter_backward()
+
+    (found,) = judge.look("failed")
+    assert found.ranks == (1, 0)
+    assert "rank 1 called `all_reduce`" in found.what
+
+
+def test_what_most_ranks_called_the_others_left_out(scene):
+    ranks, judge = scene(4)
+    for rank in ranks:
+        rank.steps(4)
+    for rank in ranks[:3]:
+        rank.call()
+    ranks[3].enter_backward()
+
+    (found,) = judge.look("failed")
+    assert found.ranks == (3,)
+    assert found.what.startswith("rank 3 left out the `all_reduce` that ranks 0, 1 and 2 called")
+
+
+def test_a_later_group_of_the_same_name_is_another_one(scene):
+    ranks, judge = scene(2, ddp=False)
+    for rank in ranks:
+        rank.call()
+        rank.call()
+    ranks[0].line("group", n=1, name="0", default=True, ranks=[0, 1])
+    ranks[0].calls = 0
+    ranks[0].call("barrier", group=1)
+
+    assert not judge.look("failed")
+
+
+def test_sizes_that_are_not_known_are_not_compared(scene):
+    ranks, judge = scene(2, ddp=False)
+    for elements, rank in zip((UNKNOWN, 4), ranks, strict=True):
+        rank.call(elements=elements)
 
     assert not judge.look("failed")
 

@@ -39,7 +39,7 @@ UNEVEN = {OPERATIONS.index("all_gather"), OPERATIONS.index("reduce_scatter")}
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """A group, its number in the ring, and a device of each of its backends."""
+    """A group, its number in the ring, and a device of each of its backends if it has several."""
 
     number: int
     group: Callable[[], Any]
@@ -63,19 +63,23 @@ class Calls(Area):
             group = self._torch.distributed.ProcessGroup
             for name, (operation, place) in METHODS.items():
                 if hasattr(group, name):
-                    setattr(group, name, self._observed(getattr(group, name), name, OPERATIONS.index(operation), place))
+                    setattr(group, name, self._observed(getattr(group, name), OPERATIONS.index(operation), place))
 
-    def _observed(self, method: Any, name: str, operation: int, place: int | None) -> Any:
-        def call(self_: Any, *args: Any, **kwargs: Any) -> Any:
+    def _observed(self, method: Any, operation: int, place: int | None) -> Any:
+        recorder, before_call = self._witness.recorder, self._before_call
+
+        @functools.wraps(method)
+        @invisible
+        def call(
+            self: Any, *args: Any, **kwargs: Any
+        ) -> Any:  # by this name pybind knows a subclass that calls super()
             try:
-                self._before_call(self_, operation, args[place] if place is not None and place < len(args) else None)
+                before_call(self, operation, args[place] if place is not None and place < len(args) else None)
             except Exception as error:
-                self._witness.recorder.drop(error)
-            return method(self_, *args, **kwargs)
+                recorder.drop(error)
+            return method(self, *args, **kwargs)
 
-        # pybind knows by the name of the calling function that a subclass calls the method that it overrides.
-        call.__code__ = call.__code__.replace(co_name=name)
-        return functools.wraps(method)(invisible(call))
+        return call
 
     def _before_call(self, group: Any, operation: int, tensor: Any) -> None:
         known = self._groups.get(name := group.group_name)
@@ -88,14 +92,19 @@ class Calls(Area):
         if is_even and type(tensor) in self._tensors and not self._functions():  # modes of the script see nothing
             elements, dtype = tensor.numel(), self._dtypes.get(tensor.dtype, 0)
         witness = self._witness
-        called = sum(group._get_backend(device)._get_sequence_number_for_group() for device in known.devices)
+        if known.devices:
+            called = sum(group._get_backend(device)._get_sequence_number_for_group() for device in known.devices)
+        else:
+            called = group._get_sequence_number_for_group()
         number = called - witness.messages(group) + 1
         witness.ring.before_call(known.number, operation, number, elements, dtype, witness.passes, witness.line())
 
     def _declare(self, group: Any, name: str) -> Known:
         """Write a group that has not been seen before. Raises if a backend does not count its calls."""
         backends = {group._get_backend(device).name(): device for device in group._device_types}
-        known = Known(self._made, weakref.ref(group), tuple(backends.values()), [*backends] == ["gloo"])
+        is_one = len(backends) == 1 and group.name() in backends  # and counts for the group
+        devices = () if is_one else tuple(backends.values())
+        known = Known(self._made, weakref.ref(group), devices, [*backends] == ["gloo"])
         self._made += 1
         distributed = self._torch.distributed
         is_default, ranks = group is distributed.group.WORLD, distributed.get_process_group_ranks(group)
