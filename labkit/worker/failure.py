@@ -97,7 +97,7 @@ def write(known: Mapping[str, Any], error: BaseException, attempt: str, script: 
     `attempt` is the attempt's folder. Raises OSError if it cannot be written."""
     folder, rank, record = RunFolder(attempt), known["rank"], {**known, "message": shortened(known["message"])}
     described = (_name, _message, _unused_parameters, _dead_workers, _causes)
-    for inspect in (*described, partial(_line_in_script, script), _traceback, _memory):
+    for inspect in (*described, partial(_line_in_script, script), partial(_handled, script), _traceback, _memory):
         with suppress(Exception):
             record |= inspect(error)
     write_json(folder.error(rank), record, reserve=folder.reserve)
@@ -230,6 +230,14 @@ def _origins(error: BaseException) -> Iterator[BaseException]:
             pending += origins
             if not origins:
                 yield one
+
+
+def _handled(script: str, error: BaseException) -> dict[str, Any]:
+    """The exception that was being handled when this one was raised: in a `finally` that waits for other ranks, say."""
+    handled = error.__context__ if error.__cause__ is None and not error.__suppress_context__ else None
+    if handled is None:
+        return {}
+    return {"handled": _name(handled) | _message(handled) | _line_in_script(script, handled)}
 
 
 def _traceback(error: BaseException) -> dict[str, Any]:

@@ -126,6 +126,19 @@ train(20, batches.get)
         r"^a thread of rank 1 raised OSError: shard 3 is truncated (THREAD)\. Rank 1 had been in `train` (",
         (1,),
     ),
+    "a rank waited for the others in a finally": (
+        """
+try:
+    train(5)
+    if rank == 1:
+        open("shard_9.tar")  # OPENS
+    train(5)
+finally:
+    dist.barrier()
+""",
+        r"^rank 1 failed: FileNotFoundError: .*shard_9\.tar' (OPENS); it then waited for the others while",
+        (1,),
+    ),
     "a command that a rank ran has failed": (
         """
 if rank == 0:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -53,6 +53,7 @@ class Failure:
     perhaps_out_of_memory: bool = False
     memory: Mapping[str, float] = field(default_factory=dict)
     workers: Mapping[str, int] = field(default_factory=dict)
+    handles: bool = False  # it is the exception that the rank handled when it lost the others
 
     @classmethod
     def read(cls, folder: RunFolder, rank: int) -> Failure | None:
@@ -72,7 +73,7 @@ class Failure:
         memory, workers = error.get("memory"), error.get("workers")
         codes = workers.items() if isinstance(workers, dict) else ()
         sizes = {name: number(size) for name, size in memory.items()} if isinstance(memory, dict) else {}
-        return cls(
+        failure = cls(
             error["rank"],
             error["kind"],
             shortened(error["message"]),
@@ -87,6 +88,16 @@ class Failure:
             memory={name: size for name, size in sizes.items() if size is not None},
             workers={pid: code for pid, code in codes if type(code) is int},
         )
+        handled = error.get("handled")
+        return failure._of_handled(handled) if isinstance(handled, dict) and failure.is_collateral else failure
+
+    def _of_handled(self, handled: Mapping[str, object]) -> Failure:
+        """The failure that a rank handled when it lost the others, unless that was of the others, too."""
+        message, name, line = (handled.get(key) for key in ("message", "exception", "script_line"))
+        if not isinstance(message, str) or not isinstance(name, str) or COLLATERAL.search(f"{name}: {message}"):
+            return self
+        line = line if isinstance(line, int) else None
+        return replace(self, message=shortened(message), exception=name, line=line, handles=True)
 
     @property
     def summary(self) -> str:
@@ -105,7 +116,7 @@ class Failure:
     @property
     def is_collateral(self) -> bool:
         """Whether the rank failed only because another one was gone."""
-        return self.kind == "exception" and self.mentions_others and not self.workers
+        return self.kind == "exception" and self.mentions_others and not self.workers and not self.handles
 
 
 @dataclass(frozen=True)

@@ -36,7 +36,8 @@ def failed(who: str, failure: Failure, where: Place | None, detail: str = "", ot
     origins = [line for line in map(first_line, failure.causes[:NAMED_FAILURES]) if line]
     caused = f", caused by {'; '.join(origins)}" if origins else ""
     more = "".join(f"; rank {other.rank} also failed: {other.summary}" for other in others[:NAMED_FAILURES])
-    return f"{who} {ended}{caused}{at(where)}{detail}{more}"
+    waited = "; it then waited for the others while it handled this" if failure.handles else ""
+    return f"{who} {ended}{caused}{at(where)}{waited}{detail}{more}"
 
 
 def worker_died(who: str, pid: str, code: int | None, by: Killer | None) -> str:
