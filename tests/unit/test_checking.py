@@ -826,3 +826,11 @@ def test_what_is_divided_before_the_ranks_start_is_the_same_on_all():
 
     assert rules_in(own) == [("split-seeded-by-rank", 12)]
     assert rules_in(own.replace("rows[9:]\n", "rows[9:]\n    mp.spawn(run, (parts,))\n")) == []
+
+
+def test_ranks_that_make_the_same_call_in_different_functions_answer_each_other():
+    functions = "def first():\n    dist.all_reduce(x)\n\n\ndef second():\n    dist.{}(x)\n\n\n"
+    text = f"import torch.distributed as dist\n\n{functions}if rank == 0:\n    first()\nelse:\n    second()\n"
+
+    assert rules_in(text.format("all_reduce")) == []
+    assert {slug for slug, _ in rules_in(text.format("broadcast"))} == {"rank-0-collective"}

@@ -86,9 +86,8 @@ def _answered(tree: Tree, call: ast.Call, name: str, around: list[Guard]) -> boo
     for other in tree.calls:
         if other is call or _place(tree, other) is not place:
             continue
-        if collective(tree, other) != name and (
-            not callee(tree, call) or callee(tree, other) is not callee(tree, call)
-        ):
+        function = callee(tree, other)
+        if collective(tree, other) != name and (function is None or name not in dict(needs_all(tree, function))):
             continue
         for guard in guards(tree, other):
             same = guard.names == around[0].names and tree.loops_of(other) == loops
