@@ -28,8 +28,8 @@ the wall clock. Readers ignore what they do not know.
     {"k": "report", "t": …, "step": 40, "f1": 0.7}
      (what the script logged to the logger "metrics", see worker/metrics_logger.py; names and values are the script's
       own, and "step" may be missing)
-    {"k": "end", "t": …, "step": 200, "outcome": "finished" | "raised" | "exited", "line": 31, "dropped": 0}
-     ("line": the script's in which it raised or exited, or null; "passes": backward passes, if there was no step;
+    {"k": "end", "t": …, "step": 200, "outcome": "finished" | "raised" | "exited", "dropped": 0}
+     ("line": the script's in which it raised or exited; "passes": backward passes, if there was no step;
       "problem": the first of what was dropped)
 """
 

@@ -315,7 +315,7 @@ class Guest:
                 "step": 0,
                 "outcome": self.outcome,
                 "dropped": 0,
-                "line": self.last,
+                **({"line": self.last} if self.last else {}),
             }
             try:
                 self.files.RankFile(f"{self.home}/{self.files.METRICS}").write(as_json(record))

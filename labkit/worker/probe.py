@@ -154,7 +154,8 @@ class Probe:
                 raise TimeoutError(f"the device had not finished the steps of {len(self._unfinished)} record(s)")
         except Exception as error:
             self.recorder.drop(error)
-        end = {"k": "end", "step": self.step, "outcome": outcome, "line": line, "dropped": self.recorder.dropped}
+        end = {"k": "end", "step": self.step, "outcome": outcome, "dropped": self.recorder.dropped}
+        end |= {"line": line} if line else {}
         end |= {"problem": self.recorder.problem} if self.recorder.dropped else {}
         self.recorder.write(end if self.step else end | {"passes": self.passes})
 

@@ -44,10 +44,10 @@ def said_of(tmp_path: Path, text: str, **values: object) -> list[str]:
 
 
 def test_workers_that_every_epoch_starts_again_are_not_called_input_bound(tmp_path: Path) -> None:
-    said = said_of(tmp_path, EPOCHS, START=0.5, SAMPLE=0, STEP=0, OPTIONS="num_workers=2")
+    said = said_of(tmp_path, EPOCHS, START=2.0, SAMPLE=0, STEP=0, OPTIONS="num_workers=2")  # on busy cores, too
 
     start = "the first step of each epoch waits until the DataLoader has started its workers again"
-    assert re.match(start + r": [12]\S* s of \S+ s; persistent_workers=True keeps them$", said[0]), said
+    assert re.match(start + r": \d\S* s of \S+ s; persistent_workers=True keeps them$", said[0]), said
     assert not any("input-bound" in sentence for sentence in said)
 
 
