@@ -31,6 +31,7 @@ OURS = str(Path(__file__).parents[1])  # labkit/worker
 LIBRARIES = (OURS, str(Path(os.__file__).parent), *site.getsitepackages(), site.getusersitepackages())
 MOST_ELEMENTS = 10_000
 LONGEST_TEXT = 10_000
+MAKES_LOCALS = {"locals", "vars"}
 UNSHARED = 3  # references to the dictionary of a frame's variables: the frame's, and two of who counts them
 
 
@@ -45,19 +46,22 @@ def name_of(optimizer: Any) -> str:
     return next(called, type(optimizer).__name__)
 
 
-def names_around(optimizer: Any) -> dict[str, Any]:
-    """The names that an expression can use at the end of this optimizer's step, which is on the stack."""
+def names_around(optimizer: Any, *, asked: bool = True) -> dict[str, Any]:
+    """The names that an expression can use at the end of this optimizer's step, which is on the stack; unless somebody
+    has `asked` for them, without those that the script itself might see change."""
     frames = [frame for frame in _stack() if not (_is_of_torch(frame) or _is_step(frame))] or [sys._getframe()]
     own = next((place for place, frame in enumerate(frames) if _is_users(frame)), len(frames) - 1)
     names = {name: getattr(quantities, name) for name in quantities.__all__} | {"optimizer": optimizer}
     for frame in (*filter(_is_users, reversed(frames[own + 1 :])), *reversed(frames[:own])):
-        names |= locals_of(frame)
-    return names | frames[own].f_globals | locals_of(frames[own])
+        names |= locals_of(frame, asked)
+    return names | frames[own].f_globals | locals_of(frames[own], asked)
 
 
-def locals_of(frame: FrameType) -> dict[str, Any]:
+def locals_of(frame: FrameType, asked: bool) -> dict[str, Any]:
     """A copy of a frame's variables. Until Python 3.13 a function's frame keeps the dictionary that is made for this,
-    and so their values; it is emptied, unless the script has it, too, from `locals()`."""
+    and so their values: it is emptied, unless the script has it, too, from `locals()`, which it would see change."""
+    if not asked and sys.version_info < (3, 13) and MAKES_LOCALS.intersection(frame.f_code.co_names):
+        return {}
     made = frame.f_locals
     values = dict(made)
     if type(made) is dict and frame.f_code.co_flags & inspect.CO_OPTIMIZED and sys.getrefcount(made) <= UNSHARED:
@@ -195,4 +199,4 @@ def _is_users(frame: FrameType) -> bool:
 
 def _is_step(frame: FrameType) -> bool:
     """Whether it is a method of an optimizer, or of one that wraps another."""
-    return frame.f_code.co_name == "step" and hasattr(locals_of(frame).get("self"), "param_groups")
+    return frame.f_code.co_name == "step" and hasattr(locals_of(frame, False).get("self"), "param_groups")

@@ -81,7 +81,7 @@ class Settings:
 
 def _of_our_script(optimizer: Any) -> tuple[Any, dict[str, Any]]:
     """The arguments of one of labkit's scripts and what its checkpoints note; None and nothing for any other."""
-    names = names_around(optimizer)
+    names = names_around(optimizer, asked=False)
     notes = getattr(names.get("checkpoints"), "notes", None)
     return (names.get("args"), notes) if isinstance(notes, dict) else (None, {})
 

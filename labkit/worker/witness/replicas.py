@@ -180,7 +180,7 @@ class Replicas(Area):
     def _called(self, number: int, optimizer: Any) -> str:
         """What the script calls a DDP model, where the step of this optimizer was called; empty if that is unknown."""
         model = self._witness.models[number].reference()
-        names = names_around(optimizer)
+        names = names_around(optimizer, asked=False)
         attributes = {f"self.{name}": value for name, value in getattr(names.get("self"), "__dict__", {}).items()}
         return next((name for name, value in (names | attributes).items() if value is model), "")
 

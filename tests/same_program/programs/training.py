@@ -332,4 +332,10 @@ def main():
         if step == 5: kept = None
     print(old() is None, [each() is None for each in batches])
     dist.destroy_process_group()
-main()
+def logged(rate):
+    config = locals()
+    model = torch.nn.Linear(4, 1); optimizer = torch.optim.SGD(model.parameters(), rate)
+    for step in range(3):
+        loss = model(torch.ones(1, 4)).sum(); optimizer.zero_grad(); loss.backward(); optimizer.step()
+    print(sorted(config))
+logged(0.1); main()
