@@ -43,7 +43,7 @@ OPERATIONS = (
     "scatter",
     "barrier",
 )
-CALLED_IN_BACKWARD = 0x8000  # with a dtype
+CALLED_IN_BACKWARD = 0x8000  # added to the number of a call's dtype
 DTYPES = ("", "float32", "bfloat16", "float16", "float64", "int64", "int32", "uint8", "int8", "bool", "complex64")
 CHECKED = {1, 2, 5, 10, 20, 35, 50, 75, 100, 200, 500}  # and every 1000th
 MOST, WORD = 0xFFFF, 0xFFFFFFFF

@@ -44,7 +44,7 @@ class _Calls:
         self.oldest = 1 if is_complete else min(self.by_number, default=0)
         self.now, self.counted = now, counted
         averages = now.flags & OF_DDP and not now.flags & NOT_SYNCHRONIZED
-        self.in_pass = bool(counted is not NONE and now.flags & IN_BACKWARD and averages)
+        self.in_pass = bool(counted != NONE and now.flags & IN_BACKWARD and averages)
 
     def later_than(self, call: Called) -> Called | None:
         """Its first call of a later number."""
@@ -57,7 +57,7 @@ class _Calls:
         if self.in_pass and self.counted + 1 >= call.number:
             return True
         later = self.later_than(call)
-        return later is not None and moment(later) > moment(call) and self.counted is not NONE
+        return later is not None and moment(later) > moment(call) and self.counted != NONE
 
 
 def parting(evidence: Evidence) -> Parting | None:

@@ -121,7 +121,7 @@ class Failure:
 
 @dataclass(frozen=True)
 class Whereabouts:
-    """Where a rank was at its last heartbeat: at `line` of the script, in `function`, since so many seconds without
+    """Where a rank was at its last heartbeat: at `line` of the script, in `function`, for how many seconds without
     progress, and whether it waited there for other ranks. `busy` is the share of one core that it had used in the last
     ten seconds, `worker` the pid of its DataLoader's worker that it waited for."""
 

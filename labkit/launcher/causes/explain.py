@@ -52,10 +52,11 @@ TRACEBACK = re.compile(r"^.*Traceback \(most recent call last\)", re.MULTILINE)
 LINES = re.compile(r"\bline (\d+)")
 PRINTED = "It printed"  # what a command has, for worker/failure.py
 THROWN = re.compile(r"^\s*what\(\):\s*(.*)$", re.MULTILINE)  # of an uncaught C++ exception
+# What a wait for other ranks ends with; gloo tells for how long.
 TIMEOUT = re.compile(
-    r"Timed out waiting|Socket Timeout|collective operation timeout|timed out|Application timeout", re.IGNORECASE
+    r"Timed out waiting (?:(\d+)\s?ms)?|Socket Timeout|collective operation timeout|timed out|Application timeout",
+    re.IGNORECASE,
 )
-WAITED = re.compile(r"Timed out waiting (?:(\d+)\s?ms)?|Socket Timeout|timed out|Application timeout", re.IGNORECASE)
 # Marks a wait for other ranks in a message or traceback; a script may wait for other things, too.
 COMMUNICATION = re.compile(r"torch[./]distributed|gloo|nccl|c10d", re.IGNORECASE)
 # What the kernel, gloo and torch's store report when a host has disappeared.
@@ -118,7 +119,7 @@ def _explain(evidence: Evidence, exit_code: int, notice: str | None) -> Cause:
 
 def _with_text(cause: Cause, evidence: Evidence) -> Cause:
     """The cause, with what the script's text shows: why not all ranks get to a line that one of them was in."""
-    from labkit.checking import check
+    from labkit.checking import check  # only a failure needs it, and most supervisors see none
 
     lines = {cause.where.line} if cause.where else set()
     lines |= {failure.line for failure in evidence.failures if failure.line}
@@ -446,7 +447,7 @@ def _parted(evidence: Evidence) -> Cause | None:
     and no rank that the others waited for was still running."""
     if evidence.nodes is None:
         return None
-    waited = {f.rank: (f, match) for f in evidence.failures if (match := WAITED.search(f.text))}
+    waited = {f.rank: (f, match) for f in evidence.failures if (match := TIMEOUT.search(f.text))}
     cut_off = {f.rank for f in evidence.failures if UNREACHABLE.search(f.text)}
     silent = set(evidence.ranks) - waited.keys() - cut_off
     hosts = sorted({evidence.nodes.of_rank(failure.rank) for failure in evidence.failures})

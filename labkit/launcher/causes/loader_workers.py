@@ -1,7 +1,7 @@
 """Asks the workers of the ranks' DataLoaders where they are.
 
 A worker that was forked from its rank has inherited the handler with which faulthandler dumps stacks, and writes them
-into memory of its own (`RankFile.keep_in_memory`), which /proc shows. One that was started anew has no trace of labkit:
+into memory of its own (`RankFile.keep_in_memory`), which /proc shows. One that was spawned has no trace of labkit:
 only its state can be told.
 """
 

@@ -70,9 +70,8 @@ class Calls(Area):
 
         @functools.wraps(method)
         @invisible
-        def call(
-            self: Any, *args: Any, **kwargs: Any
-        ) -> Any:  # by this name pybind knows a subclass that calls super()
+        def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+            # The name `self` matters: by it pybind knows that an override of this method has called it by super().
             try:
                 before_call(self, operation, args[place] if place is not None and place < len(args) else None)
             except Exception as error:
