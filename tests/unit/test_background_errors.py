@@ -60,8 +60,9 @@ def sentence(run: RunFolder, log: str) -> str | None:
         (START + ELSEWHERE + "ValueError: two\nlines\n", "ValueError: two (utils.py line 7)"),
         (HEAD + CHAINED + START.partition("\n")[2] + FRAME + "ValueError: boom\n", "ValueError: boom (train.py line 4"),
         (GROUP, "ExceptionGroup: many (2 sub-exceptions) (train.py line 4"),
+        ("\r30%|███ loss=1.3" + START + FRAME + "ValueError: boom\n", "ValueError: boom (train.py line 4"),
     ],
-    ids=["plain", "from a library", "elsewhere", "chained", "group"],
+    ids=["plain", "from a library", "elsewhere", "chained", "group", "behind a progress bar"],
 )
 def test_a_report_is_read_with_its_place(log, raised, run) -> None:
     assert sentence(run, f"10%|███\r20%|█\nwarning\n{log}more\n").startswith(f"a thread of rank 0 raised {raised}")

@@ -22,12 +22,13 @@ from labkit.text import first_line
 READ_BYTES = 4 << 20  # of the beginning and of the end of a log
 READ_REPORTS, READ_LINES = 50, 5000  # of one rank, of one report
 NAMED_ERRORS = 3
+BEGIN = r"(?:^|\r[^\r\n]*)"  # of a line, or behind a progress bar
 # The first line of a report, and the file and function of its outermost frame, if that is Python's.
 REPORTS = (
-    ("a thread", re.compile(r"^Exception in thread .*:$", re.MULTILINE), ("threading.py", "_bootstrap_inner")),
-    ("a thread", re.compile(r"^Exception ignored in thread started by\b.*$", re.MULTILINE), None),
-    ("an atexit handler", re.compile(r"^Exception ignored in atexit callback\b.*$", re.MULTILINE), None),
-    ("a process", re.compile(r"^Process \S+:$", re.MULTILINE), ("process.py", "_bootstrap")),
+    ("a thread", re.compile(BEGIN + r"Exception in thread .*:$", re.MULTILINE), ("threading.py", "_bootstrap_inner")),
+    ("a thread", re.compile(BEGIN + r"Exception ignored in thread started by\b.*$", re.MULTILINE), None),
+    ("an atexit handler", re.compile(BEGIN + r"Exception ignored in atexit callback\b.*$", re.MULTILINE), None),
+    ("a process", re.compile(BEGIN + r"Process \S+:$", re.MULTILINE), ("process.py", "_bootstrap")),
 )
 TRACEBACK = re.compile(r"(  \+ Exception Group )?Traceback \(most recent call last\):$")
 CHAINED = ("The above exception was the direct cause", "During handling of the above exception")
@@ -115,7 +116,7 @@ def _parsed(what: str, lines: Sequence[str], outermost: tuple[str, str] | None) 
     for index, line in enumerate(following):
         if line.startswith(CHAINED):
             return _parsed(what, following[index + 2 :], outermost)
-        if TRACEBACK.match(line) or any(first.match(line) for _, first, _ in REPORTS):
+        if TRACEBACK.match(line) or any(first.search(line) for _, first, _ in REPORTS):
             break  # another traceback
     name = ERROR.match(error)
     if name is None or name["name"] in ENDINGS or not frames:
