@@ -10,35 +10,11 @@ from pathlib import Path
 from typing import overload
 
 from labkit.checking.findings import KINDS, Finding, Findings
-from labkit.checking.fsdp2 import Conversion, converted
+from labkit.checking.fsdp2 import converted
 from labkit.checking.migration import Migration, compared
-from labkit.checking.rules import (  # noqa: F401  (each registers its rules)
-    RULES,
-    accelerated,
-    deciding,
-    dividing,
-    ending,
-    hanging,
-    hard_coded,
-    hugging_face,
-    loading,
-    numerics,
-    outdated,
-    passes,
-    precision,
-    reading,
-    replicas,
-    sampling,
-    saving,
-    settings,
-    spawning,
-    speed,
-    splitting,
-    wrapping,
-)
+from labkit.checking.rules import RULES, Rule
 from labkit.checking.source import Piece, Source, explain, read
-from labkit.checking.syntax.calls import keyword
-from labkit.checking.syntax.nodes import position
+from labkit.checking.syntax.nodes import Placed, keyword, position
 from labkit.checking.syntax.settings import configurations
 from labkit.checking.syntax.tree import Around, Tree, tree_of
 from labkit.errors import ScriptError
@@ -46,6 +22,7 @@ from labkit.text import plain
 from labkit.write import Script, is_library, script_names
 
 IGNORED = re.compile(r"#\s*labkit:\s*ignore\[([\w\s,-]+)\]")
+NOQA = re.compile(r"# noqa(?::\s?(?P<codes>([A-Z]+[0-9]+[,\s]*)+))?", re.IGNORECASE)  # as flake8 reads it
 MOST_LINES = 5
 MOST_BYTES = 200_000  # checking takes about 40 ms per 1,000 lines; it must not delay a launch
 WARNED_OF = ("hangs", "wrong")
@@ -55,19 +32,17 @@ _told: set[int] = set()  # scripts of this session that have been warned of
 @overload
 def check(script: Script | str | os.PathLike[str]) -> Findings: ...
 @overload
-def check(
-    script: Script | str | os.PathLike[str], after: Script | str | os.PathLike[str]
-) -> Migration | Conversion: ...
+def check(script: Script | str | os.PathLike[str], after: Script | str | os.PathLike[str]) -> Migration: ...
 def check(
     script: Script | str | os.PathLike[str], after: Script | str | os.PathLike[str] | None = None
-) -> Findings | Migration | Conversion:
+) -> Findings | Migration:
     """Find mistakes in a script that hang, corrupt or slow down distributed training, each with line, reason and fix.
 
     `script` is a Script, the name of one of labkit's own ("ddp"), or the path of any training script, notebook (its
     code cells and its `%%writefile` cells), Markdown page (its Python blocks) or file of settings (accelerate's, or an
     `fsdp_config`). It is read and never run. With `after`, the two are compared as a migration, for example from DDP to
     FSDP: what changed, and what was forgotten; "fsdp1" and a file of its settings give those of FSDP2. A comment
-    `# labkit: ignore[rule]` silences a rule on its line.
+    `# labkit: ignore[rule]` or `# noqa: LK008` silences a rule on its line.
 
     Raises ScriptError if one of them cannot be read or is not Python.
     """
@@ -82,7 +57,7 @@ def check(
     return findings_in(read(script))
 
 
-def _converted(source: Source) -> Conversion:
+def _converted(source: Source) -> Migration:
     """The settings of FSDP1 in a file as those of FSDP2."""
     for _, tree in _trees(source):
         for configuration in configurations(tree):
@@ -128,7 +103,7 @@ def _findings(source: Source, piece: Piece, tree: Tree) -> list[Finding]:
     for rule in RULES.values():
         for node, message in () if rule.kind == "slow" and tree.is_a_test else rule.looks(tree):
             line = position(node)[0]
-            if (rule.slug, line) in findings or _is_ignored(tree, node, rule.slug):
+            if (rule.slug, line) in findings or _is_silenced(tree, node, rule):
                 continue
             cell, at = piece.place(line)
             findings[rule.slug, line] = Finding(
@@ -146,11 +121,13 @@ def _findings(source: Source, piece: Piece, tree: Tree) -> list[Finding]:
     return list(findings.values())
 
 
-def _is_ignored(tree: Tree, node: object, slug: str) -> bool:
-    """Whether a comment ignores the rule on the finding's first or last line."""
-    lines = {getattr(node, "lineno", 1), getattr(node, "end_lineno", 1)}
-    comments = (IGNORED.search(tree.lines[line - 1]) for line in lines if line <= len(tree.lines))
-    return any(slug in re.split(r"[\s,]+", comment[1]) for comment in comments if comment)
+def _is_silenced(tree: Tree, node: Placed, rule: Rule) -> bool:
+    """Whether a comment on the finding's first or last line silences the rule."""
+    lines = {node.lineno, node.end_lineno or node.lineno}
+    texts = [tree.lines[line - 1] for line in lines if line <= len(tree.lines)]
+    slugs = [slug for text in texts for own in IGNORED.finditer(text) for slug in re.split(r"[\s,]+", own[1])]
+    codes = [(noqa["codes"] or "LK").upper() for text in texts for noqa in NOQA.finditer(text)]
+    return rule.slug in slugs or any(rule.number.startswith(tuple(re.findall(r"\w+", each))) for each in codes)
 
 
 def warn(script: Script | str | os.PathLike[str]) -> None:
@@ -181,12 +158,12 @@ def _lines(script: Script | str | os.PathLike[str]) -> list[str]:
     for finding in sorted(check(script), key=lambda finding: KINDS.index(finding.kind)):
         if finding.kind in WARNED_OF:
             by_rule.setdefault(finding.rule, []).append(finding)
-    processes = _own_processes(script)
+    own = _own_processes(script)
     if not by_rule:
-        return processes
+        return own
     lines = [found[0].short + (f" (and {len(found) - 1} more)" if found[1:] else "") for found in by_rule.values()]
     more = f"{len(lines) - MOST_LINES} more; " if len(lines) > MOST_LINES else ""
-    return [*processes, *lines[:MOST_LINES], f"{more}{_call(script)} explains why and the fix"]
+    return [*own, *lines[:MOST_LINES], f"{more}{_call(script)} explains why and the fix"]
 
 
 def _call(script: Script | str | os.PathLike[str]) -> str:

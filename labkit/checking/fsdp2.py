@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import asdict, dataclass
 from typing import Any
 
 from labkit.checking.findings import Findings
-from labkit.checking.migration import Change
+from labkit.checking.migration import Change, Migration
 from labkit.checking.syntax.settings import STRATEGIES, Configuration, Setting
 from labkit.errors import ScriptError
-from labkit.files import Json
-from labkit.text import escaped, plain
 
 NAME = re.compile(r"[A-Z]\w+(,\w+)*")  # FULL_SHARD, or LlamaDecoderLayer,Embedding
 LOST = {
@@ -27,33 +24,11 @@ NOT_SHARDED = "FSDP2 always shards: use DDP instead (distributed_type: MULTI_GPU
 HYBRID = "and two mesh axes: parallelism_config with dp_replicate_size and dp_shard_size"
 
 
-@dataclass(frozen=True)
-class Conversion:
-    """What each setting of FSDP1 becomes, and the section for FSDP2 as text. Shows itself like a Migration."""
-
-    changed: tuple[Change, ...]
-    section: str
-    forgotten: Findings
-
-    def record(self) -> dict[str, Json]:
-        """The format of `--output-format json`."""
-        return {"changed": [asdict(change) for change in self.changed], "section": self.section}
-
-    def __repr__(self) -> str:
-        changed = [f"  {change.text()}" for change in self.changed]
-        return plain("\n".join(["changed:", *changed, "for FSDP2:", self.section]))
-
-    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
-        changes = "".join(f"<li>{escaped(change.text())}</li>" for change in self.changed)
-        html = f"<div><b>changed</b><ul>{changes}</ul><b>for FSDP2</b><pre>{escaped(self.section)}</pre></div>"
-        return {"text/plain": repr(self), "text/html": html}
-
-
-def converted(configuration: Configuration, name: str) -> Conversion:
-    """The settings for FSDP2. Raises ScriptError if the file has no settings of FSDP1."""
+def converted(configuration: Configuration, name: str) -> Migration:
+    """What each setting of FSDP1 becomes, and the section for FSDP2. Raises ScriptError if there are none."""
     if not configuration.fsdp or configuration.version == 2:
         raise ScriptError(f"{name} has no settings of FSDP1")
-    prefix = "fsdp_" if configuration.reader == "accelerate" else ""
+    prefix = "fsdp_" if configuration.is_accelerates else ""
     version = configuration.fsdp.get("version")
     kept: dict[str, Any] = {f"{prefix}version": 2}
     changes = [Change(f"{prefix}version", "1", "2", version.node.lineno if version else None)]
@@ -67,7 +42,8 @@ def converted(configuration: Configuration, name: str) -> Conversion:
     if prefix and "state_dict_type" not in configuration.fsdp:  # accelerate's default depends on the version
         kept["fsdp_state_dict_type"] = "FULL_STATE_DICT"
         changes.append(Change("fsdp_state_dict_type", "", "FULL_STATE_DICT, as was FSDP1's default"))
-    return Conversion(tuple(changes), _section(kept, configuration), Findings([], name))
+    nothing = Findings([], name)
+    return Migration(tuple(changes), nothing, nothing, _section(kept, configuration))
 
 
 def _became(short: str, setting: Setting, prefix: str) -> tuple[dict[str, Any], str]:
@@ -90,7 +66,7 @@ def _became(short: str, setting: Setting, prefix: str) -> tuple[dict[str, Any], 
 
 
 def _section(settings: dict[str, Any], configuration: Configuration) -> str:
-    if configuration.reader == "transformers":
+    if not configuration.is_accelerates:
         return json.dumps(settings, indent=2)
     return "\n".join(["fsdp_config:", *(f"  {name}: {_yaml(value)}" for name, value in settings.items())])
 

@@ -11,10 +11,9 @@ from typing import Any
 from labkit.checking.findings import Finding, Findings
 from labkit.checking.rules.saving import GATHERS
 from labkit.checking.source import Piece
-from labkit.checking.syntax.calls import keyword
 from labkit.checking.syntax.collectives import CHECKPOINT, OF_SHARDS
 from labkit.checking.syntax.models import moves_to_device, optimizers
-from labkit.checking.syntax.nodes import last_part
+from labkit.checking.syntax.nodes import keyword, last_part
 from labkit.checking.syntax.settings import configurations
 from labkit.checking.syntax.tree import Tree
 from labkit.files import Json
@@ -49,30 +48,38 @@ class Change:
 @dataclass(frozen=True)
 class Migration:
     """The comparison of two scripts: `changed` are the settings that differ, `forgotten` the new mistakes of the second
-    script, and `kept` the mistakes that both have."""
+    script, and `kept` the mistakes that both have. Or the conversion of one file, whose new settings are `section`."""
 
     changed: tuple[Change, ...]
     forgotten: Findings
     kept: Findings
+    section: str = ""
 
     def record(self) -> dict[str, Json]:
-        """The format of `--json`."""
-        changed = [asdict(change) for change in self.changed]
+        """The format of `--output-format json`."""
+        changed: list[Json] = [asdict(change) for change in self.changed]
+        if self.section:
+            return {"changed": changed, "section": self.section}
         return {"changed": changed, "forgotten": self.forgotten.records(), "kept": self.kept.records()}
 
     def __repr__(self) -> str:
-        changed = [f"  {change.text()}" for change in self.changed] or ["  nothing that affects distributed training"]
-        forgotten = [str(finding) for finding in self.forgotten] or ["  nothing"]
-        kept = ["already present:", *(finding.short for finding in self.kept)] if self.kept else []
-        return plain("\n".join(["changed:", *changed, "forgotten:", *forgotten, *kept]))
+        lines = [f"  {change.text()}" for change in self.changed] or ["  nothing that affects distributed training"]
+        if self.section:
+            lines += ["for FSDP2:", self.section]
+        else:
+            lines += ["forgotten:", *(map(str, self.forgotten) if self.forgotten else ["  nothing"])]
+        if self.kept:
+            lines += ["already present:", *(finding.short for finding in self.kept)]
+        return plain("\n".join(["changed:", *lines]))
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
         changes = "".join(f"<li>{escaped(change.text())}</li>" for change in self.changed) or "<li>nothing</li>"
-        kept = f"<details><summary>already present</summary>{self.kept.html()}</details>" if self.kept else ""
-        return {
-            "text/plain": repr(self),
-            "text/html": f"<div><b>changed</b><ul>{changes}</ul><b>forgotten</b>{self.forgotten.html()}{kept}</div>",
-        }
+        rest = f"<b>forgotten</b>{self.forgotten.html()}"
+        if self.section:
+            rest = f"<b>for FSDP2</b><pre>{escaped(self.section)}</pre>"
+        if self.kept:
+            rest += f"<details><summary>already present</summary>{self.kept.html()}</details>"
+        return {"text/plain": repr(self), "text/html": f"<div><b>changed</b><ul>{changes}</ul>{rest}</div>"}
 
 
 def compared(before: Trees, after: Trees, found_before: Findings, found_after: Findings) -> Migration:
@@ -86,8 +93,8 @@ def compared(before: Trees, after: Trees, found_before: Findings, found_after: F
         (was, was_at), (now, now_at) = (those.get(name, ("", None)) for those in (was_set, now_set))
         changes.append(Change(name, was, now, was_at, now_at))
     kept, forgotten = _sorted_out(found_before, found_after)
-    those = (Findings(each, found_after.name, found_after.path) for each in (forgotten, kept))
-    return Migration(tuple(change for change in changes if change.is_one), *those)
+    new, old = (Findings(each, found_after.name, found_after.path) for each in (forgotten, kept))
+    return Migration(tuple(change for change in changes if change.is_one), new, old)
 
 
 def _sorted_out(before: Findings, after: Findings) -> tuple[list[Finding], list[Finding]]:
@@ -118,8 +125,8 @@ def _values(trees: Trees) -> dict[str, Seen]:
     values: dict[str, Seen] = {}
     for piece, tree in trees:
         for configuration in configurations(tree):
-            whole = configuration.whole if configuration.reader == "accelerate" else None
-            for setting in [*(whole or {}).values(), *configuration.fsdp.values()]:
+            whole = configuration.whole if configuration.is_accelerates else {}
+            for setting in (*whole.values(), *configuration.fsdp.values()):
                 if not isinstance(setting.value, dict):
                     values[setting.name] = ast.unparse(setting.expression), piece.place(setting.node.lineno)[1]
     return values
@@ -140,7 +147,7 @@ def _units(tree: Tree) -> Iterator[tuple[str, ast.expr]]:
 
 def _precision(tree: Tree) -> Iterator[tuple[str, ast.expr]]:
     names = ("autocast", "MixedPrecision", "MixedPrecisionPolicy", "GradScaler", "ShardedGradScaler")
-    return ((last_part(tree.names_of_calls[call]), call) for call in tree.torch_calls(*names))
+    return ((last_part(tree.called(call)), call) for call in tree.torch_calls(*names))
 
 
 def _moved(tree: Tree) -> Iterator[tuple[str, ast.expr]]:
@@ -160,7 +167,7 @@ def _built(tree: Tree) -> Iterator[tuple[str, ast.expr]]:
 
 def _clips(tree: Tree) -> Iterator[tuple[str, ast.expr]]:
     for call in tree.method_calls("clip_grad_norm_"):
-        yield ("torch.nn.utils" if tree.names_of_calls[call].startswith("torch.") else "the model's own"), call
+        yield ("torch.nn.utils" if tree.called(call).startswith("torch.") else "the model's own"), call
 
 
 def _accumulates(tree: Tree) -> Iterator[tuple[str, ast.expr]]:
@@ -169,7 +176,7 @@ def _accumulates(tree: Tree) -> Iterator[tuple[str, ast.expr]]:
 
 def _state(tree: Tree) -> Iterator[tuple[str, ast.expr]]:
     for call in tree.calls:
-        name = tree.names_of_calls[call]
+        name = tree.called(call)
         last = last_part(name)
         if name == "torch.save" or (
             name.startswith("torch.distributed.checkpoint.") and last in CHECKPOINT | OF_SHARDS | GATHERS

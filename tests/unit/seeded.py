@@ -164,6 +164,7 @@ LOADED = "dist.barrier()\nstate = torch.load(path, map_location='cpu', weights_o
 BF16_MODEL = (
     "net = Net().to(torch.bfloat16)\nmodel = DDP(net)\noptimizer = torch.optim.AdamW(model.parameters(), HERE\n"
 )
+STEPS = "for x, y in loader:\n    loss = model(x)\n    loss.backward()\n    {}"
 SKIPS = """
 for x, y in loader:
     loss = F.mse_loss(model(x), y)
@@ -367,6 +368,20 @@ SEEDED: dict[str, list[tuple[str, str]]] = {
             within("full = {n: p.full_tensor() for n, p in parameters}", FSDP2_MODEL),
         ),
         (
+            within("if rank == 0:\n    nn.utils.clip_grad_norm_(model.parameters(), 1.0)  # HERE", FSDP2_MODEL),
+            within("if rank == 0:\n    nn.utils.clip_grad_norm_(head.parameters(), 1.0)", FSDP2_MODEL),
+        ),
+        (
+            within("loss = model(x).sum()\nif rank == 0:\n    loss.backward()  # HERE"),
+            within("loss = model(x).sum()\nif rank == 0:\n    loss.backward()\nelse:\n    (loss * 0).backward()"),
+        ),
+        (
+            within("for x in loader:\n    if rank == 0:\n        criterion(model(x)).backward()  # HERE"),
+            within(
+                "for x in loader:\n    probe = head(model(x).detach())\n    if rank == 0:\n        probe.backward()"
+            ),
+        ),
+        (
             within("if not rank:\n    torch.distributed.checkpoint.save(state, checkpoint_id=path)  # HERE"),
             within("torch.distributed.checkpoint.save(state, checkpoint_id=path)"),
         ),
@@ -456,6 +471,30 @@ SEEDED: dict[str, list[tuple[str, str]]] = {
         (
             within("with accelerator.main_process_first():\n    dist.barrier()  # HERE"),
             within("with accelerator.main_process_first():\n    prepare()\ndist.barrier()"),
+        ),
+    ],
+    "rank-skips-step": [
+        (
+            within(STEPS.format("if torch.isfinite(loss):  # HERE\n        optimizer.step()")),
+            within(STEPS.format("if step < 4:\n        optimizer.step()")),
+        ),
+        (
+            within(STEPS.format("if loss.isnan():  # HERE\n        continue\n    optimizer.step()")),
+            within(STEPS.format("if loss.isnan():\n        print(x)\n    optimizer.step()")),
+        ),
+        (
+            within(STEPS.format("if loss < 9:  # HERE\n        optimizer.step()")),
+            within(STEPS.format("dist.all_reduce(loss)\n    if loss < 9:\n        optimizer.step()")),
+        ),
+        (
+            within(STEPS.format("if loss < 9:  # HERE\n        scaler.step(optimizer)")),
+            within(
+                STEPS.format("norm = clip(model.parameters(), 1.0)\n    if norm < 9:\n        scaler.step(optimizer)")
+            ),
+        ),
+        (
+            within(STEPS.format("if loss < 9:  # HERE\n        optimizer.step()"), FSDP2_MODEL),
+            within(STEPS.format("if loss < 9:\n        optimizer.step()\n    else:\n        optimizer.step()")),
         ),
     ],
     "rank-decides-alone": [

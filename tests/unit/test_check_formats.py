@@ -10,7 +10,6 @@ import jsonschema
 import nbformat
 import pytest
 
-from labkit.checking import checker  # noqa: F401  (registers the rules)
 from labkit.checking.rules import RULES
 from labkit.cli import main
 from unit.seeded import SEEDED
@@ -175,10 +174,16 @@ def test_flake8_runs_the_rules(flake8):
     assert (done.returncode, done.stdout.count("\n"), done.stderr) == (1, 1, "")
 
 
-def test_flake8s_own_comment_and_labkits_silence_a_rule(flake8):
-    for comment, code in (("noqa: LK008", 0), ("labkit: ignore[rank-0-collective]", 0), ("noqa: LK007", 1)):
+def test_flake8s_own_comment_and_labkits_silence_a_rule_in_both(flake8):
+    for comment, code in (
+        ("noqa: LK008", 0),
+        ("noqa", 0),
+        ("labkit: ignore[rank-0-collective]", 0),
+        ("noqa: LK007", 1),
+    ):
         Path("bad.py").write_text(BARRIER.replace("HERE", comment))
         assert flake8("bad.py").returncode == code, comment
+        assert main(["check", "bad.py"]) == code, comment
 
 
 def test_flake8_imports_no_torch(flake8):

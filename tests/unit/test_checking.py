@@ -2,6 +2,7 @@
 refused in one sentence; and before a launch the checker warns, and never stands in the way."""
 
 import ast
+import inspect
 import io
 import json
 import pkgutil
@@ -25,9 +26,11 @@ from labkit.checking.checker import warn
 from labkit.checking.findings import KINDS
 from labkit.checking.rules import RULES
 from labkit.checking.rules.outdated import REPLACED
+from labkit.checking.syntax.collectives import COLLECTIVES
 from labkit.checking.syntax.tree import Tree
 from labkit.checking.syntax.values import UNKNOWN
 from labkit.cli import main
+from labkit.worker.witness import joined
 from labkit.write import script_names
 from unit.composed import combinations
 from unit.seeded import DDP_MODEL, FSDP1_MODEL, FSDP2_MODEL, LOOP, SEEDED, within
@@ -68,6 +71,10 @@ def test_a_mistake_is_found_once_at_its_line_and_not_in_the_corrected_script(slu
 def test_a_comment_silences_its_rule_on_its_line_and_no_other(slug, mistaken, corrected):
     assert rules_in(mistaken.replace("# HERE", f"# labkit: ignore[another-rule, {slug}]")) == []
     assert rules_in(mistaken.replace("# HERE", "# labkit: ignore[another-rule]"))[0][0] == slug
+    number = RULES[slug].number
+    for silencing in ("# noqa", f"# noqa: E501, {number}", f"# NOQA:{number.lower()}", "# noqa: LK"):
+        assert rules_in(mistaken.replace("# HERE", silencing)) == []
+    assert rules_in(mistaken.replace("# HERE", "# noqa: E501"))[0][0] == slug
 
 
 @pytest.mark.parametrize("name", script_names())
@@ -834,3 +841,21 @@ def test_ranks_that_make_the_same_call_in_different_functions_answer_each_other(
 
     assert rules_in(text.format("all_reduce")) == []
     assert {slug for slug, _ in rules_in(text.format("broadcast"))} == {"rank-0-collective"}
+
+
+def test_collectives_are_those_of_the_installed_torch_with_the_place_of_their_group():
+    import torch.distributed
+    from torch.distributed import _functional_collectives as functional
+
+    for name, place in COLLECTIVES.items():
+        collective = getattr(torch.distributed, name, None) or getattr(functional, name)
+        parameters = [*inspect.signature(collective).parameters]
+        assert place is None or parameters[place] == "group", name
+
+
+def test_the_witness_observes_the_collectives_that_rules_know():
+    """Apart from those that older versions of torch lack, and the barrier that is for debugging."""
+    newer = {"all_gather_single", "all_gather_tensor", "reduce_scatter_single"}
+    known = {name for name, place in COLLECTIVES.items() if place is not None}
+
+    assert set(joined.COLLECTIVES) == known - newer - {"monitored_barrier"}

@@ -1,4 +1,4 @@
-"""The rules, one module for each topic, which registers them when it is imported.
+"""The rules, one module for each topic, all of which are imported with this package and register theirs.
 
 A rule is a function that looks at a Tree and yields (node, message) for each mistake.
 """
@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from importlib import import_module
+from pkgutil import iter_modules
 
 from labkit.checking.findings import KINDS
 from labkit.checking.syntax.nodes import Placed
@@ -46,3 +48,7 @@ def rule(name: str, kind: str, *, why: str, fix: str, misses: str) -> Callable[[
         return looks
 
     return register
+
+
+for _module in iter_modules(__path__):
+    import_module(f"{__name__}.{_module.name}")

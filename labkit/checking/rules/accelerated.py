@@ -6,24 +6,25 @@ import ast
 from collections.abc import Iterator
 
 from labkit.checking.rules import Mistakes, rule
-from labkit.checking.syntax.calls import MethodCall, has_stars, keyword
-from labkit.checking.syntax.models import backwards, behind
-from labkit.checking.syntax.nodes import last_part, position, spelled
+from labkit.checking.syntax.flow import behind, surely_before
+from labkit.checking.syntax.models import backwards, preparations
+from labkit.checking.syntax.nodes import (
+    MethodCall,
+    has_stars,
+    is_method_call,
+    keyword,
+    last_part,
+    owner_of,
+    position,
+    spelled,
+)
 from labkit.checking.syntax.tree import Tree
-
-
-def _accelerators(tree: Tree) -> list[ast.Call]:
-    return [call for call in tree.calls if tree.names_of_calls[call].endswith("accelerate.Accelerator")]
-
-
-def _prepares(tree: Tree) -> list[MethodCall]:
-    return list(tree.method_calls("prepare")) if _accelerators(tree) else []
 
 
 def _prepared(tree: Tree, made: ast.Call) -> MethodCall | None:
     """The call of prepare() that gets an object directly or by its name."""
     names = set(tree.targets_of(made))
-    for prepare in _prepares(tree):
+    for prepare in preparations(tree):
         if any(argument is made or spelled(argument) in names for argument in prepare.args):
             return prepare if position(prepare) >= position(made) or made in prepare.args else None
     return None
@@ -40,22 +41,17 @@ def _prepared(tree: Tree, made: ast.Call) -> MethodCall | None:
     misses="counts from another function or an option, and schedulers that are made in another file.",
 )
 def accelerate_scheduler(tree: Tree) -> Mistakes:
-    made = _accelerators(tree)
-    if any(has_stars(c) or keyword(c, "dataloader_config") for c in made) or "num_processes" in tree.words:
-        return
-    if tree.is_a_test:
-        return
-    options = [keyword(call, name) for call in made for name in ("split_batches", "step_scheduler_with_optimizer")]
-    if any(option is not None for option in options):
+    made = tree.calls_to("accelerate.Accelerator")
+    options = ("dataloader_config", "split_batches", "step_scheduler_with_optimizer")
+    is_plain = made and not any(has_stars(call) or keyword(call, name) for call in made for name in options)
+    if not is_plain or "num_processes" in tree.words or tree.is_a_test:
         return
     for scheduler in _schedulers(tree):
         prepare = _prepared(tree, scheduler)
-        names = {spelled(t) for n in (scheduler, prepare) if n for t in getattr(tree.parents[n], "targets", [])}
         if prepare is None:
             continue
-        names |= {spelled(argument) for argument in prepare.args} - {""}
-        steps = [call for call in tree.method_calls("step") if spelled(call.func.value) in names]
-        for step in steps:
+        names = {*tree.targets_of(scheduler), *tree.targets_of(prepare), *map(spelled, prepare.args)} - {""}
+        for step in (call for call in tree.method_calls("step") if owner_of(call) in names):
             if _is_per_epoch(tree, step):
                 yield step, "a prepared scheduler advances by the number of processes here, once per epoch"
             elif tree.loops_of(step) and _counts_shards(tree, scheduler):
@@ -63,8 +59,7 @@ def accelerate_scheduler(tree: Tree) -> Mistakes:
 
 
 def _schedulers(tree: Tree) -> Iterator[ast.Call]:
-    for call in tree.calls:
-        name = tree.names_of_calls[call]
+    for call, name in tree.names_of_calls.items():
         last = last_part(name)
         if name.startswith("torch.optim.lr_scheduler.") or (last.startswith("get_") and "schedule" in last):
             yield call
@@ -72,9 +67,9 @@ def _schedulers(tree: Tree) -> Iterator[ast.Call]:
 
 def _is_per_epoch(tree: Tree, step: ast.Call) -> bool:
     """Whether a step is in a loop around the one that trains."""
-    loops = tree.loops_of(step)
+    around = tree.loop_of(step)
     inner = [loop for backward, _ in backwards(tree) for loop in tree.loops_of(backward)[:1]]
-    return bool(loops) and loops[0] not in inner and any(tree.is_in(loop, loops[0]) for loop in inner)
+    return around is not None and around not in inner and any(tree.is_in(loop, around) for loop in inner)
 
 
 def _counts_shards(tree: Tree, scheduler: ast.Call) -> bool:
@@ -82,11 +77,9 @@ def _counts_shards(tree: Tree, scheduler: ast.Call) -> bool:
     for argument in (*scheduler.args[1:], *(k.value for k in scheduler.keywords)):
         for part in behind(tree, argument, depth=4):
             if isinstance(part, ast.Call) and spelled(part.func) == "len" and part.args:
-                loader = spelled(part.args[0])
-                for prepare in _prepares(tree):
-                    targets = {spelled(n) for t in getattr(tree.parents[prepare], "targets", []) for n in tree.walk(t)}
-                    if loader and loader in targets and tree.surely_before(prepare, part):
-                        return True
+                prepared = (call for name, call, _ in tree.assigns if name == spelled(part.args[0]))
+                if any(call in preparations(tree) and surely_before(tree, call, part) for call in prepared):
+                    return True
     return False
 
 
@@ -100,11 +93,8 @@ def _counts_shards(tree: Tree, scheduler: ast.Call) -> bool:
 )
 def accelerate_shards_twice(tree: Tree) -> Mistakes:
     for loader in tree.torch_calls("DataLoader"):
-        sampler = keyword(loader, "sampler")
-        values = tree.values_of(sampler.id, loader) if isinstance(sampler, ast.Name) else [sampler]
-        made = [v for v in values if isinstance(v, ast.Call)]
-        sharded = made and len(made) == len(values) and set(made) <= set(tree.torch_calls("DistributedSampler"))
-        if sharded and _prepared(tree, loader):
+        samplers = tree.values(keyword(loader, "sampler"))
+        if samplers and set(samplers) <= set(tree.torch_calls("DistributedSampler")) and _prepared(tree, loader):
             yield loader, "a DistributedSampler divides these samples, and prepare() divides them again"
 
 
@@ -119,29 +109,26 @@ def accelerate_shards_twice(tree: Tree) -> Mistakes:
 )
 def accelerate_accumulation(tree: Tree) -> Mistakes:
     yield from _cleared(tree)
-    if tree.words & {"accumulate", "sync_gradients", "no_sync", "_do_sync"} or not _prepares(tree):
+    if tree.words & {"accumulate", "sync_gradients", "no_sync", "_do_sync"} or not preparations(tree):
         return
     passes = [call for call, _ in backwards(tree) if "accelerator" in spelled(call.func)]
-    for made in _accelerators(tree):
+    for made in tree.calls_to("accelerate.Accelerator"):
         steps = keyword(made, "gradient_accumulation_steps")
         count = tree.default(steps)
         if steps is None or not passes or not isinstance(count, int) or count < 2 or has_stars(made):
             continue
-        stepping = [loop for call in passes for loop in tree.loops_of(call)[:1]]
-        steps_made = [c for c in tree.method_calls("step") if tree.loops_of(c)[:1] and tree.loops_of(c)[0] in stepping]
-        if steps_made and not any(
-            tree.is_in(b, tree.loops_of(c)[0]) for c in steps_made for b, _ in tree.branches_of(c)
-        ):
+        loops = {tree.loop_of(call) for call in passes} - {None}
+        steps_made = [call for call in tree.method_calls("step") if tree.loop_of(call) in loops]
+        if steps_made and not any(tree.branches_of(call, tree.loop_of(call)) for call in steps_made):
             yield made, f"nothing accumulates {count} batches, but the loss is divided by {count}"
 
 
 def _cleared(tree: Tree) -> Mistakes:
     """`model.zero_grad()` of every batch within `accelerator.accumulate(model)`."""
-    made = [call for call in _accelerators(tree) if keyword(call, "gradient_accumulation_steps") is not None]
-    for call in tree.method_calls("zero_grad") if made and _prepares(tree) else ():
-        accumulates = [
-            c for c in tree.contexts_of(call) if isinstance(c, ast.Call) and spelled(c.func).endswith(".accumulate")
-        ]
+    made = tree.calls_to("accelerate.Accelerator")
+    is_asked = preparations(tree) and any(keyword(call, "gradient_accumulation_steps") is not None for call in made)
+    for call in tree.method_calls("zero_grad") if is_asked else ():
+        accumulates = [context for context in tree.contexts_of(call) if is_method_call(context, "accumulate")]
         models = {spelled(argument) for context in accumulates for argument in context.args}
-        if spelled(call.func.value) in models and not tree.branches_of(call):
+        if owner_of(call) in models and not tree.branches_of(call):
             yield call, "this clears the gradients at every batch: only the optimizer's zero_grad() waits"

@@ -1,4 +1,4 @@
-"""Rules about data that a script divides itself: into training and validation, and among ranks and workers."""
+"""Rules about data that a script divides itself: into training and validation, and streams among ranks and workers."""
 
 from __future__ import annotations
 
@@ -9,11 +9,18 @@ from collections.abc import Iterator
 
 from labkit.checking.rules import Mistakes, rule
 from labkit.checking.rules.sampling import is_for_training
-from labkit.checking.syntax.calls import all_arguments, argument_at, has_stars, keyword
-from labkit.checking.syntax.functions import arguments_of, callee, calls_of, reached_from, sites
-from labkit.checking.syntax.models import behind
-from labkit.checking.syntax.nodes import Function, last_part, position, spelled
-from labkit.checking.syntax.ranks import guards, names_rank
+from labkit.checking.syntax.flow import arguments_of, behind, callee, calls_of, reached_from, sites
+from labkit.checking.syntax.nodes import (
+    Function,
+    all_arguments,
+    argument_at,
+    has_stars,
+    keyword,
+    last_part,
+    position,
+    spelled,
+)
+from labkit.checking.syntax.ranks import depends_on_rank, guards, names_rank, runs_before_ranks
 from labkit.checking.syntax.tree import Tree
 from labkit.checking.syntax.ways import is_rank
 
@@ -28,10 +35,17 @@ DRAWS = {
     "numpy.random.shuffle": "numpy",
     "sklearn.model_selection.train_test_split": "numpy",
 }
-RANK_IN_A_NAME = re.compile(r"(^|[._])(rank|process_index)$")
 SEEDED = re.compile(r"(?<!manual_)seed(?!ed)|determini|reproduc", re.IGNORECASE)
 WHOLE = ("random_split", "train_test_split")  # these make two sets by themselves
 OWN_STATE = ("generator", "random_state")
+STREAMS = {"torch.utils.data.IterableDataset", "torch.utils.data.dataset.IterableDataset"}
+RANKED = re.compile(
+    r"rank|world|replica|process_index|num_proc|environ|getenv|dist|mesh|device|gpu|node|host", re.IGNORECASE
+)
+DRAWN = re.compile(r"(^|\.)(rand\w*|normal\w*|shuffle|sample|choices?|permutation|uniform\w*|integers|multinomial)$")
+DIVIDED = {"parallelize_module", "context_parallel", "PipelineStage", "new_group", "process_group", "rpc", "islice"}
+# Functions of these modules give every rank the same.
+ALIKE = {"torch", "numpy", "datasets", "pandas", "pyarrow", "PIL", "tqdm", "transformers", "tokenizers", "tiktoken"}
 
 
 @rule(
@@ -45,26 +59,26 @@ OWN_STATE = ("generator", "random_state")
 )
 def split_seeded_by_rank(tree: Tree) -> Mistakes:
     for sampler in tree.torch_calls("DistributedSampler"):
-        if (seed := keyword(sampler, "seed")) is not None and _depends_on_rank(tree, seed):
+        if (seed := keyword(sampler, "seed")) is not None and depends_on_rank(tree, seed):
             yield sampler, "each rank's sampler draws another order: their parts overlap"
     if not (tree.is_distributed or "Accelerator" in tree.words) or "broadcast_object_list" in tree.words:
         return
     for call in tree.calls:
-        source = DRAWS.get(tree.names_of_calls[call], "")
-        if not source or any(keyword(call, name) is not None for name in OWN_STATE) or has_stars(call):
+        name = tree.called(call)
+        if name not in DRAWS or any(keyword(call, each) is not None for each in OWN_STATE) or has_stars(call):
             continue
-        data = call.args[0] if call.args else None
-        if guards(tree, call) or any(names_rank(tree, part) for part in (behind(tree, data) if data else ())):
+        data = [part for argument in call.args[:1] for part in behind(tree, argument)]
+        if guards(tree, call) or any(names_rank(tree, part) for part in data):
             continue
-        last = last_part(tree.names_of_calls[call])
-        if (last in WHOLE or _is_divided(tree, call, last)) and _is_own(tree, call, source):
+        last = last_part(name)
+        if (last in WHOLE or _is_divided(tree, call, last)) and _is_own(tree, call, DRAWS[name]):
             yield call, "each rank draws another division of the data"
 
 
 def _is_divided(tree: Tree, call: ast.Call, last: str) -> bool:
     """Whether `order[:n]` and `order[n:]`, or `order[rank::n]`, are used of what a call draws or shuffles."""
     drawn = call.args[0] if last == "shuffle" and call.args else None
-    names = {spelled(drawn)} if drawn else {spelled(t) for t in getattr(tree.statement_of(call), "targets", [])}
+    names = {spelled(drawn)} if drawn else set(map(spelled, getattr(tree.statement_of(call), "targets", [])))
     slices = [
         node.slice
         for node in tree.nodes[ast.Subscript]
@@ -87,12 +101,12 @@ def _sliced(node: ast.Subscript) -> str:
 def _is_own(tree: Tree, draw: ast.Call, source: str) -> bool:
     """Whether a draw is of the rank alone: the last seed before it depends on the rank, or there is none, and the
     state is from the machine. (That of torch is the same in every process.)"""
-    seeds, places = list(_seeds(tree, source)), sites(tree, draw)
-    if any(tree.function_of(spawn) in places for spawn in tree.torch_calls("spawn", "start_processes")):
-        return False  # in the process that starts the ranks
+    seeds = list(_seeds(tree, source))
+    if runs_before_ranks(tree, draw):
+        return False
     if not seeds:
         return source != "torch" and not any(SEEDED.search(word) for word in tree.words)
-    for scope, nodes in places.items():
+    for scope, nodes in sites(tree, draw).items():
         before = [
             (position(place), by_rank)
             for seed, by_rank in seeds
@@ -107,33 +121,19 @@ def _is_own(tree: Tree, draw: ast.Call, source: str) -> bool:
 def _seeds(tree: Tree, source: str) -> Iterator[tuple[ast.Call, bool]]:
     """The calls that seed a random state, and whether by rank; those of functions with the seed as an argument."""
     for call in tree.calls:
-        name = tree.names_of_calls[call]
+        name = tree.called(call)
         if name != SEEDS[source]:
             if "seed" in last_part(name) and callee(tree, call) is None and name not in SEEDS.values():
-                yield call, _depends_on_rank(tree, *call.args) or tree.is_true(keyword(call, "device_specific"))
+                yield call, depends_on_rank(tree, *call.args) or tree.is_true(keyword(call, "device_specific"))
             continue
         function = tree.function_of(call)
-        passed = {part.id for part in tree.walk(call) if isinstance(part, ast.Name) and tree.parameter(part.id, call)}
-        if _depends_on_rank(tree, *call.args) or not passed or not isinstance(function, Function):
-            yield call, _depends_on_rank(tree, *call.args)
+        passed = {name for name in tree.names_in(call) if tree.parameter(name, call)}
+        if depends_on_rank(tree, *call.args) or not passed or not isinstance(function, Function):
+            yield call, depends_on_rank(tree, *call.args)
             continue
         for outer in calls_of(tree, function):
             given = arguments_of(function, outer)
-            yield outer, _depends_on_rank(tree, *(value for key, value in given.items() if key in passed))
-
-
-def _depends_on_rank(tree: Tree, *values: ast.expr) -> bool:
-    parts = [part for value in values for part in behind(tree, value)]
-    return any(is_rank(tree, part) or RANK_IN_A_NAME.search(spelled(part)) for part in parts)
-
-
-RANKED = re.compile(
-    r"rank|world|replica|process_index|num_proc|environ|getenv|dist|mesh|device|gpu|node|host", re.IGNORECASE
-)
-DRAWN = re.compile(r"(^|\.)(rand\w*|normal\w*|shuffle|sample|choices?|permutation|uniform\w*|integers|multinomial)$")
-DIVIDED = {"parallelize_module", "context_parallel", "PipelineStage", "new_group", "process_group", "rpc", "islice"}
-# Functions of these modules give every rank the same.
-ALIKE = {"torch", "numpy", "datasets", "pandas", "pyarrow", "PIL", "tqdm", "transformers", "tokenizers", "tiktoken"}
+            yield outer, depends_on_rank(tree, *(value for key, value in given.items() if key in passed))
 
 
 @rule(
@@ -151,12 +151,13 @@ def stream_not_split(tree: Tree) -> Mistakes:
         return
     for loader in tree.torch_calls("DataLoader"):
         made = _made_stream(tree, argument_at(loader, 0, "dataset"))
-        if made is None or has_stars(loader) or keyword(loader, "worker_init_fn") or not is_for_training(tree, loader):
+        stream = tree.class_made(made)
+        if made is None or stream is None or has_stars(loader) or keyword(loader, "worker_init_fn"):
             continue
-        stream = tree.classes[spelled(made.func)]
         code = [part for place in reached_from(tree, stream) for part in tree.walk(place)]
         names = " ".join(spelled(part) for part in code)
-        if _draws(tree, code) or not _is_of_alike(tree, code) or _is_read_by_rank(tree, loader):
+        is_unknown = _draws(tree, code) or not _is_of_alike(tree, code) or _is_read_by_rank(tree, loader)
+        if is_unknown or not is_for_training(tree, loader):
             continue
         count = tree.value(keyword(loader, "num_workers"))
         workers = count if isinstance(count, int) and "worker" not in names and "load_dataset" not in names else 0
@@ -172,21 +173,18 @@ def _made_stream(tree: Tree, dataset: ast.expr | None) -> ast.Call | None:
     if isinstance(dataset, ast.Name) and len(values := tree.bound_to(dataset)) == 1:
         uses = [node for node in tree.nodes[ast.Attribute] if spelled(node.value) == dataset.id]
         dataset = values[0] if not uses else None
-    node = tree.classes.get(spelled(dataset.func)) if isinstance(dataset, ast.Call) else None
-    is_stream = node is not None and set(map(tree.dotted, node.bases)) <= STREAMS and bool(node.bases)
-    return dataset if is_stream and isinstance(dataset, ast.Call) else None
-
-
-STREAMS = {"torch.utils.data.IterableDataset", "torch.utils.data.dataset.IterableDataset"}
+    bases = set(map(tree.dotted, node.bases)) if (node := tree.class_made(dataset)) else set()
+    return dataset if bases and bases <= STREAMS and isinstance(dataset, ast.Call) else None
 
 
 def _draws(tree: Tree, code: list[ast.AST]) -> bool:
     """Whether a stream draws at random, other than from a generator of its own with a seed."""
     own = {"Generator", "default_rng", "Random", "RandomState"}
-    made = [part for part in code if isinstance(part, ast.Call) and last_part(spelled(part.func)) in own]
-    is_seeded = bool(made) and all(call.args or tree.dotted(call.func) == "torch.Generator" for call in made)
-    draws = [part for part in code if isinstance(part, ast.Call) and DRAWN.search(ast.unparse(part.func))]
-    return any(not is_seeded or tree.dotted(call.func).startswith(("random.", "numpy.random.")) for call in draws)
+    calls = [part for part in code if isinstance(part, ast.Call)]
+    made = [call for call in calls if last_part(tree.called(call)) in own]
+    is_seeded = bool(made) and all(call.args or tree.called(call) == "torch.Generator" for call in made)
+    draws = [call for call in calls if DRAWN.search(ast.unparse(call.func))]
+    return any(not is_seeded or tree.called(call).startswith(("random.", "numpy.random.")) for call in draws)
 
 
 def _is_of_alike(tree: Tree, code: list[ast.AST]) -> bool:
@@ -211,49 +209,23 @@ def _is_read_by_rank(tree: Tree, loader: ast.Call) -> bool:
     """Whether the loops over a loader skip what is for other ranks."""
     names = set(tree.targets_of(loader))
     loops = [loop for loop in tree.nodes[ast.For] if names & set(map(spelled, tree.walk(loop.iter)))]
-    tests = [node.test for node in tree.nodes[ast.If] if any(tree.is_in(node, loop) for loop in loops)]
+    tests = [node.test for node in tree.nodes[ast.If] if tree.is_in(node, *loops)]
     counts = [part for test in tests for part in tree.walk(test) if isinstance(part, ast.BinOp)]
     parts = [part for loop in loops for part in tree.walk(loop.iter)]
     return any(names_rank(tree, count) for count in counts) or any(is_rank(tree, part) for part in parts)
 
 
 @rule(
-    "LK080 divided-twice",
+    "LK025 stream-without-length",
     "wrong",
-    why="The script gives each rank its part of the data, and a DistributedSampler divides this part among the ranks "
-    "once more: of every part, only one sample in world_size is trained on.",
-    fix="Leave the division to one of the two.",
-    misses="parts that are cut in another file.",
+    why="labkit's scripts divide an epoch by the data's length and read samples by index: an IterableDataset "
+    "has neither, so they fail at the start (has no len()), or at the first evaluation.",
+    fix='Add the extra: Script.load(…, "streaming"), and return Stream(dataset, epoch_samples) as training data. Test '
+    "data are read by index: keep them in a list or a TensorDataset.",
+    misses="streams of libraries, such as Hugging Face's.",
 )
-def divided_twice(tree: Tree) -> Mistakes:
-    for sampler in tree.torch_calls("DistributedSampler"):
-        dataset = argument_at(sampler, 0, "dataset")
-        replicas = argument_at(sampler, 1, "num_replicas")
-        is_all = replicas is None or bool(WORLD.search(ast.unparse(replicas)))
-        if dataset is not None and is_all and _is_cut(tree, dataset):
-            yield sampler, "this divides a part of the data, which is already the rank's own"
-
-
-WORLD = re.compile(r"world|num_replicas|n_ranks")
-
-
-def _is_cut(tree: Tree, dataset: ast.expr) -> bool:
-    """Whether a data set is this rank's part: `data[rank::world]`, or of a class that takes every n-th sample."""
-    for part in behind(tree, dataset):
-        if isinstance(part, ast.Slice | ast.Call) and _takes_every_nth(tree, part):
-            return True
-        made = tree.classes.get(spelled(part.func)) if isinstance(part, ast.Call) else None
-        if made and isinstance(part, ast.Call) and any(is_rank(tree, value) for value in part.args):
-            return any(_takes_every_nth(tree, inner) for inner in tree.walk(made))
-    return False
-
-
-def _takes_every_nth(tree: Tree, part: ast.AST) -> bool:
-    """`[rank::world]` or `range(rank, n, world)`."""
-    if isinstance(part, ast.Call) and spelled(part.func) == "range" and len(part.args) == 3:
-        start, step = part.args[0], part.args[2]
-    elif isinstance(part, ast.Slice) and part.lower and part.step:
-        start, step = part.lower, part.step
-    else:
-        return False
-    return is_rank(tree, start) and bool(WORLD.search(ast.unparse(step)))
+def stream_without_length(tree: Tree) -> Mistakes:
+    if {"load_datasets", "loader_of"} <= tree.functions.keys() and not tree.calls_to("Stream"):
+        for each in tree.nodes[ast.ClassDef]:
+            if each.name != "Stream" and STREAMS & set(map(tree.dotted, each.bases)):
+                yield each, f"{each.name} is an IterableDataset without a Stream around it"

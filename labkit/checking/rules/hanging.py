@@ -6,14 +6,21 @@ import ast
 import re
 
 from labkit.checking.rules import Mistakes, rule
-from labkit.checking.syntax.calls import all_arguments, argument_at, keyword
 from labkit.checking.syntax.collectives import collective
-from labkit.checking.syntax.functions import arguments_of, callee
-from labkit.checking.syntax.models import behind
-from labkit.checking.syntax.nodes import Function, last_part, parameters_of, position, spelled
-from labkit.checking.syntax.ranks import Guard, guards, needs_all
+from labkit.checking.syntax.flow import arguments_of, behind, callee
+from labkit.checking.syntax.models import backwards, calls_behind
+from labkit.checking.syntax.nodes import (
+    Function,
+    all_arguments,
+    argument_at,
+    is_method_call,
+    keyword,
+    parameters_of,
+    position,
+    spelled,
+)
+from labkit.checking.syntax.ranks import Guard, depends_on_rank, guards, needs_all
 from labkit.checking.syntax.tree import Tree, kept
-from labkit.checking.syntax.ways import is_rank
 
 EVALUATES = re.compile(r"^(run_)?(do_)?(eval|evaluate|evaluation|validate|validation|test|inference)(_\w+)?$")
 FORWARD = ("forward", "generate")
@@ -26,18 +33,14 @@ FORWARD = ("forward", "generate")
     "wait until the process group's timeout (by default 10 minutes with NCCL, 30 with gloo), and the run fails.",
     fix="Call it on every rank, and keep only what follows (printing, writing) under the condition.",
     misses="conditions that depend on the rank without naming it, loops of different length per rank, collectives of a "
-    "subgroup (group=…), and imported functions.",
+    "subgroup (group=…), imported functions, and backward passes in other functions than the model's call.",
 )
 def rank_0_collective(tree: Tree) -> Mistakes:
     for call, around in _parted_calls(tree):
-        function = callee(tree, call)
-        if name := collective(tree, call):
-            needed, by = [(name, call.lineno)], ""
-        else:
-            needed, by = list(needs_all(tree, function)) if function else [], ast.unparse(call.func)
-        for name, line in needed:
+        for name, line in _joined(tree, call):
             if not _answered(tree, call, name, around):
-                what = f"`{by}` calls `{name}` ({tree.location(line)}), which" if by else f"`{name}`"
+                calls = f"`{ast.unparse(call.func)}` calls `{name}` ({tree.location(line)}), which"
+                what = calls if line != call.lineno else f"`{name}`"
                 yield call, f"{what} needs all ranks, but {_who(around)} get here ({tree.location(around[0].line)})"
                 break
     for node in tree.nodes[ast.Attribute] if tree.is_managed else ():
@@ -49,12 +52,33 @@ def rank_0_collective(tree: Tree) -> Mistakes:
             yield call, "each rank makes another group, but all of them must make the same ones in the same order"
 
 
+def _needed(tree: Tree, call: ast.Call) -> list[tuple[str, int]]:
+    """The collectives, with their lines, that a call makes, itself or in functions of this script."""
+    function = callee(tree, call)
+    own = collective(tree, call)
+    return [(own, call.lineno)] if own else list(needs_all(tree, function)) if function else []
+
+
+def _joined(tree: Tree, call: ast.Call) -> list[tuple[str, int]]:
+    """Those collectives, or a backward pass in which the ranks average gradients."""
+    return [("backward", call.lineno)] if call in _averaging(tree) else _needed(tree, call)
+
+
+@kept
+def _averaging(tree: Tree) -> set[ast.Call]:
+    """The backward passes of wrapped models, in which the ranks average gradients."""
+    if tree.words & {"no_sync", "set_requires_gradient_sync", "require_backward_grad_sync", "process_group"}:
+        return set()
+    passes = ((call, calls_behind(tree, loss, tree.function_of(call))) for call, loss in backwards(tree))
+    return {call for call, behind in passes if any(tree.wrapping(each.func) for each in behind)}
+
+
 @kept
 def _parted_calls(tree: Tree) -> list[tuple[ast.Call, list[Guard]]]:
     """The calls in which ranks may meet and that not all of them make, with the guards around them: not those of ranks
     that have joined a process group of their own there."""
     joins = [(position(join), guards(tree, join)) for join in tree.torch_calls("init_process_group")]
-    meeting = [c for c in tree.calls if collective(tree, c) or callee(tree, c) or _evaluated(tree, c)]
+    meeting = [c for c in tree.calls if _joined(tree, c) or _evaluated(tree, c)]
     parted = [(call, around) for call in meeting if (around := guards(tree, call))]
     return [
         (call, around)
@@ -65,12 +89,12 @@ def _parted_calls(tree: Tree) -> list[tuple[ast.Call, list[Guard]]]:
 
 def _is_of_this_rank(tree: Tree, ranks: ast.expr) -> bool:
     """Whether a list of ranks is computed from the rank, which is not one that a loop counts."""
-    targets = [loop.target for loop in tree.nodes[ast.For]] + [loop.target for loop in tree.nodes[ast.comprehension]]
-    names = tree.names_in(*targets)
     if isinstance(ranks, ast.List) and len(ranks.elts) == 1:
         return False  # groups of one rank need no other
-    parts = list(behind(tree, ranks))
-    return any(is_rank(tree, part) for part in parts) and not names & {p.id for p in parts if isinstance(p, ast.Name)}
+    loops: list[ast.For | ast.comprehension] = [*tree.nodes[ast.For], *tree.nodes[ast.comprehension]]
+    counted = tree.names_in(*(loop.target for loop in loops))
+    names = {part.id for part in behind(tree, ranks) if isinstance(part, ast.Name)}
+    return depends_on_rank(tree, ranks) and not names & counted
 
 
 def _who(around: list[Guard]) -> str:
@@ -84,22 +108,15 @@ def _answered(tree: Tree, call: ast.Call, name: str, around: list[Guard]) -> boo
     so in what they serve, where the call is of a loop without an end."""
     place, loops = _place(tree, call), tree.loops_of(call)
     for other in tree.calls:
-        if other is call or _place(tree, other) is not place:
-            continue
-        function = callee(tree, other)
-        if collective(tree, other) != name and (function is None or name not in dict(needs_all(tree, function))):
+        if other is call or _place(tree, other) is not place or name not in dict(_joined(tree, other)):
             continue
         for guard in guards(tree, other):
             same = guard.names == around[0].names and tree.loops_of(other) == loops
             if guard.ranks != around[0].ranks and (same or guard.line == around[0].line):
                 return True
-    return _is_endless(tree, callee(tree, call)) and any(
-        made == name
-        for functions in tree.functions.values()
-        for function in functions
-        if tree.is_handed_on(function)
-        for made, _ in needs_all(tree, function)
-    )
+    functions = (function for named in tree.functions.values() for function in named)
+    served = (needs_all(tree, function) for function in functions if tree.is_handed_on(function))
+    return _is_endless(tree, callee(tree, call)) and any(name in dict(needed) for needed in served)
 
 
 def _is_endless(tree: Tree, function: Function | None) -> bool:
@@ -130,9 +147,7 @@ def collective_in_join(tree: Tree) -> Mistakes:
     for node in tree.nodes[ast.With]:
         if any(_joins(tree, item.context_expr) for item in node.items):
             for call in (call for part in node.body for call in tree.calls_in(part)):
-                function = callee(tree, call)
-                inner = next(needs_all(tree, function), ("", 0))[0] if function else ""
-                if name := collective(tree, call) or inner:
+                for name, _ in _needed(tree, call)[:1]:
                     yield call, f"`{name}` is not answered by the ranks that have joined"
 
 
@@ -140,9 +155,9 @@ def _joins(tree: Tree, context: ast.expr) -> bool:
     """`Join([model])`, or `model.join()` of a DDP model."""
     if not isinstance(context, ast.Call) or tree.is_true(keyword(context, "throw_on_early_termination")):
         return False
-    if isinstance(context.func, ast.Attribute) and context.func.attr == "join":
+    if is_method_call(context, "join"):
         return "ddp" in tree.wrapping(context.func.value)
-    return tree.names_of_calls[context].startswith("torch.") and tree.names_of_calls[context].endswith(".Join")
+    return tree.called(context).startswith("torch.") and tree.called(context).endswith(".Join")
 
 
 @rule(
@@ -167,15 +182,13 @@ def rank_0_evaluation(tree: Tree) -> Mistakes:
 
 def _evaluated(tree: Tree, call: ast.Call) -> frozenset[str]:
     """The strategies of the wrapped models whose forward pass a call runs."""
-    func = call.func
-    forward = func.value if isinstance(func, ast.Attribute) and func.attr in FORWARD else func
+    forward = call.func.value if is_method_call(call, *FORWARD) else call.func
     if strategies := tree.wrapping(forward):
         return strategies
     passed = {s for a in all_arguments(call) for s in tree.wrapping(a)}
     function = callee(tree, call)
     if function is None:
-        name = last_part(spelled(func))
-        return frozenset(passed) if isinstance(func, ast.Name) and EVALUATES.match(name) else frozenset()
+        return frozenset(passed) if EVALUATES.match(spelled(call.func)) else frozenset()
     return frozenset(passed) if _runs_a_parameter(tree, function, call) else _runs_a_global(tree, function)
 
 

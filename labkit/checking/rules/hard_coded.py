@@ -3,21 +3,14 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
 
 from labkit.checking.rules import Mistakes, rule
-from labkit.checking.syntax.calls import argument_at, keyword
-from labkit.checking.syntax.nodes import Placed, last_part, spelled
+from labkit.checking.syntax.nodes import Placed, argument_at, is_method_call, keyword, last_part, spelled
 from labkit.checking.syntax.ranks import may_depend_on_rank
 from labkit.checking.syntax.tree import Tree
 from labkit.checking.syntax.ways import is_rank
 
-SETS_DEVICE = (
-    "torch.device",
-    "torch.set_default_device",
-    "torch.cuda.set_device",
-    "torch.accelerator.set_device_index",
-)
+DEVICES = ("torch.device", "torch.set_default_device", "torch.cuda.set_device", "torch.accelerator.set_device_index")
 CUDA_0 = ("cuda:0", "xpu:0")
 
 
@@ -35,7 +28,7 @@ def hard_coded_world_size(tree: Tree) -> Mistakes:
     sizes: list[tuple[ast.expr | None, Placed]] = []
     sizes += [(keyword(c, "world_size"), c) for c in tree.torch_calls("init_process_group")]
     sizes += [(argument_at(c, 2, "nprocs"), c) for c in tree.torch_calls("spawn")]
-    sizes += [(value, node) for key, value, node in _environment(tree) if key == "WORLD_SIZE"]
+    sizes += _stored(tree, "WORLD_SIZE")
     seen = set()
     for value, node in sizes:
         ranks = _literal(tree, value)
@@ -54,9 +47,8 @@ def hard_coded_world_size(tree: Tree) -> Mistakes:
     misses="a port from a file or an option's default.",
 )
 def hard_coded_port(tree: Tree) -> Mistakes:
-    ports = [value for key, value, node in _environment(tree) if key == "MASTER_PORT" and not tree.branches_of(node)]
     seen = set()
-    for value in ports:
+    for value, _ in _stored(tree, "MASTER_PORT"):
         port = _literal(tree, value)
         if port and port not in seen and str(port.value).strip().isdigit() and port.value not in (0, "0"):
             seen.add(port)
@@ -76,14 +68,10 @@ def _literal(tree: Tree, node: ast.expr | None) -> ast.Constant | None:
     return None
 
 
-def _environment(tree: Tree) -> Iterator[tuple[str, ast.expr, ast.stmt]]:
-    """`os.environ["MASTER_PORT"] = "12355"`."""
-    for node in tree.nodes[ast.Assign]:
-        for target in node.targets:
-            if not isinstance(target, ast.Subscript) or not isinstance(target.slice, ast.Constant):
-                continue
-            if tree.dotted(target.value) == "os.environ":
-                yield str(target.slice.value), node.value, node
+def _stored(tree: Tree, *names: str) -> list[tuple[ast.expr, ast.stmt]]:
+    """The value and the statement of each `os.environ["MASTER_PORT"] = "12355"`, unless under a condition."""
+    stores = [tree.parents[node] for name, node in tree.environment if name in names]
+    return [(node.value, node) for node in stores if isinstance(node, ast.Assign) and not tree.branches_of(node)]
 
 
 @rule(
@@ -102,23 +90,23 @@ def device_zero(tree: Tree) -> Mistakes:
         place = _zero(tree, _place_given(tree, call))
         if place is None or place in seen or tree.branches_of(call) or may_depend_on_rank(tree, call):
             continue
-        if not any(isinstance(a, ast.Compare) for a in tree.ancestors(call)):
+        if not any(tree.enclosing(call, ast.Compare)):
             seen.add(place)
             yield place, "every rank uses device 0"
-    for key, value, node in _environment(tree):
-        if key == "CUDA_VISIBLE_DEVICES" and getattr(value, "value", "") == "0" and not tree.branches_of(node):
+    for value, node in _stored(tree, "CUDA_VISIBLE_DEVICES"):
+        if tree.value(value) == "0":
             yield node, "every rank sees GPU 0 only"
 
 
 def _place_given(tree: Tree, call: ast.Call) -> ast.expr | None:
     """The device that is passed to a call."""
-    name = tree.names_of_calls[call]
+    name = tree.called(call)
     first = next(iter(call.args), None)
-    if name in SETS_DEVICE:
+    if name in DEVICES:
         if name == "torch.device" and len(call.args) > 1 and isinstance(call.args[1], ast.Constant):
             return call.args[1] if getattr(first, "value", "") in ("cuda", "xpu") else None
         return keyword(call, "device") or first
-    if isinstance(call.func, ast.Attribute) and call.func.attr in ("to", "cuda"):
+    if is_method_call(call, "to", "cuda"):
         return keyword(call, "device") or first
     if name == "torch.load":
         return argument_at(call, 1, "map_location")
@@ -179,7 +167,7 @@ def device_id_int(tree: Tree) -> Mistakes:
 
 
 def _is_number(tree: Tree, node: ast.expr) -> bool:
-    values = tree.values_of(node.id, node) if isinstance(node, ast.Name) else []
+    values = tree.values(node) if isinstance(node, ast.Name) else []
     if any("device" in ast.unparse(value) and "count" not in ast.unparse(value) for value in values):
         return False
     if isinstance(node, ast.BinOp):

@@ -7,17 +7,23 @@ import re
 from collections.abc import Iterator
 
 from labkit.checking.rules import Mistakes, rule
-from labkit.checking.syntax.calls import argument_at, has_stars, is_method_call, keyword
-from labkit.checking.syntax.models import behind
-from labkit.checking.syntax.nodes import Placed, last_part, position, spelled
+from labkit.checking.syntax.models import TOKEN_MODEL
+from labkit.checking.syntax.nodes import (
+    Placed,
+    argument_at,
+    entries,
+    is_method_call,
+    keyword,
+    last_part,
+    owner_of,
+    spelled,
+)
 from labkit.checking.syntax.tree import Tree
 
 SPREADS = ("auto", "balanced", "balanced_low_0", "sequential")
 ALTERNATIVES = re.compile(
     r"distributed|initialized|world_size|ddp|fsdp|rank|multi|num_gpus|n_gpu|device", re.IGNORECASE
 )
-TOKEN_MODEL = re.compile(r"For(CausalLM|Seq2SeqLM|ConditionalGeneration)$|LMHeadModel$")
-ACCUMULATES = re.compile(r"accum|micro_?(batches|steps)", re.IGNORECASE)
 
 
 @rule(
@@ -42,15 +48,8 @@ def device_map_under_torchrun(tree: Tree) -> Mistakes:
 
 def _needs_torchrun(tree: Tree) -> bool:
     """`os.environ["LOCAL_RANK"]`, which fails without torchrun."""
-    return any(
-        tree.dotted(node.value) in ("os.environ", "environ")
-        and isinstance(node.slice, ast.Constant)
-        and node.slice.value == "LOCAL_RANK"
-        and isinstance(node.ctx, ast.Load)
-        and not tree.branches_of(node)
-        and not isinstance(tree.parents[node], ast.IfExp)
-        for node in tree.nodes[ast.Subscript]
-    )
+    reads = [node for name, node in tree.environment if name == "LOCAL_RANK" and isinstance(node.ctx, ast.Load)]
+    return any(not tree.branches_of(node) and not isinstance(tree.parents[node], ast.IfExp) for node in reads)
 
 
 @rule(
@@ -66,7 +65,7 @@ def four_bit_under_fully_shard(tree: Tree) -> Mistakes:
     if "fsdp2" not in tree.strategies or tree.words & {"ignored_params"} or "ddp" in tree.strategies:
         return
     for call in tree.calls:
-        name = last_part(tree.names_of_calls[call])
+        name = last_part(tree.called(call))
         if tree.is_true(keyword(call, "load_in_4bit")) or name in ("Params4bit", "Linear4bit"):
             yield call, "fully_shard does not support 4-bit weights"
 
@@ -106,74 +105,6 @@ def _is_sliced(tree: Tree, node: ast.expr, by: str) -> bool:
 
 
 @rule(
-    "LK019 mean-loss-accumulated",
-    "wrong",
-    why="The loss is a mean over the tokens of a micro-batch. With different lengths, averaging these means weights a "
-    "token of a short micro-batch more than one of a long one.",
-    fix="Sum the loss over tokens (reduction='sum') and divide by the number of predicted tokens of the whole step; in "
-    "transformers, model(**batch, num_items_in_batch=n). On several ranks, count the tokens of all of them.",
-    misses="lengths that differ without a sign of it in the script; losses computed in another function.",
-)
-def mean_loss_accumulated(tree: Tree) -> Mistakes:
-    if tree.is_managed or "num_items_in_batch" in tree.words or "sum" in tree.strings or not _lengths_differ(tree):
-        return
-    for backward in tree.method_calls("backward"):
-        for division in _accumulated(tree, backward) if tree.loops_of(backward) else ():
-            loss = division.left if isinstance(division, ast.BinOp) else division.target
-            if _is_mean_over_tokens(tree, loss):
-                yield division, "micro-batches of different lengths get the same weight"
-                break
-
-
-def _lengths_differ(tree: Tree) -> bool:
-    if "group_texts" in tree.words:
-        return False
-    if tree.words & {"DataCollatorForSeq2Seq", "ignore_index"}:
-        return True
-    if any(isinstance(n.op, ast.USub) and ast.unparse(n) == "-100" for n in tree.nodes[ast.UnaryOp]):
-        return True
-    padded = tree.words & {"padding", "pad_sequence", "DataCollatorForLanguageModeling", "DataCollatorWithPadding"}
-    fixed = "max_length" in tree.strings  # padding="max_length"
-    return bool(padded) and not fixed and any(TOKEN_MODEL.search(word) for word in tree.words)
-
-
-def _accumulated(tree: Tree, backward: ast.Call) -> Iterator[ast.BinOp | ast.AugAssign]:
-    """`loss / accumulation_steps` in the object of `backward()`, or in an assignment to it in the same loop."""
-    assert isinstance(backward.func, ast.Attribute)
-    for part in tree.walk(backward.func.value):
-        if isinstance(part, ast.BinOp) and _by_steps(part.op, part.right):
-            yield part
-    names = {spelled(part) for part in tree.walk(backward.func.value)} - {""}
-    loop = tree.loops_of(backward)[0]
-    for statement in tree.nodes[ast.AugAssign]:
-        is_in = spelled(statement.target) in names and tree.is_in(statement, loop)
-        if is_in and _by_steps(statement.op, statement.value):
-            yield statement
-    for target, value, node in tree.assigns:
-        if target in names and tree.is_in(node, loop) and position(node) < position(backward):
-            for part in tree.walk(value):
-                if isinstance(part, ast.BinOp) and _by_steps(part.op, part.right):
-                    yield part
-
-
-def _by_steps(op: ast.operator, by: ast.expr) -> bool:
-    return isinstance(op, ast.Div) and bool(ACCUMULATES.search(spelled(by)))
-
-
-def _is_mean_over_tokens(tree: Tree, loss: ast.expr) -> bool:
-    """`model(**batch).loss`, or cross_entropy with its default reduction."""
-    for part in behind(tree, loss):
-        if isinstance(part, ast.Attribute) and part.attr == "loss":
-            made = [part.value] if isinstance(part.value, ast.Call) else tree.values_of(spelled(part.value), part)
-            if any(isinstance(m, ast.Call) and (has_stars(m) or keyword(m, "labels") is not None) for m in made):
-                return any(TOKEN_MODEL.search(word) for word in tree.words)
-        named = tree.names_of_calls.get(part, "") if isinstance(part, ast.Call) else ""
-        if isinstance(part, ast.Call) and named == "torch.nn.functional.cross_entropy":
-            return keyword(part, "reduction") is None and keyword(part, "ignore_index") is not None
-    return False
-
-
-@rule(
     "LK020 frozen-base-in-checkpoints",
     "slow",
     why="The state_dict of a peft model contains the frozen base. Saved in a loop, each checkpoint writes gigabytes "
@@ -184,16 +115,12 @@ def _is_mean_over_tokens(tree: Tree, loss: ast.expr) -> bool:
 def frozen_base_in_checkpoints(tree: Tree) -> Mistakes:
     if "get_peft_model_state_dict" in tree.words:
         return
-    adapted = {
-        target
-        for target, value, _ in tree.assigns
-        if isinstance(value, ast.Call) and last_part(spelled(value.func)) == "get_peft_model"
-    }
+    adapted = {target for target, value, _ in tree.assigns if last_part(tree.called(value)) == "get_peft_model"}
     adapted |= {name for wrap in tree.wraps if spelled(wrap.source) in adapted for name in wrap.names}
     for call in tree.calls_to("torch.save"):
         values = tree.values(call.args[0]) if call.args and tree.loops_of(call) else []
         saved = [part for value in values for part in (value.values if isinstance(value, ast.Dict) else [value])]
-        states = [spelled(part.func.value) for part in saved if is_method_call(part, "state_dict")]
+        states = [owner_of(part) for part in saved if is_method_call(part, "state_dict")]
         if any(name.removesuffix(".module") in adapted for name in states):
             yield call, "the frozen base is written with every checkpoint"
 
@@ -218,11 +145,10 @@ def reentrant_checkpointing_under_ddp(tree: Tree) -> Mistakes:
 
 def _reentrant(tree: Tree) -> Iterator[Placed]:
     for call in tree.calls:
-        name = tree.names_of_calls[call]
+        name = tree.called(call)
         if name == "torch.utils.checkpoint.checkpoint" and tree.is_true(keyword(call, "use_reentrant")):
             yield call
         options = keyword(call, "gradient_checkpointing_kwargs") or keyword(call, "activation_checkpointing_kwargs")
-        if isinstance(options, ast.Dict):
-            for key, value in zip(options.keys, options.values, strict=True):
-                if isinstance(key, ast.Constant) and key.value == "use_reentrant" and tree.is_true(value):
-                    yield call
+        for key, value in entries(options) if isinstance(options, ast.Dict) else ():
+            if tree.value(key) == "use_reentrant" and tree.is_true(value):
+                yield call

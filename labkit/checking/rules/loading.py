@@ -8,10 +8,20 @@ from collections.abc import Iterator
 
 from labkit.checking.rules import Mistakes, rule
 from labkit.checking.rules.saving import saves
-from labkit.checking.syntax.calls import argument_at, has_stars, is_method_call, keyword
-from labkit.checking.syntax.functions import arguments_of, callee, calls_of, follows
-from labkit.checking.syntax.models import backwards, behind
-from labkit.checking.syntax.nodes import Function, last_part, position, spelled
+from labkit.checking.syntax.flow import arguments_of, behind, callee, calls_of, follows
+from labkit.checking.syntax.models import backwards, module_made
+from labkit.checking.syntax.nodes import (
+    Function,
+    argument_at,
+    entries,
+    has_stars,
+    is_method_call,
+    keyword,
+    last_part,
+    owner_of,
+    position,
+    spelled,
+)
 from labkit.checking.syntax.ranks import guards
 from labkit.checking.syntax.tree import Tree
 
@@ -38,11 +48,7 @@ def load_without_map_location(tree: Tree) -> Mistakes:
 
 
 def _is_state(tree: Tree, load: ast.Call) -> bool:
-    return any(
-        any(part is load for part in behind(tree, argument))
-        for call in tree.method_calls("load_state_dict")
-        for argument in call.args[:1]
-    )
+    return any(call.args and load in behind(tree, call.args[0]) for call in tree.method_calls("load_state_dict"))
 
 
 @rule(
@@ -98,7 +104,7 @@ def unmatched_keys(tree: Tree) -> Mistakes:
     saved = {(path, key): wraps for path, key, wraps in _saved(tree)}
     for call in tree.method_calls("load_state_dict"):
         place = _loaded(tree, call.args[0]) if call.args else None
-        if place not in saved or any(isinstance(a, ast.Try) for a in tree.ancestors(call)) or _is_looked_at(tree, call):
+        if place not in saved or any(tree.enclosing(call, ast.Try)) or _is_looked_at(tree, call):
             continue
         written, read = saved[place], _wrapping_at(tree, call.func.value)
         if written is not None and read is not None and written != read:
@@ -119,13 +125,10 @@ def _saved(tree: Tree) -> Iterator[tuple[str, str, str | None]]:
             continue
         values = tree.bound_to(call.args[0]) if isinstance(call.args[0], ast.Name) else [call.args[0]]
         for value in values if len(values) == 1 else ():
-            entries = [("", value)]
-            if isinstance(value, ast.Dict):
-                entries = [(str(tree.value(k)), v) for k, v in zip(value.keys, value.values, strict=True) if k]
-            for key, state in entries:
-                method = state.func if isinstance(state, ast.Call) and not state.args else None
-                if isinstance(method, ast.Attribute) and method.attr == "state_dict":
-                    yield _place(tree, path), key, _wrapping_at(tree, method.value)
+            named = entries(value) if isinstance(value, ast.Dict) else [(ast.Constant(""), value)]
+            for key, state in named:
+                if is_method_call(state, "state_dict") and not state.args:
+                    yield _place(tree, path), str(tree.value(key)), _wrapping_at(tree, state.func.value)
 
 
 def _loaded(tree: Tree, state: ast.expr, depth: int = 4) -> tuple[str, str] | None:
@@ -144,7 +147,7 @@ def _loaded(tree: Tree, state: ast.expr, depth: int = 4) -> tuple[str, str] | No
         keeps = isinstance(state.key, ast.Name) and isinstance(state.generators[0].target, ast.Tuple)
         if keeps and is_method_call(source):
             return _loaded(tree, source.func.value, depth - 1) if source.func.attr == "items" else None
-    if isinstance(state, ast.Call) and tree.names_of_calls.get(state) == "torch.load" and state.args:
+    if isinstance(state, ast.Call) and tree.called(state) == "torch.load" and state.args:
         return _place(tree, state.args[0]), ""
     return None
 
@@ -169,11 +172,9 @@ def _place(tree: Tree, path: ast.expr, depth: int = 3) -> str:
 def _is_looked_at(tree: Tree, call: ast.Call) -> bool:
     """Whether the script tests what could not be loaded."""
     names = set(tree.targets_of(call))
-    read = {spelled(n.value) for n in tree.nodes[ast.Attribute] if n.attr == "missing_keys"}
     tests = [part for node in tree.nodes[ast.If] for part in tree.walk(node.test)]
-    return any(spelled(part) in names or getattr(part, "attr", "") == "missing_keys" for part in tests) and bool(
-        names & read or names
-    )
+    is_tested = any(spelled(part) in names or getattr(part, "attr", "") == "missing_keys" for part in tests)
+    return is_tested and bool(names)
 
 
 def _wrapping_at(tree: Tree, model: ast.expr) -> str | None:
@@ -191,12 +192,11 @@ def _wrapping_at(tree: Tree, model: ast.expr) -> str | None:
         return None
     if any(wrap.call is made for wrap in tree.wraps):
         return "ddp" if tree.strategies == {"ddp"} else None
-    if tree.names_of_calls[made] == "torch.compile":
+    if tree.called(made) == "torch.compile":
         return "compiled"
-    name = tree.names_of_calls[made]
     function = callee(tree, made)
     is_bare = function is not None and not any(tree.is_in(wrap.call, function) for wrap in tree.wraps)
-    return "" if name in tree.classes or name.startswith("torch.nn.") or is_bare else None
+    return "" if is_bare or module_made(tree, made) else None
 
 
 @rule(
@@ -215,13 +215,11 @@ def loaded_on_one_rank(tree: Tree) -> Mistakes:
         around = guards(tree, call)
         if not around or around[0].ranks != "first" or not _is_trained_on(tree, call):
             continue
-        name = spelled(call.func.value)
-        same = [other for other in tree.method_calls("load_state_dict") if spelled(other.func.value) == name]
+        name = owner_of(call)
+        same = [other for other in tree.method_calls("load_state_dict") if owner_of(other) == name]
         if sum(guards(tree, other)[:1] == around[:1] for other in same) > 1:
             continue  # swapped, and put back
-        wraps = [
-            wrap for wrap in tree.wraps_of("ddp") if name.removesuffix(".module") in {*wrap.names, spelled(wrap.source)}
-        ]
+        wraps = [wrap for wrap in tree.wraps_of("ddp") if name.removesuffix(".module") in wrap.all_names]
         is_late = bool(wraps) and all(follows(tree, call, wrap.call) for wrap in wraps)
         is_sharded = any(spelled(wrap.source) == name and wrap.strategy == "fsdp2" for wrap in tree.wraps)
         if is_late or is_sharded or "opt" in last_part(name).lower():

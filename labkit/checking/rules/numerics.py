@@ -7,18 +7,23 @@ import re
 from collections.abc import Iterator
 
 from labkit.checking.rules import Mistakes, rule
-from labkit.checking.rules.sampling import TEST
-from labkit.checking.syntax.calls import argument_at, has_stars, is_method_call, keyword
-from labkit.checking.syntax.models import averages_by_hand, backwards, counts_micro_batches, is_counted, steps_in
-from labkit.checking.syntax.nodes import Placed, position, spelled
+from labkit.checking.rules.sampling import is_for_tests
+from labkit.checking.syntax.flow import surely_before
+from labkit.checking.syntax.models import backwards, loss_divisions
+from labkit.checking.syntax.nodes import (
+    argument_at,
+    has_stars,
+    is_method_call,
+    keyword,
+    method_of,
+    position,
+    spelled,
+)
 from labkit.checking.syntax.tree import Tree
 
 ALONE = {"NO_SHARD", "process_group"}  # with these, a rank may have all of the model
 SMALL_BATCH = 16  # samples per rank below which BatchNorm's statistics are commonly considered too noisy
-MICRO_BATCHES = re.compile(r"accum|micro|grad_steps", re.IGNORECASE)
-WORLD_SIZE = re.compile(r"(^|_)(world_size|num_replicas|nranks|num_ranks)$", re.IGNORECASE)
-
-
+WORLD_SIZE = re.compile(r"(^|[._])(world_size|num_replicas|nranks|num_ranks)$", re.IGNORECASE)
 LOSS = re.compile(r"torch\.nn\.functional\.(\w+_loss|\w+_entropy\w*|kl_div)$")
 LOOP = ast.For | ast.AsyncFor | ast.While | ast.comprehension
 ASSIGNMENT = ast.Assign | ast.AnnAssign | ast.AugAssign
@@ -35,30 +40,34 @@ ASSIGNMENT = ast.Assign | ast.AnnAssign | ast.AugAssign
 )
 def mean_in_loss_of(tree: Tree) -> Mistakes:
     functions = {node.name: node for node in tree.nodes[ast.FunctionDef]}
-    for assignment in tree.nodes[ast.Assign]:  # with_cells(loss_of=mine) appends `loss_of = mine`
-        if [spelled(target) for target in assignment.targets] == ["loss_of"] and spelled(assignment.value) in functions:
-            functions["loss_of"] = functions[spelled(assignment.value)]
+    for target, value, _ in tree.assigns:  # with_cells(loss_of=mine) appends `loss_of = mine`
+        if target == "loss_of" and spelled(value) in functions:
+            functions["loss_of"] = functions[spelled(value)]
     for function in [functions["loss_of"]] if {"loss_of", "count_of"} <= functions.keys() else []:
-        for call in (call for call in tree.calls if tree.function_of(call) is function):
-            if _is_mean(tree, call) and not _is_of_one_item(tree, call) and not _is_rescaled(tree, call, function):
+        for call in tree.calls_in(function):
+            if tree.function_of(call) is not function or not _is_mean(tree, call):
+                continue
+            if not _is_of_one_item(tree, call) and not _is_rescaled(tree, call, function):
                 yield call, "a mean, which the script divides by count_of again"
 
 
 def _is_mean(tree: Tree, call: ast.Call) -> bool:
-    if getattr(call.func, "attr", "") == "mean":
+    if method_of(call) == "mean":
         return _is_returned(tree, call)
     reduction = keyword(call, "reduction")
-    if not LOSS.match(tree.names_of_calls[call]) or has_stars(call):
+    if not LOSS.match(tree.called(call)) or has_stars(call):
         return False
     return reduction is None or tree.value(reduction) == "mean"
 
 
 def _is_returned(tree: Tree, mean: ast.Call) -> bool:
     """Whether the mean is returned or a term of what is returned, perhaps by way of variables."""
-    reads = [name for name in tree.nodes[ast.Name] if isinstance(name.ctx, ast.Load)]
+    function = tree.function_of(mean)
+    names = (name for name in tree.nodes_in(function, ast.Name) if tree.function_of(name) is function)
+    reads = [name for name in names if isinstance(name.ctx, ast.Load)]
     means = set[str]()
     for node in sorted((mean, *reads), key=position):
-        if node is mean or (spelled(node) in means and tree.function_of(node) is tree.function_of(mean)):
+        if node is mean or spelled(node) in means:
             term = ast.BinOp | ast.UnaryOp | ast.IfExp
             around = next(parent for parent in tree.ancestors(node) if not isinstance(parent, term))
             if isinstance(around, ast.Return):
@@ -115,7 +124,7 @@ def clip_scaled_gradients(tree: Tree) -> Mistakes:
     if not scaled or tree.is_managed or tree.words & {"unscale_", "get_scale"}:
         return
     for call in _clips(tree):
-        if any(tree.surely_before(scale, call) for scale in scaled):
+        if any(surely_before(tree, scale, call) for scale in scaled):
             yield call, "these gradients are clipped while they are multiplied by the loss scale"
 
 
@@ -138,9 +147,9 @@ def clip_of_shards(tree: Tree) -> Mistakes:
         return
     for call in _clips(tree):
         parameters = argument_at(call, 0, "parameters")
-        if not tree.names_of_calls[call].endswith("clip_grad_norm_") or not isinstance(parameters, ast.Call):
+        if not tree.called(call).endswith("clip_grad_norm_") or not is_method_call(parameters):
             continue
-        if isinstance(parameters.func, ast.Attribute) and tree.wrapping(parameters.func.value) == {"fsdp1"}:
+        if tree.wrapping(parameters.func.value) == {"fsdp1"}:
             yield call, "each rank clips by the norm of its own shard"
     for call in tree.method_calls("clip_grad_norm_"):
         if tree.wrapping(call.func.value) == {"fsdp2"}:
@@ -161,9 +170,10 @@ def averaged_twice(tree: Tree) -> Mistakes:
         return
     if "sum" in tree.strings:
         return  # a sum over samples needs a divisor
-    for backward in tree.method_calls("backward"):
-        for node in _divisions(tree, backward.func.value, backward):
-            yield node, "the loss is divided by the number of ranks, but the gradients are averaged as well"
+    for backward, loss in backwards(tree):
+        for place, _ in loss_divisions(tree, backward, loss, WORLD_SIZE):
+            if set(tree.branches_of(place)) <= set(tree.branches_of(backward)):
+                yield place, "the loss is divided by the number of ranks, but the gradients are averaged as well"
     bypassed = any(tree.wrapping(call.func.value) == {"ddp"} for call in tree.method_calls("module"))
     for call in tree.torch_calls("all_reduce") if not bypassed else ():
         gradient = spelled(call.args[0]) if call.args else ""
@@ -171,30 +181,6 @@ def averaged_twice(tree: Tree) -> Mistakes:
         is_wrapped = any(is_method_call(head) and tree.wrapping(head.func.value) for head in heads)
         if is_wrapped and gradient.removesuffix(".data").endswith(".grad"):
             yield call, "the gradients of a wrapped model are already averaged"
-
-
-def _divisions(tree: Tree, loss: ast.expr, backward: ast.Call) -> Iterator[Placed]:
-    """`loss / world_size` in the object of `backward()`, or in an assignment to it just before."""
-    if isinstance(loss, ast.BinOp) and _by_ranks(tree, loss):
-        yield loss
-    name = spelled(loss)
-    block = tree.parents.get(tree.statement_of(backward) or backward)
-    assigns: list[ast.Assign | ast.AugAssign] = [*tree.nodes[ast.Assign], *tree.nodes[ast.AugAssign]]
-    for node in assigns:
-        targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-        if not name or name not in map(spelled, targets) or position(node) > position(backward):
-            continue
-        value = node.value if isinstance(node, ast.Assign) else node
-        if tree.parents[node] is block and isinstance(value, ast.BinOp | ast.AugAssign) and _by_ranks(tree, value):
-            yield node
-
-
-def _by_ranks(tree: Tree, node: ast.BinOp | ast.AugAssign) -> bool:
-    by = node.right if isinstance(node, ast.BinOp) else node.value
-    if not isinstance(node.op, ast.Div):
-        return False
-    names = (spelled(by.func) if isinstance(by, ast.Call) else spelled(by)).rsplit(".", 1)[-1]
-    return names == "get_world_size" or bool(WORLD_SIZE.search(names))
 
 
 @rule(
@@ -209,8 +195,7 @@ def _by_ranks(tree: Tree, node: ast.BinOp | ast.AugAssign) -> bool:
 def local_batchnorm(tree: Tree) -> Mistakes:
     if not tree.wraps_of("ddp") or tree.words & {"SyncBatchNorm", "convert_sync_batchnorm"}:
         return
-    named = {call: [*tree.targets_of(call), *map(spelled, call.args[:1])] for call in tree.torch_calls("DataLoader")}
-    loaders = [call for call, names in named.items() if not TEST.search(" ".join(names))]
+    loaders = [call for call in tree.torch_calls("DataLoader") if not is_for_tests(tree, call)]
     values = [tree.value(keyword(call, "batch_size")) for call in loaders]
     sizes = [size if isinstance(size, int) else SMALL_BATCH for size in values]
     if not sizes or max(sizes) >= SMALL_BATCH:
@@ -218,40 +203,3 @@ def local_batchnorm(tree: Tree) -> Mistakes:
     for call in tree.torch_calls("BatchNorm1d", "BatchNorm2d", "BatchNorm3d"):
         yield call, f"each rank normalizes with the statistics of only its {max(sizes)} samples"
         return  # report one layer of many
-
-
-@rule(
-    "LK081 accumulation-cleared",
-    "wrong",
-    why="The gradients of the micro-batches of a step are to be added up. Cleared before each of them, those of the "
-    "last one alone are applied, and all others are computed for nothing.",
-    fix="Call zero_grad() once per step: right after optimizer.step().",
-    misses="gradients cleared by another function.",
-)
-def accumulation_cleared(tree: Tree) -> Mistakes:
-    for backward, _ in backwards(tree):
-        loop = tree.loop_of(backward)
-        if loop is None or tree.is_managed or averages_by_hand(tree, loop):
-            continue
-        cleared = [c for c in tree.method_calls("zero_grad", within=loop) if tree.loop_of(c) is loop]
-        always = [c for c in cleared if not tree.branches_of(c, loop)]
-        for step in _steps_of(tree, loop):
-            same = [c for c in always if spelled(c.func.value) == step]
-            if same and len(same) == len([c for c in cleared if spelled(c.func.value) == step]):
-                yield same[0], "this discards the gradients of all micro-batches of a step but the last"
-
-
-def _steps_of(tree: Tree, loop: ast.For | ast.AsyncFor | ast.While) -> set[str]:
-    """The optimizers that step once in several runs of a loop over micro-batches."""
-    around = tree.loops_of(loop)
-    inside = [step for step in steps_in(tree, loop) if is_counted(tree, step, loop) and _divides(tree, loop)]
-    after = steps_in(tree, around[0]) if around and counts_micro_batches(loop) else []
-    after = [step for step in after if tree.loops_of(step)[:1] == around[:1]]
-    return {spelled(step.func.value) for step in (*inside, *after) if isinstance(step.func, ast.Attribute)}
-
-
-def _divides(tree: Tree, loop: ast.AST) -> bool:
-    """Whether a loss is divided by a number of micro-batches in a loop."""
-    places: list[ast.BinOp | ast.AugAssign] = [*tree.nodes[ast.BinOp], *tree.nodes[ast.AugAssign]]
-    divisors = (n.right if isinstance(n, ast.BinOp) else n.value for n in places if isinstance(n.op, ast.Div))
-    return any(MICRO_BATCHES.search(spelled(by)) for by in divisors if tree.is_in(by, loop))

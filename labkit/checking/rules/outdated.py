@@ -7,8 +7,7 @@ import ast
 from collections.abc import Iterator
 
 from labkit.checking.rules import Mistakes, rule
-from labkit.checking.syntax.calls import keyword
-from labkit.checking.syntax.nodes import Placed, last_part
+from labkit.checking.syntax.nodes import Placed, keyword, last_part
 from labkit.checking.syntax.tree import Tree
 
 FSDP = "torch.distributed.fsdp.FullyShardedDataParallel"
@@ -83,7 +82,7 @@ def _names(tree: Tree) -> Iterator[tuple[str, Placed]]:
 
 def _is_fallback(tree: Tree, node: ast.AST) -> bool:
     """Whether the name is a fallback for an older torch."""
-    tried = any(isinstance(a, ast.Try) for a in tree.ancestors(node))
+    tried = any(tree.enclosing(node, ast.Try))
     return tried or any("version" in ast.unparse(b.test).lower() for b, _ in tree.branches_of(node))
 
 
@@ -114,7 +113,7 @@ def local_rank_argument(tree: Tree) -> Mistakes:
 )
 def checkpoint_reentrant(tree: Tree) -> Mistakes:
     for call in tree.calls:
-        name = tree.names_of_calls[call]
+        name = tree.called(call)
         if not name.startswith("torch.utils.checkpoint.checkpoint") or any(k.arg is None for k in call.keywords):
             continue
         if last_part(name) in ("checkpoint", "checkpoint_sequential") and not keyword(call, "use_reentrant"):

@@ -6,13 +6,11 @@ import ast
 from collections.abc import Iterator
 
 from labkit.checking.rules import Mistakes, rule
-from labkit.checking.rules.replicas import TRAINED, may_leave_unused
-from labkit.checking.syntax.calls import keyword
-from labkit.checking.syntax.functions import arguments_of, follows
-from labkit.checking.syntax.models import averages_by_hand, backwards, behind, steps_in, without_gradients
-from labkit.checking.syntax.nodes import Function, Placed, parameters_of, position, spelled
+from labkit.checking.rules.parameters import TRAINED, may_leave_unused
+from labkit.checking.syntax.flow import arguments_of, behind, follows
+from labkit.checking.syntax.models import averages_by_hand, backwards, calls_behind, without_gradients
+from labkit.checking.syntax.nodes import Function, keyword, parameters_of, spelled
 from labkit.checking.syntax.tree import Tree, Wrap
-from labkit.checking.syntax.values import UNKNOWN
 
 # Methods of a model that compute nothing of which DDP should know.
 NO_PASS = {
@@ -26,8 +24,6 @@ NO_PASS = {
     "eval",
     "to",
 }
-DETACHES = ("detach", "detach_", "item", "data")
-EVERY = 4  # micro-batches in a step, for an example
 
 
 @rule(
@@ -43,7 +39,7 @@ EVERY = 4  # micro-batches in a step, for an example
 def ddp_bypassed(tree: Tree) -> Mistakes:
     for backward, loss in backwards(tree):
         loops: list[ast.AST] = [*tree.loops_of(backward)] or [tree.function_of(backward)]
-        calls = _calls_behind(tree, loss, loops[0])
+        calls = calls_behind(tree, loss, loops[0])
         if any(tree.wrapping(call.func) for call in calls):
             continue  # what is trained may be this model, and the other only passes its gradient on
         bypasses = [call for call in calls if _inner_model(tree, call)]
@@ -52,13 +48,6 @@ def ddp_bypassed(tree: Tree) -> Mistakes:
             assert wrap is not None
             if not _is_used(tree, wrap, loops[0]) and not averages_by_hand(tree, loops[-1]):
                 yield call, f"this bypasses DDP ({tree.location(wrap.line)}): the gradients are not averaged"
-
-
-def _calls_behind(tree: Tree, loss: ast.expr, loop: ast.AST) -> list[ast.Call]:
-    """The calls in a loop that a loss depends on."""
-    calls = [part for part in behind(tree, loss, 4) if isinstance(part, ast.Call) and tree.is_in(part, loop)]
-    cut = {call for call in calls for around in tree.ancestors(call) if getattr(around, "attr", "") in DETACHES}
-    return sorted((call for call in calls if call not in cut and not without_gradients(tree, call)), key=position)
 
 
 def _inner_model(tree: Tree, call: ast.Call) -> Wrap | None:
@@ -116,10 +105,8 @@ def branch_under_ddp(tree: Tree) -> Mistakes:
     if len(calls) != 1 or "_set_static_graph" in tree.words or not tree.loops_of(calls[0]):
         return
     for wrap in tree.wraps_of("ddp"):
-        made = {spelled(part.func) for part in behind(tree, wrap.source) if isinstance(part, ast.Call)} & {
-            *tree.classes
-        }
-        forward = next((f for f in tree.functions["forward"] if made == {getattr(tree.parents[f], "name", "")}), None)
+        made = {tree.class_made(part) for part in behind(tree, wrap.source)} - {None}
+        forward = next((f for f in tree.functions["forward"] if made == {tree.parents[f]}), None)
         is_static = tree.is_true(keyword(wrap.call, "static_graph"))
         if forward is None or (may_leave_unused(tree, wrap) and not is_static):
             continue
@@ -150,12 +137,12 @@ def _only_in(tree: Tree, forward: Function, branch: list[ast.AST]) -> set[str]:
     made = {
         name.removeprefix("self.")
         for name, value, node in tree.assigns
-        if isinstance(value, ast.Call) and tree.dotted(value.func) in TRAINED
+        if tree.called(value) in TRAINED
         if tree.is_in(node, holder) and not tree.branches_of(node) and not tree.loops_of(node)
     }
     loaded = [node for node in tree.nodes[ast.Attribute] if node.attr in made and isinstance(node.ctx, ast.Load)]
     uses = [node for node in loaded if tree.is_in(node, holder) or isinstance(tree.parents[node], ast.Call)]
-    outside = {node.attr for node in uses if not any(tree.is_in(node, part) for part in branch)}
+    outside = {node.attr for node in uses if not tree.is_in(node, *branch)}
     return {node.attr for node in uses} - outside
 
 
@@ -164,86 +151,8 @@ def _varies(tree: Tree, call: ast.Call, forward: Function, names: set[str]) -> b
     given = [value for name, value in arguments_of(forward, call).items() if name in names]
     used = tree.names_in(*given)
     loop = tree.loops_of(call)[0]
-    stored = {n.id for n in tree.nodes[ast.Name] if isinstance(n.ctx, ast.Store) and tree.is_in(n, loop)}
-    return bool(used & stored)
+    return bool(used & tree.stored_in(loop))
 
 
 def _listed(layers: list[set[str]]) -> str:
     return " and ".join(f"`{name}`" for names in layers for name in sorted(names))
-
-
-@rule(
-    "LK065 step-without-sync",
-    "wrong",
-    why="Within no_sync(), DDP does not average the gradients, but adds those of this rank. A step after such a "
-    "backward pass applies the sums of this rank alone, and the models of the ranks part. DDP reads the setting in its "
-    "forward pass: to set it between forward and backward comes too late.",
-    fix="Leave no_sync() for the forward and backward pass of the micro-batch before the step, with the condition of "
-    "the step.",
-    misses="conditions in another function, or that depend on more than a count.",
-)
-def step_without_sync(tree: Tree) -> Mistakes:
-    for backward, _ in backwards(tree):
-        loop = tree.loop_of(backward)
-        if loop is None or averages_by_hand(tree, loop):
-            continue
-        for setting, test, syncs in _syncs(tree, backward, loop):
-            for step in steps_in(tree, loop):
-                branches = tree.branches_of(step, loop)
-                if len(branches) == 1 and _parts(tree, loop, test, syncs, *branches[0]):
-                    yield setting, f"the step ({tree.location(step.lineno)}) follows a backward pass without averaging"
-                    break
-        for setting in _late(tree, backward, loop):
-            yield setting, "DDP has read this in its forward pass, which comes before"
-
-
-def _syncs(tree: Tree, backward: ast.Call, loop: ast.AST) -> Iterator[tuple[Placed, ast.expr, bool]]:
-    """(place, condition, value) for what makes a backward pass average gradients if the condition has that value."""
-    for each in tree.contexts_of(backward):
-        context = tree.resolved(each) or each
-        if isinstance(context, ast.IfExp) and tree.is_in(context, loop):
-            parts = [tree.walk(part) for part in (context.body, context.orelse)]
-            inside = [any(getattr(node, "attr", "") == "no_sync" for node in part) for part in parts]
-            if inside[0] != inside[1]:
-                yield context, context.test, inside[1]
-    for setting in _settings(tree, loop):
-        yield setting, setting.value, True
-
-
-def _settings(tree: Tree, loop: ast.AST) -> list[ast.Assign]:
-    """`model.require_backward_grad_sync = …` in a loop."""
-    return [
-        node
-        for node in tree.nodes[ast.Assign]
-        if tree.is_in(node, loop)
-        and any(isinstance(t, ast.Attribute) and t.attr == "require_backward_grad_sync" for t in node.targets)
-    ]
-
-
-def _late(tree: Tree, backward: ast.Call, loop: ast.AST) -> Iterator[ast.Assign]:
-    forwards = [c for c in tree.calls if tree.wrapping(c.func) == {"ddp"} and tree.loop_of(c) is loop]
-    settings = _settings(tree, loop)
-    is_one = len(forwards) == len(settings) == 1 and tree.value(settings[0].value) is UNKNOWN
-    if is_one and position(forwards[0]) < position(settings[0]) < position(backward):
-        yield settings[0]
-
-
-def _parts(tree: Tree, loop: ast.AST, test: ast.expr, syncs: bool, branch: ast.If, is_body: bool) -> bool:
-    """Whether there is a count of micro-batches at which the step is taken and the gradients are not averaged. Other
-    names in the conditions, which the loop does not change, stand for the number of micro-batches in a step."""
-    names = {
-        spelled(part)
-        for condition in (test, branch.test)
-        for part in behind(tree, condition)
-        if isinstance(part, ast.Attribute) or (isinstance(part, ast.Name) and not tree.bound_to(part))
-    }
-    stored = {n.id for n in tree.nodes[ast.Name] if isinstance(n.ctx, ast.Store) and tree.is_in(n, loop)}
-    counts = names & stored
-    if not isinstance(loop, ast.For) or counts - tree.names_in(loop.target):
-        return False
-    for count in range(2 * EVERY):
-        known = dict.fromkeys(names - counts, EVERY) | dict.fromkeys(counts, count)
-        is_synced, is_stepped = tree.value(test, known), tree.value(branch.test, known)
-        if len(counts) == 1 and is_synced is (not syncs) and is_stepped is is_body:
-            return True
-    return False

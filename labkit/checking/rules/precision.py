@@ -8,9 +8,8 @@ from collections.abc import Iterator
 
 from labkit.checking.rules import Mistakes, rule
 from labkit.checking.rules.numerics import ALONE
-from labkit.checking.syntax.calls import argument_at, has_stars, keyword
 from labkit.checking.syntax.models import optimizers
-from labkit.checking.syntax.nodes import last_part, spelled
+from labkit.checking.syntax.nodes import argument_at, has_stars, keyword, last_part, spelled
 from labkit.checking.syntax.tree import Tree
 
 FP16 = ("torch.float16", "torch.half")
@@ -37,7 +36,7 @@ def unscaled_fp16(tree: Tree) -> Mistakes:
 
 
 def _computes_in_fp16(tree: Tree, call: ast.Call) -> bool:
-    name = tree.names_of_calls[call]
+    name = tree.called(call)
     if keyword(call, "enabled") is not None or has_stars(call):
         return False
     dtype = keyword(call, "dtype") or keyword(call, "param_dtype")
@@ -97,7 +96,7 @@ def bf16_updates_lost(tree: Tree) -> Mistakes:
         sources = {name, *(spelled(wrap.source) for wrap in tree.wraps if name in wrap.names)}
         rate = argument_at(optimizer, 1, "lr")
         value = tree.default(rate)
-        is_adam = last_part(tree.names_of_calls[optimizer]) in ("Adam", "AdamW")
+        is_adam = last_part(tree.called(optimizer)) in ("Adam", "AdamW")
         if is_adam and (everything or models & sources) and isinstance(value, float) and 0 < value <= LOST_BELOW:
             by_default = "" if tree.value(rate) == value else " by default"
             yield optimizer, f"with a learning rate of {value:g}{by_default}, most bf16 weights are never changed"

@@ -7,11 +7,10 @@ import re
 from collections.abc import Iterator
 
 from labkit.checking.rules import Mistakes, rule
-from labkit.checking.syntax.calls import argument_at, keyword
 from labkit.checking.syntax.collectives import agrees, collective
-from labkit.checking.syntax.functions import callee
-from labkit.checking.syntax.nodes import last_part, position
-from labkit.checking.syntax.ranks import guards, may_depend_on_rank, names_rank
+from labkit.checking.syntax.flow import callee
+from labkit.checking.syntax.nodes import argument_at, is_method_call, keyword, last_part, method_of, position
+from labkit.checking.syntax.ranks import guards, may_depend_on_rank, names_rank, runs_before_ranks
 from labkit.checking.syntax.tree import Tree
 
 # The argument that is the path.
@@ -61,8 +60,8 @@ def _removals(tree: Tree, path: str) -> list[ast.Call]:
 
 def _file(tree: Tree, call: ast.Call) -> tuple[bool, str] | None:
     """Whether a call writes a file or reads it, and the file's path as text."""
-    name = tree.names_of_calls[call]
-    method = call.func.attr if isinstance(call.func, ast.Attribute) else ""
+    name = tree.called(call)
+    method = method_of(call)
     if name == "open":
         mode = argument_at(call, 1, "mode")
         writes, at = isinstance(mode, ast.Constant) and bool(set("wxa") & set(str(mode.value))), 0
@@ -72,7 +71,7 @@ def _file(tree: Tree, call: ast.Call) -> tuple[bool, str] | None:
         writes, at = name in WRITES, WRITES.get(name, READS.get(name, 0))
     elif method in WRITING or method in READING:
         writes, at = method in WRITING, 0
-    elif method in ("write_text", "write_bytes", "read_text", "read_bytes") and isinstance(call.func, ast.Attribute):
+    elif is_method_call(call, "write_text", "write_bytes", "read_text", "read_bytes"):
         return method.startswith("write"), ast.unparse(call.func.value)
     else:
         return None
@@ -87,7 +86,7 @@ def _is_of_first(tree: Tree, call: ast.Call) -> bool:
 
 
 def _follows(tree: Tree, first: ast.Call, second: ast.Call) -> bool:
-    """Whether a call may run after another of the same function, and not instead of it."""
+    """Whether a call of one rank may come after another of the same function by another rank, and not instead of it."""
     if tree.function_of(first) is not tree.function_of(second) or position(first) >= position(second):
         return False
     ways = dict(tree.branches_of(first))
@@ -98,21 +97,18 @@ def _follows(tree: Tree, first: ast.Call, second: ast.Call) -> bool:
 def _between(tree: Tree, first: ast.Call, second: ast.Call) -> Iterator[bool]:
     """Whether each call between two is one that may wait for the other ranks."""
     for call in tree.calls:
-        if tree.function_of(call) is not tree.function_of(first) or tree.is_in(call, first) or tree.is_in(call, second):
-            continue
-        if position(first) < position(call) < position(second):
+        is_here = tree.function_of(call) is tree.function_of(first) and not tree.is_in(call, first, second)
+        if is_here and position(first) < position(call) < position(second):
             yield _may_wait(tree, call)
 
 
 def _may_wait(tree: Tree, call: ast.Call) -> bool:
-    name = tree.names_of_calls[call] or f".{getattr(call.func, 'attr', '')}"
+    name = tree.called(call) or f".{method_of(call)}"
     function = callee(tree, call)
     if function:
         inner = tree.calls_in(function)
-        return any(agrees(tree.names_of_calls[c]) or WAITS.search(ast.unparse(c.func)) for c in inner)
-    if agrees(name) or tree.wrapping(call.func):
-        return True
-    return not QUIET.search(name)
+        return any(agrees(tree, c) or WAITS.search(ast.unparse(c.func)) for c in inner)
+    return agrees(tree, call) or bool(tree.wrapping(call.func)) or not QUIET.search(name)
 
 
 @rule(
@@ -130,10 +126,10 @@ def download_race(tree: Tree) -> Mistakes:
         return
     held_back = any(guards(tree, call) for call in tree.torch_calls("barrier", "monitored_barrier"))
     for call in tree.calls:
-        last = last_part(tree.names_of_calls[call])
+        last = last_part(tree.called(call))
         if not (tree.is_true(keyword(call, "download")) or last in ("urlretrieve", "download_url_to_file")):
             continue
-        if _before_ranks(tree, call) or any("lock" in ast.unparse(each).lower() for each in tree.contexts_of(call)):
+        if runs_before_ranks(tree, call) or any("lock" in ast.unparse(each).lower() for each in tree.contexts_of(call)):
             continue
         if not may_depend_on_rank(tree, call):
             if not held_back:
@@ -144,14 +140,8 @@ def download_race(tree: Tree) -> Mistakes:
 
 def _waited_for(tree: Tree, download: ast.Call) -> bool:
     """Whether all ranks synchronize before they open the download; anywhere in the file, if the opening is unknown."""
-    same = [call for call in tree.calls_to(tree.names_of_calls[download]) if _follows(tree, download, call)]
+    same = [call for call in tree.calls_to(tree.called(download)) if _follows(tree, download, call)]
     opened = next((call for call in same if not guards(tree, call)), None)
     if opened is None:
         return any(collective(tree, call) for call in tree.calls)
     return any(_between(tree, download, opened))
-
-
-def _before_ranks(tree: Tree, call: ast.Call) -> bool:
-    """Whether the call runs in the process that starts the ranks."""
-    scope = tree.function_of(call)
-    return any(tree.function_of(spawn) is scope for spawn in tree.torch_calls("spawn", "start_processes"))

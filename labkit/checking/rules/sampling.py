@@ -1,4 +1,4 @@
-"""Rules about which samples each rank reads."""
+"""Rules about samplers and loaders, which give each rank its samples."""
 
 from __future__ import annotations
 
@@ -6,14 +6,17 @@ import ast
 import re
 
 from labkit.checking.rules import Mistakes, rule
-from labkit.checking.syntax.calls import argument_at, has_stars, keyword
-from labkit.checking.syntax.models import behind, trained_in
-from labkit.checking.syntax.nodes import last_part, spelled
+from labkit.checking.syntax.flow import behind
+from labkit.checking.syntax.models import trained_in
+from labkit.checking.syntax.nodes import argument_at, has_stars, keyword, last_part, spelled
 from labkit.checking.syntax.ranks import names_rank
 from labkit.checking.syntax.tree import Tree
+from labkit.checking.syntax.ways import is_rank
 
 TEST = re.compile(r"test|val|eval|dev_|infer|predict|query", re.IGNORECASE)
 MADE_UP = re.compile(r"rand|fake|synth|dummy|toy|iter|stream|shard|split_dataset_by_node|zeros|ones", re.IGNORECASE)
+
+WORLD = re.compile(r"world|num_replicas|n_ranks")
 
 
 @rule(
@@ -47,11 +50,19 @@ def _has_sampler(tree: Tree, call: ast.Call) -> bool:
 
 
 def is_for_training(tree: Tree, call: ast.Call) -> bool:
-    dataset = argument_at(call, 0, "dataset")
-    names = [*tree.targets_of(call), spelled(dataset)]
-    if any(TEST.search(name) for name in names):
+    if is_for_tests(tree, call):
         return False
-    return _shuffles(tree, call) or any("train" in name.lower() for name in names) or _is_trained_on(tree, call)
+    is_named = any("train" in name.lower() for name in _names_of(tree, call))
+    return is_named or _shuffles(tree, call) or _is_trained_on(tree, call)
+
+
+def is_for_tests(tree: Tree, call: ast.Call) -> bool:
+    """Whether a loader or a sampler is of data on which nothing trains, by its name or that of the data."""
+    return any(map(TEST.search, _names_of(tree, call)))
+
+
+def _names_of(tree: Tree, call: ast.Call) -> list[str]:
+    return [*tree.targets_of(call), spelled(argument_at(call, 0, "dataset"))]
 
 
 def _is_trained_on(tree: Tree, call: ast.Call) -> bool:
@@ -96,11 +107,8 @@ def _is_made_up(tree: Tree, dataset: ast.expr) -> bool:
 )
 def shuffle_with_sampler(tree: Tree) -> Mistakes:
     for call in tree.torch_calls("DataLoader"):
-        sampler = keyword(call, "sampler")
-        if sampler is None or not _shuffles(tree, call):
-            continue
-        values = tree.values_of(sampler.id, call) if isinstance(sampler, ast.Name) else [sampler]
-        if values and all(isinstance(value, ast.Call) for value in values):
+        samplers = tree.values(keyword(call, "sampler"))
+        if samplers and all(isinstance(value, ast.Call) for value in samplers) and _shuffles(tree, call):
             yield call, "shuffle=True with a sampler raises ValueError"
 
 
@@ -114,16 +122,12 @@ def shuffle_with_sampler(tree: Tree) -> Mistakes:
     "same script.",
 )
 def no_set_epoch(tree: Tree) -> Mistakes:
-    if (
-        tree.is_managed
-        or "set_epoch" in tree.words
-        or not any(_is_over_epochs(tree, loop) for loop in tree.nodes[ast.For])
-    ):
+    has_epochs = any(_is_over_epochs(tree, loop) for loop in tree.nodes[ast.For])
+    if tree.is_managed or "set_epoch" in tree.words or not has_epochs:
         return
     for call in tree.torch_calls("DistributedSampler"):
-        shuffle, dataset = keyword(call, "shuffle"), argument_at(call, 0, "dataset")
-        names = " ".join([*tree.targets_of(call), spelled(dataset)])
-        if (shuffle is None or tree.is_true(shuffle)) and not has_stars(call) and not TEST.search(names):
+        shuffle = keyword(call, "shuffle")
+        if (shuffle is None or tree.is_true(shuffle)) and not has_stars(call) and not is_for_tests(tree, call):
             yield call, "set_epoch is not called on this sampler: every epoch has the same order"
 
 
@@ -133,19 +137,61 @@ def _is_over_epochs(tree: Tree, loop: ast.For) -> bool:
 
 
 @rule(
-    "LK025 stream-without-length",
+    "LK080 divided-twice",
     "wrong",
-    why="labkit's scripts divide an epoch by the data's length and read samples by index: an IterableDataset "
-    "has neither, so they fail at the start (has no len()), or at the first evaluation.",
-    fix='Add the extra: Script.load(…, "streaming"), and return Stream(dataset, epoch_samples) as training data. Test '
-    "data are read by index: keep them in a list or a TensorDataset.",
-    misses="streams of libraries, such as Hugging Face's.",
+    why="The script gives each rank its part of the data, and a DistributedSampler divides this part among the ranks "
+    "once more: of every part, only one sample in world_size is trained on.",
+    fix="Leave the division to one of the two.",
+    misses="parts that are cut in another file.",
 )
-def stream_without_length(tree: Tree) -> Mistakes:
-    functions = {node.name for node in tree.nodes[ast.FunctionDef]}
-    if {"load_datasets", "loader_of"} <= functions and not any(
-        spelled(c.func) == "Stream" for c in tree.nodes[ast.Call]
-    ):
-        for each in tree.nodes[ast.ClassDef]:
-            if each.name != "Stream" and "torch.utils.data.IterableDataset" in map(tree.dotted, each.bases):
-                yield each, f"{each.name} is an IterableDataset without a Stream around it"
+def divided_twice(tree: Tree) -> Mistakes:
+    for sampler in tree.torch_calls("DistributedSampler"):
+        dataset = argument_at(sampler, 0, "dataset")
+        replicas = argument_at(sampler, 1, "num_replicas")
+        is_all = replicas is None or bool(WORLD.search(ast.unparse(replicas)))
+        if dataset is not None and is_all and _is_cut(tree, dataset):
+            yield sampler, "this divides a part of the data, which is already the rank's own"
+
+
+def _is_cut(tree: Tree, dataset: ast.expr) -> bool:
+    """Whether a data set is this rank's part: `data[rank::world]`, or of a class that takes every n-th sample."""
+    for part in behind(tree, dataset):
+        if _takes_every_nth(tree, part):
+            return True
+        made = tree.class_made(part)
+        if made and isinstance(part, ast.Call) and any(is_rank(tree, value) for value in part.args):
+            return any(_takes_every_nth(tree, inner) for inner in tree.walk(made))
+    return False
+
+
+def _takes_every_nth(tree: Tree, part: ast.AST) -> bool:
+    """`[rank::world]` or `range(rank, n, world)`."""
+    if isinstance(part, ast.Call) and spelled(part.func) == "range" and len(part.args) == 3:
+        start, step = part.args[0], part.args[2]
+    elif isinstance(part, ast.Slice) and part.lower and part.step:
+        start, step = part.lower, part.step
+    else:
+        return False
+    return is_rank(tree, start) and bool(WORLD.search(ast.unparse(step)))
+
+
+@rule(
+    "LK084 data-split-in-tensor-parallel",
+    "wrong",
+    why="The ranks of a tensor-parallel model compute one batch together: each has a part of every layer. With a batch "
+    "of its own, each rank's parts of a sum belong to other samples.",
+    fix="Give all ranks of the mesh the same batches; divide the data only along a data-parallel axis: "
+    "DistributedSampler(data, mesh['dp'].size(), mesh['dp'].get_local_rank()).",
+    misses="meshes that are made in another file, and data divided by hand.",
+)
+def data_split_in_tensor_parallel(tree: Tree) -> Mistakes:
+    meshes = list(tree.torch_calls("init_device_mesh"))
+    shapes = [argument_at(call, 1, "mesh_shape") for call in meshes]
+    one_axis = bool(shapes) and all(isinstance(shape, ast.Tuple) and len(shape.elts) == 1 for shape in shapes)
+    is_split = one_axis and not tree.strategies and any(tree.torch_calls("parallelize_module"))
+    if not is_split or tree.is_managed or "new_group" in tree.words:
+        return
+    for sampler in tree.torch_calls("DistributedSampler"):
+        rank = argument_at(sampler, 2, "rank")
+        if not is_for_tests(tree, sampler) and (rank is None or is_rank(tree, rank)):
+            yield sampler, "all ranks are one tensor-parallel model, but each gets other samples"

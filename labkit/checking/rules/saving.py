@@ -8,23 +8,25 @@ from collections import Counter
 from collections.abc import Iterator
 
 from labkit.checking.rules import Mistakes, rule
-from labkit.checking.syntax.calls import MethodCall, argument_at, has_stars, is_method_call, keyword
-from labkit.checking.syntax.models import behind
-from labkit.checking.syntax.nodes import last_part, spelled
+from labkit.checking.syntax.flow import behind
+from labkit.checking.syntax.nodes import (
+    MethodCall,
+    argument_at,
+    has_stars,
+    is_method_call,
+    keyword,
+    last_part,
+    owner_of,
+    spelled,
+)
 from labkit.checking.syntax.ranks import may_depend_on_rank, names_rank
 from labkit.checking.syntax.tree import Tree
 
 OPTIMIZER = re.compile(r"torch\.optim\.[A-Z]\w+")
 # Scripts that use one of these handle the other ranks' shards.
 GATHERS = {
-    "get_state_dict",
-    "get_model_state_dict",
-    "get_optimizer_state_dict",
-    "full_tensor",
-    "state_dict_type",
-    "set_state_dict_type",
-    "summon_full_params",
-    "full_optim_state_dict",
+    *("get_state_dict", "get_model_state_dict", "get_optimizer_state_dict", "full_tensor"),
+    *("state_dict_type", "set_state_dict_type", "summon_full_params", "full_optim_state_dict"),
 }
 
 
@@ -35,7 +37,7 @@ def saves(tree: Tree) -> list[ast.Call]:
 def pretrained(tree: Tree) -> Iterator[MethodCall]:
     """`model.save_pretrained(folder)`, where no framework decides which rank saves."""
     for call in tree.method_calls("save_pretrained") if not tree.is_managed else ():
-        owner = last_part(spelled(call.func.value)).lower()
+        owner = last_part(owner_of(call)).lower()
         if "model" in owner or owner in ("module", "net", "unwrapped"):
             yield call
 
@@ -63,13 +65,12 @@ def sharded_state_dict(tree: Tree) -> Mistakes:
         if any("BytesIO" in spelled(part) for part in behind(tree, call.args[-1])):
             continue  # of what stays in memory, such as a measure of its size, nothing is lost
         for part in behind(tree, call.args[0]):
-            if not (is_method_call(part, "state_dict")):
+            if not is_method_call(part, "state_dict"):
                 continue
-            owner = part.func.value
-            if "fsdp2" in tree.wrapping(owner):
-                yield part, f"`{spelled(owner)}.state_dict()` has only this rank's shard of the model"
-            elif "opt" in last_part(spelled(owner)).lower():
-                yield part, f"`{spelled(owner)}.state_dict()` has only the state of this rank's shard"
+            if "fsdp2" in tree.wrapping(part.func.value):
+                yield part, f"`{owner_of(part)}.state_dict()` has only this rank's shard of the model"
+            elif "opt" in last_part(owner_of(part)).lower():
+                yield part, f"`{owner_of(part)}.state_dict()` has only the state of this rank's shard"
     for saving in pretrained(tree):
         if _saves_a_shard(tree, saving):
             yield saving, "without state_dict=, this saves this rank's shard of the model"
@@ -109,14 +110,7 @@ def save_on_every_rank(tree: Tree) -> Mistakes:
 def optimizer_not_saved(tree: Tree) -> Mistakes:
     if not saves(tree):
         return
-    made = {
-        target.id: assign.value
-        for assign in tree.nodes[ast.Assign]
-        for target in assign.targets
-        if isinstance(target, ast.Name)
-        and isinstance(assign.value, ast.Call)
-        and OPTIMIZER.fullmatch(tree.names_of_calls[assign.value])
-    }
+    made = {name: value for name, value, _ in tree.assigns if OPTIMIZER.fullmatch(tree.called(value))}
     attributes = [node for node in tree.nodes[ast.Attribute] if isinstance(node.value, ast.Name)]
     uses = {name: {node.attr for node in attributes if spelled(node.value) == name} for name in made}
     passed = Counter(node.id for node in tree.nodes[ast.Name] if isinstance(node.ctx, ast.Load))

@@ -14,13 +14,13 @@ from labkit.checking.syntax.settings import (
     FSDP_SETTINGS,
     OF_FSDP1,
     STRATEGIES,
-    UNKNOWN,
     Configuration,
     Setting,
     configurations,
     settings_of,
 )
 from labkit.checking.syntax.tree import Tree
+from labkit.checking.syntax.values import UNKNOWN
 
 POLICIES = ("TRANSFORMER_BASED_WRAP", "SIZE_BASED_WRAP", "NO_WRAP")
 STATES = ("FULL_STATE_DICT", "LOCAL_STATE_DICT", "SHARDED_STATE_DICT")
@@ -63,24 +63,19 @@ def no_such_setting(tree: Tree) -> Mistakes:
             if name not in known and (meant := _meant(name, known)):
                 spelled = meant if setting.name == name else f"fsdp_{meant}"
                 yield setting.node, f"{configuration.reader} does not read {setting.name} here; it reads {spelled}"
-        if configuration.reader == "accelerate" and configuration.whole and not _is_sagemaker(configuration):
-            for name, setting in configuration.whole.items():
-                if name.startswith("fsdp_") and name != "fsdp_config":
-                    yield setting.node, f"accelerate refuses {name} here; it belongs in fsdp_config"
-                elif name not in FILE_SETTINGS and (meant := _meant(name, FILE_SETTINGS)):
-                    yield setting.node, f"accelerate refuses {name}; it reads {meant}"
+        environment = configuration.whole.get("compute_environment")
+        is_read = configuration.is_accelerates and not (environment and environment.value == "AMAZON_SAGEMAKER")
+        for name, setting in configuration.whole.items() if is_read else ():
+            if name.startswith("fsdp_") and name != "fsdp_config":
+                yield setting.node, f"accelerate refuses {name} here; it belongs in fsdp_config"
+            elif name not in FILE_SETTINGS and (meant := _meant(name, FILE_SETTINGS)):
+                yield setting.node, f"accelerate refuses {name}; it reads {meant}"
 
 
 def _meant(name: str, known: set[str]) -> str | None:
     if OTHER_NAMES.get(name) in known:
         return OTHER_NAMES[name]
     return next(iter(get_close_matches(name, known, 1, 0.8)), None)
-
-
-def _is_sagemaker(configuration: Configuration) -> bool:
-    assert configuration.whole is not None
-    environment = configuration.whole.get("compute_environment")
-    return environment is not None and environment.value == "AMAZON_SAGEMAKER"
 
 
 @rule(
@@ -94,31 +89,28 @@ def _is_sagemaker(configuration: Configuration) -> bool:
 def no_such_value(tree: Tree) -> Mistakes:
     for configuration in configurations(tree):
         for setting, values, is_exact in _choices(configuration):
-            if setting.value is None or setting.value is UNKNOWN:
-                continue
             value = str(setting.value)
-            if value not in values and (is_exact or value.upper() not in map(str.upper, values)):
+            is_one = value in values or (not is_exact and value.upper() in map(str.upper, values))
+            if not is_one and setting.value is not None and setting.value is not UNKNOWN:
                 listed = ", ".join([word for word in values if not word.isdigit()] or values)
                 yield setting.node, f"{setting.name} is {setting.value!r}; expected one of {listed}"
 
 
 def _choices(configuration: Configuration) -> Iterator[tuple[Setting, tuple[str, ...], bool]]:
     """The settings that take few words, these, and whether their case matters. FSDP1's may also be numbers."""
-    in_transformers = configuration.reader == "transformers"
+    in_accelerate = configuration.is_accelerates
     states = tuple(state for state in STATES if configuration.version != 2 or state != "LOCAL_STATE_DICT")
     choices = {
         "version": (("1", "2"), True),
-        "auto_wrap_policy": (POLICIES, in_transformers),
+        "auto_wrap_policy": (POLICIES, not in_accelerate),
         "state_dict_type": ((*states, "1", "2", "3"), False),
     }
     if configuration.version == 1:
         choices["backward_prefetch"] = (*PREFETCHES, "1", "2"), False
-    if configuration.version == 1 and not in_transformers:
+    if configuration.version == 1 and in_accelerate:
         choices["sharding_strategy"] = (*STRATEGIES, *"12345"), False
-    for name, (values, is_exact) in choices.items():
-        if name in configuration.fsdp:
-            yield configuration.fsdp[name], values, is_exact
-    if not in_transformers and configuration.whole and "mixed_precision" in configuration.whole:
+    yield from ((configuration.fsdp[name], *choice) for name, choice in choices.items() if name in configuration.fsdp)
+    if in_accelerate and "mixed_precision" in configuration.whole:
         yield configuration.whole["mixed_precision"], PRECISIONS, False
 
 
@@ -134,13 +126,12 @@ def _choices(configuration: Configuration) -> Iterator[tuple[Setting, tuple[str,
 )
 def settings_unused(tree: Tree) -> Mistakes:
     for configuration in configurations(tree):
-        whole = configuration.whole or {}
-        if configuration.reader == "accelerate":
-            kind = whole.get("distributed_type")
-            for section, needed in SECTIONS.items():
-                if kind and isinstance(kind.value, str) and kind.value != needed and _is_filled(whole.get(section)):
-                    yield whole[section].node, f"{section} is ignored, because distributed_type is {kind.value}"
-        elif configuration.whole is not None and not configuration.has_others and configuration.fsdp:
+        whole, kind = configuration.whole, configuration.whole.get("distributed_type")
+        if configuration.is_accelerates:
+            for name, needed in SECTIONS.items():
+                if kind and isinstance(kind.value, str) and kind.value != needed and _is_filled(whole.get(name)):
+                    yield whole[name].node, f"{name} is ignored, because distributed_type is {kind.value}"
+        elif "fsdp_config" in whole and not configuration.has_others and configuration.fsdp:
             switch = whole.get("fsdp")
             if switch is None or switch.value in (None, False, "", []):
                 yield whole["fsdp_config"].node, "fsdp_config is ignored without fsdp=True"
@@ -178,7 +169,7 @@ def fsdp1_setting(tree: Tree) -> Mistakes:
 def reshard_of_other_version(tree: Tree) -> Mistakes:
     for configuration in configurations(tree):
         reshard, strategy = (configuration.fsdp.get(name) for name in ("reshard_after_forward", "sharding_strategy"))
-        in_accelerate = configuration.reader == "accelerate"
+        in_accelerate = configuration.is_accelerates
         if configuration.version == 2:
             if reshard and reshard.value is not UNKNOWN and not (reshard.is_on or reshard.is_off):
                 yield reshard.node, f"{reshard.name} is {reshard.value!r}, but FSDP2 takes true or false, and fails"
@@ -210,13 +201,13 @@ def wrap_setting_unused(tree: Tree) -> Mistakes:
             configuration.fsdp.get(name)
             for name in ("auto_wrap_policy", "transformer_layer_cls_to_wrap", "min_num_params")
         )
-        default = "NO_WRAP" if configuration.reader == "accelerate" else "TRANSFORMER_BASED_WRAP"
+        default = "NO_WRAP" if configuration.is_accelerates else "TRANSFORMER_BASED_WRAP"
         word = str(policy.value).upper() if policy and policy.value is not None else default
         if classes and classes.value and word in ("SIZE_BASED_WRAP", "NO_WRAP"):
             yield classes.node, f"{classes.name} is ignored, because the policy is {word}"
         elif size and size.value and word == "NO_WRAP":
             yield size.node, f"{size.name} is ignored, because the policy is {word}"
-        has_size = configuration.reader == "accelerate" or (size is not None and size.value)  # accelerate has a default
+        has_size = configuration.is_accelerates or (size is not None and size.value)  # accelerate has a default
         if policy and word == "SIZE_BASED_WRAP" and not has_size:
             yield policy.node, "without min_num_params, SIZE_BASED_WRAP wraps nothing but the whole model"
 
@@ -233,14 +224,8 @@ def loading_without_sync(tree: Tree) -> Mistakes:
     for configuration in configurations(tree):
         sync, loading = (configuration.fsdp.get(name) for name in ("sync_module_states", "cpu_ram_efficient_loading"))
         is_loading = loading is None or loading.value is True
-        if sync and sync.value is False and is_loading and _uses_fsdp(configuration):
+        if sync and sync.value is False and is_loading and configuration.starts("FSDP"):
             yield sync.node, "accelerate launch refuses this together with fsdp_cpu_ram_efficient_loading"
-
-
-def _uses_fsdp(configuration: Configuration) -> bool:
-    """Whether accelerate launch starts FSDP with this file."""
-    kind = (configuration.whole or {}).get("distributed_type")
-    return configuration.reader == "accelerate" and kind is not None and kind.value == "FSDP"
 
 
 @rule(
@@ -255,7 +240,7 @@ def checkpointing_twice(tree: Tree) -> Mistakes:
     for configuration in configurations(tree):
         own = configuration.fsdp.get("activation_checkpointing")
         for name in ("gradient_checkpointing", "activation_checkpointing"):
-            other = (configuration.whole or {}).get(name) if configuration.reader == "transformers" else None
+            other = configuration.whole.get(name) if not configuration.is_accelerates else None
             if own and own.is_on and other and other.value is True:
                 yield other.node, f"{name} is on, and so is activation_checkpointing in fsdp_config"
 
@@ -270,13 +255,11 @@ def checkpointing_twice(tree: Tree) -> Mistakes:
 )
 def processes_not_divisible(tree: Tree) -> Mistakes:
     for configuration in configurations(tree):
-        whole = configuration.whole or {}
-        processes, machines = whole.get("num_processes"), whole.get("num_machines")
-        if configuration.reader != "accelerate" or processes is None or machines is None:
+        processes, machines = (configuration.whole.get(name) for name in ("num_processes", "num_machines"))
+        if not configuration.is_accelerates or processes is None or machines is None:
             continue
-        if not all(type(setting.value) is int and setting.value > 0 for setting in (processes, machines)):
-            continue
-        if processes.value % machines.value:
+        is_known = all(type(setting.value) is int and setting.value > 0 for setting in (processes, machines))
+        if is_known and processes.value % machines.value:
             on_each = processes.value // machines.value
             yield processes.node, f"{processes.value} processes on {machines.value} machines: {on_each} start on each"
 
@@ -291,17 +274,12 @@ def processes_not_divisible(tree: Tree) -> Mistakes:
 )
 def deepspeed_set_twice(tree: Tree) -> Mistakes:
     for configuration in configurations(tree):
-        whole = configuration.whole or {}
-        kind = whole.get("distributed_type")
-        if configuration.reader != "accelerate" or kind is None or kind.value != "DEEPSPEED":
-            continue
+        whole = configuration.whole
         section = settings_of(whole["deepspeed_config"].expression) if "deepspeed_config" in whole else {}
-        file = section.get("deepspeed_config_file")
-        if file is None or file.value in (None, "", "none"):
+        file, precision = section.get("deepspeed_config_file"), whole.get("mixed_precision")
+        if not configuration.starts("DEEPSPEED") or file is None or file.value in (None, "", "none"):
             continue
         doubled = [section[name] for name in IN_DEEPSPEEDS_FILE if name in section]
-        doubled += [
-            setting for name, setting in whole.items() if name == "mixed_precision" and setting.value is not None
-        ]
+        doubled += [precision] if precision and precision.value is not None else []
         for setting in doubled:
             yield setting.node, f"accelerate refuses {setting.name} together with deepspeed_config_file"

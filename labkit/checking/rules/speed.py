@@ -7,16 +7,9 @@ import re
 from collections.abc import Iterator
 
 from labkit.checking.rules import Mistakes, rule
-from labkit.checking.syntax.calls import keyword
-from labkit.checking.syntax.models import (
-    backwards,
-    behind,
-    counts_micro_batches,
-    is_counted,
-    steps_in,
-    without_gradients,
-)
-from labkit.checking.syntax.nodes import spelled
+from labkit.checking.syntax.flow import behind
+from labkit.checking.syntax.models import backwards, steps_in, without_gradients
+from labkit.checking.syntax.nodes import keyword, owner_of, spelled
 from labkit.checking.syntax.tree import Tree
 from labkit.checking.syntax.ways import is_only_about_rank
 
@@ -39,32 +32,9 @@ def item_every_step(tree: Tree) -> Mistakes:
         loops = tree.loops_of(call)
         if call.args or not loops or loops[0] in reported or loops[0] not in stepping:
             continue
-        if all(is_only_about_rank(tree, b.test) for b, _ in tree.branches_of(call) if tree.is_in(b, loops[0])):
+        if all(is_only_about_rank(tree, branch.test) for branch, _ in tree.branches_of(call, loops[0])):
             reported.add(loops[0])
             yield call, "every step waits for the GPU here"
-
-
-@rule(
-    "LK037 no-no-sync",
-    "slow",
-    why="DDP averages the gradients over all ranks in every backward pass. With gradient accumulation, only the last "
-    "micro-batch of a step needs that; the others send the same bytes for nothing.",
-    fix="Run the forward and backward pass of every micro-batch but the last within model.no_sync().",
-    misses="FSDP, where synchronization saves memory; steps in another function.",
-)
-def no_no_sync(tree: Tree) -> Mistakes:
-    handled = {"no_sync", "require_backward_grad_sync", "set_requires_gradient_sync", "register_comm_hook"}
-    if not tree.wraps_of("ddp") or tree.is_managed or tree.words & handled:
-        return
-    for backward in tree.method_calls("backward"):
-        loops = tree.loops_of(backward)
-        steps = steps_in(tree, loops[0]) if loops else []
-        sometimes = steps and all(is_counted(tree, step, loops[0]) for step in steps)
-        then = (
-            not steps and len(loops) > 1 and any(tree.loops_of(s)[:1] == loops[1:2] for s in steps_in(tree, loops[1]))
-        )
-        if sometimes or (then and counts_micro_batches(loops[0])):
-            yield backward, "the gradients are averaged over all ranks in every micro-batch, not once per step"
 
 
 @rule(
@@ -146,15 +116,13 @@ def _is_cut(tree: Tree, loop: ast.AST, loss: str) -> bool:
     values = [value for name, value, node in tree.assigns if name == loss and tree.is_in(node, loop)]
     calls = [part for value in values for part in tree.walk(value) if isinstance(part, ast.Attribute)]
     return any(part.attr in ("item", "detach", "data", "numpy", "tolist") for part in calls) or any(
-        spelled(call.func.value) == loss for call in tree.method_calls("detach_", within=loop)
+        owner_of(call) == loss for call in tree.method_calls("detach_", within=loop)
     )
 
 
 def _is_reset(tree: Tree, loop: ast.AST, keeper: str) -> bool:
     """Whether a loop itself empties what keeps the losses, or computes gradients from it."""
     stored = any(name == keeper and tree.is_in(node, loop) for name, _, node in tree.assigns)
-    cleared = any(
-        spelled(call.func.value) == keeper for call in tree.method_calls("clear", "pop", "popleft", within=loop)
-    )
+    cleared = any(owner_of(call) == keeper for call in tree.method_calls("clear", "pop", "popleft", within=loop))
     used = any(spelled(part) == keeper for _, loss in backwards(tree) for part in behind(tree, loss))
     return not keeper or stored or cleared or used or "deque" in tree.words

@@ -5,9 +5,9 @@ from __future__ import annotations
 import ast
 
 from labkit.checking.rules import Mistakes, rule
-from labkit.checking.syntax.calls import MethodCall, has_stars, keyword
+from labkit.checking.syntax.flow import surely_before
 from labkit.checking.syntax.models import averages_by_hand, backwards, moves_to_device, optimizers
-from labkit.checking.syntax.nodes import position, spelled
+from labkit.checking.syntax.nodes import MethodCall, has_stars, keyword, owner_of, position, spelled
 from labkit.checking.syntax.tree import Tree, Wrap
 
 
@@ -27,7 +27,7 @@ def moved_before_sharding(tree: Tree) -> Mistakes:
             yield source, f"the whole model is moved to the GPU before {_named(wrap)} shards it"
         name = spelled(source)
         for call in tree.method_calls("to", "cuda"):
-            if not name or not tree.surely_before(call, wrap.call) or not _moves(tree, call, name):
+            if not name or not surely_before(tree, call, wrap.call) or not _moves(tree, call, name):
                 continue
             if _reassigned(tree, name, call, wrap):
                 continue
@@ -41,8 +41,7 @@ def _named(wrap: Wrap) -> str:
 
 def _moves(tree: Tree, call: MethodCall, name: str) -> bool:
     """`model.to(…)`, or `model = Model().to(…)`."""
-    owner = call.func.value
-    return spelled(owner) == name or (name in tree.targets_of(call) and isinstance(owner, ast.Call))
+    return owner_of(call) == name or (name in tree.targets_of(call) and isinstance(call.func.value, ast.Call))
 
 
 def _reassigned(tree: Tree, name: str, since: ast.Call, wrap: Wrap) -> bool:
@@ -57,12 +56,9 @@ def _reassigned(tree: Tree, name: str, since: ast.Call, wrap: Wrap) -> bool:
 
 def _first_wrapped(tree: Tree, wrap: Wrap, call: ast.Call) -> bool:
     """Whether the model or its layers were sharded before it was moved."""
-    earlier = (
-        w
-        for w in tree.wraps_of("fsdp1", "fsdp2")
-        if w is not wrap and tree.function_of(w.call) is tree.function_of(call)
-    )
-    return any(position(w.call) < position(call) for w in earlier)
+    others = (other for other in tree.wraps_of("fsdp1", "fsdp2") if other is not wrap)
+    here = (other for other in others if tree.function_of(other.call) is tree.function_of(call))
+    return any(position(other.call) < position(call) for other in here)
 
 
 @rule(
@@ -77,7 +73,7 @@ def optimizer_before_wrapping(tree: Tree) -> Mistakes:
     for call, name in optimizers(tree):
         for wrap in tree.wraps_of("fsdp1", "fsdp2"):
             same = spelled(wrap.source) == name and not _reassigned(tree, name, call, wrap)
-            if same and tree.surely_before(call, wrap.call):
+            if same and surely_before(tree, call, wrap.call):
                 location = tree.location(wrap.line)
                 built_again = any(position(c) > position(wrap.call) for c, _ in optimizers(tree))
                 if not built_again:
@@ -215,16 +211,12 @@ def optimizer_of_other_model(tree: Tree) -> Mistakes:
     unused = [w for w in tree.wraps if w.strategy == "ddp" and w.names and not _is_optimized(tree, w)]
     for call, name in made:
         if unused and names.count(name) > 1 and call is not made[names.index(name)][0]:
-            wrap = unused[0]
-            yield (
-                call,
-                f"this has the parameters of `{name}`, as another has; no optimizer has those of `{wrap.names[0]}`",
-            )
+            missing = f"no optimizer has those of `{unused[0].names[0]}`"
+            yield call, f"this has the parameters of `{name}`, as another has; {missing}"
 
 
 def _is_optimized(tree: Tree, wrap: Wrap) -> bool:
     """Whether the parameters of a wrapped model are mentioned anywhere, but to clear or count them."""
-    names = {*wrap.names, spelled(wrap.source)} - {""}
-    inside = {spelled(part) for part in tree.walk(wrap.source) if isinstance(part, ast.Name)} - {"nn", "torch"}
+    names = wrap.all_names | tree.names_in(wrap.source) - {"nn", "torch"}
     calls = tree.method_calls("parameters", "named_parameters", "requires_grad_", "eval")
-    return any(spelled(call.func.value).split(".")[0] in names | inside for call in calls)
+    return any(owner_of(call).split(".")[0] in names for call in calls)

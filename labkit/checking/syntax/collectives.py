@@ -6,50 +6,27 @@ import ast
 import re
 from collections import defaultdict
 
-from labkit.checking.syntax.calls import all_arguments, keyword
-from labkit.checking.syntax.nodes import last_part, spelled
+from labkit.checking.syntax.nodes import (
+    MethodCall,
+    all_arguments,
+    argument_at,
+    is_method_call,
+    keyword,
+    last_part,
+    method_of,
+    spelled,
+)
 from labkit.checking.syntax.tree import WRAPPERS, Tree, kept
 
-COLLECTIVES = {
-    "all_reduce",
-    "all_gather",
-    "all_gather_into_tensor",
-    "all_gather_single",
-    "all_gather_object",
-    "all_gather_tensor",
-    "all_to_all",
-    "all_to_all_single",
-    "barrier",
-    "monitored_barrier",
-    "broadcast",
-    "broadcast_object_list",
-    "gather",
-    "gather_object",
-    "reduce",
-    "reduce_scatter",
-    "reduce_scatter_tensor",
-    "reduce_scatter_single",
-    "scatter",
-    "scatter_object_list",
-    "new_group",
-    "new_subgroups",
-    "init_device_mesh",
-}
-# The position of the group among their arguments.
-GROUP_AT = {
-    "barrier": 0,
-    "monitored_barrier": 0,
-    "all_reduce": 2,
-    "broadcast": 2,
-    "all_gather": 2,
-    "all_gather_object": 2,
-    "broadcast_object_list": 2,
-    "reduce": 3,
-    "gather": 3,
-    "scatter": 3,
-    "gather_object": 3,
-    "scatter_object_list": 3,
-    "reduce_scatter": 3,
+# The position of the group among their arguments, if there is one.
+COLLECTIVES: dict[str, int | None] = {
+    **dict.fromkeys(("barrier", "monitored_barrier"), 0),
+    **dict.fromkeys(("all_gather", "all_gather_into_tensor", "all_gather_single", "all_gather_tensor"), 2),
+    **dict.fromkeys(("all_gather_object", "all_reduce", "all_to_all", "broadcast", "broadcast_object_list"), 2),
+    **dict.fromkeys(("reduce", "reduce_scatter", "reduce_scatter_tensor", "reduce_scatter_single"), 3),
+    **dict.fromkeys(("gather", "gather_object", "scatter", "scatter_object_list"), 3),
+    "all_to_all_single": 4,
+    **dict.fromkeys(("new_group", "new_subgroups", "init_device_mesh"), None),
 }
 IS_GROUP = re.compile(r"(^|_|\.)(group|pg|mesh)\d*$")
 # Collective functions of torch.distributed.checkpoint, and those that are collective if the model is sharded.
@@ -82,7 +59,7 @@ AGREES = re.compile(
 
 def collective(tree: Tree, call: ast.Call) -> str:
     """The name of the collective that a call makes; "" if it makes none."""
-    name = tree.names_of_calls[call]
+    name = tree.called(call)
     last = last_part(name)
     if name.startswith("torch.distributed.checkpoint.") and last in CHECKPOINT | OF_SHARDS:
         is_one = last in CHECKPOINT or tree.strategies != {"ddp"}
@@ -93,23 +70,25 @@ def collective(tree: Tree, call: ast.Call) -> str:
         return last
     if name.startswith("torch.") and WRAPPERS.get(last) == "ddp" and keyword(call, "process_group") is None:
         return last  # it compares the parameters' shapes and broadcasts their values
-    if not isinstance(call.func, ast.Attribute):
-        return ""
     if last in OF_FSDP1 and "FullyShardedDataParallel" in name:
         return last
-    return call.func.attr if _is_collective_method(tree, call, call.func) else ""
+    if name.startswith("torch.") and last == "clip_grad_norm_":  # it adds up the norms of DTensors
+        parameters = argument_at(call, 0, "parameters")
+        return last if is_method_call(parameters) and tree.wrapping(parameters.func.value) == {"fsdp2"} else ""
+    return call.func.attr if is_method_call(call) and _is_collective_method(tree, call) else ""
 
 
 def _has_group(tree: Tree, call: ast.Call, last: str) -> bool:
     """Whether a collective is one of a subgroup."""
-    group = keyword(call, "group") or next(iter(call.args[GROUP_AT.get(last, 99) :]), None)
+    at = COLLECTIVES[last]
+    group = keyword(call, "group") if at is None else argument_at(call, at, "group")
     if group is not None:
         return not tree.dotted(group).endswith("WORLD")
     return last not in ("init_device_mesh", "new_group") and any(IS_GROUP.search(spelled(a)) for a in call.args)
 
 
-def _is_collective_method(tree: Tree, call: ast.Call, func: ast.Attribute) -> bool:
-    method, owner = func.attr, func.value
+def _is_collective_method(tree: Tree, call: MethodCall) -> bool:
+    method, owner = call.func.attr, call.func.value
     if method == "consolidate_state_dict":  # of ZeroRedundancyOptimizer
         return True
     if method == "full_tensor":
@@ -140,12 +119,12 @@ def agreed(tree: Tree, scope: ast.AST) -> set[str]:
 @kept
 def _all_agreed(tree: Tree) -> dict[ast.AST, set[str]]:
     names: dict[ast.AST, set[str]] = defaultdict(set)
-    for call, name in tree.names_of_calls.items():
-        if not agrees(name or getattr(call.func, "attr", "")):
+    for call in tree.calls:
+        if not agrees(tree, call):
             continue
         statement = tree.statement_of(call)
         common: list[ast.expr] = []
-        if name.startswith("torch.distributed.") or isinstance(statement, ast.Expr):
+        if tree.called(call).startswith("torch.distributed.") or isinstance(statement, ast.Expr):
             common += all_arguments(call)
         if isinstance(statement, ast.Assign):
             common += statement.targets
@@ -155,6 +134,7 @@ def _all_agreed(tree: Tree) -> dict[ast.AST, set[str]]:
     return dict(names)
 
 
-def agrees(name: str) -> bool:
-    """Whether a function sounds like one in which ranks make something common."""
+def agrees(tree: Tree, call: ast.Call) -> bool:
+    """Whether a call sounds like one in which ranks make something common."""
+    name = tree.called(call) or method_of(call)
     return name.startswith("torch.distributed.") or bool(AGREES.search(last_part(name)))

@@ -1,4 +1,4 @@
-"""Answers queries about models: where they are trained or moved, and the origin of values."""
+"""Answers queries about models: what makes, moves, prepares and trains them."""
 
 from __future__ import annotations
 
@@ -6,28 +6,49 @@ import ast
 import re
 from collections.abc import Iterator
 
-from labkit.checking.syntax.calls import MethodCall, argument_at, is_method_call, keyword
-from labkit.checking.syntax.functions import reached_from
-from labkit.checking.syntax.nodes import Function, last_part, spelled
+from labkit.checking.syntax.collectives import COLLECTIVES
+from labkit.checking.syntax.flow import behind, reached_from
+from labkit.checking.syntax.nodes import (
+    Function,
+    MethodCall,
+    Placed,
+    argument_at,
+    is_method_call,
+    keyword,
+    last_part,
+    method_of,
+    owner_of,
+    position,
+    spelled,
+)
 from labkit.checking.syntax.tree import Tree, kept
 from labkit.checking.syntax.ways import is_rank
 
 # Scripts with one of these may average gradients or parameters in their own way.
 GRADIENTS = {"register_comm_hook", "register_hook", "register_post_accumulate_grad_hook", "average_parameters"}
-COMBINES = ("all_reduce", "all_gather", "all_gather_into_tensor", "broadcast", "reduce", "reduce_scatter", "all_to_all")
 TENSORS = re.compile(r"grad|param|\.data\b|weight|\bp\b|buffer|flat|vector|bucket", re.IGNORECASE)
+NOT_OPTIMIZERS = ("torch.optim.lr_scheduler", "torch.optim.swa_utils")
+OPTIMIZERS = re.compile(r"opt|scaler|sgd|adam", re.IGNORECASE)
+TOKEN_MODEL = re.compile(r"For(CausalLM|Seq2SeqLM|ConditionalGeneration)$|LMHeadModel$")
+DETACHES = ("detach", "detach_", "item", "data")
+NO_MODULES = {"Parameter", "Buffer", "UninitializedParameter"}
+RETURN_THEMSELVES = {"to", "cuda", "cpu", "train", "eval", "float", "half", "bfloat16", "apply", "requires_grad_"}
 
 
-@kept
-def behind(tree: Tree, node: ast.AST, depth: int = 2) -> list[ast.AST]:
-    """All nodes of an expression and, up to `depth` levels, of the values assigned to its names."""
-    level, found = [node], dict.fromkeys(tree.walk(node))
-    for _ in range(depth):
-        names = [part for root in level for part in tree.walk(root) if isinstance(part, ast.Name)]
-        values = (v for name in names if isinstance(name.ctx, ast.Load) for v in tree.values_of(name.id, name))
-        level = list(dict.fromkeys(value for value in values if value not in found))
-        found |= dict.fromkeys(part for root in level for part in tree.walk(root))
-    return list(found)
+def module_made(tree: Tree, value: ast.expr) -> str:
+    """The class of the module that an expression makes, as of `Net().to(device)`: one of this script, which may be no
+    module, of torch.nn or of torchvision; "" if it may make anything else."""
+    while method_of(value) in RETURN_THEMSELVES and is_method_call(value) and isinstance(value.func.value, ast.Call):
+        value = value.func.value
+    name = tree.called(value)
+    is_class = last_part(name)[:1].isupper() and last_part(name) not in NO_MODULES
+    is_imported = is_class and name.startswith(("torch.nn.", "torchvision.models."))
+    return name if is_imported or name in tree.classes else ""
+
+
+def is_module_class(tree: Tree, name: str) -> bool:
+    """Whether a class, as module_made knows it, is one of modules."""
+    return name not in tree.classes or "torch.nn.Module" in map(tree.dotted, tree.classes[name].bases)
 
 
 def trained_in(tree: Tree, loop: ast.AST) -> bool:
@@ -35,43 +56,35 @@ def trained_in(tree: Tree, loop: ast.AST) -> bool:
     return any(any(tree.method_calls("backward", within=place)) for place in reached_from(tree, loop))
 
 
-def steps_in(tree: Tree, loop: ast.AST) -> list[ast.Call]:
+def steps_in(tree: Tree, loop: ast.AST) -> list[MethodCall]:
     """Steps of an optimizer within a loop: `optimizer.step()`, `scaler.step(optimizer)`, not a scheduler's."""
-    steps: list[ast.Call] = []
-    for call in tree.method_calls("step", within=loop):
-        owner = last_part(spelled(call.func.value)).lower()
-        if "opt" in owner or "scaler" in owner or "sgd" in owner or "adam" in owner:
-            steps.append(call)
-    return steps
-
-
-def is_counted(tree: Tree, step: ast.Call, loop: ast.AST) -> bool:
-    """`if (i + 1) % accumulate == 0: optimizer.step()`."""
-    branches = [branch for branch, _ in tree.branches_of(step, loop)]
-    return any(isinstance(n, ast.BinOp) and isinstance(n.op, ast.Mod) for b in branches for n in behind(tree, b.test))
-
-
-def counts_micro_batches(loop: ast.AST) -> bool:
-    """Whether a loop is over micro-batches, by its names."""
-    head = ast.unparse(loop.iter).lower() if isinstance(loop, ast.For) else ""
-    return any(word in head for word in ("accum", "micro"))
-
-
-NOT_OPTIMIZERS = ("torch.optim.lr_scheduler", "torch.optim.swa_utils")
+    return [call for call in tree.method_calls("step", within=loop) if OPTIMIZERS.search(last_part(owner_of(call)))]
 
 
 def optimizers(tree: Tree) -> Iterator[tuple[ast.Call, str]]:
     """(call, name) for each optimizer that is built from `name.parameters()`."""
-    for call in tree.calls:
-        name = tree.names_of_calls[call]
+    for call, name in tree.names_of_calls.items():
         if not name.startswith("torch.optim.") or name.startswith(NOT_OPTIMIZERS):
             continue
         parameters = argument_at(call, 0, "params")
-        for part in behind(tree, parameters) if parameters is not None else ():
-            method = part.func if is_method_call(part) else None
-            if method and method.attr in ("parameters", "named_parameters") and (name := spelled(method.value)):
-                yield call, name
-                break
+        parts = behind(tree, parameters) if parameters is not None else []
+        owners = (owner_of(part) for part in parts if is_method_call(part, "parameters", "named_parameters"))
+        if model := next(filter(None, owners), ""):
+            yield call, model
+
+
+@kept
+def preparations(tree: Tree) -> list[MethodCall]:
+    """The calls of accelerate's `accelerator.prepare(…)`."""
+    is_made = bool(tree.calls_to("accelerate.Accelerator"))
+    return [call for call in tree.method_calls("prepare") if is_made or owner_of(call).endswith("accelerator")]
+
+
+@kept
+def prepared(tree: Tree) -> set[str]:
+    """The names of what accelerate or DeepSpeed prepared."""
+    preparing = {*preparations(tree), *tree.calls_to("deepspeed.initialize")}
+    return {target for target, value, _ in tree.assigns if value in preparing}
 
 
 def moves_to_device(tree: Tree, call: ast.AST) -> bool:
@@ -90,16 +103,15 @@ def _is_device(tree: Tree, node: ast.expr, depth: int = 3) -> bool:
     if is_rank(tree, node):
         return True
     if isinstance(node, ast.Call):
-        name = tree.dotted(node.func)
+        name = tree.called(node)
         if name == "torch.device" and node.args:
             return _is_device(tree, node.args[0], depth) or len(node.args) > 1
         return name.endswith(("cuda.current_device", "accelerator.current_accelerator"))
     if isinstance(node, ast.IfExp):  # "cuda:0" if there is one, else "cpu"
         return _is_device(tree, node.body, depth) or _is_device(tree, node.orelse, depth)
-    name = spelled(node)
-    if isinstance(node, ast.Name) and depth and (values := tree.values_of(name, node)):
+    if isinstance(node, ast.Name) and depth and (values := tree.values(node)):
         return any(_is_device(tree, value, depth - 1) for value in values)
-    last = last_part(name).lower()
+    last = last_part(spelled(node)).lower()
     return last in ("device", "dev", "gpu", "gpu_id", "device_id") or last.endswith("_device")
 
 
@@ -107,8 +119,8 @@ def without_gradients(tree: Tree, node: ast.AST) -> bool:
     """Whether a node is within `with torch.no_grad():`, or in a function that is decorated so."""
     functions = (around for around in tree.ancestors(node) if isinstance(around, Function))
     decorators = [each for function in functions for each in function.decorator_list]
-    contexts = (each.func if isinstance(each, ast.Call) else each for each in (*tree.contexts_of(node), *decorators))
-    return any(last_part(tree.dotted(each)) in ("no_grad", "inference_mode") for each in contexts)
+    names = (tree.called(each) or tree.dotted(each) for each in (*tree.contexts_of(node), *decorators))
+    return any(last_part(name) in ("no_grad", "inference_mode") for name in names)
 
 
 def backwards(tree: Tree, within: ast.AST | None = None) -> Iterator[tuple[MethodCall, ast.expr]]:
@@ -119,8 +131,49 @@ def backwards(tree: Tree, within: ast.AST | None = None) -> Iterator[tuple[Metho
             yield call, named if _is_engine(call.func.value) else call.func.value
 
 
+def calls_behind(tree: Tree, loss: ast.expr, within: ast.AST) -> list[ast.Call]:
+    """The calls in a loop or function through which the gradients of a loss flow."""
+    calls = [part for part in behind(tree, loss, 4) if isinstance(part, ast.Call) and tree.is_in(part, within)]
+    cut = {call for call in calls for around in tree.enclosing(call, ast.Attribute) if around.attr in DETACHES}
+    return sorted((call for call in calls if call not in cut and not without_gradients(tree, call)), key=position)
+
+
 def _is_engine(owner: ast.expr) -> bool:
     return bool(re.search(r"accelerator|fabric|engine|^self$|manager", spelled(owner)))
+
+
+def loss_divisions(
+    tree: Tree, backward: MethodCall, loss: ast.expr, by: re.Pattern[str]
+) -> Iterator[tuple[Placed, ast.expr]]:
+    """(place, dividend) where a loss is divided by what has such a name: where its backward pass starts, or in an
+    assignment before it in the same loop or function."""
+    names = {spelled(part) for part in tree.walk(loss)} - {""}
+    around = tree.loop_of(backward) or tree.function_of(backward)
+    values = [loss]
+    for name, value, node in tree.assigns:
+        if name in names and tree.is_in(node, around) and position(node) < position(backward):
+            values.append(value)
+    divisions: list[tuple[ast.BinOp | ast.AugAssign, ast.expr, ast.expr]] = []
+    for part in (part for value in values for part in _terms(value)):
+        if isinstance(part, ast.BinOp):
+            divisions.append((part, part.left, part.right))
+    for node in tree.nodes_in(around, ast.AugAssign):
+        if spelled(node.target) in names and position(node) < position(backward):
+            divisions.append((node, node.target, node.value))
+    for place, dividend, divisor in divisions:
+        name = spelled(divisor.func if isinstance(divisor, ast.Call) else divisor)
+        if isinstance(place.op, ast.Div) and by.search(name):
+            yield place, dividend
+
+
+def _terms(node: ast.expr) -> Iterator[ast.expr]:
+    """An expression and the terms and factors that it consists of, also in `scaler.scale(…)`."""
+    yield node
+    inner: list[ast.expr] = [node.left, node.right] if isinstance(node, ast.BinOp) else []
+    if is_method_call(node, "scale"):
+        inner = node.args
+    for part in inner:
+        yield from _terms(part)
 
 
 def averages_by_hand(tree: Tree, loop: ast.AST) -> bool:
@@ -128,8 +181,7 @@ def averages_by_hand(tree: Tree, loop: ast.AST) -> bool:
     parameters, or leaves it to a hook."""
     if tree.words & GRADIENTS:
         return True
-    places = reached_from(tree, loop)
-    combined = [call for call in tree.torch_calls(*COMBINES) if any(tree.is_in(call, place) for place in places)]
+    combined = [call for call in tree.torch_calls(*COLLECTIVES) if tree.is_in(call, *reached_from(tree, loop))]
     return any(TENSORS.search(ast.unparse(part)) for call in combined for part in _context(tree, call))
 
 

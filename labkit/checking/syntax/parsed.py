@@ -9,8 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property
 from typing import Any, Protocol, TypeVar
 
-from labkit.checking.syntax.calls import MethodCall, is_method_call
-from labkit.checking.syntax.nodes import Function, Loop, Placed, is_main_guard, position, spelled
+from labkit.checking.syntax.nodes import Function, Loop, MethodCall, is_main_guard, is_method_call, position, spelled
 
 Location = Callable[[int], str]
 N = TypeVar("N", bound=ast.AST)
@@ -166,6 +165,14 @@ class Parsed:
     def names_of_calls(self) -> dict[ast.Call, str]:
         return {call: self.dotted(call.func) for call in self.calls}
 
+    def called(self, node: ast.AST | None) -> str:
+        """The full name of what a node calls: "torch.save"; "" if it calls nothing that has a name."""
+        return self.names_of_calls.get(node, "")  # type: ignore[call-overload, no-any-return]
+
+    def class_made(self, node: ast.AST | None) -> ast.ClassDef | None:
+        """The class of this script of which a call makes an object."""
+        return self.classes.get(self.called(node))
+
     @cached_property
     def packages(self) -> set[str]:
         """The packages that the script imports."""
@@ -175,6 +182,12 @@ class Parsed:
         """The names to which a value is assigned as it is."""
         targets = getattr(self.parents.get(node), "targets", []) if node is not None else []
         return [name for target in targets if (name := spelled(target))]
+
+    @cached_property
+    def environment(self) -> list[tuple[str, ast.Subscript]]:
+        """Each `os.environ["NAME"]`, with the name."""
+        uses = (node for node in self.nodes[ast.Subscript] if self.dotted(node.value) in ("os.environ", "environ"))
+        return [(str(node.slice.value), node) for node in uses if isinstance(node.slice, ast.Constant)]
 
     # calls
 
@@ -199,16 +212,21 @@ class Parsed:
 
     def calls_to(self, *names: str) -> list[ast.Call]:
         """Calls of functions by their full names."""
-        return [call for call in self.calls if self.names_of_calls[call] in names]
+        return [call for call, name in self.names_of_calls.items() if name in names]
 
     def _calls(self, names: Iterable[str], within: ast.AST | None) -> Iterator[ast.Call]:
         calls = [call for name in names for call in self._calls_by_name.get(name, ())]
-        return iter(sorted((call for call in calls if self.is_in(call, within)), key=position) if calls else ())
+        inside = calls if within is None else [call for call in calls if self.is_in(call, within)]
+        return iter(sorted(inside, key=position))
 
     def walk(self, node: ast.AST) -> list[ast.AST]:
         """A node and all within it, in the order of the text; without contexts and operators."""
         first, last = self._spans[node]
         return self._order[first : last + 1]
+
+    def nodes_in(self, within: ast.AST, kind: type[N]) -> list[N]:
+        """The nodes of a kind within a node, in the order of the text."""
+        return [node for node in self.nodes[kind] if self.is_in(node, within)]
 
     def names_in(self, *nodes: ast.AST) -> set[str]:
         """The names in expressions or statements, without their attributes."""
@@ -230,32 +248,30 @@ class Parsed:
 
     # places
 
-    def is_in(self, node: ast.AST, within: ast.AST | None) -> bool:
-        if within is None:
-            return True
-        first, last = self._spans[within]
-        return first <= self._spans[node][0] <= last
+    def is_in(self, node: ast.AST, *places: ast.AST) -> bool:
+        """Whether a node is in one of the places, or is one."""
+        number = self._spans[node][0]
+        return any(first <= number <= last for first, last in map(self._spans.__getitem__, places))
 
     def ancestors(self, node: ast.AST) -> Iterator[ast.AST]:
         while (parent := self.parents.get(node)) is not None:
             yield parent
             node = parent
 
+    def enclosing(self, node: ast.AST, *kinds: type[N]) -> Iterator[N]:
+        """The nodes of some kinds around a node, the innermost first."""
+        return (parent for parent in self.ancestors(node) if isinstance(parent, kinds))
+
     def function_of(self, node: ast.AST) -> ast.AST:
         """The enclosing function of a node, or the module."""
         return self._scopes.get(node, self.module)
 
-    def class_of(self, node: ast.AST) -> ast.ClassDef | None:
-        """The innermost class around a node."""
-        return next((around for around in self.ancestors(node) if isinstance(around, ast.ClassDef)), None)
-
-    def statement_of(self, node: ast.AST) -> ast.stmt | None:
-        return next((a for a in (node, *self.ancestors(node)) if isinstance(a, ast.stmt)), None)
+    def statement_of(self, node: ast.expr) -> ast.stmt:
+        return next(self.enclosing(node, ast.stmt))
 
     def contexts_of(self, node: ast.AST) -> list[ast.expr]:
         """The contexts of the `with`s around a node, the innermost first."""
-        around = (statement for statement in self.ancestors(node) if isinstance(statement, ast.With))
-        return [item.context_expr for statement in around for item in statement.items]
+        return [item.context_expr for around in self.enclosing(node, ast.With) for item in around.items]
 
     def loops_of(self, node: ast.AST) -> list[Loop]:
         """The loops around a node within its function, the innermost first."""
@@ -287,12 +303,6 @@ class Parsed:
     def _ends_there(self, node: ast.AST) -> bool:
         """Whether nothing of the same function is around the parent of a node."""
         return isinstance(self.parents.get(node, self.module), ENDS)
-
-    def surely_before(self, first: Placed, second: Placed) -> bool:
-        """Whether `first` always runs before `second`: same function, no further condition around `first`."""
-        if self.function_of(first) is not self.function_of(second) or position(first) >= position(second):
-            return False
-        return set(self.branches_of(first)) <= set(self.branches_of(second))
 
     def is_handed_on(self, function: Function) -> bool:
         """Whether a function is named without being called, as in `mp.spawn(main)`."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import reduce
 
 from labkit.checking.syntax.collectives import collective
-from labkit.checking.syntax.functions import callee, calls_of
+from labkit.checking.syntax.flow import behind, callee, calls_of, sites
 from labkit.checking.syntax.nodes import Function, Placed, spelled
 from labkit.checking.syntax.tree import Tree, kept
 from labkit.checking.syntax.ways import (
@@ -185,8 +185,13 @@ def leaves(tree: Tree, branch: list[ast.stmt]) -> bool:
     return bool(branch) and (isinstance(branch[-1], ast.Return | ast.Continue | ast.Break) or _exits(tree, branch[-1]))
 
 
+def depends_on_rank(tree: Tree, *values: ast.expr) -> bool:
+    """Whether one of the expressions surely refers to the rank, or a value behind its names does."""
+    return any(is_rank(tree, part) for value in values for part in behind(tree, value))
+
+
 def names_rank(tree: Tree, node: ast.AST | None) -> bool:
-    """Whether an expression, or a value of its names, refers to the rank."""
+    """Whether an expression, or a value of its names, may refer to the rank, if only by the sound of a name."""
     for part in tree.walk(node) if node is not None else ():
         values = tree.values_of(spelled(part), part)
         parts = [part, *(inner for value in values for inner in tree.walk(value))]
@@ -216,6 +221,12 @@ def may_depend_on_rank(tree: Tree, node: ast.AST, seen: frozenset[ast.AST] = fro
     if not calls:
         return not is_handed_on
     return not is_handed_on and all(may_depend_on_rank(tree, call, seen | {function}) for call in calls)
+
+
+def runs_before_ranks(tree: Tree, node: Placed) -> bool:
+    """Whether a node runs in the process that starts the ranks."""
+    places = sites(tree, node)
+    return any(tree.function_of(spawn) in places for spawn in tree.torch_calls("spawn", "start_processes"))
 
 
 def _may_choose_ranks(tree: Tree, decorator: ast.expr) -> bool:

@@ -9,14 +9,13 @@ import ast
 import json
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
-from labkit.checking.syntax.calls import has_stars, keyword
-from labkit.checking.syntax.nodes import Placed
+from labkit.checking.syntax.nodes import Placed, entries, has_stars, keyword, spelled
 from labkit.checking.syntax.tree import Tree, kept
+from labkit.checking.syntax.values import UNKNOWN
 
-UNKNOWN = object()  # a value that is not a literal
 JSON_WORD = re.compile(r'"(?:[^"\\]|\\.)*"|\b(?:true|false|null)\b')
 STRATEGIES = ("FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD", "HYBRID_SHARD_ZERO2")  # FSDP1's, from 1
 SHARED = {
@@ -61,18 +60,27 @@ Settings = dict[str, Setting]
 @dataclass(frozen=True)
 class Configuration:
     """One training's settings. `fsdp` has those of its `fsdp_config`, by names without `fsdp_`; `whole` the settings
-    around it: accelerate's file, or the arguments of transformers' TrainingArguments, if known."""
+    around it: accelerate's file, or the arguments of transformers' TrainingArguments."""
 
     reader: str  # accelerate or transformers
     fsdp: Settings
-    whole: Settings | None = None
+    whole: Settings = field(default_factory=dict)
     has_others: bool = False  # settings that are not literal: **arguments
+
+    @property
+    def is_accelerates(self) -> bool:
+        return self.reader == "accelerate"
+
+    def starts(self, kind: str) -> bool:
+        """Whether accelerate launch starts FSDP or DEEPSPEED with this file."""
+        started = self.whole.get("distributed_type")
+        return self.is_accelerates and started is not None and started.value == kind
 
     @property
     def version(self) -> int | None:
         """FSDP's, if it is certain: without it, accelerate takes 1, and transformers 1 or 2, depending on its own."""
         if "version" not in self.fsdp:
-            return 1 if self.reader == "accelerate" else None
+            return 1 if self.is_accelerates else None
         value = str(self.fsdp["version"].value)
         return int(value) if value in ("1", "2") else None
 
@@ -150,21 +158,17 @@ def _configurations(tree: Tree) -> Iterator[Configuration]:
     if (root := _root(tree)) is not None:
         whole = settings_of(root)
         if whole.keys() & {"distributed_type", "compute_environment"}:
-            section = whole.get("fsdp_config")
-            yield Configuration(
-                "accelerate", _without_prefix(settings_of(section.expression) if section else {}), whole
-            )
+            fsdp = settings_of(whole["fsdp_config"].expression) if "fsdp_config" in whole else {}
+            yield Configuration("accelerate", _without_prefix(fsdp), whole)
         elif _is_fsdp(fsdp := _without_prefix(whole)):
             yield Configuration("transformers", fsdp)
         return
     for call in tree.calls:
         if (value := keyword(call, "fsdp_config")) is None or not _takes_training_arguments(tree, call):
             continue
-        if isinstance(value, ast.Name):
-            values = tree.values_of(value.id, value)
-            value = values[0] if len(values) == 1 and not _is_changed(tree, value.id) else value
-        arguments = {k.arg: Setting(k.arg, _literal(k.value), k.value, k.value) for k in call.keywords if k.arg}
-        yield Configuration("transformers", _without_prefix(settings_of(value)), arguments, has_stars(call))
+        if isinstance(value, ast.Name) and not _is_changed(tree, value.id):
+            value = tree.resolved(value) or value
+        yield Configuration("transformers", _without_prefix(settings_of(value)), _passed(call), has_stars(call))
 
 
 def _root(tree: Tree) -> ast.Dict | None:
@@ -189,7 +193,7 @@ def _is_changed(tree: Tree, name: str) -> bool:
 
 def _takes_training_arguments(tree: Tree, call: ast.Call) -> bool:
     """TrainingArguments, or TRL's SFTConfig and others; a class derived from them may have defaults of its own."""
-    name = tree.names_of_calls[call]
+    name = tree.called(call)
     return name == "TrainingArguments" or name.startswith(("transformers.", "trl."))
 
 
@@ -200,12 +204,13 @@ def _without_prefix(settings: Settings) -> Settings:
 def settings_of(node: ast.AST) -> Settings:
     """The settings of `{"a": 1}` or `dict(a=1)`; none of anything else."""
     if isinstance(node, ast.Dict):
-        pairs = zip(node.keys, node.values, strict=True)
-        named = [(str(key.value), key, value) for key, value in pairs if isinstance(key, ast.Constant)]
+        named = [(str(key.value), key, value) for key, value in entries(node) if isinstance(key, ast.Constant)]
         return {name: Setting(name, _literal(value), key, value) for name, key, value in named}
-    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "dict":
-        return {k.arg: Setting(k.arg, _literal(k.value), k.value, k.value) for k in node.keywords if k.arg}
-    return {}
+    return _passed(node) if isinstance(node, ast.Call) and spelled(node.func) == "dict" else {}
+
+
+def _passed(call: ast.Call) -> Settings:
+    return {k.arg: Setting(k.arg, _literal(k.value), k.value, k.value) for k in call.keywords if k.arg}
 
 
 def _literal(node: ast.expr) -> Any:

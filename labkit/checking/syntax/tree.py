@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache, wraps
 from typing import Concatenate, ParamSpec, TypeVar
 
-from labkit.checking.syntax.calls import argument_at
-from labkit.checking.syntax.nodes import is_main_guard, spelled
+from labkit.checking.syntax.nodes import argument_at, is_main_guard, last_part, spelled
 from labkit.checking.syntax.values import Valued
 
 WRAPPERS = {"DistributedDataParallel": "ddp", "FullyShardedDataParallel": "fsdp1", "fully_shard": "fsdp2"}
@@ -80,7 +79,7 @@ class Tree(Valued):
         return [wrap for wrap in self.wraps if wrap.strategy in strategies]
 
     def _wrap(self, call: ast.Call) -> Wrap | None:
-        strategy = WRAPPERS[self.names_of_calls[call].rsplit(".", 1)[1]]
+        strategy = WRAPPERS[last_part(self.called(call))]
         source = argument_at(call, 0, "module")
         if source is None:
             return None  # a decorator or a partial: the model is unknown

@@ -11,8 +11,7 @@ from functools import cached_property
 from types import MappingProxyType
 from typing import Any
 
-from labkit.checking.syntax.calls import keyword
-from labkit.checking.syntax.nodes import Function, parameters_of, spelled
+from labkit.checking.syntax.nodes import Function, keyword, parameters_of, spelled
 from labkit.checking.syntax.parsed import Parsed
 
 UNKNOWN: Any = object()  # a value that the text does not tell

@@ -11,12 +11,13 @@ import re
 from functools import reduce
 
 from labkit.checking.syntax.collectives import agreed
-from labkit.checking.syntax.functions import callee, returned
+from labkit.checking.syntax.flow import callee, returned
 from labkit.checking.syntax.nodes import last_part, spelled
 from labkit.checking.syntax.tree import Tree
 
 RANK = re.compile(
-    r"^_?((global|local|world|ddp|dist|my|cur|current|node|proc|process|torch)_)*rank(_id)?$", re.IGNORECASE
+    r"^_?((global|local|world|ddp|dist|distributed|my|cur|current|node|proc|process|torch)_)*rank(_id)?$|^process_index$",
+    re.IGNORECASE,
 )
 FIRST = re.compile(
     r"^_?(is|am|on)_(\w+_)?(main|master|primary|chief|rank0|rank_0|rank_zero|first|zero)(_process|_rank|_proc|_node)?$"
@@ -62,7 +63,7 @@ def is_rank(tree: Tree, node: ast.AST, depth: int = 3) -> bool:
     if isinstance(node, ast.NamedExpr):
         return is_rank(tree, node.value, depth)
     if isinstance(node, ast.Call):
-        last = tree.dotted(node.func).rsplit(".", 1)[-1]
+        last = last_part(tree.called(node))
         if last in ("get_rank", "get_local_rank", "get_global_rank", "get_node_local_rank"):
             return True
         if last == "int" and len(node.args) == 1:

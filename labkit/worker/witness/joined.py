@@ -29,6 +29,7 @@ COLLECTIVES = (
     "reduce_scatter",
     "reduce_scatter_tensor",
     "scatter",
+    "scatter_object_list",
 )
 
 

@@ -1,4 +1,4 @@
-"""Rules about parameters of which DDP does not average the gradients, or that are one no longer."""
+"""Rules about parameters that are frozen, added or shared, of which DDP then does not average the gradients."""
 
 from __future__ import annotations
 
@@ -7,10 +7,19 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from labkit.checking.rules import Mistakes, rule
-from labkit.checking.syntax.calls import argument_at, keyword
-from labkit.checking.syntax.functions import arguments_of, calls_of, follows
-from labkit.checking.syntax.models import averages_by_hand, backwards, behind
-from labkit.checking.syntax.nodes import Function, Placed, last_part, position, spelled
+from labkit.checking.syntax.flow import arguments_of, behind, calls_of, follows
+from labkit.checking.syntax.models import averages_by_hand, backwards, is_module_class, module_made
+from labkit.checking.syntax.nodes import (
+    Function,
+    Placed,
+    argument_at,
+    is_method_call,
+    keyword,
+    last_part,
+    owner_of,
+    position,
+    spelled,
+)
 from labkit.checking.syntax.tree import Tree, Wrap
 
 MODULE_OF = ("self", "module")  # parts of a name that say nothing about which layer it is
@@ -35,11 +44,9 @@ class Switch:
 
 def may_leave_unused(tree: Tree, wrap: Wrap) -> bool:
     """Whether this DDP model may leave parameters unused, or possibly may."""
-    values = [tree.value(keyword(wrap.call, name)) for name in ("find_unused_parameters", "static_graph")]
-    named = [keyword(wrap.call, name) is not None for name in ("find_unused_parameters", "static_graph")]
-    return any(is_named and value is not False for is_named, value in zip(named, values, strict=True)) or any(
-        k.arg is None for k in wrap.call.keywords
-    )
+    options = (keyword(wrap.call, name) for name in ("find_unused_parameters", "static_graph"))
+    is_asked = any(option is not None and tree.value(option) is not False for option in options)
+    return is_asked or any(k.arg is None for k in wrap.call.keywords)
 
 
 @rule(
@@ -88,8 +95,7 @@ def _names(wrap: Wrap) -> set[str]:
 def _new_layers(tree: Tree, wrap: Wrap) -> Iterator[tuple[Placed, str]]:
     """`model.module.head = nn.Linear(…)`, `net[2] = nn.Linear(…)`."""
     for node in tree.nodes[ast.Assign]:
-        is_layer = isinstance(node.value, ast.Call) and tree.dotted(node.value.func) in TRAINED
-        for target in node.targets if is_layer else ():
+        for target in node.targets if tree.called(node.value) in TRAINED else ():
             if isinstance(target, ast.Attribute | ast.Subscript):
                 parts = [part for part in spelled(target.value).split(".") if part not in MODULE_OF]
                 if parts and parts[0] in _names(wrap):
@@ -126,14 +132,10 @@ def _switches(tree: Tree) -> Iterator[Switch]:
 def _looped(tree: Tree, parameter: ast.Name) -> ast.expr | None:
     """`model` in `for p in model.parameters(): p…`, unless under a condition."""
     for loop in tree.loops_of(parameter):
-        source = loop.iter if isinstance(loop, ast.For) else None
-        if not isinstance(loop, ast.For) or not isinstance(source, ast.Call) or isinstance(source.func, ast.Name):
-            continue
-        names = {spelled(part) for part in tree.walk(loop.target)}
-        if parameter.id in names and isinstance(source.func, ast.Attribute):
-            conditional = tree.branches_of(parameter, loop)
-            parameters = source.func.attr in ("parameters", "named_parameters")
-            return source.func.value if parameters and not conditional else None
+        source = loop.iter if isinstance(loop, ast.For) and parameter.id in tree.names_in(loop.target) else None
+        if is_method_call(source):
+            is_any = is_method_call(source, "parameters", "named_parameters") and not tree.branches_of(parameter, loop)
+            return source.func.value if is_any else None
     return None
 
 
@@ -175,7 +177,7 @@ def requires_grad_of_module(tree: Tree) -> Mistakes:
         return
     for node in _of_modules(tree):
         if isinstance(node.ctx, ast.Store) and spelled(node.value) != "self":
-            again = [c for c in tree.method_calls("requires_grad_") if spelled(c.func.value) == spelled(node.value)]
+            again = [c for c in tree.method_calls("requires_grad_") if owner_of(c) == spelled(node.value)]
             if not again:
                 yield node, f"`{ast.unparse(node.value)}` is a module: this freezes or trains nothing"
 
@@ -185,44 +187,29 @@ def _of_modules(tree: Tree) -> Iterator[ast.Attribute]:
     for node in tree.nodes[ast.Attribute]:
         if node.attr != "requires_grad" or getattr(node.value, "attr", "") in ("weight", "bias"):
             continue  # a layer may have this name in one class, and a tensor in another
-        holder = next((a for a in tree.ancestors(node) if isinstance(a, ast.ClassDef)), None)
-        if _is_module(tree, node.value) or (
-            spelled(node.value) == "self" and holder and _is_module_class(tree, holder)
-        ):
+        holder = next(tree.enclosing(node, ast.ClassDef), None)
+        is_self = spelled(node.value) == "self" and holder is not None and is_module_class(tree, holder.name)
+        if is_self or _is_module(tree, node.value):
             yield node
 
 
 def _is_module(tree: Tree, node: ast.expr) -> bool:
     if isinstance(node, ast.Subscript):  # a layer of nn.Sequential
         made = _made(tree, node.value)
-        return bool(made) and all(tree.dotted(call.func).startswith("torch.nn.Sequential") for call in made)
+        return bool(made) and all(name.startswith("torch.nn.Sequential") for name in made)
     made = _made(tree, node)
-    return bool(made) and all(_makes_module(tree, call) for call in made)
+    return bool(made) and all(name and is_module_class(tree, name) for name in made)
 
 
-def _made(tree: Tree, node: ast.expr) -> list[ast.Call]:
-    """The calls that make what a name or an attribute of a model stands for; none if something else may."""
+def _made(tree: Tree, node: ast.expr) -> list[str]:
+    """The classes of what a name or an attribute of a model stands for, with "" for anything else."""
     if isinstance(node, ast.Name) and not tree.parameter(node.id, node):
-        values = tree.values_of(node.id, node)
+        values = tree.values(node)
     elif isinstance(node, ast.Attribute):  # model.backbone: what a class of the script assigns to self.backbone
         values = [value for name, value, _ in tree.assigns if name.split(".")[1:] == [node.attr]]
     else:
-        return []
-    calls = [value for value in values if isinstance(value, ast.Call)]
-    return calls if len(calls) == len(values) else []
-
-
-def _makes_module(tree: Tree, call: ast.Call) -> bool:
-    name = tree.dotted(call.func)
-    last = last_part(name)
-    if name in tree.classes:
-        return _is_module_class(tree, tree.classes[name])
-    is_class = last[:1].isupper() and last not in ("Parameter", "Buffer", "UninitializedParameter")
-    return is_class and name.startswith(("torch.nn.", "torchvision.models."))
-
-
-def _is_module_class(tree: Tree, node: ast.ClassDef) -> bool:
-    return "torch.nn.Module" in map(tree.dotted, node.bases)
+        values = []
+    return [module_made(tree, value) for value in values]
 
 
 @rule(
@@ -243,15 +230,15 @@ def tied_weights_parted(tree: Tree) -> Mistakes:
             other = next(layer for layer in layers if layer != last_part(unit))
             yield wrap.call, f"`{unit}` shares its weight with `{other}`, which is not in this unit"
         for call in tree.method_calls("to_empty"):
-            made = [part for part in behind(tree, call.func.value) if isinstance(part, ast.Call)]
-            made = [part for part in made if tree.classes.get(spelled(part.func)) is holder and _is_on_meta(tree, part)]
+            made = [part for part in behind(tree, call.func.value) if tree.class_made(part) is holder]
+            made = [part for part in made if _is_on_meta(tree, part)]
             if made and "tie_weights" not in tree.words and not _is_tied_again(tree, layers, holder):
                 yield call, f"this gives {' and '.join(f'`{layer}`' for layer in layers)} a weight each"
 
 
 def _units(tree: Tree, wrap: Wrap) -> list[str]:
     """What fully_shard makes a unit of, also in `for unit in [model.embed, model.head]: fully_shard(unit)`."""
-    loop = next(iter(tree.loops_of(wrap.call)), None)
+    loop = tree.loop_of(wrap.call)
     listed = loop.iter if isinstance(loop, ast.For) and spelled(loop.target) == spelled(wrap.source) else None
     return [spelled(part) for part in (listed.elts if isinstance(listed, ast.List | ast.Tuple) else [wrap.source])]
 
@@ -266,7 +253,7 @@ def _ties(tree: Tree) -> Iterator[tuple[ast.AST, tuple[str, str]]]:
             yield tree.parents[method], (one[1], other[1])
 
 
-def _is_on_meta(tree: Tree, call: ast.Call) -> bool:
+def _is_on_meta(tree: Tree, call: ast.AST) -> bool:
     devices = tree.calls_to("torch.device")
     return any(context in devices and tree.value(context.args[0]) == "meta" for context in tree.contexts_of(call))
 

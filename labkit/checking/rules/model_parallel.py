@@ -7,11 +7,10 @@ import re
 import sys
 
 from labkit.checking.rules import Mistakes, rule
-from labkit.checking.rules.sampling import TEST
-from labkit.checking.syntax.calls import argument_at, keyword
-from labkit.checking.syntax.nodes import last_part, spelled
+from labkit.checking.syntax.flow import surely_before
+from labkit.checking.syntax.nodes import keyword, last_part, spelled
+from labkit.checking.syntax.ranks import depends_on_rank
 from labkit.checking.syntax.tree import Tree
-from labkit.checking.syntax.ways import is_rank
 
 POSITIONS = re.compile(
     r"freqs_cis|rotary|rope(_|$)|^pos(itions?)?(_ids|_emb\w*)?$|position_(ids|emb\w*)", re.IGNORECASE
@@ -62,9 +61,9 @@ def router_seeded_by_rank(tree: Tree) -> Mistakes:
         return
     routed = _routed(tree)
     seeds = list(tree.torch_calls("manual_seed"))
-    by_rank = {seed for seed in seeds if any(is_rank(tree, node) for arg in seed.args for node in tree.walk(arg))}
+    by_rank = {seed for seed in seeds if depends_on_rank(tree, *seed.args)}
     for made in (call for call in tree.calls if isinstance(call.func, ast.Name) and call.func.id in routed):
-        before = [seed for seed in seeds if tree.surely_before(seed, made)]
+        before = [seed for seed in seeds if surely_before(tree, seed, made)]
         if before and before[-1] in by_rank:
             yield before[-1], f"the router of {spelled(made.func)} differs between ranks"
             return
@@ -106,8 +105,8 @@ def _texts(tree: Tree, name: str) -> list[str]:
 
 def _names_by_string(tree: Tree) -> bool:
     """Whether layers may have names that the text does not show: of a library, or set as strings."""
-    imported = {name.partition(".")[0] for name, _ in tree.imports.values()}
-    return bool(imported - sys.stdlib_module_names - {"torch"} or {"add_module", "setattr", "ModuleDict"} & tree.words)
+    is_hidden = {"add_module", "setattr", "ModuleDict"} & tree.words
+    return bool(is_hidden or tree.packages - sys.stdlib_module_names - {"torch"})
 
 
 @rule(
@@ -123,7 +122,7 @@ def all_experts_on_a_rank(tree: Tree) -> Mistakes:
     if "on_this_rank" not in tree.functions:  # not a script of that strategy
         return
     for made in (value for value in tree.assigned_to_self("self.experts") if isinstance(value, ast.Call)):
-        if tree.dotted(made.func).rpartition(".")[2] in ("ModuleList", "ModuleDict"):
+        if last_part(tree.called(made)) in ("ModuleList", "ModuleDict"):
             yield made, f"{spelled(made.func)} is a list of modules, which expert_parallel cannot divide"
         for loop in _loops_of_forward(tree, spelled(made.func)):
             if isinstance(loop, ast.Call) and spelled(loop.func) == "range" and _is_fixed(tree, loop.args[-1]):
@@ -161,27 +160,3 @@ def _routed(tree: Tree) -> set[str]:
 
 def _has_router(node: ast.AST) -> bool:
     return isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and bool(ROUTER.match(spelled(node)))
-
-
-@rule(
-    "LK084 data-split-in-tensor-parallel",
-    "wrong",
-    why="The ranks of a tensor-parallel model compute one batch together: each has a part of every layer. With a batch "
-    "of its own, each rank's parts of a sum belong to other samples.",
-    fix="Give all ranks of the mesh the same batches; divide the data only along a data-parallel axis: "
-    "DistributedSampler(data, mesh['dp'].size(), mesh['dp'].get_local_rank()).",
-    misses="meshes that are made in another file, and data divided by hand.",
-)
-def data_split_in_tensor_parallel(tree: Tree) -> Mistakes:
-    meshes = list(tree.torch_calls("init_device_mesh"))
-    shapes = [argument_at(call, 1, "mesh_shape") for call in meshes]
-    one_axis = bool(shapes) and all(isinstance(shape, ast.Tuple) and len(shape.elts) == 1 for shape in shapes)
-    if not one_axis or tree.strategies or tree.is_managed or "new_group" in tree.words:
-        return
-    if not any(tree.torch_calls("parallelize_module")):
-        return
-    for sampler in tree.torch_calls("DistributedSampler"):
-        rank = argument_at(sampler, 2, "rank")
-        named = " ".join(map(spelled, getattr(tree.parents[sampler], "targets", [])))
-        if not TEST.search(named) and (rank is None or is_rank(tree, rank)):
-            yield sampler, "all ranks are one tensor-parallel model, but each gets other samples"

@@ -1,4 +1,4 @@
-"""Finds the functions of a script that its calls run, what they get and return, and which calls come before others."""
+"""Follows a script: the values behind an expression, the functions that calls run, and what runs before what."""
 
 from __future__ import annotations
 
@@ -7,6 +7,18 @@ from collections import defaultdict
 
 from labkit.checking.syntax.nodes import Function, Placed, parameters_of, position, spelled
 from labkit.checking.syntax.tree import Tree, kept
+
+
+@kept
+def behind(tree: Tree, node: ast.AST, depth: int = 2) -> list[ast.AST]:
+    """All nodes of an expression and, up to `depth` levels, of the values assigned to its names."""
+    level, found = [node], dict.fromkeys(tree.walk(node))
+    for _ in range(depth):
+        names = [part for root in level for part in tree.walk(root) if isinstance(part, ast.Name)]
+        values = (v for name in names if isinstance(name.ctx, ast.Load) for v in tree.values_of(name.id, name))
+        level = list(dict.fromkeys(value for value in values if value not in found))
+        found |= dict.fromkeys(part for root in level for part in tree.walk(root))
+    return list(found)
 
 
 @kept
@@ -19,11 +31,11 @@ def callee(tree: Tree, call: ast.Call) -> Function | None:
         return None
     owner = spelled(call.func.value)
     if isinstance(call.func.value, ast.Call):  # Trainer(…).fit()
-        holder = tree.classes.get(tree.dotted(call.func.value.func))
+        holder = tree.class_made(call.func.value)
     elif owner == "self":
-        holder = next((a for a in tree.ancestors(call) if isinstance(a, ast.ClassDef)), None)
+        holder = next(tree.enclosing(call, ast.ClassDef), None)
     else:
-        made = {tree.dotted(v.func) for v in tree.values_of(owner, call) if isinstance(v, ast.Call)}
+        made = {tree.called(value) for value in tree.values_of(owner, call) if isinstance(value, ast.Call)}
         holder = tree.classes.get(made.pop()) if len(made) == 1 else None
     methods = [f for f in tree.functions.get(call.func.attr, []) if tree.parents[f] is holder]
     return methods[0] if len(methods) == 1 else None
@@ -39,7 +51,7 @@ def calls_of(tree: Tree, function: ast.AST) -> list[ast.Call]:
 def _all_calls(tree: Tree) -> dict[ast.AST | None, list[ast.Call]]:
     calls: dict[ast.AST | None, list[ast.Call]] = defaultdict(list)
     for call in tree.calls:
-        calls[callee(tree, call) or tree.classes.get(spelled(call.func))].append(call)
+        calls[callee(tree, call) or tree.class_made(call)].append(call)
     return dict(calls)
 
 
@@ -76,6 +88,13 @@ def sites(tree: Tree, node: Placed, depth: int = 4) -> dict[ast.AST, list[Placed
         for call in found:
             sites.setdefault(tree.function_of(call), []).append(call)
     return sites
+
+
+def surely_before(tree: Tree, first: Placed, second: Placed) -> bool:
+    """Whether `first` always runs before `second`: same function, no further condition around `first`."""
+    if tree.function_of(first) is not tree.function_of(second) or position(first) >= position(second):
+        return False
+    return set(tree.branches_of(first)) <= set(tree.branches_of(second))
 
 
 def follows(tree: Tree, late: Placed, early: Placed) -> bool:

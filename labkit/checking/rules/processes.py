@@ -1,17 +1,18 @@
-"""Rules about scripts that start their own ranks."""
+"""Rules about how the processes of the ranks start and end."""
 
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 
 from labkit.checking.rules import Mistakes, rule
-from labkit.checking.syntax.calls import argument_at
-from labkit.checking.syntax.functions import calls_of
+from labkit.checking.syntax.flow import calls_of
 from labkit.checking.syntax.models import trained_in
-from labkit.checking.syntax.nodes import Function, spelled
+from labkit.checking.syntax.nodes import Function, argument_at, owner_of, spelled
 from labkit.checking.syntax.tree import Tree
 
+CLEANS_UP = re.compile(r"clean_?up|tear_?down|shut_?down|destroy|finali[sz]e|end_dist|close_dist|abort_process_group")
 USES_NO_GPU = {"torch.cuda.device_count", "torch.cuda.is_available", "torch.cuda.manual_seed_all"}
 
 
@@ -26,9 +27,7 @@ USES_NO_GPU = {"torch.cuda.device_count", "torch.cuda.is_available", "torch.cuda
     misses="ranks that are started under a condition, and variables that another file reads.",
 )
 def ranks_started_twice(tree: Tree) -> Mistakes:
-    spawns = [*tree.torch_calls("spawn", "start_processes")]
-    spawns += [call for call, name in tree.names_of_calls.items() if name == "accelerate.notebook_launcher"]
-    for call in spawns:
+    for call in (*tree.torch_calls("spawn", "start_processes"), *tree.calls_to("accelerate.notebook_launcher")):
         if not _is_unconditional(tree, call):
             continue
         if line := next(_ranks_read(tree, call), None):
@@ -45,20 +44,14 @@ def _is_unconditional(tree: Tree, call: ast.Call) -> bool:
 def _ranks_read(tree: Tree, spawn: ast.Call) -> Iterator[int]:
     """The lines that take from the environment, without a default, what only a launcher sets."""
     spawned = _spawned(tree, spawn)
-    environment = [node for node in tree.nodes[ast.Subscript] if "environ" in spelled(node.value)]
-    written = {_literal(node.slice) for node in environment if isinstance(node.ctx, ast.Store)}
-    written |= {_literal(argument_at(call, 0, "key")) for call in tree.method_calls("setdefault", "putenv")}
-    if any("environ" in spelled(call.func.value) for call in tree.method_calls("update")):
+    written = {name for name, node in tree.environment if isinstance(node.ctx, ast.Store)}
+    written |= {tree.value(argument_at(call, 0, "key")) for call in tree.method_calls("setdefault", "putenv")}
+    if any("environ" in owner_of(call) for call in tree.method_calls("update")):
         return
-    for node in environment:
-        key = _literal(node.slice)
-        here = key == "LOCAL_RANK" or (key == "RANK" and tree.function_of(node) in spawned)
-        if here and key not in written:
+    for name, node in tree.environment:
+        here = name == "LOCAL_RANK" or (name == "RANK" and tree.function_of(node) in spawned)
+        if here and name not in written:
             yield node.lineno
-
-
-def _literal(node: ast.expr | None) -> object:
-    return node.value if isinstance(node, ast.Constant) else None
 
 
 def _counts_gpus(tree: Tree, spawn: ast.Call) -> bool:
@@ -68,7 +61,7 @@ def _counts_gpus(tree: Tree, spawn: ast.Call) -> bool:
         return False
     values = tree.values(number)
     compared = {spelled(part) for test in tree.nodes[ast.Compare] for part in tree.walk(test)}
-    counts = all(isinstance(v, ast.Call) and tree.dotted(v.func) == "torch.cuda.device_count" for v in values)
+    counts = all(tree.called(value) == "torch.cuda.device_count" for value in values)
     return bool(values) and counts and spelled(number) not in compared - {""}
 
 
@@ -84,3 +77,35 @@ def _trains_on_cpus(tree: Tree, spawn: ast.Call) -> bool:
 
 def _spawned(tree: Tree, spawn: ast.Call) -> list[Function]:
     return tree.functions.get(spelled(spawn.args[0]), []) if spawn.args else []
+
+
+@rule(
+    "LK007 no-destroy-process-group",
+    "wrong",
+    why="Without it, connections and NCCL's threads are torn down at interpreter exit in arbitrary order: torch warns "
+    "about leaked resources, and ranks may abort or hang after training has finished.",
+    fix="Call dist.barrier(), then dist.destroy_process_group() at the end of main, on every rank.",
+    misses="an exit path that bypasses it; clean-up in another file.",
+)
+def no_destroy_process_group(tree: Tree) -> Mistakes:
+    joined = list(tree.torch_calls("init_process_group"))
+    if not joined or tree.is_managed or any(CLEANS_UP.search(word.lower()) for word in tree.words):
+        return
+    if _is_started(tree):
+        yield joined[0], "nothing destroys this process group"
+
+
+def _is_started(tree: Tree) -> bool:
+    """Whether this file is the program: it has a main guard, or its module-level code trains or joins the group."""
+    if tree.has_main_guard:
+        return True
+    if any(tree.function_of(call) is tree.module for call in tree.method_calls("backward")):
+        return True
+    return not tree.is_fragment and any(_is_run(tree, call) for call in tree.torch_calls("init_process_group"))
+
+
+def _is_run(tree: Tree, call: ast.Call, seen: frozenset[ast.AST] = frozenset()) -> bool:
+    """Whether module-level code calls the function that contains `call`, directly or through other functions."""
+    function = tree.function_of(call)
+    callers = [] if function is tree.module or function in seen else calls_of(tree, function)
+    return any(tree.function_of(c) is tree.module or _is_run(tree, c, seen | {function}) for c in callers)

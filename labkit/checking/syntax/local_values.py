@@ -10,10 +10,18 @@ import ast
 import re
 from collections.abc import Iterator
 
-from labkit.checking.syntax.calls import all_arguments, is_method_call, keyword
 from labkit.checking.syntax.collectives import agreed, agrees
-from labkit.checking.syntax.functions import callee, returned
-from labkit.checking.syntax.nodes import Function, last_part, parameters_of, spelled
+from labkit.checking.syntax.flow import arguments_of, callee, returned
+from labkit.checking.syntax.models import module_made, prepared
+from labkit.checking.syntax.nodes import (
+    Function,
+    all_arguments,
+    is_method_call,
+    keyword,
+    last_part,
+    parameters_of,
+    spelled,
+)
 from labkit.checking.syntax.tree import Tree, kept
 
 LOADS = re.compile(r"load|batch|data|train", re.IGNORECASE)
@@ -64,25 +72,22 @@ def is_own(tree: Tree, node: ast.expr | None, names: frozenset[Binding] | None =
 
 
 def _is_own_result(tree: Tree, call: ast.Call, names: frozenset[Binding], depth: int) -> bool:
-    name = tree.names_of_calls[call]
+    name = tree.called(call)
     arguments = all_arguments(call)
-    if agrees(name or getattr(call.func, "attr", "")) or last_part(name) in OF_SHAPE:
+    if agrees(tree, call) or last_part(name) in OF_SHAPE:
         return False
-    if isinstance(call.func, ast.Attribute) and is_own(tree, call.func.value, names, depth):
+    if is_method_call(call) and is_own(tree, call.func.value, names, depth):
         return call.func.attr not in OF_SHAPE
     if _is_data_parallel_model(tree, call.func):
         named = [part for argument in arguments for part in tree.walk(argument) if isinstance(part, ast.Name)]
         return any(_binding(tree, part) in names for part in named)  # by whichever way, as model(tokenizer(batch))
-    own = [is_own(tree, argument, names, depth) for argument in arguments]
-    if not any(own):
+    own = {argument for argument in arguments if is_own(tree, argument, names, depth)}
+    function = callee(tree, call)
+    if not own or (function and not depth):
         return False
-    if function := callee(tree, call):
-        if not depth:
-            return False
-        parameters = [p.arg for p in parameters_of(function) if p.arg != "self"]
-        given = {p for p, is_it in zip(parameters, own, strict=False) if is_it}
-        given |= {k.arg for k in call.keywords if k.arg and is_own(tree, k.value, names, depth)}
-        inside = own_names(tree, function, frozenset(given), depth - 1)
+    if function:
+        given = frozenset(name for name, value in arguments_of(function, call).items() if value in own)
+        inside = own_names(tree, function, given, depth - 1)
         return any(is_own(tree, value, inside, depth - 1) for value in returned(tree, function))
     return _is_pure(tree, call, name)
 
@@ -101,33 +106,11 @@ def _is_data_parallel_model(tree: Tree, node: ast.expr) -> bool:
     return bool(tree.wrapping(node)) or spelled(node) in prepared(tree)
 
 
-@kept
-def prepared(tree: Tree) -> set[str]:
-    """The names of what accelerate or DeepSpeed prepared."""
-    made = ((target, value) for target, value, _ in tree.assigns if isinstance(value, ast.Call))
-    return {target for target, call in made if _prepares(tree, call)}
-
-
-def _prepares(tree: Tree, call: ast.Call) -> bool:
-    if isinstance(call.func, ast.Attribute) and call.func.attr == "prepare":
-        return spelled(call.func.value).endswith("accelerator")
-    return tree.names_of_calls[call] == "deepspeed.initialize"
-
-
 def _is_module(tree: Tree, node: ast.expr) -> bool:
-    """Whether a name stands for a module of torch, or of a class in this script that talks to no other rank."""
-    values = [value for target, value, _ in tree.assigns if target == spelled(node) != ""]
-    return bool(values) and all(_makes_module(tree, value) for value in values)
-
-
-def _makes_module(tree: Tree, value: ast.expr) -> bool:
-    while is_method_call(value) and isinstance(value.func.value, ast.Call):
-        value = value.func.value  # Net().to(device)
-    name = tree.dotted(value.func) if isinstance(value, ast.Call) else ""
-    if name in tree.classes:
-        calls = (node for node in tree.walk(tree.classes[name]) if isinstance(node, ast.Call))
-        return not any(agrees(tree.names_of_calls[call] or getattr(call.func, "attr", "")) for call in calls)
-    return name.startswith("torch.nn.")
+    """Whether a name stands for a module of torch, or an object of this script that talks to no other rank."""
+    made = {module_made(tree, value) for target, value, _ in tree.assigns if target == spelled(node) != ""}
+    classes = [tree.classes[name] for name in made if name in tree.classes]
+    return bool(made) and "" not in made and not any(agrees(tree, c) for each in classes for c in tree.calls_in(each))
 
 
 def _differs(tree: Tree, test: ast.Compare, names: frozenset[Binding], depth: int) -> bool:
@@ -144,7 +127,7 @@ def _differs(tree: Tree, test: ast.Compare, names: frozenset[Binding], depth: in
 def _is_size(tree: Tree, node: ast.expr, names: frozenset[Binding], depth: int) -> bool:
     """`len(x)`, `x.numel()`, `x.shape[0]` of a rank's own `x`, but not of its loader."""
     if isinstance(node, ast.Call):
-        if tree.names_of_calls[node] == "len" and node.args:
+        if tree.called(node) == "len" and node.args:
             node = node.args[0]
         elif isinstance(node.func, ast.Attribute) and node.func.attr in ("numel", "size"):
             node = node.func.value
@@ -208,12 +191,10 @@ def _split_loaders(tree: Tree) -> set[str]:
 
 
 def _has_distributed_sampler(tree: Tree, loader: ast.expr) -> bool:
-    if not isinstance(loader, ast.Call) or not tree.dotted(loader.func).startswith("torch.utils.data."):
+    if not isinstance(loader, ast.Call) or not tree.called(loader).startswith("torch.utils.data."):
         return False
-    sampler = keyword(loader, "sampler")
-    values = [sampler, *(tree.values_of(sampler.id, loader) if isinstance(sampler, ast.Name) else ())]
-    parts = (part for value in values if value for part in tree.walk(value))
-    return any(isinstance(p, ast.Call) and tree.dotted(p.func).endswith("DistributedSampler") for p in parts)
+    parts = (part for value in tree.values(keyword(loader, "sampler")) for part in tree.walk(value))
+    return any(tree.called(part).endswith("DistributedSampler") for part in parts)
 
 
 def own_names(
