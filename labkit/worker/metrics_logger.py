@@ -105,8 +105,8 @@ class Reports:
                 if scalars := self._scalars(values):
                     self._merge(scalars)
                 self._write()
-        except Exception:  # a mapping that cannot be read
-            self._recorder.dropped += 1
+        except Exception as error:  # a mapping that cannot be read
+            self._recorder.drop(error)
 
     def flush(self, *, everything: bool = False) -> None:
         """Write pending records: as many as the rate allows, or everything."""
@@ -119,8 +119,8 @@ class Reports:
         for name, value in islice(values.items(), MOST_VALUES):
             try:
                 scalars[f"{name}_" if name in ("k", "t") else str(name)[:LONGEST_TEXT]] = _scalar(value)
-            except Exception:  # an object may raise anything
-                self._recorder.dropped += 1
+            except Exception as error:  # an object may raise anything
+                self._recorder.drop(error)
         self._recorder.dropped += max(0, len(values) - MOST_VALUES)
         step = scalars.get("step")
         if isinstance(step, float) and step.is_integer():

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import json
+import signal
 import time
 from pathlib import Path
 from typing import Any
@@ -35,5 +37,27 @@ class Recorder:
             self.drop(error)
 
     def drop(self, error: BaseException) -> None:
+        """Count an error of a measurement. Raises that of a signal's handler, which Python may call between any two
+        instructions: it is meant for the script."""
+        if _is_of_handler(error):
+            raise error
         self.dropped += 1
         self.problem = self.problem or f"a measurement failed and was skipped: {error!r}"
+
+
+def _is_of_handler(error: BaseException) -> bool:
+    """Whether a handler of a signal has raised this: `signal.alarm`'s, or torch's, of the death of a loader's worker."""
+    handlers = map(signal.getsignal, signal.valid_signals())
+    codes = {getattr(_function(handler), "__code__", None) for handler in handlers if callable(handler)}
+    trace = error.__traceback__
+    while trace is not None:
+        if trace.tb_frame.f_code in codes:
+            return True
+        trace = trace.tb_next
+    return False
+
+
+def _function(handler: Any) -> Any:
+    while isinstance(handler, functools.partial):
+        handler = handler.func
+    return getattr(handler, "__func__", handler)

@@ -49,11 +49,15 @@ SAYS = {
     "memory": "ran out of host memory: MemoryError",
     "device memory": "ran out of device memory: OutOfMemoryError",
 }
+OF_WORKERS = {
+    "raise": r"ValueError: boom \(in a DataLoader worker\)",
+    "kill": r"its DataLoader worker \(pid \d+\) was killed \(SIGKILL\)",
+    "quit": r"its DataLoader worker \(pid \d+\) exited with code 7\b",
+}
 LATER = {"hang": "thread dies", "raise": "command"}
 HARMLESS = ("none", "nan", "helper")
 EXCEPTIONS = ("raise", "command", "long message", "chain", "exit", "leave", "memory", "device memory")
 WITHOUT_LAST_RECORD = ("quit", "kill", "term", "crash", "hang", "thread dies")  # of the last tenth of a second
-OF_DATA = ("raise", "quit", "kill")  # faults of a data set, or of a worker of its DataLoader
 OF_ANY_STEP = ("before backward", "after backward", "in optimizer", "evaluation", "checkpoint")
 AROUND = ("import", "start", "end", "exit")
 WATCHDOG_SECONDS = 15.0
@@ -130,8 +134,7 @@ class Generated:
         if self.fault == "mismatch":
             return r"called `broadcast` \(.*while rank|while rank \d+ called `broadcast`"
         if self.moment == "data" and self.workers:
-            worker = {"raise": "ValueError: boom .in a Data", "kill": "a Data"}.get(self.fault, "RuntimeError: Data")
-            return f"{who} failed: {worker}Loader w"
+            return f"{who} failed: {OF_WORKERS[self.fault]}"
         return f"{who} {SAYS[self.fault].format(made=self.made)}"
 
     @property
@@ -154,14 +157,15 @@ class Generated:
         """The fewest and the most steps that labkit may count."""
         fewest = most = self.steps
         if self.fault not in HARMLESS and (self.state != "succeeded" or self.fault == "leave"):
+            # a worker that dies is noticed at once, batches are fetched ahead
+            early = self.moment == "data" and self.workers and self.fault != "raise"
             if rank == self.culprit and self.fault != "skip":
                 fewest = most = self.made
-                # a worker that dies is noticed at once, batches are fetched ahead
-                early = self.moment == "data" and self.workers and self.fault != "raise"
                 if early or (not self.pace and self.moment != "exit" and self.fault in WITHOUT_LAST_RECORD):
                     fewest = 0
             else:  # it waits in a collective of this step or of the next, until torchrun ends it
-                fewest, most = max(0, self.made - 1) if self.pace else 0, min(self.made + 1, self.steps)
+                fewest = max(0, self.made - 1) if self.pace and not early else 0
+                most = min(self.made + 1, self.steps)
         if self.shape == "two trainings" and self.keeps and fewest == self.steps // 2 + 1:
             fewest -= 1  # until it steps again, the new optimizer may as well be a second one of the same training
         return fewest, most
@@ -179,7 +183,7 @@ def generate(seed: int, shapes: tuple[str, ...] = (*SHAPES, *FRAMEWORKS)) -> Gen
     if name == "by hand" and ranks > 1 and chance.random() < 0.4:
         moment, faults = "before backward", {"mismatch"}
     elif own_loop and source == "DataLoader" and chance.random() < 0.3:
-        moment, faults = "data", {*OF_DATA}
+        moment, faults = "data", {*OF_WORKERS}
     if not own_loop or name == "RL" or moment in (*AROUND, "data"):  # of NaN no action can be drawn
         faults -= {"nan"}
     if name in FRAMEWORKS:  # Lightning handles it

@@ -339,3 +339,26 @@ def logged(rate):
         loss = model(torch.ones(1, 4)).sum(); optimizer.zero_grad(); loss.backward(); optimizer.step()
     print(sorted(config))
 logged(0.1); main()
+
+# %% alarms_that_raise
+import random, signal, torch
+from torch.utils.data import DataLoader, TensorDataset
+random.seed(0); raised = caught = steps = 0
+def ring(number, frame):
+    global raised
+    raised += 1
+    raise TimeoutError("this batch takes too long")
+signal.signal(signal.SIGALRM, ring)
+model = torch.nn.Linear(4, 1); optimizer = torch.optim.SGD(model.parameters(), 0.1)
+loader = DataLoader(TensorDataset(torch.ones(4000, 4)), batch_size=8)
+def train(epochs):
+    global steps
+    for _ in range(epochs):
+        for batch, in loader:
+            loss = model(batch).square().mean(); optimizer.zero_grad(); loss.backward(); optimizer.step(); steps += 1
+train(1)  # imports of torch that the first step does
+while raised < 300:
+    signal.setitimer(signal.ITIMER_REAL, random.uniform(0.0001, 0.003))
+    try: train(1000)
+    except TimeoutError: caught += 1; torch.set_grad_enabled(True)  # torch's own no_grad may have been interrupted
+print(raised, caught, steps > 500)
