@@ -161,7 +161,8 @@ class Generated:
             early = self.moment == "data" and self.workers and self.fault != "raise"
             if rank == self.culprit and self.fault != "skip":
                 fewest = most = self.made
-                if early or (not self.pace and self.moment != "exit" and self.fault in WITHOUT_LAST_RECORD):
+                waits_at_exit = self.moment == "exit" and self.ending
+                if early or (not self.pace and self.fault in WITHOUT_LAST_RECORD and not waits_at_exit):
                     fewest = 0
             else:  # it waits in a collective of this step or of the next, until torchrun ends it
                 fewest = max(0, self.made - 1) if self.pace and not early else 0
