@@ -46,7 +46,7 @@ class Recorder:
 
 
 def _is_of_handler(error: BaseException) -> bool:
-    """Whether a handler of a signal has raised this: `signal.alarm`'s, or torch's, of the death of a loader's worker."""
+    """Whether a handler of a signal has raised this: `signal.alarm`'s, or torch's when a worker of a loader dies."""
     handlers = map(signal.getsignal, signal.valid_signals())
     codes = {getattr(_function(handler), "__code__", None) for handler in handlers if callable(handler)}
     trace = error.__traceback__
