@@ -42,11 +42,17 @@ def pill(text: str, tint: str) -> str:
 
 def in_lines(notice: str) -> str:
     """A notice about ranks as HTML: what is wrong, then where each rank is, on a line of its own; code as code."""
-    parts = re.split("`([^`]*)`", notice)
-    parts[::2] = ["\0".join(map(escaped, re.split(r"; |\. (?=Ranks? )", text))) for text in parts[::2]]
-    parts[1::2] = [f"<code>{escaped(code)}</code>" for code in parts[1::2]]
-    first, *ranks = "".join(parts).split("\0")
-    return f"<b>{first}</b>" + "".join(f"<div>{rank[:1].upper()}{rank[1:]}</div>" for rank in ranks)
+    parted = re.sub(r"`[^`]*`|; |\. (?=Ranks? )", lambda found: found[0] if found[0][0] == "`" else "\n", notice)
+    first, *ranks = parted.split("\n")
+    shown = (with_code(rank[:1].upper() + rank[1:]) for rank in ranks)
+    return f"<b>{with_code(first)}</b>" + "".join(f"<div>{rank}</div>" for rank in shown)
+
+
+def with_code(text: str) -> str:
+    """A text as HTML, code in it as code."""
+    parts = [escaped(part) for part in re.split("`([^`]*)`", text)]
+    parts[1::2] = [f"<code>{code}</code>" for code in parts[1::2]]
+    return "".join(parts)
 
 
 def shortened(text: str, longest: int = LONGEST) -> str:

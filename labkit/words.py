@@ -132,6 +132,9 @@ def progress(reader: RunReader, state: State) -> str:
         before = f"in the first step{so_far}" if doing == "first step" else f"preparing: {starting(reader)}"
         if state.state == "succeeded" and why:
             return f"{passes:,.0f} backward passes, no step of a torch.optim optimizer"
+        if state.is_final and (most := max(history.step for history in reader.current.values())):
+            silent = next(history.rank for history in reader.current.values() if not history.step)
+            return f"step {most:,}, of which rank {silent} recorded none"  # it was killed before it wrote
         return f"no step completed{why}" if state.is_final else before
     text = f"step {step:,} of {total:,} ({step / total:.0%})" if total else f"step {step:,}"
     elapsed = first.totals["seconds"]

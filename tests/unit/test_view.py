@@ -211,6 +211,13 @@ def test_a_rank_that_cannot_be_read_hides_no_step_of_the_others(folder, reader, 
     assert words.progress(reader, State("succeeded", 0.0)) == "step 30 of 60 (50%)"
 
 
+def test_a_rank_that_was_killed_before_it_wrote_a_step_hides_none_of_the_others(folder, reader, write_metrics):
+    write_metrics(2, {"k": "meta", "t": 10.0, "rank": 2})
+    reader.poll()
+
+    assert words.progress(reader, State("failed", 0.0)) == "step 30, of which rank 2 recorded none"
+
+
 @pytest.mark.parametrize(
     ("records", "text"),
     [
@@ -529,6 +536,15 @@ def test_a_run_in_plain_text_tells_the_same(folder, reader):
     assert lines[3].startswith("input-bound: 25% of each step is spent waiting for data on rank ")
     assert lines[4] == "memory peaks at 256.0 MiB"
     assert [line.split()[:6] for line in lines[5:]] == [["rank", str(r), "device", "cpu", "step", "30"] for r in (0, 1)]
+
+
+def test_a_run_that_failed_is_marked_as_such_even_if_it_was_wrong_before(folder, reader):
+    cause = Cause("slip", "rank 0 left out `all_reduce`; `a; b`", advice=("Call `it`.",))
+    page = run_html(folder, reader, State("failed", 0.0, 5.0, 1, cause, wrong=True))
+    assert "✖ failed" in page and "▲" not in page
+    assert "<b>rank 0 left out <code>all_reduce</code>; <code>a; b</code></b>" in page
+    assert "Call <code>it</code>." in page
+    assert "▲ succeeded, but wrong" in run_html(folder, reader, State("succeeded", 0.0, 5.0, 0, wrong=True))
 
 
 @pytest.mark.parametrize("name", ["starting", "running", "succeeded", "failed", "stopped", "lost"])

@@ -10,7 +10,7 @@ from pathlib import Path
 from labkit import words
 from labkit.files import read_json, tail_text
 from labkit.record import LeftRunning, RunFolder, RunReader, State
-from labkit.text import escaped, first_line, framed, in_lines, pill, plain
+from labkit.text import escaped, first_line, framed, in_lines, pill, plain, with_code
 from labkit.view.charts.images import Palette
 from labkit.view.live.hosts import by_host, heat_strips
 from labkit.view.live.run_charts import Look, charts_svg
@@ -89,7 +89,7 @@ def _unread(reader: RunReader) -> str:
 
 
 def _pill(folder: RunFolder, state: State, watched: bool) -> str:
-    mark = "▲" if state.stuck_seconds is not None or state.wrong else Palette.MARKS[state.state]
+    mark = "▲" if _is_doubtful(state) else Palette.MARKS[state.state]
     suffix = "" if watched else " when last seen"
     return (
         '<div style="display:flex;gap:12px;flex-wrap:wrap;align-items:baseline">'
@@ -99,7 +99,12 @@ def _pill(folder: RunFolder, state: State, watched: bool) -> str:
 
 
 def _tint(state: State) -> str:
-    return Palette.AMBER if state.stuck_seconds is not None or state.wrong else Palette.STATES[state.state]
+    return Palette.AMBER if _is_doubtful(state) else Palette.STATES[state.state]
+
+
+def _is_doubtful(state: State) -> bool:
+    """Whether a run needs attention although it goes on, or has ended well."""
+    return state.stuck_seconds is not None or (state.wrong and not state.cause)
 
 
 def _progress(reader: RunReader, state: State) -> str:
@@ -211,7 +216,7 @@ def _tracebacks(folder: RunFolder, state: State) -> str:
 def _cause(state: State) -> str:
     if not state.cause:
         return ""
-    sentence, advice = (escaped(text) for text in _explanation(state))
+    sentence, advice = (with_code(text) for text in _explanation(state))
     trace = escaped("".join(state.cause.traceback))
     more = f'<details open><summary>traceback</summary><pre style="{TRACE}">{trace}</pre></details>' if trace else ""
     text = f"<b>{sentence}</b>" + (f'<div style="white-space:pre-line">{advice}</div>' if advice else "")
