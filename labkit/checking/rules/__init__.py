@@ -35,15 +35,17 @@ class Rule:
 RULES: dict[str, Rule] = {}
 
 
-def rule(name: str, kind: str, *, why: str, fix: str, misses: str) -> Callable[[Looks], Looks]:
-    """Register the decorated function as a rule. It yields the node of each mistake and one sentence. `name` is its
-    number and slug; a new rule gets the next number, and the number of one that is removed is never used again."""
-    number, slug = name.split()
+def rule(what: str, *, why: str, fix: str, misses: str) -> Callable[[Looks], Looks]:
+    """Register the decorated function as a rule with its name. It yields the node of each mistake and one sentence.
+    `what` is the rule's number and kind; a new rule gets the next number, and that of one that is removed is never used
+    again."""
+    number, kind = what.split()
     assert kind in KINDS, f"kind must be one of {', '.join(KINDS)}, got {kind!r}"
-    assert slug not in RULES, f"two rules are named {slug!r}"
     assert number not in {known.number for known in RULES.values()}, f"two rules have the number {number}"
 
     def register(looks: Looks) -> Looks:
+        slug = looks.__name__.replace("_", "-")
+        assert slug not in RULES, f"two rules are named {slug!r}"
         RULES[slug] = Rule(slug, number, kind, why, fix, misses, looks)
         return looks
 

@@ -31,8 +31,7 @@ def _prepared(tree: Tree, made: ast.Call) -> MethodCall | None:
 
 
 @rule(
-    "LK067 accelerate-scheduler",
-    "wrong",
+    "LK067 wrong",
     why="A scheduler that went through prepare() advances by the number of processes at each step() (unless "
     "split_batches=True or step_scheduler_with_optimizer=False), for a step consumes that many batches. Counted in "
     "epochs or in batches of one process, the schedule is over too early: with two processes, half-way.",
@@ -84,8 +83,7 @@ def _counts_shards(tree: Tree, scheduler: ast.Call) -> bool:
 
 
 @rule(
-    "LK068 accelerate-shards-twice",
-    "wrong",
+    "LK068 wrong",
     why="prepare() divides a loader's batches among the processes, whatever its sampler. A DistributedSampler has "
     "divided the samples already: of the part of each process, only one batch in num_processes is read.",
     fix="Leave the DistributedSampler out, and use shuffle=True.",
@@ -99,8 +97,7 @@ def accelerate_shards_twice(tree: Tree) -> Mistakes:
 
 
 @rule(
-    "LK069 accelerate-accumulation",
-    "wrong",
+    "LK069 wrong",
     why="With gradient_accumulation_steps=N, accelerator.backward() divides the loss by N. Only within "
     "accelerator.accumulate(model) does the optimizer wait for N batches: without it, it steps at each batch, with a "
     "gradient that is N times too small. There, the prepared optimizer's zero_grad() waits too, but not the model's.",

@@ -33,8 +33,7 @@ def _steps_around(tree: Tree, loop: Loop) -> list[ast.Call]:
 
 
 @rule(
-    "LK019 mean-loss-accumulated",
-    "wrong",
+    "LK019 wrong",
     why="The loss is a mean over the tokens of a micro-batch. With different lengths, averaging these means weights a "
     "token of a short micro-batch more than one of a long one.",
     fix="Sum the loss over tokens (reduction='sum') and divide by the number of predicted tokens of the whole step; in "
@@ -76,8 +75,7 @@ def _is_mean_over_tokens(tree: Tree, loss: ast.expr) -> bool:
 
 
 @rule(
-    "LK037 no-no-sync",
-    "slow",
+    "LK037 slow",
     why="DDP averages the gradients over all ranks in every backward pass. With gradient accumulation, only the last "
     "micro-batch of a step needs that; the others send the same bytes for nothing.",
     fix="Run the forward and backward pass of every micro-batch but the last within model.no_sync().",
@@ -95,8 +93,7 @@ def no_no_sync(tree: Tree) -> Mistakes:
 
 
 @rule(
-    "LK065 step-without-sync",
-    "wrong",
+    "LK065 wrong",
     why="Within no_sync(), DDP does not average the gradients, but adds those of this rank. A step after such a "
     "backward pass applies the sums of this rank alone, and the models of the ranks part. DDP reads the setting in its "
     "forward pass: to set it between forward and backward comes too late.",
@@ -105,7 +102,7 @@ def no_no_sync(tree: Tree) -> Mistakes:
     misses="conditions in another function, or that depend on more than a count.",
 )
 def step_without_sync(tree: Tree) -> Mistakes:
-    for backward, _ in backwards(tree):
+    for backward, _ in backwards(tree) if tree.words & {"no_sync", "require_backward_grad_sync"} else ():
         loop = tree.loop_of(backward)
         if loop is None or averages_by_hand(tree, loop):
             continue
@@ -166,8 +163,7 @@ def _parts(tree: Tree, loop: ast.AST, test: ast.expr, syncs: bool, branch: ast.I
 
 
 @rule(
-    "LK081 accumulation-cleared",
-    "wrong",
+    "LK081 wrong",
     why="The gradients of the micro-batches of a step are to be added up. Cleared before each of them, those of the "
     "last one alone are applied, and all others are computed for nothing.",
     fix="Call zero_grad() once per step: right after optimizer.step().",
@@ -176,12 +172,12 @@ def _parts(tree: Tree, loop: ast.AST, test: ast.expr, syncs: bool, branch: ast.I
 def accumulation_cleared(tree: Tree) -> Mistakes:
     for backward, loss in backwards(tree):
         loop = tree.loop_of(backward)
-        if loop is None or tree.is_managed or averages_by_hand(tree, loop):
+        cleared = [call for call in tree.method_calls("zero_grad") if loop and tree.loop_of(call) is loop]
+        if loop is None or not cleared or tree.is_managed or averages_by_hand(tree, loop):
             continue
         steps = _steps_around(tree, loop)
         if any(loss_divisions(tree, backward, loss, MICRO_BATCHES)):
             steps += [step for step in steps_in(tree, loop) if _is_counted(tree, step, loop)]
-        cleared = [call for call in tree.method_calls("zero_grad", within=loop) if tree.loop_of(call) is loop]
         for optimizer in set(map(owner_of, steps)):
             same = [call for call in cleared if owner_of(call) == optimizer]
             if same and not any(tree.branches_of(call, loop) for call in same):

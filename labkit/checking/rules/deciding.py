@@ -29,8 +29,7 @@ ERRORS = {"Exception", "BaseException", "RuntimeError", "OutOfMemoryError", "Val
 
 
 @rule(
-    "LK075 rank-decides-alone",
-    "hangs",
+    "LK075 hangs",
     why="The backward pass of a data-parallel model is a collective. A rank that leaves it out because of its own data "
     "(a NaN loss, an empty batch, a loss without a graph, its own validation loss) pairs its next one with an earlier "
     "one of the others: gradients of different steps are averaged, and in the end the others wait.",
@@ -147,8 +146,7 @@ def _is_a_loss(tree: Tree, function: Function) -> bool:
 
 
 @rule(
-    "LK076 rank-steps-scheduler-alone",
-    "wrong",
+    "LK076 wrong",
     why="ReduceLROnPlateau lowers the learning rate by the metric that it is given. If each rank gives that of its own "
     "share of the data, their learning rates part, and so do the replicas, without any error.",
     fix="dist.all_reduce(metric) on every rank, divide by the world size, then scheduler.step(metric).",
@@ -166,8 +164,7 @@ def rank_steps_scheduler_alone(tree: Tree) -> Mistakes:
 
 
 @rule(
-    "LK086 rank-skips-step",
-    "wrong",
+    "LK086 wrong",
     why="The backward pass has averaged the gradients, so that they are nan on all ranks if the loss of one is. A rank "
     "that leaves out the optimizer's step because of its own data keeps its parameters while the others change theirs: "
     "the replicas part.",

@@ -49,8 +49,7 @@ ALIKE = {"torch", "numpy", "datasets", "pandas", "pyarrow", "PIL", "tqdm", "tran
 
 
 @rule(
-    "LK070 split-seeded-by-rank",
-    "wrong",
+    "LK070 wrong",
     why="Each rank divides the data by a random state that is its own, seeded by rank or not at all. What one rank "
     "holds out for validation, the others train on; of parts for the ranks, samples are in several or in none.",
     fix="Divide by a generator with the same seed on all ranks: generator=torch.Generator().manual_seed(0), "
@@ -137,8 +136,7 @@ def _seeds(tree: Tree, source: str) -> Iterator[tuple[ast.Call, bool]]:
 
 
 @rule(
-    "LK071 stream-not-split",
-    "wrong",
+    "LK071 wrong",
     why="Nothing divides an IterableDataset but its own __iter__: each rank, and each worker of each DataLoader, runs "
     "all of it. Every sample is then trained on by all of them, and an epoch is as many times longer.",
     fix="In __iter__ yield every n-th sample or file, with n = world_size * num_workers, from rank * num_workers + "
@@ -208,7 +206,7 @@ def _may_name_rank(tree: Tree, made: ast.Call) -> bool:
 def _is_read_by_rank(tree: Tree, loader: ast.Call) -> bool:
     """Whether the loops over a loader skip what is for other ranks."""
     names = set(tree.targets_of(loader))
-    loops = [loop for loop in tree.nodes[ast.For] if names & set(map(spelled, tree.walk(loop.iter)))]
+    loops = [loop for loop in tree.nodes[ast.For] if names & tree.spelled_in(loop.iter)]
     tests = [node.test for node in tree.nodes[ast.If] if tree.is_in(node, *loops)]
     counts = [part for test in tests for part in tree.walk(test) if isinstance(part, ast.BinOp)]
     parts = [part for loop in loops for part in tree.walk(loop.iter)]
@@ -216,8 +214,7 @@ def _is_read_by_rank(tree: Tree, loader: ast.Call) -> bool:
 
 
 @rule(
-    "LK025 stream-without-length",
-    "wrong",
+    "LK025 wrong",
     why="labkit's scripts divide an epoch by the data's length and read samples by index: an IterableDataset "
     "has neither, so they fail at the start (has no len()), or at the first evaluation.",
     fix='Add the extra: Script.load(…, "streaming"), and return Stream(dataset, epoch_samples) as training data. Test '

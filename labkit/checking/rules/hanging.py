@@ -27,8 +27,7 @@ FORWARD = ("forward", "generate")
 
 
 @rule(
-    "LK008 rank-0-collective",
-    "hangs",
+    "LK008 hangs",
     why="A collective completes only after every rank of the group has called it. If only some ranks call it, they "
     "wait until the process group's timeout (by default 10 minutes with NCCL, 30 with gloo), and the run fails.",
     fix="Call it on every rank, and keep only what follows (printing, writing) under the condition.",
@@ -78,12 +77,12 @@ def _parted_calls(tree: Tree) -> list[tuple[ast.Call, list[Guard]]]:
     """The calls in which ranks may meet and that not all of them make, with the guards around them: not those of ranks
     that have joined a process group of their own there."""
     joins = [(position(join), guards(tree, join)) for join in tree.torch_calls("init_process_group")]
-    meeting = [c for c in tree.calls if _joined(tree, c) or _evaluated(tree, c)]
-    parted = [(call, around) for call in meeting if (around := guards(tree, call))]
+    parted = [(call, around) for call in tree.calls if (around := guards(tree, call))]
     return [
         (call, around)
         for call, around in parted
         if not any(at < position(call) and around[0] in same for at, same in joins)
+        if _joined(tree, call) or _evaluated(tree, call)
     ]
 
 
@@ -133,8 +132,7 @@ def _place(tree: Tree, call: ast.Call) -> ast.AST:
 
 
 @rule(
-    "LK077 collective-in-join",
-    "hangs",
+    "LK077 hangs",
     why="Inside Join, a rank whose data have ended answers the collectives of the joined models and optimizers only. A "
     "collective of the script's own meets one of those instead, or waits for the timeout.",
     fix="Move it after the with block, or pass throw_on_early_termination=True, so that all ranks stop with the first.",
@@ -161,8 +159,7 @@ def _joins(tree: Tree, context: ast.expr) -> bool:
 
 
 @rule(
-    "LK009 rank-0-evaluation",
-    "hangs",
+    "LK009 hangs",
     why="The forward pass of a sharded model gathers its parameters from all ranks, and that of a DDP model with "
     "buffers (BatchNorm) broadcasts them from rank 0: on a single rank it waits for the others until the timeout.",
     fix="Evaluate on all ranks, each on its share of the data, and all_reduce the sums; print on rank 0. Under DDP, "

@@ -15,8 +15,7 @@ CUDA_0 = ("cuda:0", "xpu:0")
 
 
 @rule(
-    "LK011 hard-coded-world-size",
-    "wrong",
+    "LK011 wrong",
     why="The launcher determines the number of ranks. A hard-coded number fails on a machine with fewer GPUs, leaves "
     "GPUs idle on a machine with more, or waits for ranks that never start.",
     fix="Start with torchrun and use dist.get_world_size(); with mp.spawn, nprocs=torch.cuda.device_count().",
@@ -39,8 +38,7 @@ def hard_coded_world_size(tree: Tree) -> Mistakes:
 
 
 @rule(
-    "LK012 hard-coded-port",
-    "wrong",
+    "LK012 wrong",
     why="Two runs on one machine use the same port: the second fails with EADDRINUSE or joins the first.",
     fix="Start with torchrun, which finds a port and sets MASTER_ADDR and MASTER_PORT. Otherwise call "
     "os.environ.setdefault('MASTER_PORT', …) with a free port.",
@@ -75,8 +73,7 @@ def _stored(tree: Tree, *names: str) -> list[tuple[ast.expr, ast.stmt]]:
 
 
 @rule(
-    "LK013 device-zero",
-    "wrong",
+    "LK013 wrong",
     why="Every rank uses GPU 0: the other GPUs are idle, and its memory must hold all ranks. NCCL "
     "does not allow two ranks on one GPU.",
     fix="Use device = torch.device('cuda', int(os.environ['LOCAL_RANK'])); torch.cuda.set_device(device).",
@@ -128,8 +125,7 @@ def _zero(tree: Tree, node: ast.expr | None) -> ast.expr | None:
 
 
 @rule(
-    "LK014 no-set-device",
-    "wrong",
+    "LK014 wrong",
     why="A bare .cuda() uses the current device, which is GPU 0 in every process unless it is set: all ranks share GPU "
     "0, which NCCL does not allow.",
     fix="Call torch.cuda.set_device(int(os.environ['LOCAL_RANK'])) before init_process_group.",
@@ -152,8 +148,7 @@ def no_set_device(tree: Tree) -> Mistakes:
 
 
 @rule(
-    "LK015 device-id-int",
-    "wrong",
+    "LK015 wrong",
     why="Not every version of torch accepts a number: 2.6 raises AttributeError ('int' object has no attribute "
     "'type'), 2.13 accepts it with an accelerator and raises ValueError without one.",
     fix="Use device_id=torch.device('cuda', local_rank), and omit it with gloo. (FSDP's device_id may be a number.)",

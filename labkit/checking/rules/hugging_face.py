@@ -27,8 +27,7 @@ ALTERNATIVES = re.compile(
 
 
 @rule(
-    "LK016 device-map-under-torchrun",
-    "wrong",
+    "LK016 wrong",
     why="device_map='auto' spreads the model over all GPUs that a process sees. Under torchrun every rank does so: "
     "each GPU holds layers of every copy, and runs out of memory or waits for the others.",
     fix="Use device_map={'': local_rank}, or omit device_map and move or shard the model yourself.",
@@ -53,8 +52,7 @@ def _needs_torchrun(tree: Tree) -> bool:
 
 
 @rule(
-    "LK017 four-bit-under-fully-shard",
-    "wrong",
+    "LK017 wrong",
     why="fully_shard replaces the 4-bit parameters by shards that have lost bitsandbytes' quantization state. The "
     "layers compute wrong outputs without any error (bitsandbytes #1945).",
     fix="Use DDP with a 4-bit base, fully_shard with a 16-bit base, or keep the 4-bit parameters out of it "
@@ -71,8 +69,7 @@ def four_bit_under_fully_shard(tree: Tree) -> Mistakes:
 
 
 @rule(
-    "LK018 labels-shifted-twice",
-    "wrong",
+    "LK018 wrong",
     why="Causal language models of transformers shift the labels themselves. If the script has shifted them already, "
     "the model learns to predict the token after the next.",
     fix="Pass labels=input_ids, with -100 where no loss is wanted, and the same slice of both.",
@@ -105,8 +102,7 @@ def _is_sliced(tree: Tree, node: ast.expr, by: str) -> bool:
 
 
 @rule(
-    "LK020 frozen-base-in-checkpoints",
-    "slow",
+    "LK020 slow",
     why="The state_dict of a peft model contains the frozen base. Saved in a loop, each checkpoint writes gigabytes "
     "that never change, where the adapter has megabytes.",
     fix="Use model.save_pretrained(folder), or torch.save(get_peft_model_state_dict(model), path).",
@@ -126,8 +122,7 @@ def frozen_base_in_checkpoints(tree: Tree) -> Mistakes:
 
 
 @rule(
-    "LK021 reentrant-checkpointing-under-ddp",
-    "wrong",
+    "LK021 wrong",
     why="Reentrant checkpointing runs a backward pass within the backward pass. With find_unused_parameters=True, DDP "
     "then sees a parameter ready twice, and raises an error.",
     fix="Use use_reentrant=False (in transformers, gradient_checkpointing_kwargs={'use_reentrant': False}), or leave "

@@ -27,8 +27,7 @@ from labkit.checking.syntax.tree import Tree
 
 
 @rule(
-    "LK004 load-without-map-location",
-    "wrong",
+    "LK004 wrong",
     why="Tensors are loaded to the device from which they were saved. If rank 0 saved them, every rank loads them to "
     "GPU 0, in addition to what is there.",
     fix="Use torch.load(path, map_location='cpu', weights_only=True), then load_state_dict, which copies to the "
@@ -52,8 +51,7 @@ def _is_state(tree: Tree, load: ast.Call) -> bool:
 
 
 @rule(
-    "LK005 load-without-weights-only",
-    "outdated",
+    "LK005 outdated",
     why="The default of torch.load changed in torch 2.6: earlier versions run any code in the file; later versions "
     "refuse a file that contains more than tensors and plain values.",
     fix="Pass weights_only=True, and save only tensors, numbers, strings, lists and dictionaries. Pass False only for "
@@ -70,8 +68,7 @@ def load_without_weights_only(tree: Tree) -> Mistakes:
 
 
 @rule(
-    "LK006 optim-state-dict-order",
-    "wrong",
+    "LK006 wrong",
     why="The arguments are (model, optim, optim_state_dict); early torch 2 had another order, in which the state now "
     "takes the place of the model.",
     fix="Use FSDP.optim_state_dict_to_load(model, optimizer, optim_state_dict), or set_optimizer_state_dict of "
@@ -90,8 +87,7 @@ PREFIXES = {"module.", "module", "_orig_mod.", "_orig_mod", "consume_prefix_in_s
 
 
 @rule(
-    "LK072 unmatched-keys",
-    "wrong",
+    "LK072 wrong",
     why="The state of a DDP or compiled model has other keys than that of the model within: module.head.weight, "
     "_orig_mod.head.weight. With strict=False none of them matches, nothing is loaded, and training starts from random "
     "weights; without it, load_state_dict raises an error.",
@@ -200,8 +196,7 @@ def _wrapping_at(tree: Tree, model: ast.expr) -> str | None:
 
 
 @rule(
-    "LK085 loaded-on-one-rank",
-    "wrong",
+    "LK085 wrong",
     why="DDP copies the weights of rank 0 to the others once, when it wraps the model; fully_shard and optimizers do "
     "not. A state that only one rank loads later is not on the others: they train on from other weights or moments.",
     fix="Load on every rank; or load on rank 0 before DDP(model); or set_model_state_dict with "

@@ -21,8 +21,7 @@ ROUTER = re.compile(r"^self\.(\w*router|gate)$")
 
 
 @rule(
-    "LK040 positions-not-split",
-    "wrong",
+    "LK040 wrong",
     why="context_parallel splits only the buffers that it is given. Each rank then has a part of the tokens, but "
     "takes the positions of the first part for them, without any error.",
     fix="context_parallel(mesh, buffers=[inputs, labels, model.freqs_cis], buffer_seq_dims=[1, 1, 0]): every tensor "
@@ -45,8 +44,7 @@ def positions_not_split(tree: Tree) -> Mistakes:
 
 
 @rule(
-    "LK041 router-seeded-by-rank",
-    "wrong",
+    "LK041 wrong",
     why="With experts on different ranks, all ranks must have the same router. If it is seeded by rank and not "
     "broadcast by DDP, each rank routes its tokens differently; averaged gradients do not make the routers equal "
     "again.",
@@ -70,8 +68,7 @@ def router_seeded_by_rank(tree: Tree) -> Mistakes:
 
 
 @rule(
-    "LK042 model-not-split",
-    "wrong",
+    "LK042 wrong",
     why="labkit's pipeline and hybrid form stages of a model's embed, blocks and unembed; its tensor_parallel splits "
     "the Linear layers that TENSOR_PLAN names; its context_parallel tells the layer positions where a rank's part of "
     "the sequence is. Without them, as in a recurrent model, the script exits at its start.",
@@ -110,8 +107,7 @@ def _names_by_string(tree: Tree) -> bool:
 
 
 @rule(
-    "LK043 all-experts-on-a-rank",
-    "wrong",
+    "LK043 wrong",
     why="Under labkit's expert_parallel a rank has a part of the experts: a slice of parameters that are stacked by "
     "expert, and as many sizes. A list of modules is an error; a loop over all experts fails in the first step.",
     fix="One module named experts with stacked parameters, whose forward(rows, sizes) computes len(sizes) of them: for "

@@ -30,8 +30,7 @@ ASSIGNMENT = ast.Assign | ast.AnnAssign | ast.AugAssign
 
 
 @rule(
-    "LK027 mean-in-loss-of",
-    "wrong",
+    "LK027 wrong",
     why="labkit's scripts divide the result of loss_of by count_of over all ranks. A mean is divided twice: gradients "
     "are too small by a factor of the number of predictions, without any error.",
     fix='Return the sum from loss_of: reduction="sum" in torch.nn.functional\'s losses, .sum() instead of .mean().',
@@ -112,8 +111,7 @@ def _is_rescaled(tree: Tree, call: ast.Call, function: ast.FunctionDef) -> bool:
 
 
 @rule(
-    "LK029 clip-scaled-gradients",
-    "wrong",
+    "LK029 wrong",
     why="The gradients are still multiplied by the loss scale, initially 65,536: after clipping to the limit and "
     "division by the scale they are nearly zero.",
     fix="Call scaler.unscale_(optimizer) before clip_grad_norm_; scaler.step then does not unscale again.",
@@ -133,8 +131,7 @@ def _clips(tree: Tree) -> Iterator[ast.Call]:
 
 
 @rule(
-    "LK030 clip-of-shards",
-    "wrong",
+    "LK030 wrong",
     why="Under FSDP1, torch.nn.utils.clip_grad_norm_ sees this rank's shards only, so each rank clips by a different "
     "norm. With fully_shard it is the reverse: the function sums the parameters, which are DTensors, over all ranks, "
     "and the model has no method clip_grad_norm_.",
@@ -157,8 +154,7 @@ def clip_of_shards(tree: Tree) -> Mistakes:
 
 
 @rule(
-    "LK031 averaged-twice",
-    "wrong",
+    "LK031 wrong",
     why="DDP and FSDP already divide the gradients by the number of ranks. After a second division they are too small "
     "by that factor: SGD takes smaller steps, and a limit on their norm has no effect.",
     fix="Do not divide the loss or the gradients. Values to print may be averaged after backward().",
@@ -184,8 +180,7 @@ def averaged_twice(tree: Tree) -> Mistakes:
 
 
 @rule(
-    "LK032 local-batchnorm",
-    "wrong",
+    "LK032 wrong",
     why="BatchNorm computes its mean and variance from the samples of its own rank. With few samples they are noisy, "
     "and the running statistics differ between ranks (DDP keeps those of rank 0).",
     fix="Use model = torch.nn.SyncBatchNorm.convert_sync_batchnorm(model) before DDP(model) (GPUs only), a larger "

@@ -48,8 +48,7 @@ HOMES = {
 
 
 @rule(
-    "LK033 replaced",
-    "outdated",
+    "LK033 outdated",
     why="torch has deprecated, moved or already removed it (torch.distributed.pipeline).",
     fix="Use the successor named in the message.",
     misses="names that torch replaced after 2.8 (all_gather_into_tensor, broadcast_buffers), because supported older "
@@ -87,8 +86,7 @@ def _is_fallback(tree: Tree, node: ast.AST) -> bool:
 
 
 @rule(
-    "LK034 local-rank-argument",
-    "outdated",
+    "LK034 outdated",
     why="torch.distributed.launch, which passed --local_rank, is deprecated; torchrun does not pass it, so the option "
     "keeps its default on every rank.",
     fix="Use local_rank = int(os.environ['LOCAL_RANK']).",
@@ -104,8 +102,7 @@ def local_rank_argument(tree: Tree) -> Mistakes:
 
 
 @rule(
-    "LK035 checkpoint-reentrant",
-    "outdated",
+    "LK035 outdated",
     why="torch warns if use_reentrant is missing and will raise an error in the future. Its default, the old "
     "implementation, computes no gradients if no input requires one, and DDP supports it with static_graph=True only.",
     fix="Use checkpoint(function, *inputs, use_reentrant=False).",

@@ -50,8 +50,7 @@ def may_leave_unused(tree: Tree, wrap: Wrap) -> bool:
 
 
 @rule(
-    "LK061 changed-after-ddp",
-    "wrong",
+    "LK061 wrong",
     why="DDP averages the gradients of the parameters that require them when it wraps the model. Those unfrozen or "
     "added later are never averaged: each rank trains them on its own samples, and the models part. A layer frozen "
     "later leaves DDP waiting for its gradient: the next forward pass fails (Expected to have finished reduction).",
@@ -60,8 +59,8 @@ def may_leave_unused(tree: Tree, wrap: Wrap) -> bool:
     misses="a model that is changed in another file or by the value of an option; layers chosen by their name.",
 )
 def changed_after_ddp(tree: Tree) -> Mistakes:
-    loops = [loop for loop in (*tree.nodes[ast.For], *tree.nodes[ast.While]) if any(backwards(tree, within=loop))]
-    if any(averages_by_hand(tree, loop) for loop in loops) or not any(backwards(tree)):
+    loops = [loop for backward, _ in backwards(tree) for loop in tree.loops_of(backward)]
+    if not tree.wraps_of("ddp") or any(averages_by_hand(tree, loop) for loop in loops) or not any(backwards(tree)):
         return
     for wrap in tree.wraps_of("ddp"):
         own = [part for switch in _switches(tree) if (part := _of_model(tree, wrap, switch))]
@@ -165,8 +164,7 @@ def _switch(tree: Tree, node: Placed, owner: ast.expr, on: bool) -> Iterator[Swi
 
 
 @rule(
-    "LK062 requires-grad-of-module",
-    "wrong",
+    "LK062 wrong",
     why="requires_grad is an attribute of a tensor. Set on a module, it is a new attribute that nothing reads: all "
     "parameters of the module are still trained.",
     fix="Use module.requires_grad_(False), or set it on every parameter of module.parameters().",
@@ -213,8 +211,7 @@ def _made(tree: Tree, node: ast.expr) -> list[str]:
 
 
 @rule(
-    "LK066 tied-weights-parted",
-    "wrong",
+    "LK066 wrong",
     why="A weight that two layers share must be one parameter. fully_shard on a layer alone makes it two (or raises an "
     "error: is shared with a parameter already managed by another FSDP group). to_empty() after the "
     "meta device makes two as well. Each is then trained with its own gradient.",

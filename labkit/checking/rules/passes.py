@@ -14,21 +14,12 @@ from labkit.checking.syntax.tree import Tree, Wrap
 
 # Methods of a model that compute nothing of which DDP should know.
 NO_PASS = {
-    "parameters",
-    "named_parameters",
-    "modules",
-    "named_modules",
-    "children",
-    "state_dict",
-    "train",
-    "eval",
-    "to",
+    *("parameters", "named_parameters", "modules", "named_modules", "children", "state_dict", "train", "eval", "to"),
 }
 
 
 @rule(
-    "LK063 ddp-bypassed",
-    "wrong",
+    "LK063 wrong",
     why="DDP prepares the averaging of gradients in its own forward(). A loss that is computed by the model within, "
     "model.module(x) or a method of it, has gradients that are never averaged: each rank trains a model of its own.",
     fix="Call the DDP model. Let its forward() compute what the other methods do, for example by an argument that "
@@ -92,8 +83,7 @@ def _is_used(tree: Tree, wrap: Wrap, loop: ast.AST) -> bool:
 
 
 @rule(
-    "LK064 branch-under-ddp",
-    "wrong",
+    "LK064 wrong",
     why="DDP waits for a gradient of every parameter. If forward() uses one layer or another, that of the layer which "
     "is not used never comes, and the next forward pass fails or, if the ranks choose differently, hangs. With "
     "static_graph=True DDP keeps to what the first step used: gradients of a layer used later are not averaged.",

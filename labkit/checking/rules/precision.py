@@ -16,8 +16,7 @@ FP16 = ("torch.float16", "torch.half")
 
 
 @rule(
-    "LK026 unscaled-fp16",
-    "wrong",
+    "LK026 wrong",
     why="Small gradients underflow to zero in fp16. Without a scaler they are lost silently, and training stalls.",
     fix="scaler = torch.amp.GradScaler('cuda') (FSDP1: torch.distributed.fsdp.sharded_grad_scaler.ShardedGradScaler); "
     "scaler.scale(loss).backward(); scaler.step(optimizer); scaler.update(). Or use bf16, if the GPU supports it.",
@@ -50,8 +49,7 @@ def _computes_in_fp16(tree: Tree, call: ast.Call) -> bool:
 
 
 @rule(
-    "LK028 scaler-of-shards",
-    "wrong",
+    "LK028 wrong",
     why="Under FSDP1, torch.amp.GradScaler looks for inf and nan in this rank's shards only: a rank that finds one "
     "skips the step while the others take it, and from then on they train different models.",
     fix="Use torch.distributed.fsdp.sharded_grad_scaler.ShardedGradScaler, which combines all ranks.",
@@ -74,8 +72,7 @@ KEEPS = re.compile(r"master|stochastic|kahan|lora|peft|adapter|float32|fp32|auto
 
 
 @rule(
-    "LK073 bf16-updates-lost",
-    "wrong",
+    "LK073 wrong",
     why="A bf16 number has 8 significant bits: what changes a weight by less than 1/512 of its size is rounded away. "
     "Adam changes each weight by about the learning rate, so that at 2e-5 all weights above 0.01 stay as they are.",
     fix="Keep the weights in float32 and compute in bf16: torch.autocast(device, torch.bfloat16), or "

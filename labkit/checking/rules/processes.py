@@ -17,8 +17,7 @@ USES_NO_GPU = {"torch.cuda.device_count", "torch.cuda.is_available", "torch.cuda
 
 
 @rule(
-    "LK079 ranks-started-twice",
-    "wrong",
+    "LK079 wrong",
     why="torchrun starts one process for each rank and says in LOCAL_RANK which it is. If each of them spawns ranks "
     "again, they share ports and GPUs; without torchrun LOCAL_RANK is not set. As many ranks as GPUs are none on a "
     "machine without a GPU: nothing trains, and the exit code is 0.",
@@ -60,9 +59,8 @@ def _counts_gpus(tree: Tree, spawn: ast.Call) -> bool:
     if number is None or isinstance(number, ast.BoolOp):
         return False
     values = tree.values(number)
-    compared = {spelled(part) for test in tree.nodes[ast.Compare] for part in tree.walk(test)}
     counts = all(tree.called(value) == "torch.cuda.device_count" for value in values)
-    return bool(values) and counts and spelled(number) not in compared - {""}
+    return bool(values) and counts and spelled(number) not in tree.spelled_in(*tree.nodes[ast.Compare])
 
 
 def _trains_on_cpus(tree: Tree, spawn: ast.Call) -> bool:
@@ -80,8 +78,7 @@ def _spawned(tree: Tree, spawn: ast.Call) -> list[Function]:
 
 
 @rule(
-    "LK007 no-destroy-process-group",
-    "wrong",
+    "LK007 wrong",
     why="Without it, connections and NCCL's threads are torn down at interpreter exit in arbitrary order: torch warns "
     "about leaked resources, and ranks may abort or hang after training has finished.",
     fix="Call dist.barrier(), then dist.destroy_process_group() at the end of main, on every rank.",

@@ -29,8 +29,7 @@ QUIET = re.compile(
 
 
 @rule(
-    "LK078 read-before-written",
-    "wrong",
+    "LK078 wrong",
     why="The other ranks do not wait for rank 0 to write the file: they read one that is missing, half written, or "
     "left by an earlier run. A barrier before the writing does not help. So it is with a file that rank 0 removes.",
     fix="Call dist.barrier() on every rank after rank 0 has written the file, and before any rank reads it; "
@@ -112,8 +111,7 @@ def _may_wait(tree: Tree, call: ast.Call) -> bool:
 
 
 @rule(
-    "LK010 download-race",
-    "wrong",
+    "LK010 wrong",
     why="Ranks that download into the same folder at the same time overwrite each other's files, and a rank that does "
     "not wait for the download may read a partial file.",
     fix="Download if rank == 0, then call dist.barrier() on every rank, then open the data set on every rank without "

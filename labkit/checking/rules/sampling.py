@@ -20,8 +20,7 @@ WORLD = re.compile(r"world|num_replicas|n_ranks")
 
 
 @rule(
-    "LK022 no-distributed-sampler",
-    "wrong",
+    "LK022 wrong",
     why="Without a DistributedSampler every rank reads the whole data set: an epoch takes as many steps as on one "
     "rank, and ranks train on the same samples, so more ranks only add repeats to the batch.",
     fix="Use DataLoader(dataset, batch_size=…, sampler=DistributedSampler(dataset)) without shuffle=True; "
@@ -70,7 +69,7 @@ def _is_trained_on(tree: Tree, call: ast.Call) -> bool:
     named = set(tree.targets_of(call))
     for loop in tree.nodes[ast.For]:
         here = tree.function_of(loop) is tree.function_of(call)
-        if here and named & set(map(spelled, tree.walk(loop.iter))) and trained_in(tree, loop):
+        if here and named & tree.spelled_in(loop.iter) and trained_in(tree, loop):
             return True
     return False
 
@@ -99,8 +98,7 @@ def _is_made_up(tree: Tree, dataset: ast.expr) -> bool:
 
 
 @rule(
-    "LK023 shuffle-with-sampler",
-    "wrong",
+    "LK023 wrong",
     why="A DataLoader accepts either a sampler or shuffle=True; with both it raises ValueError.",
     fix="Omit shuffle in the DataLoader; DistributedSampler(dataset, shuffle=True) shuffles by default.",
     misses="values that the text does not tell, such as a sampler that may be None.",
@@ -113,8 +111,7 @@ def shuffle_with_sampler(tree: Tree) -> Mistakes:
 
 
 @rule(
-    "LK024 no-set-epoch",
-    "wrong",
+    "LK024 wrong",
     why="DistributedSampler shuffles with its seed plus the epoch. Without set_epoch it gives the same order, and thus "
     "the same batches, in every epoch.",
     fix="Call sampler.set_epoch(epoch) at the start of every epoch, before iterating over the loader.",
@@ -137,8 +134,7 @@ def _is_over_epochs(tree: Tree, loop: ast.For) -> bool:
 
 
 @rule(
-    "LK080 divided-twice",
-    "wrong",
+    "LK080 wrong",
     why="The script gives each rank its part of the data, and a DistributedSampler divides this part among the ranks "
     "once more: of every part, only one sample in world_size is trained on.",
     fix="Leave the division to one of the two.",
@@ -176,8 +172,7 @@ def _takes_every_nth(tree: Tree, part: ast.AST) -> bool:
 
 
 @rule(
-    "LK084 data-split-in-tensor-parallel",
-    "wrong",
+    "LK084 wrong",
     why="The ranks of a tensor-parallel model compute one batch together: each has a part of every layer. With a batch "
     "of its own, each rank's parts of a sum belong to other samples.",
     fix="Give all ranks of the mesh the same batches; divide the data only along a data-parallel axis: "

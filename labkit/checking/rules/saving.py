@@ -47,8 +47,7 @@ def _saves_a_shard(tree: Tree, call: MethodCall) -> bool:
 
 
 @rule(
-    "LK001 sharded-state-dict",
-    "wrong",
+    "LK001 wrong",
     why="Each rank of a sharded model holds one shard. torch.save on one rank saves that shard only: the rest of the "
     "model, or of the optimizer's state, is lost, which is noticed only on loading.",
     fix="Call get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True)) of "
@@ -77,8 +76,7 @@ def sharded_state_dict(tree: Tree) -> Mistakes:
 
 
 @rule(
-    "LK002 save-on-every-rank",
-    "wrong",
+    "LK002 wrong",
     why="All ranks write the same file at the same time. The result is the last one written or an unreadable mixture.",
     fix="Use if dist.get_rank() == 0: torch.save(…) or model.save_pretrained(…), then dist.barrier() if others read "
     "it. With sharded state, use torch.distributed.checkpoint.save on all ranks.",
@@ -100,8 +98,7 @@ def save_on_every_rank(tree: Tree) -> Mistakes:
 
 
 @rule(
-    "LK003 optimizer-not-saved",
-    "wrong",
+    "LK003 wrong",
     why="A checkpoint has the state of one optimizer, not of another that steps as well, such as the outer one of "
     "DiLoCo: after a resume its momentum starts at zero, and the loss jumps.",
     fix="Save and load the state_dict() of every optimizer that steps.",

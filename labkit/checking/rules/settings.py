@@ -49,8 +49,7 @@ IN_DEEPSPEEDS_FILE = (
 
 
 @rule(
-    "LK051 no-such-setting",
-    "wrong",
+    "LK051 wrong",
     why="accelerate refuses a file with a name that it does not know. Inside fsdp_config, both accelerate and "
     "transformers ignore such a name without a word, and train with the default.",
     fix="Use the name in the message.",
@@ -79,8 +78,7 @@ def _meant(name: str, known: set[str]) -> str | None:
 
 
 @rule(
-    "LK052 no-such-value",
-    "wrong",
+    "LK052 wrong",
     why="The setting takes one of a few words. With another one, every rank fails at its start, often with a KeyError "
     "only. YAML reads an unquoted no as false.",
     fix="Use one of the values in the message, in quotes if it is 'no'.",
@@ -115,8 +113,7 @@ def _choices(configuration: Configuration) -> Iterator[tuple[Setting, tuple[str,
 
 
 @rule(
-    "LK053 settings-unused",
-    "wrong",
+    "LK053 wrong",
     why="accelerate reads fsdp_config only if distributed_type is FSDP, and deepspeed_config only if it is DEEPSPEED; "
     "transformers reads fsdp_config only with fsdp=True. Otherwise the whole section is ignored: DDP replicates the "
     "model, and nothing is sharded.",
@@ -142,8 +139,7 @@ def _is_filled(section: Setting | None) -> bool:
 
 
 @rule(
-    "LK054 fsdp1-setting",
-    "outdated",
+    "LK054 outdated",
     why="FSDP2 has no such setting: accelerate warns, and transformers ignores it. FSDP2 always keeps the original "
     "parameters and prefetches by itself. It broadcasts rank 0's weights only with cpu_ram_efficient_loading.",
     fix="Remove it; labkit check FILE --from fsdp1 shows what each setting of FSDP1 becomes.",
@@ -157,8 +153,7 @@ def fsdp1_setting(tree: Tree) -> Mistakes:
 
 
 @rule(
-    "LK055 reshard-of-other-version",
-    "wrong",
+    "LK055 wrong",
     why="Under FSDP2 reshard_after_forward is true or false, and sharding_strategy is ignored: whatever it says, the "
     "model is resharded after each forward pass. Under FSDP1 the strategy is a word; accelerate launch reads it from "
     "fsdp_sharding_strategy only, although accelerate config writes fsdp_reshard_after_forward.",
@@ -187,8 +182,7 @@ def _is_default(sharding: Setting) -> bool:
 
 
 @rule(
-    "LK056 wrap-setting-unused",
-    "slow",
+    "LK056 slow",
     why="Each policy reads a setting of its own: TRANSFORMER_BASED_WRAP the classes, SIZE_BASED_WRAP the number of "
     "parameters. NO_WRAP, accelerate's default, reads none: the whole model is one unit, gathered at once.",
     fix="Set auto_wrap_policy to TRANSFORMER_BASED_WRAP with transformer_layer_cls_to_wrap (or without it, if the "
@@ -213,8 +207,7 @@ def wrap_setting_unused(tree: Tree) -> Mistakes:
 
 
 @rule(
-    "LK057 loading-without-sync",
-    "wrong",
+    "LK057 wrong",
     why="With cpu_ram_efficient_loading, which is accelerate launch's default, only rank 0 loads the weights and sends "
     "them to the others: with sync_module_states off, accelerate launch refuses to start.",
     fix="Remove fsdp_sync_module_states, or set it to true, or set fsdp_cpu_ram_efficient_loading to false.",
@@ -229,8 +222,7 @@ def loading_without_sync(tree: Tree) -> Mistakes:
 
 
 @rule(
-    "LK058 checkpointing-twice",
-    "wrong",
+    "LK058 wrong",
     why="FSDP's own activation checkpointing and that of the model would compute every block twice more: the Trainer "
     "raises ValueError.",
     fix="Keep activation_checkpointing in fsdp_config only.",
@@ -246,8 +238,7 @@ def checkpointing_twice(tree: Tree) -> Mistakes:
 
 
 @rule(
-    "LK059 processes-not-divisible",
-    "wrong",
+    "LK059 wrong",
     why="num_processes counts the ranks of all machines. accelerate starts num_processes // num_machines on each, and "
     "drops the rest without a word; with fewer processes than machines it starts none.",
     fix="Set num_processes to the number of machines times the GPUs of one.",
@@ -265,8 +256,7 @@ def processes_not_divisible(tree: Tree) -> Mistakes:
 
 
 @rule(
-    "LK060 deepspeed-set-twice",
-    "wrong",
+    "LK060 wrong",
     why="With deepspeed_config_file, DeepSpeed's file has the precision, ZeRO stage, offloading, accumulation and "
     "clipping: accelerate refuses to start if its own file has one of them too, mixed_precision: 'no' included.",
     fix="Remove the setting here, and set it in DeepSpeed's file.",

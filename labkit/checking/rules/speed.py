@@ -15,8 +15,7 @@ from labkit.checking.syntax.ways import is_only_about_rank
 
 
 @rule(
-    "LK036 item-every-step",
-    "slow",
+    "LK036 slow",
     why=".item() waits until the GPU has finished all its work: its queue runs empty in every step, and input and "
     "communication no longer overlap with computation.",
     fix="Sum tensors (total += loss.detach()) and call .item() every N steps or after the epoch.",
@@ -38,8 +37,7 @@ def item_every_step(tree: Tree) -> Mistakes:
 
 
 @rule(
-    "LK038 data-parallel",
-    "slow",
+    "LK038 slow",
     why="DataParallel is one process with a thread per GPU: it copies the model to every GPU in every step and gathers "
     "all outputs on the first, and the GIL lets only one thread run at a time. torch advises against it.",
     fix="Use DistributedDataParallel, one process per GPU, started with torchrun; it is faster even on one machine.",
@@ -55,8 +53,7 @@ def data_parallel(tree: Tree) -> Mistakes:
 
 
 @rule(
-    "LK039 bf16-on-t4",
-    "slow",
+    "LK039 slow",
     why="A T4 (compute capability 7.5) has no bf16 units: torch emulates it, slower than fp32.",
     fix="Use fp16 with a GradScaler, or bf16 on an A100 (8.0) or newer. Check with "
     "torch.cuda.is_bf16_supported(including_emulation=False).",
@@ -82,8 +79,7 @@ def bf16_on_t4(tree: Tree) -> Mistakes:
 
 
 @rule(
-    "LK074 loss-keeps-graph",
-    "slow",
+    "LK074 slow",
     why="A loss refers to the graph of operations that computed it. Summed up or kept in a list as it is, it keeps the "
     "graphs of all steps, and memory grows with every one.",
     fix="Keep loss.detach(), which does not wait for the GPU, or loss.item() now and then.",
@@ -91,7 +87,7 @@ def bf16_on_t4(tree: Tree) -> Mistakes:
 )
 def loss_keeps_graph(tree: Tree) -> Mistakes:
     for backward, loss in backwards(tree):
-        loop, names = tree.loop_of(backward), {spelled(part) for part in tree.walk(loss)} - {""}
+        loop, names = tree.loop_of(backward), tree.spelled_in(loss)
         if loop is None or without_gradients(tree, backward):
             continue
         for name in sorted(names):

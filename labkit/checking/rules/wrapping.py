@@ -12,8 +12,7 @@ from labkit.checking.syntax.tree import Tree, Wrap
 
 
 @rule(
-    "LK044 moved-before-sharding",
-    "slow",
+    "LK044 slow",
     why="The whole model is moved to every GPU before it is sharded, so each GPU needs the memory that sharding should "
     "save; a model that does not fit on one GPU runs out of memory here.",
     fix="Keep the model on the CPU, or build it under torch.device('meta'): FSDP(model, device_id=…) and "
@@ -62,8 +61,7 @@ def _first_wrapped(tree: Tree, wrap: Wrap, call: ast.Call) -> bool:
 
 
 @rule(
-    "LK045 optimizer-before-wrapping",
-    "wrong",
+    "LK045 wrong",
     why="FSDP replaces the model's parameters by shards. An optimizer built earlier holds the old parameters: it "
     "updates unused tensors or fails. DDP keeps the parameters, so the order does not matter there.",
     fix="Build the optimizer after FSDP(model) or fully_shard(model), from the wrapped model's parameters().",
@@ -82,8 +80,7 @@ def optimizer_before_wrapping(tree: Tree) -> Mistakes:
 
 
 @rule(
-    "LK046 one-shard-unit",
-    "slow",
+    "LK046 slow",
     why="Parameters are gathered unit by unit. If the whole model is a single unit, all of them are gathered at once, "
     "so the peak includes the whole model, and communication does not overlap with computation.",
     fix="FSDP2: call fully_shard(block) for every block, then fully_shard(model). FSDP1: pass auto_wrap_policy, such "
@@ -103,8 +100,7 @@ def one_shard_unit(tree: Tree) -> Mistakes:
 
 
 @rule(
-    "LK047 module-of-sharded",
-    "wrong",
+    "LK047 wrong",
     why="fully_shard changes the model in place, so it has no .module (AttributeError). FSDP1 has one, but the wrapper "
     "gathers the parameters: code that bypasses it computes with shards or saves them.",
     fix="Use the model itself.",
@@ -125,8 +121,7 @@ def module_of_sharded(tree: Tree) -> Mistakes:
 
 
 @rule(
-    "LK048 sparse-gradients-sharded",
-    "wrong",
+    "LK048 wrong",
     why="fully_shard copies a unit's gradients into one buffer for its reduce-scatter, which takes dense ones only: "
     "the first backward pass fails (Could not run 'fsdp::chunk_cat').",
     fix="Omit sparse=True, or use DDP on gloo: NCCL does not add up sparse gradients either.",
@@ -140,8 +135,7 @@ def sparse_gradients_sharded(tree: Tree) -> Mistakes:
 
 
 @rule(
-    "LK049 double-backward-sharded",
-    "wrong",
+    "LK049 wrong",
     why="FSDP frees the gathered parameters in each backward pass. The second pass, through the gradient that "
     "torch.autograd.grad computed, needs them again and fails (setStorage: … storage of size 0). FSDP1 with NO_SHARD "
     "and use_orig_params=True loses gradients instead.",
@@ -164,8 +158,7 @@ def _goes_round(parent: ast.AST, node: ast.Attribute) -> bool:
 
 
 @rule(
-    "LK050 no-sync-of-fsdp2",
-    "wrong",
+    "LK050 wrong",
     why="A model sharded by fully_shard has no no_sync() (AttributeError).",
     fix="Call model.set_requires_gradient_sync(last_micro_batch) before each forward pass.",
     misses="a model that another file wraps.",
@@ -177,8 +170,7 @@ def no_sync_of_fsdp2(tree: Tree) -> Mistakes:
 
 
 @rule(
-    "LK082 root-not-sharded",
-    "wrong",
+    "LK082 wrong",
     why="fully_shard averages the gradients of the parameters that it shards. If it is called for the blocks only, "
     "those of the rest (embeddings, the last norm, the head) are trained by each rank for itself, and part.",
     fix="Call fully_shard(model) after fully_shard(block) for every block.",
@@ -198,8 +190,7 @@ def root_not_sharded(tree: Tree) -> Mistakes:
 
 
 @rule(
-    "LK083 optimizer-of-other-model",
-    "wrong",
+    "LK083 wrong",
     why="Two optimizers have the parameters of one model, and none those of another that is wrapped for training: the "
     "second model never changes, and the first takes two kinds of steps.",
     fix="Give each optimizer the parameters of its own model.",

@@ -32,12 +32,8 @@ IS_GROUP = re.compile(r"(^|_|\.)(group|pg|mesh)\d*$")
 # Collective functions of torch.distributed.checkpoint, and those that are collective if the model is sharded.
 CHECKPOINT = {"save", "async_save", "load"}
 OF_SHARDS = {
-    "get_state_dict",
-    "get_model_state_dict",
-    "get_optimizer_state_dict",
-    "set_state_dict",
-    "set_model_state_dict",
-    "set_optimizer_state_dict",
+    *("get_state_dict", "get_model_state_dict", "get_optimizer_state_dict"),
+    *("set_state_dict", "set_model_state_dict", "set_optimizer_state_dict"),
 }
 OF_FSDP1 = {"optim_state_dict", "full_optim_state_dict", "scatter_full_optim_state_dict", "summon_full_params"}
 OF_ACCELERATE = {"gather", "gather_object", "reduce", "broadcast", "broadcast_object_list", "pad_across_processes"}
@@ -130,7 +126,7 @@ def _all_agreed(tree: Tree) -> dict[ast.AST, set[str]]:
             common += statement.targets
         elif isinstance(statement, ast.AnnAssign | ast.AugAssign):
             common.append(statement.target)
-        names[tree.function_of(call)] |= {spelled(part) for each in common for part in tree.walk(each)} - {""}
+        names[tree.function_of(call)] |= tree.spelled_in(*common)
     return dict(names)
 
 

@@ -147,7 +147,7 @@ def loss_divisions(
 ) -> Iterator[tuple[Placed, ast.expr]]:
     """(place, dividend) where a loss is divided by what has such a name: where its backward pass starts, or in an
     assignment before it in the same loop or function."""
-    names = {spelled(part) for part in tree.walk(loss)} - {""}
+    names = tree.spelled_in(loss)
     around = tree.loop_of(backward) or tree.function_of(backward)
     values = [loss]
     for name, value, node in tree.assigns:
@@ -176,6 +176,7 @@ def _terms(node: ast.expr) -> Iterator[ast.expr]:
         yield from _terms(part)
 
 
+@kept
 def averages_by_hand(tree: Tree, loop: ast.AST) -> bool:
     """Whether a training loop, or a function that it calls, combines tensors of the ranks that may be gradients or
     parameters, or leaves it to a hook."""

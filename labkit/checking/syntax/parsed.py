@@ -232,6 +232,10 @@ class Parsed:
         """The names in expressions or statements, without their attributes."""
         return {part.id for node in nodes for part in self.walk(node) if isinstance(part, ast.Name)}
 
+    def spelled_in(self, *nodes: ast.AST) -> set[str]:
+        """The names in expressions, with and without their attributes: `model.loss` and `model`."""
+        return {spelled(part) for node in nodes for part in self.walk(node)} - {""}
+
     def stored_in(self, *nodes: ast.AST) -> set[str]:
         """The names that get a value in expressions or statements."""
         names = (part for node in nodes for part in self.walk(node) if isinstance(part, ast.Name))

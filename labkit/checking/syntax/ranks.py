@@ -68,8 +68,8 @@ def guards(tree: Tree, node: ast.AST) -> list[Guard]:
 
 
 def _guard(tree: Tree, deciding: Placed, ways: Ways) -> Guard:
-    named = {spelled(part) for test in _tests(tree, deciding) for part in tree.walk(test)} if len(ways) > 1 else set()
-    whole = {name for name in named if name and not any(other.startswith(f"{name}.") for other in named)}
+    named = tree.spelled_in(*_tests(tree, deciding)) if len(ways) > 1 else set()
+    whole = {name for name in named if not any(other.startswith(f"{name}.") for other in named)}
     return Guard(
         "first" if (True, False) in ways else "others",
         deciding.lineno,
@@ -137,7 +137,7 @@ def _left_behind(tree: Tree, block: ast.AST, child: ast.AST) -> Iterator[tuple[a
     in a loop, in an earlier round by a statement after it."""
     for field in BLOCKS if isinstance(child, ast.stmt) else ():
         statements = getattr(block, field, None)
-        if isinstance(statements, list) and child in statements:
+        if isinstance(statements, list) and _leavers(tree, block, field, LEAVES) and child in statements:
             at = statements.index(child)
             leaving = [leaver for leaver in _leavers(tree, block, field, LEAVES) if leaver[0] < at]
             if isinstance(block, ast.For | ast.While) and field == "body":
@@ -152,6 +152,7 @@ def _leavers(tree: Tree, block: ast.AST, field: str, leaves: tuple[type[ast.stmt
     return [(number, way) for number, way in enumerate(ways) if way != NONE]
 
 
+@kept
 def _leaving(tree: Tree, statement: ast.stmt, leaves: tuple[type[ast.stmt], ...] = LEAVES) -> Ways:
     """Which ranks leave the block of a statement in it."""
 

@@ -15,24 +15,8 @@ from labkit.checking.syntax.values import Valued
 WRAPPERS = {"DistributedDataParallel": "ddp", "FullyShardedDataParallel": "fsdp1", "fully_shard": "fsdp2"}
 # These handle sampling, wrapping, saving and clean-up, so a script that omits them is not wrong.
 FRAMEWORKS = {
-    "accelerate",
-    "lightning",
-    "pytorch_lightning",
-    "lightning_fabric",
-    "deepspeed",
-    "horovod",
-    "ray",
-    "composer",
-    "ignite",
-    "fairscale",
-    "colossalai",
-    "megatron",
-    "apex",
-    "mmengine",
-    "catalyst",
-    "trl",
-    "fastai",
-    "torchtnt",
+    *("accelerate", "lightning", "pytorch_lightning", "lightning_fabric", "deepspeed", "horovod", "ray", "composer"),
+    *("ignite", "fairscale", "colossalai", "megatron", "apex", "mmengine", "catalyst", "trl", "fastai", "torchtnt"),
 }
 
 P = ParamSpec("P")
@@ -163,7 +147,7 @@ def kept(query: Callable[Concatenate[Tree, P], R]) -> Callable[Concatenate[Tree,
 
     @wraps(query)
     def asked(tree: Tree, /, *args: P.args, **kwargs: P.kwargs) -> R:
-        key = query, args, tuple(kwargs.items())
+        key = (query, *args, *kwargs.values())
         if key not in tree.kept:
             tree.kept[key] = query(tree, *args, **kwargs)
         found: R = tree.kept[key]
