@@ -513,6 +513,10 @@ SEEDED: dict[str, list[tuple[str, str]]] = {
             ),
         ),
         (
+            within(STEPS.format("if loss < 9:  # HERE\n        dist.all_reduce(count)")),
+            within(STEPS.format("if epoch < 9:\n        dist.all_reduce(count)")),
+        ),
+        (
             within(
                 "def step(batch):\n    loss = model(batch)\n    if loss.isnan().any():  # HERE\n        return\n"
                 "    loss.backward()"

@@ -36,7 +36,7 @@ FORWARD = ("forward", "generate")
 )
 def rank_0_collective(tree: Tree) -> Mistakes:
     for call, around in _parted_calls(tree):
-        for name, line in _joined(tree, call):
+        for name, line in _needed(tree, call):
             if not _answered(tree, call, name, around):
                 calls = f"`{ast.unparse(call.func)}` calls `{name}` ({tree.location(line)}), which"
                 what = calls if line != call.lineno else f"`{name}`"
@@ -51,16 +51,16 @@ def rank_0_collective(tree: Tree) -> Mistakes:
             yield call, "each rank makes another group, but all of them must make the same ones in the same order"
 
 
-def _needed(tree: Tree, call: ast.Call) -> list[tuple[str, int]]:
+def _collectives_in(tree: Tree, call: ast.Call) -> list[tuple[str, int]]:
     """The collectives, with their lines, that a call makes, itself or in functions of this script."""
     function = callee(tree, call)
     own = collective(tree, call)
     return [(own, call.lineno)] if own else list(needs_all(tree, function)) if function else []
 
 
-def _joined(tree: Tree, call: ast.Call) -> list[tuple[str, int]]:
-    """Those collectives, or a backward pass in which the ranks average gradients."""
-    return [("backward", call.lineno)] if call in _averaging(tree) else _needed(tree, call)
+def _needed(tree: Tree, call: ast.Call) -> list[tuple[str, int]]:
+    """What of a call needs all ranks: these collectives, or that it is a backward pass which averages gradients."""
+    return [("backward", call.lineno)] if call in _averaging(tree) else _collectives_in(tree, call)
 
 
 @kept
@@ -82,7 +82,7 @@ def _parted_calls(tree: Tree) -> list[tuple[ast.Call, list[Guard]]]:
         (call, around)
         for call, around in parted
         if not any(at < position(call) and around[0] in same for at, same in joins)
-        if _joined(tree, call) or _evaluated(tree, call)
+        if _needed(tree, call) or _evaluated(tree, call)
     ]
 
 
@@ -107,7 +107,7 @@ def _answered(tree: Tree, call: ast.Call, name: str, around: list[Guard]) -> boo
     so in what they serve, where the call is of a loop without an end."""
     place, loops = _place(tree, call), tree.loops_of(call)
     for other in tree.calls:
-        if other is call or _place(tree, other) is not place or name not in dict(_joined(tree, other)):
+        if other is call or _place(tree, other) is not place or name not in dict(_needed(tree, other)):
             continue
         for guard in guards(tree, other):
             same = guard.names == around[0].names and tree.loops_of(other) == loops
@@ -145,7 +145,7 @@ def collective_in_join(tree: Tree) -> Mistakes:
     for node in tree.nodes[ast.With]:
         if any(_joins(tree, item.context_expr) for item in node.items):
             for call in (call for part in node.body for call in tree.calls_in(part)):
-                for name, _ in _needed(tree, call)[:1]:
+                for name, _ in _collectives_in(tree, call)[:1]:
                     yield call, f"`{name}` is not answered by the ranks that have joined"
 
 

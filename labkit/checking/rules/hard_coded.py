@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Iterator
 
 from labkit.checking.rules import Mistakes, rule
-from labkit.checking.syntax.nodes import Placed, argument_at, is_method_call, keyword, last_part, spelled
+from labkit.checking.syntax.nodes import argument_at, is_method_call, keyword, last_part, spelled
 from labkit.checking.syntax.ranks import may_depend_on_rank
 from labkit.checking.syntax.tree import Tree
 from labkit.checking.syntax.ways import is_rank
@@ -24,17 +25,12 @@ CUDA_0 = ("cuda:0", "xpu:0")
 def hard_coded_world_size(tree: Tree) -> Mistakes:
     if tree.is_managed:
         return
-    sizes: list[tuple[ast.expr | None, Placed]] = []
-    sizes += [(keyword(c, "world_size"), c) for c in tree.torch_calls("init_process_group")]
-    sizes += [(argument_at(c, 2, "nprocs"), c) for c in tree.torch_calls("spawn")]
-    sizes += _stored(tree, "WORLD_SIZE")
-    seen = set()
-    for value, node in sizes:
-        ranks = _literal(tree, value)
-        number = str(ranks.value) if ranks else ""
-        if ranks and ranks not in seen and number.isdigit() and int(number) > 1 and not tree.branches_of(node):
-            seen.add(ranks)
-            yield ranks, f"{number} ranks are hard-coded"
+    sizes = [(keyword(call, "world_size"), call) for call in tree.torch_calls("init_process_group")]
+    sizes += [(argument_at(call, 2, "nprocs"), call) for call in tree.torch_calls("spawn")]
+    values = [value for value, call in sizes if not tree.branches_of(call)]
+    for literal, ranks in _numbers(tree, [*values, *(value for value, _ in _stored(tree, "WORLD_SIZE"))]):
+        if ranks > 1:
+            yield literal, f"{ranks} ranks are hard-coded"
 
 
 @rule(
@@ -45,12 +41,9 @@ def hard_coded_world_size(tree: Tree) -> Mistakes:
     misses="a port from a file or an option's default.",
 )
 def hard_coded_port(tree: Tree) -> Mistakes:
-    seen = set()
-    for value, _ in _stored(tree, "MASTER_PORT"):
-        port = _literal(tree, value)
-        if port and port not in seen and str(port.value).strip().isdigit() and port.value not in (0, "0"):
-            seen.add(port)
-            yield port, f"port {port.value!s} is hard-coded"
+    for literal, port in _numbers(tree, [value for value, _ in _stored(tree, "MASTER_PORT")]):
+        if port:
+            yield literal, f"port {port} is hard-coded"
     for call in tree.torch_calls("init_process_group"):
         where = _literal(tree, keyword(call, "init_method"))
         address = str(where.value) if where else ""
@@ -66,9 +59,17 @@ def _literal(tree: Tree, node: ast.expr | None) -> ast.Constant | None:
     return None
 
 
-def _stored(tree: Tree, *names: str) -> list[tuple[ast.expr, ast.stmt]]:
+def _numbers(tree: Tree, values: list[ast.expr | None]) -> Iterator[tuple[ast.Constant, int]]:
+    """The literals, each once, that are whole numbers or the text of one, with the number."""
+    for literal in dict.fromkeys(_literal(tree, value) for value in values):
+        text = str(literal.value).strip() if literal else ""
+        if literal and text.isdecimal():
+            yield literal, int(text)
+
+
+def _stored(tree: Tree, variable: str) -> list[tuple[ast.expr, ast.stmt]]:
     """The value and the statement of each `os.environ["MASTER_PORT"] = "12355"`, unless under a condition."""
-    stores = [tree.parents[node] for name, node in tree.environment if name in names]
+    stores = [tree.parents[node] for name, node in tree.environment if name == variable]
     return [(node.value, node) for node in stores if isinstance(node, ast.Assign) and not tree.branches_of(node)]
 
 

@@ -169,8 +169,7 @@ def _is_looked_at(tree: Tree, call: ast.Call) -> bool:
     """Whether the script tests what could not be loaded."""
     names = set(tree.targets_of(call))
     tests = [part for node in tree.nodes[ast.If] for part in tree.walk(node.test)]
-    is_tested = any(spelled(part) in names or getattr(part, "attr", "") == "missing_keys" for part in tests)
-    return is_tested and bool(names)
+    return bool(names) and any(spelled(part) in names or getattr(part, "attr", "") == "missing_keys" for part in tests)
 
 
 def _wrapping_at(tree: Tree, model: ast.expr) -> str | None:

@@ -146,6 +146,7 @@ def _is_element(tree: Tree, node: ast.expr) -> bool:
     return isinstance(node, ast.Name) and any(node.id in _elements(tree, loop.iter, loop.target) for loop in loops)
 
 
+@kept
 def _binding(tree: Tree, node: ast.expr) -> Binding:
     """A name with the innermost loop or comprehension around it in which it gets a value, or else the function: `x` of
     a loop over validation data is not that of the loop that trains."""

@@ -153,12 +153,21 @@ def _leavers(tree: Tree, block: ast.AST, field: str, leaves: tuple[type[ast.stmt
 
 
 @kept
+def _exit_paths(tree: Tree) -> set[ast.AST]:
+    """The statements by which ranks may leave a block, and all nodes around them."""
+    exits = [node for node in (*tree.nodes[ast.Expr], *tree.nodes[ast.Raise]) if _exits(tree, node)]
+    statements = (node for kind in LEAVES for node in tree.nodes[kind])
+    return {around for node in (*exits, *statements) for around in (node, *tree.ancestors(node))}
+
+
 def _leaving(tree: Tree, statement: ast.stmt, leaves: tuple[type[ast.stmt], ...] = LEAVES) -> Ways:
     """Which ranks leave the block of a statement in it."""
 
     def inside(block: list[ast.stmt], kinds: tuple[type[ast.stmt], ...] = leaves) -> Ways:
         return reduce(either, (_leaving(tree, each, kinds) for each in block), NONE)
 
+    if statement not in _exit_paths(tree):
+        return NONE
     if isinstance(statement, leaves) or _exits(tree, statement):
         return ALL
     if isinstance(statement, ast.If):
