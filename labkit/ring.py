@@ -96,7 +96,7 @@ class Now:
 
 
 @dataclass(frozen=True, slots=True)
-class Called:
+class PythonCall:
     """A collective that Python called, the `index`-th of this rank: the `number`-th of its `group`, which a line of the
     witness names, with so many elements (UNKNOWN if ranks may have different ones) of a dtype. It was called at `line`
     (0: unknown), after step `step` and then so many backward passes, or `in_backward`."""
@@ -113,7 +113,7 @@ class Called:
     in_backward: bool
 
     @classmethod
-    def unpack(cls, fields: tuple[int, ...]) -> Called:
+    def unpack(cls, fields: tuple[int, ...]) -> PythonCall:
         group, operation, number, elements, flags, passes, line, step, index = fields
         dtype, in_backward = DTYPES[flags & ~CALLED_IN_BACKWARD], bool(flags & CALLED_IN_BACKWARD)
         return cls(group, OPERATIONS[operation], number, elements, dtype, passes, line, step, index, in_backward)
@@ -189,7 +189,7 @@ class RingWriter:
     def before_call(
         self, group: int, operation: int, number: int, elements: int, dtype: int, passes: int, line: int
     ) -> None:
-        """The fields of Called before a collective is called."""
+        """The fields of PythonCall before a collective is called."""
         self._called = index = self._called + 1
         flags = dtype | CALLED_IN_BACKWARD if self._words[8] & IN_BACKWARD else dtype
         at, masked = CALLS_AT + index % CALLS * CALL.size, (number & WORD, elements & WORD, flags, passes & MOST)
@@ -236,12 +236,12 @@ class RingReader:
         data = self._read([(SEEN_AT + number % STEPS * SEEN.size, SEEN.size)])[0]
         return Seen(*SEEN.unpack(data)) if len(data) == SEEN.size else None
 
-    def calls(self) -> list[Called]:
+    def calls(self) -> list[PythonCall]:
         """The newest collectives that Python called, oldest first."""
         data = self._read([(CALLS_AT, CALLS * CALL.size)])[0]
         calls = CALL.iter_unpack(data[: len(data) // CALL.size * CALL.size])
         made = sorted((fields for fields in calls if fields[-1]), key=lambda fields: fields[-1])
-        return [Called.unpack(fields) for fields in made]
+        return [PythonCall.unpack(fields) for fields in made]
 
     def _read(self, pieces: list[tuple[int, int]]) -> list[bytes]:
         try:

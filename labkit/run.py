@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
@@ -191,7 +192,9 @@ class Run(Shown[State], Reachable):
         except KeyboardInterrupt:
             if stop_on_interrupt:
                 self._stop_interrupted()
-            raise Interrupted(f"{self.id}: {self.status()}") from None
+            state = self.status()
+            advice = state.cause.advice if state.cause else ()
+            raise Interrupted("\n".join([f"{self.id}: {state}", *advice])) from None
         finally:
             self._finish_view()
         state = self.status()
@@ -336,9 +339,10 @@ class Run(Shown[State], Reachable):
                 if deadline is not None and now > deadline:
                     raise TimeoutError(f"{self.id} has not ended after {timeout} s; it is still running")
                 news = [] if self._dashboard else _news(state)
-                if new := [message for message in news if message not in reported]:
+                reported = [before for before in reported if any(before in message for message in news)]
+                if new := [*filter(None, (_unsaid(message, reported) for message in news))]:
                     line.say("\n".join(new))
-                reported = news
+                reported += new
                 if self._dashboard is None and now - spoken >= speak_every and ui() != "display":
                     spoken = now
                     line.show(self._reader.read_all(), state)
@@ -385,6 +389,13 @@ def _news(state: State) -> list[str]:
     """Messages about an active run: that it was restarted, that it makes no progress."""
     restarted = words.attempt_ended(state.attempt - 1, state.earlier[-1]) if state.earlier else ""
     return [plain(message) for message in (restarted, state.notice) if message]
+
+
+def _unsaid(message: str, reported: Sequence[str]) -> str:
+    """What a message adds to those that have been reported."""
+    for before in reported:
+        message = message.replace(before, "")
+    return "; ".join(filter(None, message.split("; ")))
 
 
 def _text(path: Path) -> str:

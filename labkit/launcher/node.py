@@ -31,7 +31,8 @@ from labkit.errors import LabError, LaunchError
 from labkit.files import in_parallel, log, read_object, refresh
 from labkit.hardware import check_interface, interface_of, is_loopback, own_address_towards, resolved
 from labkit.host import Identity, host_name
-from labkit.launcher.causes.explain import conclusion, oom_kills
+from labkit.launcher.causes.explain import conclusion
+from labkit.launcher.causes.killed import oom_kills
 from labkit.launcher.locks import lock_checkpoints
 from labkit.launcher.peers import (
     CONCLUSIONS,

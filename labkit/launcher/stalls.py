@@ -9,13 +9,15 @@ import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 from labkit.files import in_parallel, read_object, tail_text
 from labkit.launcher.causes.evidence import CLOSED_BY_TORCHRUN
-from labkit.launcher.causes.stuck import look_at
+from labkit.launcher.causes.sentences import in_past
+from labkit.launcher.causes.stuck import Stacks, cause_of, look_at
 from labkit.launcher.rank_processes import named_ranks
-from labkit.record import End, Model, Records, Report, RunFolder
+from labkit.record import Cause, End, Model, Records, Report, RunFolder
 
 POLL_SECONDS = 1.0
 RANKS_PER_SECOND = 512  # at most this many are read, up to 768 ranks: one process reads the files of a whole run
@@ -24,6 +26,7 @@ PATIENCE_SECONDS = 5.0
 LEFT_SECONDS = 3.0  # a rank whose script has ended has exited after this long without a heartbeat
 SURVIVOR_SECONDS = 2.5  # of a rank on a GPU that torchrun has told to exit; torchrun itself waits 30 s or longer
 FIRST_STEP_SECONDS = 30.0  # until the first step: imports, data, compilation
+SETTLING_SECONDS = 2.0  # ranks that wait for each other stall one after another, and are reported once
 START_SECONDS = 3.0  # ranks have usually started after this time
 SLOW_SECONDS = 2.0  # a lookup of a name that takes longer is reported
 
@@ -101,17 +104,17 @@ class Progress:
         """Seconds since any rank made progress."""
         return time.monotonic() - max([self._started, *self._changed.values()])
 
-    def stalled(self) -> dict[int, float]:
-        """Seconds since each overdue rank made progress. A rank whose script has ended is expected to exit. What a rank
-        that has become another program will do is unknown."""
+    def stalled(self, first_step: float = FIRST_STEP_SECONDS) -> dict[int, float]:
+        """Seconds since each overdue rank made progress; its first step may take so many. A rank whose script has ended
+        is expected to exit. What a rank that has become another program will do is unknown."""
         idle = {rank: seconds for rank, seconds in self._idle().items() if rank not in self._programs}
-        working = PATIENCE_SECONDS + 2 * self._step_seconds if self._step_seconds else FIRST_STEP_SECONDS
+        working = PATIENCE_SECONDS + 2 * self._step_seconds if self._step_seconds else first_step
         patience = {rank: PATIENCE_SECONDS if rank in self._ended else working for rank in idle}
         return {rank: seconds for rank, seconds in idle.items() if seconds > patience[rank]}
 
-    def is_stuck(self) -> bool:
+    def is_stuck(self, first_step: float = FIRST_STEP_SECONDS) -> bool:
         """Whether every rank that has not exited is overdue."""
-        return bool(stalled := self.stalled()) and len(stalled) == len(self._idle())
+        return bool(stalled := self.stalled(first_step)) and len(stalled) == len(self._idle())
 
     def _idle(self) -> dict[int, float]:
         """Seconds since each rank that has not exited made progress."""
@@ -172,12 +175,14 @@ class FirstRank:
 
 
 class Stalls:
-    """Watches one run. `notice` says which ranks have stalled, since when and where; None if none have. Looking takes
-    seconds; a thread does it, so that a stop never waits."""
+    """Watches one run. `since` says which ranks have stalled, and since when; None if none have. Looking takes seconds;
+    a thread does it, so that a stop only waits for a look of its own."""
 
     def __init__(self, run: RunFolder):
-        self.notice: str | None = None
+        self.since: str | None = None
+        self._stacks = Stacks("", [])  # of those that have stalled
         self._run = run
+        self._stalled, self._changed = set[int](), 0.0  # the ranks that have stalled, and since when they are these
         self._ranks: set[int] = set()  # those that the notice names, or will name
         self._inspection: Future[Any] | None = None
         self._inspector = ThreadPoolExecutor(1, "labkit-stacks")
@@ -185,30 +190,44 @@ class Stalls:
     def update(self, attempt: RunFolder, progress: Progress) -> None:
         """Start an inspection if other ranks than before have stalled, and read one that has ended."""
         stalled = progress.stalled()
-        if self._inspection is None and stalled and set(stalled) != self._ranks:
+        if set(stalled) != self._stalled:
+            self._stalled, self._changed = set(stalled), time.monotonic()
+        is_settled = progress.is_stuck() or time.monotonic() - self._changed > SETTLING_SECONDS
+        if self._inspection is None and stalled and set(stalled) != self._ranks and is_settled:
             self._ranks = set(stalled)
             self._inspection = self._inspector.submit(look_at, attempt, self._run)
         elif self._inspection is not None and self._inspection.done():
             stacks, self._inspection = self._inspection, None
             if stalled and stacks.exception() is None and not stacks.result().are_gone:
-                self.notice = _notice(stalled, attempt, stacks.result().sentence)
+                self.since, self._stacks = _since(stalled, attempt), stacks.result()
         elif not stalled and self._ranks:
-            self._ranks, self.notice = set(), None
+            self._ranks, self.since = set(), None
 
-    def where(self, attempt: RunFolder) -> str:
-        """Where all ranks are, in one sentence."""
-        try:
-            return look_at(attempt, self._run).sentence
-        except OSError as error:  # a full disk; the run is stopped regardless
-            return f"its ranks could not be inspected: {error}"
+    def notice(self, *, is_explained: bool = False) -> str | None:
+        """Which ranks have stalled, since when, where they are, and, unless it is explained elsewhere, why."""
+        return f"{self.since}: {self._stacks.places if is_explained else self._stacks.sentence}" if self.since else None
+
+    def cause(self, why: Cause, attempt: RunFolder, stalled: dict[int, float] | None = None) -> Cause:
+        """Why a run is stopped, with what kept its ranks from making progress: those that are `stalled` now, which are
+        looked at unless the notice is about them, or else those of the notice."""
+        since, stacks = self.since, self._stacks
+        if stalled and (since is None or set(stalled) != self._ranks):
+            seen = look_at(attempt, self._run)
+            since, stacks = (since, stacks) if seen.are_gone else (_since(stalled, attempt), seen)
+        if since is None:
+            return why
+        found = cause_of(stacks, self._run, attempt)
+        until_then = f"; until then {in_past(since)}" if why.kind == "stopped" else ""
+        sentence = f"{why.sentence}{until_then}: {found.sentence}"
+        return replace(found, kind=why.kind, sentence=sentence, signal=why.signal, goes_on=why.goes_on)
 
 
-def _notice(stalled: dict[int, float], attempt: RunFolder, where: str) -> str:
+def _since(stalled: dict[int, float], attempt: RunFolder) -> str:
     since = time.strftime("%H:%M:%S", time.localtime(time.time() - min(stalled.values())))
     if len(stalled) == len(attempt.started_ranks()):
-        return f"no rank has made progress since {since}: {where}"
+        return f"no rank has made progress since {since}"
     who = "rank " + ", ".join(map(str, sorted(stalled)))
-    return f"{who} {'has' if len(stalled) == 1 else 'have'} made no progress since {since}: {where}"
+    return f"{who} {'has' if len(stalled) == 1 else 'have'} made no progress since {since}"
 
 
 class HostNames:

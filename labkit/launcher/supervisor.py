@@ -27,11 +27,13 @@ from labkit.files import is_deleted, log, write_json
 from labkit.hardware import may_have_gpus
 from labkit.host import Identity
 from labkit.launcher.causes.evidence import place_in, script_of
-from labkit.launcher.causes.explain import find_cause, oom_kills, survived_errors
+from labkit.launcher.causes.explain import find_cause, survived_errors
+from labkit.launcher.causes.killed import oom_kills
+from labkit.launcher.causes.waits import SLIPS
 from labkit.launcher.locks import unlock_checkpoints
 from labkit.launcher.rank_processes import Programs
 from labkit.launcher.shutdown import Leftovers, Shutdown, torchrun_seconds
-from labkit.launcher.stalls import SURVIVOR_SECONDS, Closing, FirstRank, HostNames, Progress, Stalls
+from labkit.launcher.stalls import PATIENCE_SECONDS, SURVIVOR_SECONDS, Closing, FirstRank, HostNames, Progress, Stalls
 from labkit.launcher.stopping import SAMPLER, StopRequest, processes_of, request_in_words, requested, sweep
 from labkit.launcher.torchrun_command import TORCHRUN, attempt_command, marked
 from labkit.launcher.warm.fork import ForkedTorchrun, import_torchrun
@@ -210,6 +212,7 @@ class Supervisor:
             killed += self.end_survivors(closing)
             if why:
                 self.decided = time.time()
+                why = self.explained(why, request, folder, progress)
                 with suppress(OSError):  # not reachable, or a full disk
                     (folder.requests / "released").touch()  # ranks that are paused may save before they stop
                 killed += self.shut_down(identity, request) if identity else self.sweep()
@@ -222,6 +225,17 @@ class Supervisor:
         if code or why:
             killed += self.sweep()  # after a success, what is left has time to end
         return code, why, killed
+
+    def explained(self, why: Cause, request: StopRequest, folder: RunFolder, progress: Progress) -> Cause:
+        """Why a run is stopped, and what its ranks wait for, if they have made no progress for some seconds."""
+        if why.kind not in ("stopped", "stuck"):
+            return why
+        stalled = progress.stalled(PATIENCE_SECONDS) if request.grace != 0 else {}
+        self.look_for_findings(is_stuck=progress.is_stuck(PATIENCE_SECONDS))
+        try:
+            return self.stalls.cause(why, folder, stalled)
+        except Exception as error:  # a full disk; the run is stopped regardless
+            return replace(why, sentence=f"{why.sentence}; its ranks could not be inspected: {error!r}")
 
     def shut_down(self, agent: Identity, request: StopRequest) -> int:
         """End torchrun and its ranks; returns how many processes had to be killed."""
@@ -341,19 +355,20 @@ class Supervisor:
             self.names.update()
             self.look_for_findings(is_stuck=progress.is_stuck())
         self.stalls.update(folder, progress)
+        stalled = self.stalls.notice(is_explained=any(each.kind in SLIPS for each in self.judge.findings.certain))
         why = f" because {progress.hit}" if progress.hit else ""
         paused = f"paused{why}; resume it with run.resume() or `labkit resume`" if progress.paused else None
-        notices = [paused, self.judge.notice, self.names.notice, self.stalls.notice]
+        notices = [paused, self.judge.notice(), self.names.notice, stalled]
         notices += [*self.first_rank.notices, self.moved, progress.unmeasured]
         notice = "; ".join(filter(None, notices)) or None
-        is_stuck = self.stalls.notice is not None and progress.is_stuck()
+        is_stuck = stalled is not None and progress.is_stuck()
         stuck_since = (self.state.stuck_since or time.time() - progress.idle_seconds) if is_stuck else None
         if (notice, stuck_since) != (self.state.notice, self.state.stuck_since):
             wrong = self.judge.is_certain
             self.write(replace(self.state, notice=notice, stuck_since=stuck_since, wrong=wrong))
         if self.watchdog is None or progress.idle_seconds <= self.watchdog:
             return None
-        sentence = f"stopped by the watchdog after {self.watchdog:g} s without progress: {self.stalls.where(folder)}"
+        sentence = f"stopped by the watchdog after {self.watchdog:g} s without progress"
         return Cause("stuck", sentence), StopRequest()
 
     def locate(self, line: int) -> Place:
@@ -370,11 +385,9 @@ class Supervisor:
 
     def verdict(self, folder: RunFolder, code: int, why: Cause | None, killed: int) -> State:
         if why is None and code == -signal.SIGKILL and requested(self.folder) is not None:
-            why = _stopped("stopped on request")  # by a process that did not wait for us
+            why = self.stalls.cause(_stopped("stopped on request"), folder)  # by a process that did not wait for us
         fields = {"exit_code": code, "killed": killed, "checkpoint": self.folder.newest_checkpoint()}
         if why:
-            if why.kind == "stopped" and self.stalls.notice:
-                why = replace(why, sentence=f"{why.sentence}; until then {self.stalls.notice}")
             return self.ended("stopped" if why.kind == "stopped" else "failed", cause=why, **fields)
         if code == 0:
             self.leftovers = Leftovers(self.folder, self.home)
@@ -392,9 +405,13 @@ class Supervisor:
         if not self.node:  # the first node speaks for all ranks
             progress = Progress(self.folder.attempt(self.state.attempt))
             progress.update()
-            cause = fields.get("cause")
-            self.look_for_findings(name, cause.kind if cause else "")
-            notices = [self.judge.notice, *self.first_rank.update(), progress.unmeasured]
+            cause = fields.get("cause") or Cause()
+            self.look_for_findings(name, cause.kind)
+            notices = [
+                self.judge.notice(cause.sentence),
+                *self.first_rank.update(),
+                progress.unmeasured,
+            ]
         if name == "succeeded":
             with suppress(Exception):  # a correct state matters more
                 notices.append(survived_errors(self.folder, self.folder.attempt(self.state.attempt), self.ranks))

@@ -56,7 +56,11 @@ def _launch(arguments: argparse.Namespace, rest: list[str]) -> int:
         return _print_lines(arguments.script, options)
     run = labkit.launch(arguments.script, module=arguments.module, **vars(options))
     if not options.detach:
-        run.wait(watch=arguments.watch)
+        try:
+            run.wait(watch=arguments.watch)
+        except KeyboardInterrupt as stopped:
+            print(plain(str(stopped)))
+            raise
         print(run)
         print(f"labkit logs {plain(run.id)} prints what the ranks printed")
         if arguments.strict:

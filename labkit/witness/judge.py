@@ -78,9 +78,10 @@ class Judge:
         self._looked = time.monotonic()
 
     def look_again(self, *, is_stuck: bool = False) -> None:
-        """Look if it is time to. `is_stuck`: no rank makes progress."""
+        """Look if it is time to, or if now no rank makes progress, which is what `is_stuck` means."""
+        has_stopped = is_stuck and not self._evidence.is_stuck
         self._evidence.is_stuck = is_stuck
-        if time.monotonic() >= self._looked + self.every:
+        if has_stopped or time.monotonic() >= self._looked + self.every:
             self._looked = time.monotonic()  # a look that fails is not repeated at once
             self.look()
 
@@ -115,10 +116,11 @@ class Judge:
         kinds = {finding.kind for finding in found if finding.certain}
         return [rule.explains for rule in self._rules if rule.kind in kinds]
 
-    @property
-    def notice(self) -> str | None:
-        """The most important finding, which is a note if none is certain, for the run's state."""
-        first, more = next(iter(self.findings), None), len(self.findings) - 1
+    def notice(self, cause: str = "") -> str | None:
+        """The most important finding that the sentence of the run's cause does not tell, a note if none is certain, for
+        the run's state."""
+        findings = [finding for finding in self.findings if finding.claim not in cause]
+        first, more = next(iter(findings), None), len(findings) - 1
         if first is None:
             return None
         note, others = "" if first.certain else "note: ", f" (and {more} more: run.findings())" if more else ""

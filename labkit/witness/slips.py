@@ -15,14 +15,14 @@ from labkit.ring import (
     MOST,
     NO_GRAPH,
     REDUCED,
-    Called,
     Now,
+    PythonCall,
     RingReader,
     decoded,
 )
-from labkit.witness.calls import Parting, parting
 from labkit.witness.evidence import Evidence, Testimony
 from labkit.witness.finding import Finding, named
+from labkit.witness.mismatch import Mismatch, first_mismatch
 from labkit.witness.rule import Rule
 
 STAYS = 3  # steps: what a rank does in that many is usual, and a difference that lasts as long is no accident of timing
@@ -62,7 +62,7 @@ class Slips(Rule):
 
     def __init__(self) -> None:
         self._groups: dict[tuple[int, ...], _Group] = {}
-        self._parting: Finding | None = None
+        self._mismatch: Finding | None = None
 
     def judge(self, evidence: Evidence) -> Iterable[Finding]:
         groups = evidence.counted
@@ -75,11 +75,11 @@ class Slips(Rule):
                 return [found]
         is_stuck = evidence.is_stuck and not evidence.outcome
         if is_stuck or evidence.may_have_failed_by_a_collective:
-            self._parting = _parting(evidence)
+            self._mismatch = _of_mismatch(evidence)
         elif evidence.outcome != "stopped":  # then it was stuck
-            self._parting = None
-        if self._parting:
-            return [self._parting]
+            self._mismatch = None
+        if self._mismatch:
+            return [self._mismatch]
         later = (group.behind(evidence) or group.skip(evidence) for group in compared)
         return filter(None, [next(filter(None, later), None)])
 
@@ -265,11 +265,11 @@ class _Group:
         )
 
 
-def _parting(evidence: Evidence) -> Finding | None:
+def _of_mismatch(evidence: Evidence) -> Finding | None:
     """A collective that some ranks called from Python and others did not, though they have gone on."""
     if any(each.of("join") for each in evidence.ranks.values()):
         return None
-    one = parting(evidence)
+    one = first_mismatch(evidence)
     if one is None or one.of_pass:
         return _left_out_of_pass(one, evidence) if one else None
     callers, others, place, there = (
@@ -290,11 +290,12 @@ def _parting(evidence: Evidence) -> Finding | None:
     else:
         what = f"{called} while {others} went on to {one.where}{there}"
         why = "since then they do not make the same sequence of calls"
-    step = one.call.step + bool(one.call.passes)
+    is_of_next = one.call.passes or one.call.in_backward or one.call.operation in OF_FSDP
+    step = one.call.step + bool(is_of_next)
     return Finding("slip", what, why, advice=advice, since=step, ranks=ranks, line=one.call.line)
 
 
-def _left_out_of_pass(one: Parting, evidence: Evidence) -> Finding | None:
+def _left_out_of_pass(one: Mismatch, evidence: Evidence) -> Finding | None:
     """Ranks that have ended a backward pass without the collectives that others still wait for in it; None if this one
     called some of them, or did not in the pass before."""
     ring, in_pass = evidence.ranks[one.others[0]].ring, evidence.ranks[one.callers[0]].ring.now()
@@ -310,7 +311,7 @@ def _left_out_of_pass(one: Parting, evidence: Evidence) -> Finding | None:
     return Finding("slip", what, why, advice=ADVICE, since=in_pass.number + 1, ranks=one.others, line=line)
 
 
-def _in_words(call: Called, other: Called | None) -> str:
+def _in_words(call: PythonCall, other: PythonCall | None) -> str:
     """`all_reduce` of 4 float32 elements; the size only if that is what differs from the other call."""
     if other is None or other.operation != call.operation:
         return f"`{call.operation}`"

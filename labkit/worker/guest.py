@@ -44,6 +44,7 @@ STARTING_CALLS = {
 }
 BACKWARD = "_engine_run_backward"
 WAITING = ("/torch/distributed/distributed_c10d.py", "/torch/distributed/_functional_collectives.py")
+UNNAMED = ("default_pg", "undefined", "")  # torch's own descriptions of groups
 STARTING_MODULES = {
     "torch.nn.parallel.distributed": "wrapping the model in DDP",
     "torch.distributed.fsdp": "sharding the model",
@@ -260,8 +261,10 @@ class Guest:
             return
         self.outcome = "exited" if isinstance(error, SystemExit) else "raised"
         trace = error.__traceback__
+        call: dict[str, Any] = {}
         while trace is not None:
-            self.last = trace.tb_lineno if trace.tb_frame.f_code.co_filename == self.script else self.last
+            is_own = trace.tb_frame.f_code.co_filename == self.script
+            self.last, call = (trace.tb_lineno, {}) if is_own else (self.last, call or call_of(trace.tb_frame))
             trace = trace.tb_next
         reason = error.code if isinstance(error, SystemExit) else error
         if reason is None or (isinstance(reason, int) and reason & 0xFF == 0):
@@ -279,6 +282,7 @@ class Guest:
             "exception": type(error).__name__,
             "message": message,
             "script_line": self.last,
+            **call,
         }
         paths, sys.path = sys.path, self.paths  # nothing next to the script may take the place of what this imports
         try:
@@ -456,11 +460,11 @@ def first_word(command: list[str]) -> int:
 
 
 def as_json(record: "Mapping[str, Any]") -> bytes:
-    """A record of numbers and texts as a line of JSON; what is not ASCII is replaced."""
+    """A record of numbers and texts as a line of JSON; what cannot be written as it is, is replaced."""
     texts = []
     for name, value in record.items():
         if isinstance(value, str):
-            plain = "".join([c if " " <= c <= "~" else "?" for c in value])
+            plain = "".join([c if c >= " " else "?" for c in value.encode("utf-8", "replace").decode()])
             text = '"' + plain.replace("\\", "\\\\").replace('"', '\\"') + '"'
         else:
             text = "null" if value is None else repr(value).lower() if isinstance(value, bool) else repr(value)
@@ -469,8 +473,8 @@ def as_json(record: "Mapping[str, Any]") -> bytes:
 
 
 def doing_now(thread: int, script: str) -> str:
-    """`importing transformers` · `joining the process group` · `line 40, in build`; at most 80 ASCII characters, empty
-    if unknown. It takes the outermost call that is known, because what this calls in turn is a detail."""
+    """`importing transformers` · `joining the process group` · `line 40, in build`; at most 80 characters, empty if
+    unknown. It takes the outermost call that is known, because what this calls in turn is a detail."""
     frame = sys._current_frames().get(thread)
     stack: list[FrameType] = []
     while frame is not None:
@@ -481,18 +485,46 @@ def doing_now(thread: int, script: str) -> str:
     if not words and own:
         name = own[0].f_code.co_name
         words = [f"line {own[0].f_lineno}" + ("" if name == "<module>" else f", in {name}")]
-    return "".join(words).encode("ascii", "replace").decode()[:LONGEST_DOING]
+    return "".join(words)[:LONGEST_DOING]
 
 
 def whereabouts(thread: int, script: str) -> "dict[str, Any]":
     """The script's line that a thread is in, 0 if it is in none, the function of this line, and whether it is in a
-    function of torch that waits for other ranks: a collective, or a backward pass."""
+    function of torch that waits for other ranks: a collective, which is its `call`, or a backward pass."""
     frame, waits = sys._current_frames().get(thread), False
+    call: dict[str, Any] = {}
     while frame is not None and not is_function_of(frame.f_code, script):
         waits = waits or frame.f_code.co_filename.endswith(WAITING) or frame.f_code.co_name == BACKWARD
+        call = call_of(frame) or call
         frame = frame.f_back
     function = frame.f_code.co_name[:LONGEST_DOING] if frame is not None else ""
-    return {"line": frame.f_lineno if frame is not None else 0, "function": function, "waits": waits}
+    return {"line": frame.f_lineno if frame is not None else 0, "function": function, "waits": waits} | call
+
+
+def call_of(frame: "FrameType") -> "dict[str, Any]":
+    """`{"call": "`recv` from rank 1 with tag 2", "peer": 1}` of a function of torch that communicates, the peer of a
+    message; otherwise empty."""
+    name, values = frame.f_code.co_name, frame.f_locals
+    if not frame.f_code.co_filename.endswith(WAITING) or name.startswith("_") or name == "wrapper":
+        return {}
+    words, peer, group = f"`{name}`", None, values.get("group")
+    try:
+        distributed: Any = sys.modules["torch.distributed"]
+        for end, direction in (("src", "from"), ("dst", "to")):
+            rank, in_group = values.get(end), values.get(f"group_{end}")
+            if rank is None and in_group is not None:
+                rank = distributed.get_global_rank(group or distributed.group.WORLD, in_group)
+            if rank is not None and rank != distributed.get_rank():
+                peer, words = rank, f"{words} {direction} rank {rank}"
+        if values.get("tag"):
+            words += f" with tag {values['tag']}"
+        if isinstance(group, distributed.ProcessGroup) and group is not distributed.group.WORLD:
+            ranks = ", ".join(map(str, distributed.get_process_group_ranks(group)))
+            is_named = group.group_desc not in UNNAMED
+            words += f" of group `{group.group_desc}`" if is_named else f" of the group of ranks {ranks}"
+    except Exception:
+        pass  # another version of torch
+    return {"call": words[:LONGEST_DOING]} | ({"peer": peer} if "send" in name or "recv" in name else {})
 
 
 def is_function_of(code: "CodeType", script: str) -> bool:

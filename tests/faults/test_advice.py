@@ -15,7 +15,7 @@ from faults.test_memory import small_memory  # noqa: F401  (a fixture)
 import labkit
 from labkit import Script
 from labkit.launcher.causes import failure_advice
-from labkit.launcher.causes.failure_advice import LONGER, memory_advice
+from labkit.launcher.causes.failure_advice import LONGER, MESSAGES, memory_advice
 from labkit.record import ScriptFacts
 from labkit.witness.slips import ADVICE, ALIKE
 
@@ -62,6 +62,18 @@ size = torch.tensor([4 + rank])
 values = torch.ones(int(size))
 gathered = [torch.empty_like(values) for _ in range(2)]
 dist.all_gather(gathered, values)
+dist.destroy_process_group()
+"""
+OF_TWO = """
+first, second = torch.ones(4), torch.ones(64)
+if rank == 0:
+    dist.send(first, 1)
+    dist.send(second, 1)
+else:
+    order = second, first
+    for each in order:
+        dist.recv(each, 0)
+dist.barrier()
 dist.destroy_process_group()
 """
 HUNGRY = """import os, torch, torch.distributed as dist
@@ -125,6 +137,13 @@ CASES = {
         "values =",
         "dist.all_reduce(size, dist.ReduceOp.MAX)\nvalues =",
     ),
+    "messages in the order in which they are sent": Case(
+        MESSAGES,
+        HEAD + OF_TWO,
+        "rank 1 received a message of 256 bytes in a `recv` for 16",
+        "second, first\n",
+        "first, second\n",
+    ),
 }
 # What is carried out elsewhere, or needs hardware that is not here.
 ELSEWHERE = {
@@ -166,7 +185,7 @@ def test_what_is_advised_helps(case: Case) -> None:
 def test_every_other_advice_is_known() -> None:
     """Advice that is added needs a case."""
     advice = {name for name, value in vars(failure_advice).items() if name.isupper() and " " in str(value)}
-    assert advice - {"DISK_FULL"} == {"LONGER", *ELSEWHERE}
+    assert advice - {"DISK_FULL"} == {"LONGER", "MESSAGES", *ELSEWHERE}
 
 
 WAYS = {

@@ -72,13 +72,13 @@ train(5)
     ),
     "a rank prepared data for longer than the time limit": (
         """
-def tokenize():
+def größe():
     time.sleep(12)  # BUSY
 if rank == 0:
-    tokenize()
+    größe()
 dist.barrier()  # CALL
 """,
-        r"^rank 0 had been in `tokenize` (BUSY) for \d+ s when rank 1 (CALL) timed out waiting for it; "
+        r"^rank 0 had been in `größe` (BUSY) for \d+ s when rank 1 (CALL) timed out waiting for it; "
         r"it was idle",
         (0,),
     ),
@@ -99,8 +99,80 @@ other = torch.empty(1 << 22)
 dist.recv(other, 1 - rank)  # CALL
 dist.send(other, 1 - rank)
 """,
-        r"^the ranks waited for each other until the process group's timeout: rank 0 (CALL), rank 1 (CALL)$",
+        r"^the ranks waited for each other until the process group's timeout: rank 0 in `recv` from rank 1 (CALL), "
+        r"rank 1 in `recv` from rank 0 (CALL)$",
         (),
+    ),
+    "a message was not sent": (
+        """
+if rank == 0:
+    dist.recv(torch.empty(4), 1)  # RECEIVES
+dist.barrier()  # CALL
+""",
+        r"^the ranks waited for each other until the process group's timeout: rank 0 in `recv` from rank 1 (RECEIVES), "
+        r"rank 1 in `barrier` (CALL)$",
+        (),
+    ),
+    "a message had another tag": (
+        """
+large = torch.zeros(1 << 22)
+if rank == 0:
+    dist.recv(large, 1, tag=3)  # RECEIVES
+else:
+    dist.send(large, 0, tag=4)  # SENDS
+""",
+        r"rank 0 in `recv` from rank 1 with tag 3 (RECEIVES), rank 1 in `send` to rank 0 with tag 4 (SENDS)$",
+        (),
+    ),
+    "a message was longer than its receiver expected": (
+        """
+if rank == 0:
+    dist.recv(torch.empty(4), 1)  # RECEIVES
+else:
+    dist.send(torch.ones(16), 0)
+dist.barrier()
+""",
+        r"^rank 0 received a message of 64 bytes in a `recv` for 16 bytes (RECEIVES), for which gloo aborted it",
+        (0,),
+    ),
+    "ranks of a group waited for each other": (
+        """
+limit = timedelta(seconds=7)
+pairs = [dist.new_group([0, 1], timeout=limit), dist.new_group([0, 1], timeout=limit, group_desc="pair")]
+dist.all_reduce(torch.ones(1), group=pairs[rank])  # CALL
+""",
+        r"^the ranks waited .*: rank 0 in `all_reduce` of the group of ranks 0, 1 (CALL), "
+        r"rank 1 in `all_reduce` of group `pair` (CALL)$",
+        (),
+    ),
+    "a rank was late for a monitored barrier": (
+        """
+def compile():
+    time.sleep(12)  # BUSY
+if rank == 1:
+    compile()
+dist.monitored_barrier(timeout=timedelta(seconds=6))  # CALL
+""",
+        r"^rank 1 had been in `compile` (BUSY) for \d+ s when rank 0 (CALL) timed out waiting for it; it ",
+        (1,),
+    ),
+    "a rank of an FSDP model skipped a backward pass": (
+        """
+from torch.distributed.fsdp import fully_shard
+model = torch.nn.Sequential(torch.nn.Linear(16, 16), torch.nn.Linear(16, 16))
+for layer in (*model, model):
+    fully_shard(layer)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(20):
+    loss = model(torch.randn(8, 16)).square().mean()
+    if rank == 0 or step != 10:
+        loss.backward()  # FSDP
+    optimizer.step()
+    optimizer.zero_grad()
+""",
+        r"^in step 11 rank 1 left out the `reduce_scatter_tensor` that rank 0 called (FSDP): it went on to a later "
+        r"`all_gather_into_tensor` (FSDP)",
+        (1,),
     ),
     "a rank exited early": (
         """
@@ -161,6 +233,37 @@ dist.barrier()
 }
 
 
+JOIN = """import os, time
+import torch.distributed as dist
+from datetime import timedelta
+
+rank = int(os.environ["RANK"])
+def join():
+    dist.init_process_group("gloo", timeout=timedelta(seconds=7))  # JOIN
+
+"""
+NEVER_JOINED = {
+    "WORLD_SIZE is the script's own": (
+        "os.environ['WORLD_SIZE'] = '4'\njoin()\n",
+        r"^rank 2 never joined the process group, because it does not exist: the run has 2 ranks, and the script asks "
+        r"for more .*; rank \d (JOIN) waited for it$",
+        (),
+    ),
+    "a rank had ended": (
+        "if rank == 0:\n    join()\n",
+        r"^rank 1 never joined the process group: it ended at step 0 without an error; rank 0 (JOIN) waited for it "
+        r"for 7 s$",
+        (1,),
+    ),
+    "a rank was elsewhere": (
+        "if rank == 1:\n    time.sleep(12)  # BUSY\njoin()\n",
+        r"^rank 1 never joined the process group: it had been at its top level (BUSY) for \d+ s; rank 0 (JOIN) waited "
+        r"for it for 7 s$",
+        (1,),
+    ),
+}
+
+
 def pattern(says: str, text: str) -> str:
     """A place's mark becomes its line, perhaps with its text, and a parenthesis stands for itself."""
     marks = {line.rpartition("  # ")[2]: n for n, line in enumerate(text.splitlines(), 1) if "  # " in line}
@@ -171,8 +274,16 @@ def pattern(says: str, text: str) -> str:
 
 @pytest.mark.parametrize(("script", "says", "ranks"), SCRIPTS.values(), ids=SCRIPTS)
 def test_a_failure_is_blamed_on_what_caused_it(tmp_path, script, says, ranks):
-    path = tmp_path / "train.py"
-    path.write_text(HEAD + script + "dist.destroy_process_group()\n")
+    assert_blamed(tmp_path / "train.py", HEAD + script + "dist.destroy_process_group()\n", says, ranks)
+
+
+@pytest.mark.parametrize(("script", "says", "ranks"), NEVER_JOINED.values(), ids=NEVER_JOINED)
+def test_a_rank_that_never_joined_is_named(tmp_path, script, says, ranks):
+    assert_blamed(tmp_path / "train.py", JOIN + script, says, ranks)
+
+
+def assert_blamed(path, text, says, ranks):
+    path.write_text(text)
     run = labkit.launch(path, nproc_per_node=2, env={"OMP_NUM_THREADS": "1"}, wait=False, watchdog=60)
     with suppress(labkit.RankFailedError):
         run.wait()

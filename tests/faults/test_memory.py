@@ -14,8 +14,9 @@ from faults.matrix import FAULTY
 from faults.scene import assert_over, known
 
 import labkit
-from labkit.launcher.causes import explain
-from labkit.launcher.causes.explain import find_cause, killer
+from labkit.launcher.causes import killed
+from labkit.launcher.causes.explain import find_cause
+from labkit.launcher.causes.killed import killer
 from labkit.launcher.causes.sentences import BY
 from labkit.record import RunFolder
 from labkit.worker import failure
@@ -243,5 +244,5 @@ def test_who_sent_a_kill_is_derived_from_the_systems_count(
 ) -> None:
     folder = RunFolder(tmp_path)
     folder.agent.write_text(json.dumps({"oom_kills": before}))
-    monkeypatch.setattr(explain, "oom_kills", lambda: now)
+    monkeypatch.setattr(killed, "oom_kills", lambda: now)
     assert says in BY[killer(folder)]

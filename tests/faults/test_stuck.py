@@ -10,6 +10,8 @@ from faults.matrix import FAULTY, HANGS, LEAVING
 from faults.scene import assert_over, read, wait_for_step, wait_until
 
 import labkit
+from labkit.files import read_object
+from labkit.witness.slips import ADVICE
 
 WAITS = r"; rank 0 is at step 4, waiting in `all_reduce` \(faulty.py line \d+\)$"
 STUCK = {
@@ -49,6 +51,39 @@ def test_a_stuck_rank_is_found_where_it_is(fault: str) -> None:
     assert state.state == "stopped"
     assert re.search("^stopped on request; until then .*progress since .*" + STUCK[fault] + WAITS, state.cause.sentence)
     assert time.monotonic() - began < STOPPED_SECONDS
+    assert_over(run.folder)
+
+
+WAITS_FOR_EVER = """import time
+import torch, torch.distributed as dist
+
+dist.init_process_group("gloo")
+if dist.get_rank() == 0:
+    dist.broadcast(torch.ones(3), src=0)
+    dist.barrier()
+else:
+    dist.all_reduce(torch.ones(4))
+"""
+LEFT_OUT = (
+    r"^stopped on request; until then no rank had made progress since \d\d:\d\d:\d\d: rank 0 called `broadcast` "
+    r"\(train.py line 6\) while rank 1 called `all_reduce` \(train.py line 9\)\. `labkit check` says of line 6: .*\. "
+    r"Rank 0 is at step 0, waiting in `b\w+` \(train.py line \d\); rank 1 is at step 0, waiting in `all_reduce`"
+)
+
+
+def test_a_stop_before_the_notice_tells_what_the_run_waited_for(tmp_path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(WAITS_FOR_EVER)
+    run = labkit.launch(script, nproc_per_node=2, wait=False)
+    beats = [run.folder.heartbeat(rank) for rank in (0, 1)]
+    wait_until(lambda: all(read_object(beat).get("waits") for beat in beats), 20)
+    time.sleep(7)  # a first step may take 30 s
+    assert run.status().notice is None
+
+    cause = run.stop().cause
+
+    assert re.search(LEFT_OUT, cause.sentence), cause.sentence
+    assert (cause.ranks, cause.where.line, cause.advice) == ((0, 1), 6, (ADVICE,))
     assert_over(run.folder)
 
 

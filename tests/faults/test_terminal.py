@@ -39,6 +39,21 @@ INTERRUPTED = {1: (130,), 3: (130, -signal.SIGINT)}
 CLOSED = (-signal.SIGHUP, 129)  # 129 when it was just writing to the terminal that was closed
 
 
+STUCK = """import torch, torch.distributed as dist
+dist.init_process_group("gloo")
+model = torch.nn.Linear(2, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(10):
+    model(torch.ones(2, 2) * (1 + dist.get_rank())).sum().backward()
+    optimizer.step()
+if dist.get_rank() == 0:
+    dist.broadcast(torch.ones(3), src=0)
+    dist.barrier()
+else:
+    dist.all_reduce(torch.ones(4))
+"""
+
+
 class Terminal:
     """A window: a pseudo terminal, and the program that leads its session, which keys and its end reach."""
 
@@ -204,6 +219,22 @@ def test_a_closed_terminal_takes_its_run_with_it(shell, terminal) -> None:
 
     assert window.wait() in CLOSED
     assert told["cause"]["sentence"] == "the process that started this run has exited"
+
+
+def test_what_a_run_waits_for_is_told_once_while_it_lives_and_once_at_its_end(terminal, tmp_path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(STUCK)
+    window = terminal("labkit", "launch", str(script), "--nproc-per-node", "2")
+    window.wait_for("no rank has made progress since")
+    time.sleep(2)  # for what must not be told again
+    assert window.read().count("called `all_reduce`") == 1
+    assert window.read().count("is at step") == 2
+
+    window.type(CTRL_C)
+
+    assert window.wait() == 130
+    assert window.read().count("stopped on request; until then no rank had made progress since") == 1
+    assert window.read().count("called `all_reduce`") == 2
 
 
 def test_ctrl_z_leaves_the_run_going_and_fg_takes_it_up_again(terminal) -> None:

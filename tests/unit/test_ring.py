@@ -10,8 +10,8 @@ from labkit.ring import (
     OPERATIONS,
     SIZE,
     STEPS,
-    Called,
     Now,
+    PythonCall,
     RingReader,
     RingWriter,
     decoded,
@@ -117,5 +117,5 @@ def test_the_newest_calls_are_kept_as_they_were_made(ring):
 
     *calls, last = reader.calls()
     assert [call.index for call in calls] == [*range(5, CALLS + 4)]
-    assert calls[0] == Called(3, "broadcast", 5, 7, "int64", 1, 52, 2, 5, False)
+    assert calls[0] == PythonCall(3, "broadcast", 5, 7, "int64", 1, 52, 2, 5, False)
     assert (last.operation, last.dtype, last.in_backward) == ("barrier", "", True)

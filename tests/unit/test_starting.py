@@ -42,7 +42,7 @@ print(seen)
             "import time\ndef init_process_group():\n    time.sleep(0.2)\ninit_process_group()",
             "joining the process group",
         ),
-        ("import time\ndef größe():\n    time.sleep(0.2)\ngröße()", "line 3, in gr??e"),
+        ("import time\ndef größe():\n    time.sleep(0.2)\ngröße()", "line 3, in größe"),
     ],
 )
 def test_the_outermost_call_that_says_something_is_named(tmp_path, text, expected):

@@ -9,7 +9,8 @@ import pytest
 from labkit.files import write_json
 from labkit.launcher.causes import stacks
 from labkit.launcher.causes.stacks import Frame, RankStack, WorkerStack, crash_frames, main_thread, readable
-from labkit.launcher.causes.stuck import Stacks, explain
+from labkit.launcher.causes.stuck import Stacks
+from labkit.launcher.causes.stuck import explain as explain_stacks
 from labkit.write import Script
 
 SCRIPT = Script.parse("# %% setup\nimport time\n\n# %% main\ntime.sleep(600)\nwork()\n", name="train.py")
@@ -47,6 +48,10 @@ def rank(
     number: int, frames: list[Frame], *calls: dict, process: str = "sleeping", answered: str = "itself"
 ) -> RankStack:
     return RankStack(number, 4, 9.0, process, answered, frames, list(calls), text="File …")
+
+
+def explain(ranks: list[RankStack], script: Script, path: str) -> str:
+    return explain_stacks(ranks, script, path).sentence
 
 
 def test_a_rank_that_has_not_entered_the_collective_comes_first() -> None:

@@ -44,7 +44,7 @@ def test_on_a_full_disk_a_finding_is_still_told_and_is_written_when_there_is_roo
     judge._attempt.findings.mkdir()
     with pytest.raises(OSError):
         judge.look()
-    assert "gradients" in judge.notice
+    assert "gradients" in judge.notice()
     judge._attempt.findings.rmdir()
     assert Findings.read(judge._attempt) == ()
     judge.look()

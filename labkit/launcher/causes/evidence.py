@@ -9,7 +9,7 @@ from functools import cached_property
 from pathlib import Path
 
 from labkit.files import in_parallel, lines_of, number, read_json, read_object, read_source, tail_text
-from labkit.launcher.causes.collectives import Call, calls_of
+from labkit.launcher.causes.flight_recorder import RecordedCall, calls_of
 from labkit.launcher.peers import Outcome
 from labkit.record import Manifest, Node, Nodes, Place, RankHistory, RunFolder
 from labkit.text import first_line, last_line, shortened
@@ -25,11 +25,16 @@ SILENT_SECONDS = 4.0  # a rank sends a heartbeat every second, unless C code hol
 MOSTLY = 0.5  # of a core: a rank that uses less waits
 # The fields that a rank's error.json must have.
 FIELDS = {"rank": int, "kind": str, "exception": str, "message": str}
+# What gloo reports of a rank that has not called init_process_group within the time limit, and of ranks that have not
+# called monitored_barrier.
+NOT_JOINED = re.compile(r"wait timeout after (?P<ms>\d+)\s?ms, keys: /?default_pg/\S*/(?P<rank>\d+)\s*$")
+NOT_AT_BARRIER = re.compile(r"Ranks? (?P<ranks>[\d, ]*\d) failed to pass monitoredBarrier")
 # What a rank reports when another one is gone.
 COLLATERAL = re.compile(
     r"Connection closed by peer|Connection reset by peer|Broken pipe|Connection refused|connectFullMesh"
     r"|remote process exited|ncclRemoteError|communicator was aborted|NCCL communicator|Socket Timeout"
-    r"|Timed out waiting|Application timeout|failed to recv, got 0 bytes|Stop_waiting|SIGTERM",
+    r"|Timed out waiting|Application timeout|failed to recv, got 0 bytes|Stop_waiting|SIGTERM|monitoredBarrier"
+    r"|wait timeout after \d+\s?ms, keys: /?default_pg",
     re.IGNORECASE,
 )
 
@@ -37,8 +42,9 @@ COLLATERAL = re.compile(
 @dataclass(frozen=True)
 class Failure:
     """How one rank failed, by its own record. `kind` is "exception" or "exit"; `exception` is the name of its class,
-    `line` the script's; `causes` are the first lines of the original exceptions; `memory` is in bytes; `workers` are
-    the exit codes by pid of the workers that had failed when their DataLoader raised."""
+    `line` the script's, `call` torch's function that it waited in, in words; `causes` are the first lines of the
+    original exceptions; `memory` is in bytes; `workers` are the exit codes by pid of the workers that had failed when
+    their DataLoader raised."""
 
     rank: int
     kind: str
@@ -47,6 +53,7 @@ class Failure:
     step: int = 0
     time_ns: int = 0
     line: int | None = None
+    call: str = ""
     traceback: tuple[str, ...] = ()
     causes: tuple[str, ...] = ()
     out_of_memory: str | None = None
@@ -81,6 +88,7 @@ class Failure:
             step=step if isinstance(step, int) else 0,
             time_ns=at if isinstance(at, int) else 0,
             line=line if isinstance(line, int) else None,
+            call=str(error.get("call") or ""),
             traceback=tuple(map(shortened, _texts(error.get("traceback")))),
             causes=_texts(error.get("causes")),
             out_of_memory=kind if kind in ("device", "host") else None,
@@ -122,13 +130,14 @@ class Failure:
 @dataclass(frozen=True)
 class Whereabouts:
     """Where a rank was at its last heartbeat: at `line` of the script, in `function`, for how many seconds without
-    progress, and whether it waited there for other ranks. `busy` is the share of one core that it had used in the last
-    ten seconds, `worker` the pid of its DataLoader's worker that it waited for."""
+    progress, and whether it waited there for other ranks, in which `call` of torch's. `busy` is the share of one core
+    that it had used in the last ten seconds, `worker` the pid of its DataLoader's worker that it waited for."""
 
     line: int
     function: str
     seconds: float
     waits: bool
+    call: str
     busy: float
     worker: int | None
 
@@ -238,7 +247,8 @@ class Evidence:
             return None
         waits = bool(beat["waits"]) and busy < MOSTLY
         worker = beat["worker"] if isinstance(beat.get("worker"), int) else None
-        return Whereabouts(int(beat["line"]), str(beat["function"]), now - since, waits, busy, worker)
+        call = str(beat.get("call") or "")
+        return Whereabouts(int(beat["line"]), str(beat["function"]), now - since, waits, call, busy, worker)
 
     def located(self, line: int | None) -> str:
         """` (train.py line 3: `dist.barrier()`)`, empty without a line."""
@@ -251,7 +261,7 @@ class Evidence:
         """Where a line of the script is: its cell, and the notebook cell that this came from."""
         return place_in(self.script, self.manifest, line) if line else None
 
-    def collectives(self) -> dict[int, list[Call]]:
+    def collectives(self) -> dict[int, list[RecordedCall]]:
         """The calls of the ranks that failed, oldest first."""
         records = in_parallel(lambda rank: read_json(self.folder.collectives(rank)), self.ranks)
         each = zip(self.ranks, records, strict=True)

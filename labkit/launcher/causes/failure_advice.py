@@ -22,6 +22,10 @@ LONGER = (
     "prepare data in a run of its own before; or have the others wait longer: "
     "init_process_group(timeout=datetime.timedelta(hours=2)). By default it is 10 minutes with NCCL, 30 with gloo"
 )
+MESSAGES = (
+    "Receive messages in the order in which they are sent, into tensors of the shape and dtype that are sent; a `tag` "
+    "tells messages apart where the order is not known"
+)
 FIREWALL = "check that the network between them is up and that no firewall blocks it: ranks connect to any port"
 DISK_FULL = re.compile(r"No space left on device|unexpected pos \d+ vs \d+")
 

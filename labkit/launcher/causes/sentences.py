@@ -8,9 +8,9 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
-from labkit.launcher.causes.collectives import Call
-from labkit.launcher.causes.evidence import Failure, Whereabouts
+from labkit.launcher.causes.evidence import MOSTLY, Failure, Whereabouts
 from labkit.launcher.causes.failure_advice import fragmented
+from labkit.launcher.causes.flight_recorder import RecordedCall
 from labkit.record import Place, RankHistory
 from labkit.text import first_line, gib
 
@@ -104,6 +104,14 @@ def killed(
     return f"{who} was killed ({name}){BY[by] if by else ''}{called}{at(where)}{last}{most}{message}"
 
 
+def other_message(who: str, name: str, function: str, where: Place | None, got: str, expected: str) -> str:
+    """Say that gloo killed a rank whose receive met a longer message."""
+    return (
+        f"{who} received a message of {int(got):,} bytes in a `{function}` for {int(expected):,} bytes{at(where)}, "
+        f"for which gloo aborted it ({name})"
+    )
+
+
 def met(who: str, function: str, where: Place | None) -> str:
     """Say where a rank was killed because its collective met another one."""
     call = f" in `{function}`" if function and not function.startswith("_") else ""
@@ -115,6 +123,11 @@ def in_text(line: int, message: str) -> str:
     return f"`labkit check` says of line {line}: {message}"
 
 
+def in_past(notice: str) -> str:
+    """A notice about ranks that have stalled, of a run that has ended."""
+    return re.sub(r"\b(has|have) made (?=(no )?progress since)", "had made ", notice)
+
+
 def capitalized(sentence: str) -> str:
     return sentence[:1].upper() + sentence[1:]
 
@@ -123,7 +136,7 @@ def torchrun_killed(number: int, host: str = "") -> str:
     return f"torchrun{f' on {host}' if host else ''} was killed ({signal_name(number)}), and its ranks with it"
 
 
-def disagreed(first: tuple[int, Call], other: tuple[int, Call]) -> str:
+def disagreed(first: tuple[int, RecordedCall], other: tuple[int, RecordedCall]) -> str:
     """Say in which collective two ranks differ."""
     (rank, call), (other_rank, other_call) = first, other
     return (
@@ -135,29 +148,52 @@ def disagreed(first: tuple[int, Call], other: tuple[int, Call]) -> str:
 def hung(who: str, program: str, step: int, waiting: Sequence[int], notice: str | None) -> str:
     """Say that a rank stopped answering; `notice` is what the supervisor reported before."""
     what = f"had become `{program}`, which labkit cannot see into" if program else "stopped answering"
-    before = f". Before that {notice}" if notice else ""
+    before = f". Before that {in_past(notice)}" if notice else ""
     waited = f"{ranks_in_words(waiting)} waited for it until the process group's timeout"
     return f"{who} {what} (last seen at step {step}); {waited}{before}"
 
 
+def never_joined(who: str, instead: str, waiter: str, seconds: float) -> str:
+    """Say that a rank had not called init_process_group; `instead` is what it did, if that is known."""
+    did = f": {instead}" if instead else ""
+    return f"{who} never joined the process group{did}; {waiter} waited for it for {seconds:g} s"
+
+
+def too_many_ranks(missing: int, size: int, waiter: str) -> str:
+    """Say that a script waits for ranks that torchrun has not started."""
+    return (
+        f"rank {missing} never joined the process group, because it does not exist: the run has {size} ranks, and the "
+        f"script asks for more (world_size=… or os.environ['WORLD_SIZE']?); {waiter} waited for it"
+    )
+
+
+def instead(at: Whereabouts, place: str) -> str:
+    """Say that a rank was still at a place."""
+    function = " at its top level" if at.function == "<module>" else f" in `{at.function}`"
+    return f"had been{function}{place} for {at.seconds:.0f} s"
+
+
 def waited_for(who: str, at: Whereabouts, place: str, waiter: str, more: int) -> str:
     """Say that a rank was still at a place when another one, and so many `more`, reached the time limit."""
-    function = " at its top level" if at.function == "<module>" else f" in `{at.function}`"
     others = f" and {more} more" if more else ""
-    cpu = f"it was {'idle' if at.busy < IDLE else 'computing'} ({at.busy:.0%} of a core)"
-    return (
-        f"{who} had been{function}{place} for {at.seconds:.0f} s when {waiter}{others} timed out waiting for it; {cpu}"
-    )
+    did = "was idle" if at.busy < IDLE else "was computing" if at.busy >= MOSTLY else "used the CPU"
+    cpu = f"it {did} ({at.busy:.0%} of a core)"
+    return f"{who} {instead(at, place)} when {waiter}{others} timed out waiting for it; {cpu}"
 
 
 def waited_for_worker(who: str, at: Whereabouts, waiter: str, more: int, notice: str | None) -> str:
     """As `waited_for`, of a rank that itself waited for a worker of its DataLoader, of which the `notice` has told."""
     others = f" and {more} more" if more else ""
-    before = f". Before that {notice}" if notice else ""
+    before = f". Before that {in_past(notice)}" if notice else ""
     return (
         f"{who} had waited for its DataLoader's worker (pid {at.worker}) for {at.seconds:.0f} s when {waiter}{others} "
         f"timed out waiting for it{before}"
     )
+
+
+def waiter(who: str, call: str, place: str) -> str:
+    """``rank 0 in `recv` from rank 1 (train.py line 7)``"""
+    return f"{who}{f' in {call}' if call else ''}{place}"
 
 
 def waited_mutually(places: Sequence[str]) -> str:

@@ -20,7 +20,7 @@ from typing import Any
 import psutil
 
 from labkit.files import in_parallel, read_json, read_object, write_json
-from labkit.launcher.causes.collectives import Call, calls_of
+from labkit.launcher.causes.flight_recorder import RecordedCall, calls_of
 from labkit.launcher.rank_processes import disposition
 from labkit.launcher.stopping import processes_of
 from labkit.rank_files import DUMP_SIGNAL
@@ -68,7 +68,8 @@ class RankStack:
     `answered` is "itself", "signal" (its script holds the GIL) or "no". `collectives` are its newest calls from
     torch's flight recorder. `outcome` is how its script ended, "" while it runs. `program` is what its process has
     become by exec, such as "bash run.sh", "" if it is the script. `workers` are those of its DataLoaders, `awaited` is
-    the pid of the one that it waits for.
+    the pid of the one that it waits for. `call` is torch's function that it waits in, in words, and `peer` the rank at
+    the other end of its message.
     """
 
     rank: int
@@ -84,9 +85,11 @@ class RankStack:
     pid: int | None = None
     workers: list[WorkerStack] = field(default_factory=list)
     awaited: int | None = None
+    call: str = ""
+    peer: int | None = None
 
     @property
-    def calls(self) -> list[Call]:
+    def calls(self) -> list[RecordedCall]:
         return calls_of(self.collectives)
 
     @property
@@ -106,7 +109,8 @@ def ask(folder: RunFolder, run: RunFolder) -> list[RankStack]:
     write_json(folder.inquiry, {"number": number})
     deadline = started + ANSWER_SECONDS
     beats = _beats(folder, ranks).items()
-    waiting = [r for r, beat in beats if (r in elsewhere or beat.get("pid") in ours) and not beat.get("program")]
+    alive = {pid for pid, process in ours.items() if process_state(process) != "stopped"}
+    waiting = [r for r, beat in beats if (r in elsewhere or beat.get("pid") in alive) and not beat.get("program")]
     while waiting and time.monotonic() < deadline:
         time.sleep(POLL_SECONDS)
         waiting = [rank for rank, beat in _beats(folder, waiting).items() if not _has_answered(beat, number)]
@@ -168,6 +172,8 @@ def _rank_stack(folder: RunFolder, rank: int, ours: dict[int, psutil.Process], o
         program=str(beat.get("program") or ""),
         pid=beat["pid"] if isinstance(beat.get("pid"), int) else None,
         awaited=beat["worker"] if isinstance(beat.get("worker"), int) else None,
+        call=str(beat.get("call") or "") if itself else "",
+        peer=beat["peer"] if itself and isinstance(beat.get("peer"), int) else None,
     )
 
 

@@ -13,12 +13,15 @@ from pathlib import Path
 from typing import Any
 
 from labkit.files import lines_of, read_source
-from labkit.launcher.causes.collectives import absent, disagreement, mutual_waiting, waits_in
-from labkit.launcher.causes.explain import survived_errors
+from labkit.launcher.causes.background_errors import raised_beside
+from labkit.launcher.causes.evidence import Evidence
+from labkit.launcher.causes.explain import explained, with_text
+from labkit.launcher.causes.flight_recorder import absent, disagreement, mutual_waiting, waits_in
 from labkit.launcher.causes.loader_workers import ask_workers, awaits_worker
-from labkit.launcher.causes.sentences import disagreed, ranks_in_words
+from labkit.launcher.causes.sentences import capitalized, disagreed, ranks_in_words
 from labkit.launcher.causes.stacks import RankStack, WorkerStack, ask, threads
-from labkit.record import RunFolder
+from labkit.launcher.causes.waits import slipped
+from labkit.record import Cause, RunFolder
 from labkit.text import escaped, in_lines, plain
 from labkit.write import Script
 
@@ -31,10 +34,13 @@ WRAPPERS = ("wrapper", "_bootstrap", "<module>", "_wrapped_call_impl", "_call_im
 
 @dataclass(frozen=True)
 class Stacks:
-    """What every rank was doing. `sentence` summarizes it; `ranks` holds the evidence."""
+    """What every rank was doing. `sentence` summarizes it; `ranks` holds the evidence. `late` are those that the others
+    wait for, as far as that is known, and `places` is the part of the sentence that says where each rank was."""
 
     sentence: str
     ranks: list[RankStack]
+    late: tuple[int, ...] = ()
+    places: str = ""
 
     @property
     def are_gone(self) -> bool:
@@ -68,44 +74,66 @@ def look_at(folder: RunFolder, run: RunFolder) -> Stacks:
     path = str(manifest.script.path or run.script)
     script = Script.parse(read_source(run.script), name=Path(path).name)
     ranks = ask_workers(run, ask(folder, run))
-    raised = survived_errors(run, folder, [rank.rank for rank in ranks])
-    return Stacks(explain(ranks, script, path) + (f". {_upper(raised)}" if raised else ""), ranks)
+    raised = raised_beside(Evidence.gather(run, folder), [rank.rank for rank in ranks])
+    stacks = explain(ranks, script, path)
+    return replace(stacks, sentence=f"{stacks.sentence}. {capitalized(raised.sentence)}") if raised else stacks
 
 
-def explain(ranks: Sequence[RankStack], script: Script, path: str) -> str:
-    """One sentence about ranks that were inspected together. `path` is the script's file name in their stacks."""
+def explain(ranks: list[RankStack], script: Script, path: str) -> Stacks:
+    """What ranks do that were inspected together. `path` is the script's file name in their stacks."""
     if not ranks:
-        return "no rank has started yet"
+        return Stacks("no rank has started yet", ranks)
     places = {r.rank: _place(r, script, path) + _awaited(r, script, path) for r in ranks}
+    where = _where(ranks, places)
+
+    def late(some: Sequence[RankStack], *clauses: str) -> Stacks:
+        sentence = "; ".join(filter(None, [*clauses, _where(_rest(ranks, some), places)]))
+        return Stacks(sentence, ranks, tuple(r.rank for r in some), where)
+
     if ended := [r for r in ranks if r.outcome]:
-        return _clauses(*_ended(ended, places), _where(_rest(ranks, ended), places))
+        return late(ended, *_ended(ended, places))
     if gone := [r for r in ranks if r.process == "gone"]:
-        return _clauses(f"{_names(gone)} {'is' if len(gone) == 1 else 'are'} gone", _where(_rest(ranks, gone), places))
+        return late(gone, f"{_names(gone)} {'is' if len(gone) == 1 else 'are'} gone")
     if stopped := [r for r in ranks if r.process == "stopped"]:
-        return _clauses(
-            f"{_names(stopped)} {'is' if len(stopped) == 1 else 'are'} stopped by a signal (SIGSTOP, or a debugger) "
-            f"at step {stopped[0].step}",
-            _where(_rest(ranks, stopped), places),
-        )
+        are = f"{_names(stopped)} {'is' if len(stopped) == 1 else 'are'}"
+        return late(stopped, f"{are} stopped by a signal (SIGSTOP, or a debugger) at step {stopped[0].step}")
     calls = {r.rank: r.calls for r in ranks}
     if differ := disagreement(calls):
-        return f"{disagreed(*differ)}. {_upper(_where(ranks, places))}"
+        return Stacks(f"{disagreed(*differ)}. {capitalized(where)}", ranks, (), where)
     if awaited := absent(calls):
         call, numbers = awaited
-        late = [r for r in ranks if r.rank in numbers]
-        return (
-            f"{_names(late)} {'has' if len(late) == 1 else 'have'} not entered {call}. "
-            f"{_upper(_where(late, places))}; {_where(_rest(ranks, late), places)}"
-        )
+        behind = [r for r in ranks if r.rank in numbers]
+        have = f"{_names(behind)} {'has' if len(behind) == 1 else 'have'} not entered {call}"
+        told = late(behind, f"{have}. {capitalized(_where(behind, places))}")
+        return replace(told, late=()) if any(r.peer is not None for r in behind) else told  # they wait themselves
     if edges := mutual_waiting(calls):
         waits = (
             f"rank {rank} waits in {call} for {ranks_in_words(others)}" for rank, call, others in edges[:NAMED_RANKS]
         )
-        return f"the ranks are waiting for each other: {'; '.join(waits)}. {_upper(_where(ranks, places))}"
+        each = f"the ranks are waiting for each other: {'; '.join(waits)}"
+        return Stacks(f"{each}. {capitalized(where)}", ranks, (), where)
     waited = {(oldest.group, oldest.number): oldest for own in calls.values() if (oldest := waits_in(own))}
     if len(ranks) > 1 and len(waited) == 1 and all(waits_in(r.calls) for r in ranks):
-        return f"all ranks are in {next(iter(waited.values()))}, which does not complete; {_where(ranks, places)}"
-    return _where(ranks, places)
+        all_are = f"all ranks are in {next(iter(waited.values()))}, which does not complete"
+        return Stacks(f"{all_are}; {where}", ranks, (), where)
+    return Stacks(where, ranks, (), where)
+
+
+def cause_of(stacks: Stacks, run: RunFolder, attempt: RunFolder) -> Cause:
+    """Why ranks that were inspected made no progress: how they failed, what they have witnessed, or else what their
+    stacks show."""
+    evidence = Evidence.gather(run, attempt)
+    if evidence.failures:  # its ranks are about to exit
+        return explained(evidence, 1, None)
+    own = (
+        (rank.rank, frame.line) for rank in stacks.ranks for frame in rank.frames[::-1] if frame.file == evidence.path
+    )
+    lines = dict(own)  # the innermost one of each
+    if slip := slipped(evidence):
+        cause = with_text(slip, evidence, {*lines.values()})
+        return replace(cause, sentence=f"{cause.sentence}. {capitalized(stacks.places)}")
+    where = evidence.locate(next((lines[rank] for rank in stacks.late if rank in lines), None))
+    return with_text(Cause("stuck", stacks.sentence, stacks.late, where=where), evidence, {*lines.values()})
 
 
 def _ended(ranks: Sequence[RankStack], places: Mapping[int, str]) -> Iterator[str]:
@@ -130,14 +158,6 @@ def _where(ranks: Sequence[RankStack], places: Mapping[int, str]) -> str:
     return "; ".join(texts) + (f"; and {more} more" if more > 0 else "")
 
 
-def _clauses(*clauses: str) -> str:
-    return "; ".join(filter(None, clauses))
-
-
-def _upper(text: str) -> str:
-    return text[:1].upper() + text[1:]
-
-
 def _place(rank: RankStack, script: Script, path: str) -> str:
     """`, in all_reduce (train.py line 88)`, or the text of the line if the rank is in the script itself."""
     if rank.frames[:1] and rank.frames[0].function in JOINING:
@@ -160,8 +180,11 @@ def _place(rank: RankStack, script: Script, path: str) -> str:
     called = next((f for f in reversed(rank.frames[: rank.frames.index(ours)]) if f.function not in WRAPPERS), inner)
     if rank.is_compiling:
         return f", compiling in torch.compile ({where}){holds}"
-    verb = "waiting in" if waits_in(rank.calls) else "in"
-    return f", {verb} `{called.function}` ({where}){holds}"
+    within, call = f"`{called.function}`", rank.call
+    verb = "waiting in" if waits_in(rank.calls) or rank.peer is not None else "in"
+    if call and not call.startswith(within):
+        return f", in {within}, waiting in {call} ({where}){holds}"
+    return f", {verb} {call or within} ({where}){holds}"
 
 
 def _awaited(rank: RankStack, script: Script, path: str) -> str:

@@ -38,7 +38,7 @@ UNEVEN = {OPERATIONS.index("all_gather"), OPERATIONS.index("reduce_scatter")}
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
+class KnownGroup:
     """A group, its number in the ring, and a device of each of its backends if it has several."""
 
     number: int
@@ -54,7 +54,7 @@ class Calls(Area):
         super().__init__(witness)
         self._tensors = (self._torch.Tensor, self._torch.nn.Parameter)
         self._functions = self._torch._C._len_torch_function_stack
-        self._groups: dict[str, Known] = {}  # by name, which a later group may have again
+        self._groups: dict[str, KnownGroup] = {}  # by name, which a later group may have again
         self._made = 0
         self._dtypes = {getattr(self._torch, name, None): place for place, name in enumerate(DTYPES) if name}
 
@@ -98,12 +98,12 @@ class Calls(Area):
         number = called - witness.messages(group) + 1
         witness.ring.before_call(known.number, operation, number, elements, dtype, witness.passes, witness.line())
 
-    def _declare(self, group: Any, name: str) -> Known:
+    def _declare(self, group: Any, name: str) -> KnownGroup:
         """Write a group that has not been seen before. Raises if a backend does not count its calls."""
         backends = {group._get_backend(device).name(): device for device in group._device_types}
         is_one = len(backends) == 1 and group.name() in backends  # and counts for the group
         devices = () if is_one else tuple(backends.values())
-        known = Known(self._made, weakref.ref(group), devices, [*backends] == ["gloo"])
+        known = KnownGroup(self._made, weakref.ref(group), devices, [*backends] == ["gloo"])
         self._made += 1
         distributed = self._torch.distributed
         is_default, ranks = group is distributed.group.WORLD, distributed.get_process_group_ranks(group)
