@@ -98,7 +98,7 @@ def test_the_worker_is_still_named_when_the_others_have_timed_out(tmp_path: Path
     assert cause is not None
     assert re.search(
         r"^rank 1 had waited for its DataLoader's worker \(pid (\d+)\) for \d+ s when rank 0 \(train.py line 33: .*\) "
-        r"timed out waiting for it\. Before that no rank has made progress since .* "
+        r"timed out waiting for it\. Before that no rank had made progress since .* "
         r"waiting for its DataLoader's worker \(pid \1\), which is in train.py line 21: `with CACHE:`, a lock",
         cause.sentence,
     ), cause.sentence
