@@ -46,24 +46,24 @@ MUTANTS = [
         matrix("I6-return-2"),
     ),
     Mutant(
-        "who left early", CAUSES + "explain.py", "if not finished or not running:", "if True:", matrix("I6-return-2")
+        "who left early", CAUSES + "waits.py", "if not finished or not running:", "if True:", matrix("I6-return-2")
     ),
     Mutant(
         "who vanished",
-        CAUSES + "explain.py",
+        CAUSES + "waits.py",
         "if evidence.failures and evidence",
         "if False and evidence",
         matrix("I6v-vanish-2"),
     ),
-    Mutant("who was waited for", CAUSES + "explain.py", "if not timed_out or", "if True or", matrix("I7-hang")),
+    Mutant("who was waited for", CAUSES + "waits.py", "if not timed_out or", "if True or", matrix("I7-hang")),
     Mutant(
         "whose calls differ",
-        CAUSES + "explain.py",
+        CAUSES + "waits.py",
         "if differ else None",
         "if False else None",
         matrix("I9-collective"),
     ),
-    Mutant("killed by a signal", CAUSES + "explain.py", "    if not ranks:", "    if True:", matrix("I3-sigkill-2")),
+    Mutant("killed by a signal", CAUSES + "killed.py", "    if not ranks:", "    if True:", matrix("I3-sigkill-2")),
     Mutant(
         "where a signal hit",
         WORKER + "guest.py",
@@ -161,7 +161,7 @@ MUTANTS = [
     Mutant(
         "the notice",
         LAUNCHER + "stalls.py",
-        "stalled and set(stalled) != self._ranks:",
+        "stalled and set(stalled) != self._ranks and is_settled:",
         "False:",
         ("test_stuck.py", "is_found and hang"),
     ),
@@ -340,11 +340,11 @@ MUTANTS = [
     Mutant(
         "another node's agent",
         CAUSES + "explain.py",
-        "        or _agent_killed(evidence)\n",
+        "        or agent_killed(evidence)\n",
         "",
         (NODES, "killed_agent"),
     ),
-    Mutant("a node that is gone", CAUSES + "explain.py", "        or _lost(evidence)\n", "", (NODES, "is_gone")),
+    Mutant("a node that is gone", CAUSES + "explain.py", "        or lost(evidence)\n", "", (NODES, "is_gone")),
     Mutant(
         "a node ends with the others",
         LAUNCHER + "node.py",
@@ -372,7 +372,7 @@ MUTANTS = [
         "modules, 'lo')",
         (HOSTS, "whatever and 127"),
     ),
-    Mutant("a cable that is cut", CAUSES + "explain.py", "        or _parted(evidence)\n", "", (HOSTS, "cut_cable")),
+    Mutant("a cable that is cut", CAUSES + "explain.py", "        or lost_contact(evidence)\n", "", (HOSTS, "cut_cable")),
     Mutant(
         "an interrupt for the ranks",
         LAUNCHER + "shutdown.py",
