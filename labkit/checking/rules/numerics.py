@@ -10,15 +10,7 @@ from labkit.checking.rules import Mistakes, rule
 from labkit.checking.rules.sampling import is_for_tests
 from labkit.checking.syntax.flow import surely_before
 from labkit.checking.syntax.models import backwards, loss_divisions
-from labkit.checking.syntax.nodes import (
-    argument_at,
-    has_stars,
-    is_method_call,
-    keyword,
-    method_of,
-    position,
-    spelled,
-)
+from labkit.checking.syntax.nodes import argument_at, has_stars, is_method_call, keyword, method_of, position, spelled
 from labkit.checking.syntax.tree import Tree
 
 ALONE = {"NO_SHARD", "process_group"}  # with these, a rank may have all of the model

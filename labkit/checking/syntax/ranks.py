@@ -7,27 +7,13 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import reduce
+from operator import or_
 
 from labkit.checking.syntax.collectives import collective
 from labkit.checking.syntax.flow import behind, callee, calls_of, sites
 from labkit.checking.syntax.nodes import Function, Placed, spelled
 from labkit.checking.syntax.tree import Tree, kept
-from labkit.checking.syntax.ways import (
-    ALIKE,
-    ALL,
-    ALONE,
-    FIRST_PASSES,
-    NONE,
-    Ways,
-    both,
-    comparison,
-    either,
-    is_rank,
-    negated,
-    number_of,
-    splits,
-    ways_of,
-)
+from labkit.checking.syntax.ways import ALIKE, ALL, ALONE, FIRST_PASSES, NONE, Ways, comparison, is_rank, ways_of
 
 SOUNDS = re.compile(
     r"rank|gpu|proc_id|process_index|is_main|is_master|main_process|primary|chief|should_save", re.IGNORECASE
@@ -62,18 +48,18 @@ def guards(tree: Tree, node: ast.AST) -> list[Guard]:
     def found(around: ast.AST, child: ast.AST) -> list[Guard]:
         if not isinstance(child, PARTS) and not isinstance(around, CHOICES):
             return []
-        return [_guard(tree, deciding, ways) for deciding, ways in _conditions(tree, around, child) if splits(ways)]
+        return [_guard(tree, deciding, ways) for deciding, ways in _conditions(tree, around, child) if ways.split]
 
     return tree.outwards("guards", node, found)
 
 
 def _guard(tree: Tree, deciding: Placed, ways: Ways) -> Guard:
-    named = tree.spelled_in(*_tests(tree, deciding)) if len(ways) > 1 else set()
+    named = tree.spelled_in(*_tests(tree, deciding)) if len(ways.pairs) > 1 else set()
     whole = {name for name in named if not any(other.startswith(f"{name}.") for other in named)}
     return Guard(
-        "first" if (True, False) in ways else "others",
+        "first" if (True, False) in ways.pairs else "others",
         deciding.lineno,
-        (True, True) in ways,
+        (True, True) in ways.pairs,
         frozenset(name for name in whole if not ALONE.search(name) and not SOUNDS.search(name)),
     )
 
@@ -91,11 +77,11 @@ def _conditions(tree: Tree, around: ast.AST, child: ast.AST) -> Iterator[tuple[P
         inside = around.body if isinstance(around.body, list) else [around.body]
         ways = ways_of(tree, around.test)
         if child in inside or not isinstance(around, ast.While):
-            yield around.test, ways if child in inside else negated(ways)
+            yield around.test, ways if child in inside else ~ways
     elif isinstance(around, ast.BoolOp):
         for value in around.values[: around.values.index(child)] if child in around.values else ():
             ways = ways_of(tree, value)
-            yield value, ways if isinstance(around.op, ast.And) else negated(ways)
+            yield value, ways if isinstance(around.op, ast.And) else ~ways
     elif isinstance(around, ast.Match) and isinstance(child, ast.match_case):
         yield around.subject, _of_case(tree, around, child)
     elif isinstance(around, ast.With) and child in around.body:
@@ -117,16 +103,16 @@ def _of_case(tree: Tree, match: ast.Match, case: ast.match_case) -> Ways:
     for each in match.cases:
         matches = _of_pattern(tree, match.subject, each.pattern)
         if each.guard:
-            matches = both(matches, ways_of(tree, each.guard))
+            matches &= ways_of(tree, each.guard)
         if each is case:
-            return both(ways, matches)
-        ways = both(ways, negated(matches))
+            return ways & matches
+        ways &= ~matches
     return ways
 
 
 def _of_pattern(tree: Tree, subject: ast.expr, pattern: ast.pattern) -> Ways:
     if isinstance(pattern, ast.MatchOr):
-        return reduce(either, [_of_pattern(tree, subject, each) for each in pattern.patterns])
+        return reduce(or_, [_of_pattern(tree, subject, each) for each in pattern.patterns])
     if isinstance(pattern, ast.MatchAs) and pattern.pattern is None:
         return ALL
     return comparison(tree, subject, ast.Eq(), pattern.value) if isinstance(pattern, ast.MatchValue) else ALIKE
@@ -142,7 +128,7 @@ def _left_behind(tree: Tree, block: ast.AST, child: ast.AST) -> Iterator[tuple[a
             leaving = [leaver for leaver in _leavers(tree, block, field, LEAVES) if leaver[0] < at]
             if isinstance(block, ast.For | ast.While) and field == "body":
                 leaving += [each for each in _leavers(tree, block, field, (ast.Return, ast.Break)) if each[0] >= at]
-            yield from ((statements[number], negated(ways)) for number, ways in leaving)
+            yield from ((statements[number], ~ways) for number, ways in leaving)
 
 
 @kept
@@ -164,7 +150,7 @@ def _leaving(tree: Tree, statement: ast.stmt, leaves: tuple[type[ast.stmt], ...]
     """Which ranks leave the block of a statement in it."""
 
     def inside(block: list[ast.stmt], kinds: tuple[type[ast.stmt], ...] = leaves) -> Ways:
-        return reduce(either, (_leaving(tree, each, kinds) for each in block), NONE)
+        return reduce(or_, (_leaving(tree, each, kinds) for each in block), NONE)
 
     if statement not in _exit_paths(tree):
         return NONE
@@ -172,12 +158,11 @@ def _leaving(tree: Tree, statement: ast.stmt, leaves: tuple[type[ast.stmt], ...]
         return ALL
     if isinstance(statement, ast.If):
         condition = ways_of(tree, statement.test)
-        otherwise = both(negated(condition), inside(statement.orelse))
-        return either(both(condition, inside(statement.body)), otherwise)
+        return condition & inside(statement.body) | ~condition & inside(statement.orelse)
     if isinstance(statement, ast.With | ast.Try):
         return inside(statement.body)
     if isinstance(statement, ast.For | ast.While):
-        return both(ALIKE, inside(statement.body, (ast.Return,)))
+        return ALIKE & inside(statement.body, (ast.Return,))
     return NONE
 
 
@@ -187,7 +172,7 @@ def _exits(tree: Tree, last: ast.stmt) -> bool:
     call = value if isinstance(value, ast.Call) else None
     if value is None or tree.dotted(call.func if call else value) not in EXITS:
         return False
-    return call is None or not call.args or number_of(call.args[0]) == 0
+    return call is None or not call.args or tree.value(call.args[0]) == 0
 
 
 def leaves(tree: Tree, branch: list[ast.stmt]) -> bool:
@@ -205,7 +190,7 @@ def names_rank(tree: Tree, node: ast.AST | None) -> bool:
     for part in tree.walk(node) if node is not None else ():
         values = tree.values_of(spelled(part), part)
         parts = [part, *(inner for value in values for inner in tree.walk(value))]
-        if any(is_rank(tree, each) or (isinstance(each, ast.expr) and splits(ways_of(tree, each))) for each in parts):
+        if any(is_rank(tree, each) or (isinstance(each, ast.expr) and ways_of(tree, each).split) for each in parts):
             return True
         if SOUNDS.search(part.attr if isinstance(part, ast.Attribute) else getattr(part, "id", "")):
             return True
@@ -218,7 +203,7 @@ def may_depend_on_rank(tree: Tree, node: ast.AST, seen: frozenset[ast.AST] = fro
     child = node
     for around in tree.ancestors(node):
         for deciding, ways in _conditions(tree, around, child):
-            if splits(ways) or (ways != ALL and any(names_rank(tree, test) for test in _tests(tree, deciding))):
+            if ways.split or (ways != ALL and any(names_rank(tree, test) for test in _tests(tree, deciding))):
                 return True
         child = around
     function = tree.function_of(node)

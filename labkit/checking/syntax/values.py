@@ -40,8 +40,10 @@ class Valued(Parsed):
     """A script with the values of its names."""
 
     def values_of(self, name: str, at: ast.AST) -> list[ast.expr]:
-        """The values assigned to a name in the function of `at`, or else in the module, in the order of the text."""
-        return self.assigned.get((name, self.function_of(at))) or self.assigned.get((name, self.module), [])
+        """The values assigned to a name in the function of `at`, or else in the module or, if it is `self.name`, by any
+        method, in the order of the text."""
+        here = self.assigned.get((name, self.function_of(at))) or self.assigned.get((name, self.module))
+        return here or self.assigned_to_self(name)
 
     @cached_property
     def assigned(self) -> dict[tuple[str, ast.AST], list[ast.expr]]:

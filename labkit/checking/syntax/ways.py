@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import ast
 import re
+from dataclasses import dataclass
 from functools import reduce
+from operator import and_, or_
 
 from labkit.checking.syntax.collectives import agreed
 from labkit.checking.syntax.flow import callee, returned
@@ -26,29 +28,34 @@ FIRST = re.compile(
 # Conditions of scripts that can also run on one rank.
 ALONE = re.compile(r"distributed|initialized|world_size|ddp|multi|num_gpus|n_gpu|ngpus", re.IGNORECASE)
 MIRRORED = {ast.Lt: ast.Gt, ast.LtE: ast.GtE, ast.Gt: ast.Lt, ast.GtE: ast.LtE}
-Ways = frozenset[tuple[bool, bool]]
-ALL: Ways = frozenset({(True, True)})
-NONE: Ways = frozenset({(False, False)})
-FIRST_PASSES: Ways = frozenset({(True, False)})
-OTHERS_PASS: Ways = frozenset({(False, True)})
-ALIKE: Ways = ALL | NONE
 
 
-def negated(ways: Ways) -> Ways:
-    return frozenset((not first, not others) for first, others in ways)
+@dataclass(frozen=True)
+class Ways:
+    """What a condition may come to. Ways combine like the conditions themselves, by `~`, `&` and `|`."""
+
+    pairs: frozenset[tuple[bool, bool]]
+
+    def __invert__(self) -> Ways:
+        return Ways(frozenset((not first, not others) for first, others in self.pairs))
+
+    def __and__(self, other: Ways) -> Ways:
+        return Ways(frozenset((a and c, b and d) for a, b in self.pairs for c, d in other.pairs))
+
+    def __or__(self, other: Ways) -> Ways:
+        return ~(~self & ~other)
+
+    @property
+    def split(self) -> bool:
+        """Whether rank 0 and the others may part."""
+        return any(first != others for first, others in self.pairs)
 
 
-def both(one: Ways, two: Ways) -> Ways:
-    return frozenset((a and c, b and d) for a, b in one for c, d in two)
-
-
-def either(one: Ways, two: Ways) -> Ways:
-    return negated(both(negated(one), negated(two)))
-
-
-def splits(ways: Ways) -> bool:
-    """Whether rank 0 and the others may part."""
-    return any(first != others for first, others in ways)
+ALL = Ways(frozenset({(True, True)}))
+NONE = ~ALL
+ALIKE = Ways(ALL.pairs | NONE.pairs)
+FIRST_PASSES = Ways(frozenset({(True, False)}))
+OTHERS_PASS = ~FIRST_PASSES
 
 
 def is_rank(tree: Tree, node: ast.AST, depth: int = 3) -> bool:
@@ -58,7 +65,7 @@ def is_rank(tree: Tree, node: ast.AST, depth: int = 3) -> bool:
             return True
         if not depth:
             return False
-        values = tree.values_of(node.id, node) if isinstance(node, ast.Name) else tree.assigned_to_self(spelled(node))
+        values = tree.values_of(spelled(node), node)
         return any(is_rank(tree, value, depth - 1) for value in values if not isinstance(value, ast.Name))
     if isinstance(node, ast.NamedExpr):
         return is_rank(tree, node.value, depth)
@@ -99,13 +106,12 @@ def _found_ways(tree: Tree, test: ast.AST, seen: frozenset[ast.AST]) -> Ways:
         return ALIKE
     seen |= {test}
     if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
-        return negated(ways_of(tree, test.operand, seen))
+        return ~ways_of(tree, test.operand, seen)
     if isinstance(test, ast.BoolOp):
         return _of_operands(tree, test, seen)
     if isinstance(test, ast.IfExp):
         condition = ways_of(tree, test.test, seen)
-        otherwise = both(negated(condition), ways_of(tree, test.orelse, seen))
-        return either(both(condition, ways_of(tree, test.body, seen)), otherwise)
+        return condition & ways_of(tree, test.body, seen) | ~condition & ways_of(tree, test.orelse, seen)
     if isinstance(test, ast.NamedExpr):
         return OTHERS_PASS if is_rank(tree, test) else ways_of(tree, test.value, seen)
     if isinstance(test, ast.Constant):
@@ -121,10 +127,10 @@ def _found_ways(tree: Tree, test: ast.AST, seen: frozenset[ast.AST]) -> Ways:
     elif isinstance(test, ast.Name | ast.Attribute):
         if name in agreed(tree, tree.function_of(test)):
             return ALIKE
-        values = tree.values_of(name, test) or tree.assigned_to_self(name)
+        values = tree.values_of(name, test)
     else:
         values = []
-    parting = {ways for value in values if splits(ways := ways_of(tree, value, seen))}
+    parting = {ways for value in values if (ways := ways_of(tree, value, seen)).split}
     if len(parting) == 1:
         return parting.pop()
     return FIRST_PASSES if FIRST.match(last_part(name)) or name.endswith("args.should_save") else ALIKE
@@ -134,9 +140,9 @@ def _of_operands(tree: Tree, test: ast.BoolOp, seen: frozenset[ast.AST]) -> Ways
     """The ways of `and` and `or`. `rank == 0 or not distributed` is about the rank: otherwise there is but one."""
     operands = [ways_of(tree, value, seen) for value in test.values]
     if isinstance(test.op, ast.And):
-        return reduce(both, operands)
-    named = [w for w, v in zip(operands, test.values, strict=True) if splits(w) or not ALONE.search(ast.unparse(v))]
-    return reduce(either, named or operands)
+        return reduce(and_, operands)
+    named = [w for w, v in zip(operands, test.values, strict=True) if w.split or not ALONE.search(ast.unparse(v))]
+    return reduce(or_, named or operands)
 
 
 def is_only_about_rank(tree: Tree, test: ast.AST) -> bool:
@@ -150,15 +156,16 @@ def comparison(tree: Tree, left: ast.expr, op: ast.cmpop, right: ast.expr) -> Wa
         op = MIRRORED.get(type(op), type(op))()
     number = number_of(right)
     if isinstance(op, ast.NotEq | ast.NotIn):
-        return negated(comparison(tree, left, ast.Eq() if isinstance(op, ast.NotEq) else ast.In(), right))
+        return ~comparison(tree, left, ast.Eq() if isinstance(op, ast.NotEq) else ast.In(), right)
     if isinstance(left, ast.BinOp) and isinstance(left.op, ast.Mod) and is_rank(tree, left.left):
-        return FIRST_PASSES | ALL if isinstance(op, ast.Eq) and number == 0 else ALIKE  # the first of each host
+        is_first = isinstance(op, ast.Eq) and number == 0  # of its host
+        return Ways(FIRST_PASSES.pairs | ALL.pairs) if is_first else ALIKE
     if not is_rank(tree, left):
         return ALIKE
     if isinstance(op, ast.In) and isinstance(right, ast.List | ast.Tuple | ast.Set):
         return FIRST_PASSES if {ast.unparse(value) for value in right.elts} <= {"0", "-1"} else ALIKE
     if isinstance(op, ast.Eq) and number is not None:
-        return FIRST_PASSES if number == 0 else OTHERS_PASS | NONE
+        return FIRST_PASSES if number == 0 else Ways(OTHERS_PASS.pairs | NONE.pairs)
     if number == 0 and isinstance(op, ast.Gt) or number == 1 and isinstance(op, ast.GtE):
         return OTHERS_PASS
     if number == 0 and isinstance(op, ast.LtE) or number == 1 and isinstance(op, ast.Lt):
