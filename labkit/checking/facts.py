@@ -42,7 +42,7 @@ def facts_of(text: str) -> ScriptFacts | None:
         tree = tree_of(text)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return None
-    imported = {name for name, _ in tree.imports.values()}
+    imported = set(tree.imports.values())
     names = imported | {tree.dotted(node) for node in tree.nodes[ast.Attribute]}
     wraps = {WRAPPERS[last] for name in names if (last := last_part(name)) in WRAPPERS}
     wraps |= {strategy for module, strategy in STRATEGIES.items() if _is_in(names, module)}

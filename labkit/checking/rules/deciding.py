@@ -39,7 +39,7 @@ ERRORS = {"Exception", "BaseException", "RuntimeError", "OutOfMemoryError", "Val
 )
 def rank_decides_alone(tree: Tree) -> Mistakes:
     yield from _stops_alone(tree)
-    if not is_data_parallel(tree) or any(name.endswith(".Join") for name, _ in tree.imports.values()):
+    if not is_data_parallel(tree) or any(name.endswith(".Join") for name in tree.imports.values()):
         return
     for node in tree.nodes[ast.If]:
         missed = next(_missed(tree, node), "")

@@ -188,7 +188,7 @@ def _draws(tree: Tree, code: list[ast.AST]) -> bool:
 def _is_of_alike(tree: Tree, code: list[ast.AST]) -> bool:
     """Whether a stream calls no function of a module that may know the rank."""
     used = {part.id for part in code if isinstance(part, ast.Name)} & tree.imports.keys()
-    modules = {tree.imports[name][0].split(".")[0] for name in used}
+    modules = {tree.imports[name].split(".")[0] for name in used}
     return modules <= ALIKE | sys.stdlib_module_names
 
 

@@ -39,8 +39,6 @@ USUAL = {
 }
 # Fields without nodes, or with those of contexts and operators, of which one stands for all of its kind.
 NO_NODES = {"ctx", "op", "ops", "id", "attr", "kind", "type_comment", "level", "module", "asname", "conversion"}
-NOTED = {ast.Name, ast.Attribute, ast.keyword, ast.arg, ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Import}
-NOTED |= {ast.ImportFrom, ast.Assign, ast.AnnAssign}
 KINDS = [kind for kind in vars(ast).values() if isinstance(kind, type) and issubclass(kind, ast.AST)]
 FIELDS = {kind: [field for field in kind._fields if field not in NO_NODES] for kind in KINDS}
 SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
@@ -62,12 +60,6 @@ class Parsed:
         self._scopes: dict[ast.AST, ast.AST] = {}  # the enclosing function of each node
         self._order: list[ast.AST] = []
         self._spans: dict[ast.AST, tuple[int, int]] = {}  # the numbers of a node and of the last one in it
-        self.functions: dict[str, list[Function]] = defaultdict(list)
-        self.classes: dict[str, ast.ClassDef] = {}
-        self.assigns: list[tuple[str, ast.expr, ast.stmt]] = []  # target as text, value, statement
-        self.imports: dict[str, tuple[str, ast.stmt]] = {}  # by local name: the imported name and the statement
-        self.words: set[str] = set()  # every identifier, attribute and keyword
-        self.bound: set[str] = set()
         nodes: dict[type[ast.AST], list[Any]] = defaultdict(list)
         self.nodes: ByKind = nodes
         self.kept: dict[Any, Any] = {}  # cache of queries
@@ -82,8 +74,6 @@ class Parsed:
             order.append(node)
             kind = type(node)
             self.nodes[kind].append(node)
-            if kind in NOTED:
-                self._note(node)
             scope = node if isinstance(node, SCOPES) else scopes.get(node, self.module)
             children: list[ast.AST] = []
             for field in FIELDS[kind]:
@@ -101,52 +91,67 @@ class Parsed:
             ends[around] = max(ends[around], ends[number])
         self._spans = {node: (number, ends[number]) for node, number in numbers.items()}
 
-    def _note(self, node: ast.AST) -> None:
-        if isinstance(node, ast.Name):
-            self.words.add(node.id)
-            if isinstance(node.ctx, ast.Store):
-                self.bound.add(node.id)
-        elif isinstance(node, ast.Attribute):
-            self.words.add(node.attr)
-        elif isinstance(node, ast.keyword | ast.arg) and node.arg:
-            self.words.add(node.arg)
-            if isinstance(node, ast.arg):
-                self.bound.add(node.arg)
-        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            self.functions[node.name].append(node)
-            self.bound.add(node.name)
-        elif isinstance(node, ast.ClassDef):
-            self.classes[node.name] = node
-            self.bound.add(node.name)
-        elif isinstance(node, ast.Import):
-            for alias in node.names:
-                self.words.update(alias.name.split("."))
-                known = alias.name if alias.asname else alias.name.split(".")[0]
-                self.imports[alias.asname or known] = (known, node)
-        elif isinstance(node, ast.ImportFrom):
-            source = "." * node.level + (node.module or "")
-            self.words.update(source.split("."))
-            for alias in node.names:
-                self.words.add(alias.name)
-                self.imports[alias.asname or alias.name] = (f"{source}.{alias.name}", node)
-        else:
-            self._note_assignment(node)
+    # definitions
 
-    def _note_assignment(self, node: ast.AST) -> None:
-        if isinstance(node, ast.Assign):
-            for target in node.targets:
-                pairs: Iterable[tuple[ast.expr, ast.expr]]
+    @cached_property
+    def functions(self) -> dict[str, list[Function]]:
+        """The functions and methods by their name."""
+        functions: dict[str, list[Function]] = defaultdict(list)
+        nodes: list[Function] = [*self.nodes[ast.FunctionDef], *self.nodes[ast.AsyncFunctionDef]]
+        for function in nodes:
+            functions[function.name].append(function)
+        return functions
+
+    @cached_property
+    def classes(self) -> dict[str, ast.ClassDef]:
+        return {node.name: node for node in self.nodes[ast.ClassDef]}
+
+    @cached_property
+    def imports(self) -> dict[str, str]:
+        """What is imported, at full length, by the name that it has in the script."""
+        modules = (alias for node in self.nodes[ast.Import] for alias in node.names)
+        tops = ((alias.asname, alias.name if alias.asname else alias.name.split(".")[0]) for alias in modules)
+        parts = ((f"{source}.{alias.name}", alias) for source, alias in self._imported_parts)
+        return {local or name: name for local, name in tops} | {a.asname or a.name: name for name, a in parts}
+
+    @cached_property
+    def _imported_parts(self) -> list[tuple[str, ast.alias]]:
+        """The module, and what is imported from it: `("torch", nn)` of `from torch import nn`."""
+        nodes = self.nodes[ast.ImportFrom]
+        return [("." * node.level + (node.module or ""), alias) for node in nodes for alias in node.names]
+
+    @cached_property
+    def assigns(self) -> list[tuple[str, ast.expr, ast.stmt]]:
+        """(target as text, value, statement) of all assignments, in the order of the text."""
+        found: list[tuple[ast.expr, ast.expr, ast.stmt]] = []
+        nodes: list[ast.Assign | ast.AnnAssign] = [*self.nodes[ast.Assign], *self.nodes[ast.AnnAssign]]
+        for node in sorted(nodes, key=position):
+            for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
+                if node.value is None:
+                    continue  # a declaration
                 if isinstance(target, ast.Tuple) and isinstance(node.value, ast.Tuple):
-                    pairs = zip(target.elts, node.value.elts, strict=False)
-                elif isinstance(target, ast.Tuple):
-                    pairs = ((part, node.value) for part in target.elts)
+                    found += [(*pair, node) for pair in zip(target.elts, node.value.elts, strict=False)]
                 else:
-                    pairs = [(target, node.value)]
-                self.assigns.extend((name, value, node) for part, value in pairs if (name := spelled(part)))
-        elif isinstance(node, ast.AnnAssign) and node.value is not None and (name := spelled(node.target)):
-            self.assigns.append((name, node.value, node))
+                    parts = target.elts if isinstance(target, ast.Tuple) else [target]
+                    found += [(part, node.value, node) for part in parts]
+        return [(name, value, node) for part, value, node in found if (name := spelled(part))]
 
     # names
+
+    @cached_property
+    def words(self) -> set[str]:
+        """Every identifier, attribute, keyword and part of an imported name."""
+        words = {node.id for node in self.nodes[ast.Name]} | {node.attr for node in self.nodes[ast.Attribute]}
+        words |= {node.arg for node in self.nodes[ast.keyword] if node.arg} | {a.arg for a in self.nodes[ast.arg]}
+        sources = [alias.name for node in self.nodes[ast.Import] for alias in node.names]
+        sources += [f"{source}.{alias.name}" for source, alias in self._imported_parts]
+        return words | {part for source in sources for part in source.split(".")}
+
+    @cached_property
+    def bound(self) -> set[str]:
+        """The names to which the script itself gives a value."""
+        stored = {node.id for node in self.nodes[ast.Name] if isinstance(node.ctx, ast.Store)}
+        return stored | {node.arg for node in self.nodes[ast.arg]} | {*self.functions, *self.classes}
 
     def dotted(self, node: ast.AST) -> str:
         """`dist.barrier` as "torch.distributed.barrier"; "" for anything but a dotted name."""
@@ -156,9 +161,8 @@ class Parsed:
             node = node.value
         if not isinstance(node, ast.Name):
             return ""
-        base = self.imports[node.id][0] if node.id in self.imports else node.id
-        if node.id not in self.imports and node.id not in self.bound:
-            base = USUAL.get(node.id, node.id)
+        usual = node.id if node.id in self.bound else USUAL.get(node.id, node.id)
+        base = self.imports.get(node.id, usual)
         return ".".join([base, *reversed(attributes)])
 
     @cached_property
@@ -176,7 +180,7 @@ class Parsed:
     @cached_property
     def packages(self) -> set[str]:
         """The packages that the script imports."""
-        return {name.split(".")[0] for name, _ in self.imports.values()}
+        return {name.split(".")[0] for name in self.imports.values()}
 
     def targets_of(self, node: ast.AST | None) -> list[str]:
         """The names to which a value is assigned as it is."""

@@ -97,7 +97,7 @@ class Tree(Valued):
     @cached_property
     def is_managed(self) -> bool:
         """Whether a framework handles what the script seems to omit, or its processes have roles (RPC)."""
-        names = [name for name, _ in self.imports.values()]
+        names = self.imports.values()
         trains = any(name.startswith("transformers.") and name.endswith("Trainer") for name in names)
         return trains or bool(self.packages & FRAMEWORKS) or any(n.startswith("torch.distributed.rpc") for n in names)
 
