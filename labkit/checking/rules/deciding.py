@@ -42,9 +42,11 @@ def rank_decides_alone(tree: Tree) -> Mistakes:
     if not is_data_parallel(tree) or any(name.endswith(".Join") for name in tree.imports.values()):
         return
     for node in tree.nodes[ast.If]:
-        missed = next(_missed(tree, node), "")
-        if missed and _is_decided_alone(tree, node):
-            yield node, f"each rank decides this by its own data, and may leave out {missed}, which needs all ranks"
+        for call in _left_out(tree, node):
+            if (name := _needed(tree, call)) and _is_decided_alone(tree, node):
+                missed = f"{name} in {tree.location(call.lineno)}"
+                yield node, f"each rank decides this by its own data, and may leave out {missed}, which needs all ranks"
+                break
     for handler in tree.nodes[ast.ExceptHandler]:
         if missed := _missed_by_error(tree, handler):
             rest = f"the rest of {missed}, which needs all ranks"
@@ -67,13 +69,6 @@ def _stops_alone(tree: Tree) -> Mistakes:
 
 def _is_decided_alone(tree: Tree, node: ast.If) -> bool:
     return is_own(tree, node.test) and not ALONE.search(ast.unparse(node.test))
-
-
-def _missed(tree: Tree, node: ast.If) -> Iterator[str]:
-    """What needs all ranks of that which a condition makes a rank leave out."""
-    for call in _left_out(tree, node):
-        if name := _needed(tree, call):
-            yield f"{name} in {tree.location(call.lineno)}"
 
 
 def _left_out(tree: Tree, node: ast.If) -> Iterator[ast.Call]:

@@ -10,7 +10,16 @@ from labkit.checking.rules import Mistakes, rule
 from labkit.checking.rules.sampling import is_for_tests
 from labkit.checking.syntax.flow import surely_before
 from labkit.checking.syntax.models import backwards, loss_divisions
-from labkit.checking.syntax.nodes import argument_at, has_stars, is_method_call, keyword, method_of, position, spelled
+from labkit.checking.syntax.nodes import (
+    argument_at,
+    has_stars,
+    is_method_call,
+    keyword,
+    method_of,
+    operands,
+    position,
+    spelled,
+)
 from labkit.checking.syntax.tree import Tree
 
 ALONE = {"NO_SHARD", "process_group"}  # with these, a rank may have all of the model
@@ -84,10 +93,8 @@ def _is_rescaled(tree: Tree, call: ast.Call, function: ast.FunctionDef) -> bool:
 
     def is_computed(part: ast.AST) -> bool:
         uses = (node for node in tree.walk(part) if isinstance(node, ast.Call | ast.Attribute | ast.Subscript))
-        read = tree.names_in(
-            *(node.value if isinstance(node, ast.Subscript) else node for node in uses)
-        )  # not an index
-        return bool(read & local or tree.names_in(part) & computed)
+        read = (node.value if isinstance(node, ast.Subscript) else node for node in uses)  # not an index
+        return bool(tree.names_in(*read) & local or tree.names_in(part) & computed)
 
     nodes = [node for node in tree.walk(function) if isinstance(node, ast.BinOp | ASSIGNMENT)]
     for node in sorted(nodes, key=position):
@@ -95,7 +102,7 @@ def _is_rescaled(tree: Tree, call: ast.Call, function: ast.FunctionDef) -> bool:
             means |= tree.stored_in(node) if is_mean(node) else set()
             computed |= tree.stored_in(node) if is_computed(node) else set()
         if isinstance(node, ast.BinOp | ast.AugAssign):
-            left, right = (node.left, node.right) if isinstance(node, ast.BinOp) else (node.target, node.value)
+            left, right = operands(node)
             is_scaled = (is_mean(left) and is_computed(right)) or (is_mean(right) and is_computed(left))
             if (isinstance(node.op, ast.Mult) and is_scaled) or (isinstance(node.op, ast.Div) and is_mean(right)):
                 return True

@@ -25,12 +25,9 @@ def moved_before_sharding(tree: Tree) -> Mistakes:
         if moves_to_device(tree, source):
             yield source, f"the whole model is moved to the GPU before {_named(wrap)} shards it"
         name = spelled(source)
-        for call in tree.method_calls("to", "cuda"):
-            if not name or not surely_before(tree, call, wrap.call) or not _moves(tree, call, name):
-                continue
-            if _reassigned(tree, name, call, wrap):
-                continue
-            if moves_to_device(tree, call) and not _first_wrapped(tree, wrap, call):
+        for call in tree.method_calls("to", "cuda") if name else ():
+            is_moved = _moves(tree, call, name) and surely_before(tree, call, wrap.call)
+            if is_moved and not _reassigned(tree, name, call, wrap) and not _first_wrapped(tree, wrap, call):
                 yield call, f"the whole model is moved to the GPU before {_named(wrap)} shards it ({location})"
 
 
@@ -40,7 +37,8 @@ def _named(wrap: Wrap) -> str:
 
 def _moves(tree: Tree, call: MethodCall, name: str) -> bool:
     """`model.to(…)`, or `model = Model().to(…)`."""
-    return owner_of(call) == name or (name in tree.targets_of(call) and isinstance(call.func.value, ast.Call))
+    is_of_model = owner_of(call) == name or (name in tree.targets_of(call) and isinstance(call.func.value, ast.Call))
+    return is_of_model and moves_to_device(tree, call)
 
 
 def _reassigned(tree: Tree, name: str, since: ast.Call, wrap: Wrap) -> bool:
@@ -68,15 +66,13 @@ def _first_wrapped(tree: Tree, wrap: Wrap, call: ast.Call) -> bool:
     misses="an optimizer built in another function than the one that wraps the model.",
 )
 def optimizer_before_wrapping(tree: Tree) -> Mistakes:
-    for call, name in optimizers(tree):
-        for wrap in tree.wraps_of("fsdp1", "fsdp2"):
-            same = spelled(wrap.source) == name and not _reassigned(tree, name, call, wrap)
-            if same and surely_before(tree, call, wrap.call):
-                location = tree.location(wrap.line)
-                built_again = any(position(c) > position(wrap.call) for c, _ in optimizers(tree))
-                if not built_again:
-                    yield call, f"this optimizer holds the parameters from before the model is sharded ({location})"
-                break
+    made = list(optimizers(tree))
+    for call, name in made:
+        wraps = [w for w in tree.wraps_of("fsdp1", "fsdp2") if spelled(w.source) == name]
+        later = [w for w in wraps if surely_before(tree, call, w.call) and not _reassigned(tree, name, call, w)]
+        if later and not any(position(other) > position(later[0].call) for other, _ in made):
+            place = tree.location(later[0].line)
+            yield call, f"this optimizer holds the parameters from before the model is sharded ({place})"
 
 
 @rule(

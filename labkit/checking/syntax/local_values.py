@@ -49,7 +49,7 @@ def is_own(tree: Tree, node: ast.expr | None, names: frozenset[Binding] | None =
     if names is None:
         names = own_names(tree, tree.function_of(node))
     if isinstance(node, ast.Name | ast.Attribute):
-        if _binding(tree, node) in names or _is_split_loader(tree, node):
+        if _binding(tree, node) in names or spelled(node) in _split_loaders(tree):
             return True
         return isinstance(node, ast.Attribute) and node.attr not in OF_SHAPE and is_own(tree, node.value, names, depth)
     if isinstance(node, ast.Subscript | ast.Starred):
@@ -78,7 +78,7 @@ def _is_own_result(tree: Tree, call: ast.Call, names: frozenset[Binding], depth:
         return False
     if is_method_call(call) and is_own(tree, call.func.value, names, depth):
         return call.func.attr not in OF_SHAPE
-    if _is_data_parallel_model(tree, call.func):
+    if tree.wrapping(call.func) or spelled(call.func) in prepared(tree):
         named = [part for argument in arguments for part in tree.walk(argument) if isinstance(part, ast.Name)]
         return any(_binding(tree, part) in names for part in named)  # by whichever way, as model(tokenizer(batch))
     own = {argument for argument in arguments if is_own(tree, argument, names, depth)}
@@ -99,11 +99,6 @@ def _is_pure(tree: Tree, call: ast.Call, name: str) -> bool:
     if name in PURE and name not in tree.bound:
         return True
     return _is_module(tree, call.func)
-
-
-def _is_data_parallel_model(tree: Tree, node: ast.expr) -> bool:
-    """Whether a name stands for a model that is wrapped, which each rank calls on its own part of the data."""
-    return bool(tree.wrapping(node)) or spelled(node) in prepared(tree)
 
 
 def _is_module(tree: Tree, node: ast.expr) -> bool:
@@ -137,7 +132,7 @@ def _is_size(tree: Tree, node: ast.expr, names: frozenset[Binding], depth: int) 
         node = node.value.value
     else:
         return False
-    return is_own(tree, node, names, depth) and not _is_split_loader(tree, node)
+    return is_own(tree, node, names, depth) and spelled(node) not in _split_loaders(tree)
 
 
 def _is_element(tree: Tree, node: ast.expr) -> bool:
@@ -179,23 +174,16 @@ def _bindings(tree: Tree) -> set[Binding]:
     return {(spelled(node), place) for node in bound for place in _places(tree, node)}
 
 
-def _is_split_loader(tree: Tree, node: ast.expr) -> bool:
-    """Whether a name is a DataLoader with a DistributedSampler or one that accelerate prepared, also where it is a
-    parameter of that name."""
-    name = spelled(node)
-    return name in prepared(tree) and "load" in name.lower() or name in _split_loaders(tree)
-
-
 @kept
 def _split_loaders(tree: Tree) -> set[str]:
-    return {name for name, value, _ in tree.assigns if _has_distributed_sampler(tree, value)}
-
-
-def _has_distributed_sampler(tree: Tree, loader: ast.expr) -> bool:
-    if not isinstance(loader, ast.Call) or not tree.called(loader).startswith("torch.utils.data."):
-        return False
-    parts = (part for value in tree.values(keyword(loader, "sampler")) for part in tree.walk(value))
-    return any(tree.called(part).endswith("DistributedSampler") for part in parts)
+    """The names of DataLoaders with a DistributedSampler or from accelerate's prepare(), also as parameters."""
+    names = {name for name in prepared(tree) if "load" in name.lower()}
+    for name, value, _ in tree.assigns:
+        if isinstance(value, ast.Call) and tree.called(value).startswith("torch.utils.data."):
+            parts = (part for each in tree.values(keyword(value, "sampler")) for part in tree.walk(each))
+            if any(tree.called(part).endswith("DistributedSampler") for part in parts):
+                names.add(name)
+    return names
 
 
 def own_names(

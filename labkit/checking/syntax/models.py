@@ -17,6 +17,7 @@ from labkit.checking.syntax.nodes import (
     keyword,
     last_part,
     method_of,
+    operands,
     owner_of,
     position,
     spelled,
@@ -149,29 +150,23 @@ def loss_divisions(
     assignment before it in the same loop or function."""
     names = tree.spelled_in(loss)
     around = tree.loop_of(backward) or tree.function_of(backward)
-    values = [loss]
-    for name, value, node in tree.assigns:
-        if name in names and tree.is_in(node, around) and position(node) < position(backward):
-            values.append(value)
-    divisions: list[tuple[ast.BinOp | ast.AugAssign, ast.expr, ast.expr]] = []
-    for part in (part for value in values for part in _terms(value)):
-        if isinstance(part, ast.BinOp):
-            divisions.append((part, part.left, part.right))
+    assigned = [(name, value, node) for name, value, node in tree.assigns if name in names and tree.is_in(node, around)]
+    values = [loss, *(value for _, value, node in assigned if position(node) < position(backward))]
+    parts = (part for value in values for part in _terms(value))
+    divisions: list[ast.BinOp | ast.AugAssign] = [part for part in parts if isinstance(part, ast.BinOp)]
     for node in tree.nodes_in(around, ast.AugAssign):
-        if spelled(node.target) in names and position(node) < position(backward):
-            divisions.append((node, node.target, node.value))
-    for place, dividend, divisor in divisions:
+        divisions += [node] if spelled(node.target) in names and position(node) < position(backward) else []
+    for division in divisions:
+        dividend, divisor = operands(division)
         name = spelled(divisor.func if isinstance(divisor, ast.Call) else divisor)
-        if isinstance(place.op, ast.Div) and by.search(name):
-            yield place, dividend
+        if isinstance(division.op, ast.Div) and by.search(name):
+            yield division, dividend
 
 
 def _terms(node: ast.expr) -> Iterator[ast.expr]:
     """An expression and the terms and factors that it consists of, also in `scaler.scale(…)`."""
     yield node
-    inner: list[ast.expr] = [node.left, node.right] if isinstance(node, ast.BinOp) else []
-    if is_method_call(node, "scale"):
-        inner = node.args
+    inner = operands(node) if isinstance(node, ast.BinOp) else node.args if is_method_call(node, "scale") else ()
     for part in inner:
         yield from _terms(part)
 

@@ -43,6 +43,11 @@ def position(node: Placed) -> tuple[int, int]:
     return node.lineno, node.col_offset
 
 
+def operands(node: ast.BinOp | ast.AugAssign) -> tuple[ast.expr, ast.expr]:
+    """Both sides of `a / b` or `a /= b`."""
+    return (node.left, node.right) if isinstance(node, ast.BinOp) else (node.target, node.value)
+
+
 def keyword(call: ast.Call, name: str) -> ast.expr | None:
     return next((k.value for k in call.keywords if k.arg == name), None)
 
