@@ -45,9 +45,7 @@ MUTANTS = [
         "False",
         matrix("I6-return-2"),
     ),
-    Mutant(
-        "who left early", CAUSES + "waits.py", "if not finished or not running:", "if True:", matrix("I6-return-2")
-    ),
+    Mutant("who left early", CAUSES + "waits.py", "if not finished or not running:", "if True:", matrix("I6-return-2")),
     Mutant(
         "who vanished",
         CAUSES + "waits.py",
@@ -372,7 +370,9 @@ MUTANTS = [
         "modules, 'lo')",
         (HOSTS, "whatever and 127"),
     ),
-    Mutant("a cable that is cut", CAUSES + "explain.py", "        or lost_contact(evidence)\n", "", (HOSTS, "cut_cable")),
+    Mutant(
+        "a cable that is cut", CAUSES + "explain.py", "        or lost_contact(evidence)\n", "", (HOSTS, "cut_cable")
+    ),
     Mutant(
         "an interrupt for the ranks",
         LAUNCHER + "shutdown.py",

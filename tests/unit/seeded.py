@@ -376,6 +376,13 @@ SEEDED: dict[str, list[tuple[str, str]]] = {
             within("loss = model(x).sum()\nif rank == 0:\n    loss.backward()\nelse:\n    (loss * 0).backward()"),
         ),
         (
+            within("out = model(x)\nloss = out.sum()\nloss = loss / 2\nif rank == 0:\n    loss.backward()  # HERE"),
+            within(
+                "out = model(x)\nout = out.detach()\nloss = head(out).sum()\nif rank == 0:\n    loss.backward()\n"
+                "    loss = other(x)\n    loss.backward()"
+            ),
+        ),
+        (
             within("for x in loader:\n    if rank == 0:\n        criterion(model(x)).backward()  # HERE"),
             within(
                 "for x in loader:\n    probe = head(model(x).detach())\n    if rank == 0:\n        probe.backward()"
@@ -495,6 +502,15 @@ SEEDED: dict[str, list[tuple[str, str]]] = {
         (
             within(STEPS.format("if loss < 9:  # HERE\n        optimizer.step()"), FSDP2_MODEL),
             within(STEPS.format("if loss < 9:\n        optimizer.step()\n    else:\n        optimizer.step()")),
+        ),
+        (
+            "from accelerate import Accelerator\naccelerator = Accelerator()\nmodel = accelerator.prepare(Net())\n"
+            "for batch in loader:\n    loss = model(batch)\n    accelerator.backward(loss)\n"
+            "    if loss < 9:  # HERE\n        optimizer.step()\n",
+            "from accelerate import Accelerator\naccelerator = Accelerator()\nmodel = accelerator.prepare(Net())\n"
+            "probe = nn.Linear(8, 1)\n"
+            "for batch in loader:\n    loss = probe(model(batch).detach())\n    loss.backward()\n"
+            "    if loss < 9:\n        optimizer.step()\n",
         ),
     ],
     "rank-decides-alone": [

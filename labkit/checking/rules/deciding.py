@@ -9,7 +9,7 @@ from labkit.checking.rules import Mistakes, rule
 from labkit.checking.syntax.collectives import agreed, agrees, collective
 from labkit.checking.syntax.flow import callee, calls_of, returned
 from labkit.checking.syntax.local_values import is_data_parallel, is_own, trains
-from labkit.checking.syntax.models import averages_by_hand, backwards, steps_in, trained_in
+from labkit.checking.syntax.models import averages_by_hand, averaging, backwards, steps_in, trained_in
 from labkit.checking.syntax.nodes import (
     Function,
     argument_at,
@@ -173,8 +173,9 @@ def rank_skips_step(tree: Tree) -> Mistakes:
         return
     for step in steps_in(tree, tree.module):
         loop = tree.loop_of(step)
-        averaged = [b for b, _ in backwards(tree, within=loop) if tree.loop_of(b) is loop]
-        for node in tree.nodes_in(loop, ast.If) if loop and averaged and not averages_by_hand(tree, loop) else ():
-            is_late = all(position(backward) < position(node) for backward in averaged)
+        passes = {backward for backward, _ in backwards(tree) if loop and tree.loop_of(backward) is loop}
+        are_averaged = bool(passes) and passes <= averaging(tree)
+        for node in tree.nodes_in(loop, ast.If) if loop and are_averaged and not averages_by_hand(tree, loop) else ():
+            is_late = all(position(backward) < position(node) for backward in passes)
             if is_late and step in _left_out(tree, node) and _is_decided_alone(tree, node):
                 yield node, f"each rank decides by its own data whether to take the step ({tree.location(step.lineno)})"

@@ -8,7 +8,7 @@ import re
 from labkit.checking.rules import Mistakes, rule
 from labkit.checking.syntax.collectives import collective
 from labkit.checking.syntax.flow import arguments_of, behind, callee
-from labkit.checking.syntax.models import backwards, calls_behind
+from labkit.checking.syntax.models import averaging
 from labkit.checking.syntax.nodes import (
     Function,
     all_arguments,
@@ -60,16 +60,7 @@ def _collectives_in(tree: Tree, call: ast.Call) -> list[tuple[str, int]]:
 
 def _needed(tree: Tree, call: ast.Call) -> list[tuple[str, int]]:
     """What of a call needs all ranks: these collectives, or that it is a backward pass which averages gradients."""
-    return [("backward", call.lineno)] if call in _averaging(tree) else _collectives_in(tree, call)
-
-
-@kept
-def _averaging(tree: Tree) -> set[ast.Call]:
-    """The backward passes of wrapped models, in which the ranks average gradients."""
-    if tree.words & {"no_sync", "set_requires_gradient_sync", "require_backward_grad_sync", "process_group"}:
-        return set()
-    passes = ((call, calls_behind(tree, loss, tree.function_of(call))) for call, loss in backwards(tree))
-    return {call for call, behind in passes if any(tree.wrapping(each.func) for each in behind)}
+    return [("backward", call.lineno)] if call in averaging(tree) else _collectives_in(tree, call)
 
 
 @kept

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from labkit.checking.rules import Mistakes, rule
 from labkit.checking.rules.parameters import TRAINED, may_leave_unused
 from labkit.checking.syntax.flow import arguments_of, behind, follows
-from labkit.checking.syntax.models import averages_by_hand, backwards, calls_behind, without_gradients
-from labkit.checking.syntax.nodes import Function, keyword, parameters_of, spelled
+from labkit.checking.syntax.models import DETACHES, averages_by_hand, backwards, without_gradients
+from labkit.checking.syntax.nodes import Function, keyword, parameters_of, position, spelled
 from labkit.checking.syntax.tree import Tree, Wrap
 
 # Methods of a model that compute nothing of which DDP should know.
@@ -30,7 +30,7 @@ NO_PASS = {
 def ddp_bypassed(tree: Tree) -> Mistakes:
     for backward, loss in backwards(tree):
         loops: list[ast.AST] = [*tree.loops_of(backward)] or [tree.function_of(backward)]
-        calls = calls_behind(tree, loss, loops[0])
+        calls = _calls_behind(tree, loss, loops[0])
         if any(tree.wrapping(call.func) for call in calls):
             continue  # what is trained may be this model, and the other only passes its gradient on
         bypasses = [call for call in calls if _inner_model(tree, call)]
@@ -39,6 +39,13 @@ def ddp_bypassed(tree: Tree) -> Mistakes:
             assert wrap is not None
             if not _is_used(tree, wrap, loops[0]) and not averages_by_hand(tree, loops[-1]):
                 yield call, f"this bypasses DDP ({tree.location(wrap.line)}): the gradients are not averaged"
+
+
+def _calls_behind(tree: Tree, loss: ast.expr, within: ast.AST) -> list[ast.Call]:
+    """The calls in a loop or function through which the gradients of a loss flow."""
+    calls = [part for part in behind(tree, loss, 4) if isinstance(part, ast.Call) and tree.is_in(part, within)]
+    cut = {call for call in calls for around in tree.enclosing(call, ast.Attribute) if around.attr in DETACHES}
+    return sorted((call for call in calls if call not in cut and not without_gradients(tree, call)), key=position)
 
 
 def _inner_model(tree: Tree, call: ast.Call) -> Wrap | None:

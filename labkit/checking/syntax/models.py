@@ -132,15 +132,37 @@ def backwards(tree: Tree, within: ast.AST | None = None) -> Iterator[tuple[Metho
             yield call, named if _is_engine(call.func.value) else call.func.value
 
 
-def calls_behind(tree: Tree, loss: ast.expr, within: ast.AST) -> list[ast.Call]:
-    """The calls in a loop or function through which the gradients of a loss flow."""
-    calls = [part for part in behind(tree, loss, 4) if isinstance(part, ast.Call) and tree.is_in(part, within)]
-    cut = {call for call in calls for around in tree.enclosing(call, ast.Attribute) if around.attr in DETACHES}
-    return sorted((call for call in calls if call not in cut and not without_gradients(tree, call)), key=position)
-
-
 def _is_engine(owner: ast.expr) -> bool:
     return bool(re.search(r"accelerator|fabric|engine|^self$|manager", spelled(owner)))
+
+
+@kept
+def averaging(tree: Tree) -> set[ast.Call]:
+    """The backward passes in which the ranks surely average gradients, because a model is wrapped or prepared."""
+    if tree.words & {"no_sync", "set_requires_gradient_sync", "require_backward_grad_sync", "process_group"}:
+        return set()
+    return {call for call, loss in backwards(tree) if _is_of_wrapped(tree, loss)}
+
+
+def _is_of_wrapped(tree: Tree, value: ast.expr, depth: int = 4) -> bool:
+    """Whether the gradients of a value surely reach a wrapped model."""
+    parts = tree.walk(value)
+    if not depth or _is_detached(tree, value):
+        return False
+    calls = (part for part in parts if isinstance(part, ast.Call))
+    if any(tree.wrapping(call.func) or spelled(call.func) in prepared(tree) for call in calls):
+        return not without_gradients(tree, value)
+    for name in (part for part in parts if isinstance(part, ast.Name)):
+        values = tree.values(name)
+        first = [each for each in values if name.id not in tree.names_in(each)]  # not `loss = loss / 2`
+        is_of_one = bool(first) and all(_is_of_wrapped(tree, each, depth - 1) for each in first)
+        if is_of_one and not any(_is_detached(tree, each) for each in values):
+            return True
+    return False
+
+
+def _is_detached(tree: Tree, value: ast.expr) -> bool:
+    return any(isinstance(part, ast.Attribute) and part.attr in DETACHES for part in tree.walk(value))
 
 
 def loss_divisions(
