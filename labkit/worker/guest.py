@@ -44,6 +44,7 @@ STARTING_CALLS = {
 }
 BACKWARD = "_engine_run_backward"
 WAITING = ("/torch/distributed/distributed_c10d.py", "/torch/distributed/_functional_collectives.py")
+POOL = "/multiprocessing/pool.py"
 UNNAMED = ("default_pg", "undefined", "")  # torch's own descriptions of groups
 STARTING_MODULES = {
     "torch.nn.parallel.distributed": "wrapping the model in DDP",
@@ -490,23 +491,32 @@ def doing_now(thread: int, script: str) -> str:
 
 def whereabouts(thread: int, script: str) -> "dict[str, Any]":
     """The script's line that a thread is in, 0 if it is in none, the function of this line, and whether it is in a
-    function of torch that waits for other ranks: a collective, which is its `call`, or a backward pass."""
+    function of torch that waits for other ranks: a collective, which is its `call`, or a backward pass. `pooled`: it
+    waits for a multiprocessing.Pool."""
     frame, waits = sys._current_frames().get(thread), False
     call: dict[str, Any] = {}
+    pooled = False
     while frame is not None and not is_function_of(frame.f_code, script):
         waits = waits or frame.f_code.co_filename.endswith(WAITING) or frame.f_code.co_name == BACKWARD
+        pooled = pooled or frame.f_code.co_filename.endswith(POOL)
         call = call_of(frame) or call
         frame = frame.f_back
     function = frame.f_code.co_name[:LONGEST_DOING] if frame is not None else ""
-    return {"line": frame.f_lineno if frame is not None else 0, "function": function, "waits": waits} | call
+    return {
+        "line": frame.f_lineno if frame is not None else 0,
+        "function": function,
+        "waits": waits,
+        "pooled": pooled,
+    } | call
 
 
 def call_of(frame: "FrameType") -> "dict[str, Any]":
     """`{"call": "`recv` from rank 1 with tag 2", "peer": 1}` of a function of torch that communicates, the peer of a
     message; otherwise empty."""
-    name, values = frame.f_code.co_name, frame.f_locals
+    name = frame.f_code.co_name
     if not frame.f_code.co_filename.endswith(WAITING) or name.startswith("_") or name == "wrapper":
         return {}
+    values = frame.f_locals
     words, peer, group = f"`{name}`", None, values.get("group")
     try:
         distributed: Any = sys.modules["torch.distributed"]

@@ -9,7 +9,7 @@ import pytest
 
 import labkit
 
-HEAD = """import multiprocessing, os, queue, subprocess, sys, threading, time
+HEAD = """import multiprocessing, os, queue, signal, subprocess, sys, threading, time
 import torch, torch.distributed as dist
 from datetime import timedelta
 from torch.nn.parallel import DistributedDataParallel as DDP
@@ -25,6 +25,10 @@ def train(steps, fetch=lambda: torch.randn(8, 16)):
         optimizer.zero_grad()
         loss.backward()  # PASS
         optimizer.step()
+
+def end(number):
+    if number == 3:
+        os.kill(os.getpid(), signal.SIGKILL)
 
 def fail(text):
     return {"a": 1}[text]  # IN POOL
@@ -219,6 +223,17 @@ dist.barrier()
 """,
         r"^rank 0 failed: CalledProcessError: .* status 2\. It printed: gzip: shard-3\.gz: unexpected end (CALL)$",
         (0,),
+    ),
+    "a process of a pool was killed": (
+        """
+if rank == 1:
+    with multiprocessing.get_context("fork").Pool(2) as pool:
+        pool.map(end, range(8))  # CALL
+dist.barrier()
+""",
+        r"^rank 1 had been at its top level (CALL) for \d+ s when rank 0 .* timed out waiting for it; .*: "
+        r"a multiprocessing\.Pool waits for ever if one of its processes was killed$",
+        (1,),
     ),
     "a process of a pool has failed": (
         """

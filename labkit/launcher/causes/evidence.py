@@ -131,7 +131,8 @@ class Failure:
 class Whereabouts:
     """Where a rank was at its last heartbeat: at `line` of the script, in `function`, for how many seconds without
     progress, and whether it waited there for other ranks, in which `call` of torch's. `busy` is the share of one core
-    that it had used in the last ten seconds, `worker` the pid of its DataLoader's worker that it waited for."""
+    that it had used in the last ten seconds, `worker` the pid of its DataLoader's worker that it waited for, and
+    `pooled` whether it waited for a multiprocessing.Pool."""
 
     line: int
     function: str
@@ -140,6 +141,7 @@ class Whereabouts:
     call: str
     busy: float
     worker: int | None
+    pooled: bool
 
 
 @dataclass(frozen=True)
@@ -247,8 +249,8 @@ class Evidence:
             return None
         waits = bool(beat["waits"]) and busy < MOSTLY
         worker = beat["worker"] if isinstance(beat.get("worker"), int) else None
-        call = str(beat.get("call") or "")
-        return Whereabouts(int(beat["line"]), str(beat["function"]), now - since, waits, call, busy, worker)
+        call, pooled = str(beat.get("call") or ""), beat.get("pooled") is True
+        return Whereabouts(int(beat["line"]), str(beat["function"]), now - since, waits, call, busy, worker, pooled)
 
     def located(self, line: int | None) -> str:
         """` (train.py line 3: `dist.barrier()`)`, empty without a line."""

@@ -178,7 +178,8 @@ def waited_for(who: str, at: Whereabouts, place: str, waiter: str, more: int) ->
     others = f" and {more} more" if more else ""
     did = "was idle" if at.busy < IDLE else "was computing" if at.busy >= MOSTLY else "used the CPU"
     cpu = f"it {did} ({at.busy:.0%} of a core)"
-    return f"{who} {instead(at, place)} when {waiter}{others} timed out waiting for it; {cpu}"
+    pool = ": a multiprocessing.Pool waits for ever if one of its processes was killed" if at.pooled else ""
+    return f"{who} {instead(at, place)} when {waiter}{others} timed out waiting for it; {cpu}{pool}"
 
 
 def waited_for_worker(who: str, at: Whereabouts, waiter: str, more: int, notice: str | None) -> str:
