@@ -31,7 +31,7 @@ BEAT_SECONDS = 1.0
 BUSY_BEATS = 10
 CRASHES = ("SEGV", "BUS", "FPE", "ILL", "ABRT")
 LISTEN_SECONDS = 0.1  # between two looks for requests of the run's owner
-LONGEST_DOING = 80
+LONGEST_DOING, LONGEST_BYTES = 80, 100  # of a text, and of one in a heartbeat, which must fit its file
 # The newest collective's thread needs the GIL to free it. If it still waits for the GIL when the interpreter is
 # finalized, it aborts the process: in torch 2.10 to 2.13 up to half of all gloo ranks, after they have succeeded.
 HANDOVER_SECONDS = 0.02
@@ -392,7 +392,8 @@ class Guest:
         beat.update(place, since=max(self.function[1], beat["moved"]), busy=self.busy())
         if self.stacks.keep_open():
             self._dump_on_signal()  # not on a crash: that may be the script's own by now
-        self.heartbeat.overwrite(as_json(beat).rstrip().ljust(self.files.HEARTBEAT_BYTES - 1) + b"\n")
+        texts = {name: cut(value) for name, value in beat.items() if isinstance(value, str)}
+        self.heartbeat.overwrite(as_json(beat | texts).rstrip().ljust(self.files.HEARTBEAT_BYTES - 1) + b"\n")
 
     def busy(self) -> float:
         """The share of one core that this process has used in the last ten seconds."""
@@ -471,6 +472,10 @@ def as_json(record: "Mapping[str, Any]") -> bytes:
             text = "null" if value is None else repr(value).lower() if isinstance(value, bool) else repr(value)
         texts.append(f'"{name}": {text}')
     return ("{" + ", ".join(texts) + "}\n").encode()
+
+
+def cut(text: str) -> str:
+    return text.encode("utf-8", "replace")[:LONGEST_BYTES].decode("utf-8", "ignore")
 
 
 def doing_now(thread: int, script: str) -> str:

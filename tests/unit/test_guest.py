@@ -15,7 +15,7 @@ import labkit
 from labkit.launcher.warm.process import write_starting_files
 from labkit.rank_files import FOLDER, GUEST, HIDDEN, RankFile
 from labkit.record import RunFolder
-from labkit.worker.guest import as_json, first_word
+from labkit.worker.guest import as_json, cut, first_word
 
 LABKIT = Path(labkit.__file__).parents[1]
 INSTALLED = [shutil.which(f"python{version}") for version in ("3.12", "3.13")]
@@ -193,6 +193,12 @@ def test_a_record_is_a_line_of_json_whatever_its_texts_hold():
 
     assert json.loads(line) == record | {"g": 'x"\\??ü?'}
     assert line.count(b"\n") == 1
+
+
+def test_a_text_of_a_heartbeat_is_cut_between_characters():
+    assert cut("a" * 80) == "a" * 80
+    assert cut("a" + "ü" * 80) == "a" + "ü" * 49
+    assert cut("caf\udce9") == "caf?"
 
 
 def test_a_file_is_out_of_the_scripts_way_and_is_opened_again_when_its_descriptor_is_anothers(tmp_path):

@@ -4,6 +4,7 @@ else, had left, or nobody in particular."""
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 
 from labkit.launcher.causes import sentences
 from labkit.launcher.causes.evidence import NOT_AT_BARRIER, NOT_JOINED, Evidence, Failure, Whereabouts
@@ -48,9 +49,9 @@ def never_joined(evidence: Evidence) -> Cause | None:
             size, history = evidence.manifest.world_size, evidence.ends.get(rank)
             if rank >= size:
                 return Cause("hang", sentences.too_many_ranks(rank, size, waiter))
-            place = evidence.whereabouts(failure, rank)
+            place, ended = evidence.whereabouts(failure, rank), history.end.outcome if history and history.end else ""
             what = f"it {sentences.instead(place, evidence.located(place.line))}" if place else ""
-            if history and history.end:
+            if history and (ended == "finished" or (ended == "exited" and not place)):  # torchrun may have told it to
                 what = f"it ended at step {history.step} without an error"
             where, seconds = evidence.locate(place.line) if place else None, int(said["ms"]) / 1000
             sentence = sentences.never_joined(evidence.named(rank), what, waiter, seconds)
@@ -65,9 +66,7 @@ def hung(evidence: Evidence, notice: str | None) -> Cause | None:
     timed_out = waited.keys() | evidence.aborted
     if not timed_out or len(evidence.ranks) < 2:
         return None
-    missed = [said["ranks"] for failure in waited.values() if (said := NOT_AT_BARRIER.search(failure.message))]
-    named = [int(rank) for rank in missed[0].split(",")] if missed else evidence.ranks
-    absent = [rank for rank in named if rank in evidence.ranks and rank not in timed_out]
+    absent = [rank for rank in _missed(waited.values()) or evidence.ranks if rank not in timed_out]
     first = next(iter(waited.values()), None)
     places = {rank: evidence.whereabouts(first, rank) for rank in absent if first and not evidence.program(rank)}
     elsewhere = {rank: place for rank, place in places.items() if place and not place.waits}
@@ -87,6 +86,13 @@ def hung(evidence: Evidence, notice: str | None) -> Cause | None:
     who, waiting = evidence.named(culprit.rank), sorted(timed_out - {culprit.rank})
     sentence = sentences.hung(who, evidence.program(culprit.rank), culprit.step, waiting, notice)
     return Cause("hang", sentence, ranks=(culprit.rank,), step=culprit.step)
+
+
+def _missed(failures: Iterable[Failure]) -> list[int]:
+    """The ranks that monitored_barrier names, which counts those of its group: here of the default one."""
+    of_default = (failure for failure in failures if " of " not in failure.call)
+    said = next(filter(None, (NOT_AT_BARRIER.search(failure.message) for failure in of_default)), None)
+    return [int(rank) for rank in said["ranks"].split(",")] if said else []
 
 
 def _awaited(
