@@ -914,6 +914,10 @@ SEEDED: dict[str, list[tuple[str, str]]] = {
             within("loss = model(x)\nloss.backward()\nloss = loss / world_size"),
         ),
         (
+            within("scaler.scale(model(x) / dist.get_world_size()).backward()  # HERE"),
+            within("loss = model(x) + summed(balance) / dist.get_world_size()\nscaler.scale(loss).backward()"),
+        ),
+        (
             within("model(x).backward()\nfor p in model.parameters():\n    dist.all_reduce(p.grad)  # HERE"),
             within("model(x).backward()\nfor p in router.parameters():\n    dist.all_reduce(p.grad)"),
         ),

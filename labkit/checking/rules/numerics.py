@@ -167,7 +167,8 @@ def averaged_twice(tree: Tree) -> Mistakes:
         return  # a sum over samples needs a divisor
     for backward, loss in backwards(tree):
         for place, _ in loss_divisions(tree, backward, loss, WORLD_SIZE):
-            if set(tree.branches_of(place)) <= set(tree.branches_of(backward)):
+            is_whole = not isinstance(tree.parents[place], ast.BinOp)  # not only a term of the loss
+            if is_whole and set(tree.branches_of(place)) <= set(tree.branches_of(backward)):
                 yield place, "the loss is divided by the number of ranks, but the gradients are averaged as well"
     bypassed = any(tree.wrapping(call.func.value) == {"ddp"} for call in tree.method_calls("module"))
     for call in tree.torch_calls("all_reduce") if not bypassed else ():
