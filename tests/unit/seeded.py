@@ -487,7 +487,10 @@ SEEDED: dict[str, list[tuple[str, str]]] = {
         ),
         (
             within(STEPS.format("if loss.isnan():  # HERE\n        continue\n    optimizer.step()")),
-            within(STEPS.format("if loss.isnan():\n        print(x)\n    optimizer.step()")),
+            within(
+                "def common(x):\n    dist.all_reduce(x)\n    return x\n\n"
+                + STEPS.format("if common(loss.isnan()):\n        continue\n    optimizer.step()")
+            ),
         ),
         (
             within(STEPS.format("if loss < 9:  # HERE\n        optimizer.step()")),

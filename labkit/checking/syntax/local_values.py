@@ -193,7 +193,7 @@ def own_names(
     known: dict[tuple[ast.AST, frozenset[str]], frozenset[Binding]] = tree.kept.setdefault("own", {})
     if (scope, given) not in known:
         known[scope, given] = frozenset((name, scope) for name in given)  # where a function calls itself
-        parameters = frozenset((name, scope) for name in given | _passed_in(tree, scope))
+        parameters = frozenset((name, scope) for name in (given | _passed_in(tree, scope)) - agreed(tree, scope))
         known[scope, given] = _own_names(tree, scope, parameters, depth)
     return known[scope, given]
 
