@@ -494,7 +494,10 @@ SEEDED: dict[str, list[tuple[str, str]]] = {
         ),
         (
             within(STEPS.format("if loss < 9:  # HERE\n        optimizer.step()")),
-            within(STEPS.format("dist.all_reduce(loss)\n    if loss < 9:\n        optimizer.step()")),
+            within(
+                "def common(x):\n    dist.all_reduce(x)\n    return x\n\n"
+                + STEPS.format("loss = common(loss)\n    if loss < 9:\n        optimizer.step()")
+            ),
         ),
         (
             within(STEPS.format("if loss < 9:  # HERE\n        scaler.step(optimizer)")),

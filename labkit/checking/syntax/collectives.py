@@ -6,6 +6,7 @@ import ast
 import re
 from collections import defaultdict
 
+from labkit.checking.syntax.flow import callee
 from labkit.checking.syntax.nodes import (
     MethodCall,
     all_arguments,
@@ -116,11 +117,13 @@ def agreed(tree: Tree, scope: ast.AST) -> set[str]:
 def _all_agreed(tree: Tree) -> dict[ast.AST, set[str]]:
     names: dict[ast.AST, set[str]] = defaultdict(set)
     for call in tree.calls:
-        if not agrees(tree, call):
+        is_one = agrees(tree, call)
+        if not is_one and not _meets_inside(tree, call):
             continue
         statement = tree.statement_of(call)
         common: list[ast.expr] = []
-        if tree.called(call).startswith("torch.distributed.") or isinstance(statement, ast.Expr):
+        is_of_torch = tree.called(call).startswith("torch.distributed.")
+        if is_of_torch or (is_one and isinstance(statement, ast.Expr)):
             common += all_arguments(call)
         if isinstance(statement, ast.Assign):
             common += statement.targets
@@ -128,6 +131,12 @@ def _all_agreed(tree: Tree) -> dict[ast.AST, set[str]]:
             common.append(statement.target)
         names[tree.function_of(call)] |= tree.spelled_in(*common)
     return dict(names)
+
+
+def _meets_inside(tree: Tree, call: ast.Call) -> bool:
+    """Whether a call is one of a function of this script that makes a collective."""
+    function = callee(tree, call)
+    return function is not None and any(collective(tree, inner) for inner in tree.calls_in(function))
 
 
 def agrees(tree: Tree, call: ast.Call) -> bool:
