@@ -149,7 +149,7 @@ _ = attempt(lab, "rank 0 evaluates alone", faq, errors=1, rank=1, step=STEPS, di
 # %%
 four_spaces = broken(sound, "        dist.barrier()", "            dist.barrier()")
 display(four_spaces.diff(sound))
-hang = attempt(lab, "four spaces", four_spaces, until="barrier", parted=6 + 1, caller=0)
+hang = attempt(lab, "four spaces", four_spaces, until="collective #", parted=6 + 1, caller=0)
 print(hang.notice)
 
 # %% [markdown]

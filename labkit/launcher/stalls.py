@@ -203,9 +203,10 @@ class Stalls:
         elif not stalled and self._ranks:
             self._ranks, self.since = set(), None
 
-    def notice(self, *, is_explained: bool = False) -> str | None:
-        """Which ranks have stalled, since when, where they are, and, unless it is explained elsewhere, why."""
-        return f"{self.since}: {self._stacks.places if is_explained else self._stacks.sentence}" if self.since else None
+    @property
+    def notice(self) -> str | None:
+        """Which ranks have stalled, since when, and where they are."""
+        return f"{self.since}: {self._stacks.sentence}" if self.since else None
 
     def cause(self, why: Cause, attempt: RunFolder, stalled: dict[int, float] | None = None) -> Cause:
         """Why a run is stopped, with what kept its ranks from making progress: those that are `stalled` now, which are

@@ -29,7 +29,6 @@ from labkit.host import Identity
 from labkit.launcher.causes.evidence import place_in, script_of
 from labkit.launcher.causes.explain import find_cause, survived_errors
 from labkit.launcher.causes.killed import oom_kills
-from labkit.launcher.causes.waits import SLIPS
 from labkit.launcher.locks import unlock_checkpoints
 from labkit.launcher.rank_processes import Programs
 from labkit.launcher.shutdown import Leftovers, Shutdown, torchrun_seconds
@@ -355,13 +354,12 @@ class Supervisor:
             self.names.update()
             self.look_for_findings(is_stuck=progress.is_stuck())
         self.stalls.update(folder, progress)
-        stalled = self.stalls.notice(is_explained=any(each.kind in SLIPS for each in self.judge.findings.certain))
         why = f" because {progress.hit}" if progress.hit else ""
         paused = f"paused{why}; resume it with run.resume() or `labkit resume`" if progress.paused else None
-        notices = [paused, self.judge.notice(), self.names.notice, stalled]
+        notices = [paused, self.judge.notice(), self.names.notice, self.stalls.notice]
         notices += [*self.first_rank.notices, self.moved, progress.unmeasured]
         notice = "; ".join(filter(None, notices)) or None
-        is_stuck = stalled is not None and progress.is_stuck()
+        is_stuck = self.stalls.notice is not None and progress.is_stuck()
         stuck_since = (self.state.stuck_since or time.time() - progress.idle_seconds) if is_stuck else None
         if (notice, stuck_since) != (self.state.notice, self.state.stuck_since):
             wrong = self.judge.is_certain

@@ -117,7 +117,8 @@ def test_the_first_node_judges_the_ranks_of_all():
         run = labkit.attach(two.folder.path)
         assert (cause["kind"], cause["rank"], cause["step"]) == ("slip", 1, 12)
         assert [(found.since, found.ranks) for found in run.findings()] == [(12, (1,))]
-        assert run.status().notice.startswith("since step 12: rank 1 left out one collective")
+        assert cause["sentence"].startswith("in step 12 rank 1 left out one collective")
+        assert run.status().notice is None  # it is not told twice
 
 
 def test_a_second_live_run_on_one_checkpoint_folder_ends_with_the_name_of_the_first(tmp_path):
