@@ -109,7 +109,7 @@ def _unlike(
 def _past(
     callers: list[int], call: PythonCall, others: tuple[int, ...], group: Mapping[int, _GroupCalls]
 ) -> Mismatch | None:
-    ahead = [rank for rank in others if (group[rank].now.number, group[rank].now.passes) < moment(call)]
+    ahead = [rank for rank in others if (group[rank].now.number, group[rank].now.passes) < moment(call)[:2]]
     if ahead:  # a pass that the callers have ended
         return Mismatch(tuple(ahead), call, tuple(callers), line=group[ahead[0]].now.line, of_pass=True)
     calls = group[others[0]]
@@ -123,9 +123,9 @@ def _later(call: PythonCall) -> str:
     return f"a later `{call.operation}`"
 
 
-def moment(call: PythonCall) -> tuple[int, int]:
-    """In which step, and after how many of its backward passes."""
-    return call.step, call.passes
+def moment(call: PythonCall) -> tuple[int, int, bool]:
+    """In which step, after how many of its backward passes, and whether in the next one."""
+    return call.step, call.passes, call.in_backward
 
 
 def _is_due(rank: int, call: PythonCall, others: tuple[int, ...] | list[int], group: Mapping[int, _GroupCalls]) -> bool:

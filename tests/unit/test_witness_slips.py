@@ -549,3 +549,20 @@ def test_a_model_that_another_group_averages_is_not_compared(scene):
 
     judge.look()
     assert not judge.look()
+
+
+def test_a_call_before_a_backward_pass_was_left_out_by_the_rank_that_called_another_within_it(scene):
+    ranks, judge = scene(2, ddp=False)
+    for number in range(5):
+        for rank in ranks:
+            rank.enter_backward()
+            rank.call(elements=4, line=23)
+            rank.step(reduced=0)
+            if number < 4:
+                rank.call(line=30)
+    ranks[0].call(line=30)
+    ranks[1].enter_backward()
+    ranks[1].call(elements=4, line=23)
+
+    (found,) = judge.look("failed")
+    assert found.what.startswith("rank 1 left out the `all_reduce` that rank 0 called (train.py line 30)")
