@@ -193,8 +193,8 @@ class Run(Shown[State], Reachable):
             if stop_on_interrupt:
                 self._stop_interrupted()
             state = self.status()
-            advice = state.cause.advice if state.cause else ()
-            raise Interrupted("\n".join([f"{self.id}: {state}", *advice])) from None
+            advice = f"\n{state.cause.advised}" if state.cause and state.cause.advice else ""
+            raise Interrupted(f"{self.id}: {state}{advice}") from None
         finally:
             self._finish_view()
         state = self.status()
@@ -377,7 +377,7 @@ class Run(Shown[State], Reachable):
         logs = folder.rank(cause.rank) if cause.rank is not None else home.torchrun_log
         others = Findings(each for each in self.findings().certain if each.claim not in cause.sentence)
         found = f"the training was also found to be wrong:\n{others!r}" if others else ""
-        parts = [cause.sentence, "".join(cause.traceback).rstrip(), "\n".join(cause.advice), found, f"logs: {logs}"]
+        parts = [cause.sentence, "".join(cause.traceback).rstrip(), cause.advised, found, f"logs: {logs}"]
         return rank_failed("\n\n".join(plain(part) for part in parts if part), run_id=self.id, cause=cause)
 
     def __repr__(self) -> str:

@@ -63,6 +63,11 @@ class Cause(Mapping[str, Any]):
         """The first rank with a failure of its own."""
         return self.ranks[0] if self.ranks else None
 
+    @property
+    def advised(self) -> str:
+        """What to change, each advice on a line."""
+        return "\n".join(advice[:1].upper() + advice[1:] for advice in self.advice)
+
     @classmethod
     def decode(cls, value: object) -> Cause | None:
         """The cause in a mapping, without values of a wrong type; None for anything but a mapping with a sentence."""

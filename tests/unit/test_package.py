@@ -166,10 +166,10 @@ def test_labkit_stays_small():
     witness = sum(count for path, count in lines.items() if "witness" in path.parts or path.name == "ring.py")
     checking = sum(count for path, count in lines.items() if path.parts[0] == "checking")
 
-    assert len(MODULES) <= 301
-    assert witness <= 6_510
-    assert checking <= 7_120
-    assert sum(lines.values()) - witness - checking <= 39_900
+    assert len(MODULES) <= 304
+    assert witness <= 6_540
+    assert checking <= 6_920
+    assert sum(lines.values()) - witness - checking <= 40_140
 
 
 @pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(PACKAGE)))

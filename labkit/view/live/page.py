@@ -171,7 +171,7 @@ def _folded_strips(reader: RunReader, time: int) -> str:
 
 def _explanation(state: State) -> list[str]:
     """Why the run ended and what to do about it."""
-    return [state.cause.sentence, "\n".join(state.cause.advice)] if state.cause else []
+    return [state.cause.sentence, state.cause.advised] if state.cause else []
 
 
 def _notices(folder: RunFolder, state: State) -> str:
