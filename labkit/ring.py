@@ -152,7 +152,6 @@ class RingWriter:
         memory = (ctypes.c_char * SIZE).from_address(place)
         HEAD.pack_into(memory, 0, FORMAT, 0, 0, 0, 0, 0, 0.0, 0)
         # Single words are written, which costs a third of packing when nothing of it is in the processor's caches.
-        self._memory = memory
         self._words = memoryview(memory).cast("B").cast("I")
         self._newest = self._called = 0
 
@@ -190,10 +189,16 @@ class RingWriter:
         self, group: int, operation: int, number: int, elements: int, dtype: int, passes: int, line: int
     ) -> None:
         """The fields of PythonCall before a collective is called."""
-        self._called = index = self._called + 1
-        flags = dtype | CALLED_IN_BACKWARD if self._words[8] & IN_BACKWARD else dtype
-        at, masked = CALLS_AT + index % CALLS * CALL.size, (number & WORD, elements & WORD, flags, passes & MOST)
-        CALL.pack_into(self._memory, at, group, operation, *masked, line, self._newest, index)
+        words, index = self._words, self._called + 1
+        at = (CALLS_AT + index % CALLS * CALL.size) // 4
+        words[at] = group | operation << 16
+        words[at + 1] = number & WORD
+        words[at + 2] = elements & WORD
+        flags = dtype | CALLED_IN_BACKWARD if words[8] & IN_BACKWARD else dtype
+        words[at + 3] = flags | (passes if passes < MOST else MOST) << 16
+        words[at + 4] = line
+        words[at + 5] = self._newest
+        words[at + 6] = self._called = index
 
     def passes(self, steps: int) -> list[int]:
         """How many backward passes each of so many of the newest steps had."""
