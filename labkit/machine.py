@@ -42,10 +42,6 @@ class Machine:
         if self.facts is None:
             object.__setattr__(self, "facts", gather(self.hardware))
 
-    @property
-    def gpu_count(self) -> int:
-        return len(self.hardware.gpus)
-
     @cached_property
     def diagnosis(self) -> tuple[Diagnosis, ...]:
         return diagnose(self.facts)

@@ -405,11 +405,7 @@ class Supervisor:
             progress.update()
             cause = fields.get("cause") or Cause()
             self.look_for_findings(name, cause.kind)
-            notices = [
-                self.judge.notice(cause.sentence),
-                *self.first_rank.update(),
-                progress.unmeasured,
-            ]
+            notices = [self.judge.notice(cause.sentence), *self.first_rank.update(), progress.unmeasured]
         if name == "succeeded":
             with suppress(Exception):  # a correct state matters more
                 notices.append(survived_errors(self.folder, self.folder.attempt(self.state.attempt), self.ranks))

@@ -507,12 +507,8 @@ def whereabouts(thread: int, script: str) -> "dict[str, Any]":
         call = call_of(frame) or call
         frame = frame.f_back
     function = frame.f_code.co_name[:LONGEST_DOING] if frame is not None else ""
-    return {
-        "line": frame.f_lineno if frame is not None else 0,
-        "function": function,
-        "waits": waits,
-        "pooled": pooled,
-    } | call
+    line = frame.f_lineno if frame is not None else 0
+    return {"line": line, "function": function, "waits": waits, "pooled": pooled} | call
 
 
 def call_of(frame: "FrameType") -> "dict[str, Any]":

@@ -289,7 +289,7 @@ def test_the_cause_of_a_failure_comes_first_with_its_traceback_open(folder, read
 
     assert page.index("rank 1 failed") < page.index("of rank 1") < page.index("of rank 0") < page.index("step 30 of 60")
     assert re.findall(r"<details( open)?>", page) == [" open", ""]
-    assert '"white-space:pre-line">do:\n- this<' in page
+    assert '"white-space:pre-line">Do:\n- this<' in page
 
 
 def test_the_shares_in_the_table_are_of_the_steps_that_the_verdict_is_about(folder, write_metrics):
