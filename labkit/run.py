@@ -393,9 +393,8 @@ def _news(state: State) -> list[str]:
 
 def _unsaid(message: str, reported: Sequence[str]) -> str:
     """What a message adds to those that have been reported."""
-    for before in reported:
-        message = message.replace(before, "")
-    return "; ".join(filter(None, message.split("; ")))
+    said = {clause for before in reported for clause in before.split("; ")}
+    return "; ".join(clause for clause in message.split("; ") if clause not in said)
 
 
 def _text(path: Path) -> str:

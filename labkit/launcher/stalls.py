@@ -26,6 +26,7 @@ PATIENCE_SECONDS = 5.0
 LEFT_SECONDS = 3.0  # a rank whose script has ended has exited after this long without a heartbeat
 SURVIVOR_SECONDS = 2.5  # of a rank on a GPU that torchrun has told to exit; torchrun itself waits 30 s or longer
 FIRST_STEP_SECONDS = 30.0  # until the first step: imports, data, compilation
+LOOK_SECONDS = 5.0  # that a look takes if ranks and workers do not answer
 SETTLING_SECONDS = 2.0  # ranks that wait for each other stall one after another, and are reported once
 START_SECONDS = 3.0  # ranks have usually started after this time
 SLOW_SECONDS = 2.0  # a lookup of a name that takes longer is reported
@@ -184,6 +185,7 @@ class Stalls:
         self._run = run
         self._stalled, self._changed = set[int](), 0.0  # the ranks that have stalled, and since when they are these
         self._ranks: set[int] = set()  # those that the notice names, or will name
+        self._told: set[int] = set()  # those that it names
         self._inspection: Future[Any] | None = None
         self._inspector = ThreadPoolExecutor(1, "labkit-stacks")
 
@@ -199,9 +201,9 @@ class Stalls:
         elif self._inspection is not None and self._inspection.done():
             stacks, self._inspection = self._inspection, None
             if stalled and stacks.exception() is None and not stacks.result().are_gone:
-                self.since, self._stacks = _since(stalled, attempt), stacks.result()
+                self._told, self.since, self._stacks = set(stalled), _since(stalled, attempt), stacks.result()
         elif not stalled and self._ranks:
-            self._ranks, self.since = set(), None
+            self._ranks, self._told, self.since, self._stacks = set(), set(), None, Stacks("", [])
 
     @property
     def notice(self) -> str | None:
@@ -209,16 +211,17 @@ class Stalls:
         return f"{self.since}: {self._stacks.sentence}" if self.since else None
 
     def cause(self, why: Cause, attempt: RunFolder, stalled: dict[int, float] | None = None) -> Cause:
-        """Why a run is stopped, with what kept its ranks from making progress: those that are `stalled` now, which are
-        looked at unless the notice is about them, or else those of the notice."""
-        since, stacks = self.since, self._stacks
-        if stalled and (since is None or set(stalled) != self._ranks):
+        """Why a run is stopped, with what kept its ranks from making progress. A watchdog looks at all of them; another
+        stop only at those that are `stalled` now, unless the notice is about them."""
+        since, stacks, is_stuck = self.since, self._stacks, why.kind == "stuck"
+        if is_stuck or (stalled and set(stalled) != self._told):
             seen = look_at(attempt, self._run)
-            since, stacks = (since, stacks) if seen.are_gone else (_since(stalled, attempt), seen)
-        if since is None:
+            if not seen.are_gone:
+                since, stacks = _since(stalled, attempt) if stalled else since, seen
+        if not stacks.sentence or (since is None and not is_stuck):
             return why
         found = cause_of(stacks, self._run, attempt)
-        until_then = f"; until then {in_past(since)}" if why.kind == "stopped" else ""
+        until_then = f"; until then {in_past(since)}" if since and not is_stuck else ""
         sentence = f"{why.sentence}{until_then}: {found.sentence}"
         return replace(found, kind=why.kind, sentence=sentence, signal=why.signal, goes_on=why.goes_on)
 

@@ -32,7 +32,16 @@ from labkit.launcher.causes.killed import oom_kills
 from labkit.launcher.locks import unlock_checkpoints
 from labkit.launcher.rank_processes import Programs
 from labkit.launcher.shutdown import Leftovers, Shutdown, torchrun_seconds
-from labkit.launcher.stalls import PATIENCE_SECONDS, SURVIVOR_SECONDS, Closing, FirstRank, HostNames, Progress, Stalls
+from labkit.launcher.stalls import (
+    LOOK_SECONDS,
+    PATIENCE_SECONDS,
+    SURVIVOR_SECONDS,
+    Closing,
+    FirstRank,
+    HostNames,
+    Progress,
+    Stalls,
+)
 from labkit.launcher.stopping import SAMPLER, StopRequest, processes_of, request_in_words, requested, sweep
 from labkit.launcher.torchrun_command import TORCHRUN, attempt_command, marked
 from labkit.launcher.warm.fork import ForkedTorchrun, import_torchrun
@@ -108,7 +117,7 @@ class Supervisor:
             if final.state != "failed" or final.attempt > retries or requested(self.folder) is not None:
                 break
             ended, ranks = final.as_earlier(), final.ranks
-            rank = final.cause.rank if final.cause else None
+            rank = final.cause.rank if final.cause and final.cause.kind != "stuck" else None
             retried = final.attempt > 1 and not has_stepped(self.folder.attempt(final.attempt))
             if fewer and retried and rank is not None:
                 self.leave_out(rank)
@@ -229,8 +238,13 @@ class Supervisor:
         """Why a run is stopped, and what its ranks wait for, if they have made no progress for some seconds."""
         if why.kind not in ("stopped", "stuck"):
             return why
-        stalled = progress.stalled(PATIENCE_SECONDS) if request.grace != 0 else {}
+        has_time = request.grace is None or request.grace >= LOOK_SECONDS  # who has asked for the stop waits for it
+        stalled = progress.stalled(PATIENCE_SECONDS) if has_time else {}
         self.look_for_findings(is_stuck=progress.is_stuck(PATIENCE_SECONDS))
+        return self.with_places(why, folder, stalled)
+
+    def with_places(self, why: Cause, folder: RunFolder, stalled: dict[int, float] | None = None) -> Cause:
+        """Why a run is stopped, with where its ranks are, as `Stalls.cause` says."""
         try:
             return self.stalls.cause(why, folder, stalled)
         except Exception as error:  # a full disk; the run is stopped regardless
@@ -383,7 +397,7 @@ class Supervisor:
 
     def verdict(self, folder: RunFolder, code: int, why: Cause | None, killed: int) -> State:
         if why is None and code == -signal.SIGKILL and requested(self.folder) is not None:
-            why = self.stalls.cause(_stopped("stopped on request"), folder)  # by a process that did not wait for us
+            why = self.with_places(_stopped("stopped on request"), folder)  # by a process that did not wait for us
         fields = {"exit_code": code, "killed": killed, "checkpoint": self.folder.newest_checkpoint()}
         if why:
             return self.ended("stopped" if why.kind == "stopped" else "failed", cause=why, **fields)

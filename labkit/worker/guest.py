@@ -503,7 +503,7 @@ def whereabouts(thread: int, script: str) -> "dict[str, Any]":
     pooled = False
     while frame is not None and not is_function_of(frame.f_code, script):
         waits = waits or frame.f_code.co_filename.endswith(WAITING) or frame.f_code.co_name == BACKWARD
-        pooled = pooled or frame.f_code.co_filename.endswith(POOL)
+        pooled = pooled or (frame.f_code.co_filename.endswith(POOL) and is_of_processes(frame.f_locals.get("self")))
         call = call_of(frame) or call
         frame = frame.f_back
     function = frame.f_code.co_name[:LONGEST_DOING] if frame is not None else ""
@@ -511,14 +511,20 @@ def whereabouts(thread: int, script: str) -> "dict[str, Any]":
     return {"line": line, "function": function, "waits": waits, "pooled": pooled} | call
 
 
+def is_of_processes(pooled: object) -> bool:
+    """Whether this is a multiprocessing.Pool or a result of one, and not of a ThreadPool."""
+    return "Pool" in (type(pooled).__name__, type(getattr(pooled, "_pool", None)).__name__)
+
+
 def call_of(frame: "FrameType") -> "dict[str, Any]":
     """`{"call": "`recv` from rank 1 with tag 2", "peer": 1}` of a function of torch that communicates, the peer of a
     message; otherwise empty."""
     name = frame.f_code.co_name
-    if not frame.f_code.co_filename.endswith(WAITING) or name.startswith("_") or name == "wrapper":
+    if not frame.f_code.co_filename.endswith(WAITING) or name.startswith(("_", "<")) or name == "wrapper":
         return {}
     values = frame.f_locals
-    words, peer, group = f"`{name}`", None, values.get("group")
+    group: Any = values.get("group")
+    words, peer = f"`{name}`", None
     try:
         distributed: Any = sys.modules["torch.distributed"]
         for end, direction in (("src", "from"), ("dst", "to")):
@@ -529,7 +535,8 @@ def call_of(frame: "FrameType") -> "dict[str, Any]":
                 peer, words = rank, f"{words} {direction} rank {rank}"
         if values.get("tag"):
             words += f" with tag {values['tag']}"
-        if isinstance(group, distributed.ProcessGroup) and group is not distributed.group.WORLD:
+        # isinstance would import modules of torch's, which the script may be importing.
+        if hasattr(group, "group_desc") and group is not distributed.group.WORLD:
             ranks = ", ".join(map(str, distributed.get_process_group_ranks(group)))
             is_named = group.group_desc not in UNNAMED
             words += f" of group `{group.group_desc}`" if is_named else f" of the group of ranks {ranks}"

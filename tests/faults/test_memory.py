@@ -63,7 +63,7 @@ def test_a_rank_that_the_kernel_kills_out_of_memory(small_memory: Path) -> None:
     )
     assert re.search(r"it held [\d.]+ [GM]iB \(resident set", sentence)
     assert caught.value.cause["out_of_memory"] == "host"
-    assert "to make it fit" in str(caught.value)
+    assert "To make it fit" in str(caught.value)
     assert_over(labkit.attach("latest").folder)
 
 
@@ -79,7 +79,7 @@ def test_a_simulated_cuda_error_says_what_held_the_memory_and_can_be_caught_as_t
     assert isinstance(caught.value, labkit.RankFailedError)
     assert str(caught.value).startswith("rank 1 ran out of device memory: OutOfMemoryError: CUDA out of memory. Tried")
     assert "parameters 1.0 MiB" in str(caught.value)
-    assert "to make it fit:" in str(caught.value)
+    assert "To make it fit:" in str(caught.value)
     assert "Script.load('fsdp')" in str(caught.value)
 
 

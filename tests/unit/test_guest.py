@@ -216,3 +216,29 @@ def test_a_file_is_out_of_the_scripts_way_and_is_opened_again_when_its_descripto
     assert (tmp_path / "theirs").read_bytes() == b""
     for descriptor in (other, first, file.descriptor):
         os.close(descriptor)
+
+
+def test_looking_at_a_script_that_imports_torch_imports_nothing_at_the_same_time():
+    looks = """
+import _thread, time
+from labkit.worker.guest import whereabouts
+main, looks, pooled = _thread.get_ident(), [], {}
+def look():
+    while True:
+        looks.append(whereabouts(main, __file__))
+        time.sleep(0.0005)
+_thread.start_new_thread(look, ())
+import torch.distributed
+print(len(looks) > 20)
+from multiprocessing.pool import Pool, ThreadPool
+for kind in (ThreadPool, Pool):
+    looks.clear()
+    with kind(1) as pool:
+        pool.map(time.sleep, [0.2])
+    print(any(look["pooled"] for look in looks))
+"""
+    path = {"PYTHONPATH": str(LABKIT)}
+    done = subprocess.run(
+        [sys.executable, "-c", f"__file__ = '<string>'{looks}"], env=os.environ | path, capture_output=True, text=True
+    )
+    assert done.stdout.split() == ["True", "False", "True"], done.stderr

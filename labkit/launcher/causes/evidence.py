@@ -27,7 +27,7 @@ MOSTLY = 0.5  # of a core: a rank that uses less waits
 FIELDS = {"rank": int, "kind": str, "exception": str, "message": str}
 # What gloo reports of a rank that has not called init_process_group within the time limit, and of ranks that have not
 # called monitored_barrier.
-NOT_JOINED = re.compile(r"wait timeout after (?P<ms>\d+)\s?ms, keys: /?default_pg/\S*/(?P<rank>\d+)\s*$")
+NOT_JOINED = re.compile(r"wait timeout after (?P<ms>\d+)\s?ms, keys: /?default_pg/0//\w+//\d+/(?P<rank>\d+)\s*$")
 NOT_AT_BARRIER = re.compile(r"Ranks? (?P<ranks>[\d, ]*\d) failed to pass monitoredBarrier")
 # What a rank reports when another one is gone.
 COLLATERAL = re.compile(
