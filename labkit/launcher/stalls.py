@@ -26,7 +26,6 @@ PATIENCE_SECONDS = 5.0
 LEFT_SECONDS = 3.0  # a rank whose script has ended has exited after this long without a heartbeat
 SURVIVOR_SECONDS = 2.5  # of a rank on a GPU that torchrun has told to exit; torchrun itself waits 30 s or longer
 FIRST_STEP_SECONDS = 30.0  # until the first step: imports, data, compilation
-LOOK_SECONDS = 5.0  # that a look takes if ranks and workers do not answer
 SETTLING_SECONDS = 2.0  # ranks that wait for each other stall one after another, and are reported once
 START_SECONDS = 3.0  # ranks have usually started after this time
 SLOW_SECONDS = 2.0  # a lookup of a name that takes longer is reported

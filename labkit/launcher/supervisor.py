@@ -32,16 +32,7 @@ from labkit.launcher.causes.killed import oom_kills
 from labkit.launcher.locks import unlock_checkpoints
 from labkit.launcher.rank_processes import Programs
 from labkit.launcher.shutdown import Leftovers, Shutdown, torchrun_seconds
-from labkit.launcher.stalls import (
-    LOOK_SECONDS,
-    PATIENCE_SECONDS,
-    SURVIVOR_SECONDS,
-    Closing,
-    FirstRank,
-    HostNames,
-    Progress,
-    Stalls,
-)
+from labkit.launcher.stalls import PATIENCE_SECONDS, SURVIVOR_SECONDS, Closing, FirstRank, HostNames, Progress, Stalls
 from labkit.launcher.stopping import SAMPLER, StopRequest, processes_of, request_in_words, requested, sweep
 from labkit.launcher.torchrun_command import TORCHRUN, attempt_command, marked
 from labkit.launcher.warm.fork import ForkedTorchrun, import_torchrun
@@ -238,13 +229,12 @@ class Supervisor:
         """Why a run is stopped, and what its ranks wait for, if they have made no progress for some seconds."""
         if why.kind not in ("stopped", "stuck"):
             return why
-        has_time = request.grace is None or request.grace >= LOOK_SECONDS  # who has asked for the stop waits for it
+        has_time = request.grace is None or request.grace >= PATIENCE_SECONDS  # a look takes as long
         stalled = progress.stalled(PATIENCE_SECONDS) if has_time else {}
         self.look_for_findings(is_stuck=progress.is_stuck(PATIENCE_SECONDS))
         return self.with_places(why, folder, stalled)
 
     def with_places(self, why: Cause, folder: RunFolder, stalled: dict[int, float] | None = None) -> Cause:
-        """Why a run is stopped, with where its ranks are, as `Stalls.cause` says."""
         try:
             return self.stalls.cause(why, folder, stalled)
         except Exception as error:  # a full disk; the run is stopped regardless

@@ -535,7 +535,7 @@ def call_of(frame: "FrameType") -> "dict[str, Any]":
                 peer, words = rank, f"{words} {direction} rank {rank}"
         if values.get("tag"):
             words += f" with tag {values['tag']}"
-        # isinstance would import modules of torch's, which the script may be importing.
+        # isinstance(group, ProcessGroup) would import what the script may be importing.
         if hasattr(group, "group_desc") and group is not distributed.group.WORLD:
             ranks = ", ".join(map(str, distributed.get_process_group_ranks(group)))
             is_named = group.group_desc not in UNNAMED

@@ -37,8 +37,7 @@ class Recorder:
             self.drop(error)
 
     def drop(self, error: BaseException) -> None:
-        """Count an error of a measurement. Raises that of a signal's handler, which Python may call between any two
-        instructions: it is meant for the script."""
+        """Count an error of a measurement. Raises that of a signal's handler, which is meant for the script."""
         if _is_of_handler(error):
             raise error
         self.dropped += 1
@@ -46,7 +45,7 @@ class Recorder:
 
 
 def _is_of_handler(error: BaseException) -> bool:
-    """Whether a handler of a signal has raised this: `signal.alarm`'s, or torch's when a worker of a loader dies."""
+    """Whether a signal's handler has raised this, such as torch's when a worker of a loader dies."""
     handlers = map(signal.getsignal, signal.valid_signals())
     codes = {getattr(_function(handler), "__code__", None) for handler in handlers if callable(handler)}
     trace = error.__traceback__
