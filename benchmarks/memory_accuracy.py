@@ -206,7 +206,7 @@ def planned(case: Case) -> tuple[Peak, dict[str, int]]:
 
 
 def rehearsed(case: Case) -> Peak:
-    return rehearse(case.script, case.ranks, case.parameters, rank=case.rank)
+    return rehearse(case.script, case.ranks, case.parameters, rank=case.rank).peak
 
 
 def traced(case: Case, runs_dir: str) -> Peak:

@@ -16,7 +16,7 @@ from labkit.planner.candidate import lacks, refusal, unsupported
 from labkit.planner.data_sheets import Device, devices_named
 from labkit.planner.layout import Layout, able_to, layout_of
 from labkit.planner.memory.peak import UnknownToFormulas, variant_of, worst
-from labkit.planner.model.child import Unplannable, asking
+from labkit.planner.model.child import Unplannable, WillFail, asking
 from labkit.planner.model.facts import ModelFacts, facts_of
 from labkit.planner.model.rehearsal import rehearse, states_alone
 from labkit.planner.networks import bandwidth_of
@@ -90,8 +90,8 @@ def plan(
             )
         problems += _about_facts(facts, kind) if facts else []
         if skewed and (most := questions.answer(skewed, "not rehearsed with all tokens at the same experts")):
-            fits = "fits" if most.bytes <= kind.usable_by(ranks) else "does not fit"
-            problems.append(f"if all tokens go to the same experts, a rank holds {gib(most.bytes)}, which {fits}")
+            fits = "fits" if most.peak.bytes <= kind.usable_by(ranks) else "does not fit"
+            problems.append(f"if all tokens go to the same experts, a rank holds {gib(most.peak.bytes)}, which {fits}")
     if rehearsed and layout.options.get("cpu_offload") and not kind.shared:
         problems.append(f"the rehearsed {gib(rehearsed.bytes)} include what is offloaded to the host: use the formulas")
         rehearsed = None
@@ -139,6 +139,8 @@ class _Questions:
         """The result, or None with a line in `problems` that starts with `what`."""
         try:
             return future.result()
+        except WillFail as error:
+            self.problems[:] = [f"this will fail: {str(error).rstrip('.')}"]
         except Unplannable as error:
             why = str(error).rstrip(".")
             if any(why.partition("): ")[0] in problem for problem in self.problems):  # the same line again
@@ -166,7 +168,9 @@ class _Questions:
         ends = {0, self._ranks - self._ranks // layout.pipeline}  # the first or the last stage of a pipeline holds most
         planned = sorted(ends if rank is None else {rank})
         rehearsals = {each: rehearsals.get(each) or self.rehearsal(rank=each) for each in planned}
-        peaks = {each: peak for each, future in rehearsals.items() if (peak := self.answer(future, "not rehearsed"))}
+        steps = {each: step for each, future in rehearsals.items() if (step := self.answer(future, "not rehearsed"))}
+        self.problems += dict.fromkeys(note for step in steps.values() for note in step.notes)
+        peaks = {each: step.peak for each, step in steps.items()}
         if rank is None:
             rank = max(peaks, key=lambda each: peaks[each].bytes, default=0)
         return facts, rank, formulas, peaks.get(rank)

@@ -104,10 +104,10 @@ def _on_cuda() -> None:
 
 
 def _answered(question: dict[str, Any]) -> dict[str, Any]:
-    from labkit.planner.model.rehearsal import peak_in_a_step
+    from labkit.planner.model.rehearsal import step
 
     try:
-        peak = peak_in_a_step(question["text"], question["argv"], "", 1, 0, None)
+        peak, _ = step(question["text"], question["argv"], "", 1, 0, None)
     except BaseException as error:
         return {"error": f"{type(error).__name__}: {error}"[:500], "trace": traceback.format_exc()[-3000:]}
     return peak._asdict() | {"operators": sorted(suspects)}

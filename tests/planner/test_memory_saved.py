@@ -25,7 +25,7 @@ def with_a_large_head() -> Script:
 def test_a_loss_in_chunks_never_holds_all_logits():
     cells = with_a_large_head().cells
     what = Script.load("single", "chunked_loss").with_cells(model=cells["model"].text, data=cells["data"].text)
-    whole, chunked = (rehearse(what, 1, {**SMALL, "loss_chunk": size}) for size in (0, 128))
+    whole, chunked = (rehearse(what, 1, {**SMALL, "loss_chunk": size}).peak for size in (0, 128))
     run = labkit.launch(what, nproc_per_node=1, steps=3, trace_memory=True, loss_chunk=128, **SMALL)
 
     assert whole.bytes - chunked.bytes > LOGITS  # the logits and their gradient, less what is computed elsewhere
@@ -35,7 +35,7 @@ def test_a_loss_in_chunks_never_holds_all_logits():
 def test_offloaded_activations_are_in_no_gpus_plan():
     """Planned only: on the CPU they are where they were."""
     kept, offloaded = (
-        rehearse(Script.load("ddp"), 2, {"global_batch_size": 64, **options}, capability=(8, 0))
+        rehearse(Script.load("ddp"), 2, {"global_batch_size": 64, **options}, capability=(8, 0)).peak
         for options in ({}, {"offload_activations": True})
     )
     assert offloaded.bytes < 0.4 * kept.bytes
@@ -57,7 +57,7 @@ def test_fused_adamw_has_no_temporaries():
 
 @pytest.mark.timeout(600)
 def test_muon_holds_one_moment_of_a_matrix():
-    adamw, muon = (rehearse(script("fsdp"), 2, {**SMALL, **options}) for options in ({}, {"optimizer": "muon"}))
+    adamw, muon = (rehearse(script("fsdp"), 2, {**SMALL, **options}).peak for options in ({}, {"optimizer": "muon"}))
     run = labkit.launch(script("fsdp"), nproc_per_node=2, steps=3, trace_memory=True, optimizer="muon", **SMALL)
 
     assert muon.categories["optimizer"] < 0.8 * adamw.categories["optimizer"]
@@ -69,8 +69,10 @@ def test_muon_holds_one_moment_of_a_matrix():
 def test_updates_in_backward_never_hold_all_gradients(strategy, ranks):
     """A wide MLP: its activations are small, so that the states are what is held."""
     what = Script.load(strategy).with_cells(model=MLP.replace("width=64", "width=512"), data=IMAGES)
-    after, within = (rehearse(what, ranks, {**SMALL, **options}) for options in ({}, {"optimizer_in_backward": True}))
-    on_gpu = rehearse(what, ranks, {**SMALL, "optimizer_in_backward": True}, capability=(8, 0))
+    after, within = (
+        rehearse(what, ranks, {**SMALL, **options}).peak for options in ({}, {"optimizer_in_backward": True})
+    )
+    on_gpu = rehearse(what, ranks, {**SMALL, "optimizer_in_backward": True}, capability=(8, 0)).peak
     run = labkit.launch(what, nproc_per_node=ranks, steps=3, trace_memory=True, optimizer_in_backward=True, **SMALL)
 
     assert on_gpu.categories["optimizer"] == within.categories["optimizer"]

@@ -88,7 +88,7 @@ def test_planning_leaves_torch_out_of_the_kernel():
 
 
 def test_a_thousand_ranks_are_rehearsed_on_one_machine():
-    peak = rehearse(Script.load("fsdp"), 1024, {"global_batch_size": 1024})
+    peak = rehearse(Script.load("fsdp"), 1024, {"global_batch_size": 1024}).peak
 
     # a dimension of 1 is padded to 1,024 shards of one row each: more than the thousandth of the parameters
     assert 0 < peak.categories["parameters"] < 4 * 875_264 / 100

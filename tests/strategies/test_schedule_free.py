@@ -105,6 +105,6 @@ def test_a_run_resumes_exactly_under_another_strategy(tmp_path):
 @pytest.mark.timeout(600)
 def test_the_memory_of_its_state_is_planned():
     script = labkit.Script.load("fsdp", "schedule_free")
-    planned = rehearse(script, 2, {"global_batch_size": 8, "schedule_free": True})
+    planned = rehearse(script, 2, {"global_batch_size": 8, "schedule_free": True}).peak
     run = labkit.launch(script, nproc_per_node=2, steps=3, trace_memory=True, global_batch_size=8, schedule_free=True)
     assert run.memory().ranks[0].traced.categories["optimizer"] == planned.categories["optimizer"]

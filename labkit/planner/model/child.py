@@ -38,7 +38,16 @@ THROWN = re.compile(r"terminate called.*\n +what\(\): +(.+)")
 
 
 class Unplannable(LabError):
-    """The script seems valid but cannot run on tensors without data."""
+    """The script seems valid but cannot run on tensors without data. `signature` is that of the error with which it
+    ended (real_step.py); "" if only tensors without data have it."""
+
+    def __init__(self, message: str, signature: str = "") -> None:
+        super().__init__(message)
+        self.signature = signature
+
+
+class WillFail(Unplannable):
+    """The script fails, on tensors with data as well."""
 
 
 class _Server(NamedTuple):
@@ -102,7 +111,7 @@ def ask(function: str, question: Mapping[str, Any]) -> Any:
     if "refused" in answered:
         raise LaunchError(plain(answered["refused"]))
     if "problem" in answered:
-        raise Unplannable(plain(answered["problem"]))
+        raise Unplannable(plain(answered["problem"]), answered["signature"])
     _answers.add(key, argv, answered["reads"], answered["answer"])
     return answered["answer"]
 

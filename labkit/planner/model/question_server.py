@@ -8,6 +8,7 @@ The server ends when the process that asks does. A child is killed when the othe
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import gc
 import importlib
@@ -19,7 +20,6 @@ import signal
 import socket
 import sys
 import traceback
-from contextlib import suppress
 from typing import Any
 
 from labkit.planner.model.answers import Reads
@@ -88,7 +88,7 @@ def _import_torch() -> None:
 
 def _report_exit(question: socket.socket, status: int) -> None:
     """Append the child's exit code to its reply and end the reply, whoever else still holds the socket."""
-    with question, suppress(OSError):
+    with question, contextlib.suppress(OSError):
         question.sendall(f"\n{os.waitstatus_to_exitcode(status)}".encode())
         question.shutdown(socket.SHUT_RDWR)
 
@@ -110,7 +110,7 @@ def answer(question: socket.socket) -> None:
     except SystemExit as error:
         result = {"refused": str(error)}
     except Exception as error:
-        result = {"problem": _where(error) + _why(error)}
+        result = {"problem": _where(error) + _why(error), "signature": signature(error)}
     question.sendall(json.dumps(result).encode())
     sys.stdout.flush()
     sys.stderr.flush()
@@ -132,6 +132,21 @@ def _why(error: Exception) -> str:
             "the formulas do not cover sparse gradients (sparse=True); a rehearsal assumes that all their rows differ"
         )
     return f"{type(error).__name__}: {str(error).strip()}"
+
+
+def signature(error: Exception) -> str:
+    """The type of an error and the last line outside torch and labkit that led to it, whatever the message, which
+    differs without data; "" if only tensors without data, or only this machine, may have such an error."""
+    import torch
+
+    import labkit
+    from labkit.planner.model.fake.fake_run import DEPENDS_ON_DATA
+
+    within = (*(f"{package.__path__[0]}{os.sep}" for package in (labkit, torch)), contextlib.__file__)
+    frames = traceback.extract_tb(error.__traceback__)
+    lines = [f"{f.filename}:{f.lineno}" for f in frames if not f.filename.startswith(within)]
+    elsewhere = type(error).__name__ in DEPENDS_ON_DATA or isinstance(error, OSError | ImportError)
+    return "" if elsewhere or not lines else f"{type(error).__name__}, {lines[-1]}"
 
 
 def _where(error: BaseException) -> str:

@@ -10,11 +10,12 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 from labkit.arguments import Parameters
+from labkit.errors import LaunchError
 from labkit.planner.layout import Layout, able_to
-from labkit.planner.model.child import ask
+from labkit.planner.model.child import FORKS, Unplannable, WillFail, ask
 from labkit.planner.model.facts import Capability
 from labkit.record import Peak
 from labkit.write import Script, command_line
@@ -57,6 +58,13 @@ def sizes_of(text: str, argv: Sequence[str], path: str) -> dict[str, int]:
     }
 
 
+class Rehearsal(NamedTuple):
+    """The peak memory of a rank in a step, and sentences on what the step does that a user may not expect."""
+
+    peak: Peak
+    notes: tuple[str, ...]
+
+
 def rehearse(
     script: Script,
     ranks: int,
@@ -66,24 +74,39 @@ def rehearse(
     path: str = "",
     capability: Capability | None = None,
     skewed: bool = False,
-) -> Peak:
-    """The peak memory of `rank` in a step, after the optimizer has its state.
+) -> Rehearsal:
+    """Rehearse a step of `rank`, after the optimizer has its state.
 
     `path` is the script's file, if any, so that modules next to it can be imported. `capability`: with the kernels and
     the autocast of a GPU of this compute capability, instead of a CPU's. `skewed`: a router sends all tokens to the
     same experts, instead of the same share to each.
 
-    Raises LaunchError if the script refuses its options, Unplannable if it cannot run on tensors without data.
+    Raises LaunchError if the script refuses its options, Unplannable if it cannot run on tensors without data, and
+    WillFail, which is one of these, if it fails with data, too.
     """
     script = script if path else able_to(script, parameters)
     argv = command_line(script, parameters)
     question = {"text": str(script), "argv": argv, "path": path, "ranks": ranks, "rank": rank}
-    return Peak(*ask("rehearsal.peak_in_a_step", question | {"capability": capability, "skewed": skewed}))
+    try:
+        peak, notes = ask("rehearsal.step", question | {"capability": capability, "skewed": skewed})
+    except Unplannable as error:
+        if error.signature and _signature_with_data(question) == error.signature:
+            raise WillFail(str(error)) from None
+        raise
+    return Rehearsal(Peak(*peak), tuple(notes))
 
 
-def peak_in_a_step(
+def _signature_with_data(question: dict[str, Any]) -> str:
+    """The signature of the error with which a step ends on a few samples; "" if it ends well, or is too much."""
+    try:
+        return str(ask("real_step.failure", question)) if FORKS else ""
+    except (LaunchError, Unplannable):
+        return ""
+
+
+def step(
     text: str, argv: list[str], path: str, ranks: int, rank: int, capability: Capability | None, skewed: bool = False
-) -> Peak:
+) -> tuple[Peak, list[str]]:
     from torch.optim.optimizer import _default_to_fused_or_foreach as together
 
     from labkit.planner.model.fake.fake_run import CPU, FakeRun
@@ -131,7 +154,7 @@ def peak_in_a_step(
                 optimizer.step()
             tracker.after_step(optimizer)
             optimizer.zero_grad()
-    return tracker.peak()
+    return tracker.peak(), []
 
 
 def _alike(optimizer: Any) -> list[list[Any]]:
