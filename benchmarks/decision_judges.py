@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+from labkit.planner.speed.traffic import volume, wire
+
 from labkit import words
 from labkit.planner.advice import Advice, advise
 from labkit.planner.candidate import ALIKE, Candidate, evaluate, held_by
@@ -14,7 +16,6 @@ from labkit.planner.data_sheets import device_named
 from labkit.planner.model.facts import ModelFacts, facts_of
 from labkit.planner.scaling import largest_micro_batch
 from labkit.planner.speed.speed_model import SpeedModel
-from labkit.planner.speed.traffic import volume, wire
 from labkit.planner.variations import variants
 from labkit.text import gib
 from labkit.write import Script

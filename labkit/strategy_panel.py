@@ -15,7 +15,6 @@ from labkit.launch_options import LaunchOptions
 from labkit.launching import start_run
 from labkit.planner import (
     DEVICES,
-    OTHER_TRAINING,
     THIS_MACHINE,
     Candidate,
     Device,
@@ -30,6 +29,7 @@ from labkit.planner import (
     measure_speed,
     needed,
     outlook,
+    strategy_named,
     variants,
 )
 from labkit.record import RunReader
@@ -191,7 +191,7 @@ class Panel:
 
     def __init__(self, script: Script, device: str, ranks: int, parameters: Mapping[str, Any]):
         self._script, self._strategy = script, strategy_of(script) or script.name
-        self.scripts = variants(self._script, all_trainings=True)
+        self.scripts = variants(self._script, every=True)
         self.candidates: list[Candidate] = []
         self.chosen: Candidate | None = None
         self.trials: list[Trial] = []
@@ -213,7 +213,7 @@ class Panel:
                 self._splits = [*dict.fromkeys((*self._splits, *splits))]
                 device = self._device(self._begin["device"])
                 self._facts = facts_of(self._script, self._parameters, self._splits, capability=device.dispatches_as)
-                self.scripts = variants(self._script, self._facts.divides, all_trainings=True)
+                self.scripts = variants(self._script, self._facts.divides, every=True)
             except LabError as error:
                 self._problem = str(error)
 
@@ -225,7 +225,7 @@ class Panel:
         on = self._device(device)
         values = {name: value for name, value in self._parameters.items() if name not in parameters}
         values |= needed(self.scripts[strategy], parameters)
-        shown = {name: s for name, s in self.scripts.items() if name == strategy or name not in OTHER_TRAINING}
+        shown = {name: s for name, s in self.scripts.items() if name == strategy or strategy_named(name).is_usual}
         self.candidates = outlook(shown, strategy, self._facts, on, ranks, values, self._speed_model(on))
         drawn: list[Bar] = []
         for candidate in self.candidates:
@@ -234,7 +234,7 @@ class Panel:
         limit_name = f"a rank's share of {on.name}" if on.shared else on.name
         self.chosen = next(candidate for candidate in self.candidates if candidate.strategy == strategy)
         verdict, sentence = self.chosen.verdict(on)
-        if strategy in OTHER_TRAINING:
+        if not strategy_named(strategy).trains_alike:
             sentence += f". {strategy} does not train the same model as a single rank would"
         return panel_page(verdict, sentence, drawn, on.usable_by(ranks) or None, limit_name, rows)
 
@@ -383,8 +383,7 @@ class Panel:
             layout=planned.layout,
             rank=0,
             facts=self._facts,
-            formulas=planned.peak,
-            rehearsed=None,
+            peak=planned.peak,
             states=None,
             advice=None,
             problems=(),

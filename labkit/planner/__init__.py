@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from labkit.planner.speed.speed_model import SpeedModel as SpeedModel  # step times on a device, by layout
     from labkit.planner.speed.speed_model import measure_speed as measure_speed  # measures the speed of this machine
     from labkit.planner.speed.step_time import StepTime as StepTime  # predicted seconds of a step, and their parts
-    from labkit.planner.variations import OTHER_TRAINING as OTHER_TRAINING  # strategies that train something else
+    from labkit.planner.strategies.known import strategy_named as strategy_named  # what the planner knows of a strategy
     from labkit.planner.variations import needed as needed  # parameters without those that equal an extra's default
     from labkit.planner.variations import variants as variants  # a script under every strategy, by name
 else:

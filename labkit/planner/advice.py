@@ -7,17 +7,20 @@ from dataclasses import dataclass, replace
 
 from labkit import words
 from labkit.arguments import Parameters
+from labkit.errors import LabError
 from labkit.planner.candidate import ALIKE, MARGIN, Candidate, evaluate, fastest, held_by, judged, lacks, needs, refusal
 from labkit.planner.data_sheets import Device
-from labkit.planner.layout import Layout, layout_of
+from labkit.planner.layout import layout_of
 from labkit.planner.memory.peak import moments
 from labkit.planner.model.facts import ModelFacts
 from labkit.planner.networks import between_hosts
 from labkit.planner.scaling import bytes_per_parameter, largest_micro_batch
-from labkit.planner.search import HALF, Search, fused_adamw, half_of
+from labkit.planner.search import Search, fused_adamw, half_of
 from labkit.planner.speed.rates import matrix_share
 from labkit.planner.speed.speed_model import SpeedModel
-from labkit.planner.variations import SUPERSEDED, extras_of, own_parameters, simplicity, under, variants
+from labkit.planner.strategies.known import STRATEGIES, strategy_named
+from labkit.planner.strategies.strategy import HALF, Layout
+from labkit.planner.variations import extras_of, own_parameters, under, variants
 from labkit.record import Peak
 from labkit.text import gib
 from labkit.words import EXPANDABLE
@@ -48,8 +51,8 @@ def advise(
     speed_model: SpeedModel | None = None,
     rehearsed: Peak | None = None,
 ) -> Advice:
-    """The best strategies for this model on `ranks` devices. Pure: no torch, no processes. It uses formulas, except
-    that `rehearsed`, if given, replaces them for the requested candidate.
+    """The best strategies for this model on `ranks` devices. Pure: no torch, no processes. The requested candidate has
+    the peak that was `rehearsed`; without one, and for all others, it uses formulas.
 
     Raises LabError if the script itself has no valid layout: then there is nothing to compare with.
     """
@@ -61,7 +64,7 @@ def advise(
     if lacks(device, layout):
         return _with_another_precision(requested, half_of(device) or "fp32", search)
     if rehearsed and requested.layout:
-        requested = judged(requested, rehearsed, device, speed_model)
+        requested = judged(requested, rehearsed, device, speed_model, is_rough=False)
     rows = [requested]
     quickest = fastest([requested, *search.ways(name, ranks, parameters, layout)])
     if quickest is None:
@@ -70,15 +73,23 @@ def advise(
         rows.append(quickest)
     for other in (other for other in scripts if other != name):
         options = own_parameters(scripts[other], parameters)
-        at = 1 if other == "single" else ranks  # the others have to beat a single device
+        at = strategy_named(other).ranks_of(ranks)  # the others have to beat a single device
         candidates = search.ways(other, at, options, layout)
         row = fastest(candidates) or min((one for one in candidates if one.peak), key=_smallest, default=candidates[0])
         rows += [row] if row.fits else (search.rescue(row) or [_hopeless(row)])
     best = _choice([row for row in rows if row.ranks <= ranks], layout.precision)
     rows = [_beside(row, best) for row in rows]
-    largest = largest_micro_batch(facts, layout, device) if requested.peak and not rehearsed else None
+    largest = _largest(facts, layout, device)
     sentences = [*_sentences(rows, best, layout, device, largest), *_beyond(rows, best, search)]
     return Advice(device, rows[0], tuple(rows), best, largest, tuple(sentences))
+
+
+def _largest(facts: ModelFacts, layout: Layout, device: Device) -> int | None:
+    """The largest micro-batch that fits; None if the formulas cannot tell."""
+    try:
+        return largest_micro_batch(facts, layout, device)
+    except LabError:
+        return None
 
 
 def _with_another_precision(requested: Candidate, precision: str, search: Search) -> Advice:
@@ -98,7 +109,7 @@ def _with_another_precision(requested: Candidate, precision: str, search: Search
 def _choice(rows: list[Candidate], precision: str) -> Candidate | None:
     """The choice, whichever strategy was requested. Another precision or a superseded strategy is chosen only if
     nothing else fits."""
-    current = [row for row in rows if row.strategy not in SUPERSEDED]
+    current = [row for row in rows if not strategy_named(row.strategy).superseded_by]
     for among in (current, rows):
         if best := fastest(row for row in among if row.layout and row.layout.precision == precision):
             return best
@@ -159,14 +170,16 @@ def _as_fast(rows: list[Candidate], best: Candidate) -> list[str]:
         if row.step
         and best.step
         and _is_comparable(row, best)
-        and row.strategy not in (best.strategy, *SUPERSEDED)
+        and row.strategy != best.strategy
+        and not strategy_named(row.strategy).superseded_by
         and row.step.seconds <= ALIKE * best.step.seconds
     ]
-    return sorted(dict.fromkeys(near), key=simplicity)
+    return sorted(dict.fromkeys(near), key=lambda name: strategy_named(name).simplicity)
 
 
 def _but(row: Candidate) -> str:
-    return f", but superseded by {SUPERSEDED[row.strategy]}" if row.strategy in SUPERSEDED else ""
+    newer = strategy_named(row.strategy).superseded_by
+    return f", but superseded by {newer}" if newer else ""
 
 
 def _sentences(
@@ -179,7 +192,7 @@ def _sentences(
         verdict = "fits" if requested.fits else "does not fit"
         if requested.is_tight:
             verdict += f", but with less than {MARGIN:.0%} to spare for fragmentation (env={EXPANDABLE} reduces it)"
-        yield f"{where} {needs(requested.peak, device.usable_by(requested.ranks))}: {verdict}."
+        yield f"{where} {needs(requested, device)}: {verdict}."
     else:
         yield f"{where} cannot be planned: {requested.remark}."
     if not requested.fits:
@@ -206,7 +219,7 @@ def _sentences(
         margin = "" if device.shared else f" with {MARGIN:.0%} to spare"
         most = "not even one sample per rank fits"
         if largest:
-            most = f"micro-batches of up to {largest:,} samples fit (now {layout.micro_batch:,})"
+            most = f"micro-batches of up to about {largest:,} samples fit (now {layout.micro_batch:,})"
         sentence = f"Under {requested.strategy}, {most}{margin}"
         if device.shared or not layout.options.get("cpu_offload"):
             size = bytes_per_parameter(layout, device)
@@ -257,7 +270,7 @@ def _in_backward(requested: Candidate, best: Candidate | None, search: Search) -
         return
     usable, on_gpu = search.device.usable_by(requested.ranks), not search.device.shared
     for name in (requested.strategy, *(search.scripts if _offloads(best) else ())):
-        ranks = 1 if name == "single" else requested.ranks
+        ranks = strategy_named(name).ranks_of(requested.ranks)
         parameters = own_parameters(search.scripts[name], requested.parameters)
         layout = search.look(name, ranks, parameters | {"optimizer_in_backward": True}).layout
         if layout is None or refusal(search.facts, layout):
@@ -284,21 +297,20 @@ def _waits(one: Candidate) -> bool:
     return one.step is not None and 4 * one.step.parts.get("communication", 0.0) > one.step.seconds
 
 
-def _diloco(requested: Candidate, best: Candidate | None, search: Search) -> Iterator[str]:
-    """Say what DiLoCo would save of a step that waits for communication."""
+def _other_trainings(requested: Candidate, best: Candidate | None, search: Search) -> Iterator[str]:
+    """Say what strategies that train otherwise would save of a step that waits for communication."""
     alone = best and best.ranks < requested.ranks  # because several would wait
-    if not best or not best.step or requested.strategy == "diloco" or not (alone or _waits(best)):
+    if not best or not best.step or not (alone or _waits(best)):
         return
-    script = under(requested.script, "diloco", extras_of(requested.script))
-    parameters = own_parameters(script, requested.parameters)
-    other = evaluate(
-        Candidate("diloco", script, requested.ranks, parameters), search.facts, search.device, search.speed_model
-    )
-    if other.layout and other.fits and other.step and other.step.seconds * ALIKE < best.step.seconds:
-        yield (
-            f"diloco, which communicates every {other.layout.options['sync_every']} steps and trains differently, "
-            f"fits, and its step takes {words.seconds(other.step.seconds)}."
-        )
+    for strategy in (each for each in STRATEGIES.values() if not each.trains_alike and each.name != requested.strategy):
+        script = under(requested.script, strategy.name, extras_of(requested.script))
+        blank = Candidate(strategy.name, script, requested.ranks, own_parameters(script, requested.parameters))
+        other = evaluate(blank, search.facts, search.device, search.speed_model)
+        if other.layout and other.fits and other.step and other.step.seconds * ALIKE < best.step.seconds:
+            yield (
+                f"{strategy.name}, {strategy.difference(other.layout)}, fits, and its step takes "
+                f"{words.seconds(other.step.seconds)}."
+            )
 
 
 def _other_methods(requested: Candidate, best: Candidate | None, search: Search) -> Iterator[str]:
@@ -322,12 +334,9 @@ def _other_methods(requested: Candidate, best: Candidate | None, search: Search)
         yield "selective_checkpointing=True recomputes less and holds more: plan with it to see whether that fits, too."
     step = best.step if best else None
     wanted = requested.ranks > 1 and (best is None or _waits(best))
-    if facts.experts and "expert_parallel" not in facts.divides and wanted:
-        yield (
-            "Expert parallelism would divide the experts among ranks and send tokens instead of parameters; labkit has "
-            "it for modules named experts that take rows sorted by expert (expert_parallel, task mixture)."
-        )
-    yield from _diloco(requested, best, search)
+    if wanted:
+        yield from filter(None, (each.hint(facts) for each in STRATEGIES.values()))
+    yield from _other_trainings(requested, best, search)
     if best and step and best.layout and best.layout.precision in HALF and device.has_fp8 and device.bandwidth:
         share = matrix_share(facts, device, best.layout.precision, best.layout.micro_batch)
         if share > 0.5:
@@ -343,7 +352,7 @@ def _symmetric_memory(requested: Candidate, best: Candidate | None, device: Devi
     for one in filter(None, (requested, best)):
         layout, step = one.layout, one.step
         if layout and step and 1 < layout.tensor <= device.box and device.has_symmetric_memory:
-            overlap = ASYNC if layout.strategy == "tensor_parallel" else ""
+            overlap = ASYNC if "sequence_parallel" in layout.options else ""
             yield (
                 f"Communication is {step.parts['communication'] / step.seconds:.0%} of {one.name}'s step: torch's "
                 f"symmetric memory, which labkit's scripts do not use, would shorten it{overlap}."

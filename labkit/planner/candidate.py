@@ -9,22 +9,23 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from importlib.metadata import version
 
 from labkit import words
 from labkit.arguments import Parameters
 from labkit.checking import check
 from labkit.errors import LabError
+from labkit.planner.contract import able_to
 from labkit.planner.data_sheets import Device
-from labkit.planner.layout import SCHEDULES_LOOPED, Layout, able_to, layout_of
-from labkit.planner.memory.peak import UnknownToFormulas, variant_of, worst
+from labkit.planner.layout import layout_of
+from labkit.planner.memory.ledger import UnknownToFormulas
+from labkit.planner.memory.peak import worst
 from labkit.planner.model.facts import ModelFacts
 from labkit.planner.speed.speed_model import SpeedModel
 from labkit.planner.speed.step_time import StepTime
-from labkit.planner.variations import simplicity
+from labkit.planner.strategies.known import strategy_named
+from labkit.planner.strategies.strategy import Layout
 from labkit.record import Peak
 from labkit.text import gib
-from labkit.version import release_of
 from labkit.view import Bar
 from labkit.write import Script
 
@@ -39,7 +40,8 @@ class Candidate:
     """One way to train. `parameters` are those of labkit.launch; `changes` are the differences from the request.
 
     `layout` and `peak` are None if it cannot be planned, `step` if the speed is unknown; `remark` is why it does not
-    fit, or under which condition it does. `is_tight`: it fits, but leaves less than MARGIN of a GPU free.
+    fit, or under which condition it does. `is_tight`: it fits, but leaves less than MARGIN of a GPU free. `is_rough`:
+    the peak is from formulas, not from a rehearsal.
     """
 
     strategy: str
@@ -53,6 +55,7 @@ class Candidate:
     fits: bool = False
     remark: str = ""
     is_tight: bool = False
+    is_rough: bool = True
 
     @property
     def name(self) -> str:
@@ -68,7 +71,7 @@ class Candidate:
         if self.peak is None:
             return Bar(self.strategy, None, self.remark, fits=False, chosen=chosen)
         note = f"{words.seconds(self.step.seconds)} per step" if self.step else ""
-        return Bar(self.strategy, self.peak.categories, note, fits=self.fits, chosen=chosen)
+        return Bar(self.strategy, self.peak.categories, note, fits=self.fits, chosen=chosen, rough=self.is_rough)
 
     def verdict(self, device: Device) -> tuple[str, str]:
         """("fits", "does not fit" or "impossible", one sentence)."""
@@ -78,8 +81,13 @@ class Candidate:
         speed = f"; a step takes {words.band(step.seconds, step.low, step.high)}" if step else "; its speed is unknown"
         assumed = f" (assumed: {'; '.join(step.assumed)})" if step and step.assumed else ""
         where = f"{self.strategy} on {device.times(self.ranks)}"
-        sentence = f"{where} {needs(self.peak, device.usable_by(self.ranks))}{speed}{assumed}"
+        sentence = f"{where} {needs(self, device)}{speed}{assumed}"
         return "fits" if self.fits else "does not fit", sentence
+
+    @property
+    def memory(self) -> str:
+        """`~2.84 GiB`: the peak, marked if it is rough; "" if it is unknown."""
+        return ("~" if self.is_rough else "") + gib(self.peak.bytes) if self.peak else ""
 
     def row(self) -> dict[str, str]:
         """The texts of a table row."""
@@ -87,7 +95,7 @@ class Candidate:
         return {
             "strategy": self.strategy,
             "ranks": f"{self.ranks:,}",
-            "memory": gib(self.peak.bytes) if self.peak else "n/a",
+            "memory": self.memory or "n/a",
             "step": words.band(step.seconds, step.low, step.high) if step else "n/a",
             "verdict": self.remark,
         }
@@ -105,22 +113,25 @@ def evaluate(
             return replace(candidate, remark=reason)
         _, held = worst(facts, layout, on_gpu=not device.shared)
     except UnknownToFormulas as error:
-        return replace(candidate, remark=f"not planned by formulas: {error}")
+        return replace(candidate, remark=f"not planned: {error}")
     except LabError as error:
         return replace(candidate, remark=str(error))
     return judged(candidate, held, device, speed_model)
 
 
-def judged(candidate: Candidate, held: Peak, device: Device, speed_model: SpeedModel | None = None) -> Candidate:
+def judged(
+    candidate: Candidate, held: Peak, device: Device, speed_model: SpeedModel | None = None, *, is_rough: bool = True
+) -> Candidate:
     """The candidate, which has a layout, with the peak `held`, its step time and whether it fits."""
+    candidate = replace(candidate, peak=held, is_rough=is_rough)
     usable = device.usable_by(candidate.ranks)
     fits = held.bytes <= usable
     with_it = f" with {' and '.join(candidate.changes)}" if candidate.changes else ""
     is_tight = fits and not device.shared and held.bytes > (1 - MARGIN) * usable
-    remark = f"fits{with_it}" if fits else f"{needs(held, usable)}{with_it}"
+    remark = f"fits{with_it}" if fits else f"{needs(candidate, device)}{with_it}"
     remark += f", {1 - held.bytes / usable:.0%} to spare" if is_tight else ""
     step = speed_model(candidate.layout) if speed_model and candidate.layout else None
-    return replace(candidate, peak=held, step=step, fits=fits, remark=remark, is_tight=is_tight)
+    return replace(candidate, step=step, fits=fits, remark=remark, is_tight=is_tight)
 
 
 def fastest(candidates: Iterable[Candidate]) -> Candidate | None:
@@ -134,12 +145,13 @@ def fastest(candidates: Iterable[Candidate]) -> Candidate | None:
         return min(fitting, key=held_by, default=None)
     least = min(map(_seconds, timed))
     alike = (one for one in timed if _seconds(one) <= ALIKE * least)
-    return min(alike, key=lambda one: (simplicity(one.strategy), held_by(one)))
+    return min(alike, key=lambda one: (strategy_named(one.strategy).simplicity, held_by(one)))
 
 
-def needs(held: Peak, usable: float) -> str:
-    """`needs 2.84 GiB of 14.24 GiB per rank (peak in forward)`"""
-    return f"needs {gib(held.bytes)} of {gib(usable)} per rank (peak {when(held)})"
+def needs(one: Candidate, device: Device) -> str:
+    """`needs 2.84 GiB of 14.24 GiB per rank (peak in forward)`, for one with a peak."""
+    assert one.peak
+    return f"needs {one.memory} of {gib(device.usable_by(one.ranks))} per rank (peak {when(one.peak)})"
 
 
 def when(held: Peak) -> str:
@@ -156,9 +168,7 @@ def unfit(device: Device, layout: Layout) -> str:
     """Why the device cannot train the layout, regardless of memory; "" if it can."""
     if lacks(device, layout):
         return f"{device.name} does not support {layout.precision}; it supports {', '.join(device.precisions)}"
-    if layout.strategy == "fsdp1" and layout.options.get("cpu_offload") and device.shared:
-        return "fsdp1's cpu_offload needs a GPU; fsdp's works on a CPU too"
-    return ""
+    return layout.strategy.unfit(layout, device)
 
 
 def held_by(one: Candidate) -> int:
@@ -171,8 +181,7 @@ def _seconds(one: Candidate) -> float:
 
 def refusal(facts: ModelFacts, layout: Layout) -> str:
     """Why the script would stop before its first step; "" if it would start."""
-    checks = (_in_backward, _data, _divided, _pipeline, _uncounted)
-    return next(filter(None, (check(facts, layout) for check in checks)), "")
+    return _in_backward(layout) or layout.strategy.refusal(facts, layout) or _uncounted(facts, layout)
 
 
 @lru_cache(maxsize=256)
@@ -184,7 +193,7 @@ def unsupported(script: Script) -> str:
     return next((f"{finding.message} (create_graph=True). {finding.fix}" for finding in findings), "")
 
 
-def _in_backward(facts: ModelFacts, layout: Layout) -> str:
+def _in_backward(layout: Layout) -> str:
     if not layout.options.get("optimizer_in_backward"):
         return ""
     others = {
@@ -196,31 +205,8 @@ def _in_backward(facts: ModelFacts, layout: Layout) -> str:
     return f"optimizer_in_backward leaves no gradients for {names}: leave one of them out" if names else ""
 
 
-def _data(facts: ModelFacts, layout: Layout) -> str:
-    if layout.global_batch > facts.samples:
-        return f"global_batch_size={layout.global_batch:,} exceeds the {facts.samples:,} training samples"
-    return ""
-
-
-def _divided(facts: ModelFacts, layout: Layout) -> str:
-    if layout.shards > 1 and facts.scalar:
-        return f"FSDP does not shard scalar parameters: give {facts.scalar} the shape (1,)"
-    if layout.context > 1 and facts.positions % (2 * layout.context):
-        return f"{facts.positions:,} positions cannot be split into 2 chunks for each of {layout.context} context ranks"
-    if layout.strategy == "expert_parallel":
-        if facts.undivided:
-            return facts.undivided
-        replicas = layout.ranks // layout.expert_ranks
-        for number, features in (size for unit in facts.units for size in unit.expert_sizes):
-            if number % layout.expert_ranks:
-                return f"{number} experts cannot be split across {layout.expert_ranks} expert ranks"
-            if features % replicas:
-                return f"{features:,} features of the experts cannot be split across {replicas} replicas"
-    return ""
-
-
 def _uncounted(facts: ModelFacts, layout: Layout) -> str:
-    variant = variant_of(layout)
+    variant = layout.variant
     if variant in facts.profiles or (variant.precision, variant.half_parameters) in facts.uncounted:
         return ""
     if layout.tensor in facts.unsplit:
@@ -229,24 +215,3 @@ def _uncounted(facts: ModelFacts, layout: Layout) -> str:
         how = " with sequence parallel" if layout.options.get("sequence_parallel") else ""
         return f"layers split over {layout.tensor} tensor ranks{how} have not been counted yet"
     return "activation checkpointing needs repeated layers such as .blocks; this model has none"
-
-
-def _pipeline(facts: ModelFacts, layout: Layout) -> str:
-    if layout.strategy not in ("pipeline", "hybrid"):
-        return ""
-    if facts.uncut:
-        return facts.uncut
-    blocks = facts.layers or sum(unit.name.startswith("blocks.") for unit in facts.units)
-    if blocks % layout.stages or not blocks:
-        return f"{blocks} blocks cannot be split into {layout.stages} pipeline stages"
-    schedule, ranks = layout.options["schedule"], layout.pipeline
-    before_2_11 = release_of(version("torch")) < (2, 11)
-    least = {"GPipe": before_2_11, "1F1B": 1, "DualPipeV": 2}.get(schedule, 0) * ranks
-    if layout.accumulate < least:
-        why = f"{least} micro-batches" + (" before torch 2.11" if schedule == "GPipe" else "")
-        return f"{schedule} on {ranks} ranks needs at least {why}; accumulate is {layout.accumulate}"
-    if schedule.startswith("Interleaved") and layout.accumulate % ranks:
-        return f"{schedule} needs a multiple of {ranks} micro-batches; accumulate is {layout.accumulate}"
-    if schedule in SCHEDULES_LOOPED and layout.options["virtual_stages"] < 1:
-        return f"virtual_stages must be at least 1, got {layout.options['virtual_stages']}"
-    return ""

@@ -20,11 +20,13 @@ SHOWN_RANKS = 8
 
 @dataclass(frozen=True)
 class Held:
-    """The memory of one rank. `process`: peak bytes of its allocator on CUDA, of its resident set on a CPU; `at_start`:
-    bytes of the resident set after loading torch and before making the model."""
+    """The memory of one rank. `planned` is the peak of rank `planned_rank`, the one that was to hold most. `process`:
+    peak bytes of its allocator on CUDA, of its resident set on a CPU; `at_start`: bytes of the resident set after
+    loading torch and before making the model."""
 
     rank: int
-    planned: dict[str, Peak]  # by method
+    planned: Peak | None
+    planned_rank: int
     traced: Peak | None
     process: float
     process_name: str
@@ -33,8 +35,9 @@ class Held:
 
     @property
     def peaks(self) -> dict[str, Peak]:
-        """Planned and measured peaks by source."""
-        return self.planned | ({"measured": self.traced} if self.traced else {})
+        """The planned and the measured peak by source."""
+        peaks = {"planned": self.planned if self.rank == self.planned_rank else None, "measured": self.traced}
+        return {source: peak for source, peak in peaks.items() if peak}
 
     def sentence(self) -> str:
         """The deviation from the plan and the category with the largest difference."""
@@ -42,17 +45,18 @@ class Held:
         if self.traced is None:
             why = self.untraced or "launch(…, trace_memory=True) traces the third step"
             return f"{whole}no step was traced; {why}"
+        held = f"{whole}{gib(self.traced.bytes)} {when(self.traced)}"
         if not self.planned:
-            return f"{whole}{gib(self.traced.bytes)} {when(self.traced)}; nothing was planned before the run"
-        plan = next(iter(self.planned.values()))
-        more = self.traced.bytes - plan.bytes
-        held = f"{whole}{gib(self.traced.bytes)} {when(self.traced)}, planned {gib(plan.bytes)}"
+            return f"{held}; nothing was planned before the run"
+        more = self.traced.bytes - self.planned.bytes
         if abs(more) < ALIKE * self.traced.bytes:
-            return f"{held}: as planned"
-        apart = {c: self.traced.categories.get(c, 0) - plan.categories.get(c, 0) for c in Peak.CATEGORIES}
+            return f"{held}, planned {gib(self.planned.bytes)}: as planned"
+        if self.rank != self.planned_rank and more < 0:
+            return f"{held}, planned {gib(self.planned.bytes)} for rank {self.planned_rank}, which was to hold most"
+        apart = {c: self.traced.categories.get(c, 0) - self.planned.categories.get(c, 0) for c in Peak.CATEGORIES}
         most = max(apart, key=lambda category: abs(apart[category]))
         where = f"most of it in {most} ({'+' if apart[most] > 0 else '-'}{gib(abs(apart[most]))})"
-        return f"{held} ({more / plan.bytes:+.1%}): {where}"
+        return f"{held}, planned {gib(self.planned.bytes)} ({more / self.planned.bytes:+.1%}): {where}"
 
     def outside(self) -> str:
         """The memory of the process that does not belong to training tensors."""
@@ -121,16 +125,14 @@ class Memory:
 
 
 def _held(history: Any, written: dict[str, Any]) -> Held:
-    planned = {}
-    for source in ("formulas", "rehearsed"):
-        of_ranks = written.get(source) or {}
-        if peak := of_ranks.get(str(history.rank)):
-            planned[source] = Peak(*(peak[field] for field in Peak._fields))
+    peak = written.get("peak")
+    planned = Peak(*(peak[field] for field in Peak._fields)) if peak else None
     process = history.memory_peak
     cuda = history.device.startswith("cuda")
     name = "allocator's peak" if cuda else "resident set"
     at_start = None if cuda else history.header.resident if history.header else None
-    return Held(history.rank, planned, history.traced, process, name, at_start, history.untraced)
+    rank = int(written.get("rank") or 0)
+    return Held(history.rank, planned, rank, history.traced, process, name, at_start, history.untraced)
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """Describes the network between hosts, and which communication uses it.
 
-Ranks are numbered host by host. A ring over n ranks sends wire(n) x bytes over each of its edges (speed/traffic.py),
+Ranks are numbered host by host. A ring over n ranks sends wire(n) x bytes (speed/collectives.py) over each edge,
 including the few between hosts, so the slowest edge bounds it: Patarasuk and Yuan, "Bandwidth optimal all-reduce
 algorithms for clusters of workstations" (2009), section 3. Groups whose ranks are `stride` apart are interleaved:
 `stride` of them leave a host at the same time and share its network.
@@ -15,7 +15,7 @@ from math import isfinite
 
 from labkit.errors import LaunchError, did_you_mean
 from labkit.planner.data_sheets import Device
-from labkit.planner.layout import Layout
+from labkit.planner.strategies.strategy import Layout
 
 # Fraction of a network's line rate that collectives reach: about 0.9 over InfiniBand, less over sockets. Assumed.
 NETWORK_SHARE = 0.8
@@ -85,7 +85,7 @@ def between_hosts(layout: Layout, device: Device) -> Iterator[str]:
     """Sentences about the communication between hosts; none for one host."""
     if device.nodes < 2:
         return
-    hosts, axes = Hosts(device.box, device.network), _axes(layout)
+    hosts, axes = Hosts(device.box, device.network), layout.groups
     groups: dict[bool, list[str]] = {False: [], True: []}
     for name, (size, stride) in axes.items():
         groups[hosts.cross(size, stride, layout.ranks)].append(f"{name} ({size})")
@@ -101,20 +101,4 @@ def between_hosts(layout: Layout, device: Device) -> Iterator[str]:
             "Tensor ranks communicate in every layer: keep them within a host, using hybrid and a tensor axis that "
             f"divides its {device.box} ranks."
         )
-    if layout.strategy == "fsdp" and "copies" not in axes and device.box > 1:
-        yield (
-            f"replicas={device.nodes} keeps all_gathers within a host and sends only gradient shards between hosts; "
-            f"a rank then holds 1/{device.box} of the states instead of 1/{layout.ranks}."
-        )
-
-
-def _axes(layout: Layout) -> dict[str, tuple[int, int]]:
-    """(group size, stride) of each mesh axis in use."""
-    copies = layout.data // layout.shards if layout.strategy == "fsdp" else 1
-    axes = {
-        "tensor": (layout.tensor, 1),
-        "shards" if layout.shards > 1 else "data": (layout.data // copies, layout.tensor),
-        "copies": (copies, layout.data // copies * layout.tensor),
-        "pipeline": (layout.pipeline, layout.data * layout.tensor),
-    }
-    return {name: axis for name, axis in axes.items() if axis[0] > 1}
+    yield from layout.strategy.across_hosts(layout, device)

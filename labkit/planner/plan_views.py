@@ -15,19 +15,19 @@ if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
 GIB, MIB = 2**30, 2**20
-PATTERNS = {"formulas": "", "rehearsed": "/", "measured": "x"}
+PATTERNS = {"planned": "", "measured": "x"}
 
 
 def plan_text(
     verdict: Sequence[str],
-    peaks: Mapping[str, Peak],
+    peak: Peak | None,
     strategies: Sequence[Mapping[str, str]],
     assumptions: Sequence[str],
 ) -> str:
-    """`peaks` by source: "formulas", "rehearsed", "measured". `strategies` has one dictionary of texts per strategy."""
+    """`strategies` has one dictionary of texts per strategy."""
     parts = ["\n".join(verdict)]
-    if peaks:
-        parts.append("memory of a rank at its peak\n" + aligned(memory_rows(peaks)))
+    if peak:
+        parts.append("memory of a rank at its peak\n" + aligned(memory_rows({"planned": peak})))
     if strategies:
         parts.append("strategies\n" + aligned(strategies))
     if assumptions:
@@ -37,7 +37,7 @@ def plan_text(
 
 def plan_html(
     verdict: Sequence[str],
-    peaks: Mapping[str, Peak],
+    peak: Peak | None,
     strategies: Sequence[Mapping[str, str]],
     assumptions: Sequence[str],
     drawn: Sequence[Bar] = (),
@@ -50,7 +50,7 @@ def plan_html(
     picture = bars(drawn, limit, limit_name)
     assumed = "".join(f"<li>{escaped(text)}</li>" for text in assumptions)
     folded = f"<details><summary>assumed, not measured</summary><ul>{assumed}</ul></details>" if assumed else ""
-    memory = memory_rows(peaks) if peaks else []
+    memory = memory_rows({"planned": peak}) if peak else []
     return framed(f"{head}{picture}{grid(memory)}{grid(strategies, sentences=('verdict',))}{folded}")
 
 

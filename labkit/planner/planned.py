@@ -14,14 +14,13 @@ from labkit.files import Json
 from labkit.planner.advice import Advice
 from labkit.planner.candidate import MARGIN, unfit
 from labkit.planner.data_sheets import Device
-from labkit.planner.layout import Layout, layout_of
-from labkit.planner.memory.peak import SHARDED
-from labkit.planner.memory.peak import peak as peak_of
+from labkit.planner.layout import layout_of
 from labkit.planner.model.facts import ModelFacts
 from labkit.planner.plan_views import break_even, memory_planned, plan_html, plan_text, scaling_planned
 from labkit.planner.scaling import break_even_curve, scaling_curves
 from labkit.planner.speed.speed_model import SpeedModel
 from labkit.planner.speed.step_time import StepTime
+from labkit.planner.strategies.strategy import Layout
 from labkit.record import Peak
 from labkit.text import gib
 from labkit.version import release_of
@@ -31,17 +30,15 @@ from labkit.write import Script
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
-MOST_RANKS_WRITTEN = 64
-
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
     """The result of `labkit.plan`. It displays itself; `labkit.launch(plan)` runs it and stores the prediction with the
     run.
 
-    `formulas` and `rehearsed` are two independent predictions of the peak of rank `rank`, the one that holds the most;
-    None if that failed, as `problems` explains. If both failed, `states` has the bytes of parameters, gradients and
-    optimizer state only.
+    `peak` is that of rank `rank`, the one that holds the most, from a rehearsal of the script; None if that failed, as
+    `problems` explains. Then `states` has the bytes of parameters, gradients and optimizer state, if the model could be
+    made. `failure` is how the script itself would fail, "" if it would not.
     """
 
     script: Script
@@ -52,25 +49,16 @@ class Plan:
     layout: Layout
     rank: int
     facts: ModelFacts | None
-    formulas: Peak | None
-    rehearsed: Peak | None
+    peak: Peak | None
     states: Mapping[str, int] | None
     advice: Advice | None
     problems: tuple[str, ...]
-
-    @property
-    def peaks(self) -> dict[str, Peak]:
-        """The peaks by method: "formulas" and "rehearsed"."""
-        peaks = {"formulas": self.formulas, "rehearsed": self.rehearsed}
-        return {name: peak for name, peak in peaks.items() if peak}
+    failure: str = ""
 
     @property
     def bytes(self) -> int | None:
-        """The peak of the rank that holds the most, from the method with the larger result, or from the rehearsal if
-        the formulas treat the model as one unit."""
-        if self.rehearsed and self.facts and self.facts.layers:
-            return self.rehearsed.bytes
-        return max((peak.bytes for peak in self.peaks.values()), default=None)
+        """The peak in bytes; None if it is unknown."""
+        return self.peak.bytes if self.peak else None
 
     @property
     def unfit(self) -> str:
@@ -79,14 +67,14 @@ class Plan:
 
     @property
     def fits(self) -> bool | None:
-        """Whether the peak fits into a rank's share of the device; None if unknown."""
+        """Whether it trains within a rank's share of the device; None if that cannot be told."""
         usable = self.device.usable_by(self.ranks)
-        if self.unfit:
+        if self.unfit or self.failure:
             return False
-        if self.bytes is not None:
-            return self.bytes <= usable
+        if self.peak:
+            return self.peak.bytes <= usable
         # only labkit's strategies have a known division of states
-        return False if self.layout.strategy and self.states and sum(self.states.values()) > usable else None
+        return False if self.layout.strategy.name and self.states and sum(self.states.values()) > usable else None
 
     @property
     def step(self) -> StepTime | None:
@@ -97,8 +85,8 @@ class Plan:
         """Plotly figures by name: "memory", "scaling" (tokens/s over ranks) and "break-even" (the speed-up from a
         second device). Figures without data are left out."""
         rows = [row.bar() for row in self.advice.rows] if self.advice else []
-        name, shown = self.layout.strategy or self.script.name, self.advice.requested.peak if self.advice else None
-        rows[1:1] = [Bar(name, peak.categories, source=how) for how, peak in self.peaks.items() if peak is not shown]
+        if not rows and self.peak:
+            rows = [Bar(self.layout.strategy.name or self.script.name, self.peak.categories)]
         if not rows:
             return {}
         figures = {"memory": memory_planned(rows, self.device.usable_by(self.ranks), self.device.name)}
@@ -113,17 +101,15 @@ class Plan:
 
     def record(self) -> dict[str, Json]:
         """The record that is written into a run's folder before the run starts."""
-        step, facts = self.step, self.facts
-        ranks = range(min(self.ranks, MOST_RANKS_WRITTEN)) if self.formulas else ()
-        peaks = {rank: peak_of(facts, self.layout, rank, on_gpu=not self.device.shared) for rank in ranks if facts}
+        step = self.step
         return {
-            "format": 1,
+            "format": 2,
             "made": datetime.now(UTC).isoformat(timespec="milliseconds"),
             "device": self.device.name,
             "nodes": self.device.nodes,
             "framework": self.device.outside,
-            "formulas": {str(rank): peak._asdict() for rank, peak in peaks.items()},
-            "rehearsed": {str(self.rank): self.rehearsed._asdict()} if self.rehearsed else {},
+            "rank": self.rank,
+            "peak": self.peak._asdict() if self.peak else None,
             "step_seconds": [step.seconds, step.low, step.high] if step else None,
             "assumed": list(step.assumed) if step else [],
             "problems": list(self.problems),
@@ -155,7 +141,7 @@ class Plan:
 
     def __str__(self) -> str:
         verdict, rows, assumed = self._texts()
-        return plan_text(verdict, self.peaks, rows, assumed)
+        return plan_text(verdict, self.peak, rows, assumed)
 
     __repr__ = __str__
 
@@ -164,7 +150,7 @@ class Plan:
         requested = self.advice.requested.strategy if self.advice else ""
         drawn = [row.bar(chosen=row.strategy == requested) for row in (self.advice.rows if self.advice else ())]
         limit = self.device.usable_by(self.ranks)
-        html = plan_html(verdict, self.peaks, rows, assumed, drawn, limit, self.device.name)
+        html = plan_html(verdict, self.peak, rows, assumed, drawn, limit, self.device.name)
         return {"text/plain": str(self), "text/html": as_image(html)}
 
     def _texts(self) -> tuple[list[str], list[dict[str, str]], list[str]]:
@@ -172,7 +158,7 @@ class Plan:
         if self.advice and self.step is None and self.device.is_this_machine:
             verdict.append("To measure the step time on this machine, use labkit.plan(…, measure=True) or --measure.")
         problems = [f"{problem[:1].upper()}{problem[1:]}." for problem in self.problems]
-        if not self.peaks:
+        if not self.peak:
             verdict = problems + verdict
         else:
             workspaces = f"{gib(self.device.cublas_workspaces)} of workspaces for matrix products"
@@ -188,14 +174,13 @@ class Plan:
                 f"A rank needs {gib(sum(self.states.values()))} of {gib(self.device.usable_by(self.ranks))} for its "
                 f"states alone ({each}); its activations need more, but that is unknown."
             )
-        verdict += problems if self.peaks else []
+        verdict += problems if self.peak else []
         rows = [row.row() for row in self.advice.rows] if self.advice else []
         steps = [row.step for row in self.advice.rows if row.step] if self.advice else []
         assumed = list(dict.fromkeys(text for step in steps for text in step.assumed))
-        if self.layout.strategy in (*SHARDED, "pipeline") and release_of(version("torch")) < (2, 15):
-            what = "a pipeline" if self.layout.strategy == "pipeline" else "gathered parameters"
+        if (what := self.layout.strategy.frees_later) and release_of(version("torch")) < (2, 15):
             assumed.append(f"buffers are freed as in torch {version('torch')}; 2.15 frees those of {what} earlier")
-        if self.peaks and not self.device.shared:
+        if self.peak and not self.device.shared:
             assumed.append(
                 "the plan has neither the workspaces of convolutions, which depend on the algorithms chosen, nor what "
                 f"torch's allocator loses by rounding and fragmentation: leave {MARGIN:.0%} for them"

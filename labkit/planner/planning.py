@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,9 +14,11 @@ from labkit.errors import LaunchError
 from labkit.hardware import hardware
 from labkit.planner.advice import advise
 from labkit.planner.candidate import lacks, refusal, unsupported
+from labkit.planner.contract import able_to
 from labkit.planner.data_sheets import Device, devices_named
-from labkit.planner.layout import Layout, able_to, layout_of
-from labkit.planner.memory.peak import UnknownToFormulas, variant_of, worst
+from labkit.planner.layout import layout_of
+from labkit.planner.memory.ledger import UnknownToFormulas
+from labkit.planner.memory.peak import worst
 from labkit.planner.model.child import Unplannable, WillFail, asking
 from labkit.planner.model.facts import ModelFacts, facts_of
 from labkit.planner.model.rehearsal import rehearse, states_alone
@@ -23,12 +26,12 @@ from labkit.planner.networks import bandwidth_of
 from labkit.planner.planned import Plan
 from labkit.planner.search import half_of
 from labkit.planner.speed.speed_model import SpeedModel, measure_speed
+from labkit.planner.strategies.strategy import Layout
 from labkit.record import Peak
 from labkit.text import gib
 from labkit.write import Script, script_names
 
 MOST_RANKS = 16384
-TOLERANCE = 0.1  # of the rehearsed peak; larger known deviations of a strategy's formulas are reported
 TENSOR_RANKS = 8  # they communicate in every layer, so no more than one box has are considered
 
 
@@ -70,16 +73,15 @@ def plan(
     layout = layout_of(script, ranks, parameters)
     with asking() as threads:
         questions = _Questions(threads, script, path, ranks, parameters, kind, layout)
-        facts, rank, formulas, rehearsed = questions.memory()
-        skewed = questions.rehearsal(rank=rank, skewed=True) if facts and facts.experts and rehearsed else None
+        facts, rank, peak = questions.memory()
+        skewed = questions.rehearsal(rank=rank, skewed=True) if facts and facts.experts and peak else None
         advice = None
         if facts:
             if measure and kind.is_this_machine:  # nothing else may run while ranks are timed
                 measure_speed(script, ranks // kind.nodes, parameters, again=False, nodes=kind.nodes)
-            alone = rehearsed if facts.layers or not formulas else None
             speed_model = SpeedModel(script, facts, kind, ranks, parameters)
-            advice = advise(script, facts, kind, ranks, parameters, speed_model, alone)
-        states = None if formulas or rehearsed else questions.states()
+            advice = advise(script, facts, kind, ranks, parameters, speed_model, peak)
+        states = None if peak or questions.failure else questions.states()
         problems = questions.problems
         if measure and not kind.is_this_machine:
             problems.append(f"nothing was measured: this machine has no {kind.name}; the speed is from its data sheet")
@@ -92,11 +94,6 @@ def plan(
         if skewed and (most := questions.answer(skewed, "not rehearsed with all tokens at the same experts")):
             fits = "fits" if most.peak.bytes <= kind.usable_by(ranks) else "does not fit"
             problems.append(f"if all tokens go to the same experts, a rank holds {gib(most.peak.bytes)}, which {fits}")
-    if rehearsed and layout.options.get("cpu_offload") and not kind.shared:
-        problems.append(f"the rehearsed {gib(rehearsed.bytes)} include what is offloaded to the host: use the formulas")
-        rehearsed = None
-    if facts and formulas and rehearsed:
-        problems += _disagreement(facts, formulas, rehearsed)
     return Plan(
         script=script,
         path=path,
@@ -106,11 +103,11 @@ def plan(
         layout=layout,
         rank=rank,
         facts=facts,
-        formulas=formulas,
-        rehearsed=rehearsed,
+        peak=peak,
         states=states,
         advice=advice,
         problems=tuple(problems),
+        failure=questions.failure,
     )
 
 
@@ -130,6 +127,7 @@ class _Questions:
         self._threads, self._script, self._path, self._ranks = threads, script, path, ranks
         self._parameters, self._kind, self._layout = parameters, kind, layout
         self.problems: list[str] = []
+        self.failure = ""  # of the script itself
         if parameters.get("compile"):
             self.problems.append(
                 "compile is not planned: figures are for eager mode; a compiled model often holds less"
@@ -140,7 +138,8 @@ class _Questions:
         try:
             return future.result()
         except WillFail as error:
-            self.problems[:] = [f"this will fail: {str(error).rstrip('.')}"]
+            self.failure = f"this will fail: {str(error).rstrip('.')}"
+            self.problems[:] = [self.failure]
         except Unplannable as error:
             why = str(error).rstrip(".")
             if any(why.partition("): ")[0] in problem for problem in self.problems):  # the same line again
@@ -148,36 +147,36 @@ class _Questions:
             else:
                 self.problems.append(f"{what}: {why}")
 
-    def memory(self) -> tuple[ModelFacts | None, int, Peak | None, Peak | None]:
-        """The model's facts, the rank that holds most, and its peak by formulas and by rehearsal.
+    def memory(self) -> tuple[ModelFacts | None, int, Peak | None]:
+        """The model's facts, the rank that holds most, and its peak.
 
         Raises LaunchError if the strategy cannot train this model."""
-        layout, on_gpu = self._layout, not self._kind.shared
+        layout = self._layout
         counted, rehearsals = self._facts(), {0: self.rehearsal()}
         wait([counted, rehearsals[0]], return_when=FIRST_EXCEPTION)
         if rehearsals[0].done() and isinstance(error := rehearsals[0].exception(), LaunchError):
             raise error  # without waiting for the count, which may take longer
-        rank, formulas = None, None
-        if facts := self.answer(counted, "not planned by formulas"):
-            if reason := refusal(facts, layout):
-                raise LaunchError(reason)
-            try:
-                rank, formulas = worst(facts, layout, on_gpu=on_gpu)
-            except UnknownToFormulas as error:
-                self.problems.append(f"not planned by formulas: {error}")
-        ends = {0, self._ranks - self._ranks // layout.pipeline}  # the first or the last stage of a pipeline holds most
-        planned = sorted(ends if rank is None else {rank})
-        rehearsals = {each: rehearsals.get(each) or self.rehearsal(rank=each) for each in planned}
-        steps = {each: step for each, future in rehearsals.items() if (step := self.answer(future, "not rehearsed"))}
+        facts = self.answer(counted, "other strategies are not planned")
+        if facts and (reason := refusal(facts, layout)):
+            raise LaunchError(reason)
+        rehearsals = {rank: rehearsals.get(rank) or self.rehearsal(rank=rank) for rank in self._ranks_with_most(facts)}
+        steps = {rank: step for rank, future in rehearsals.items() if (step := self.answer(future, "not rehearsed"))}
         self.problems += dict.fromkeys(note for step in steps.values() for note in step.notes)
-        peaks = {each: step.peak for each, step in steps.items()}
-        if rank is None:
-            rank = max(peaks, key=lambda each: peaks[each].bytes, default=0)
-        return facts, rank, formulas, peaks.get(rank)
+        rank = max(steps, key=lambda rank: steps[rank].peak.bytes, default=min(rehearsals))
+        return facts, rank, steps[rank].peak if rank in steps else None
+
+    def _ranks_with_most(self, facts: ModelFacts | None) -> set[int]:
+        """The rank that holds most by the formulas; if they cannot tell, those of the first and the last stage."""
+        layout = self._layout
+        with suppress(UnknownToFormulas):
+            if facts:
+                rank, _ = worst(facts, layout, on_gpu=not self._kind.shared)
+                return {rank}
+        return {0, self._ranks - self._ranks // layout.pipeline}
 
     def _facts(self) -> Future[Any]:
         kind, layout = self._kind, self._layout
-        precision = "fp32" if lacks(kind, layout) and not half_of(kind) else variant_of(layout).precision
+        precision = "fp32" if lacks(kind, layout) and not half_of(kind) else layout.variant.precision
         return self._threads.submit(
             facts_of,
             self._script,
@@ -239,20 +238,6 @@ def _on_hosts(nodes: Any, each: int, kind: Device, network: Any) -> tuple[int, D
         raise LaunchError("network connects hosts: set nodes to 2 or more")
     joined = kind.network if network is None else bandwidth_of(network)
     return nodes * each, replace(kind, nodes=nodes, box=each, network=joined)
-
-
-def _disagreement(facts: ModelFacts, formulas: Peak, rehearsed: Peak) -> list[str]:
-    """A message if the two methods disagree by more than the tolerance."""
-    if abs(formulas.bytes / rehearsed.bytes - 1) <= TOLERANCE:
-        return []
-    model = (
-        f"all {facts.layers} layers of this model as one unit" if facts.layers else "embed, then blocks, then unembed"
-    )
-    return [
-        f"formulas give {gib(formulas.bytes)}, the rehearsal of the script {gib(rehearsed.bytes)}: trust the "
-        f"rehearsal; the other strategies' figures are rough. The formulas assume {model}, all of it trained by AdamW, "
-        "and the script's own step"
-    ]
 
 
 def _splits(layout: Layout) -> list[tuple[int, bool]]:

@@ -8,10 +8,11 @@ from typing import NamedTuple
 
 from labkit.planner.candidate import MARGIN, Candidate
 from labkit.planner.data_sheets import Device
-from labkit.planner.layout import Layout
 from labkit.planner.memory.peak import worst
 from labkit.planner.model.facts import ModelFacts
 from labkit.planner.speed.speed_model import SpeedModel
+from labkit.planner.strategies.known import simplest
+from labkit.planner.strategies.strategy import Layout
 
 SAMPLES = tuple(2**n for n in range(13))  # on each of two ranks
 MOST_SAMPLES = 1 << 30
@@ -43,7 +44,7 @@ def scaling_curves(candidates: Iterable[Candidate], speed_model: SpeedModel) -> 
 
 
 def break_even_curve(layout: Layout, speed_model: SpeedModel) -> list[Point]:
-    """Speed of two devices under DDP relative to one, over the predictions (tokens) per rank and step.
+    """Speed of two devices, under the simplest strategy, relative to one, over the predictions (tokens) per rank.
 
     Both compute at the same rate, so the band covers only the other uncertainties.
     """
@@ -51,7 +52,7 @@ def break_even_curve(layout: Layout, speed_model: SpeedModel) -> list[Point]:
     for samples in SAMPLES:
         one = replace(
             layout,
-            strategy="single",
+            strategy=simplest(1),
             ranks=1,
             data=1,
             tensor=1,
@@ -60,7 +61,7 @@ def break_even_curve(layout: Layout, speed_model: SpeedModel) -> list[Point]:
             accumulate=1,
             options={},
         )
-        two = replace(one, strategy="ddp", ranks=2, data=2)
+        two = replace(one, strategy=simplest(2), ranks=2, data=2)
         alone, together = speed_model(one), speed_model(two)
         if alone and together:
             ratios = [2 * a / b for a, b in ((alone.low, together.low), (alone.high, together.high)) if b]
@@ -93,14 +94,9 @@ def bytes_per_parameter(layout: Layout, device: Device) -> float:
     (Rajbhandari et al. 2019, section 5), and while a GPU updates all parameters together, unless fused, 4 of a root;
     autocast keeps fp32 weights, so a 16-bit precision does not change this.
     """
-    n, axes = layout.shards, layout.tensor * layout.pipeline
+    by = layout.strategy.divided(layout)
     optimizer = 8 if device.shared or layout.updates_singly or layout.is_fused else 12
-    if layout.strategy == "zero1":
-        size = 8 + optimizer / layout.data
-    elif layout.strategy == "zero2":
-        size = 4 + (4 + optimizer) / n
-    else:
-        size = (8 + optimizer) / (n * axes)
+    size = 4 / by.parameters + 4 / by.gradients + optimizer / by.optimizer
     if layout.options.get("gradient_as_bucket_view") is False:
         size += 4
     return size

@@ -11,56 +11,18 @@ from typing import Any
 from labkit.arguments import Parameters
 from labkit.planner.candidate import Candidate, evaluate, fastest
 from labkit.planner.data_sheets import Device
-from labkit.planner.layout import Layout
 from labkit.planner.model.facts import ModelFacts
 from labkit.planner.speed.speed_model import SpeedModel
+from labkit.planner.strategies.known import strategy_named
+from labkit.planner.strategies.strategy import Layout
 from labkit.planner.variations import own_parameters
 from labkit.write import Script, options_of
 
-Change = tuple[dict[str, Any], tuple[str, ...]]  # options, and their descriptions
-
 HALF = ("bf16", "fp16")  # bf16 first: it needs no loss scale
-MICRO_BATCHES_A_STAGE = (4, 2, 1)  # 4 keep the bubble of GPipe and 1F1B below a fifth: (p-1)/(4p+p-1)
-BOX = 8  # tensor ranks communicate in every layer, so they stay within a box
-MOST_STAGES = 64
+BOX = 8  # ranks that are taken to share a host
 MOST_PIECES = 256  # the largest factor by which a batch is divided
 MOST_RANKS = 1024
 Remedies = Mapping[str, tuple[Any, str]]  # by option: its value and its description
-
-
-def ways(strategy: str, ranks: int, accumulate: int, samples: int, box: int = BOX) -> Iterator[Change]:
-    """Values of a strategy's own options that are worth considering for `samples` in a step over all ranks, if `box`
-    ranks share a host."""
-    if strategy == "pipeline":
-        for count in dict.fromkeys((accumulate, _filling(ranks, accumulate, samples))):
-            for schedule in ("GPipe", "1F1B", "Interleaved1F1B"):
-                more, words = _micro_batches(count, accumulate)
-                yield {"schedule": schedule} | more, (schedule, *words)
-    elif strategy == "hybrid":
-        if not any(_axes(ranks, box)):  # then it trains along one axis
-            yield {"tensor": 1, "pipeline": 1}, (f"{ranks} data ranks",) if ranks > 1 else ()
-        for tensor, pipeline in _axes(ranks, box):
-            count = _filling(pipeline, accumulate, samples * tensor * pipeline // ranks) if pipeline > 1 else accumulate
-            more, words = _micro_batches(count, accumulate)
-            staged: dict[str, Any] = {"schedule": "1F1B"} if pipeline > 1 else {}
-            sizes = {"data": ranks // (tensor * pipeline), "tensor": tensor, "pipeline": pipeline}
-            axes = " x ".join(f"{size} {axis}" for axis, size in sizes.items() if size > 1)
-            yield {"tensor": tensor, "pipeline": pipeline} | staged | more, (axes, *words)
-    else:
-        yield {}, ()
-        if strategy == "context_parallel":
-            for context in (n for n in range(2, ranks) if ranks % n == 0 and n & (n - 1) == 0):
-                yield {"context_ranks": context}, (f"context_ranks={context}",)
-        elif strategy == "expert_parallel":
-            for experts in (n for n in range(2, min(box + 1, ranks)) if ranks % n == 0):  # tokens stay within a host
-                yield {"expert_ranks": experts}, (f"expert_ranks={experts}",)
-        elif strategy == "fsdp":
-            yield {"reshard_after_forward": "never"}, ("reshard never",)
-            for shards in (box, 8 * box, 64 * box):  # fewer ranks in a ring, more states on each
-                if ranks > shards > 1 and ranks % shards == 0:
-                    yield {"replicas": ranks // shards}, (f"{ranks // shards} replicas",)
-        elif strategy == "fsdp1":
-            yield {"sharding_strategy": "SHARD_GRAD_OP"}, ("SHARD_GRAD_OP",)
 
 
 def remedies(layout: Layout, device: Device) -> Iterator[tuple[dict[str, Any], str]]:
@@ -96,26 +58,6 @@ def half_of(device: Device) -> str | None:
     return next((precision for precision in HALF if precision in device.precisions), None)
 
 
-def _filling(stages: int, accumulate: int, samples: int) -> int:
-    """A number of micro-batches that keeps a pipeline of this many stages busy and divides its samples, at least
-    `accumulate`; `accumulate` if there is none."""
-    counts = (times * stages for times in MICRO_BATCHES_A_STAGE)
-    return max(accumulate, next((count for count in counts if samples % count == 0), accumulate))
-
-
-def _micro_batches(count: int, accumulate: int) -> Change:
-    return ({}, ()) if count == accumulate else ({"accumulate": count}, (f"accumulate={count}",))
-
-
-def _axes(ranks: int, box: int) -> Iterator[tuple[int, int]]:
-    """(tensor, pipeline) with at least two of the three axes in use; with one axis it is like another strategy."""
-    divisors = [n for n in range(1, ranks + 1) if ranks % n == 0]
-    for tensor in (n for n in divisors if n <= min(BOX, box) and (box % n == 0 or ranks <= box)):
-        for pipeline in (n for n in divisors if ranks % (tensor * n) == 0 and n <= MOST_STAGES):
-            if sum(n > 1 for n in (tensor, pipeline, ranks // (tensor * pipeline))) >= 2:
-                yield tensor, pipeline
-
-
 @dataclass(frozen=True)
 class Search:
     """The scripts of all strategies with one model on one device."""
@@ -133,7 +75,7 @@ class Search:
         """One candidate for each combination of the strategy's own options that is worth considering for the batch of
         `layout`."""
         box = self.device.box if self.device.nodes > 1 else BOX
-        combinations = ways(strategy, ranks, layout.accumulate, layout.global_batch, box)
+        combinations = strategy_named(strategy).ways(ranks, layout.accumulate, layout.global_batch, box)
         return [self.look(strategy, ranks, {**parameters, **more}, changes) for more, changes in combinations]
 
     def rescue(self, requested: Candidate) -> list[Candidate]:
@@ -215,7 +157,7 @@ def outlook(
 ) -> list[Candidate]:
     """The chosen strategy with its own options; the others with their defaults and the options that all share.
 
-    `single` always has one rank. Pure; formulas only.
+    One that takes one rank only has that. Pure; formulas only.
     """
     shared = {name for name in parameters if all(name in own_parameters(s, parameters) for s in scripts.values())}
     accumulate = int(str(parameters.get("accumulate") or 1))
@@ -225,9 +167,8 @@ def outlook(
         if name == chosen:
             options = own_parameters(scripts[name], parameters)
         else:
-            first = next(ways(name, ranks, accumulate, samples))[0] if name == "hybrid" else {}
+            first, _ = next(strategy_named(name).ways(ranks, accumulate, samples, BOX))
             options = {key: parameters[key] for key in parameters if key in shared} | first
-        at = 1 if name == "single" else ranks
-        candidate = Candidate(name, scripts[name], at, options)
+        candidate = Candidate(name, scripts[name], strategy_named(name).ranks_of(ranks), options)
         candidates.append(evaluate(candidate, facts, device, speed_model))
     return candidates

@@ -9,6 +9,8 @@ from functools import lru_cache
 
 from labkit.arguments import Parameters, Value
 from labkit.errors import ScriptError
+from labkit.planner.strategies.known import STRATEGIES
+from labkit.planner.strategies.strategy import Strategy
 from labkit.write import (
     Cell,
     Option,
@@ -17,37 +19,25 @@ from labkit.write import (
     library,
     options_of,
     options_of_strategy,
-    script_names,
     strategy_of,
     with_extra,
 )
 
-# The simplest first
-ORDER = (
-    *("single", "ddp", "zero1", "zero2", "fsdp", "fsdp1", "tensor_parallel", "pipeline", "hybrid"),
-    *("context_parallel", "expert_parallel"),
-)
-# Their cells accept only models with causal attention and with experts
-FOR_SOME = ("context_parallel", "expert_parallel")
-# fsdp1 by fsdp: PyTorch's tutorials call FullyShardedDataParallel deprecated (pytorch/tutorials #3358)
-SUPERSEDED = {"fsdp1": "fsdp"}
-# Not the same training as on one rank, so only planned when requested
-OTHER_TRAINING = ("diloco",)
 
-
-def variants(script: Script, divides: Collection[str] = (), *, all_trainings: bool = False) -> dict[str, Script]:
-    """The script itself and its cells under every other strategy, by name; of FOR_SOME, only those in `divides`, and
-    those of OTHER_TRAINING, which come last, only with `all_trainings`.
+def variants(script: Script, divides: Collection[str] = (), *, every: bool = False) -> dict[str, Script]:
+    """The script itself and its cells under every other strategy, by name; of those for some models only, the ones in
+    `divides`; with `every`, also those that another one supersedes or that train otherwise.
 
     The script has its strategy's name as key; with the user's own strategy cell, it comes first under its own name. The
     others are ordered from the strategy that keeps most on each rank to the one that shards most.
     """
     own = strategy_of(script)
-    names = [name for name in script_names() if name in (own, *divides) or name not in FOR_SOME]
-    ordered = (*(name for name in ORDER if name in names), *(name for name in names if name not in ORDER))
-    named = [name for name in ordered if name == own or name not in OTHER_TRAINING]
-    named += [name for name in OTHER_TRAINING if all_trainings and name != own]
-    others = {name: script if name == own else under(script, name, extras_of(script)) for name in named}
+
+    def is_compared(strategy: Strategy) -> bool:
+        return (strategy.is_usual or every) and (strategy.name in divides or not strategy.for_some)
+
+    names = [name for name, strategy in STRATEGIES.items() if name == own or is_compared(strategy)]
+    others = {name: script if name == own else under(script, name, extras_of(script)) for name in names}
     return others if own else {script.name: script} | others
 
 
@@ -59,7 +49,7 @@ def under(script: Script, strategy: str, extras: tuple[str, ...] = ()) -> Script
             made = replace(made, parts=with_extra(made, extra))
         except ScriptError:  # not compatible with that strategy
             continue
-    brought = {cell.title for cell in library().strategies[strategy].cells} if strategy != "single" else {"strategy"}
+    brought = library().titles_of(strategy)
     parts = list(made.parts)
     for cell in _cells_of_the_task(script):
         titles = [part.title for part in parts]
@@ -86,14 +76,11 @@ def extras_of(script: Script) -> tuple[str, ...]:
 def _cells_of_the_task(script: Script) -> list[Cell]:
     """The task's and the user's own cells: all except those of train.py, of strategies and of extras. A cell with a
     title of the script's strategy is not included, even if the user wrote it."""
-    strategy = strategy_of(script)
-    own = {cell.title for cell in library().strategies[strategy].cells} if strategy not in ("", "single") else set()
+    own = library().titles_of(strategy_of(script)) | {"strategy"}
     return [
         cell
         for cell in script.parts
-        if cell.title
-        and cell.title not in own | {"strategy"}
-        and all(owner.kind == "task" for owner in library().owners(cell))
+        if cell.title and cell.title not in own and all(owner.kind == "task" for owner in library().owners(cell))
     ]
 
 
@@ -112,9 +99,3 @@ def needed(script: Script, parameters: Parameters) -> dict[str, Value]:
 def _accepted(script: Script) -> Mapping[str, Option]:
     groups = [*extra_options(script).values(), options_of_strategy(script), options_of(script)]
     return {name: option for options in groups for name, option in options.items()}
-
-
-def simplicity(strategy: str) -> int:
-    """A sort key: simpler strategies first, the user's own last; zero2 and fsdp are calls of one function."""
-    strategy = "zero2" if strategy == "fsdp" else strategy
-    return ORDER.index(strategy) if strategy in ORDER else len(ORDER)

@@ -60,6 +60,11 @@ class Library:
         """The parts that contain exactly this cell."""
         return self._by_cell.get((cell.title, cell.text.strip()), [])
 
+    def titles_of(self, strategy: str) -> frozenset[str]:
+        """The titles of the cells that a strategy brings; train.py itself, and a user's own: the strategy cell only."""
+        part = self.strategies.get(strategy, self.base)
+        return frozenset(cell.title for cell in part.cells) if part.name != SINGLE else frozenset({"strategy"})
+
     def names_of(self, title: str) -> frozenset[str]:
         """The names that cells with this title define."""
         texts = [text for each, text in self._by_cell if each == title]
@@ -241,9 +246,9 @@ def strategy_of(script: ScriptText) -> str:
 
 def strategy_titles(script: ScriptText) -> list[str]:
     """The titles of the cells of the script's strategy, and of the extras that work only with this strategy."""
-    strategy = library().strategies.get(strategy_of(script), library().base)
-    titles = {cell.title for cell in strategy.cells} if strategy.name != SINGLE else {"strategy"}
+    strategy = strategy_of(script) or SINGLE
+    titles = {*library().titles_of(strategy)}
     for title, cell in script.cells.items():
-        if any(strategy.name in owner.goes_with for owner in library().owners(cell)):
+        if any(strategy in owner.goes_with for owner in library().owners(cell)):
             titles.add(title)
     return [title for title in script.cells if title in titles]

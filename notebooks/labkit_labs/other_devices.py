@@ -66,9 +66,7 @@ def elsewhere(scripts: Mapping[str, Any], devices: Sequence[str], options: Mappi
                     rows.append(row | {"note": str(error)})
                     continue
                 plans[name, device], usable = planned, planned.device.usable_by(planned.ranks)
-                both = (planned.rehearsed, planned.formulas)
-                peak = next((each for each in both if each and each.bytes == planned.bytes), None)
-                step, fits = planned.step, planned.fits
+                peak, step, fits = planned.peak, planned.step, planned.fits
                 if reason := planned.unfit:
                     row["note"] = reason
                 others = planned.advice.rows[1:] if planned.advice and not own else ()

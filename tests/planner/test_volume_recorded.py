@@ -11,12 +11,12 @@ from collections import Counter
 from functools import cache
 
 import pytest
+from labkit.planner.speed.traffic import COUNT, SUM, volume
 
 import labkit
 from labkit import Script
 from labkit.planner.layout import Layout, able_to, layout_of
 from labkit.planner.model.facts import ModelFacts, facts_of
-from labkit.planner.speed.traffic import COUNT, SUM, volume
 
 BATCH = 8
 SIZES = {"Char": 1, "Half": 2, "Float": 4, "BFloat16": 2, "Int": 4, "Double": 8, "Long": 8}

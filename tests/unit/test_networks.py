@@ -3,6 +3,7 @@
 import dataclasses
 
 import pytest
+from labkit.planner.speed.traffic import volume, wire
 
 import labkit
 from labkit.errors import LaunchError
@@ -10,7 +11,6 @@ from labkit.link.measure import KINDS, CollectiveTime, Link
 from labkit.planner.data_sheets import device_named
 from labkit.planner.networks import NETWORK_SHARE, Hosts, bandwidth_of, between_hosts
 from labkit.planner.speed.step_time import step_time
-from labkit.planner.speed.traffic import volume, wire
 from unit.test_speed import FACTS, FSDP, RATES, layout
 
 # Within a host next to nothing. Of gloo, because NCCL's rings also have a latency for each host.

@@ -2,6 +2,7 @@ import dataclasses
 import math
 
 import pytest
+from labkit.planner.speed.traffic import wire
 
 from labkit.errors import LaunchError
 from labkit.link.measure import KINDS, CollectiveTime, Link, fit
@@ -12,7 +13,6 @@ from labkit.planner.networks import Hosts
 from labkit.planner.speed.rates import COMPUTED, HOST, SHORTEST, Rates, alone, assumed_link, assumed_rates, kernel_times
 from labkit.planner.speed.speed_model import crowded
 from labkit.planner.speed.step_time import DISPATCH, FORMULA_ERROR, HOST_LINK, HOST_STEP, UNIT_HOST, scaling, step_time
-from labkit.planner.speed.traffic import wire
 from labkit.write import Script
 
 MIB = 1 << 20

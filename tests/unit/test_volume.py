@@ -1,9 +1,9 @@
 import pytest
+from labkit.planner.speed.traffic import COUNT, buckets, held, wire
+from labkit.planner.speed.traffic import volume as everything
 
 from labkit.planner.layout import Layout
 from labkit.planner.model.facts import ModelFacts, Unit
-from labkit.planner.speed.traffic import COUNT, buckets, held, wire
-from labkit.planner.speed.traffic import volume as everything
 
 MIB = 1 << 20
 WIDTH = 8

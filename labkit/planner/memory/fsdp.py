@@ -5,18 +5,12 @@ buffer.
 Source of the order of events: torch/distributed/fsdp/_fully_shard of torch 2.13, _fsdp_param_group.py (unshard,
 wait_for_unshard, reshard, post_backward, _backward_prefetch) and _fsdp_collectives.py (foreach_all_gather,
 foreach_reduce). Source of the sharding: ZeRO (1910.02054 sec. 5).
-
-FSDP1 has a shard of one flat tensor of all parameters for each unit (the blocks and the rest, as with --wrap
-transformer): torch/distributed/fsdp/_flat_param.py and _runtime_utils.py of torch 2.13. A unit is gathered directly
-into its flat tensor, the next unit is prefetched completely, and the gradients of single parameters are flattened at
-the end of a unit's backward.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
 
 from labkit.planner.memory.ledger import Ledger
 from labkit.planner.model.facts import Profile
@@ -64,24 +58,33 @@ def groups_of(
 
 @dataclass(frozen=True)
 class Sharding:
-    """The settings of FSDP. `compute` and `reduce` are the bytes per element in computation and in reduction."""
+    """How long what FSDP gathers and reduces is held."""
 
-    ranks: int
-    compute: int
-    reduce: int
-    blocks_after_forward: bool = True  # freed after forward, gathered again for backward
+    blocks_after_forward: bool  # freed after forward, gathered again for backward
     root_after_forward: bool = False
     kept_between: bool = False  # gathered once per step instead of once per micro-batch
-    reduced_once: bool = False  # gradients stay unreduced until the last micro-batch
-    offloaded: bool = False  # shards, their gradients and the optimizer's state are in the host's memory
+    reduced_once: bool = True  # gradients stay unreduced until the last micro-batch
 
 
-class Sharded:
-    """`groups` has the group of each unit, `elements` the number of its parameters' elements."""
+class FullyShard:
+    """`groups` has the group of each unit, `elements` the number of its parameters' elements; `itemsize` is that of the
+    parameters in computation. With `offloaded`, shards and their gradients are in the host's memory."""
 
-    def __init__(self, ledger: Ledger, groups: Sequence[Group], elements: Sequence[int], how: Sharding):
+    def __init__(
+        self,
+        ledger: Ledger,
+        groups: Sequence[Group],
+        elements: Sequence[int],
+        how: Sharding,
+        *,
+        ranks: int,
+        itemsize: int,
+        offloaded: bool,
+    ):
         self.ledger, self.groups, self.elements, self.how = ledger, groups, elements, how
-        self.gradient_itemsize = how.compute
+        self.ranks, self.offloaded = ranks, offloaded
+        self.computed, self.reduced_in = itemsize, max(4, itemsize)  # bytes per element
+        self.gradient_itemsize = itemsize
         self.root = next((group for group in groups if group.name == "the root"), None)
         self.whole: set[Group] = set()
         self.accumulated: set[Group] = set()  # with unreduced gradients in the reduction type
@@ -126,11 +129,11 @@ class Sharded:
     def more_gradients(self, settled: int) -> int:
         """Gradients stay as autograd made them until the group's backward ends, or are added to earlier ones."""
         group = self.groups[self.unit]
-        return 0 if group in self.accumulated and self.how.compute == self.how.reduce else settled
+        return 0 if group in self.accumulated and self.computed == self.reduced_in else settled
 
     def after_backward(self, unit: int, result: int) -> None:
         group = self.groups[unit]
-        raw = self.more_gradients(self.how.compute * self.elements[unit])
+        raw = self.more_gradients(self.computed * self.elements[unit])
         self.raw[group] += raw
         self.ledger.held["gradients"] += raw
         if group is not self.root or unit == 0:
@@ -158,14 +161,14 @@ class Sharded:
             self.accumulated.add(group)
             return
         self._reduction(0)
-        shard = self.how.reduce * group.shard
+        shard = self.reduced_in * group.shard
         what = f"reducing the gradients of {group.name}"
-        whole = self.how.reduce * group.whole
+        whole = self.reduced_in * group.whole
         self.ledger.note("backward", what, communication=whole, temporary=result)
         held["gradients"] -= raw
         self.accumulated.discard(group)
         self._reduction(whole)
-        if group not in self.reduced and not self.how.offloaded:
+        if group not in self.reduced and not self.offloaded:
             held["gradients"] += shard
             self.reduced.add(group)
 
@@ -181,8 +184,8 @@ class Sharded:
         if phase == "forward" and RELEASES_FIRST:
             self._buffer(None)
         if self.gathering is not group:
-            copied = self.how.offloaded or self.how.compute != self.how.reduce  # to the device or another type
-            cast = self.how.compute * group.shard if copied else 0
+            copied = self.offloaded or self.computed != self.reduced_in  # to the device or another type
+            cast = self.computed * group.shard if copied else 0
             more = self._gathered(group) + cast
             self.ledger.note(phase, f"gathering {group.name}", communication=more, temporary=incoming)
             if phase == "backward":
@@ -204,64 +207,15 @@ class Sharded:
         self.gathering = group
 
     def _gathered(self, group: Group | None) -> int:
-        return self._whole(group) if group and self.how.ranks > 1 else 0
+        return self._whole(group) if group and self.ranks > 1 else 0
 
     def _accumulated(self, group: Group) -> int:
         """Bytes of a group's gradients while they wait for the last micro-batch."""
-        return self.how.reduce * group.elements
+        return self.reduced_in * group.elements
 
     def _whole(self, group: Group) -> int:
-        return self.how.compute * group.whole
+        return self.computed * group.whole
 
     def _reshard(self, group: Group) -> None:
         self.ledger.held["communication"] -= self._whole(group)
         self.whole.remove(group)
-
-
-def flat_groups_of(
-    names: Sequence[str], profiles: Sequence[Profile], ranks: int, rank: int, aligned: int, *, wrapped: bool
-) -> list[Group]:
-    """The group of each unit. Parameters are aligned to `aligned` elements (16 bytes). With `wrapped`, blocks are
-    units."""
-    alone = [name if wrapped and name.startswith("blocks.") else "the root" for name in names]
-    groups = {}
-    for key in dict.fromkeys(alone):
-        sizes = [n for p, of in zip(profiles, alone, strict=True) if of == key for n in p.parameters]
-        starts = [0, *accumulate(-(-size // aligned) * aligned for size in sizes)]
-        length = max((start + size for start, size in zip(starts, sizes, strict=False)), default=0)
-        shard = -(-length // ranks)
-        mine = range(rank * shard, (rank + 1) * shard)
-        spans = zip(pairwise(starts), sizes, strict=True)
-        local = [min(start + size, mine.stop) - max(start, mine.start) for (start, _), size in spans]
-        groups[key] = Group(key, length, shard, shard * ranks, tuple(size for size in local if size > 0))
-    return [groups[key] for key in alone]
-
-
-class Flat(Sharded):
-    """FSDP1 gathers into the flat tensor itself, without a buffer."""
-
-    def more_gradients(self, settled: int) -> int:
-        """Gradients are separate until the group's backward ends."""
-        return settled
-
-    def _post_backward(self, group: Group, result: int) -> None:
-        flat = self.how.compute * group.elements
-        what = f"flattening the gradients of {group.name}"
-        self.ledger.note("backward", what, gradients=flat, temporary=result)
-        super()._post_backward(group, result)
-        self._reduction(0)
-
-    def _accumulated(self, group: Group) -> int:
-        return self.how.compute * group.elements
-
-    def _whole(self, group: Group) -> int:
-        alone = self.how.ranks == 1 and self.how.compute == self.how.reduce  # the shard is complete
-        return 0 if alone else super()._whole(group)
-
-    def _gathered(self, group: Group | None) -> int:
-        return 0
-
-    def _prefetch(self, group: Group) -> None:
-        if group not in self.whole:
-            self.ledger.held["communication"] += self._whole(group)
-            self.whole.add(group)

@@ -9,8 +9,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
+from labkit.errors import LaunchError
 from labkit.planner.model.facts import Moment, Profile
 from labkit.record import Peak
+
+
+class UnknownToFormulas(LaunchError):
+    """The formulas do not cover this; only a rehearsal can determine its memory."""
 
 
 class Ledger:

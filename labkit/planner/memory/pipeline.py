@@ -20,11 +20,12 @@ from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from labkit.planner.layout import SCHEDULES_LOOPED, SCHEDULES_THERE_AND_BACK
 from labkit.planner.memory.ledger import Keeper, Ledger, backward, forward, note
 from labkit.planner.model.facts import ByteCount, Moment, Profile
 from labkit.version import torch_release
 
+SCHEDULES_THERE_AND_BACK = ("ZBVZeroBubble", "DualPipeV")
+SCHEDULES_LOOPED = ("Interleaved1F1B", "LoopedBFS", "InterleavedZeroBubble")
 JOINS = torch_release() < (2, 10)  # the outputs of the last stage
 RECEIVES_LATE = torch_release() >= (2, 15)
 Action = tuple[str, int, int]  # kind, stage, micro-batch

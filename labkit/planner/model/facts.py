@@ -6,10 +6,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from typing import Any, NamedTuple
 
 from labkit.arguments import Parameters
-from labkit.planner.layout import able_to
+from labkit.planner.contract import able_to
 from labkit.planner.model.child import ask
 from labkit.write import Script, command_line
 
@@ -103,6 +104,25 @@ class Unit:
     expert_sizes: tuple[tuple[int, int], ...] = ()  # number of experts and features, which replicas of them divide
     routed: int = 0  # elements per sample that are sent to experts
 
+    @property
+    def is_block(self) -> bool:
+        return self.name.startswith("blocks.")
+
+    @property
+    def trained(self) -> int:
+        """Elements of its trained parameters."""
+        return sum(self.parameters)
+
+    @property
+    def elements(self) -> int:
+        """Elements of all its parameters."""
+        return self.trained + self.frozen
+
+    @property
+    def of_experts(self) -> int:
+        """Elements of the parameters of experts."""
+        return sum(self.parameters[i] for i in self.experts)
+
 
 @dataclass(frozen=True)
 class ModelFacts:
@@ -142,7 +162,22 @@ class ModelFacts:
     @property
     def elements(self) -> int:
         """Elements of all trained parameters."""
-        return sum(sum(unit.parameters) for unit in self.units)
+        return sum(unit.trained for unit in self.units)
+
+    @cached_property
+    def blocks(self) -> tuple[Unit, ...]:
+        """The repeated layers."""
+        return tuple(unit for unit in self.units if unit.is_block)
+
+    @cached_property
+    def ends(self) -> tuple[Unit, ...]:
+        """All other units."""
+        return tuple(unit for unit in self.units if not unit.is_block)
+
+    def inputs_at(self, variant: Variant, samples: int) -> int:
+        """Bytes of the inputs and targets of `samples` samples."""
+        wider = self.profiles[variant][0].input.at(1) - self.profiles[Variant()][0].input.at(1)
+        return samples * (self.inputs + wider)
 
 
 def facts_to_json(facts: ModelFacts) -> dict[str, Any]:

@@ -14,9 +14,11 @@ from typing import Any, NamedTuple
 
 from labkit.arguments import Parameters
 from labkit.errors import LaunchError
-from labkit.planner.layout import Layout, able_to
+from labkit.planner.contract import able_to
 from labkit.planner.model.child import FORKS, Unplannable, WillFail, ask
 from labkit.planner.model.facts import Capability
+from labkit.planner.strategies.staged import PIPELINE_AXIS
+from labkit.planner.strategies.strategy import Layout
 from labkit.record import Peak
 from labkit.write import Script, command_line
 
@@ -31,15 +33,13 @@ def states_alone(script: Script, layout: Layout, parameters: Parameters, *, path
     """
     script = script if path else able_to(script, parameters)
     sizes = ask("rehearsal.sizes_of", {"text": str(script), "argv": command_line(script, parameters), "path": path})
-    in_blocks = sizes["blocks"] // (layout.tensor * layout.pipeline)
-    trained = in_blocks + sizes["rest"]
-    itemsize = 8 if layout.precision == "fp64" else 4
-    shards = {"zero1": layout.data}.get(layout.strategy, layout.shards)
-    kept = trained if layout.strategy == "zero1" else trained // layout.shards
+    along = layout.tensor * layout.pipeline  # which do not divide what is outside of blocks
+    trained = sizes["blocks"] + sizes["rest"] * along
+    by = layout.strategy.divided(layout)
     return {
-        "parameters": itemsize * (kept + sizes["frozen"]),
-        "gradients": itemsize * kept,
-        "optimizer": MOMENTS * itemsize * (trained // shards),
+        "parameters": layout.itemsize * (trained // by.parameters + sizes["frozen"]),
+        "gradients": layout.itemsize * (trained // by.gradients),
+        "optimizer": MOMENTS * layout.itemsize * (trained // by.optimizer),
     }
 
 
@@ -121,7 +121,7 @@ def step(
     dtype = next(model.parameters()).dtype
     batches = fake_run.batches()
     batch = batches.make(args.global_batch_size // data.size(), dtype)
-    if "pipeline" in mesh.mesh_dim_names:
+    if PIPELINE_AXIS in mesh.mesh_dim_names:
         micro_batch = args.global_batch_size // (data.size() * args.accumulate)
         fake_run.tell_stages(model, batches.make(micro_batch, dtype))
     with silence():

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property, partial
-from types import ModuleType
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
@@ -27,7 +26,10 @@ from labkit.planner.model.fake.fake_run import Batches, FakeRun
 from labkit.planner.model.fake.fakes import silence
 from labkit.planner.model.forward_order import Call, Followed
 from labkit.planner.model.unit_costs import Beside, Compute, Flow, Take
-from labkit.write import Script
+from labkit.planner.strategies.context_parallel import ContextParallel
+from labkit.planner.strategies.expert_parallel import ExpertParallel
+from labkit.planner.strategies.pipeline import Pipeline
+from labkit.planner.strategies.tensor_parallel import TensorParallel
 
 TYPES = {2: torch.bfloat16, 4: torch.float32, 8: torch.float64}  # by itemsize
 EMBED, UNEMBED, LOSS = "embed", "unembed", "loss"
@@ -175,13 +177,13 @@ class Model:
         """Which of context_parallel and expert_parallel have cells that accept the model; known after its forward."""
         if self.is_one_unit:
             return ()
-        accepted = () if self.undivided() else ("expert_parallel",)
+        accepted = () if self.undivided() else (ExpertParallel.name,)
         try:
-            _cells_of("context_parallel", "context", "strategy").positions_of(self.module)
+            ContextParallel.cells("context", "strategy").positions_of(self.module)
         except SystemExit:
             return accepted
         splits = self.is_causal and all(self.is_causal) and self.positions()
-        return (*accepted, "context_parallel") if splits else accepted
+        return (*accepted, ContextParallel.name) if splits else accepted
 
     def undivided(self) -> str:
         """Why expert_parallel cannot divide the experts; "" if it can. Known after the forward."""
@@ -193,7 +195,7 @@ class Model:
         """The experts that expert_parallel divides, by their parameters."""
         self._no_experts = ""
         try:
-            modules = _cells_of("expert_parallel", "strategy").experts_of(module, 1, 1)
+            modules = ExpertParallel.cells("strategy").experts_of(module, 1, 1)
         except SystemExit as error:
             self._no_experts = str(error)
             return {}
@@ -206,8 +208,7 @@ class Model:
 
     def _uncut(self, named: bool) -> str:
         """Why it does not form pipeline stages, by the pipeline's own check; "" if it does."""
-        pipeline = _cells_of("pipeline", "step")
-        check = getattr(self.script, "check_model", pipeline.check_model)
+        check = getattr(self.script, "check_model", Pipeline.cells("step").check_model)
         try:
             check(self.module, self.script.blocks_of(self.module, needed_by="a pipeline"), 1, named)
         except SystemExit as error:
@@ -347,13 +348,6 @@ def _set_blocks(model: Any, blocks: Sequence[nn.Module]) -> None:
     owner.blocks = nn.ModuleList(blocks)
 
 
-def _cells_of(strategy: str, *titles: str) -> Any:
-    """The names that cells of a strategy define."""
-    module, cells = ModuleType(strategy), Script.load(strategy).cells
-    exec("\n".join(cells[title].text for title in titles), vars(module))
-    return module
-
-
 def _called(module: nn.Module, variant: Variant, *args: Any, **others: Any) -> Any:
     """The model's output when called as by the precision cell."""
     if variant.half_parameters:  # FSDP casts inputs
@@ -386,9 +380,7 @@ def mesh_of(ranks: int) -> DeviceMesh:
 def split(script: Any, model: nn.Module, blocks: Sequence[nn.Module], mesh: DeviceMesh, sequence: bool) -> None:
     """Split layers as tensor_parallel does, with the script's own `tensor` cell or plan if it has one. Raises
     SystemExit if the layers do not split."""
-    ours = ModuleType("tensor_parallel")
-    cells = Script.load("tensor_parallel", "sequence_parallel").cells
-    exec(cells["tensor"].text + cells["strategy"].text, vars(ours))
+    ours = TensorParallel.cells("tensor", "strategy", extra="sequence_parallel")
     if hasattr(script, "TENSOR_PLAN"):
         names = ("TENSOR_PLAN", "split", "split_sequence")
         vars(ours).update({name: vars(script)[name] for name in names if hasattr(script, name)})

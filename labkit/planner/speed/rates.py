@@ -18,10 +18,11 @@ from labkit.arguments import Parameters
 from labkit.errors import LaunchError
 from labkit.hardware import Hardware, hardware
 from labkit.link import KINDS, CollectiveTime, Link, load, machine_key, short_run, store
+from labkit.planner.contract import able_to
 from labkit.planner.data_sheets import Device
-from labkit.planner.layout import able_to
 from labkit.planner.model.facts import ModelFacts, Profile, Variant, Work
-from labkit.planner.speed.traffic import wire
+from labkit.planner.speed.collectives import wire
+from labkit.planner.strategies.known import simplest
 from labkit.planner.variations import under
 from labkit.write import Script, command_line
 
@@ -235,7 +236,7 @@ def assumed_link(device: Device, ranks: int) -> Link:
 
 def alone(script: Script) -> Script:
     """The script's model, data and loss on one rank, without strategy or extras."""
-    return under(script, "single")
+    return under(script, simplest(1).name)
 
 
 def _key(machine: Hardware, script: Script, ranks: int, options: Mapping[str, Any], samples: tuple[int, int]) -> str:

@@ -11,12 +11,11 @@ from labkit.errors import LaunchError
 from labkit.hardware import hardware
 from labkit.link import Link, measure_link, remembered_link
 from labkit.planner.data_sheets import Device
-from labkit.planner.layout import Layout
-from labkit.planner.memory.peak import variant_of
 from labkit.planner.model.facts import ModelFacts
 from labkit.planner.networks import Hosts
 from labkit.planner.speed.rates import Rates, assumed_link, assumed_rates, measure_rates, remembered_rates
 from labkit.planner.speed.step_time import StepTime, scaling, step_time
+from labkit.planner.strategies.strategy import Layout
 from labkit.write import Script
 
 MEASURED_WITH = (2, 1, 4, 8)  # other numbers of ranks whose measurements are used
@@ -63,10 +62,10 @@ class SpeedModel:
     def _knows(self, layout: Layout) -> bool:
         """Whether the strategy's communication is known: not for the user's own, nor for split layers or stages unless
         layers are units, whose output sizes are known."""
-        return bool(layout.strategy) and not (self.facts.layers and (layout.tensor > 1 or layout.stages > 1))
+        return bool(layout.strategy.name) and not (self.facts.layers and (layout.tensor > 1 or layout.stages > 1))
 
     def _rates(self, layout: Layout, ranks: int) -> Rates | None:
-        half, samples = variant_of(layout).half_parameters, layout.micro_batch / layout.context
+        half, samples = layout.variant.half_parameters, layout.micro_batch / layout.context
         setting = _Setting(layout.precision, half, samples, ranks)
         if setting not in self._known_rates:
             try:

@@ -9,13 +9,13 @@ from dataclasses import dataclass, replace
 from math import log2
 
 from labkit.link import CollectiveTime, Link
-from labkit.planner.layout import Layout
 from labkit.planner.model.facts import ModelFacts, Unit
 from labkit.planner.networks import NETWORK_SHARE, Hosts
+from labkit.planner.speed.collectives import Collective, wire
 from labkit.planner.speed.rates import HOST, OPTIMIZER_BYTES, Rates
-from labkit.planner.speed.traffic import Collective, held, volume, wire
+from labkit.planner.strategies.strategy import Layout, volume
+from labkit.planner.strategies.tensor_parallel import held
 
-FSDP2 = ("fsdp", "zero2", "hybrid", "context_parallel", "expert_parallel")
 # The bubble as a fraction of 1F1B's (Qi et al., arXiv 2401.10241, table 1: (p-1)(f+b-2w) with f=b=w is a third). ZBV's
 # would be 0, but measured with sleeping stages it and DualPipeV equal InterleavedZeroBubble.
 ZERO_BUBBLE, ZERO_BUBBLE_STAGES = 1 / 3, 2
@@ -30,7 +30,6 @@ FUSED_BYTES = 28
 # Seconds that FSDP2's hooks take a GPU's host for each unit and step: half of the 2 ms measured on two slow cores
 # (collective_times.sharding), because a server's are faster. Assumed.
 UNIT_HOST = 1e-3
-WITHIN_BOX = 8
 # Offloaded shards move over the host's link, PCIe 3 x16, and AdamW updates them on the host's cores: measured 24 ns per
 # element on two slow cores; a server's memory would allow 1 to 2. A guess between them, within a factor of 4.
 HOST_LINK, HOST_STEP, HOST_SPREAD = 15.75e9, 6e-9, 4
@@ -71,7 +70,7 @@ def step_time(
         "bubble": 0.0,
         "optimizer": _optimizer(facts, layout, rates),
         "copies": _copies(facts, layout, rates),
-        "offload": _offload(facts, layout) if _is_offloaded(layout, rates) else 0.0,
+        "offload": _offload(facts, layout) if layout.keeps_states_on_host(on_gpu=rates.cores is None) else 0.0,
     }
     busy = parts["compute"] + parts["recompute"]
     parts["strategy"] = _overhead(facts, layout, rates, link, busy)
@@ -104,9 +103,9 @@ def scaling(
     times = {}
     ranks = 1
     while ranks <= most:
-        spread = _spread(facts, layout, ranks)
-        if spread is not None:
-            times[ranks] = step_time(facts, spread, rates, link, Hosts(box, network))
+        stretched = layout.strategy.stretched(facts, layout, ranks)
+        if stretched is not None:
+            times[ranks] = step_time(facts, stretched, rates, link, Hosts(box, network))
         ranks *= 2
     return times
 
@@ -157,13 +156,13 @@ def _optimizer(facts: ModelFacts, layout: Layout, rates: Rates) -> float:
     elements = sum(held(unit, layout.tensor) for unit in units) / layout.shards
     tensors = sum(len(unit.parameters) for unit in units)
     split = 0
-    if layout.strategy in FSDP2:
+    if layout.strategy.has_dtensors:
         split = tensors
     elif layout.tensor > 1:
-        split = TENSORS_SPLIT * len([unit for unit in units if unit in _blocks(facts)])
-    if layout.strategy == "zero1":
+        split = TENSORS_SPLIT * len([unit for unit in units if unit.is_block])
+    if layout.strategy.deals_parameters:
         elements, tensors = elements / layout.ranks, tensors // layout.ranks
-    if _is_offloaded(layout, rates):  # counted in _offload
+    if layout.keeps_states_on_host(on_gpu=rates.cores is None):  # counted in _offload
         elements = 0
     per_element = rates.optimizer * (FUSED_BYTES / OPTIMIZER_BYTES if layout.is_fused else 1)
     seconds = elements * per_element + (tensors - split) * rates.tensor + split * rates.dtensor
@@ -182,18 +181,13 @@ def _offload(facts: ModelFacts, layout: Layout) -> float:
     return elements * (moves * facts.itemsize / HOST_LINK + HOST_STEP)
 
 
-def _is_offloaded(layout: Layout, rates: Rates) -> bool:
-    """Whether shards are offloaded from a device to the host."""
-    return bool(layout.options.get("cpu_offload")) and rates.cores is None
-
-
 def _copies(facts: ModelFacts, layout: Layout, rates: Rates) -> float:
     """Memory passes over gradients and parameters that the strategy adds: DDP copies gradients into its buckets, and
     gradients are accumulated after the first micro-batch."""
     units = _held_units(facts, layout)
     gradients = sum(held(unit, layout.tensor) for unit in units) * facts.itemsize
     passes = 1.5 * (layout.accumulate - 1) * gradients  # reads two, writes one
-    if layout.strategy in ("ddp", "zero1"):
+    if layout.strategy.has_buckets:
         passes += gradients
     return passes * rates.copy * _slowed(rates, layout)
 
@@ -226,7 +220,7 @@ def _exposed(
     assert link is not None
     line = _among(each, layout, link, hosts)
     here = min(layout.ranks, hosts.each) if hosts else layout.ranks
-    beside = each.hidden and (rates.cores is None or layout.strategy in ("ddp", "zero1") or each.kind == "send")
+    beside = each.hidden and (rates.cores is None or layout.strategy.has_buckets or each.kind == "send")
     # There is no computation between the optimizer's collectives: ranks wait for each other at the first.
     together = min(1, each.count) if each.phase == "optimizer" else each.count
     late = max(0.0, rates.waiting - link.kinds["all_reduce"].latency) * together
@@ -263,39 +257,12 @@ def _line(line: tuple[float, float], samples: float) -> float:
     return line[0] + line[1] * samples
 
 
-def _blocks(facts: ModelFacts) -> list[Unit]:
-    return [unit for unit in facts.units if unit.name.startswith("blocks.")]
-
-
 def _held_units(facts: ModelFacts, layout: Layout, *, ends: bool = True) -> list[Unit]:
     """The units on one rank; in a pipeline, its share of the blocks and the head."""
-    blocks = _blocks(facts)
-    others = [unit for unit in facts.units if unit not in blocks] if ends else []
+    others = facts.ends if ends else ()
     if layout.pipeline == 1:
-        return [*blocks, *others]
-    return [*blocks[: len(blocks) // layout.pipeline], *(unit for unit in others if unit.name == "unembed")]
-
-
-def _spread(facts: ModelFacts, layout: Layout, ranks: int) -> Layout | None:
-    """The layout on `ranks` ranks with the same micro-batch per rank; None if the strategy cannot use them. Tensor
-    parallelism stays within a box."""
-    own = layout.tensor * layout.pipeline * layout.context
-    if layout.strategy == "tensor_parallel":
-        return replace(layout, ranks=ranks, tensor=ranks) if ranks <= WITHIN_BOX else None
-    if layout.strategy == "pipeline":
-        stretched = replace(layout, ranks=ranks, pipeline=ranks)
-        fits = len(_blocks(facts)) % stretched.stages == 0 and layout.accumulate >= ranks
-        return stretched if fits else None
-    if layout.strategy == "single":
-        return layout if ranks == 1 else None
-    if ranks % own or ranks % layout.options.get("replicas", 1):
-        return None
-    spread = replace(layout, ranks=ranks, data=ranks // own)
-    experts = [number for unit in facts.units for number, _ in unit.expert_sizes]
-    is_divided = layout.strategy == "expert_parallel" and not ranks % spread.expert_ranks
-    if layout.strategy == "expert_parallel" and (not is_divided or any(n % spread.expert_ranks for n in experts)):
-        return None
-    return spread
+        return [*facts.blocks, *others]
+    return [*facts.blocks[: len(facts.blocks) // layout.pipeline], *others[-1:]]
 
 
 def _among(each: Collective, layout: Layout, link: Link, hosts: Hosts | None) -> CollectiveTime:
@@ -347,15 +314,8 @@ def _assumed(layout: Layout, rates: Rates, link: Link | None, hosts: Hosts | Non
         assumptions.append(
             f"{NETWORK_SHARE:.0%} of {hosts.network / 1e9:.3g} GB/s between hosts of {hosts.each} ranks, {latency}"
         )
-    if layout.options.get("compress") in ("int8", "powersgd"):
-        assumptions.append(f"no time to compress to {layout.options['compress']}, and the bytes of square matrices")
-    if layout.context > 1:
-        assumptions.append("attention across ranks at the speed of torch's kernel for whole sequences")
-    if layout.expert_ranks > 1:
-        assumptions.append("a router that divides its tokens evenly")
-    if layout.strategy == "fsdp1" and layout.options.get("wrap") in ("module", "size"):
-        assumptions.append("the number of FullyShardedDataParallel units")
-    if _is_offloaded(layout, rates):
+    assumptions += layout.strategy.assumed(layout)
+    if layout.keeps_states_on_host(on_gpu=rates.cores is None):
         host = f"PCIe at {HOST_LINK / 1e9:.4g} GB/s, AdamW at {HOST_STEP * 1e9:g} ns per element"
         assumptions.append(f"the host's work for offloaded shards: {host} ({1 / HOST_SPREAD:g} to {HOST_SPREAD} times)")
     return tuple(assumptions)

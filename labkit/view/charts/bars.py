@@ -18,14 +18,20 @@ LETTER, BROAD = 5.3, 5.9  # pixels per character at this font size: the usual, a
 
 class Bar(NamedTuple):
     """`held` has the bytes by category, and is None if they could not be planned; `note` follows the bar. `source` is
-    "formulas", "rehearsed" or "measured". A `chosen` bar is marked."""
+    "planned" or "measured". A `rough` bar is marked with ~, a `chosen` one, too."""
 
     name: str
     held: Mapping[str, int] | None
     note: str = ""
-    source: str = "formulas"
+    source: str = "planned"
     fits: bool = True
     chosen: bool = False
+    rough: bool = False
+
+    @property
+    def total(self) -> str:
+        """`~2.84 GiB`"""
+        return ("~" if self.rough else "") + gib(sum((self.held or {}).values()))
 
 
 def bars(
@@ -80,7 +86,7 @@ def _bar(row: Bar, y: float, scale: float, line: float | None, *, first: bool) -
     """A bar with its name and its note, which does not cross the limit, at `line`."""
     middle = y + ROW - 5
     name = f"{'▸ ' if row.chosen else ''}{row.name}" if first else ""
-    if row.source != "formulas":
+    if row.source != "planned":
         name = f"{name} {row.source}".strip() if first else row.source
     strength = ' font-weight="700"' if row.chosen else "" if first else ' opacity=".75"'
     drawn = f'<text x="{LEFT - 6}" y="{middle}" text-anchor="end"{strength}>{escaped(_cut(name, LEFT - 6))}</text>'
@@ -99,7 +105,7 @@ def _bar(row: Bar, y: float, scale: float, line: float | None, *, first: bool) -
             )
         x += width
     cut = sum(row.held.values()) * scale > end - LEFT + 0.5
-    note = f"{gib(sum(row.held.values()))}{f' · {row.note}' if row.note else ''}"
+    note = f"{row.total}{f' · {row.note}' if row.note else ''}"
     mark = "▸ " if cut else ""
     note = ("" if row.fits else "✖ ") + mark + note
     if line and x < line < x + 8 + len(note) * LETTER:
@@ -122,4 +128,4 @@ def _summary(row: Bar) -> str:
     if row.held is None:
         return f"{row.name}: {row.note}"
     held = ", ".join(f"{name} {gib(size)}" for name, size in row.held.items() if size)
-    return f"{row.name} {row.source}: {gib(sum(row.held.values()))} ({held})" + ("" if row.fits else ", does not fit")
+    return f"{row.name} {row.source}: {row.total} ({held})" + ("" if row.fits else ", does not fit")

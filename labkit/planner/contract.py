@@ -1,0 +1,61 @@
+"""Says whether a script has the functions that a plan calls, and adds the extras that its parameters need."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from labkit.arguments import Parameters
+from labkit.errors import LaunchError
+from labkit.write import Cell, Script, completed, options_of
+
+# The functions of a script that the planner calls.
+CALLED = {
+    "parse_args",
+    "Model",
+    "load_datasets",
+    "collate",
+    "outputs_of",
+    "count_of",
+    "loss_of",
+    "map_tensors",
+    "blocks_of",
+    "make_mesh",
+    "parallelize",
+    "make_optimizer",
+    "half_of",
+    "in_precision",
+    "adapted",
+    "change_layers",
+    "forward_backward",
+}
+
+
+def check_contract(script: Script) -> None:
+    """Raise LaunchError unless the script has the functions of labkit's cells, which a plan calls."""
+    if _defined(script) >= CALLED and "global_batch_size" in options_of(script):
+        return
+    raise LaunchError(
+        f"{script.name}.py cannot be planned: it lacks the cells of labkit's scripts. Put your model and data into "
+        "one of them with labkit.Script.load('ddp').with_cells(model=…) and plan that script"
+    )
+
+
+@lru_cache(maxsize=256)
+def _defined(script: Script) -> frozenset[str]:
+    return Cell("head", script.head).defines.union(*(cell.defines for cell in script.parts))
+
+
+def able_to(script: Script, parameters: Parameters) -> Script:
+    """The script with the extras for parameters that it does not declare itself, as launch adds them.
+
+    Raises ScriptError if one cannot be added.
+    """
+    declared = options_of(script)
+    missing = tuple(name for name, value in parameters.items() if value is not None and name not in declared)
+    return _able_to(script, script.name, missing) if missing else script
+
+
+@lru_cache(maxsize=1024)
+def _able_to(script: Script, name: str, missing: tuple[str, ...]) -> Script:
+    """As `able_to`; `name` is part of the cache key, because the equality of scripts ignores it."""
+    return completed(script, missing)
