@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from labkit.planner.speed.traffic import volume, wire
-
 import labkit
 from labkit import Script, words
 from labkit.planner.candidate import Candidate
 from labkit.planner.planned import Plan
+from labkit.planner.speed.collectives import wire
+from labkit.planner.strategies.strategy import volume
 from labkit.text import gib
 
 __all__ = ["SITUATIONS", "Situation", "bytes_sent"]

@@ -7,15 +7,15 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from labkit.planner.speed.traffic import volume, wire
-
 from labkit import words
 from labkit.planner.advice import Advice, advise
 from labkit.planner.candidate import ALIKE, Candidate, evaluate, held_by
 from labkit.planner.data_sheets import device_named
 from labkit.planner.model.facts import ModelFacts, facts_of
 from labkit.planner.scaling import largest_micro_batch
+from labkit.planner.speed.collectives import wire
 from labkit.planner.speed.speed_model import SpeedModel
+from labkit.planner.strategies.strategy import volume
 from labkit.planner.variations import variants
 from labkit.text import gib
 from labkit.write import Script

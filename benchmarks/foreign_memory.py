@@ -299,13 +299,9 @@ def row_of(name: str, strategy: str, runs: str) -> tuple[list[str], float, bool]
     assert traced, run
     assert plan.bytes, plan
 
-    def error(planned: int) -> str:
-        return f"{100 * (planned / traced.bytes - 1):+.2f}%"
-
-    by_method = [error(peak.bytes) if peak else "n/a" for peak in (plan.formulas, plan.rehearsed)]
-    said = "; ".join(plan.problems)
-    cells = [name, family, strategy, f"{traced.bytes / 2**20:.2f}", *by_method, error(plan.bytes), said]
-    return cells, abs(plan.bytes / traced.bytes - 1), bool(said)
+    error, said = plan.bytes / traced.bytes - 1, "; ".join(plan.problems)
+    cells = [name, family, strategy, f"{traced.bytes / 2**20:.2f}", f"{100 * error:+.2f}%", said]
+    return cells, abs(error), bool(said)
 
 
 def main() -> None:
@@ -316,10 +312,9 @@ def main() -> None:
         f"labkit was not developed with these models. Each trains three steps on {RANKS} gloo ranks; the measured value"
     )
     print("is the traced peak of the third. The other columns show how far the plan made before the run is from it,")
-    print("and its warning, if any. A plan uses the larger of its two figures, except for a model whose layers form no")
-    print("chain: the formulas treat it as one unit, so the plan uses the rehearsal.\n")
-    print("| model | family | strategy | measured, MiB | formulas | rehearsed | plan | warning before the run |")
-    print("|---" * 8 + "|", flush=True)
+    print("and its warning, if any.\n")
+    print("| model | family | strategy | measured, MiB | plan | warning before the run |")
+    print("|---" * 6 + "|", flush=True)
     rows: list[tuple[float, bool]] = []
     with tempfile.TemporaryDirectory() as runs:
         for name in MODELS:

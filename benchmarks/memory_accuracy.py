@@ -25,10 +25,11 @@ from accelerate.commands.estimate import estimate_training_usage
 
 import labkit
 from labkit import Script
-from labkit.planner.layout import Layout, layout_of
+from labkit.planner.layout import layout_of
 from labkit.planner.memory.peak import peak, states
 from labkit.planner.model.facts import ModelFacts, facts_of
 from labkit.planner.model.rehearsal import rehearse
+from labkit.planner.strategies.strategy import Layout
 from labkit.record.records import Peak
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
@@ -57,7 +58,7 @@ HALF = ("bf16", "fp16")
 
 def accelerate(facts: ModelFacts, layout: Layout) -> float | None:
     """`accelerate estimate-memory`, the column of training with Adam: a multiple of the weights, for one device."""
-    if layout.strategy not in STAGES:
+    if layout.strategy.name not in STAGES:
         return None
     usage = estimate_training_usage(facts.elements * 4, "bfloat16" if layout.precision in HALF else "float32")
     return max(usage.values())
@@ -67,7 +68,7 @@ def deepspeed(facts: ModelFacts, layout: Layout) -> float | None:
     """`estimate_zero2_model_states_mem_needs` and `estimate_zero3_…` without offload. Source: DeepSpeed's
     documentation, Memory Requirements: 4 params + 16 params/N; 4 x largest layer + 18 params/N. States only.
     """
-    stage, elements = STAGES.get(layout.strategy, 0), facts.elements
+    stage, elements = STAGES.get(layout.strategy.name, 0), facts.elements
     if stage == 2:
         return 4 * elements + 16 * elements / layout.shards
     if stage == 3:
@@ -81,10 +82,10 @@ def playbook(facts: ModelFacts, layout: Layout, *, tokens: int, width: int, head
     parameter, of which the stage divides 12, 14 or all by N, and L s b h (34 + 5 n s / h) of activations in 16 bits,
     twice that in 32; with recomputation only each block's input.
     """
-    if layout.strategy not in STAGES:
+    if layout.strategy.name not in STAGES:
         return None
     elements, ranks = facts.elements, layout.ranks
-    stage = STAGES[layout.strategy]
+    stage = STAGES[layout.strategy.name]
     parameters, gradients, rest = (4, 4, 8) if layout.precision not in HALF else (2, 2, 12)
     states = (
         parameters / (ranks if stage == 3 else 1)

@@ -13,8 +13,9 @@ from functools import cache
 from typing import Any, NamedTuple
 
 from labkit import Script
+from labkit.planner.contract import able_to
 from labkit.planner.data_sheets import device_named
-from labkit.planner.layout import able_to, layout_of
+from labkit.planner.layout import layout_of
 from labkit.planner.model.facts import ModelFacts, facts_of
 from labkit.planner.speed.speed_model import SpeedModel
 from labkit.planner.speed.step_time import StepTime

@@ -55,14 +55,14 @@ skips = lab.ask("ranks that skip a step under FSDP, when only one of them has an
 # %%
 sizes = {"nproc_per_node": N, "global_batch_size": global_batch_size}
 plans = {bits: plan("ddp", precision=bits, **sizes) for bits in ("fp32", lab.half)}
-lab.predict(peak, plans[lab.half].formulas.bytes / plans["fp32"].formulas.bytes, "%", within=0.04)
+lab.predict(peak, plans[lab.half].peak.bytes / plans["fp32"].peak.bytes, "%", within=0.04)
 runs = {bits: lab.launch(each, steps=4, shown=False) for bits, each in plans.items()}
 
 # %%
 traced = {bits: run.memory().ranks[0].traced for bits, run in runs.items()}
 lab.measure(peak, traced[lab.half].bytes / traced["fp32"].bytes, run=runs[lab.half])
 held = {bits: each.categories for bits, each in traced.items()}
-planned = {bits: each.formulas.categories for bits, each in plans.items()}
+planned = {bits: each.peak.categories for bits, each in plans.items()}
 draw.bars(held, planned, unit="B", title="rank 0 at its peak")
 
 # %% [markdown]

@@ -89,8 +89,8 @@ states = {"DDP: parameters": P, "FSDP: parameters of all ranks": P}
 states |= {"ZeRO-1: AdamW of all ranks": 2 * P, "FSDP: AdamW of all ranks": 2 * P}
 lab.predict_each(states, "B", within=0.001)  # AdamW also counts its steps, 4 bytes for each tensor
 lab.predict(adam, 2, "times", within=0.001)
-peaks = {name: plan.formulas.bytes for name, plan in plans.items()}
-shares = {activations: plans["DDP"].formulas.categories["activations"], saved: peaks["FSDP"]}
+peaks = {name: plan.peak.bytes for name, plan in plans.items()}
+shares = {activations: plans["DDP"].peak.categories["activations"], saved: peaks["FSDP"]}
 lab.predict_each({name: size / peaks["DDP"] for name, size in shares.items()}, "%", within=0.06)
 lab.predict(same := "CPU offload: largest relative difference of a loss", 1e-6, how="at most")
 lab.predict_each({f"{name}: peak": size for name, size in peaks.items()}, "B", within=0.06)
@@ -117,7 +117,7 @@ results = {
     same: (offloaded.losses() / runs["FSDP"].losses() - 1).abs().max(),
 }
 lab.measure_each(results | {f"{name}: peak": size for name, size in top.items()}, run=runs["FSDP"])
-planned = {name: each.formulas.categories for name, each in plans.items()}
+planned = {name: each.peak.categories for name, each in plans.items()}
 draw.bars({name: ranks[0].categories for name, ranks in held.items()}, planned, unit="B", title="rank 0 at its peak")
 
 # %% [markdown]
@@ -198,14 +198,14 @@ lab.plans(gpt, global_batch_size=8)
 #
 # A popular article gives 28 GB for a model of 7 billion parameters on one GPU, and 14 GB each with FSDP on two. 28 GB
 # is the parameters alone, and 14 GB half of them. With gradients and AdamW it is 112 GB, and 56 GB on each of two,
-# before any activations. The planner can show it, by formulas and by a rehearsal of the script on tensors without data:
+# before any activations. The planner can show it by a rehearsal of the script on tensors without data:
 
 # %%
 large = {"vocabulary": 32000, "context": 2048, "width": 4096, "heads": 32, "layers": 33}
 if seven_billion:
     seven = sized(labkit.Script.load("fsdp"), **large)
     plan = labkit.plan(seven, nproc_per_node=2, device="A100 80", global_batch_size=2)
-    name, parts = "7B, FSDP on 2: parameters and AdamW of a rank", plan.rehearsed.categories
+    name, parts = "7B, FSDP on 2: parameters and AdamW of a rank", plan.peak.categories
     lab.predict(name, 12 * plan.facts.elements / 2, "B", within=0.01)
     lab.calculated(name, parts["parameters"] + parts["optimizer"], because="rehearsed, not run")
     display(plan)

@@ -228,7 +228,7 @@ lab.explore(saving.lost, save_every_minutes=[5, 20, 120], hours_between_failures
 # %%
 gpt = {name.upper(): sized(Script.load(name), width=1024, layers=16, heads=16) for name in ("ddp", "fsdp")}
 planned = lab.plans(gpt, global_batch_size=16)
-total = 3 * planned.plans["DDP", "2xT4"].formulas.categories["parameters"]
+total = 3 * planned.plans["DDP", "2xT4"].peak.categories["parameters"]
 each = {"DDP: rank 0": total, "FSDP: each of 2": total / 2, "FSDP: each of 8": total / 8}
 display(planned, draw.bars(predicted=each, unit="B", title="planned, not run: bytes that a rank writes"))
 

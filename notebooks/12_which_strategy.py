@@ -79,7 +79,7 @@ for name in names:  # noting_bytes: each rank also writes down how much it has s
     script = noting_bytes(sized(Script.load(name), context=context, width=w, heads=8, layers=L))
     more = {"schedule": "1F1B", "accumulate": max(N, batch // 2)} if name == "pipeline" else {}
     plans[name] = plan(script, nproc_per_node=N, global_batch_size=batch, **more)
-held = {name: each.formulas.bytes for name, each in plans.items()}
+held = {name: each.peak.bytes for name, each in plans.items()}
 for name in names:  # when a rank is ahead of the others, one more block may have been gathered
     ahead = 1.5 * block / held[name] if name in ("fsdp", "zero2") else 0
     lab.predict(f"{name}: peak", held[name], "B", within=0.02 + ahead)

@@ -8,7 +8,8 @@ from strategies.matrix import CNN, IMAGES, MLP
 from textbook import block_activations
 
 from labkit import LabError, Script
-from labkit.planner.layout import able_to, layout_of
+from labkit.planner.contract import able_to
+from labkit.planner.layout import layout_of
 from labkit.planner.memory.peak import moments, peak
 from labkit.planner.model.facts import Variant, facts_of
 from labkit.planner.model.fake.cuda_kernels import cuda_lists
@@ -68,7 +69,6 @@ ROWS = [
     ("zero2", 4, "MLP", {"global_batch_size": 4}, 0.001),
     ("fsdp", 4, "MLP", {"precision": "bf16"}, 0.06),
     ("fsdp", 2, "transformer", {"reshard_after_forward": "always", "activation_checkpointing": True}, 0.06),
-    ("fsdp1", 2, "MLP", {}, 0.06),
     ("tensor_parallel", 2, "transformer", {"sequence_parallel": True}, 0.06),
     ("pipeline", 2, "transformer", {"accumulate": 4, "schedule": "1F1B"}, 0.001),
     ("pipeline", 2, "transformer", {"accumulate": 4, "schedule": "InterleavedZeroBubble"}, 0.03),

@@ -162,10 +162,10 @@ def test_only_what_the_options_and_files_change_is_computed_again(
     close()
     again = labkit.plan(script, nproc_per_node=1, steps=7)
     assert not _servers  # nobody was asked
-    assert (again.facts, again.rehearsed) == (first.facts, first.rehearsed)
+    assert (again.facts, again.peak) == (first.facts, first.peak)
     larger = labkit.plan(script, nproc_per_node=1, global_batch_size=128)
     assert larger.facts == first.facts
-    assert larger.rehearsed.bytes > first.rehearsed.bytes
+    assert larger.peak.bytes > first.peak.bytes
     (tmp_path / "width").write_text("16")
     assert labkit.plan(script, nproc_per_node=1).facts.elements == 2 * first.facts.elements
 

@@ -11,12 +11,14 @@ from collections import Counter
 from functools import cache
 
 import pytest
-from labkit.planner.speed.traffic import COUNT, SUM, volume
 
 import labkit
 from labkit import Script
-from labkit.planner.layout import Layout, able_to, layout_of
+from labkit.planner.contract import able_to
+from labkit.planner.layout import layout_of
 from labkit.planner.model.facts import ModelFacts, facts_of
+from labkit.planner.speed.collectives import COUNT, SUM
+from labkit.planner.strategies.strategy import Layout, volume
 
 BATCH = 8
 SIZES = {"Char": 1, "Half": 2, "Float": 4, "BFloat16": 2, "Int": 4, "Double": 8, "Long": 8}
@@ -79,7 +81,7 @@ def as_gloo(kind: str) -> str:
 
 def to_itself(layout: Layout) -> list[tuple[str, int]]:
     """What a rank says in groups of its own alone: recorded, but no communication."""
-    staged = layout.strategy in ("pipeline", "hybrid")
+    staged = layout.strategy.name in ("pipeline", "hybrid")
     count = [("all_reduce", COUNT)] if layout.data == 1 else []
     return [*count, *([("broadcast", SUM)] if staged and layout.pipeline == 1 else [])]
 

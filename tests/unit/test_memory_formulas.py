@@ -10,18 +10,10 @@ import labkit
 from labkit.errors import LaunchError
 from labkit.planner.layout import layout_of
 from labkit.planner.memory import fsdp
-from labkit.planner.memory.peak import (
-    COUNT,
-    UnknownToFormulas,
-    adamw_state,
-    adamw_temporary,
-    dealt,
-    moments,
-    peak,
-    states,
-    variant_of,
-)
+from labkit.planner.memory.ledger import UnknownToFormulas
+from labkit.planner.memory.peak import moments, peak, states
 from labkit.planner.memory.pipeline import actions
+from labkit.planner.memory.whole import adamw_state, adamw_temporary
 from labkit.planner.model.facts import (
     ByteCount,
     ModelFacts,
@@ -32,6 +24,9 @@ from labkit.planner.model.facts import (
     facts_from_json,
     facts_to_json,
 )
+from labkit.planner.speed.collectives import COUNT
+from labkit.planner.strategies.known import CUSTOM
+from labkit.planner.strategies.zero1 import dealt
 
 BLOCK, ENDS = (4096, 64), (1024,)
 KEPT, OUT = 1000, 100
@@ -181,15 +176,15 @@ def test_the_second_micro_batch_finds_the_gradients_of_the_first():
 
 
 def test_a_peak_is_the_largest_moment_and_the_sum_of_its_categories():
-    for strategy in ("single", "ddp", "zero1", "zero2", "fsdp", "fsdp1"):
+    for strategy in ("single", "ddp", "zero1", "zero2", "fsdp"):
         plan = layout(strategy, 1 if strategy == "single" else 2)
         found = peak(FACTS, plan)
         assert found.bytes == max(moment.bytes for moment in moments(FACTS, plan)) == sum(found.categories.values())
 
 
 def test_sixteen_bits_are_cast_by_autocast_or_gathered_by_fsdp():
-    assert variant_of(layout("ddp", 2, precision="bf16")) == Variant("16", half_parameters=False)
-    assert variant_of(layout("fsdp", 2, precision="bf16")) == Variant("16", half_parameters=True)
+    assert layout("ddp", 2, precision="bf16").variant == Variant("16", half_parameters=False)
+    assert layout("fsdp", 2, precision="bf16").variant == Variant("16", half_parameters=True)
     assert states(FACTS, layout("fsdp", 2, precision="bf16")) == states(FACTS, layout("fsdp", 2))
 
 
@@ -254,7 +249,8 @@ def test_what_formulas_do_not_know_they_say():
             layout("context_parallel", 2, attention="ring"),
             "they do not cover the scores that a ring of attention",
         ),
-        (FACTS, replace(layout("ddp", 2), strategy=""), "the strategy cell is not one of labkit's"),
+        (FACTS, replace(layout("ddp", 2), strategy=CUSTOM), "the strategy cell is not one of labkit's"),
+        (FACTS, layout("fsdp1", 2), "its memory is rehearsed only"),
         (whole, layout("pipeline", 2), "they cover pipelines only for models of embed, blocks and unembed"),
     ):
         with pytest.raises(UnknownToFormulas, match=why):

@@ -3,14 +3,15 @@
 import dataclasses
 
 import pytest
-from labkit.planner.speed.traffic import volume, wire
 
 import labkit
 from labkit.errors import LaunchError
 from labkit.link.measure import KINDS, CollectiveTime, Link
 from labkit.planner.data_sheets import device_named
 from labkit.planner.networks import NETWORK_SHARE, Hosts, bandwidth_of, between_hosts
+from labkit.planner.speed.collectives import wire
 from labkit.planner.speed.step_time import step_time
+from labkit.planner.strategies.strategy import volume
 from unit.test_speed import FACTS, FSDP, RATES, layout
 
 # Within a host next to nothing. Of gloo, because NCCL's rings also have a latency for each host.

@@ -90,7 +90,7 @@ def test_bars_have_nothing_to_say_without_rows():
 def test_names_never_become_markup():
     hostile = "<script>alert(1)</script>"
     page = panel_page("fits", hostile, [Bar(hostile, HELD, hostile)], GIB, hostile, [{"run": hostile}])
-    page += plan_html([hostile], {"formulas": Peak(1, hostile, "", {})}, [{"strategy": hostile}], [hostile])
+    page += plan_html([hostile], Peak(1, hostile, "", {}), [{"strategy": hostile}], [hostile])
 
     assert "<script" not in page
 
@@ -112,7 +112,7 @@ def test_memory_planned_stacks_what_was_planned_beside_what_was_measured():
     assert [trace["name"] for trace in figure["data"]] == list(HELD)
     assert [list(part) for part in figure["data"][0]["x"]] == [
         ["ddp", "ddp", "fsdp"],
-        ["formulas", "measured", "formulas"],
+        ["planned", "measured", "planned"],
     ]
     assert list(figure["data"][3]["y"]) == [4.0, 4.0, 4.0]
     assert "T4" in str(figure["layout"]["annotations"])
@@ -149,26 +149,26 @@ def test_break_even_is_where_two_devices_begin_to_be_faster_than_one():
 
 def test_the_memory_table_says_how_far_ways_are_apart_in_parts_of_the_whole():
     more = HELD | {"parameters": 2 * GIB}
-    peaks = {"formulas": Peak(8 * GIB, "loss", "", HELD), "measured": Peak(9 * GIB, "backward", "", more)}
+    peaks = {"planned": Peak(8 * GIB, "loss", "", HELD), "measured": Peak(9 * GIB, "backward", "", more)}
     rows = {row["category"]: row for row in memory_rows(peaks)}
 
     assert rows["total"] == {
-        "category": "total", "formulas": "8.00 GiB", "of total": "100%", "measured": "9.00 GiB (+12.5%)"
+        "category": "total", "planned": "8.00 GiB", "of total": "100%", "measured": "9.00 GiB (+12.5%)"
     }  # fmt: skip
     assert rows["parameters"]["measured"] == "2.00 GiB (+12.5% of total)"
     assert rows["at"]["measured"] == "backward"
 
 
 def test_a_plan_is_told_as_text_from_the_verdict_to_the_assumptions():
-    peaks = {"formulas": Peak(8 * GIB, "loss", "", HELD)}
+    peak = Peak(8 * GIB, "loss", "", HELD)
     text = plan_text(
-        ["it fits."], peaks, [{"strategy": "ddp", "memory": "8.00 GiB", "verdict": "fits"}], ["40% of peak"]
+        ["it fits."], peak, [{"strategy": "ddp", "memory": "8.00 GiB", "verdict": "fits"}], ["40% of peak"]
     )
 
     assert text.splitlines()[0] == "it fits."
     order = [text.index(word) for word in ("it fits.", "optimizer", "strategy", "40% of peak")]
     assert order == sorted(order)
-    assert plan_text(["nothing"], {}, [], []) == "nothing"
+    assert plan_text(["nothing"], None, [], []) == "nothing"
 
 
 def test_columns_are_as_wide_as_what_is_in_them():

@@ -2,17 +2,18 @@ import dataclasses
 import math
 
 import pytest
-from labkit.planner.speed.traffic import wire
 
 from labkit.errors import LaunchError
 from labkit.link.measure import KINDS, CollectiveTime, Link, fit
 from labkit.planner.data_sheets import DEVICES, device_named
-from labkit.planner.layout import Layout
 from labkit.planner.model.facts import ByteCount, ModelFacts, Profile, Unit, Variant, Work
 from labkit.planner.networks import Hosts
+from labkit.planner.speed.collectives import wire
 from labkit.planner.speed.rates import COMPUTED, HOST, SHORTEST, Rates, alone, assumed_link, assumed_rates, kernel_times
 from labkit.planner.speed.speed_model import crowded
 from labkit.planner.speed.step_time import DISPATCH, FORMULA_ERROR, HOST_LINK, HOST_STEP, UNIT_HOST, scaling, step_time
+from labkit.planner.strategies.known import strategy_named
+from labkit.planner.strategies.strategy import Layout
 from labkit.write import Script
 
 MIB = 1 << 20
@@ -52,7 +53,7 @@ FSDP = {"reshard_after_forward": "auto", "cpu_offload": False, "replicas": 1}
 
 
 def layout(strategy, ranks, micro_batch=1, **more):
-    return Layout(strategy=strategy, ranks=ranks, micro_batch=micro_batch, **({"data": ranks} | more))
+    return Layout(strategy=strategy_named(strategy), ranks=ranks, micro_batch=micro_batch, **({"data": ranks} | more))
 
 
 def test_without_communication_a_step_is_its_computing():

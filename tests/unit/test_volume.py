@@ -1,9 +1,12 @@
 import pytest
-from labkit.planner.speed.traffic import COUNT, buckets, held, wire
-from labkit.planner.speed.traffic import volume as everything
 
-from labkit.planner.layout import Layout
 from labkit.planner.model.facts import ModelFacts, Unit
+from labkit.planner.speed.collectives import COUNT, wire
+from labkit.planner.strategies.ddp import buckets
+from labkit.planner.strategies.known import strategy_named
+from labkit.planner.strategies.strategy import Layout
+from labkit.planner.strategies.strategy import volume as everything
+from labkit.planner.strategies.tensor_parallel import held
 
 MIB = 1 << 20
 WIDTH = 8
@@ -25,7 +28,7 @@ FSDP = {"reshard_after_forward": "auto", "cpu_offload": False, "replicas": 1}
 
 
 def layout(strategy, ranks, **more):
-    return Layout(strategy=strategy, ranks=ranks, **({"micro_batch": 2, "data": ranks} | more))
+    return Layout(strategy=strategy_named(strategy), ranks=ranks, **({"micro_batch": 2, "data": ranks} | more))
 
 
 def volume(*asked):

@@ -94,7 +94,7 @@ class CheckedFakeMode(FakeTensorMode):
             kwargs = {**kwargs, "device": CPU}
         if func is GROUPED and args[0].dtype != torch.bfloat16:
             return self._grouped(args, kwargs or {})
-        if func.namespace == "fsdp" and "chunk_cat" in func.__name__ and any(tensor.is_sparse for tensor in args[0]):
+        if func._schema.name == "fsdp::chunk_cat" and any(tensor.is_sparse for tensor in args[0]):
             raise SystemExit("FSDP2 does not reduce-scatter sparse gradients: omit sparse=True, or use ddp")
         out = self._on_device(func, types, args, kwargs)
         if func.overloadpacket in ROUTING and args[0].dim() > 1:
