@@ -18,7 +18,7 @@ from labkit.planner.scaling import bytes_per_parameter, largest_micro_batch
 from labkit.planner.search import Search, fused_adamw, half_of
 from labkit.planner.speed.rates import matrix_share
 from labkit.planner.speed.speed_model import SpeedModel
-from labkit.planner.strategies.known import STRATEGIES, strategy_named
+from labkit.planner.strategies.known import STRATEGIES, simplest, strategy_named
 from labkit.planner.strategies.strategy import HALF, Layout
 from labkit.planner.variations import extras_of, own_parameters, under, variants
 from labkit.record import Peak
@@ -50,9 +50,11 @@ def advise(
     parameters: Parameters,
     speed_model: SpeedModel | None = None,
     rehearsed: Peak | None = None,
+    failure: str = "",
 ) -> Advice:
     """The best strategies for this model on `ranks` devices. Pure: no torch, no processes. The requested candidate has
-    the peak that was `rehearsed`; without one, and for all others, it uses formulas.
+    the peak that was `rehearsed`; without one, and for all others, it uses formulas. `failure` is how the requested
+    script fails.
 
     Raises LabError if the script itself has no valid layout: then there is nothing to compare with.
     """
@@ -63,25 +65,37 @@ def advise(
     requested = search.look(name, ranks, parameters)
     if lacks(device, layout):
         return _with_another_precision(requested, half_of(device) or "fp32", search)
-    if rehearsed and requested.layout:
+    if failure:
+        requested = replace(requested, peak=None, step=None, fits=False, remark=failure, failure=failure)
+    elif rehearsed and requested.layout:
         requested = judged(requested, rehearsed, device, speed_model, is_rough=False)
     rows = [requested]
-    quickest = fastest([requested, *search.ways(name, ranks, parameters, layout)])
+    ways = [] if failure else search.ways(name, ranks, parameters, layout)
+    quickest = fastest([requested, *(one for one in ways if not one.is_like(requested))])
     if quickest is None:
         rows += search.rescue(requested)
     elif not quickest.is_like(requested):
         rows.append(quickest)
-    for other in (other for other in scripts if other != name):
-        options = own_parameters(scripts[other], parameters)
-        at = strategy_named(other).ranks_of(ranks)  # the others have to beat a single device
-        candidates = search.ways(other, at, options, layout)
-        row = fastest(candidates) or min((one for one in candidates if one.peak), key=_smallest, default=candidates[0])
-        rows += [row] if row.fits else (search.rescue(row) or [_hopeless(row)])
+    others = [other for other in scripts if other != name]
+    alone = [other for other in others if other == simplest(1).name]
+    rows += [_best_of(other, search, ranks, parameters, layout) for other in (others if ranks > 1 else alone)]
+    if ranks == 1 and not any(row.fits for row in rows):  # then those that need more devices
+        more = (_best_of(other, search, ranks, parameters, layout) for other in others if other not in alone)
+        rows += [row for row in more if row.ranks > 1]
     best = _choice([row for row in rows if row.ranks <= ranks], layout.precision)
     rows = [_beside(row, best) for row in rows]
     largest = _largest(facts, layout, device)
     sentences = [*_sentences(rows, best, layout, device, largest), *_beyond(rows, best, search)]
     return Advice(device, rows[0], tuple(rows), best, largest, tuple(sentences))
+
+
+def _best_of(strategy: str, search: Search, ranks: int, parameters: Parameters, requested: Layout) -> Candidate:
+    """The best way of another strategy for the batch of the requested one; if none fits, what would make it fit."""
+    options = own_parameters(search.scripts[strategy], parameters)
+    at = strategy_named(strategy).ranks_of(ranks)  # the others have to beat a single device
+    ways = search.ways(strategy, at, options, requested)
+    row = fastest(ways) or min((one for one in ways if one.peak), key=_smallest, default=ways[0])
+    return row if row.fits else next(iter(search.rescue(row)), _hopeless(row))
 
 
 def _largest(facts: ModelFacts, layout: Layout, device: Device) -> int | None:
@@ -193,7 +207,7 @@ def _sentences(
         if requested.is_tight:
             verdict += f", but with less than {MARGIN:.0%} to spare for fragmentation (env={EXPANDABLE} reduces it)"
         yield f"{where} {needs(requested, device)}: {verdict}."
-    else:
+    elif not requested.failure:
         yield f"{where} cannot be planned: {requested.remark}."
     if not requested.fits:
         for row in rescued[:1]:

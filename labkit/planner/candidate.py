@@ -41,7 +41,7 @@ class Candidate:
 
     `layout` and `peak` are None if it cannot be planned, `step` if the speed is unknown; `remark` is why it does not
     fit, or under which condition it does. `is_tight`: it fits, but leaves less than MARGIN of a GPU free. `is_rough`:
-    the peak is from formulas, not from a rehearsal.
+    the peak is from formulas, not from a rehearsal. `failure`: how its script fails when it is rehearsed.
     """
 
     strategy: str
@@ -56,6 +56,7 @@ class Candidate:
     remark: str = ""
     is_tight: bool = False
     is_rough: bool = True
+    failure: str = ""
 
     @property
     def name(self) -> str:

@@ -80,7 +80,7 @@ def plan(
             if measure and kind.is_this_machine:  # nothing else may run while ranks are timed
                 measure_speed(script, ranks // kind.nodes, parameters, again=False, nodes=kind.nodes)
             speed_model = SpeedModel(script, facts, kind, ranks, parameters)
-            advice = advise(script, facts, kind, ranks, parameters, speed_model, peak)
+            advice = advise(script, facts, kind, ranks, parameters, speed_model, peak, questions.failure)
         states = None if peak or questions.failure else questions.states()
         problems = questions.problems
         if measure and not kind.is_this_machine:

@@ -298,6 +298,16 @@ def test_what_is_superseded_is_not_the_choice_however_fast_it_is():
     assert " fsdp1" not in found.sentences[1]
 
 
+def test_for_one_device_no_strategy_for_several_is_named(ddp):
+    found = advice(decoder(), ddp, 1, global_batch_size=4)
+    assert {each.strategy for each in found.rows} == {"ddp", "single"}
+    assert found.best.strategy == "single"
+
+    too_large = advice(decoder(width=4096, layers=20), ddp, 1, global_batch_size=4)
+    assert too_large.best is None
+    assert all(each.ranks > 1 for each in too_large.rows if each.fits)
+
+
 @pytest.mark.parametrize("width", [64, 1024, 2048])
 @pytest.mark.parametrize("batch", [4, 64])
 def test_the_choice_is_the_same_whichever_strategy_is_asked_for(width, batch):
@@ -420,9 +430,7 @@ def test_a_hybrid_uses_two_axes_at_least(ranks, axes):
         assert sum(size > 1 for size in sizes) >= 2
 
 
-@pytest.mark.parametrize(
-    ("ranks", "words"), [(1, "fits"), (2, "fits with 2 data ranks"), (3, "fits with 3 data ranks")]
-)
+@pytest.mark.parametrize(("ranks", "words"), [(2, "fits with 2 data ranks"), (3, "fits with 3 data ranks")])
 def test_a_hybrid_on_ranks_that_do_not_split_two_ways_is_the_same_wherever_it_is_shown(ddp, ranks, words):
     facts, batch = decoder(), {"global_batch_size": 12}
     beside = row(advice(facts, ddp, ranks, **batch), "hybrid")
