@@ -20,6 +20,7 @@ import signal
 import socket
 import sys
 import traceback
+from pathlib import Path
 from typing import Any
 
 from labkit.planner.model.answers import Reads
@@ -139,10 +140,10 @@ def signature(error: Exception) -> str:
     differs without data; "" if only tensors without data, or only this machine, may have such an error."""
     import torch
 
-    import labkit
     from labkit.planner.model.fake.fake_run import DEPENDS_ON_DATA
 
-    within = (*(f"{package.__path__[0]}{os.sep}" for package in (labkit, torch)), contextlib.__file__)
+    ours = str(Path(__file__).parents[2])
+    within = (*(f"{folder}{os.sep}" for folder in (ours, *torch.__path__)), contextlib.__file__)
     frames = traceback.extract_tb(error.__traceback__)
     lines = [f"{f.filename}:{f.lineno}" for f in frames if not f.filename.startswith(within)]
     elsewhere = type(error).__name__ in DEPENDS_ON_DATA or isinstance(error, OSError | ImportError)
