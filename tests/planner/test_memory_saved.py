@@ -44,6 +44,18 @@ def test_offloaded_activations_are_in_no_gpus_plan():
         assert kept.categories[state] == offloaded.categories[state]
 
 
+@pytest.mark.parametrize("strategy", ["fsdp", "fsdp1"])
+def test_offloaded_states_are_in_no_gpus_plan(strategy):
+    """Planned only: on the CPU they are where they were."""
+    script, options = Script.load(strategy), {"global_batch_size": 8}
+    kept, offloaded = (
+        rehearse(script, 2, {**options, "cpu_offload": offload}, capability=(7, 5)).peak for offload in (False, True)
+    )
+    assert not {"parameters", "optimizer"} & offloaded.categories.keys()
+    assert kept.bytes - offloaded.bytes > 0.7 * (kept.categories["parameters"] + kept.categories["optimizer"])
+    assert offloaded.phase != "optimizer"
+
+
 @pytest.mark.timeout(600)
 def test_fused_adamw_has_no_temporaries():
     """Planned for a GPU, and traced on the CPU."""

@@ -149,12 +149,21 @@ def step(
             if isinstance(model, Replicated) and not skewed:
                 model.check()
             replaced.clear()
+            if capability and fake_run.option("cpu_offload"):  # the optimizer's step is the host's
+                return tracker.peak(elsewhere=_states(model, optimizer)), []
             tracker.before_step(optimizer)
             with _updating(stepping, updated):
                 optimizer.step()
             tracker.after_step(optimizer)
             optimizer.zero_grad()
     return tracker.peak(), []
+
+
+def _states(model: Any, optimizer: Any) -> list[Any]:
+    """The parameters, their gradients and the optimizer's state."""
+    parameters = {*model.parameters(), *(p for group in optimizer.param_groups for p in group["params"])}
+    state = [value for values in optimizer.state.values() for value in values.values()]
+    return [*parameters, *(p.grad for p in parameters if p.grad is not None), *state]
 
 
 def _alike(optimizer: Any) -> list[list[Any]]:

@@ -75,14 +75,15 @@ class Tracker(TorchDispatchMode):
         self.mark(parameters, "parameters")
         self.mark((p.grad for p in parameters if p.is_leaf), "gradients")
 
-    def peak(self) -> Peak:
-        """The first moment with the highest total."""
+    def peak(self, elsewhere: Iterable[Any] = ()) -> Peak:
+        """The first moment with the highest total, without the tensors that would be `elsewhere`, in other memory."""
+        left_out = {self._number_of(storage, before=True) for storage in self._storages_in(list(elsewhere))}
         held: dict[int, int] = defaultdict(int)
         for number, size in self._before:
-            held[self._categories[number]] += size
+            held[self._categories[number]] += size if number not in left_out else 0
         total = most = sum(held.values())
         phase, operation, at_peak = "forward", "", dict(held)
-        for number, size, when, what in self._events:
+        for number, size, when, what in (event for event in self._events if event[0] not in left_out):
             held[self._categories[number]] += size
             total += size
             if total > most:

@@ -70,6 +70,7 @@ class FakeRun:
         skewed: bool = False,
     ):
         _patch_torch()
+        self._on_gpu = capability is not None
         self.fake = CheckedFakeMode(skewed, on_gpu=capability is not None)
         if capability:
             follow_cuda()
@@ -107,7 +108,13 @@ class FakeRun:
     def join_group(self, ranks: int, rank: int = 0) -> Any:
         """The script's mesh on a fake process group, in which collectives return immediately."""
         dist.init_process_group("fake", rank=rank, world_size=ranks, store=FakeStore())
-        return self.script.make_mesh("cpu", self.args)
+        offloads = self._on_gpu and self.option("cpu_offload")
+        if offloads:  # which only a GPU's may, but the mesh is of CPUs here
+            self.args.cpu_offload = False
+        mesh = self.script.make_mesh("cpu", self.args)
+        if offloads:
+            self.args.cpu_offload = True
+        return mesh
 
     def model(self) -> nn.Module:
         """The script's model, with its adapter if there is one."""
@@ -250,6 +257,7 @@ def _patch_torch() -> None:
         (torch.distributed.pipelining, "PipelineStage", KnownStage),
         (torch.distributed.fsdp._fully_shard._fsdp_param, "_chunk_with_empty", Shards),
         (torch.distributed.fsdp._flat_param, "_data_ptr_allocated", _is_allocated),
+        (torch.cpu.Stream, "synchronize", lambda stream: None),  # which FSDP1 awaits when it offloads
         (nn.Module, "to", _moved),
         (nn.Module, "_apply", _applied),
     ]
