@@ -11,7 +11,7 @@ from labkit.cluster import JobOptions, prepare_submission, submit_to_slurm
 from labkit.errors import LaunchError
 from labkit.frontend import ui
 from labkit.launch_options import LaunchOptions
-from labkit.planner import Plan
+from labkit.planner import Plan, ScriptPlan
 from labkit.run import Run
 from labkit.write import Script
 
@@ -48,7 +48,7 @@ def submit(
         raise LaunchError("Slurm restarts a job from its newest checkpoint; leave retries out")
     if others := sorted(parameters.keys() & LaunchOptions.names()):
         raise LaunchError(f"{others[0]} is an option of launch, not of submit, which lets Slurm choose the nodes")
-    if isinstance(script, Plan):
+    if isinstance(script, Plan | ScriptPlan):
         raise LaunchError("a plan can only be launched on one machine; on a cluster, submit its script and parameters")
     warn(script)
     launch = LaunchOptions(args=args, name=name, runs_dir=runs_dir, env=env)

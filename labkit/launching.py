@@ -18,14 +18,17 @@ from labkit.frontend import check_kernel, is_headless, notebook_shell, ui
 from labkit.launch_options import LaunchOptions
 from labkit.launcher import Launchable, Module, prepare_launch, start
 from labkit.link import link_settings
-from labkit.planner import Plan
+from labkit.planner import Plan, ScriptPlan
 from labkit.rank_files import PROFILE, REACHABLE, TRACE_MEMORY, WITNESS
 from labkit.run import Run
 from labkit.write import Script
 
 
 def launch(
-    script: Script | Plan | str | os.PathLike[str] | None = None, *, module: str | None = None, **parameters: Any
+    script: Script | Plan | ScriptPlan | str | os.PathLike[str] | None = None,
+    *,
+    module: str | None = None,
+    **parameters: Any,
 ) -> Run:
     """Start a script on every rank with torchrun and return immediately; a notebook shows the live view.
 
@@ -65,10 +68,13 @@ def launch(
     headless = is_headless()
     tied = headless if options.detach is None else not options.detach
     prediction = None
-    if isinstance(script, Plan):
+    if isinstance(script, Plan | ScriptPlan):
         if options.hosts is not None:
             raise LaunchError("a plan can only be launched on one machine; on hosts, launch its script and parameters")
-        parameters = script.launched_with(options.nproc_per_node, parameters)
+        if isinstance(script, ScriptPlan):
+            options = replace(options, args=script.launched_with(options.nproc_per_node, options.args, parameters))
+        else:
+            parameters = script.launched_with(options.nproc_per_node, parameters)
         options = replace(options, nproc_per_node=script.ranks, trace_memory=True)
         prediction, script = script.record(), script.path or script.script
     launched = _launchable(script, module)

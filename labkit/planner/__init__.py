@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from labkit.planner.model.facts import facts_of as facts_of  # determines these facts in a child process
     from labkit.planner.planned import Plan as Plan  # what `plan` returns
     from labkit.planner.planning import plan as plan  # predicts the memory and time of a training run
+    from labkit.planner.script_plan import ScriptPlan as ScriptPlan  # what `plan` returns for any other script
     from labkit.planner.search import outlook as outlook  # all strategies at one setting, as the panel shows them
     from labkit.planner.speed.speed_model import SpeedModel as SpeedModel  # step times on a device, by layout
     from labkit.planner.speed.speed_model import measure_speed as measure_speed  # measures the speed of this machine

@@ -30,9 +30,14 @@ CALLED = {
 }
 
 
+def has_cells(script: Script) -> bool:
+    """Whether the script has the functions of labkit's cells, which a plan calls."""
+    return _defined(script) >= CALLED and "global_batch_size" in options_of(script)
+
+
 def check_contract(script: Script) -> None:
-    """Raise LaunchError unless the script has the functions of labkit's cells, which a plan calls."""
-    if _defined(script) >= CALLED and "global_batch_size" in options_of(script):
+    """Raise LaunchError unless the script has the functions of labkit's cells."""
+    if has_cells(script):
         return
     raise LaunchError(
         f"{script.name}.py cannot be planned: it lacks the cells of labkit's scripts. Put your model and data into "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import replace
@@ -14,7 +15,7 @@ from labkit.errors import LaunchError
 from labkit.hardware import hardware
 from labkit.planner.advice import advise
 from labkit.planner.candidate import lacks, refusal, unsupported
-from labkit.planner.contract import able_to
+from labkit.planner.contract import able_to, has_cells
 from labkit.planner.data_sheets import Device, devices_named
 from labkit.planner.layout import layout_of
 from labkit.planner.memory.ledger import UnknownToFormulas
@@ -24,12 +25,13 @@ from labkit.planner.model.facts import ModelFacts, facts_of
 from labkit.planner.model.rehearsal import rehearse, states_alone
 from labkit.planner.networks import bandwidth_of
 from labkit.planner.planned import Plan
+from labkit.planner.script_plan import ScriptPlan, plan_script
 from labkit.planner.search import half_of
 from labkit.planner.speed.speed_model import SpeedModel, measure_speed
 from labkit.planner.strategies.strategy import Layout
 from labkit.record import Peak
 from labkit.text import gib
-from labkit.write import Script, script_names
+from labkit.write import Script, check_flags, command_line, completed, options_of, read_back, script_names
 
 MOST_RANKS = 16384
 TENSOR_RANKS = 8  # they communicate in every layer, so no more than one box has are considered
@@ -44,8 +46,9 @@ def plan(
     device: str | None = None,
     network: str | float | None = None,
     measure: bool = False,
+    args: Sequence[Any] = (),
     **parameters: Any,
-) -> Plan:
+) -> Plan | ScriptPlan:
     """Predict the memory per rank and the step time of a script, what fits the device, and what is fastest.
 
     `script`, `nproc_per_node` and `parameters` are as for `launch`. `device` is a preset ("T4", "2xT4", "A100 80");
@@ -58,18 +61,30 @@ def plan(
     affect neither. With `measure=True`, ranks on this machine compute and communicate for about 15 seconds, so that the
     speed is measured instead of assumed; the result is cached.
 
+    Any other script, for example with a loop of accelerate, Lightning or transformers.Trainer, is run up to its second
+    optimizer step, with parameters that have no data, and the result is a ScriptPlan: the memory of rank 0, and what
+    is derived from it for DDP, ZeRO-1, ZeRO-2 and FSDP. `args` are the script's arguments, as for `launch`. What it
+    writes is kept in a temporary folder. Where it needs values, that step is computed on this machine's CPU.
+
     Raises ScriptError or LaunchError for anything that `launch` would reject. `.problems` lists what could not be
     planned.
     """
     script, path = _script(script)
-    script.check()
-    script = script if path else able_to(script, parameters)
-    if reason := unsupported(script):
-        raise LaunchError(reason)
+    is_own = not has_cells(script)
+    if is_own:
+        script.check_syntax()
+    else:
+        script, parameters = _with_arguments(script, path, args, parameters)
+        script.check()
+        script = script if path else able_to(script, parameters)
+        if reason := unsupported(script):
+            raise LaunchError(reason)
     count, kind = devices_named(device)
     ranks = _ranks(nproc_per_node, count, kind)
     if nodes != 1 or network is not None:
         ranks, kind = _on_hosts(nodes, ranks, kind, network)
+    if is_own:
+        return plan_script(script, path, ranks, [*command_line(script, parameters), *map(str, args)], kind, measure)
     layout = layout_of(script, ranks, parameters)
     with asking() as threads:
         questions = _Questions(threads, script, path, ranks, parameters, kind, layout)
@@ -214,6 +229,18 @@ def _script(script: Script | str | os.PathLike[str]) -> tuple[Script, str]:
     if isinstance(script, str) and script in script_names():
         return Script.load(script), ""
     return Script.load(script), str(Path(script).absolute())
+
+
+def _with_arguments(
+    script: Script, path: str, args: Sequence[Any], parameters: Parameters
+) -> tuple[Script, dict[str, Any]]:
+    """The script with the extras that the arguments need, and its parameters with those among the arguments."""
+    argv = [*map(str, args)]
+    script = script if path else completed(script, args=argv)
+    check_flags(script, argv)
+    options, values = options_of(script), read_back(script, argv)
+    typed = {name: value == "True" if options[name].kind == "flag" else value for name, value in values.items()}
+    return script, {**typed, **parameters}
 
 
 def _ranks(count: Any, devices: int | None, kind: Device) -> int:

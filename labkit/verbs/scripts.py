@@ -13,7 +13,7 @@ import labkit
 from labkit.errors import LabError
 from labkit.launch_options import whole_number
 from labkit.text import plain
-from labkit.write import check_flags, completed, options_of, read_back, script_names
+from labkit.write import script_names
 
 if TYPE_CHECKING:
     from labkit.checking import Findings
@@ -150,7 +150,7 @@ def add_plan_verb(verb: Callable[..., argparse.ArgumentParser]) -> None:
         "predict memory and speed of each strategy before a launch; exits with 1 if the script does not fit",
         usage="labkit plan SCRIPT [options] [--] [the script's own options]",
     )
-    plan.add_argument("script", help="one of labkit's own (ddp) or the path of a script with the same cells")
+    plan.add_argument("script", help="one of labkit's own (ddp) or the path of any torchrun script")
     plan.add_argument(
         "--nproc-per-node",
         type=whole_number,
@@ -165,23 +165,14 @@ def add_plan_verb(verb: Callable[..., argparse.ArgumentParser]) -> None:
 
 
 def _plan(arguments: argparse.Namespace, rest: list[str]) -> int:
-    script = labkit.Script.load(arguments.script)
-    if arguments.script in script_names():
-        script = completed(script, args=rest)
-    check_flags(script, rest)
-    options = options_of(script)
-    parameters: dict[str, Any] = {
-        name: value == "True" if options[name].kind == "flag" else value
-        for name, value in read_back(script, rest).items()
-    }
     plan = labkit.plan(
-        script,
+        arguments.script,
         nproc_per_node=arguments.nproc_per_node,
         nodes=arguments.nodes,
         device=arguments.device,
         network=_number(arguments.network),
         measure=arguments.measure,
-        **parameters,
+        args=rest,
     )
     print(plan)
     return 2 if plan.fits is None else 0 if plan.fits else 1

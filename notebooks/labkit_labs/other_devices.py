@@ -65,6 +65,7 @@ def elsewhere(scripts: Mapping[str, Any], devices: Sequence[str], options: Mappi
                 except LabError as error:
                     rows.append(row | {"note": str(error)})
                     continue
+                assert isinstance(planned, Plan)
                 plans[name, device], usable = planned, planned.device.usable_by(planned.ranks)
                 peak, step, fits = planned.peak, planned.step, planned.fits
                 if reason := planned.unfit:

@@ -99,7 +99,7 @@ def answer(question: socket.socket) -> None:
     from labkit.planner.model.fake.fake_run import FakeRun
 
     request = json.loads(question.makefile("rb").readline())
-    module, _, name = request["function"].partition(".")
+    module, _, name = request["function"].rpartition(".")
     reads = Reads()
     try:
         os.chdir(request["folder"])

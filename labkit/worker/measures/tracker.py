@@ -73,7 +73,7 @@ class Tracker(TorchDispatchMode):
 
     def _mark_parameters(self, parameters: list[torch.Tensor]) -> None:
         self.mark(parameters, "parameters")
-        self.mark((p.grad for p in parameters if p.is_leaf), "gradients")
+        self.mark((p.grad for p in parameters if _is_leaf(p)), "gradients")
 
     def peak(self, elsewhere: Iterable[Any] = ()) -> Peak:
         """The first moment with the highest total, without the tensors that would be `elsewhere`, in other memory."""
@@ -198,6 +198,13 @@ class Tracker(TorchDispatchMode):
         if more:
             self._sizes[number] = size
             self._events.append((number, more, self.phase, self._operation))
+
+
+def _is_leaf(tensor: torch.Tensor) -> bool:
+    try:
+        return tensor.is_leaf
+    except RuntimeError:  # a view whose base was modified, as FSDP1 leaves behind
+        return False
 
 
 def _tensors_in(values: Any) -> list[torch.Tensor]:

@@ -1,0 +1,1 @@
+"""Runs any script up to its second optimizer step, on tensors without data where that is possible."""

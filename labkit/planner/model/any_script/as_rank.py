@@ -1,0 +1,190 @@
+"""Makes this process one rank of a planned launch: its environment, its process groups, which send nothing, and a GPU
+that only seems to be there.
+
+Runs in a child process, whose torch it patches until the process ends.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from contextlib import nullcontext
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed.fsdp
+from torch import nn
+from torch.distributed import device_mesh, distributed_c10d
+from torch.testing._internal.distributed.fake_pg import FakeStore
+from torch.utils.data import DataLoader
+
+from labkit.planner.model.any_script.values import here
+from labkit.planner.model.fake.fakes import Replicated
+
+
+class AnyReplicated(Replicated):
+    """DDP as any script uses it: with arguments by position, and with attributes that frameworks read and set."""
+
+    def __init__(self, module: nn.Module, *_: Any, **options: Any):
+        super().__init__(module, **options)
+        self.find_unused_parameters = bool(options.get("find_unused_parameters"))
+        self.static_graph = bool(options.get("static_graph"))
+        self.reducer = SimpleNamespace(prepare_for_backward=lambda _: None, _set_forward_pass_work_handle=None)
+        self.device_ids = None
+        self._trained = sum(p.requires_grad for p in module.parameters())
+        self._reduced = 0  # gradients since the last forward
+
+    @property
+    def require_backward_grad_sync(self) -> bool:
+        return self._synchronizes
+
+    @require_backward_grad_sync.setter
+    def require_backward_grad_sync(self, value: bool) -> None:
+        self._synchronizes = value
+
+    def _ready(self, parameter: torch.Tensor) -> None:
+        super()._ready(parameter)
+        self._reduced += self._synchronizes
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        if torch.is_grad_enabled():
+            if 0 < self._reduced < self._trained:
+                self.check()
+            self._reduced = 0
+        return super().forward(*args, **kwargs)
+
+    def join(self, *_: Any, **__: Any) -> Any:
+        return nullcontext()
+
+    def _get_ddp_logging_data(self) -> dict[str, Any]:
+        return {}
+
+
+def be_rank(ranks: int) -> None:
+    """Be rank 0 of a torchrun launch with so many ranks on this host."""
+    os.environ |= {
+        "RANK": "0",
+        "LOCAL_RANK": "0",
+        "GROUP_RANK": "0",
+        "ROLE_RANK": "0",
+        "WORLD_SIZE": str(ranks),
+        "LOCAL_WORLD_SIZE": str(ranks),
+        "GROUP_WORLD_SIZE": "1",
+        "ROLE_WORLD_SIZE": str(ranks),
+        "ROLE_NAME": "default",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": "29500",
+        "TORCHELASTIC_RUN_ID": "none",
+        "TORCHELASTIC_RESTART_COUNT": "0",
+        "TORCHELASTIC_MAX_RESTARTS": "0",
+        "WANDB_MODE": "disabled",
+    }
+    join, make_group = dist.init_process_group, dist.new_group
+
+    def joined(*args: Any, world_size: int = -1, rank: int = -1, **_: Any) -> None:
+        many = world_size if world_size > 0 else ranks
+        join("fake", rank=max(rank, 0), world_size=many, store=FakeStore())
+
+    def grouped(ranks: Any = None, *_: Any, **__: Any) -> Any:
+        return make_group(ranks)
+
+    for module in (dist, distributed_c10d, device_mesh):
+        for name, replacement in (("init_process_group", joined), ("new_group", grouped)):
+            if hasattr(module, name):
+                setattr(module, name, replacement)
+
+
+def simplify(notes: Callable[[str], None]) -> None:
+    """Load data in this process, compile nothing, save nothing. Calls `notes` with what a plan leaves out."""
+    iterate = DataLoader._get_iterator
+
+    def load_here(loader: Any) -> Any:
+        loader.num_workers = loader.timeout = 0
+        return iterate(loader)
+
+    def eager(model: Any = None, **_: Any) -> Any:
+        notes("compile is not planned: figures are for eager mode; a compiled model often holds less")
+        return model if model is not None else lambda function: function
+
+    def spawned(function: Callable[..., Any], args: Any = (), nprocs: int = 1, *_: Any, **__: Any) -> None:
+        function(0, *args)
+
+    replacements: list[tuple[Any, str, Any]] = [
+        (DataLoader, "_get_iterator", load_here),
+        (torch, "compile", eager),
+        (nn.Module, "compile", lambda module, *_, **__: eager(module) and None),
+        (torch, "save", lambda *_, **__: None),
+        (torch.multiprocessing, "spawn", spawned),
+    ]
+    for owner, name, replacement in replacements:
+        setattr(owner, name, replacement)
+
+
+def replicate() -> None:
+    """Replace DDP, whose reducer is C++ and takes neither tensors without data nor the results of groups that send
+    nothing."""
+    torch.nn.parallel.distributed.DistributedDataParallel = AnyReplicated  # type: ignore[assignment, misc]
+    torch.nn.parallel.DistributedDataParallel = AnyReplicated  # type: ignore[assignment, misc]
+
+
+class _Nothing:
+    """A stream, an event or a device guard."""
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        self.stream_id = 0
+
+    def __enter__(self) -> _Nothing:
+        return self
+
+    def __exit__(self, *_: Any) -> None: ...
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *_, **__: 0.0 if name == "elapsed_time" else None
+
+
+def seem_to_have_gpus(name: str, count: int, memory: int, capability: tuple[int, int]) -> None:
+    """Make torch.cuda tell of so many GPUs. Tensors stay on the CPU: see OnCpu."""
+    properties = SimpleNamespace(
+        name=name, total_memory=memory, major=capability[0], minor=capability[1], multi_processor_count=100
+    )
+    fsdp, mesh = torch.distributed.fsdp.FullyShardedDataParallel, device_mesh.init_device_mesh
+    shard = fsdp.__init__
+
+    def sharded(module: Any, *args: Any, **options: Any) -> None:
+        options.pop("device_id", None)
+        shard(module, *args, **options)
+
+    def on_mesh(device_type: str, *args: Any, **options: Any) -> Any:
+        return mesh(here(device_type), *args, **options)
+
+    values: dict[str, Any] = {
+        "is_available": True,
+        "is_initialized": False,
+        "device_count": count,
+        "current_device": 0,
+        "get_device_name": name,
+        "get_device_capability": capability,
+        "get_device_properties": properties,
+        "is_bf16_supported": True,
+        "memory_allocated": 0,
+        "max_memory_allocated": 0,
+        "memory_reserved": 0,
+        "max_memory_reserved": 0,
+        "mem_get_info": (memory, memory),
+        "memory_stats": {},
+        "memory_summary": "",
+        "utilization": 0,
+        "current_stream": _Nothing(),
+        "default_stream": _Nothing(),
+    }
+    for each in ("set_device", "synchronize", "empty_cache", "init", "reset_peak_memory_stats", "ipc_collect"):
+        values[each] = None
+    for each, value in values.items():
+        setattr(torch.cuda, each, lambda *_, value=value, **__: value)
+    for each in ("Stream", "Event", "device", "stream"):
+        setattr(torch.cuda, each, _Nothing)
+    setattr(fsdp, "__init__", sharded)  # noqa: B010
+    for module in (device_mesh, dist):
+        module.init_device_mesh = on_mesh  # type: ignore[attr-defined]

@@ -1,0 +1,140 @@
+"""Keeps what a planned script writes in a temporary folder, where the script finds it again.
+
+Runs in a child process, whose files it redirects until the process ends. What changes files in another way, such as
+another program, is refused.
+"""
+
+from __future__ import annotations
+
+import builtins
+import io
+import os
+import sys
+import tempfile
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+WRITES = os.O_WRONLY | os.O_RDWR
+DEVICES = ("/dev/", "/proc/")
+MOST_COPIED = 1 << 26
+# Audit events of what would change a file or start a program, with the indices of the paths.
+CHANGES = {
+    "os.link": (1,),
+    "os.symlink": (1,),
+    "os.mkdir": (0,),
+    "os.remove": (0,),
+    "os.rename": (0, 1),
+    "os.rmdir": (0,),
+    "os.truncate": (0,),
+    "open": (0,),
+}
+PROGRAMS = ("subprocess.Popen", "os.system", "os.exec", "os.posix_spawn")
+READING = ("stat", "lstat", "listdir", "scandir", "access", "chdir", "chmod", "utime", "remove", "unlink", "rmdir")
+
+
+class KeptApart:
+    """Redirects what this process writes to `folder`. `written` are the paths that the script meant."""
+
+    def __init__(self, folder: str) -> None:
+        self._folder = os.path.realpath(folder)
+        self.written: set[str] = set()
+        self._make = os.mkdir
+        tempfile.tempdir = os.environ["TMPDIR"] = self._folder
+        self._exists = os.path.exists
+        for name in READING:
+            setattr(os, name, self._following(getattr(os, name)))
+        for name in ("rename", "replace"):
+            setattr(os, name, self._moving(getattr(os, name)))
+        os.mkdir = self._mkdir
+        os.open = self._opening(os.open, _flags_write)
+        builtins.open = io.open = self._opening(io.open, _mode_writes)
+        sys.addaudithook(self._refuse)
+
+    def _following(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(path: Any = ".", *args: Any, **named: Any) -> Any:
+            return function(self._found(path), *args, **named)
+
+        return call
+
+    def _moving(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(source: Any, target: Any, *args: Any, **named: Any) -> Any:
+            return function(self._found(source), self._to_write(target), *args, **named)
+
+        return call
+
+    def _opening(self, function: Callable[..., Any], writes: Callable[..., tuple[bool, bool]]) -> Callable[..., Any]:
+        def call(file: Any, *args: Any, **named: Any) -> Any:
+            anything, keeps = writes(*args, **named)
+            if anything and keeps:
+                self._copy(file)
+            return function(self._to_write(file) if anything else self._found(file), *args, **named)
+
+        return call
+
+    def _mkdir(self, path: Any, *args: Any, **named: Any) -> None:
+        if self._exists(path):
+            raise FileExistsError(17, "File exists", path)
+        self._make(self._to_write(path), *args, **named)
+
+    def _place(self, path: Any) -> str | None:
+        """Where a path outside the folder is kept inside; None for what is not redirected."""
+        try:
+            name = os.path.abspath(os.fsdecode(path))  # noqa: PTH100
+        except TypeError:  # a file descriptor
+            return None
+        return None if self._is_own(name) else self._folder + name
+
+    def _is_own(self, name: str) -> bool:
+        return name.startswith((self._folder, *DEVICES))
+
+    def _found(self, path: Any) -> Any:
+        place = self._place(path)
+        return place if place and self._exists(place) else path
+
+    def _to_write(self, path: Any) -> Any:
+        place = self._place(path)
+        if place is None:
+            return path
+        name = os.path.abspath(os.fsdecode(path))  # noqa: PTH100
+        self.written.add(name)
+        self._make_folders(Path(place).parent)
+        return place
+
+    def _copy(self, path: Any) -> None:
+        """Copy a file to which the script adds."""
+        place = self._place(path)
+        if place and not self._exists(place) and Path(path).is_file():
+            if Path(path).stat().st_size > MOST_COPIED:
+                raise PermissionError(f"a plan changes no file, and does not copy one of this size: {path!r}")
+            Path(self._to_write(path)).write_bytes(Path(path).read_bytes())
+
+    def _make_folders(self, folder: Path) -> None:
+        if not self._exists(folder):
+            self._make_folders(folder.parent)
+            with suppress(FileExistsError):
+                self._make(folder)
+
+    def _refuse(self, event: str, args: tuple[Any, ...]) -> None:
+        if event in PROGRAMS:
+            raise PermissionError(f"a plan starts no other program: {args[0]!r}")
+        if event not in CHANGES or (event == "open" and not (isinstance(args[2], int) and args[2] & WRITES)):
+            return
+        for index in CHANGES[event]:
+            path = args[index]
+            folder = next((fd for fd in args[index + 1 :] if isinstance(fd, int) and fd >= 0), -1)
+            if event != "open" and folder >= 0:  # which the path is relative to
+                path = Path(os.path.realpath(f"/proc/self/fd/{folder}"), os.fsdecode(path))
+            if self._place(path) is not None:
+                raise PermissionError(f"a plan changes no file: {event} of {args[index]!r}")
+
+
+def _flags_write(flags: int, *_: Any, **__: Any) -> tuple[bool, bool]:
+    """Whether flags of os.open allow to write, and whether they keep what is there."""
+    return bool(flags & WRITES), not flags & os.O_TRUNC
+
+
+def _mode_writes(mode: Any = "r", *_: Any, **__: Any) -> tuple[bool, bool]:
+    """Whether a mode of open allows to write, and whether it keeps what is there."""
+    return isinstance(mode, str) and bool({*mode} & {*"wax+"}), "w" not in str(mode)

@@ -1,0 +1,290 @@
+"""Runs a script as rank 0 of a launch, from its first line to the end of the second step of its optimizers.
+
+Its parameters have no data, nor has what is computed from them; all else, such as its data, is real. Where a script
+needs the values, it can be run on real tensors instead. Runs in a child process, which then ends.
+"""
+
+from __future__ import annotations
+
+import gc
+import linecache
+import os
+import resource
+import signal
+import sys
+import tempfile
+import traceback
+import types
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext, suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.utils.data.dataloader import _BaseDataLoaderIter
+
+from labkit.files import lines_of
+from labkit.planner.model.any_script.as_rank import be_rank, replicate, seem_to_have_gpus, simplify
+from labkit.planner.model.any_script.divided import Weighed, others, strategy_in
+from labkit.planner.model.any_script.kept_apart import KeptApart
+from labkit.planner.model.any_script.values import LikelyValues, OnCpu, place_in
+from labkit.planner.model.fake import fake_run
+from labkit.planner.model.fake.cuda_kernels import follow_cuda, follow_kernels
+from labkit.planner.model.fake.fakes import InHostMemory, Replicated, Shards, SharedOptimizer, silence
+from labkit.planner.model.fake.time_steps import skip_steps
+from labkit.worker import live_optimizers
+
+MOST_SECONDS = 300
+MOST_STEPS = 12  # of one optimizer, while others have not stepped
+
+
+class Stepped(BaseException):
+    """Ends the script after its second step; no handler of Exception catches it."""
+
+
+class TooLong(BaseException):
+    """Ends a script that has not stepped twice in MOST_SECONDS."""
+
+
+def peak_of_script(
+    text: str,
+    argv: list[str],
+    arguments: list[str],
+    path: str,
+    ranks: int,
+    gpu: dict[str, Any] | None,
+    without_data: bool,
+) -> dict[str, Any]:
+    """The peak of rank 0 in the second step, or why it is not known. `gpu`: the keywords of `seem_to_have_gpus`."""
+    with tempfile.TemporaryDirectory(prefix="labkit-plan-") as folder:
+        kept = KeptApart(folder)
+        watched = Rehearsal(path, without_data, gpu)
+        why = watched.run(text, arguments, ranks)
+        return watched.result(why, sorted(kept.written))
+
+
+class Rehearsal:
+    """One run of a script, watched by the hooks of torch's optimizers and DataLoaders."""
+
+    def __init__(self, path: str, without_data: bool, gpu: dict[str, Any] | None) -> None:
+        self._path, self._gpu = path, gpu
+        self._notes: dict[str, None] = {}
+        place = place_in(path)
+        self._fake = LikelyValues(place, on_gpu=gpu is not None) if without_data else None
+        self._steps = 0
+        self._first: Any = None  # the optimizer whose steps count
+        self._stepped: set[int] = set()  # since the tracker began, by the first parameter of each optimizer
+        self._fetches = False  # whether a DataLoader was asked in the first step
+        self._tracker: Weighed | None = None
+        self._replaced: list[torch.Tensor] = []  # buckets of the first step, until the second's backward
+        self._measured: dict[str, Any] | None = None
+
+    def run(self, text: str, arguments: Sequence[str], ranks: int) -> str:
+        """Run the script, and say why it did not step twice; "" if it did."""
+        self._ranks = ranks
+        be_rank(ranks)
+        simplify(self._note)
+        replicate()
+        if self._gpu:
+            self._gpu["capability"] = tuple(self._gpu["capability"])  # a list in JSON
+            seem_to_have_gpus(**self._gpu)
+            follow_cuda()
+        if self._fake:
+            _without_data(self._fake)
+            if self._gpu:
+                follow_kernels(self._gpu["capability"], self._fake.assumed.add)
+                torch.autograd.graph.save_on_cpu = InHostMemory  # type: ignore[misc, assignment]
+            else:
+                skip_steps()
+        self._hook()
+        _limit_memory()
+        signal.signal(signal.SIGALRM, _give_up)
+        signal.alarm(MOST_SECONDS)
+        try:
+            with OnCpu(self._fake, self._gpu is not None), silence():
+                _run_as_main(text, self._path, arguments)
+        except Stepped:
+            pass
+        except TooLong:
+            return f"it did not step twice within {MOST_SECONDS} seconds"
+        except SystemExit as error:
+            if not self._measured:
+                return _exit(error.code)
+        except BaseException as error:
+            if not self._measured:
+                return why_it_failed(error, self._path)
+        finally:
+            signal.alarm(0)
+        return "" if self._measured else f"it ended after {self._steps} optimizer steps, and a plan needs two"
+
+    def result(self, why: str, written: list[str]) -> dict[str, Any]:
+        """What is known, in JSON's types."""
+        read = [*self._fake.read] if self._fake else []
+        assumed = sorted(self._fake.assumed) if self._fake else []
+        found = {"why": why, "notes": [*self._notes], "written": written, "read": read, "assumed": assumed}
+        return found | {"measured": self._measured}
+
+    def _note(self, note: str) -> None:
+        self._notes[note] = None
+
+    def _hook(self) -> None:
+        register_optimizer_step_pre_hook(lambda optimizer, args, kwargs: self._before_step(optimizer))
+        register_optimizer_step_post_hook(lambda optimizer, args, kwargs: self._after_step(optimizer))
+        fetch = _BaseDataLoaderIter.__next__
+
+        def fetched(iterator: Any) -> Any:
+            self._fetches = True
+            if self._steps and self._tracker is None and torch.is_grad_enabled():
+                self._begin()
+            return fetch(iterator)
+
+        setattr(_BaseDataLoaderIter, "__next__", fetched)  # noqa: B010
+
+    def _before_step(self, optimizer: Any) -> None:
+        self._replaced.clear()
+        if self._tracker is not None:
+            self._tracker.before_step(optimizer)
+
+    def _after_step(self, optimizer: Any) -> None:
+        if torch._C._current_graph_task_id() != -1:
+            raise RuntimeError("its optimizer steps during backward, where no operation marks the end of a step")
+        if self._first is None:
+            self._first = optimizer
+        self._steps += optimizer is self._first
+        if self._tracker is None:
+            if not self._fetches:
+                self._begin()
+            return
+        self._tracker.after_step(optimizer)
+        self._stepped.add(_key(optimizer))
+        waiting = {_key(each) for each in live_optimizers()} - self._stepped
+        if optimizer is not self._first and _key(self._first) not in self._stepped:
+            return
+        if not waiting or self._steps >= MOST_STEPS:
+            self._end()
+
+    def _begin(self) -> None:
+        gc.collect()
+        self._tracker, modules = Weighed(), _modules()
+        self._tracker.mark_training(modules, live_optimizers())
+        if self._gpu:
+            self._replaced = [bucket for each in modules if isinstance(each, Replicated) for bucket in each.replaced()]
+            self._tracker.mark(self._replaced, "communication")
+        self._tracker.__enter__()
+
+    def _end(self) -> None:
+        assert self._tracker is not None
+        self._tracker.__exit__(None, None, None)
+        modules, optimizers = _modules(), live_optimizers()
+        strategy = strategy_in(modules, optimizers)
+        derived = others(self._tracker, strategy, self._ranks, modules, optimizers)
+        self._measured = {"peak": self._tracker.peak()._asdict(), "strategy": strategy, "others": derived}
+        raise Stepped
+
+
+def _modules() -> list[nn.Module]:
+    return [thing for thing in gc.get_objects() if issubclass(type(thing), nn.Module)]
+
+
+def _key(optimizer: Any) -> int:
+    """What tells an optimizer from others, but not from those that wrap it."""
+    return next((id(p) for group in optimizer.param_groups for p in group["params"]), id(optimizer))
+
+
+def _exit(code: Any) -> str:
+    if isinstance(code, str):
+        return code
+    with suppress(OSError):  # what the script has printed last
+        lines = os.pread(2, 1 << 14, max(0, os.fstat(2).st_size - (1 << 14))).decode(errors="replace").split("\n")
+        if said := next((line.strip() for line in reversed(lines) if line.strip()), ""):
+            return f"it exited with {code} before its second optimizer step: {said}"
+    return f"it exited with {code} before its second optimizer step"
+
+
+def _limit_memory() -> None:
+    """Fail instead of using more than this host has left."""
+    free = Path("/proc/meminfo")
+    if free.exists():
+        kibibytes = {line.split(":")[0]: int(line.split()[1]) for line in free.read_text().splitlines()}
+        resource.setrlimit(resource.RLIMIT_DATA, (kibibytes["MemAvailable"] * 1024, resource.RLIM_INFINITY))
+
+
+def _give_up(*_: Any) -> None:
+    raise TooLong
+
+
+def _run_as_main(text: str, path: str, arguments: Sequence[str]) -> None:
+    """Run the text as Python runs a script."""
+    main = types.ModuleType("__main__")
+    main.__file__ = path
+    main.__dict__["__builtins__"] = __builtins__
+    sys.modules["__main__"] = main
+    sys.argv = [path, *arguments]
+    sys.path.insert(0, str(Path(path).parent))
+    linecache.cache[path] = (len(text), None, lines_of(text), path)
+    exec(compile(text, path, "exec", dont_inherit=True), main.__dict__)
+
+
+def why_it_failed(error: BaseException, path: str) -> str:
+    """One sentence with the script's own line."""
+    lines = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == path]
+    where = f" in line {lines[-1].lineno} (`{(lines[-1].line or '').strip()}`)" if lines else ""
+    if type(error).__name__ in fake_run.DEPENDS_ON_DATA:
+        return f"it reads values of tensors{where}, which a plan's tensors do not have"
+    message = str(error).strip().partition("\n")[0]
+    return f"it fails{where}: {type(error).__name__}: {message}"
+
+
+def _without_data(fake: LikelyValues) -> None:
+    """Leave out the data of all parameters from now on."""
+    replacements: list[tuple[Any, str, Any]] = [
+        (torch.distributed.fsdp._fully_shard._fsdp_param, "_chunk_with_empty", Shards),
+        (torch.distributed.fsdp._flat_param, "_data_ptr_allocated", fake_run._is_allocated),
+        (torch.distributed.optim, "ZeroRedundancyOptimizer", SharedOptimizer),
+    ]
+    register, call = nn.Module.register_parameter, nn.Module.__call__
+
+    def registered(module: nn.Module, name: str, parameter: Any) -> None:
+        register(module, name, faked(parameter))
+
+    def faked(parameter: Any) -> Any:
+        is_plain = type(parameter) is nn.Parameter and parameter.device.type != "meta"
+        return fake.from_tensor(parameter) if is_plain and not isinstance(parameter, FakeTensor) else parameter
+
+    def moved(module: nn.Module, *args: Any, **kwargs: Any) -> nn.Module:
+        dtype = torch._C._nn._parse_to(*args, **kwargs)[1]
+        return applied(module, lambda t: t.to(dtype) if dtype and t.is_floating_point() else t)
+
+    def applied(module: nn.Module, change: Callable[[Any], Any], recurse: bool = True) -> nn.Module:
+        fake_run._applied(module, change, recurse)
+        for each in module.modules():
+            for name, parameter in each._parameters.items():
+                each._parameters[name] = faked(parameter)
+        return module
+
+    def called(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        is_sharded = isinstance(module, FSDPModule | FullyShardedDataParallel)
+        with fake if is_sharded else nullcontext():
+            return call(module, *args, **kwargs)
+
+    def differentiated(function: Callable[..., Any]) -> Callable[..., Any]:
+        def differentiate(*args: Any, **kwargs: Any) -> Any:
+            with fake:
+                return function(*args, **kwargs)
+
+        return differentiate
+
+    replacements += [
+        (nn.Module, "register_parameter", registered),
+        (nn.Module, "_apply", applied),
+        (nn.Module, "to", moved),
+        (nn.Module, "__call__", called),
+        (torch.autograd, "backward", differentiated(torch.autograd.backward)),
+        (torch.autograd, "grad", differentiated(torch.autograd.grad)),
+    ]
+    for owner, name, replacement in replacements:
+        setattr(owner, name, replacement)

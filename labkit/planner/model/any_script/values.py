@@ -1,0 +1,170 @@
+"""Tensors without data, of which a training script may read what a loss could be.
+
+Runs in the planner's child process.
+"""
+
+from __future__ import annotations
+
+import linecache
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensor
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils.weak import WeakIdKeyDictionary
+
+from labkit.planner.model.fake.checked_fakes import CheckedFakeMode
+
+aten = torch.ops.aten
+ITEM: Any = aten._local_scalar_dense.default
+LIKELY = 1.0  # of what a script reads, as of a loss
+# Operators whose results are known if those of all arguments are.
+CONDITIONS = {aten.isnan, aten.isinf, aten.isfinite, aten.eq, aten.ne, aten.lt, aten.le, aten.gt, aten.ge,
+              aten.logical_and, aten.logical_or, aten.logical_not, aten.bitwise_and, aten.bitwise_or,
+              aten.bitwise_not, aten.any, aten.all, aten.mul, aten._to_copy, aten.alias, aten.clone, aten.view,
+              aten.detach}  # fmt: skip
+TORCH = str(Path(torch.__file__).parent)
+
+
+class Count(int):
+    """A number of matches, such as of right predictions, which is assumed. It must not become the size of a tensor."""
+
+
+class LikelyValues(CheckedFakeMode):
+    """A number read from a floating-point tensor is taken to be 1, conditions follow from it, and a count of what is
+    true is taken to be 1. All other values are refused. `read` are the places of the script at which it read numbers,
+    which `place` names."""
+
+    def __init__(self, place: Callable[[], str], on_gpu: bool = False) -> None:
+        super().__init__(on_gpu=on_gpu)
+        self.read: dict[str, None] = {}
+        self._place = place
+        self._known: WeakIdKeyDictionary = WeakIdKeyDictionary()  # one value of all elements of a tensor
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is ITEM:
+            return self._item(func, args[0])
+        out = super().__torch_dispatch__(func, types, args, kwargs)
+        if isinstance(out, FakeTensor) and not out.is_floating_point():
+            if func.overloadpacket in CONDITIONS and (value := self._computed(func, args, kwargs or {})) is not None:
+                self._known[out] = value
+            elif func.overloadpacket is aten.sum and args[0].dtype == torch.bool:
+                self._known[out] = Count(1)
+        return out
+
+    def counts(self, tensor: Any) -> bool:
+        """Whether a tensor is the number of what is true."""
+        return tensor in self._known and type(self._known[tensor]) is Count
+
+    def _item(self, func: Any, tensor: Any) -> Any:
+        if not isinstance(tensor, FakeTensor):
+            with torch.utils._python_dispatch._disable_current_modes():
+                return func(tensor)
+        value = self._value(tensor)
+        if value is None:
+            raise DataDependentOutputException(func)
+        self.read[self._place()] = None
+        return value
+
+    def _value(self, tensor: Any) -> Any:
+        if tensor in self._known:
+            return self._known[tensor]
+        if tensor.constant is not None:
+            with torch.utils._python_dispatch._disable_current_modes():
+                return tensor.constant.flatten()[0].item() if tensor.numel() == 1 else None
+        return LIKELY if tensor.is_floating_point() else None
+
+    def _computed(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """The value of all elements of the result, if those of the arguments are known."""
+        tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+        if not all(isinstance(tensor, FakeTensor) and self._value(tensor) is not None for tensor in tensors):
+            return None
+
+        def one(value: Any) -> Any:
+            if not isinstance(value, torch.Tensor):
+                return value
+            return torch.full([1] * value.dim(), self._value(value), dtype=value.dtype)
+
+        if func.overloadpacket is aten.view:
+            return self._value(tensors[0])
+        with torch.utils._python_dispatch._disable_current_modes():
+            return func(*tree_map(one, args), **tree_map(one, kwargs)).flatten()[0].item()
+
+
+class OnCpu(TorchFunctionMode):
+    """What a script asks of tensors that are not on a device, or have no data: a device "cuda" is the CPU if `on_gpu`,
+    an array of a floating-point tensor has ones."""
+
+    def __init__(self, fake: LikelyValues | None, on_gpu: bool) -> None:
+        super().__init__()
+        self._fake, self._on_gpu = fake, on_gpu
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        name = getattr(func, "__name__", "")
+        if self._on_gpu:
+            if name in ("cuda", "pin_memory") and args and isinstance(args[0], torch.Tensor):
+                return args[0]
+            if kwargs.get("device") is not None:
+                kwargs = {**kwargs, "device": here(kwargs["device"])}
+            if name == "to":
+                args = tuple(map(here, args))
+            kwargs = {key: value for key, value in kwargs.items() if key != "pin_memory"}
+        first = args[0] if args else None
+        if isinstance(first, FakeTensor):
+            if name == "__format__" and first.dim() == 0:
+                return format(first.item(), args[1])
+            if name in ("item", "__int__", "__index__") and self._fake and self._fake.counts(first):
+                if name != "item":  # what it returns would not be told from other numbers
+                    raise DataDependentOutputException(ITEM)
+                return Count(first.item())
+            if name in ("numpy", "__array__") and first.is_floating_point() and self._fake:
+                self._fake.read[self._fake._place()] = None
+                with torch.utils._python_dispatch._disable_current_modes():
+                    return torch.ones(first.shape, dtype=first.dtype).numpy()
+        if any(type(leaf) is Count for leaf in _numbers(args)):
+            raise DataDependentOutputException(ITEM)
+        return func(*args, **kwargs)
+
+
+def _numbers(args: Any) -> list[Any]:
+    """The numbers among arguments, also in slices."""
+    found = []
+    for arg in args:
+        if isinstance(arg, tuple | list):
+            found += _numbers(arg)
+        elif isinstance(arg, slice):
+            found += [arg.start, arg.stop, arg.step]
+        elif isinstance(arg, int):
+            found.append(arg)
+    return found
+
+
+def here(device: Any) -> Any:
+    """A device, or the CPU instead of a GPU."""
+    is_index = isinstance(device, int) and not isinstance(device, bool)
+    is_named = isinstance(device, str | torch.device) and str(device).startswith("cuda")
+    return "cpu" if is_index or is_named else device
+
+
+def place_in(script: str) -> Callable[[], str]:
+    """A function that names the place at which the script reads a value: its line, or the library that does so."""
+
+    def place() -> str:
+        frame = sys._getframe(1)
+        library = ""
+        while frame:
+            file = frame.f_code.co_filename
+            if file == script:
+                text = linecache.getline(file, frame.f_lineno).strip()
+                return library or f"line {frame.f_lineno} (`{text}`)"
+            is_library = "site-packages" in file and not file.startswith(TORCH)
+            library = library or (file.partition("site-packages/")[2].partition("/")[0] if is_library else "")
+            frame = frame.f_back  # type: ignore[assignment]
+        return library
+
+    return place

@@ -1,0 +1,194 @@
+"""Plans a script that is not made of labkit's cells: it runs up to the end of its second optimizer step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from labkit.errors import LaunchError
+from labkit.files import Json
+from labkit.planner.candidate import when
+from labkit.planner.data_sheets import Device
+from labkit.planner.model.child import Unplannable, ask
+from labkit.planner.plan_views import plan_html, plan_text
+from labkit.record import Peak
+from labkit.text import gib
+from labkit.view import Bar, as_image
+from labkit.write import Script
+
+NAMES = {"single": "each rank alone", "": "its own"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScriptPlan:
+    """The result of `labkit.plan` for a script that is not made of labkit's cells. It displays itself, and
+    `labkit.launch(plan)` runs the script with these ranks and arguments.
+
+    `peak` is that of rank 0 in the script's second optimizer step, None if the script cannot be planned, as `problems`
+    explains. `strategy` is "single", "ddp", "zero1", "fsdp", or "" for another one. `others` are derived from `peak`:
+    what a rank would hold under these strategies. `is_real`: the step was computed on real tensors.
+    """
+
+    script: Script
+    path: str  # of the script's file; "" for one that has none
+    ranks: int
+    arguments: tuple[str, ...]
+    device: Device
+    peak: Peak | None
+    strategy: str
+    others: Mapping[str, Peak]
+    is_real: bool
+    problems: tuple[str, ...]
+
+    @property
+    def bytes(self) -> int | None:
+        """The peak of rank 0; None if unknown."""
+        return self.peak.bytes if self.peak else None
+
+    @property
+    def fits(self) -> bool | None:
+        """Whether the peak fits into a rank's share of the device; None if unknown."""
+        return None if self.peak is None else self.peak.bytes <= self.device.usable_by(self.ranks)
+
+    @property
+    def rows(self) -> list[dict[str, str]]:
+        """The script as it is, and what a rank would hold under other strategies, as texts of a table."""
+        peaks = {f"{NAMES.get(self.strategy, self.strategy)} (as it is)": self.peak, **self.others}
+        return [
+            {
+                "strategy": name,
+                "memory": ("~" if name in self.others else "") + gib(peak.bytes),
+                "states": gib(sum(peak.categories.get(each, 0) for each in Peak.CATEGORIES[:3])),
+                "verdict": "fits" if peak.bytes <= self.device.usable_by(self.ranks) else self._needs(peak),
+            }
+            for name, peak in peaks.items()
+            if peak
+        ]
+
+    def _needs(self, peak: Peak) -> str:
+        return f"needs {gib(peak.bytes)} of {gib(self.device.usable_by(self.ranks))} per rank (peak {when(peak)})"
+
+    def record(self) -> dict[str, Json]:
+        """The record that is written into a run's folder before the run starts."""
+        return {
+            "format": 2,
+            "made": datetime.now(UTC).isoformat(timespec="milliseconds"),
+            "device": self.device.name,
+            "nodes": self.device.nodes,
+            "framework": self.device.outside,
+            "rank": 0,
+            "peak": self.peak._asdict() if self.peak else None,
+            "step_seconds": None,
+            "assumed": [],
+            "problems": list(self.problems),
+        }
+
+    def launched_with(self, nproc_per_node: int | str, args: Sequence[object], more: Mapping[str, object]) -> list[str]:
+        """The script's arguments. Raises LaunchError if the launch would differ from the plan."""
+        if self.device.nodes > 1:
+            raise LaunchError("a plan for several hosts cannot be launched; launch the script on its hosts")
+        if nproc_per_node not in ("auto", self.ranks) or args or more:
+            raise LaunchError(
+                f"this plan is for {self.ranks} ranks with the arguments {' '.join(self.arguments) or '(none)'}; make "
+                "another with labkit.plan"
+            )
+        return [*self.arguments]
+
+    def __str__(self) -> str:
+        verdict, assumed = self._texts()
+        return plan_text(verdict, self.peak, self.rows, assumed)
+
+    __repr__ = __str__
+
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
+        verdict, assumed = self._texts()
+        usable, name = self.device.usable_by(self.ranks), NAMES.get(self.strategy, self.strategy)
+        drawn = [Bar(name, self.peak.categories, fits=bool(self.fits), chosen=True)] if self.peak else []
+        drawn += [
+            Bar(other, peak.categories, "derived", fits=peak.bytes <= usable, rough=True)
+            for other, peak in self.others.items()
+        ]
+        html = plan_html(verdict, self.peak, self.rows, assumed, drawn, usable, self.device.name)
+        return {"text/plain": str(self), "text/html": as_image(html)}
+
+    def _texts(self) -> tuple[list[str], list[str]]:
+        name, where = f"{self.script.name}.py", self.device.times(self.ranks)
+        problems = [f"{problem[:1].upper()}{problem[1:]}." for problem in self.problems]
+        if self.peak is None:
+            return [f"{name} on {where} cannot be planned.", *problems], []
+        verdict = f"{name} on {where} {self._needs(self.peak)}"
+        assumed = ["the largest step is its second, on rank 0; its step time is not planned"]
+        if self.others:
+            assumed.append(
+                f"{', '.join(self.others)}: parameters, gradients and optimizer state divided as in ZeRO, with "
+                "activations and temporaries as observed; fsdp gathers two of the largest blocks at a time"
+            )
+        return [f"{verdict}.", *problems], assumed
+
+
+def plan_script(
+    script: Script, path: str, ranks: int, arguments: Sequence[str], device: Device, measure: bool
+) -> ScriptPlan:
+    """Run the script up to its second step on tensors without data; if it needs their values, on real ones."""
+    capability = device.dispatches_as
+    gpu = {"name": device.name, "count": ranks // device.nodes, "memory": device.memory, "capability": capability}
+    question = {
+        "text": str(script),
+        "argv": [],
+        "arguments": [*arguments],
+        "path": path or f"{script.name}.py",
+        "ranks": ranks,
+        "gpu": gpu if capability else None,
+    }
+    problems = (
+        ["nothing was measured: the step time of a script without labkit's cells is not planned"] if measure else []
+    )
+    answer = _asked({**question, "without_data": True})
+    is_real = answer["measured"] is None
+    if is_real:
+        why = answer["why"]
+        answer = _asked({**question, "without_data": False})
+        if answer["measured"]:
+            on = "; a GPU's kernels may hold more or less" if capability else ""
+            problems.append(f"the figures are of a step on real tensors of this machine, because {why}{on}")
+        else:
+            problems += dict.fromkeys([why, answer["why"]])
+    problems += _about(answer)
+    measured = answer["measured"] or {"peak": None, "strategy": "", "others": {}}
+    return ScriptPlan(
+        script=script,
+        path=path,
+        ranks=ranks,
+        arguments=tuple(arguments),
+        device=device,
+        peak=Peak(**measured["peak"]) if measured["peak"] else None,
+        strategy=measured["strategy"],
+        others={name: Peak(**peak) for name, peak in measured["others"].items()},
+        is_real=is_real,
+        problems=tuple(problems),
+    )
+
+
+def _asked(question: Mapping[str, Any]) -> dict[str, Any]:
+    try:
+        answer: dict[str, Any] = ask("any_script.rehearsal.peak_of_script", question)
+    except Unplannable as error:
+        return {"measured": None, "why": str(error), "notes": [], "written": [], "read": [], "assumed": []}
+    return answer
+
+
+def _about(answer: Mapping[str, Any]) -> list[str]:
+    """What was assumed or left out."""
+    about = [*answer["notes"], *answer["assumed"]]
+    if places := answer["read"]:
+        about.append(f"it reads numbers of tensors in {_listed(places)}, which are assumed to be 1, like a loss")
+    if written := answer["written"]:
+        about.append(f"before its second step it writes {_listed(written)}, which the plan kept in a temporary folder")
+    return about
+
+
+def _listed(things: Sequence[str], most: int = 3) -> str:
+    more = f" and {len(things) - most} more" if len(things) > most else ""
+    return f"{', '.join(things[:most])}{more}"

@@ -1,0 +1,279 @@
+"""Plans of scripts that are not made of labkit's cells, against traces of the same scripts."""
+
+import pytest
+
+import labkit
+from labkit.planner import ScriptPlan
+
+MODEL = """
+import os
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data.distributed import DistributedSampler
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm, self.mlp = nn.LayerNorm(128), nn.Sequential(nn.Linear(128, 512), nn.GELU(), nn.Linear(512, 128))
+
+    def forward(self, x):
+        return x + self.mlp(self.norm(x))
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed, self.head = nn.Embedding(512, 128), nn.Linear(128, 512)
+        self.blocks = nn.ModuleList(Block() for _ in range(4))
+
+    def forward(self, x):
+        x = self.embed(x)
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x)
+
+
+def loss_of(logits, targets):
+    return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+
+
+data = TensorDataset(torch.randint(0, 512, (512, 32)), torch.randint(0, 512, (512, 32)))
+"""
+LOOP = """
+model = Net()
+{wrapped}
+loader = DataLoader(data, batch_size=8, sampler={sampler}, num_workers=2)
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+for epoch in range(2):
+    for step, (x, y) in enumerate(loader):
+        logits = model(x)
+        loss = loss_of(logits, y)
+        if not torch.isfinite(loss):
+            raise SystemExit("the loss is not finite")
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        right = (logits.argmax(-1) == y).sum().item()
+        print(f"{{step}}: {{loss.item():.3f}} {{loss:.3f}}, {{right}} right")
+        if step == 5:
+            raise SystemExit
+"""
+JOINED = 'dist.init_process_group("gloo")\n'
+SCRIPTS = {
+    "loop": (1, MODEL + LOOP.format(wrapped="", sampler="None")),
+    "ddp": (2, MODEL + JOINED + LOOP.format(wrapped="model = nn.parallel.DistributedDataParallel(model)",
+                                            sampler="DistributedSampler(data)")),
+    "fully_shard": (2, MODEL + JOINED + "from torch.distributed.fsdp import fully_shard\n" + LOOP.format(
+        wrapped="[fully_shard(block) for block in model.blocks]; fully_shard(model)",
+        sampler="DistributedSampler(data)")),
+    "fsdp1": (2, MODEL + JOINED + "from torch.distributed.fsdp import FullyShardedDataParallel as FSDP\n"
+              "from torch.distributed.fsdp.wrap import ModuleWrapPolicy\n" + LOOP.format(
+        wrapped="model = FSDP(model, auto_wrap_policy=ModuleWrapPolicy({Block}), device_id=torch.device('cpu'))",
+        sampler="DistributedSampler(data)").replace(
+            "torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)", "model.clip_grad_norm_(1.0)")),
+    "accelerate": (2, MODEL + """
+from accelerate import Accelerator
+
+accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
+model, loader = Net(), DataLoader(data, batch_size=8, shuffle=True)
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+for step, (x, y) in enumerate(loader):
+    with accelerator.accumulate(model):
+        loss = loss_of(model(x), y)
+        accelerator.backward(loss)
+        optimizer.step()
+        optimizer.zero_grad()
+    accelerator.print(accelerator.gather(loss.detach()).mean().item())
+    if step == 11:
+        break
+"""),
+    "lightning": (2, MODEL + """
+import lightning
+
+
+class Training(lightning.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.net = Net()
+
+    def training_step(self, batch, number):
+        loss = loss_of(self.net(batch[0]), batch[1])
+        self.log("loss", loss, prog_bar=True)
+        return loss
+
+    def validation_step(self, batch, number):
+        self.log("validation", loss_of(self.net(batch[0]), batch[1]), sync_dist=True)
+
+    def configure_optimizers(self):
+        return torch.optim.AdamW(self.parameters(), lr=1e-3)
+
+
+trainer = lightning.Trainer(max_steps=6, accelerator="cpu", devices=2, strategy="ddp")
+trainer.fit(Training(), DataLoader(data, batch_size=8), DataLoader(data, batch_size=8))
+"""),
+    "trainer": (2, """
+import torch
+from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
+
+
+class Texts(torch.utils.data.Dataset):
+    def __len__(self):
+        return 512
+
+    def __getitem__(self, number):
+        ids = torch.arange(number, number + 32) % 500
+        return {"input_ids": ids, "labels": ids}
+
+
+config = GPT2Config(n_layer=2, n_head=4, n_embd=64, vocab_size=512, n_positions=32, bos_token_id=0, eos_token_id=0)
+arguments = TrainingArguments(
+    "out", per_device_train_batch_size=8, max_steps=8, logging_steps=1, save_steps=4, report_to=[], use_cpu=True
+)
+Trainer(model=GPT2LMHeadModel(config), args=arguments, train_dataset=Texts()).train()
+"""),
+}  # fmt: skip
+NEEDS = {"accelerate": "accelerate", "lightning": "lightning", "trainer": "transformers"}
+
+
+@pytest.fixture
+def written(tmp_path, monkeypatch):
+    """A function that writes a script into an empty folder, which is the current one."""
+    monkeypatch.chdir(tmp_path)
+
+    def write(text):
+        path = tmp_path / "train.py"
+        path.write_text(text)
+        return path
+
+    return write
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_the_peak_is_that_of_a_traced_step(name, written, tmp_path):
+    if name in NEEDS:
+        pytest.importorskip(NEEDS[name])
+    ranks, text = SCRIPTS[name]
+    path = written(text)
+
+    plan = labkit.plan(path, nproc_per_node=ranks)
+
+    assert isinstance(plan, ScriptPlan) and plan.peak and not plan.is_real, plan
+    assert [*tmp_path.iterdir()] == [path]  # it wrote nothing
+    run = labkit.launch(plan, wait=True, runs_dir=tmp_path / "runs")
+    for held in run.memory().ranks:
+        assert held.traced, held.untraced
+        assert plan.bytes == pytest.approx(held.traced.bytes, rel=0.01)
+        for category in ("parameters", "gradients", "optimizer"):
+            close = pytest.approx(held.traced.categories.get(category, 0), rel=0.05, abs=0.01 * plan.bytes)
+            assert plan.peak.categories.get(category, 0) == close
+    assert "as planned" in str(run.memory())
+
+
+def test_what_other_strategies_would_hold_is_near_what_they_hold(written):
+    plans = {}
+    for name in ("ddp", "fully_shard"):
+        ranks, text = SCRIPTS[name]
+        plans[name] = labkit.plan(written(text), nproc_per_node=ranks)
+
+    assert (plans["ddp"].strategy, plans["fully_shard"].strategy) == ("ddp", "fsdp")
+    assert plans["ddp"].others["fsdp"].bytes == pytest.approx(plans["fully_shard"].bytes, rel=0.1)
+    assert plans["fully_shard"].others["ddp"].bytes == pytest.approx(plans["ddp"].bytes, rel=0.1)
+    assert [row["memory"][0] == "~" for row in plans["ddp"].rows] == [False, True, True, True]
+
+
+def test_a_script_that_reads_values_is_computed_on_real_tensors(written):
+    reading = LOOP.format(wrapped="", sampler="None").replace("loss_of(logits, y)", "loss_of(chosen(logits), y)")
+    chosen = "def chosen(logits):\n    return logits[: int(logits.argmax(-1).max()) + 512]\n"
+    whole = labkit.plan(written(SCRIPTS["loop"][1]), nproc_per_node=1)
+
+    plan = labkit.plan(written(MODEL + chosen + reading), nproc_per_node=1)
+
+    assert plan.is_real and plan.bytes == pytest.approx(whole.bytes, rel=0.01)
+    assert "because it reads values of tensors in line 39 (`return logits[" in plan.problems[0]
+
+
+def test_a_count_that_decides_a_size_is_not_assumed(written):
+    sized = LOOP.format(wrapped="", sampler="None").replace(
+        "loss_of(logits, y)", "loss_of(logits, y) + logits[: (logits.argmax(-1) == y).sum().item()].sum()"
+    )
+
+    assert labkit.plan(written(MODEL + sized), nproc_per_node=1).is_real
+
+
+def test_a_script_that_does_not_step_twice_is_refused_in_a_sentence(written):
+    text = "import argparse\nparser = argparse.ArgumentParser()\nparser.add_argument('count', type=int)\n"
+    path = written(text + "print(parser.parse_args().count)\n")
+
+    missing, none = labkit.plan(path, nproc_per_node=1), labkit.plan(path, nproc_per_node=1, args=[3])
+
+    assert missing.fits is None and "cannot be planned" in str(missing)
+    (why,) = missing.problems
+    assert why.startswith("it exited with 2 before its second optimizer step: train.py: error: the following")
+    assert none.problems == ("it ended after 0 optimizer steps, and a plan needs two",)
+
+
+def test_a_plan_changes_no_file(written, tmp_path):
+    keep = tmp_path / "keep.txt"
+    keep.write_text("kept")
+    text = SCRIPTS["loop"][1].replace("model = Net()", "open('log.txt', 'w').write('x')\n{}\nmodel = Net()", 1)
+    appending = "assert open('log.txt').read() == 'x'\nos.makedirs('out/a')\nopen('keep.txt', 'a').write('!')\n"
+    appending += "assert open('keep.txt').read() == 'kept!'"
+
+    plan = labkit.plan(written(text.replace("{}", appending, 1)), nproc_per_node=1)
+    removing = labkit.plan(written(text.replace("{}", "os.remove('keep.txt')", 1)), nproc_per_node=1)
+    starting = labkit.plan(written(text.replace("{}", "os.system('touch started')", 1)), nproc_per_node=1)
+
+    assert plan.peak and not plan.is_real
+    assert f"before its second step it writes {tmp_path / 'keep.txt'}, {tmp_path / 'log.txt'}" in plan.problems[-1]
+    assert removing.peak is None and "a plan changes no file: os.remove of 'keep.txt'" in removing.problems[0]
+    assert starting.peak is None and "a plan starts no other program" in starting.problems[0]
+    assert {path.name for path in tmp_path.iterdir()} == {"keep.txt", "train.py"} and keep.read_text() == "kept"
+
+
+def test_a_plan_for_gpus_takes_a_script_that_needs_them(written):
+    text = JOINED.replace("gloo", "nccl") + (
+        "local = int(os.environ['LOCAL_RANK'])\ntorch.cuda.set_device(local)\nscaler = torch.amp.GradScaler('cuda')\n"
+    ) + LOOP.format(
+        wrapped="model = torch.compile(nn.parallel.DistributedDataParallel(model.cuda(), device_ids=[local]))",
+        sampler="DistributedSampler(data)",
+    ).replace("logits = model(x)", "x, y = x.to(f'cuda:{local}', non_blocking=True), y.cuda()\n"
+              "        with torch.autocast('cuda', dtype=torch.float16):\n            logits = model(x)"
+    ).replace("loss.backward()", "scaler.scale(loss).backward()\n        scaler.unscale_(optimizer)"
+    ).replace("optimizer.step()", "scaler.step(optimizer)\n        scaler.update()")  # fmt: skip
+    path = written(MODEL + text)
+
+    plan = labkit.plan(path, nproc_per_node=2, device="2xT4")
+    here = labkit.plan(path, nproc_per_node=2)
+
+    assert plan.peak and not plan.is_real and plan.strategy == "ddp" and plan.fits
+    assert any("compile is not planned" in problem for problem in plan.problems)
+    assert here.peak is None  # this machine's plan tells that the launch would fail
+
+
+def test_a_plan_is_launched_with_its_ranks_and_arguments_only(written):
+    plan = labkit.plan(written("import sys\nprint(sys.argv)\n"), nproc_per_node=1, args=["a b"])
+
+    with pytest.raises(labkit.LaunchError, match="this plan is for 1 ranks with the arguments a b"):
+        labkit.launch(plan, nproc_per_node=2)
+
+
+def test_it_shows_itself_as_text_and_html(written):
+    bundle = labkit.plan(written(SCRIPTS["ddp"][1]), nproc_per_node=2)._repr_mimebundle_()
+
+    assert bundle["text/plain"].startswith("train.py on 2 ranks of this machine needs ")
+    assert "derived" in bundle["text/html"] and "<svg" in bundle["text/html"] or "<img" in bundle["text/html"]
+
+
+def test_the_command_line_takes_the_arguments_of_a_script(written, capsys):
+    from labkit.cli import main
+
+    path = written("import sys\nraise SystemExit(' '.join(sys.argv[1:]))\n")
+
+    assert main(["plan", str(path), "--nproc-per-node", "2", "--", "50", "--lr", "1e-3"]) == 2
+    assert "50 --lr 1e-3" in capsys.readouterr().out
