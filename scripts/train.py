@@ -158,7 +158,7 @@ def blocks_of(model, needed_by=""):
         raise SystemExit(f"{needed_by} needs repeated layers: name a list of them {type(model).__name__}.blocks")
     if not blocks:
         print(f"{type(model).__name__} has no list of layers of one class, such as .blocks: it is one unit", flush=True)
-    return blocks
+    return [*dict.fromkeys(blocks)]  # a layer that is used several times is one block
 
 
 # %% strategy
@@ -344,7 +344,7 @@ def main():
     torch.manual_seed(args.seed)  # the same weights on every rank
     model, scaler = in_precision(adapted(Model(), args), device, args)
     size = sum(p.numel() for p in model.parameters())
-    dtype = torch.promote_types(next(model.parameters()).dtype, torch.float32)
+    dtype = torch.float64 if all(p.dtype.to_real() == torch.float64 for p in model.parameters()) else torch.float32
     change_layers(model, args)
     model = parallelize(model.train(), mesh, device, args)
     for name, parameter in model.named_parameters():

@@ -21,8 +21,10 @@ def in_precision(model, device, args):
     """The model, whose parameters stay in fp32 if it computes in 16 bits, and a scaler for its loss."""
     if args.precision == "fp16" and device.type != "cuda":
         raise SystemExit("--precision fp16 needs a GPU; use fp32 or bf16 on the CPU")
-    if args.precision == "fp64" or next(model.parameters()).dtype == torch.float64:
-        model = model.to(torch.float64 if args.precision == "fp64" else torch.float32)  # `placed` converts 16 bits
+    if args.precision == "fp64" or any(p.dtype.to_real() == torch.float64 for p in model.parameters()):
+        real = torch.float64 if args.precision == "fp64" else torch.float32  # `placed` converts 16 bits
+        types = {True: real.to_complex(), False: real}
+        model._apply(lambda t: t.to(types[t.is_complex()]) if t.is_complex() or t.is_floating_point() else t)
     if half_of(args):
         model.forward = torch.autocast(device.type, half_of(args))(model.forward)
     return model, LossScaler(device.type, enabled=args.precision == "fp16")

@@ -28,13 +28,15 @@ def make_mesh(device_type, args):
 
 def wrap_policy(model, args):
     """The submodules that become units; a unit is gathered, computed and freed together."""
-    if args.wrap == "transformer" and (blocks := blocks_of(model)):
-        return ModuleWrapPolicy({type(block) for block in blocks})
-    if args.wrap == "module":
-        return ModuleWrapPolicy({nn.Linear, nn.Conv2d, nn.Embedding})
     if args.wrap == "size":
         return partial(size_based_auto_wrap_policy, min_num_params=args.wrap_size)
-    return None
+    classes = {nn.Linear, nn.Conv2d, nn.Embedding} if args.wrap == "module" else set()
+    if args.wrap == "transformer":
+        classes = {type(block) for block in blocks_of(model)}
+    uses = [module for _, module in model.named_modules(remove_duplicate=False) if type(module) in classes]
+    if len({*uses}) < len(uses):
+        raise SystemExit("FSDP1 wraps only one use of a layer that is used several times: use fsdp, or --wrap none")
+    return ModuleWrapPolicy(classes) if classes else None
 
 
 def parallelize(model, mesh, device, args):

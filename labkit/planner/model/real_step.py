@@ -15,7 +15,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from labkit.planner.model.fake import fake_run
 from labkit.planner.model.question_server import signature
-from labkit.planner.model.samples import longest
+from labkit.planner.model.samples import floating_type, longest
 
 MOST_BYTES, MOST_SECONDS = 1 << 31, 20
 SAMPLES = 2  # of each micro-batch
@@ -48,7 +48,7 @@ def _step(script: Any, argv: list[str], ranks: int, rank: int) -> None:
     dist.init_process_group("fake", rank=rank, world_size=ranks, store=FakeStore())
     mesh, device = script.make_mesh("cpu", args), torch.device("cpu")
     model, scaler = script.in_precision(script.adapted(script.Model(), args), device, args)
-    dtype = torch.promote_types(next(model.parameters()).dtype, torch.float32)
+    dtype = floating_type(model)
     script.change_layers(model, args)
     train, _ = script.load_datasets(args.data_dir)
     sample, _ = longest(train, script.collate, script.map_tensors)

@@ -111,6 +111,7 @@ def step(
 
     from labkit.planner.model.fake.fake_run import CPU, FakeRun
     from labkit.planner.model.fake.fakes import Replicated, silence
+    from labkit.planner.model.samples import floating_type
     from labkit.worker import Tracker, live_optimizers
 
     fake_run = FakeRun(text, argv, path, capability, skewed)
@@ -118,7 +119,7 @@ def step(
     mesh = fake_run.join_group(ranks, rank)
     data = mesh["data"]
     model, scaler = fake_run.prepared()
-    dtype = next(model.parameters()).dtype
+    dtype = floating_type(model)
     batches = fake_run.batches()
     batch = batches.make(args.global_batch_size // data.size(), dtype)
     if PIPELINE_AXIS in mesh.mesh_dim_names:

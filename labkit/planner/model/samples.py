@@ -9,6 +9,7 @@ from functools import partial
 from itertools import islice
 from typing import Any
 
+import torch
 from torch.utils.data import IterableDataset
 
 LOOKED_AT, SECONDS = 64, 1.0  # limits on the number of samples and on their loading time
@@ -34,6 +35,12 @@ def longest(
     if len(sizes) == 1:
         raise SystemExit("there is nothing to train on: load_datasets returned a training set without samples")
     return sample, len(sizes) - 1 if len({*sizes[1:]}) > 1 else 0
+
+
+def floating_type(model: torch.nn.Module) -> torch.dtype:
+    """The type of the floating-point tensors in a batch for this model, as in main()."""
+    doubles = (p.dtype.to_real() == torch.float64 for p in model.parameters())
+    return torch.float64 if all(doubles) else torch.float32
 
 
 def _note(elements: list[int], tensor: Any) -> None:

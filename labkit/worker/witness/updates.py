@@ -260,6 +260,7 @@ def sample(tensor: Any) -> Any:
     """Some elements of what this rank has of a tensor."""
     local = tensor.to_local() if hasattr(tensor, "to_local") else tensor
     flat = local.detach().reshape(-1)
+    flat = flat.view(flat.dtype.to_real()) if flat.is_complex() else flat
     return flat[:: max(1, flat.numel() // SAMPLED)][:SAMPLED]
 
 

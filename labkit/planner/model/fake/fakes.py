@@ -106,6 +106,10 @@ class SharedOptimizer(torch.optim.Optimizer):
         **defaults: Any,
     ):
         super().__init__(parameters, {})
+        if len(types := {str(p.dtype) for group in self.param_groups for p in group["params"]}) > 1:
+            raise SystemExit(
+                f"ZeRO-1 needs parameters of one type, and these have {' and '.join(sorted(types))}: use ddp"
+            )
         sizes = [0] * dist.get_world_size()
         groups = []
         for group in self.param_groups:
