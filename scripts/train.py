@@ -128,6 +128,7 @@ def batches(dataset, batch_size, data, args, notes=None, epoch=None, start=0):
     if epoch is not None:
         samples = torch.randperm(len(dataset), generator=torch.Generator().manual_seed(args.seed + epoch)).tolist()
         global_batch = batch_size * ranks  # step k trains on the same samples for any number of ranks
+        samples *= -(-global_batch // len(samples))  # fewer than a batch has are repeated
         samples = samples[start * global_batch : len(samples) // global_batch * global_batch]
     chunks = [samples[i : i + batch_size] for i in range(0, len(samples), batch_size)]
     chunks += chunks[:1] * (-len(chunks) % ranks)  # the same number on every rank; evaluate ignores the extra ones
@@ -337,8 +338,9 @@ def main():
     if rest or batch_size < 1:
         raise SystemExit(f"--global-batch-size {args.global_batch_size} must be a multiple of {data.size()} data ranks")
     train, test = load_datasets(args.data_dir)
-    if not (per_epoch := len(train) // args.global_batch_size):
-        raise SystemExit(f"--global-batch-size {args.global_batch_size} exceeds the {len(train)} training samples")
+    if args.global_batch_size > len(train) and not dist.get_rank():
+        print(f"a batch of {args.global_batch_size} repeats some of the {len(train)} training samples", flush=True)
+    per_epoch = len(train) // args.global_batch_size or 1
     total_steps = args.steps or args.epochs * per_epoch
 
     torch.manual_seed(args.seed)  # the same weights on every rank

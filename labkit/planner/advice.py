@@ -85,7 +85,7 @@ def advise(
     best = _choice([row for row in rows if row.ranks <= ranks], layout.precision)
     rows = [_beside(row, best) for row in rows]
     largest = _largest(facts, layout, device)
-    sentences = [*_sentences(rows, best, layout, device, largest), *_beyond(rows, best, search)]
+    sentences = [*_sentences(rows, best, layout, search, largest), *_beyond(rows, best, search)]
     return Advice(device, rows[0], tuple(rows), best, largest, tuple(sentences))
 
 
@@ -197,8 +197,9 @@ def _but(row: Candidate) -> str:
 
 
 def _sentences(
-    rows: list[Candidate], best: Candidate | None, layout: Layout, device: Device, largest: int | None
+    rows: list[Candidate], best: Candidate | None, layout: Layout, search: Search, largest: int | None
 ) -> Iterator[str]:
+    device, length = search.device, f" of {search.facts.positions:,} positions" if search.facts.positions else ""
     requested, rescued = rows[0], [row for row in rows[1:] if row.strategy == rows[0].strategy]
     where = f"{requested.name} on {device.times(requested.ranks)}"
     where += f" ({device.nodes} hosts with {device.box} each)" if device.nodes > 1 else ""
@@ -231,9 +232,9 @@ def _sentences(
         yield f"Nothing fits on {device.times(requested.ranks)}."
     if largest is not None and requested.layout:
         margin = "" if device.shared else f" with {MARGIN:.0%} to spare"
-        most = "not even one sample per rank fits"
+        most = f"not even one sample{length} per rank fits"
         if largest:
-            most = f"micro-batches of up to about {largest:,} samples fit (now {layout.micro_batch:,})"
+            most = f"micro-batches of up to about {largest:,} samples{length} fit (now {layout.micro_batch:,})"
         sentence = f"Under {requested.strategy}, {most}{margin}"
         if device.shared or not layout.options.get("cpu_offload"):
             size = bytes_per_parameter(layout, device)

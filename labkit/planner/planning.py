@@ -218,7 +218,9 @@ def _about_facts(facts: ModelFacts, kind: Device) -> list[str]:
         notes.append(f"the memory of {', '.join(facts.corrected)} was measured on this CPU; a GPU's kernel differs")
     notes += facts.assumed
     if facts.looked_at:
-        notes.append(f"samples differ in length: batches are planned at the longest of the first {facts.looked_at}")
+        length = f", with {facts.positions:,} positions" if facts.positions else ""
+        longest = f"the longest of the first {facts.looked_at}{length}"
+        notes.append(f"samples differ in length: batches are planned at {longest}")
     return notes
 
 

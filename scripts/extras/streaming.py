@@ -50,7 +50,7 @@ def stream(dataset, batch_size, ranks, rank, notes, epoch, start):
     if not isinstance(dataset, Stream):
         raise SystemExit(f"load_datasets returned {type(dataset).__name__} as training data; the extra streaming needs "
                          "Stream(dataset, epoch_samples)")  # fmt: skip
-    steps = len(dataset) // (batch_size * ranks)
+    steps = max(1, len(dataset) // (batch_size * ranks))
     if dataset.samples is None:
         dataset.begin(notes, (epoch * steps + start) * batch_size * ranks)
     for _ in range(start, steps):

@@ -189,7 +189,7 @@ def load_datasets(data_dir):
     args = parse_args()
     config = configuration(args)
     check_context(args, config)
-    parts = read(data_dir) if data_dir else pieces()
+    parts = read(data_dir) if data_dir else pieces(128 if args.context <= 128 else 4 * args.context)
     columns = parts["train"].column_names
     pair = args.prompt_column or "prompt", args.completion_column or "completion"
     named = args.prompt_column or args.completion_column
@@ -203,8 +203,9 @@ def load_datasets(data_dir):
                                              for part in complete(parts, *used).values()))  # fmt: skip
 
 
-def pieces(limit=2**20, longest=128):
+def pieces(longest, limit=2**20):
     """Texts of random lengths."""
+    limit = max(limit, 8 * longest)
     text = b"\n".join(file.read_bytes() for file in sorted(Path(os.__file__).parent.glob("*.py")))[:limit]
     lengths = torch.randint(8, longest + 1, (limit // longest,), generator=torch.Generator().manual_seed(0)).tolist()
     ends = [*itertools.accumulate(lengths)]

@@ -298,8 +298,18 @@ def test_a_hugging_face_model_on_texts_of_any_length_is_planned_layer_by_layer()
     assert by_formulas(plan).bytes == pytest.approx(plan.bytes, rel=0.02)
     for state in ("parameters", "optimizer"):
         assert by_formulas(plan).categories[state] == plan.peak.categories[state]
-    assert plan.problems == ("samples differ in length: batches are planned at the longest of the first 64",)
+    longest = "samples differ in length: batches are planned at the longest of the first 64, with 126 positions"
+    assert plan.problems == (longest,)
     assert {row.strategy for row in plan.advice.rows if row.fits} == COMPARED
+
+
+def test_the_length_asked_for_is_planned_although_built_in_texts_are_short_and_it_is_said():
+    script = Script.load("ddp", task="causal_lm")
+    plan = labkit.plan(script, nproc_per_node=2, device="2xT4", global_batch_size=16, context=256)
+
+    assert plan.facts.positions == 256
+    assert "the longest of the first 64, with 256 positions" in plan.problems[0]
+    assert "samples of 256 positions fit (now 8)" in str(plan)
 
 
 @pytest.mark.soak
