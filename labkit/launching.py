@@ -18,7 +18,7 @@ from labkit.frontend import check_kernel, is_headless, notebook_shell, ui
 from labkit.launch_options import LaunchOptions
 from labkit.launcher import Launchable, Module, prepare_launch, start
 from labkit.link import link_settings
-from labkit.planner import Plan, ScriptPlan
+from labkit.planner import Plan, ScriptPlan, refuse
 from labkit.rank_files import PROFILE, REACHABLE, TRACE_MEMORY, WITNESS
 from labkit.run import Run
 from labkit.write import Script
@@ -121,6 +121,7 @@ def start_run(
         # checking a deadline would be part of the measurement
         of_session = not (options.trace_memory or options.profile)
         launched = prepare_launch(script, options, parameters, ends_with_session=of_session)
+        refuse(launched.script, launched.world_size, launched.parameters)
         folder = start(launched, tied=tied, prediction=prediction)
     if formats:
         start_exporter(folder, formats)

@@ -223,8 +223,8 @@ print(ddp.command.replace(" --", " \\\n    --"))
 # ## Try this
 #
 # 1. Set `options["global_batch_size"] = 100` and launch DDP with `nproc_per_node=3`. What do you expect?
-#    <details><summary>Answer</summary>Nothing is started: "global_batch_size=100 cannot be split evenly into 3 ranks;
-#    the nearest sizes are 99 or 102".</details>
+#    <details><summary>Answer</summary>Nothing is started: "global_batch_size=100 cannot be split evenly into 3 data
+#    ranks; the nearest sizes are 99 or 102".</details>
 # 2. Put `if len(x) == 64: raise ValueError("boom")` into `Model.forward`, and run the cells from there on. Which run
 #    fails, and what does labkit say?
 #    <details><summary>Answer</summary>DDP and FSDP fail: each of their two ranks gets 64 samples, the single rank all

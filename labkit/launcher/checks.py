@@ -20,7 +20,7 @@ from labkit.hardware import Hardware, install_for, torch_report, without_kernels
 from labkit.launch_options import LaunchOptions
 from labkit.launcher.torchrun_command import LEFTOVER_PREFIXES
 from labkit.version import TORCH_FLOOR, release_of
-from labkit.write import Script, is_composed, options_of
+from labkit.write import Script, check_split, is_composed, options_of
 
 MOST_RANKS = 1024
 SECRET_FLAG = re.compile(
@@ -134,14 +134,7 @@ def check_batch(script: Script, parameters: Mapping[str, Any], ranks: int) -> No
         size, pieces = int(str(batch)), shares * int(str(parts))
     except ValueError:  # left to the script, or computed in it
         return
-    if pieces < 1 or size < 1:
-        raise LaunchError(f"global_batch_size{' and accumulate' if splits else ''} must be at least 1")
-    if size % pieces:
-        below, above = size - size % pieces, size - size % pieces + pieces
-        near = f"sizes are {below} or {above}" if below else f"size is {above}"
-        micro = [f"{pieces // shares} micro-batches"] if splits else []
-        over = " x ".join([f"{shares} ranks", *micro] if shares > 1 else micro)
-        raise LaunchError(f"global_batch_size={size} cannot be split evenly into {over}; the nearest {near}")
+    check_split(size, shares, pieces // shares if splits else None)
 
 
 def fewer_ranks(script: Script, parameters: Mapping[str, str], ranks: int, options: LaunchOptions) -> list[int]:

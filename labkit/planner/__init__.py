@@ -6,6 +6,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from labkit.planner.candidate import Candidate as Candidate  # one way to train: its memory, time and verdict
     from labkit.planner.candidate import evaluate as evaluate  # fills in a candidate's memory, time and verdict
+    from labkit.planner.candidate import refuse as refuse  # raises what a plan refuses without the model
     from labkit.planner.data_sheets import DEVICES as DEVICES  # the presets, one for each row of devices.csv
     from labkit.planner.data_sheets import OUTSIDE_TENSORS as OUTSIDE_TENSORS  # a GPU's bytes beside the tensors
     from labkit.planner.data_sheets import THIS_MACHINE as THIS_MACHINE  # the name of this machine's device

@@ -13,8 +13,8 @@ from functools import lru_cache
 from labkit import words
 from labkit.arguments import Parameters
 from labkit.checking import check
-from labkit.errors import LabError
-from labkit.planner.contract import able_to
+from labkit.errors import LabError, LaunchError
+from labkit.planner.contract import able_to, has_cells
 from labkit.planner.data_sheets import Device
 from labkit.planner.layout import layout_of
 from labkit.planner.memory.ledger import UnknownToFormulas
@@ -27,7 +27,7 @@ from labkit.planner.strategies.strategy import Layout
 from labkit.record import Peak
 from labkit.text import gib
 from labkit.view import Bar
-from labkit.write import Script
+from labkit.write import Script, strategy_of
 
 ALIKE = 1.05  # predicted times within this ratio are indistinguishable
 # The fraction of a GPU's memory that advice leaves free: blocks of the caching allocator that fragmentation wastes are
@@ -178,6 +178,14 @@ def held_by(one: Candidate) -> int:
 
 def _seconds(one: Candidate) -> float:
     return one.step.seconds if one.step else 0.0
+
+
+def refuse(script: Script, ranks: int, parameters: Parameters) -> None:
+    """Raise LaunchError for what a plan of one of labkit's scripts refuses before it looks at the model."""
+    if has_cells(script) and strategy_of(script):
+        if reason := unsupported(script):
+            raise LaunchError(reason)
+        layout_of(script, ranks, parameters)
 
 
 def refusal(facts: ModelFacts, layout: Layout) -> str:

@@ -5,11 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from labkit.arguments import Parameters
-from labkit.errors import LaunchError
 from labkit.planner.contract import able_to, check_contract
 from labkit.planner.strategies.known import strategy_named
 from labkit.planner.strategies.strategy import Layout
-from labkit.write import Script, command_line, options_of, options_of_strategy, read_back, strategy_of
+from labkit.write import Script, check_split, command_line, options_of, options_of_strategy, read_back, strategy_of
 
 AFTER_BACKWARD = ("clip", "lr_schedule", "warmup_steps")
 
@@ -28,12 +27,7 @@ def layout_of(script: Script, ranks: int, parameters: Parameters) -> Layout:
     axes = strategy.axes(ranks, values)
     data = ranks // (axes.tensor * axes.pipeline * axes.context)
     batch, accumulate = values["global_batch_size"], values.get("accumulate", 1)
-    if accumulate < 1 or batch < 1 or batch % (data * accumulate):
-        pieces = data * max(1, accumulate)
-        raise LaunchError(
-            f"global_batch_size={batch} cannot be split evenly into {data} data ranks x {accumulate} micro-batches; "
-            f"the nearest size is {max(1, round(batch / pieces)) * pieces}"
-        )
+    check_split(batch, data, accumulate)
     selective = values.get("selective_checkpointing", False)
     return Layout(
         strategy=strategy,

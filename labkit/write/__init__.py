@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from labkit.write.script import text_of as text_of  # the text of a Python file
     from labkit.write.script_options import Option as Option  # one `--flag` of a script
     from labkit.write.script_options import check_flags as check_flags  # refuses a flag that a script does not have
+    from labkit.write.script_options import check_split as check_split  # whether a global batch splits evenly
     from labkit.write.script_options import command_line as command_line  # parameters as the script's arguments
     from labkit.write.script_options import completed as completed  # the script with the extras that its options need
     from labkit.write.script_options import extra_options as extra_options  # the options that each extra would add

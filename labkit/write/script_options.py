@@ -14,7 +14,7 @@ from numbers import Number
 from typing import Any, TypeVar
 
 from labkit.arguments import Parameters
-from labkit.errors import ScriptError
+from labkit.errors import LaunchError, ScriptError
 from labkit.launch_options import LaunchOptions
 from labkit.write.cells import ScriptText
 from labkit.write.compose import Part, is_composed, library, strategy_of, strategy_titles, with_extra
@@ -237,3 +237,17 @@ def _with_option(script: S, name: str) -> S:
 def _declares(options: Mapping[str, Option], name: str) -> bool:
     option = options.get(name) or options.get(name.removeprefix("no_"))
     return option is not None and (name in options or option.negatable)
+
+
+def check_split(size: int, ranks: int, micro_batches: int | None) -> None:
+    """Check that a global batch of this size splits into so many ranks that read different samples and, unless the
+    script has none, micro-batches. Raises LaunchError."""
+    pieces = ranks * (1 if micro_batches is None else micro_batches)
+    if pieces < 1 or size < 1:
+        raise LaunchError(f"global_batch_size{'' if micro_batches is None else ' and accumulate'} must be at least 1")
+    if size % pieces:
+        below, above = size - size % pieces, size - size % pieces + pieces
+        near = f"sizes are {below} or {above}" if below else f"size is {above}"
+        micro = [] if micro_batches is None else [f"{micro_batches} micro-batches"]
+        over = " x ".join([f"{ranks} data ranks", *micro] if ranks > 1 else micro)
+        raise LaunchError(f"global_batch_size={size} cannot be split evenly into {over}; the nearest {near}")

@@ -323,12 +323,12 @@ def test_a_run_that_is_asked_for_in_nonsense_is_not_found_in_words(make_run, whi
         ({"accumulate": 0}, "global_batch_size and accumulate must be at least 1"),
         (
             {"accumulate": 7},
-            "global_batch_size=64 cannot be split evenly into 2 ranks x 7 micro-batches; "
+            "global_batch_size=64 cannot be split evenly into 2 data ranks x 7 micro-batches; "
             "the nearest sizes are 56 or 70",
         ),
         (
             {"global_batch_size": 65},
-            "global_batch_size=65 cannot be split evenly into 2 ranks; the nearest sizes are 64 or 66",
+            "global_batch_size=65 cannot be split evenly into 2 data ranks; the nearest sizes are 64 or 66",
         ),
         ({"global_batch_size": 10**30 + 1}, f"the nearest sizes are {10**30} or {10**30 + 2}"),
     ],
@@ -336,6 +336,21 @@ def test_a_run_that_is_asked_for_in_nonsense_is_not_found_in_words(make_run, whi
 )
 def test_a_number_out_of_range_is_refused_by_labkits_own_scripts(refusal, given, says):
     assert says in refusal("ddp", nproc_per_node=2, **given)
+
+
+@pytest.mark.parametrize(
+    ("script", "given", "says"),
+    [
+        ("single", {}, "single trains on one rank, got 2; ddp is the simplest strategy for several ranks"),
+        ("hybrid", {"tensor": 3}, "2 ranks cannot be split into pipeline=1 x tensor=3"),
+        ("fsdp", {"replicas": 3}, "2 ranks cannot be split into replicas=3"),
+        ("context_parallel", {"context_ranks": 3}, "2 ranks cannot be split into sequences of context_ranks=3"),
+    ],
+)
+def test_a_launch_refuses_in_the_words_of_a_plan(refusal, script, given, says):
+    assert says in refusal(script, nproc_per_node=2, **given)
+    with pytest.raises(LaunchError, match=says):
+        labkit.plan(script, nproc_per_node=2, **given)
 
 
 @pytest.mark.parametrize(

@@ -213,13 +213,13 @@ def test_a_batch_that_splits_passes(parameters, ranks):
 @pytest.mark.parametrize(
     ("parameters", "ranks", "message"),
     [
-        ({}, 3, "global_batch_size=64 cannot be split evenly into 3 ranks x 1 micro-batches; .* 63 or 66"),
+        ({}, 3, "global_batch_size=64 cannot be split evenly into 3 data ranks x 1 micro-batches; .* 63 or 66"),
         (
             {"global_batch_size": 10, "accumulate": 3},
             2,
-            "=10 cannot be split evenly into 2 ranks x 3 micro-batches; .* 6 or 12",
+            "=10 cannot be split evenly into 2 data ranks x 3 micro-batches; .* 6 or 12",
         ),
-        ({"global_batch_size": 1}, 2, "=1 cannot be split evenly into 2 ranks x 1 micro-batches; .* is 2"),
+        ({"global_batch_size": 1}, 2, "=1 cannot be split evenly into 2 data ranks x 1 micro-batches; .* is 2"),
     ],
 )
 def test_a_batch_that_does_not_split_is_refused_with_the_nearest_that_do(parameters, ranks, message):

@@ -309,7 +309,7 @@ def test_the_line_of_a_node_is_a_prefix_before_plain_torchrun(runs_dir):
 
 
 def test_a_run_that_cannot_be_made_leaves_no_folder(runs_dir):
-    with pytest.raises(LaunchError, match="cannot be split evenly into 3 ranks"):
+    with pytest.raises(LaunchError, match="cannot be split evenly into 3 data ranks"):
         prepare_launch("ddp", LaunchOptions(), {"global_batch_size": 8}, nodes=Nodes(3, 1))
     assert not list(runs_dir.glob("*"))
 
