@@ -277,3 +277,9 @@ def test_the_command_line_takes_the_arguments_of_a_script(written, capsys):
 
     assert main(["plan", str(path), "--nproc-per-node", "2", "--", "50", "--lr", "1e-3"]) == 2
     assert "50 --lr 1e-3" in capsys.readouterr().out
+
+
+def test_arguments_of_one_of_labkits_scripts_are_its_parameters():
+    plan = labkit.plan("ddp", nproc_per_node=2, args=["--precision", "bf16", "--activation-checkpointing"])
+
+    assert plan.parameters == {"precision": "bf16", "activation_checkpointing": True}

@@ -200,7 +200,7 @@ def test_labkit_plan_tells_by_its_exit_code_whether_it_fits(fits, code, monkeypa
     asked = {}
 
     def plan(script, **options):
-        asked.update(options, script=script.name)
+        asked.update(options, script=script)
         return SimpleNamespace(fits=fits, __str__=lambda: "")
 
     monkeypatch.setattr(labkit, "plan", plan, raising=False)
@@ -226,9 +226,7 @@ def test_labkit_plan_tells_by_its_exit_code_whether_it_fits(fits, code, monkeypa
         "nodes": 1,
         "network": None,
         "measure": False,
-        "precision": "fp16",
-        "activation_checkpointing": True,
-        "gradient_as_bucket_view": False,
+        "args": ["--precision", "fp16", "--activation-checkpointing", "--no-gradient-as-bucket-view"],
     }
     assert capsys.readouterr().out
 
