@@ -1,5 +1,6 @@
 """Divides a model into units by recording how its forward calls its blocks: everything before the first block is one
-unit, everything after the last another. Runs in the planner's child process.
+unit, everything after the last another. Of blocks with the same computation only the first computes. Runs in the
+planner's child process.
 """
 
 from __future__ import annotations
@@ -7,12 +8,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
 import torch
 from torch import nn
-from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_map, tree_unflatten
 
 from labkit.planner.model.unit_costs import SAMPLES, Flow, Take
 
@@ -38,6 +40,7 @@ class Call:
 
     samples: int
     block: nn.Module
+    block_kind: str
     inputs: list[Any]
     inputs_spec: TreeSpec
     outputs: list[Any] = field(default_factory=list)
@@ -49,8 +52,7 @@ class Call:
     @property
     def kind(self) -> str:
         """Equal for blocks with the same computation."""
-        weights = [(name, p.shape, p.dtype, p.requires_grad) for name, p in self.block.named_parameters()]
-        return f"{self.block} {weights} {[_described(leaf) for leaf in self.inputs]}"
+        return f"{self.block_kind} {[_described(leaf) for leaf in self.inputs]}"
 
     def tensors(self) -> list[torch.Tensor]:
         """The tensors among the other inputs."""
@@ -65,8 +67,14 @@ class Followed:
         self._run, self._make, self.blocks = run, make, list(blocks)
         if len(self.blocks) < 2:
             raise NotFollowedError
+        self._kinds = {block: kind_of(block) for block in self.blocks}
         self.calls = {samples: self._recorded(samples) for samples in SAMPLES}
         self._beside_first: list[Any] = []
+
+    def alike(self) -> dict[nn.Module, nn.Module]:
+        """For each block the first one that does the same."""
+        first: dict[Any, nn.Module] = {}
+        return {call.block: first.setdefault((call.kind, call.flow), call.block) for call in self.calls[SAMPLES[0]]}
 
     def embed(self, take: Take, batch: Any) -> torch.Tensor:
         """The part before the first block. Its other outputs for blocks are held until the next call."""
@@ -101,16 +109,16 @@ class Followed:
     def unembed(self, take: Take, batch: Any, calls: list[Call]) -> torch.Tensor:
         """The part after the last block. It also computes the part before the first block."""
 
-        def instead(call: Call) -> Callable[..., Any]:
-            def forward(*args: Any, **kwargs: Any) -> Any:
-                leaves = list(call.outputs)
-                assert call.flow and call.outputs_spec
-                leaves[call.output_at] = take() if call is calls[-1] else call.flow.make(call.samples)
-                return tree_unflatten(leaves, call.outputs_spec)
+        following = iter(calls)  # a block may be called several times
 
-            return forward
+        def instead(*args: Any, **kwargs: Any) -> Any:
+            call = next(following)
+            leaves = list(call.outputs)
+            assert call.flow and call.outputs_spec
+            leaves[call.output_at] = take() if call is calls[-1] else call.flow.make(call.samples)
+            return tree_unflatten(leaves, call.outputs_spec)
 
-        with _replaced({call.block: instead(call) for call in calls}):
+        with _replaced(dict.fromkeys(self.blocks, instead)):
             return self._tensor_of(self._run(batch))
 
     def outputs(self, logits: torch.Tensor) -> Any:
@@ -121,17 +129,27 @@ class Followed:
 
     def _recorded(self, samples: int) -> list[Call]:
         calls: list[Call] = []
+        computed: dict[str, Any] = {}  # the outputs of the first block of each kind
+
+        def once(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+            call = calls[-1]
+            kind = f"{call.kind} {[tensor.requires_grad for tensor in call.tensors()]}"
+            if kind in computed:
+                return _like(computed[kind])
+            computed[kind] = forward(*args, **kwargs)
+            return computed[kind]
 
         def before(block: nn.Module, args: Any, kwargs: Any) -> None:
-            calls.append(Call(samples, block, *tree_flatten((args, kwargs))))
+            calls.append(Call(samples, block, self._kinds[block], *tree_flatten((args, kwargs))))
 
         def after(block: nn.Module, args: Any, kwargs: Any, out: Any) -> None:
             calls[-1].outputs, calls[-1].outputs_spec = tree_flatten(out)
 
-        hooks = [block.register_forward_pre_hook(before, with_kwargs=True) for block in self.blocks]
-        hooks += [block.register_forward_hook(after, with_kwargs=True) for block in self.blocks]
+        hooks = [block.register_forward_pre_hook(before, with_kwargs=True) for block in self._kinds]
+        hooks += [block.register_forward_hook(after, with_kwargs=True) for block in self._kinds]
         try:
-            returned = self._run(self._make(samples))
+            with _replaced({block: partial(once, block.forward) for block in self._kinds}):
+                returned = self._run(self._make(samples))
         finally:
             for hook in hooks:
                 hook.remove()
@@ -177,6 +195,24 @@ def _check(call: Call) -> None:
     call.inputs[call.input_at] = call.outputs[call.output_at] = None
     if any(torch.is_tensor(leaf) and leaf.requires_grad for leaf in (*call.inputs, *call.outputs)):
         raise NotFollowedError
+
+
+def kind_of(block: nn.Module) -> str:
+    """Equal for blocks that compute the same with the same inputs."""
+    parameters = [(name, p.shape, p.dtype, p.requires_grad) for name, p in block.named_parameters()]
+    return f"{block} {parameters} {[(name, b.shape, b.dtype) for name, b in block.named_buffers()]}"
+
+
+def _like(outputs: Any) -> Any:
+    """New outputs of another block that does the same."""
+
+    def make(leaf: Any) -> Any:
+        if not torch.is_tensor(leaf):
+            return leaf
+        made = torch.empty_like(leaf)
+        return made.requires_grad_().clone() if leaf.requires_grad else made  # no leaf, which may not be changed
+
+    return tree_map(make, outputs)
 
 
 def _described(leaf: Any) -> str:

@@ -91,6 +91,10 @@ class UnitTracker(Tracker):
         self._parameters = list(parameters)
         self.mark(self._parameters, "parameters")
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # nothing is compiled in a plan
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = super().__torch_dispatch__(func, types, args, kwargs)
         if operator := operator_of(func, args, kwargs, out, self.phase):
@@ -304,9 +308,7 @@ def parting(end: Any, begin: Any, parameters: Iterable[torch.Tensor]) -> set[Any
                     visited.add(following)
                     waiting.append(following)
     on_the_way = _above([begin], used_by, set())
-    return {
-        node for leaf in leaves for below in _above([leaf], used_by, on_the_way) for node in used_by[below]
-    } & on_the_way
+    return {node for below in _above(leaves, used_by, on_the_way) for node in used_by[below]} & on_the_way
 
 
 def _above(nodes: list[Any], used_by: dict[Any, list[Any]], stop: set[Any]) -> set[Any]:

@@ -24,7 +24,7 @@ from torch.utils.checkpoint import checkpoint
 from labkit.planner.model.facts import Variant
 from labkit.planner.model.fake.fake_run import Batches, FakeRun
 from labkit.planner.model.fake.fakes import silence
-from labkit.planner.model.forward_order import Call, Followed
+from labkit.planner.model.forward_order import Call, Followed, kind_of
 from labkit.planner.model.unit_costs import Beside, Compute, Flow, Take
 from labkit.planner.strategies.context_parallel import ContextParallel
 from labkit.planner.strategies.expert_parallel import ExpertParallel
@@ -104,7 +104,9 @@ class Model:
         self.fake_run, self.batches, self.script = fake_run, batches, fake_run.script
         whole: Any = fake_run.model()  # has the attributes of the script's class
         self.module = whole
-        self.layers = len(self.script.blocks_of(whole))
+        paths = {module: path for path, module in whole.named_modules()}
+        self._paths = [paths[block] for block in self.script.blocks_of(whole)]
+        self.layers = len(self._paths)
         named = all(hasattr(whole, name) for name in (EMBED, "blocks", UNEMBED))
         self.uncut = self._uncut(named)
         self.names_its_parts = named and self._is_its_parts_in_turn(fake_run.inputs_of(batches.make(2)))
@@ -117,7 +119,7 @@ class Model:
             kinds: dict[str, int] = {}
             kept: list[nn.Module] = []
             for block in whole.blocks:
-                kind = f"{block} {[(name, p.shape, p.requires_grad) for name, p in block.named_parameters()]}"
+                kind = kind_of(block)
                 if kind not in kinds:
                     kinds[kind] = len(kept)
                     kept.append(block)
@@ -134,13 +136,18 @@ class Model:
         except Exception:  # any error: other models are followed
             return False
 
-    @cached_property
+    @property
     def is_one_unit(self) -> bool:
         """Whether it can be divided in neither way."""
+        return not self.names_its_parts and self._chain is None
+
+    @cached_property
+    def _chain(self) -> Followed | None:
+        """The model followed through its blocks, if that divides it, which is not asked if it names its parts."""
         if self.names_its_parts:
-            return False
+            return None
         try:
-            followed = self._followed(self.module, Variant())
+            followed = self._followed(self.module, self._blocks_in(self.module), Variant())
             with self.fake_run.fake, torch.no_grad():
                 batch, calls = self.batches.make(2), followed.calls[2]
                 last = calls[-1].flow
@@ -148,8 +155,8 @@ class Model:
                 followed.embed(lambda: batch, batch)
                 followed.unembed(lambda: last.make(2), batch, calls)
         except Exception:  # any error: as one unit it is only called as in the script
-            return True
-        return False
+            return None
+        return followed
 
     @contextmanager
     def watching_attention(self) -> Iterator[None]:
@@ -220,7 +227,7 @@ class Model:
         is one unit that includes it."""
         # deepcopy alone would also copy the mode that each fake tensor refers to, and torch would corrupt its heap
         with self.fake_run.fake, FakeCopyMode(self.fake_run.fake):
-            module, which = copy.deepcopy(self.module), self.which
+            module, which = self._copy(ends_differ=variant.sequence), self.which
             if variant.sequence and self.names_its_parts:  # the first and the last block do more
                 ends = [(kind, i == 0, i == len(which) - 1) for i, kind in enumerate(which)]
                 kinds = list(dict.fromkeys(ends))
@@ -229,19 +236,34 @@ class Model:
             module.to(TYPES[variant.itemsize])
         module.train()
         self.experts = self._experts(module)
-        blocks = self.script.blocks_of(module, needed_by="tensor parallelism" if mesh else "")
-        for block in blocks if variant.recomputed else []:
+        blocks = self._blocks_in(module, needed_by="tensor parallelism" if mesh else "")
+        distinct = [*dict.fromkeys(blocks)]
+        for block in distinct if variant.recomputed else []:
             block.forward = partial(checkpoint, block.forward, use_reentrant=False)
         if mesh:
-            split(self.script, module, blocks, mesh, variant.sequence)
-        in_blocks = {t for block in blocks for t in (*block.parameters(), *block.buffers())}
+            split(self.script, module, distinct, mesh, variant.sequence)
+        in_blocks = {t for block in distinct for t in (*block.parameters(), *block.buffers())}
         rest = [p for p in module.parameters() if p not in in_blocks]
         others = [b for b in module.buffers() if b not in in_blocks]
         if self.names_its_parts:
             return self._named(module, variant, which, rest, others)
         if self.is_one_unit:
             return [self._whole(module, variant)]
-        return self._of_chain(module, variant, rest, others)
+        return self._of_chain(self._followed(module, blocks, variant), variant, rest, others)
+
+    def _blocks_in(self, module: nn.Module, needed_by: str = "") -> list[nn.Module]:
+        """The blocks of the model or of a copy, in which some may be the same module."""
+        if self.names_its_parts or not self.layers:
+            blocks: list[nn.Module] = self.script.blocks_of(module, needed_by=needed_by)
+            return blocks
+        return [module.get_submodule(path) for path in self._paths]
+
+    def _copy(self, ends_differ: bool) -> Any:
+        """A copy. Blocks that do the same are one module in it unless the first and the last of them `differ`."""
+        memo: dict[int, Any] = {}
+        for block, first in self._chain.alike().items() if self._chain and not ends_differ else ():
+            memo[id(block)] = copy.deepcopy(first, memo)
+        return copy.deepcopy(self.module, memo)
 
     def _named(self, module: Any, variant: Variant, which: list[int], rest: Any, others: Any) -> list[Part]:
         def computing(compute: Callable[..., Any]) -> Compute:
@@ -259,9 +281,9 @@ class Model:
             Part(LOSS, LOSS, self._loss, beside=partial(self._batch_and_count, _dtype(variant))),
         ]
 
-    def _of_chain(self, module: nn.Module, variant: Variant, rest: Any, others: Any) -> list[Part]:
-        """The parts of a model that is followed through its current blocks."""
-        followed, dtype, half = self._followed(module, variant), _dtype(variant), _half(variant)
+    def _of_chain(self, followed: Followed, variant: Variant, rest: Any, others: Any) -> list[Part]:
+        """The parts of a model that is followed through its blocks."""
+        dtype, half = _dtype(variant), _half(variant)
 
         def block(number: int) -> tuple[str, nn.Module, Compute, dict[str, Any]]:
             def beside(samples: int) -> Beside:
@@ -302,12 +324,11 @@ class Model:
         beside = partial(self._batch_and_count, _dtype(variant))
         return Part("model", "model", compute, list(module.parameters()), list(module.buffers()), beside=beside)
 
-    def _followed(self, module: nn.Module, variant: Variant) -> Followed:
+    def _followed(self, module: nn.Module, blocks: list[nn.Module], variant: Variant) -> Followed:
         def run(batch: Any) -> Any:
             return self.script.outputs_of(partial(_called, module, variant), batch)
 
         with self.fake_run.fake:
-            blocks = self.script.blocks_of(module) if self.layers else []
             return Followed(run, partial(self.batches.make, dtype=_dtype(variant)), blocks)
 
     @staticmethod

@@ -14,6 +14,8 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 from torch.utils.flop_counter import flop_registry
 
+from labkit.planner.model.fake.recalled import Recalled, is_view, key_of
+
 aten = torch.ops.aten
 DEVICE: Any = torch.ops.prim.device.default  # half of all calls
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
@@ -72,10 +74,31 @@ class CheckedFakeMode(FakeTensorMode):
         self._experts, self._each = 0, 1  # from which the latest router chose, and how many for each token
         self._left = 0  # choices that no expert has got yet
         self._corrections: dict[Any, list[Shape | None]] = {}
+        self._recalled = Recalled(self)
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Scripts are not compiled in a plan, so no call need be kept from the compiler, which costs time."""
+        return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is DEVICE and isinstance(args[0], FakeTensor):
             return args[0].fake_device
+        if self._says_gpu or not is_ordinary(func):
+            return self._dispatched(func, types, args, kwargs)
+        if is_view(func):
+            views = self._recalled.view(func, args, kwargs or {})
+            return self._dispatched(func, types, args, kwargs) if views is None else views
+        key = key_of(func, args, kwargs)
+        known = None if key is None else self._recalled.find(key, args)
+        if known is not None:
+            return known
+        out = self._dispatched(func, types, args, kwargs)
+        if key is not None:
+            self._recalled.keep(key, args, kwargs, out)
+        return out
+
+    def _dispatched(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         if func.namespace == "labkit":  # a record of work
             return None
         if func.overloadpacket is aten.nonzero or (
@@ -124,13 +147,13 @@ class CheckedFakeMode(FakeTensorMode):
     def _on_device(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         """The results of torch's fake kernels, `on_gpu` for tensors on a GPU. Below autograd, which would need a CUDA
         build, it is enough that they say so."""
-        call: Any = super().__torch_dispatch__
+        call: Any = self.dispatch if func.namespace == "aten" else super().__torch_dispatch__
         if self._on_gpu and func.overloadpacket in BATCH_NORMS and args[0].dtype.itemsize == 2:
             out, *statistics = call(func, types, args, kwargs)
             with self:  # a CPU's have 16 bits, and none in evaluation
                 return out, *(torch.empty(args[0].shape[1], dtype=torch.float32) for _ in statistics)
         if not self._on_gpu or func.overloadpacket not in BY_DEVICE:
-            return call(func, types, args, kwargs)
+            return call(func, types, args, kwargs or {})
         arguments = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, FakeTensor)]
         _say_device(arguments, GPU)
         self._says_gpu = True
@@ -207,6 +230,13 @@ class CheckedFakeMode(FakeTensorMode):
         if any(_is_larger(r, fake) for r, fake in pairs):
             self.corrected.add(str(func.overloadpacket))
         return [_shape(r) if _is_larger(r, fake) or _is_strided_otherwise(r, fake) else None for r, fake in pairs]
+
+
+@cache
+def is_ordinary(func: Any) -> bool:
+    """Whether nothing but its arguments decides its results."""
+    special = {*ROUTING, *SELECTING, aten.nonzero}
+    return func.namespace == "aten" and func.overloadpacket not in special and func not in {BINS, GROUPED, *CTC}
 
 
 def _keeps_more(func: Any, args: Any) -> bool:

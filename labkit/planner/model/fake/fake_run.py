@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import gc
+import inspect
 import linecache
 import sys
 import types
@@ -45,6 +46,7 @@ from labkit.planner.model.fake.fakes import (
 )
 from labkit.planner.model.fake.time_steps import skip_steps
 from labkit.planner.model.samples import longest
+from labkit.worker import Tracker
 from labkit.write import Script, library
 
 CPU = torch.device("cpu")
@@ -258,6 +260,8 @@ def _patch_torch() -> None:
         (torch.distributed.fsdp._fully_shard._fsdp_param, "_chunk_with_empty", Shards),
         (torch.distributed.fsdp._flat_param, "_data_ptr_allocated", _is_allocated),
         (torch.cpu.Stream, "synchronize", lambda stream: None),  # which FSDP1 awaits when it offloads
+        # Scripts are not compiled in a plan, so that no call needs the wrapper that keeps it from the compiler.
+        (Tracker, "__torch_dispatch__", inspect.unwrap(Tracker.__torch_dispatch__)),
         (nn.Module, "to", _moved),
         (nn.Module, "_apply", _applied),
     ]
