@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from functools import cache
 from typing import Any, NamedTuple
 
 import torch
-from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
 from labkit.planner.model.facts import ByteCount, Work
@@ -77,7 +77,7 @@ def operator_of(func: Any, args: Sequence[Any], kwargs: Any, out: Any, phase: st
         return None
     flops = flops_of(packet, args, kwargs or {}, out)
     written = _bytes(out)
-    read = written if packet in GATHERED else _bytes((args, kwargs))
+    read = written if packet in GATHERED else _bytes((args, [*(kwargs or {}).values()]))
     kind = "memory"
     if flops:
         name = str(packet)
@@ -118,6 +118,7 @@ def _through(value: int, samples: int) -> ByteCount:
     return ByteCount(0, value // samples)
 
 
+@cache
 def _is_view(func: Any) -> bool:
     """Whether the results share memory with an argument that is not written."""
     returns = func._schema.returns
@@ -132,8 +133,6 @@ def _is_depthwise(args: Sequence[Any]) -> bool:
 
 def _bytes(values: Any) -> int:
     """Bytes of all tensors in it; of an expanded one, those that exist."""
-    return sum(
-        min(tensor.numel() * tensor.element_size(), tensor.untyped_storage().nbytes())
-        for tensor in tree_leaves(values)
-        if isinstance(tensor, torch.Tensor)
-    )
+    if isinstance(values, torch.Tensor):
+        return min(values.numel() * values.element_size(), values.untyped_storage().nbytes())
+    return sum(map(_bytes, values)) if isinstance(values, list | tuple) else 0

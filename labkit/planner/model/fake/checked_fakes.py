@@ -14,7 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 from torch.utils.flop_counter import flop_registry
 
-from labkit.planner.model.fake.recalled import Recalled, is_view, key_of
+from labkit.planner.model.fake.recalled import OTHER, RECALLABLE, VIEW, Recalled, key_of, way_of
 
 aten = torch.ops.aten
 DEVICE: Any = torch.ops.prim.device.default  # half of all calls
@@ -84,12 +84,11 @@ class CheckedFakeMode(FakeTensorMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is DEVICE and isinstance(args[0], FakeTensor):
             return args[0].fake_device
-        if self._says_gpu or not is_ordinary(func):
-            return self._dispatched(func, types, args, kwargs)
-        if is_view(func):
+        way = OTHER if self._says_gpu else _way_of(func)
+        if way == VIEW:
             views = self._recalled.view(func, args, kwargs or {})
             return self._dispatched(func, types, args, kwargs) if views is None else views
-        key = key_of(func, args, kwargs)
+        key = key_of(func, args, kwargs) if way == RECALLABLE else None
         known = None if key is None else self._recalled.find(key, args)
         if known is not None:
             return known
@@ -233,10 +232,10 @@ class CheckedFakeMode(FakeTensorMode):
 
 
 @cache
-def is_ordinary(func: Any) -> bool:
-    """Whether nothing but its arguments decides its results."""
-    special = {*ROUTING, *SELECTING, aten.nonzero}
-    return func.namespace == "aten" and func.overloadpacket not in special and func not in {BINS, GROUPED, *CTC}
+def _way_of(func: Any) -> int:
+    """How the mode's earlier results may serve: not for operators that it treats by more than their arguments."""
+    is_special = func.overloadpacket in {*ROUTING, *SELECTING, aten.nonzero} or func in {BINS, GROUPED, *CTC}
+    return OTHER if is_special else way_of(func)
 
 
 def _keeps_more(func: Any, args: Any) -> bool:

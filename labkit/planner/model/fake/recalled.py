@@ -15,19 +15,22 @@ from torch.utils._pytree import tree_leaves
 
 CPU = torch.device("cpu")
 PLAIN = {type(None), bool, int, float, str, torch.dtype, torch.device, torch.layout, torch.memory_format}
+UNFIT = {torch.Tag.inplace_view, torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
+VIEW, RECALLABLE, OTHER = range(3)
+
 New = tuple[tuple[int, ...], tuple[int, ...], torch.dtype]
 
 
 class Recalled:
-    """The results of functional, in-place and view operators on fake tensors of one mode."""
+    """The results of functional and in-place operators on fake tensors of one mode."""
 
     def __init__(self, mode: FakeTensorMode):
         self._mode = mode
-        self._known: dict[Any, Any] = {}
+        self._known: dict[Any, Any] = {}  # "first", or a description of each result and the type of their list
 
     def view(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """The views that torch's own kernel makes of a tensor without data; None if there is a question about it."""
-        if not is_view(func) or not _is_simple(args[0]) or any(isinstance(arg, torch.Tensor) for arg in args[1:]):
+        """The views that torch's own kernel makes of a tensor without data; None if torch's fake one has to."""
+        if not _is_simple(args[0]) or any(isinstance(arg, torch.Tensor) for arg in args[1:]):
             return None
         try:
             with in_kernel_invocation_manager(self._mode):
@@ -66,38 +69,35 @@ class Recalled:
             self._known[key] = news, type(out) if many else None
 
 
-def key_of(func: Any, args: Any, kwargs: Any) -> Any:
-    """Equal for calls with the same results; None if values, aliases or other modes may decide."""
-    if not is_recallable(func) or not args or not isinstance(args[0], torch.Tensor | list | tuple):
-        return None
-    key = [func, torch.get_default_dtype()]
-    return tuple(key) if _describe(args, key) and (not kwargs or _describe([*kwargs, *kwargs.values()], key)) else None
-
-
 @cache
-def is_recallable(func: Any) -> bool:
-    """Whether it makes new tensors, or writes its first argument and returns it."""
-    if func.namespace != "aten" or torch.Tag.inplace_view in func.tags or torch.Tag.data_dependent_output in func.tags:
-        return False
-    if torch.Tag.dynamic_output_shape in func.tags or not func._schema.returns:
-        return False
-    aliases = [argument.alias_info for argument in func._schema.arguments]
+def way_of(func: Any) -> int:
+    """VIEW if it looks at its first argument in another way; RECALLABLE if it makes new tensors, or writes its first
+    argument and returns it, and only its arguments decide about the results."""
     returned = [result.alias_info for result in func._schema.returns]
+    if func.namespace != "aten" or UNFIT & {*func.tags} or not returned:
+        return OTHER
+    if func.is_view:
+        composite = torch._C.DispatchKey.CompositeImplicitAutograd
+        return OTHER if torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), composite) else VIEW
+    aliases = [argument.alias_info for argument in func._schema.arguments]
     if not any(aliases) and not any(returned):
-        return func.overloadpacket is not torch.ops.aten._unsafe_view
-    return len(returned) == 1 and bool(aliases[0]) and aliases[0].is_write and not any(aliases[1:])
+        return OTHER if func.overloadpacket is torch.ops.aten._unsafe_view else RECALLABLE
+    is_in_place = len(returned) == 1 and aliases[0] and aliases[0].is_write and not any(aliases[1:])
+    return RECALLABLE if is_in_place else OTHER
 
 
-@cache
-def is_view(func: Any) -> bool:
-    """Whether it only looks at its first argument in another way."""
-    if func.namespace != "aten" or torch.Tag.inplace_view in func.tags or not func.is_view:
-        return False
-    composite = torch._C.DispatchKey.CompositeImplicitAutograd
-    return not torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), composite)
+def key_of(func: Any, args: Any, kwargs: Any) -> Any:
+    """Equal for calls of an operator with the same results; None if values, aliases or other modes may decide."""
+    if not args or not isinstance(args[0], torch.Tensor | list | tuple):
+        return None
+    key = [id(func), torch.get_default_dtype()]
+    if not _describe(args, key) or (kwargs and not _describe([*kwargs, *kwargs.values()], key)):
+        return None
+    return tuple(key)
 
 
 def _describe(values: Any, key: list[Any]) -> bool:
+    """Extend the key by the values; returns whether it can."""
     for value in values:
         if isinstance(value, FakeTensor):
             if not _is_simple(value):
