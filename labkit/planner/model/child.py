@@ -32,7 +32,18 @@ ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",  # also because a fork loses threads
     "PYTHONSAFEPATH": "1",
 }
-READ_AT_START = ("LD_", "PYTHON", "PYTORCH", "TMPDIR", "TORCH")  # variables that only a new server would notice
+READ_AT_START = (
+    "HF_",
+    "HOME",
+    "LD_",
+    "PYTHON",
+    "PYTORCH",
+    "TMPDIR",
+    "TORCH",
+    "TRANSFORMERS_",
+    "USE_",
+    "XDG_",
+)  # variables that only a new server would notice
 LAST_BYTES, MOST_BYTES = 500, 1 << 16  # of what a process printed before it died
 THROWN = re.compile(r"terminate called.*\n +what\(\): +(.+)")
 

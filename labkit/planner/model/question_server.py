@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from labkit.planner.model.answers import Reads
+from labkit.planner.model.libraries import import_for
 
 PR_SET_PDEATHSIG = 1
 
@@ -60,6 +61,8 @@ def serve(control: socket.socket) -> None:
                     os.close(descriptor)
                 continue
             question, printed = socket.socket(fileno=files[0]), files[1]
+            request = _request_of(question)
+            _prepare(request)
             child = os.fork()
             if not child:
                 ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -69,7 +72,7 @@ def serve(control: socket.socket) -> None:
                     inherited.close()
                 os.dup2(printed, 1)
                 os.dup2(printed, 2)
-                answer(question)
+                answer(question, request)
             os.close(printed)
             children[child] = question
             poll.register(question, 0)  # tells only that the other end was closed
@@ -87,6 +90,21 @@ def _import_torch() -> None:
     gc.freeze()  # children share what is never collected
 
 
+def _request_of(question: socket.socket) -> Any:
+    """What is asked; nothing if the process that asks gave up."""
+    with contextlib.suppress(OSError, ValueError):
+        return json.loads(question.makefile("rb").readline())
+    return {}
+
+
+def _prepare(request: Any) -> None:
+    """Import what the script asked about imports."""
+    asked = request.get("question", {})
+    if "text" in asked:
+        script = asked.get("path")
+        import_for(asked["text"], Path(script).parent if script else Path(request["folder"]))
+
+
 def _report_exit(question: socket.socket, status: int) -> None:
     """Append the child's exit code to its reply and end the reply, whoever else still holds the socket."""
     with question, contextlib.suppress(OSError):
@@ -94,11 +112,10 @@ def _report_exit(question: socket.socket, status: int) -> None:
         question.shutdown(socket.SHUT_RDWR)
 
 
-def answer(question: socket.socket) -> None:
+def answer(question: socket.socket, request: Any) -> None:
     """Answer one question and exit."""
     from labkit.planner.model.fake.fake_run import FakeRun
 
-    request = json.loads(question.makefile("rb").readline())
     module, _, name = request["function"].rpartition(".")
     reads = Reads()
     try:
@@ -168,6 +185,6 @@ if __name__ == "__main__":
     stdin = socket.socket(fileno=os.dup(0))
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)  # scripts read nothing
     if "once" in sys.argv:
-        answer(stdin)
+        answer(stdin, _request_of(stdin))
     serve(stdin)
     os._exit(0)  # nothing to clean up
