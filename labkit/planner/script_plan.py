@@ -18,7 +18,7 @@ from labkit.text import gib
 from labkit.view import Bar, as_image
 from labkit.write import Script
 
-NAMES = {"single": "each rank alone", "": "its own"}
+NAMES = {"single": "replicated", "": "its own"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -183,7 +183,7 @@ def _about(answer: Mapping[str, Any]) -> list[str]:
     """What was assumed or left out."""
     about = [*answer["notes"], *answer["assumed"]]
     if places := answer["read"]:
-        about.append(f"it reads numbers of tensors in {_listed(places)}, which are assumed to be 1, like a loss")
+        about.append(f"it reads numbers of tensors ({', '.join(places)}), which are assumed to be 1, as of a loss")
     if written := answer["written"]:
         about.append(f"before its second step it writes {_listed(written)}, which the plan kept in a temporary folder")
     return about

@@ -206,6 +206,35 @@ def test_a_count_that_decides_a_size_is_not_assumed(written):
     assert labkit.plan(written(MODEL + sized), nproc_per_node=1).is_real
 
 
+def test_masks_of_the_data_select_as_many_as_they_do(written):
+    held = {}
+    for most in (9, 512):
+        chosen = f"F.cross_entropy(logits[y < {most}], y[y < {most}])"
+        plan = labkit.plan(
+            written(MODEL + LOOP.format(wrapped="", sampler="None").replace("loss_of(logits, y)", chosen)),
+            nproc_per_node=1,
+        )
+        assert not plan.is_real and not any("assumed to select" in problem for problem in plan.problems)
+        held[most] = plan.bytes
+
+    logits = 8 * 32 * 512 * 4
+    assert held[512] - held[9] > logits
+
+
+def test_frameworks_tell_parameters_apart_by_their_addresses(written):
+    pytest.importorskip("accelerate")
+    sharded = SCRIPTS["accelerate"][1].replace(
+        "Accelerator(cpu=True,", "Accelerator(fsdp_plugin=FullyShardedDataParallelPlugin(fsdp_version=2),"
+    )
+    path = written(sharded.replace("import Accelerator", "import Accelerator, FullyShardedDataParallelPlugin"))
+
+    plan = labkit.plan(path, nproc_per_node=2, device="2xT4")
+
+    assert not plan.is_real and plan.strategy == "fsdp"
+    held = plan.peak.categories
+    assert held["optimizer"] == pytest.approx(2 * held["parameters"], rel=0.01)
+
+
 def test_a_script_that_does_not_step_twice_is_refused_in_a_sentence(written):
     text = "import argparse\nparser = argparse.ArgumentParser()\nparser.add_argument('count', type=int)\n"
     path = written(text + "print(parser.parse_args().count)\n")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from contextlib import nullcontext
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -97,7 +98,8 @@ def be_rank(ranks: int) -> None:
 
 
 def simplify(notes: Callable[[str], None]) -> None:
-    """Load data in this process, compile nothing, save nothing. Calls `notes` with what a plan leaves out."""
+    """Load data in this process, compile nothing, and keep in memory what is saved. Calls `notes` with what a plan
+    leaves out."""
     iterate = DataLoader._get_iterator
 
     def load_here(loader: Any) -> Any:
@@ -109,13 +111,27 @@ def simplify(notes: Callable[[str], None]) -> None:
         return model if model is not None else lambda function: function
 
     def spawned(function: Callable[..., Any], args: Any = (), nprocs: int = 1, *_: Any, **__: Any) -> None:
+        notes(f"it starts {nprocs} ranks itself, with spawn: the plan is of the first of them")
         function(0, *args)
+
+    saved: dict[str, Any] = {}
+    read = torch.load
+
+    def save(value: Any, file: Any, *_: Any, **__: Any) -> None:
+        if isinstance(file, str | os.PathLike):
+            saved[os.path.abspath(file)] = value  # noqa: PTH100
+            Path(file).open("wb").close()
+
+    def load(file: Any, *args: Any, **options: Any) -> Any:
+        name = os.path.abspath(file) if isinstance(file, str | os.PathLike) else ""  # noqa: PTH100
+        return saved[name] if name in saved else read(file, *args, **options)
 
     replacements: list[tuple[Any, str, Any]] = [
         (DataLoader, "_get_iterator", load_here),
         (torch, "compile", eager),
         (nn.Module, "compile", lambda module, *_, **__: eager(module) and None),
-        (torch, "save", lambda *_, **__: None),
+        (torch, "save", save),
+        (torch, "load", load),
         (torch.multiprocessing, "spawn", spawned),
     ]
     for owner, name, replacement in replacements:
@@ -152,9 +168,8 @@ def seem_to_have_gpus(name: str, count: int, memory: int, capability: tuple[int,
     fsdp, mesh = torch.distributed.fsdp.FullyShardedDataParallel, device_mesh.init_device_mesh
     shard = fsdp.__init__
 
-    def sharded(module: Any, *args: Any, **options: Any) -> None:
-        options.pop("device_id", None)
-        shard(module, *args, **options)
+    def sharded(wrapper: Any, *args: Any, **options: Any) -> None:
+        shard(wrapper, *args, **{**options, "device_id": torch.device("cpu")})
 
     def on_mesh(device_type: str, *args: Any, **options: Any) -> Any:
         return mesh(here(device_type), *args, **options)

@@ -58,9 +58,11 @@ class Weighed(Tracker):
         for number, size in self._before:
             held[Peak.CATEGORIES[self._categories[number]]] += size
         yield "forward", "", {**held}
-        for number, size, phase, operation in self._events:
+        backward = max((i for i, (_, _, phase, _) in enumerate(self._events) if phase == "backward"), default=0)
+        for i, (number, size, phase, operation) in enumerate(self._events):
             held[Peak.CATEGORIES[self._categories[number]]] += size
-            yield phase, str(operation), {**held}
+            in_closure = phase == "optimizer" and i < backward  # which computes the loss, as Lightning's
+            yield "forward" if in_closure else phase, str(operation), {**held}
 
 
 def strategy_in(modules: Sequence[nn.Module], optimizers: Iterable[Any]) -> str:

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
@@ -36,6 +37,7 @@ from labkit.planner.model.fake import fake_run
 from labkit.planner.model.fake.cuda_kernels import follow_cuda, follow_kernels
 from labkit.planner.model.fake.fakes import InHostMemory, Replicated, Shards, SharedOptimizer, silence
 from labkit.planner.model.fake.time_steps import skip_steps
+from labkit.text import first_line, shortened
 from labkit.worker import live_optimizers
 
 MOST_SECONDS = 300
@@ -181,7 +183,8 @@ class Rehearsal:
         self._tracker.__exit__(None, None, None)
         modules, optimizers = _modules(), live_optimizers()
         strategy = strategy_in(modules, optimizers)
-        derived = others(self._tracker, strategy, self._ranks, modules, optimizers)
+        ranks = dist.get_world_size() if dist.is_initialized() else self._ranks
+        derived = others(self._tracker, strategy, ranks, modules, optimizers)
         self._measured = {"peak": self._tracker.peak()._asdict(), "strategy": strategy, "others": derived}
         raise Stepped
 
@@ -232,11 +235,10 @@ def _run_as_main(text: str, path: str, arguments: Sequence[str]) -> None:
 def why_it_failed(error: BaseException, path: str) -> str:
     """One sentence with the script's own line."""
     lines = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == path]
-    where = f" in line {lines[-1].lineno} (`{(lines[-1].line or '').strip()}`)" if lines else ""
+    where = f" in line {lines[-1].lineno} (`{shortened((lines[-1].line or '').strip())}`)" if lines else ""
     if type(error).__name__ in fake_run.DEPENDS_ON_DATA:
         return f"it reads values of tensors{where}, which a plan's tensors do not have"
-    message = str(error).strip().partition("\n")[0]
-    return f"it fails{where}: {type(error).__name__}: {message}"
+    return f"it fails{where}: {type(error).__name__}: {first_line(str(error)).rstrip('.')}"
 
 
 def _without_data(fake: LikelyValues) -> None:

@@ -5,7 +5,6 @@ Runs in the planner's child process.
 
 from __future__ import annotations
 
-import linecache
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -36,8 +35,8 @@ class Count(int):
 
 class LikelyValues(CheckedFakeMode):
     """A number read from a floating-point tensor is taken to be 1, conditions follow from it, and a count of what is
-    true is taken to be 1. All other values are refused. `read` are the places of the script at which it read numbers,
-    which `place` names."""
+    true is taken to be 1. All other values are refused. `read` are the places at which the script read numbers, which
+    `place` names: its lines, or libraries."""
 
     def __init__(self, place: Callable[[], str], on_gpu: bool = False) -> None:
         super().__init__(on_gpu=on_gpu)
@@ -55,6 +54,12 @@ class LikelyValues(CheckedFakeMode):
             elif func.overloadpacket is aten.sum and args[0].dtype == torch.bool:
                 self._known[out] = Count(1)
         return out
+
+    def _chosen(self, condition: Any) -> Any:
+        if isinstance(condition, FakeTensor):
+            return super()._chosen(condition)
+        with torch.utils._python_dispatch._disable_current_modes():  # of data, which have values
+            return condition.nonzero()
 
     def counts(self, tensor: Any) -> bool:
         """Whether a tensor is the number of what is true."""
@@ -116,6 +121,12 @@ class OnCpu(TorchFunctionMode):
             kwargs = {key: value for key, value in kwargs.items() if key != "pin_memory"}
         first = args[0] if args else None
         if isinstance(first, FakeTensor):
+            if name == "data_ptr":  # the same for tensors with the same storage only, as accelerate takes it to be
+                return first.untyped_storage()._cdata + first.storage_offset() * first.element_size()
+            if (
+                name == "__deepcopy__" and first.constant is not None
+            ):  # real, which a copy among its attributes would be not
+                return args[1].setdefault(id(first), first.clone())
             if name == "__format__" and first.dim() == 0:
                 return format(first.item(), args[1])
             if name in ("item", "__int__", "__index__") and self._fake and self._fake.counts(first):
@@ -160,8 +171,7 @@ def place_in(script: str) -> Callable[[], str]:
         while frame:
             file = frame.f_code.co_filename
             if file == script:
-                text = linecache.getline(file, frame.f_lineno).strip()
-                return library or f"line {frame.f_lineno} (`{text}`)"
+                return library or f"line {frame.f_lineno}"
             is_library = "site-packages" in file and not file.startswith(TORCH)
             library = library or (file.partition("site-packages/")[2].partition("/")[0] if is_library else "")
             frame = frame.f_back  # type: ignore[assignment]
