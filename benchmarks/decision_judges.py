@@ -9,12 +9,13 @@ from typing import Any
 
 from labkit import words
 from labkit.planner.advice import Advice, advise
-from labkit.planner.candidate import ALIKE, Candidate, evaluate, held_by
+from labkit.planner.candidate import ALIKE, MARGIN, Candidate, evaluate, held_by
 from labkit.planner.data_sheets import device_named
 from labkit.planner.model.facts import ModelFacts, facts_of
 from labkit.planner.scaling import largest_micro_batch
 from labkit.planner.speed.collectives import wire
 from labkit.planner.speed.speed_model import SpeedModel
+from labkit.planner.speed.step_time import StepTime
 from labkit.planner.strategies.strategy import volume
 from labkit.planner.variations import variants
 from labkit.text import gib
@@ -51,7 +52,7 @@ class Situation:
         return f"{self.size:g} B, {self.ranks} x {self.device}, {self.samples} a rank{said}"
 
 
-Judge = Callable[[Situation], tuple[bool, str]]
+Judge = Callable[[Situation], tuple[bool | None, str]]  # None: it cannot be told
 
 
 @cache
@@ -81,8 +82,10 @@ def advice_for(at: Situation) -> Advice:
 
 def told(one: Candidate | None) -> str:
     """`ddp, activation checkpointing: 31.2 GiB, 0.3 s`"""
-    if one is None or one.peak is None:
+    if one is None:
         return "nothing fits"
+    if one.peak is None:
+        return f"{one.name}: {one.remark}"
     return f"{one.name}: {gib(one.peak.bytes)}" + (f", {words.seconds(one.step.seconds)}" if one.step else "")
 
 
@@ -97,12 +100,31 @@ def as_asked(at: Situation, strategy: str, **options: Any) -> Candidate:
     return evaluate(asked, facts, device, SpeedModel(script, facts, device, at.ranks))
 
 
+def apart(one: StepTime, two: StepTime) -> int | None:
+    """-1 if a step of the first is shorter by more than what a prediction can tell, 1 if longer, 0 if both take as
+    long; None if that depends on where in their bands they are. Both compute at the same rate, so both are at the same
+    end of their bands."""
+    pairs = ((one.low, two.low), (one.seconds, two.seconds), (one.high, two.high))
+    found = {-1 if a * ALIKE < b else 1 if b * ALIKE < a else 0 for a, b in pairs}
+    return found.pop() if len(found) == 1 else None
+
+
 def fastest_is(*strategies: str) -> Judge:
     """The planner's choice is among these."""
 
-    def judge(at: Situation) -> tuple[bool, str]:
-        best = advice_for(at).best
-        return best is not None and best.strategy in strategies, told(best)
+    def judge(at: Situation) -> tuple[bool | None, str]:
+        advice = advice_for(at)
+        best, fitting = advice.best, [row for row in advice.rows if row.fits and row.ranks <= at.ranks]
+        claimed = [row for row in fitting if row.strategy in strategies and row.step]
+        others = [row for row in fitting if row.strategy not in strategies and row.step]
+        unplanned = [row for row in advice.rows if row.peak is None and row.strategy in strategies]
+        if not best or not best.step or not claimed:
+            return None if unplanned and not claimed else False, told(best)
+        mine = min(claimed, key=lambda row: row.step.seconds)
+        against = others if best.strategy in strategies else [best]
+        if any(apart(mine.step, other.step) is None for other in against):
+            return None, told(best)
+        return best.strategy in strategies, told(best)
 
     return judge
 
@@ -110,22 +132,23 @@ def fastest_is(*strategies: str) -> Judge:
 def fits(*strategies: str, plainly: bool = True) -> Judge:
     """One of these fits; `plainly`, as it is asked, otherwise with whatever the planner finds for it."""
 
-    def judge(at: Situation) -> tuple[bool, str]:
+    def judge(at: Situation) -> tuple[bool | None, str]:
         if plainly:
             rows = [as_asked(at, strategy) for strategy in strategies]
         else:
             rows = [r for r in advice_for(at).rows if r.strategy in strategies and r.ranks <= at.ranks]
         right = [r for r in rows if r.fits]
-        shown = min(right or rows, key=held_by)
-        return bool(right), f"{told(shown)} of {gib(device_named(at.device).usable)}"
+        shown, usable = min(right or rows, key=held_by), device_named(at.device).usable
+        near = all(r.peak is None or abs(r.peak.bytes / usable - 1) < MARGIN for r in right or rows)
+        return None if near else bool(right), f"{told(shown)} of {gib(usable)}"
 
     return judge
 
 
 def does_not_fit(*strategies: str) -> Judge:
-    def judge(at: Situation) -> tuple[bool, str]:
+    def judge(at: Situation) -> tuple[bool | None, str]:
         right, found = fits(*strategies, plainly=False)(at)
-        return not right, found
+        return None if right is None else not right, found
 
     return judge
 
@@ -133,7 +156,7 @@ def does_not_fit(*strategies: str) -> Judge:
 def holds(strategy: str, claimed: float, **options: Any) -> Judge:
     """The rank holds what is claimed, in GB, within a tenth."""
 
-    def judge(at: Situation) -> tuple[bool, str]:
+    def judge(at: Situation) -> tuple[bool | None, str]:
         held = as_asked(at, strategy, **options).peak
         return held is not None and abs(held.bytes / (claimed * 1e9) - 1) < 0.1, gib(held.bytes if held else None)
 
@@ -143,10 +166,10 @@ def holds(strategy: str, claimed: float, **options: Any) -> Judge:
 def smaller(first: tuple[str, dict[str, Any]], second: tuple[str, dict[str, Any]], by: float | str = 1.0) -> Judge:
     """The first holds less than the second, or at most `by` times as much and a tenth; "1/N" is by its ranks."""
 
-    def judge(at: Situation) -> tuple[bool, str]:
+    def judge(at: Situation) -> tuple[bool | None, str]:
         one, two = (as_asked(at, strategy, **options).peak for strategy, options in (first, second))
         if not one or not two:
-            return False, "cannot be planned"
+            return None, "not planned"
         share = 1 / at.ranks if isinstance(by, str) else by
         bound = 1.1 * share if share < 1 else share
         return one.bytes < bound * two.bytes, f"{gib(one.bytes)} against {gib(two.bytes)}: {one.bytes / two.bytes:.2f}"
@@ -157,12 +180,13 @@ def smaller(first: tuple[str, dict[str, Any]], second: tuple[str, dict[str, Any]
 def faster(first: tuple[str, dict[str, Any]], second: tuple[str, dict[str, Any]]) -> Judge:
     """A step of the first is predicted to be shorter by more than what a prediction can tell."""
 
-    def judge(at: Situation) -> tuple[bool, str]:
+    def judge(at: Situation) -> tuple[bool | None, str]:
         one, two = (as_asked(at, strategy, **options).step for strategy, options in (first, second))
         if not one or not two:
-            return False, "cannot be planned"
+            return None, "not planned"
         found = f"{words.seconds(one.seconds)} against {words.seconds(two.seconds)}"
-        return one.seconds * ALIKE < two.seconds, found
+        order = apart(one, two)
+        return None if order is None else order < 0, found
 
     return judge
 
@@ -174,7 +198,7 @@ def moves_more(first: tuple[str, dict[str, Any]], second: tuple[str, dict[str, A
         layout = as_asked(at, strategy, **options).layout
         return sum(wire(c.kind, c.group) * c.bytes for c in volume(sized(at.size)[1], layout)) if layout else 0.0
 
-    def judge(at: Situation) -> tuple[bool, str]:
+    def judge(at: Situation) -> tuple[bool | None, str]:
         one, two = sent(at, *first), sent(at, *second)
         return one > 1.01 * two, f"sends {gib(one)} against {gib(two)}: {one / two:.2f}"
 
@@ -184,7 +208,7 @@ def moves_more(first: tuple[str, dict[str, Any]], second: tuple[str, dict[str, A
 def larger_batch(first: str, second: str) -> Judge:
     """More samples of a micro-batch fit on each rank."""
 
-    def judge(at: Situation) -> tuple[bool, str]:
+    def judge(at: Situation) -> tuple[bool | None, str]:
         _, facts = sized(at.size)
         layouts = [as_asked(at, strategy).layout for strategy in (first, second)]
         one, two = (largest_micro_batch(facts, layout, device_named(at.device)) for layout in layouts if layout)

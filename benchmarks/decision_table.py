@@ -26,7 +26,7 @@ from decision_judges import (
     smaller,
 )
 
-SHARDED = ("fsdp", "fsdp1", "zero2")  # what the articles call FSDP: SHARD_GRAD_OP is ZeRO-2
+SHARDED = ("fsdp", "zero2")  # what the articles call FSDP: SHARD_GRAD_OP is ZeRO-2
 ARTICLES = {
     "note": "Distributed Training (DDP vs FSDP)",
     "guide": "the DDP and FSDP guide",
@@ -55,7 +55,8 @@ with the given number of parameters on the given devices, with samples of 1,024 
 unless a precision is named (autocast: weights and optimizer state stay fp32). The planner's formulas give the memory of
 the rank that holds the most, compared with what the device has for tensors, and the time of an optimizer step. Times
 come from data sheets and assumed fractions of their peaks, with a wide band. Strategies within 5 percent of each other
-count as equally fast, and the simpler one is chosen.
+count as equally fast, and the simpler one is chosen. A question mark: it cannot be told, because the figure is within 5
+percent of what the device has, or because which step is shorter depends on where in their bands both are.
 """
 BEYOND = """## Beyond the articles' strategies
 
@@ -65,6 +66,7 @@ request. The figures are calculated by `labkit.plan`, not measured; "waiting" is
 
 | situation | the planner's choice, per rank and step | the best of the others | why |
 | --- | --- | --- | --- |"""
+MARKS = {True: "✔", False: "✖", None: "?"}
 DDP, FSDP = ("ddp", {}), ("fsdp", {})
 ALWAYS, NEVER = ("fsdp", {"reshard_after_forward": "always"}), ("fsdp", {"reshard_after_forward": "never"})
 STATES = "fp32 weights, gradients and AdamW's moments are 16 bytes a parameter, under autocast too (ZeRO, section 3.1)"
@@ -394,11 +396,12 @@ def main() -> None:
     counts: Counter[str] = Counter()
     for row in ROWS:
         judged = [(each, *row.judge(each)) for each in row.situations]
-        right = sum(agrees for _, agrees, _ in judged)
-        verdict = "agrees" if right == len(judged) else "agrees in part" if right else "differs"
+        answers = [agrees for _, agrees, _ in judged if agrees is not None]
+        verdict = "agrees" if all(answers) else "agrees in part" if any(answers) else "differs"
+        verdict = verdict if answers else "cannot be told"
         counts[verdict] += 1
         situations = "<br>".join(str(each) for each, _, _ in judged)
-        found = "<br>".join(f"{'✔' if agrees else '✖'} {text}" for _, agrees, text in judged)
+        found = "<br>".join(f"{MARKS[agrees]} {text}" for _, agrees, text in judged)
         print(
             f"| {ARTICLES[row.article]}, {row.section} | {row.claim} | {situations} | {found} | {verdict} | {row.why} |"
         )
