@@ -71,11 +71,8 @@ ROWS = [
     ("fsdp", 2, "transformer", {"reshard_after_forward": "always", "activation_checkpointing": True}, 0.06),
     ("tensor_parallel", 2, "transformer", {"sequence_parallel": True}, 0.06),
     ("pipeline", 2, "transformer", {"accumulate": 4, "schedule": "1F1B"}, 0.001),
-    ("pipeline", 2, "transformer", {"accumulate": 4, "schedule": "InterleavedZeroBubble"}, 0.03),
     ("pipeline", 2, "residual", {"accumulate": 4, "schedule": "1F1B"}, 0.001),
     ("pipeline", 2, "residual", {"accumulate": 4, "schedule": "Interleaved1F1B"}, 0.001),
-    ("pipeline", 2, "residual", {"accumulate": 4, "schedule": "InterleavedZeroBubble"}, 0.03),
-    ("pipeline", 2, "residual", {"accumulate": 4, "schedule": "DualPipeV"}, 0.001),
     ("hybrid", 4, "transformer", {"tensor": 2}, 0.06),
     ("context_parallel", 4, "transformer", {}, 0.06),
     ("context_parallel", 4, "transformer", {"context_ranks": 2, "accumulate": 2}, 0.06),
@@ -91,8 +88,6 @@ ROWS = [
 @pytest.mark.parametrize(("strategy", "ranks", "model", "options", "tolerance"), ROWS, ids=str)
 def test_the_formulas_agree_with_the_rehearsal(strategy, ranks, model, options, tolerance):
     if strategy == "pipeline" and TORCH < (2, 13):  # whose stages free other tensors, and earlier or later
-        if options["schedule"] == "DualPipeV":
-            pytest.skip("needs torch 2.13")
         tolerance = 0.06
     what, options = script(strategy, model), {"global_batch_size": 16, **options}
     layout = layout_of(what, ranks, options)

@@ -10,21 +10,22 @@ stages of the same rank share tensors instead (set_local_fwd_input, set_local_bw
 
 The order in which a rank computes forwards (F) and backwards (B) of micro-batches through its stages is that of
 torch/distributed/pipelining/schedules.py of torch 2.13; a backward may be split into gradients of inputs (I) and,
-later, of weights (W). Sources: GPipe (1811.06965), 1F1B and interleaved (2104.04473), breadth-first (2211.05953), zero
-bubble and ZBV (2401.10241), DualPipeV (2412.19437).
+later, of weights (W); the memory of such schedules is only rehearsed. Sources: GPipe (1811.06965), 1F1B and interleaved
+(2104.04473), breadth-first (2211.05953), zero bubble (2401.10241).
 """
 
 from __future__ import annotations
 
-from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from labkit.planner.memory.ledger import Keeper, Ledger, backward, forward, note
+from labkit.planner.memory.ledger import Keeper, Ledger, UnknownToFormulas, backward, forward, note
 from labkit.planner.model.facts import ByteCount, Moment, Profile
 from labkit.version import torch_release
 
 SCHEDULES_THERE_AND_BACK = ("ZBVZeroBubble", "DualPipeV")
+SCHEDULES_ZERO_BUBBLE = ("InterleavedZeroBubble", *SCHEDULES_THERE_AND_BACK)
 SCHEDULES_LOOPED = ("Interleaved1F1B", "LoopedBFS", "InterleavedZeroBubble")
 JOINS = torch_release() < (2, 10)  # the outputs of the last stage
 RECEIVES_LATE = torch_release() >= (2, 15)
@@ -56,7 +57,7 @@ def pipelined(
         _received_late(ledger, stages, order, samples, schedule)
         return
     held, sent = ledger.held, {"activations": 0, "temporary": 0}
-    keeps_sent = schedule in (*SCHEDULES_LOOPED, *SCHEDULES_THERE_AND_BACK)
+    keeps_sent = schedule in SCHEDULES_LOOPED
     warm_up = next(place for place, (what, *_) in enumerate(order) if what != "F")
     for stage in stages.values():
         if not stage.first:
@@ -72,24 +73,20 @@ def pipelined(
             _forward(ledger, stage, samples)
             if number + 1 in stages:  # it replaces the next stage's receive buffer
                 held["activations"] -= output
-        elif what == "I" and not stage.first:
-            _input_gradients(ledger, stage, samples)
-            held["temporary"] += gradient  # until the next step
-        elif what != "I":  # the first stage has no input gradients
+        else:
             stage.keeper.begin(first=number not in begun, last=False)
-            half = what == "W" and not stage.first
-            (_weight_gradients if half else _backward)(ledger, stage, samples)
+            _backward(ledger, stage, samples)
             if number + 1 not in stages and not stage.loss:
                 held["activations"] -= output
                 if keeps_sent or (schedule == "1F1B" and micro_batch == warm_up - 2):
                     sent["activations"] += output
                     held["activations"] += output
-            if not half and (keeps_sent or (schedule == "1F1B" and number not in begun)):
+            if keeps_sent or (schedule == "1F1B" and number not in begun):
                 sent["temporary"] += gradient
                 held["temporary"] += gradient
             begun.add(number)
-        if stage.loss and not JOINS and what in ("I", "B"):
-            held["activations"] -= output
+            if stage.loss and not JOINS:
+                held["activations"] -= output
     for category, size in sent.items():
         held[category] -= size
     for stage in stages.values():
@@ -105,7 +102,7 @@ def _received_late(
     """Record the moments of a step since torch 2.15. A stage's input and the gradient of its output are held from when
     they are received (torch posts some receives one action earlier) until its backward ends; its output until the send
     is awaited: in schedules for several stages per rank, after its backward. The graph of the loss holds the last
-    stage's inputs until the step ends, unless that stage's backward is split.
+    stage's inputs until the step ends.
     """
     held, until_end = ledger.held, {"activations": 0, "temporary": 0}
     one_stage, sending = schedule in ("GPipe", "1F1B"), 0
@@ -124,26 +121,21 @@ def _received_late(
             continue
         held["activations"] -= output if one_stage and not stage.loss and last.keeps_output else sending
         sending = 0
-        if what != "W" and not stage.loss and number + 1 not in stages:
+        if not stage.loss and number + 1 not in stages:
             held["temporary"] += output  # its gradient
-        if what == "I" and not stage.first:
-            _input_gradients(ledger, stage, samples)
-        elif what != "I":  # the first stage has no input gradients
-            stage.keeper.begin(first=number not in begun, last=False)
-            begun.add(number)
-            half = what == "W" and not stage.first
-            (_weight_gradients if half else _backward)(ledger, stage, samples)
-            if stage.loss and what == "B":
-                until_end["activations"] += from_other
-            else:
-                held["activations"] -= from_other
-            if not stage.loss:
-                held["temporary"] -= output
-                if what == "B" and number + 1 in stages and stages[number + 1].loss:
-                    until_end["activations"] += output
-                elif not one_stage:
-                    held["activations"] -= output
-        if what != "W" and not stage.first:
+        stage.keeper.begin(first=number not in begun, last=False)
+        begun.add(number)
+        _backward(ledger, stage, samples)
+        if stage.loss:
+            until_end["activations"] += from_other
+        else:
+            held["activations"] -= from_other
+            held["temporary"] -= output
+            if number + 1 in stages and stages[number + 1].loss:
+                until_end["activations"] += output
+            elif not one_stage:
+                held["activations"] -= output
+        if not stage.first:
             held["activations"] -= output if stage.loss else 0
             if schedule != "1F1B" or not until_end["temporary"]:
                 held["temporary"] += received  # the gradient of its input
@@ -185,34 +177,6 @@ def _backward_of_loss(ledger: Ledger, loss: Profile, wide: bool, samples: int) -
     ledger.held["activations"] += again
 
 
-def _input_gradients(ledger: Ledger, stage: Stage, samples: int) -> None:
-    """Run the first half of a backward, which frees nothing and adds what the weight gradients need."""
-    held, loss = ledger.held, _saved(stage.loss, samples) if stage.loss else 0
-    if stage.loss:
-        _backward_of_loss(ledger, stage.loss, stage.wide, samples)
-    held["activations"] += loss  # until the last input's gradient is computed
-    for unit, name in reversed([*enumerate(stage.names)]):
-        profile = stage.profiles[unit]
-        moments = profile.backward if stage.loss or unit < len(stage.names) - 1 else profile.backward_in_stage
-        most = max(moment.held.per_sample - moment.kept.per_sample for moment in moments)
-        ledger.note("backward", f"gradients of the inputs of {name}", temporary=samples * most)
-        held["temporary"] += profile.between.at(samples)
-    held["activations"] -= loss
-
-
-def _weight_gradients(ledger: Ledger, stage: Stage, samples: int) -> None:
-    """Run the second half of a backward."""
-    held = ledger.held
-    for unit, (name, profile) in enumerate(zip(stage.names, stage.profiles, strict=True)):
-        stage.keeper.before_backward(unit, 0)
-        most = stage.keeper.gradient_itemsize * max(profile.parameters, default=0)
-        ledger.note("backward", f"gradients of the weights of {name}", gradients=most)
-        held["activations"] -= profile.saved.at(samples)
-        held["temporary"] -= profile.between.at(samples)
-        stage.keeper.after_backward(unit, 0)
-    held["activations"] += _kept(stage, samples)
-
-
 def _saved(loss: Profile, samples: int) -> int:
     """Bytes saved by the loss except its input, which the stage keeps."""
     return loss.saved.at(samples) - (loss.input.at(samples) if loss.keeps_input else 0)
@@ -237,15 +201,15 @@ def _without(moment: Moment, line: ByteCount) -> Moment:
 
 
 def actions(schedule: str, ranks: int, rank: int, stages: Sequence[int], micro_batches: int) -> list[Action]:
-    """The actions of `rank` in one step; `stages` are its stages in ascending order."""
+    """The actions of `rank` in one step; `stages` are its stages in ascending order. Raises UnknownToFormulas for
+    V-shaped schedules."""
     if schedule in ("GPipe", "LoopedBFS"):
         return _breadth_first(stages, micro_batches, reverse=schedule == "LoopedBFS")
     if schedule == "1F1B":
         return _one_forward_one_backward(stages[0], min(micro_batches, ranks - rank), micro_batches)
     if schedule in ("Interleaved1F1B", "InterleavedZeroBubble"):
         return _interleaved(ranks, rank, stages, micro_batches, zero_bubble=schedule == "InterleavedZeroBubble")
-    there_and_back = {"ZBVZeroBubble": _zbv, "DualPipeV": _dual_pipe_v}[schedule]
-    return there_and_back(ranks, rank, stages, micro_batches)
+    raise UnknownToFormulas(f"they do not cover {schedule}")
 
 
 def _breadth_first(stages: Sequence[int], micro_batches: int, *, reverse: bool) -> list[Action]:
@@ -301,73 +265,3 @@ def _interleaved(
         counted.add("W", backward_stage(weights))
         weights += 1
     return counted.order
-
-
-def _zbv(ranks: int, rank: int, stages: Sequence[int], micro_batches: int) -> list[Action]:
-    first, second = stages
-    counted = _Counted()
-    most = max(2 * ranks - 1, micro_batches)
-    for _ in range(2 * (ranks - rank) - 1):
-        counted.add("F", first)
-    for _ in range(rank):
-        counted.add("F", second)
-        counted.add("F", first)
-    for _ in range(ranks - rank):
-        counted.add("FIW", second)
-    while counted.next["F", second] < counted.next["F", first] or counted.next["F", first] < most:
-        if counted.next["F", first] < most:
-            counted.add("F", first)
-        counted.add("IW", first)
-        counted.add("FIW", second)
-    for _ in range(rank):
-        counted.add("I", first)
-        counted.add("I", second)
-    for _ in range(ranks - rank):
-        counted.add("IW", first)
-    for stage in (second, first):
-        while counted.next["W", stage] < counted.next["I", stage]:
-            counted.add("W", stage)
-    return [action for action in counted.order if action[2] < micro_batches]
-
-
-def _dual_pipe_v(ranks: int, rank: int, stages: Sequence[int], micro_batches: int) -> list[Action]:
-    first, second = stages
-    order: list[Action] = []
-    forwards: Counter[int] = Counter()
-    backwards: Counter[int] = Counter()
-    waiting: deque[tuple[int, int]] = deque()
-
-    def forward(stage: int) -> None:
-        order.append(("F", stage, forwards[stage]))
-        forwards[stage] += 1
-
-    def backward(stage: int, kind: str = "B") -> None:
-        order.append((kind, stage, backwards[stage]))
-        if kind == "I":
-            waiting.append((stage, backwards[stage]))
-        backwards[stage] += 1
-
-    def weight() -> None:
-        if waiting:
-            order.append(("W", *waiting.popleft()))
-
-    def repeat(times: int, *what: Callable[[], None]) -> None:
-        for _ in range(times):
-            for each in what:
-                each()
-
-    repeat(2 * (ranks - rank - 1), lambda: forward(first))
-    repeat(rank + 1, lambda: forward(first), lambda: forward(second))
-    repeat(ranks - rank - 1, lambda: backward(second, "I"), weight, lambda: forward(second))
-    both = (lambda: forward(first), lambda: backward(second), lambda: forward(second), lambda: backward(first))
-    repeat(micro_batches - 2 * ranks + rank + 1, *both)
-    repeat(ranks - rank - 1, lambda: backward(second), lambda: forward(second), lambda: backward(first))
-    half, split = (rank + 1) // 2, False
-    for n in range(rank + 1):
-        split = split or (n == half and rank % 2 == 1)
-        backward(second, "I" if split else "B")
-        split = split or (n == half and rank % 2 == 0)
-        backward(first, "I" if split else "B")
-    repeat(ranks - rank - 1, weight, lambda: backward(first, "I" if split else "B"))
-    repeat(rank + 1, weight)
-    return order

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from math import log2
 
 from labkit.link import CollectiveTime, Link
+from labkit.planner.memory.pipeline import SCHEDULES_ZERO_BUBBLE
 from labkit.planner.model.facts import ModelFacts, Unit
 from labkit.planner.networks import NETWORK_SHARE, Hosts
 from labkit.planner.speed.collectives import Collective, wire
@@ -19,7 +20,6 @@ from labkit.planner.strategies.tensor_parallel import held
 # The bubble as a fraction of 1F1B's (Qi et al., arXiv 2401.10241, table 1: (p-1)(f+b-2w) with f=b=w is a third). ZBV's
 # would be 0, but measured with sleeping stages it and DualPipeV equal InterleavedZeroBubble.
 ZERO_BUBBLE, ZERO_BUBBLE_STAGES = 1 / 3, 2
-SCHEDULES_ZERO_BUBBLE = ("InterleavedZeroBubble", "ZBVZeroBubble", "DualPipeV")
 TENSORS_SPLIT, PAIRS = 8, 2  # parameters of a block that tensor parallelism splits, and pairs of layers
 # Operators in which torch's AdamW updates one parameter without foreach: counted in torch/optim/adam.py
 # (_single_tensor_adam). On a DTensor each takes the host DISPATCH seconds longer: measured on two slow cores, where the

@@ -7,7 +7,14 @@ from importlib.metadata import version
 
 from labkit.errors import LaunchError
 from labkit.planner.memory.ledger import Ledger, UnknownToFormulas
-from labkit.planner.memory.pipeline import SCHEDULES_LOOPED, SCHEDULES_THERE_AND_BACK, Stage, actions, pipelined
+from labkit.planner.memory.pipeline import (
+    SCHEDULES_LOOPED,
+    SCHEDULES_THERE_AND_BACK,
+    SCHEDULES_ZERO_BUBBLE,
+    Stage,
+    actions,
+    pipelined,
+)
 from labkit.planner.model.facts import ModelFacts, Unit
 from labkit.planner.speed.collectives import SCALAR, SUM, Collective
 from labkit.planner.strategies.strategy import Layout, Strategy, Way
@@ -54,6 +61,8 @@ class Staged(Strategy):
             raise UnknownToFormulas("they cover pipelines only for models of embed, blocks and unembed")
         if len(facts.blocks) % layout.stages or not facts.blocks:
             raise LaunchError(f"{len(facts.blocks)} blocks cannot be split into {layout.stages} pipeline stages")
+        if (schedule := layout.options["schedule"]) in SCHEDULES_ZERO_BUBBLE:
+            raise UnknownToFormulas(f"they do not cover {schedule}")
         pipeline_rank, inner = divmod(rank, layout.data * layout.tensor)
         mine = sorted(layout.stages_of(pipeline_rank))
         profiles = self.profiles(facts, layout)
@@ -71,7 +80,6 @@ class Staged(Strategy):
                 layout.precision in ("fp32", "fp64"),
             )
         ledger.held["optimizer"] = self.optimizer_state(updated, layout)
-        schedule = layout.options["schedule"]
         order = actions(schedule, layout.pipeline, pipeline_rank, mine, layout.accumulate)
         pipelined(ledger, stages, order, layout.micro_batch, layout.accumulate, schedule)
         return updated
