@@ -145,7 +145,9 @@ def map_tensors(batch, change):
 
 
 # %% blocks
+import torch
 from torch import nn
+from torch.utils._pytree import tree_leaves
 
 
 def blocks_of(model, needed_by=""):
@@ -160,6 +162,14 @@ def blocks_of(model, needed_by=""):
     if not blocks:
         print(f"{type(model).__name__} has no list of layers of one class, such as .blocks: it is one unit", flush=True)
     return [*dict.fromkeys(blocks)]  # a layer that is used several times is one block
+
+
+def needs_tensors(model, inputs, outputs):
+    """A forward hook of a model that is one unit: FSDP averages its gradients if it finds tensors in its outputs."""
+    found = any(map(torch.is_tensor, tree_leaves(outputs))) or hasattr(outputs, "__dataclass_fields__")
+    if torch.is_grad_enabled() and not found:
+        raise SystemExit(f"FSDP finds no tensor in the {type(outputs).__name__} that the model returns, and would "
+                         "train nothing: return tensors, alone or in dicts, lists or tuples")  # fmt: skip
 
 
 # %% strategy

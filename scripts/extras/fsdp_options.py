@@ -38,8 +38,11 @@ def parallelize(model, mesh, device, args):
     if args.cpu_offload:  # pinned memory needs a GPU
         options["offload_policy"] = CPUOffloadPolicy(pin_memory=mesh.device_type == "cuda")
     place = torch.device("cpu") if args.cpu_offload else device  # fully_shard moves each part to the GPU and back
-    for module in [*blocks_of(model), model]:  # the model last: parameters outside the blocks
+    blocks = blocks_of(model)
+    for module in [*blocks, model]:  # the model last: parameters outside the blocks
         fully_shard(placed(module, place, args), **options)
+    if not blocks:
+        model.register_forward_hook(needs_tensors)
     return model
 
 

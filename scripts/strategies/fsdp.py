@@ -14,8 +14,11 @@ def make_mesh(device_type, args):
 def parallelize(model, mesh, device, args):
     """Each rank keeps 1/N of every parameter; a block is all-gathered just before it computes, then freed."""
     policy = MixedPrecisionPolicy(half_of(args), torch.float32 if half_of(args) else None)  # reduce and shard in fp32
-    for module in [*blocks_of(model), model]:  # the model last: parameters outside the blocks
+    blocks = blocks_of(model)
+    for module in [*blocks, model]:  # the model last: parameters outside the blocks
         fully_shard(placed(module, device, args), mesh=mesh, mp_policy=policy)
+    if not blocks:
+        model.register_forward_hook(needs_tensors)
     return model
 
 

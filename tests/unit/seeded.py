@@ -961,12 +961,12 @@ SEEDED: dict[str, list[tuple[str, str]]] = {
     ],
     "four-bit-under-fully-shard": [
         (
-            within("base = AutoModel.from_pretrained(name, load_in_4bit=True)  # HERE", FSDP2_MODEL),
-            within("base = AutoModel.from_pretrained(name)", FSDP2_MODEL),
+            within("how = BitsAndBytesConfig(bnb_4bit_quant_storage=torch.bfloat16)  # HERE", FSDP2_MODEL),
+            within("how = BitsAndBytesConfig(load_in_4bit=True)", FSDP2_MODEL),
         ),
         (
-            within("how = BitsAndBytesConfig(load_in_4bit=True)  # HERE", FSDP2_MODEL),
-            within("how = BitsAndBytesConfig(load_in_4bit=True)"),
+            within("layer = Linear4bit(8, 8, quant_storage=torch.float16)  # HERE", FSDP2_MODEL),
+            within("layer = Linear4bit(8, 8, quant_storage=torch.float16)"),
         ),
     ],
     "sparse-gradients-sharded": [
@@ -981,7 +981,7 @@ SEEDED: dict[str, list[tuple[str, str]]] = {
             within("slope = torch.autograd.grad(loss, x, create_graph=True)", DDP_MODEL),
         ),
         (
-            within("slope = torch.autograd.grad(loss, x, create_graph=True)  # HERE", FSDP1_MODEL),
+            within("slope = torch.autograd.grad(loss, x, create_graph=model.training)  # HERE", FSDP1_MODEL),
             within("slope = torch.autograd.grad(loss, x)", FSDP1_MODEL),
         ),
     ],

@@ -620,7 +620,7 @@ def test_the_text_is_printed_by_the_terminals_verb(capsys, tmp_path):
     assert main(["write", "fdsp"]) == 2
     assert "did you mean 'fsdp'?" in capsys.readouterr().err
     assert main(["diff", "ddp", "fsdp"]) == 0
-    assert "+    for module in [*blocks_of(model), model]:" in capsys.readouterr().out
+    assert "+    for module in [*blocks, model]:" in capsys.readouterr().out
 
 
 def test_the_help_of_a_launch_names_the_extras_options(capsys):

@@ -53,19 +53,19 @@ def _needs_torchrun(tree: Tree) -> bool:
 
 @rule(
     "LK017 wrong",
-    why="fully_shard replaces the 4-bit parameters by shards that have lost bitsandbytes' quantization state. The "
-    "layers compute wrong outputs without any error (bitsandbytes #1945).",
-    fix="Use DDP with a 4-bit base, fully_shard with a 16-bit base, or keep the 4-bit parameters out of it "
-    "(ignored_params).",
-    misses="a model quantized in another file; FSDP1 (FullyShardedDataParallel).",
+    why="On a GPU fully_shard gathers 16-bit values by way of float32, which does not keep the bits of NaN. 4-bit "
+    "weights that are packed into them have such bits by chance: the layers compute wrong outputs without any error "
+    "(bitsandbytes #1945).",
+    fix="Keep the storage uint8, bitsandbytes' default, which is gathered byte by byte; or use FSDP1 or DDP.",
+    misses="a model quantized in another file.",
 )
 def four_bit_under_fully_shard(tree: Tree) -> Mistakes:
     if "fsdp2" not in tree.strategies or tree.words & {"ignored_params"} or "ddp" in tree.strategies:
         return
     for call in tree.calls:
-        name = last_part(tree.called(call))
-        if tree.is_true(keyword(call, "load_in_4bit")) or name in ("Params4bit", "Linear4bit"):
-            yield call, "fully_shard does not support 4-bit weights"
+        storage = keyword(call, "bnb_4bit_quant_storage") or keyword(call, "quant_storage")
+        if str(tree.value(storage)).rpartition(".")[2] in ("bfloat16", "float16", "half"):
+            yield call, "fully_shard does not keep 4-bit weights that are stored in 16 bits"
 
 
 @rule(

@@ -74,7 +74,7 @@ class Valued(Parsed):
         self, node: ast.AST | None, known: Mapping[str, Any], depth: int = 6, *, with_defaults: bool = False
     ) -> list[Any]:
         """The values that an expression can have, of which UNKNOWN stands for any; torch's constants by their names. A
-        flag that is not known can be True and False, and `self.training` is True. `with_defaults` assumes that no
+        flag that is not known can be True and False, and `model.training` is True. `with_defaults` assumes that no
         option is passed."""
 
         def inner(part: ast.AST) -> list[Any]:
@@ -132,7 +132,7 @@ class Valued(Parsed):
         self, node: ast.Attribute, inner: Callable[[ast.AST], list[Any]], with_defaults: bool
     ) -> list[Any]:
         name = self.dotted(node)
-        if name == "self.training":
+        if node.attr == "training":
             return [True]
         if name.startswith("torch."):
             return [name]

@@ -14,7 +14,6 @@ from unittest.mock import patch
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch._subclasses.fake_tensor import FakeCopyMode
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.nn import functional as F
 from torch.testing._internal.distributed.fake_pg import FakeStore
@@ -225,8 +224,7 @@ class Model:
     def variant(self, variant: Variant, mesh: DeviceMesh | None = None) -> list[Part]:
         """The parts of a copy with parameters of the variant's type, in forward order, and the loss, unless the model
         is one unit that includes it."""
-        # deepcopy alone would also copy the mode that each fake tensor refers to, and torch would corrupt its heap
-        with self.fake_run.fake, FakeCopyMode(self.fake_run.fake):
+        with self.fake_run.fake:
             module, which = self._copy(ends_differ=variant.sequence), self.which
             if variant.sequence and self.names_its_parts:  # the first and the last block do more
                 ends = [(kind, i == 0, i == len(which) - 1) for i, kind in enumerate(which)]
@@ -318,7 +316,7 @@ class Model:
 
     def _whole(self, module: nn.Module, variant: Variant) -> Part:
         def compute(take: Take, batch: Any, count: torch.Tensor) -> torch.Tensor:
-            outputs = self.script.outputs_of(partial(_called, module, variant), batch)
+            outputs = self.script.outputs_of(_as_model(module, variant), batch)
             return self._share(self.script.loss_of(outputs, batch), count)
 
         beside = partial(self._batch_and_count, _dtype(variant))
@@ -326,7 +324,7 @@ class Model:
 
     def _followed(self, module: nn.Module, blocks: list[nn.Module], variant: Variant) -> Followed:
         def run(batch: Any) -> Any:
-            return self.script.outputs_of(partial(_called, module, variant), batch)
+            return self.script.outputs_of(_as_model(module, variant), batch)
 
         with self.fake_run.fake:
             return Followed(run, partial(self.batches.make, dtype=_dtype(variant)), blocks)
@@ -367,6 +365,13 @@ def _set_blocks(model: Any, blocks: Sequence[nn.Module]) -> None:
     """Replace them in the module that owns them: the wrapper of an adapter only passes its attributes on."""
     owner = next((each for each in model.modules() if each._modules.get("blocks") is model.blocks), model)
     owner.blocks = nn.ModuleList(blocks)
+
+
+def _as_model(module: Any, variant: Variant) -> Any:
+    """What a task calls like its model, and asks whether it is being trained."""
+    called = partial(_called, module, variant)
+    called.training = module.training  # type: ignore[attr-defined]
+    return called
 
 
 def _called(module: nn.Module, variant: Variant, *args: Any, **others: Any) -> Any:

@@ -81,6 +81,10 @@ class CheckedFakeMode(FakeTensorMode):
         """Scripts are not compiled in a plan, so no call need be kept from the compiler, which costs time."""
         return False
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> CheckedFakeMode:
+        """Itself: a copied layer has tensors of the same mode, or they would share no storage with their views."""
+        return self
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is DEVICE and isinstance(args[0], FakeTensor):
             return args[0].fake_device
