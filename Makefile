@@ -56,7 +56,7 @@ quick: .venv/dev
 test: .venv/dev
 	$(PYTEST) tests/unit tests/integration/test_launch.py tests/integration/test_readme.py
 
-integration: .venv/dev build/vision
+integration: .venv/dev build/vision build/bitsandbytes
 	$(PYTEST) tests/integration --ignore=tests/integration/test_launch.py --ignore=tests/integration/test_readme.py
 
 check: .venv/dev
@@ -154,6 +154,9 @@ clean:
 
 build/vision: | .venv/dev
 	$(BIN)/python tests/vision_packages.py $@
+
+build/bitsandbytes: | .venv/dev
+	$(PIP) --quiet --no-deps --target $@ bitsandbytes==0.50.2
 
 .venv/docs: pyproject.toml constraints.txt | .venv
 	$(PIP) --editable ".[docs]"

@@ -1,5 +1,5 @@
-"""The frozen base of LoRA in 4 bits (QLoRA, bitsandbytes), whole on every rank."""
-# goes with: single, ddp, zero1
+"""The frozen base of LoRA in 4 bits (QLoRA, bitsandbytes), whole on every rank, or sharded by FSDP."""
+# goes with: single, ddp, zero1, zero2, fsdp
 
 # %% base
 import torch
@@ -12,16 +12,19 @@ def base_arguments(parser):
 
 
 def base_options(args):
-    """How from_pretrained loads the model: onto this rank's device, where it stays."""
+    """How from_pretrained loads the model: in 4 bits in host memory, from which `placed` moves it, for FSDP block by
+    block. FSDP2 gathers the packed weights as the bytes that they are: stored as bfloat16, as FSDP1 needs them, some
+    would look like NaN, and a GPU's copies do not keep the bits of NaN."""
     if not args.four_bit:
         return {}
     if "lora_rank" not in args:
         raise SystemExit("--four-bit needs the extra lora: 4-bit weights are not trained themselves")
     if not is_bitsandbytes_available():
         raise SystemExit("--four-bit needs bitsandbytes: pip install bitsandbytes")
-    if not torch.cuda.is_available():
-        raise SystemExit("--four-bit needs a GPU: on a CPU bitsandbytes repacks the weights at the first evaluation")
+    import bitsandbytes
+
+    bitsandbytes.nn.modules.has_avx512bf16 = lambda: False  # or a CPU repacks the weights at the first evaluation
     config = BitsAndBytesConfig(
         load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=half_of(args) or torch.float32
     )
-    return {"quantization_config": config, "device_map": {"": torch.cuda.current_device()}}
+    return {"quantization_config": config, "device_map": {"": "cpu"}}

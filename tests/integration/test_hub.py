@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -16,6 +19,7 @@ from labkit import Script
 
 SIZES = {"vocab_size": 512, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 4, "head_dim": 16,
          "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 256}  # fmt: skip
+BITSANDBYTES = Path(__file__).parents[2] / "build" / "bitsandbytes"
 SHORT = {"steps": 3, "global_batch_size": 8, "context": 48, "pretrained": True, "wait": True}
 
 
@@ -110,6 +114,38 @@ def test_an_adapter_is_all_that_is_saved_and_it_resumes_and_is_merged(strategy, 
     assert merged.keys() == expected.keys()
     for name, tensor in merged.items():
         assert torch.equal(tensor, expected[name]), name
+
+
+PLANNED = """
+import sys, labkit
+from labkit import Script
+script = Script.load("fsdp", "lora", "four_bit", "precision", task="causal_lm")
+plan = labkit.plan(script, nproc_per_node=2, model=sys.argv[1], data_dir=sys.argv[2], global_batch_size=8, context=48,
+                   pack=True, pretrained=True, four_bit=True, precision=sys.argv[3])
+print(plan.problems, plan.peak.categories["parameters"], plan.bytes, sep="\\n")
+"""
+
+
+@pytest.mark.skipif(not BITSANDBYTES.exists(), reason="needs bitsandbytes: make build/bitsandbytes")
+@pytest.mark.parametrize("precision", ["fp32", pytest.param("bf16", marks=pytest.mark.soak)])
+def test_a_base_in_four_bits_trains_sharded_what_it_trains_whole_in_the_planned_memory(precision, qwen, sums, tmp_path):
+    env = {"PYTHONPATH": os.pathsep.join([str(BITSANDBYTES), *filter(None, [os.environ.get("PYTHONPATH")])])}
+    options = SHORT | {"model": qwen, "data_dir": sums, "pack": True, "four_bit": True, "precision": precision}
+    runs = {}
+    for strategy, ranks in (("single", 1), ("fsdp", 2)):
+        script = Script.load(strategy, "lora", "four_bit", "precision", "checkpoints", task="causal_lm")
+        kept = {"checkpoint_dir": tmp_path / strategy, "trace_memory": True, "env": env}
+        runs[strategy] = labkit.launch(script, **options | kept, nproc_per_node=ranks)
+
+    single, fsdp = ([*run.losses(), run.metrics()["test_loss"].dropna().iloc[0]] for run in runs.values())
+    assert fsdp == pytest.approx(single, rel=1e-4)
+    peaks = {strategy: run.memory().ranks[0].traced for strategy, run in runs.items()}
+    assert peaks["fsdp"].categories["parameters"] < 0.55 * peaks["single"].categories["parameters"]
+    asked = [sys.executable, "-c", PLANNED, qwen, sums, precision]
+    problems, parameters, planned = subprocess.check_output(asked, env=os.environ | env, text=True).splitlines()
+    assert problems == "()"
+    assert int(parameters) == peaks["fsdp"].categories["parameters"]
+    assert int(planned) == pytest.approx(peaks["fsdp"].bytes, rel=0.05)
 
 
 def test_an_adapter_of_another_base_is_refused(qwen, sums, tmp_path):

@@ -150,7 +150,7 @@ def _units(parts: list[Part], computed: list[Computed], experts: Mapping[torch.T
             Unit(
                 name=part.name,
                 parameters=tuple(p.numel() for p in own),
-                frozen=sum(p.numel() for p in idle),
+                frozen=sum(p.numel() if p.is_floating_point() else p.nbytes // 4 for p in idle),
                 buffers=sum(b.numel() * b.element_size() for b in part.buffers),
                 flops=sum(work.calls * work.flops.per_sample for work in forward),
                 output=each.profile.output.per_sample // each.out.dtype.itemsize,

@@ -96,7 +96,7 @@ class Unit:
 
     name: str
     parameters: tuple[int, ...]  # elements of each trained parameter; a shared one belongs to the first unit
-    frozen: int  # elements of parameters that are not trained
+    frozen: int  # elements of parameters that are not trained; of packed ones, as many of 4 bytes
     buffers: int  # bytes
     flops: int  # of forward, per sample
     output: int  # elements per sample passed to the next unit

@@ -56,7 +56,8 @@ class Tracker(TorchDispatchMode):
         """
         for module in modules:
             attributes = [value for value in vars(module).values() if isinstance(value, torch.Tensor)]
-            self._mark_parameters([*module.parameters(), *module.buffers(), *attributes])
+            scales = [tensor for layer in module.modules() for tensor in _scales_of(layer)]
+            self._mark_parameters([*module.parameters(), *module.buffers(), *attributes, *scales])
         for optimizer in optimizers:
             self._mark_parameters([p for group in optimizer.param_groups for p in group["params"]])
             state = getattr(optimizer, "optim", optimizer).state  # ZeroRedundancyOptimizer has its shard in .optim
@@ -205,6 +206,15 @@ def _is_leaf(tensor: torch.Tensor) -> bool:
         return tensor.is_leaf
     except RuntimeError:  # a view whose base was modified, as FSDP1 leaves behind
         return False
+
+
+def _scales_of(layer: torch.nn.Module) -> list[torch.Tensor]:
+    """What a layer in 4 bits (bitsandbytes) has beside its weight, which are neither parameters nor buffers."""
+    state, tensors = vars(layer).get("quant_state"), list[torch.Tensor]()
+    while state is not None:
+        tensors += [value for value in vars(state).values() if isinstance(value, torch.Tensor)]
+        state = vars(state).get("state2")
+    return tensors
 
 
 def _tensors_in(values: Any) -> list[torch.Tensor]:

@@ -44,6 +44,7 @@ from labkit.planner.model.fake.fakes import (
     with_held_sends,
     with_known_numbers,
 )
+from labkit.planner.model.fake.four_bit import in_four_bits
 from labkit.planner.model.fake.time_steps import skip_steps
 from labkit.planner.model.samples import longest
 from labkit.worker import Tracker
@@ -120,6 +121,9 @@ class FakeRun:
 
     def model(self) -> nn.Module:
         """The script's model, with its adapter if there is one."""
+        quantization = None
+        if self.option("four_bit") and (of_a_base := self.script.base_options(self.args)):
+            quantization, self.script.base_options = of_a_base["quantization_config"], lambda args: {}
         try:
             with self.fake:
                 model = self.script.Model()
@@ -127,6 +131,8 @@ class FakeRun:
             if type(error).__name__ not in DEPENDS_ON_DATA:
                 raise
             model = self.script.Model()  # its constructor reads its own weights
+        if quantization:
+            model = in_four_bits(model, quantization, self.fake)
         with self.fake:
             adapted: nn.Module = self.script.adapted(self._without_data(model), self.args)
         return adapted
