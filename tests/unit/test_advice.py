@@ -42,7 +42,6 @@ def profile(elements, saved, itemsize, tokens):
         keeps_input=True,
         keeps_output=True,
         cached=0,
-        between=ByteCount(),
         backward=(Moment(kept, kept, 0), Moment(ByteCount(gradients, 0), ByteCount(), gradients)),
         backward_in_stage=(Moment(kept, kept, 0), Moment(ByteCount(gradients, 0), ByteCount(), gradients)),
         work=(

@@ -44,7 +44,6 @@ def profile(parameters, itemsize=4, *, kept=KEPT):
         keeps_input=True,
         keeps_output=False,
         cached=0,
-        between=ByteCount(0, OUT),
         backward=(
             Moment(ByteCount(gradients, kept + 2 * OUT), ByteCount(0, kept), 0),
             Moment(ByteCount(0, 2 * OUT), ByteCount(), gradients),

@@ -85,8 +85,6 @@ class Profile:
     cached: int  # bytes kept until the whole model's forward ends: casts held only by autocast's cache
     backward: tuple[Moment, ...]
     backward_in_stage: tuple[Moment, ...] = ()  # without what a stage holds: output and its gradient
-    # gradients kept between the computation of input gradients and that of weight gradients
-    between: ByteCount = ByteCount()
     work: tuple[Work, ...] = ()  # without recomputation or split layers only
 
 
@@ -230,7 +228,7 @@ def facts_of(
 
 
 def _profile(**written: Any) -> Profile:
-    lines = {name: ByteCount(*written[name]) for name in ("input", "output", "saved", "between")}
+    lines = {name: ByteCount(*written[name]) for name in ("input", "output", "saved")}
     moments = {
         name: tuple(Moment(ByteCount(*held), ByteCount(*kept), settled) for held, kept, settled in written[name])
         for name in ("forward", "backward", "backward_in_stage")

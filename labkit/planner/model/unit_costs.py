@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from itertools import accumulate
@@ -165,7 +164,6 @@ class _Run(NamedTuple):
     keeps_output: bool
     out: Flow
     trained: list[torch.Tensor]
-    between: int
     operators: list[Operator]
 
 
@@ -204,7 +202,6 @@ def profile(
         keeps_input=few.keeps_input,
         keeps_output=few.keeps_output,
         cached=few.cached,
-        between=_line(few.between, more.between),
         backward=_moments([run.levels[run.backward :] for run in runs]),
         backward_in_stage=_moments([run.in_stage[run.backward :] for run in runs]),
         work=work_of(few.operators, more.operators, SAMPLES),
@@ -226,14 +223,13 @@ def _run(
     held = [flow.make(samples)] if data else []
     ledger = UnitTracker([*parameters, anchor, *held, *beside[1]])
     hooks = [p.register_post_accumulate_grad_hook(ledger.settle) for p in parameters if p.requires_grad]
-    input_: Callable[[], bool]
-    input_, begin = (lambda: False), None
+    input_: Callable[[], bool] = lambda: False  # noqa: E731
 
     def take() -> torch.Tensor:
-        nonlocal input_, begin
+        nonlocal input_
         ledger.restart()
         x: torch.Tensor = held[0] if data else _Source.apply(anchor, flow, samples)  # type: ignore[no-untyped-call]
-        input_, begin = ledger.alive(x), x.grad_fn
+        input_ = ledger.alive(x)
         if input_kept:
             held.append(x)
         return x
@@ -248,7 +244,6 @@ def _run(
         del y
         backward, keeps_input, keeps_output = ledger.now, input_(), output()
         saved = ledger.held - (samples * out.bytes if keeps_output else 0)  # the next unit counts its input
-        between = Between(parting(end.grad_fn, begin, parameters))
         end.backward()
         del end
     for hook in hooks:
@@ -267,7 +262,6 @@ def _run(
         keeps_output,
         out,
         trained,
-        between.bytes,
         ledger.operators,
     )
 
@@ -294,45 +288,3 @@ def _covers(one: Moment, other: Moment) -> bool:
     """Whether `one` holds at least as much as `other` for every batch and every treatment of complete gradients."""
     least = one.held.at(1) - other.held.at(1)
     return one.held.per_sample >= other.held.per_sample and least >= abs(one.settled - other.settled)
-
-
-def parting(end: Any, begin: Any, parameters: Iterable[torch.Tensor]) -> set[Any]:
-    """Nodes of autograd's graph between `end` and `begin` at which a parameter's branch joins."""
-    wanted = set(parameters)
-    used_by: dict[Any, list[Any]] = defaultdict(list)
-    visited, waiting, leaves = {end}, [end], []
-    while waiting:
-        node = waiting.pop()
-        if getattr(node, "variable", None) in wanted:
-            leaves.append(node)
-        for following, _ in node.next_functions:
-            if following is not None:
-                used_by[following].append(node)
-                if following not in visited:
-                    visited.add(following)
-                    waiting.append(following)
-    on_the_way = _above([begin], used_by, set())
-    return {node for below in _above(leaves, used_by, on_the_way) for node in used_by[below]} & on_the_way
-
-
-def _above(nodes: list[Any], used_by: dict[Any, list[Any]], stop: set[Any]) -> set[Any]:
-    """All nodes that lead to `nodes`, without passing through those in `stop`."""
-    reached, waiting = set(nodes), list(nodes)
-    while waiting:
-        for node in used_by.get(waiting.pop(), []):
-            if node not in reached and node not in stop:
-                reached.add(node)
-                waiting.append(node)
-    return reached
-
-
-class Between:
-    """Sums the bytes of the gradients that arrive at nodes."""
-
-    def __init__(self, nodes: Iterable[Any]):
-        self.bytes = 0
-        self._handles = [node.register_prehook(self._count) for node in nodes]
-
-    def _count(self, gradients: tuple[torch.Tensor | None, ...]) -> None:
-        local = (getattr(gradient, "_local_tensor", gradient) for gradient in gradients if gradient is not None)
-        self.bytes += sum(gradient.numel() * gradient.element_size() for gradient in local)

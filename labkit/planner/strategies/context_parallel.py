@@ -93,7 +93,7 @@ def _of_a_part(profile: Profile, layout: Layout, keys_and_values: int) -> Profil
     def moments(each: tuple[Moment, ...], more: int) -> tuple[Moment, ...]:
         return tuple(Moment(part(m.held, more), part(m.kept, keys_and_values), m.settled) for m in each)
 
-    lines: dict[str, Any] = {name: part(getattr(profile, name)) for name in ("input", "output", "between")}
+    lines: dict[str, Any] = {name: part(getattr(profile, name)) for name in ("input", "output")}
     return replace(
         profile,
         **lines,
