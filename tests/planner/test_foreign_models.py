@@ -53,3 +53,17 @@ def test_copied_layers_are_planned_like_made_ones():
     assert "*layers" in made and "for _ in range(3)]" in made
     peaks = [rehearse(script, 1, OPTIONS).peak for script in (copied, copied.with_cells(model=made))]
     assert peaks[0].bytes == pytest.approx(peaks[1].bytes, rel=0.001)
+
+
+def test_a_copied_batch_norm_is_planned():
+    """Its count of batches is a constant, which torch cannot copy together with tensors that have no data."""
+    text = script_of("batch_norm", "single").cells["model"].text
+    copied = text.replace("*(Block(width) for _ in range(3))", "*(copy.deepcopy(block) for _ in range(3))")
+    copied = "import copy\n\n" + copied.replace(
+        "self.layers, self.head", "block = Block(width)\n        self.layers, self.head"
+    )
+    assert "copy.deepcopy(block)" in copied and "block = Block" in copied
+    whole = [script_of("batch_norm", "single").with_cells(model=model) for model in (text, copied)]
+    plans = [labkit.plan(script, nproc_per_node=1, **OPTIONS) for script in whole]
+    assert plans[0].bytes == plans[1].bytes
+    assert [plan.problems for plan in plans] == [(), ()]

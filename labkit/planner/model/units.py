@@ -21,6 +21,7 @@ from torch.utils._pytree import tree_map
 from torch.utils.checkpoint import checkpoint
 
 from labkit.planner.model.facts import Variant
+from labkit.planner.model.fake.checked_fakes import CopiedAlone
 from labkit.planner.model.fake.fake_run import Batches, FakeRun
 from labkit.planner.model.fake.fakes import silence
 from labkit.planner.model.forward_order import Call, Followed, kind_of
@@ -224,7 +225,7 @@ class Model:
     def variant(self, variant: Variant, mesh: DeviceMesh | None = None) -> list[Part]:
         """The parts of a copy with parameters of the variant's type, in forward order, and the loss, unless the model
         is one unit that includes it."""
-        with self.fake_run.fake:
+        with self.fake_run.fake, CopiedAlone():
             module, which = self._copy(ends_differ=variant.sequence), self.which
             if variant.sequence and self.names_its_parts:  # the first and the last block do more
                 ends = [(kind, i == 0, i == len(which) - 1) for i, kind in enumerate(which)]

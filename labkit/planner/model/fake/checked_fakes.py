@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 from torch.utils.flop_counter import flop_registry
 
@@ -54,6 +55,21 @@ PADDING = 4096  # bytes by which an allocation may be larger
 Shape = tuple[tuple[int, ...], tuple[int, ...], torch.dtype]
 
 
+class CopiedAlone(TorchFunctionMode):
+    """Copies tensors without data. deepcopy would also copy the mode that each of them refers to, and then they would
+    share no memory with their views; and it fails at constants."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is not torch.Tensor.__deepcopy__ or not isinstance(args[0], FakeTensor):
+            return func(*args, **(kwargs or {}))
+        tensor, memo = args
+        if id(tensor) not in memo:
+            copied, trained = tensor.detach().clone(), tensor.requires_grad
+            is_parameter = isinstance(tensor, torch.nn.Parameter)
+            memo[id(tensor)] = torch.nn.Parameter(copied, trained) if is_parameter else copied.requires_grad_(trained)
+        return memo[id(tensor)]
+
+
 class CheckedFakeMode(FakeTensorMode):
     """Runs an operator of forward once for each combination of arguments on real zeros. Where its results take more
     memory than the fake ones, or have other strides, they get the real sizes and strides; `corrected` names operators
@@ -80,10 +96,6 @@ class CheckedFakeMode(FakeTensorMode):
     def _should_skip_dynamo(cls) -> bool:
         """Scripts are not compiled in a plan, so no call need be kept from the compiler, which costs time."""
         return False
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> CheckedFakeMode:
-        """Itself: a copied layer has tensors of the same mode, or they would share no storage with their views."""
-        return self
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is DEVICE and isinstance(args[0], FakeTensor):

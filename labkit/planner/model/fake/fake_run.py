@@ -33,7 +33,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from labkit.files import lines_of
 from labkit.planner.model.answers import Reads, Watched
 from labkit.planner.model.facts import Capability
-from labkit.planner.model.fake.checked_fakes import CheckedFakeMode
+from labkit.planner.model.fake.checked_fakes import CheckedFakeMode, CopiedAlone
 from labkit.planner.model.fake.cuda_kernels import follow_cuda, follow_kernels
 from labkit.planner.model.fake.fakes import (
     InHostMemory,
@@ -125,7 +125,7 @@ class FakeRun:
         if self.option("four_bit") and (of_a_base := self.script.base_options(self.args)):
             quantization, self.script.base_options = of_a_base["quantization_config"], lambda args: {}
         try:
-            with self.fake:
+            with self.fake, CopiedAlone():
                 model = self.script.Model()
         except Exception as error:
             if type(error).__name__ not in DEPENDS_ON_DATA:
