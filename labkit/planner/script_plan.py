@@ -13,12 +13,13 @@ from labkit.planner.candidate import when
 from labkit.planner.data_sheets import Device
 from labkit.planner.model.child import Unplannable, ask
 from labkit.planner.plan_views import plan_html, plan_text
+from labkit.planner.strategies.known import simplest
 from labkit.record import Peak
 from labkit.text import gib
 from labkit.view import Bar, as_image
 from labkit.write import Script
 
-NAMES = {"single": "replicated", "": "its own"}
+NAMES = {simplest(1).name: "replicated", "": "its own"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,8 +28,9 @@ class ScriptPlan:
     `labkit.launch(plan)` runs the script with these ranks and arguments.
 
     `peak` is that of rank 0 in the script's second optimizer step, None if the script cannot be planned, as `problems`
-    explains. `strategy` is "single", "ddp", "zero1", "fsdp", or "" for another one. `others` are derived from `peak`:
-    what a rank would hold under these strategies. `is_real`: the step was computed on real tensors.
+    explains. `strategy` is the name of labkit's script that divides the model as this one does, "" if none does.
+    `others` are derived from `peak`: what a rank would hold under these strategies. `is_real`: the step was computed on
+    real tensors.
     """
 
     script: Script

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from math import sqrt
+from typing import Any
 
 from labkit.planner.memory.ledger import Ledger
 from labkit.planner.model.facts import ModelFacts
@@ -17,7 +18,12 @@ FIRST_BUCKET, BUCKET = MIB, 25 * MIB
 
 class DDP(Strategy):
     name, simplicity = "ddp", 1
-    has_buckets = True
+    has_buckets = for_any_script = True
+
+    def is_in(self, modules: Sequence[Any], optimizers: Sequence[Any]) -> bool:
+        from labkit.planner.model.fake.fakes import Replicated
+
+        return any(isinstance(module, Replicated) for module in modules)
 
     def record_step(self, ledger: Ledger, facts: ModelFacts, layout: Layout, rank: int, *, on_gpu: bool) -> list[int]:
         """On a GPU, with the buckets of the first step. DDP replaces them at the start of the second by others, in the

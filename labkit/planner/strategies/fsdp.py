@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from labkit.planner.data_sheets import Device
@@ -12,6 +12,16 @@ from labkit.planner.strategies.strategy import Axes, Layout, Way, divided_evenly
 
 class FSDP(Sharded):
     name, simplicity = "fsdp", 3  # a call of the same function as zero2's
+    for_any_script, blocks_at_once = True, 2
+
+    def is_in(self, modules: Sequence[Any], optimizers: Sequence[Any]) -> bool:
+        """FSDP1, too, but not along one of several axes."""
+        from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
+        from torch.distributed.tensor import DTensor
+
+        meshes = {p.device_mesh for module in modules for p in module.parameters() if isinstance(p, DTensor)}
+        wraps = any(isinstance(module, FSDPModule | FullyShardedDataParallel) for module in modules)
+        return wraps and all(mesh.ndim == 1 for mesh in meshes)
 
     def axes(self, ranks: int, values: Mapping[str, Any]) -> Axes:
         divided_evenly(ranks, values["replicas"], f"replicas={values['replicas']}")

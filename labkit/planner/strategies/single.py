@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from labkit.errors import LaunchError
@@ -12,6 +12,12 @@ from labkit.planner.strategies.strategy import Axes, Layout, Strategy
 
 class Single(Strategy):
     name, simplicity = "single", 0
+
+    def is_in(self, modules: Sequence[Any], optimizers: Sequence[Any]) -> bool:
+        """As it is when no other is."""
+        from torch.distributed.tensor import DTensor
+
+        return not any(isinstance(p, DTensor) for module in modules for p in module.parameters())
 
     def ranks_of(self, ranks: int) -> int:
         return 1

@@ -146,6 +146,8 @@ class Strategy:
     has_dtensors: ClassVar[bool] = False  # which the optimizer updates
     deals_parameters: ClassVar[bool] = False  # each rank updates some of them, whole
     updates_singly: ClassVar[bool] = False
+    for_any_script: ClassVar[bool] = False  # it divides states only, so any script could use it
+    blocks_at_once: ClassVar[int] = 0  # whose parameters or gradients are whole
     frees_later: ClassVar[str] = ""  # whose buffers torch frees earlier since 2.15
 
     @property
@@ -159,6 +161,10 @@ class Strategy:
         module, cells = ModuleType(cls.name), Script.load(cls.name, *filter(None, [extra])).cells
         exec("\n".join(cells[title].text for title in titles), vars(module))
         return module
+
+    def is_in(self, modules: Sequence[Any], optimizers: Sequence[Any]) -> bool:
+        """Whether a script that labkit did not write uses it. Runs in the planner's child process."""
+        return False
 
     def ranks_of(self, ranks: int) -> int:
         """How many of these ranks it can use."""

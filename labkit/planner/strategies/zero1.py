@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from heapq import heappop, heappush
+from typing import Any
 
 from labkit.planner.memory.ledger import Keeper, Ledger
 from labkit.planner.model.facts import ModelFacts
@@ -15,6 +16,11 @@ from labkit.planner.strategies.strategy import Divided, Layout
 class ZeRO1(DDP):
     name, simplicity = "zero1", 2
     deals_parameters = True
+
+    def is_in(self, modules: Sequence[Any], optimizers: Sequence[Any]) -> bool:
+        from labkit.planner.model.fake.fakes import SharedOptimizer
+
+        return any(isinstance(optimizer, SharedOptimizer) for optimizer in optimizers)
 
     def divided(self, layout: Layout) -> Divided:
         return Divided(1, 1, layout.data)

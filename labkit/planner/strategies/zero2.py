@@ -9,6 +9,7 @@ from labkit.planner.strategies.strategy import Divided, Layout
 
 class ZeRO2(Sharded):
     name, simplicity = "zero2", 3
+    for_any_script, blocks_at_once = True, 1
 
     def divided(self, layout: Layout) -> Divided:
         return Divided(1, layout.shards, layout.shards)

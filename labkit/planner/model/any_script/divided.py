@@ -7,15 +7,15 @@ Runs in the planner's child process.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import nn
-from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
-from torch.distributed.tensor import DTensor
+from torch.distributed.fsdp import FullyShardedDataParallel
 
-from labkit.planner.model.fake.fakes import Replicated, SharedOptimizer
+from labkit.planner.strategies.known import CUSTOM, STRATEGIES
+from labkit.planner.strategies.strategy import Layout, Strategy
 from labkit.record import Peak
 from labkit.worker import Tracker
 
@@ -65,36 +65,25 @@ class Weighed(Tracker):
             yield "forward" if in_closure else phase, str(operation), {**held}
 
 
-def strategy_in(modules: Sequence[nn.Module], optimizers: Iterable[Any]) -> str:
-    """The script's own strategy; "" if another one splits its parameters."""
-    if any(isinstance(module, FSDPModule | FullyShardedDataParallel) for module in modules):
-        meshes = {p.device_mesh for module in modules for p in module.parameters() if isinstance(p, DTensor)}
-        return "fsdp" if all(mesh.ndim == 1 for mesh in meshes) else ""
-    if any(isinstance(p, DTensor) for module in modules for p in module.parameters()):
-        return ""
-    if any(isinstance(each, SharedOptimizer) for each in optimizers):
-        return "zero1"
-    return "ddp" if any(isinstance(module, Replicated) for module in modules) else "single"
+def strategy_in(modules: Sequence[nn.Module], optimizers: Sequence[Any]) -> Strategy:
+    """The script's own strategy, of those that divide most the first; CUSTOM if it is none that labkit knows."""
+    return next((each for each in reversed(STRATEGIES.values()) if each.is_in(modules, optimizers)), CUSTOM)
 
 
-def others(tracker: Weighed, strategy: str, ranks: int, modules: list[nn.Module], optimizers: list[Any]) -> Any:
-    """The derived peaks by strategy, as tuples."""
-    if ranks == 1 or not strategy:
+def others(tracker: Weighed, own: Strategy, ranks: int, modules: list[nn.Module]) -> dict[str, Any]:
+    """The derived peaks of the strategies that any script could use, by name."""
+    if ranks == 1 or own is CUSTOM:
         return {}
     whole, block = _sizes(modules)
-    now = Shares(
-        1 / ranks if strategy == "fsdp" else 1.0,
-        1 / ranks if strategy == "fsdp" else 1.0,
-        1.0 if strategy in ("ddp", "single") else 1 / ranks,
-    )
-    part = 1 / ranks
-    shares = {
-        "ddp": Shares(1.0, 1.0, 1.0, whole),
-        "zero1": Shares(1.0, 1.0, part, whole),
-        "zero2": Shares(1.0, part, part, gathered=block),
-        "fsdp": Shares(part, part, part, gathered=min(whole, 2 * block)),
-    }
-    return {name: tracker.peak_with(now, then)._asdict() for name, then in shares.items() if name != strategy}
+
+    def shares(strategy: Strategy) -> Shares:
+        layout = Layout(strategy=strategy, ranks=ranks, data=ranks, micro_batch=1, options={"replicas": 1})
+        by, gathered = strategy.divided(layout), min(whole, strategy.blocks_at_once * block)
+        buckets = whole if strategy.has_buckets else 0
+        return Shares(1 / by.parameters, 1 / by.gradients, 1 / by.optimizer, buckets, gathered)
+
+    compared = (strategy for strategy in STRATEGIES.values() if strategy.for_any_script and strategy is not own)
+    return {each.name: tracker.peak_with(shares(own), shares(each))._asdict() for each in compared}
 
 
 def _sizes(modules: list[nn.Module]) -> tuple[int, int]:

@@ -184,8 +184,8 @@ class Rehearsal:
         modules, optimizers = _modules(), live_optimizers()
         strategy = strategy_in(modules, optimizers)
         ranks = dist.get_world_size() if dist.is_initialized() else self._ranks
-        derived = others(self._tracker, strategy, ranks, modules, optimizers)
-        self._measured = {"peak": self._tracker.peak()._asdict(), "strategy": strategy, "others": derived}
+        derived = others(self._tracker, strategy, ranks, modules)
+        self._measured = {"peak": self._tracker.peak()._asdict(), "strategy": strategy.name, "others": derived}
         raise Stepped
 
 
