@@ -23,7 +23,7 @@ class ActNorm(nn.Module):
 class Step(nn.Module):
     def __init__(self, width):
         super().__init__()
-        self.norm, self.mix = ActNorm(width), nn.Parameter(torch.linalg.qr(torch.randn(width, width))[0])
+        self.norm, self.mix = ActNorm(width), nn.Parameter(torch.linalg.qr(torch.randn(width, width))[0].contiguous())
         self.coupling = nn.Sequential(nn.Linear(width // 2, 128), nn.ReLU(), nn.Linear(128, width))
 
     def forward(self, x):
