@@ -29,7 +29,7 @@ def plan_text(
     if peak:
         parts.append("memory of a rank at its peak\n" + aligned(memory_rows({"planned": peak})))
     if strategies:
-        parts.append("strategies (~: from formulas, not rehearsed)\n" + aligned(strategies))
+        parts.append("strategies\n" + aligned(strategies))
     if assumptions:
         parts.append("assumed, not measured\n" + "\n".join(f"  {text}" for text in assumptions))
     return plain("\n\n".join(parts))

@@ -178,6 +178,8 @@ class Plan:
         rows = [row.row() for row in self.advice.rows] if self.advice else []
         steps = [row.step for row in self.advice.rows if row.step] if self.advice else []
         assumed = list(dict.fromkeys(text for step in steps for text in step.assumed))
+        if any(row["memory"].startswith("~") for row in rows):
+            assumed.insert(0, "memory with ~ is from formulas; only what was asked for is rehearsed")
         if (what := self.layout.strategy.frees_later) and release_of(version("torch")) < (2, 15):
             assumed.append(f"buffers are freed as in torch {version('torch')}; 2.15 frees those of {what} earlier")
         if self.peak and not self.device.shared:

@@ -127,7 +127,7 @@ class ScriptPlan:
                 f"{', '.join(self.others)}: parameters, gradients and optimizer state divided as in ZeRO, with "
                 "activations and temporaries as observed; fsdp gathers two of the largest blocks at a time"
             )
-        return [f"{verdict}.", *problems], assumed
+        return [f"{verdict}: {'fits' if self.fits else 'does not fit'}.", *problems], assumed
 
 
 def plan_script(
