@@ -73,7 +73,7 @@ def advise(
     ways = [] if failure else search.ways(name, ranks, parameters, layout)
     quickest = fastest([requested, *(one for one in ways if not one.is_like(requested))])
     if quickest is None:
-        rows += search.rescue(requested)
+        rows += filter(None, [search.rescue(requested)])
     elif not quickest.is_like(requested):
         rows.append(quickest)
     others = [other for other in scripts if other != name]
@@ -95,7 +95,7 @@ def _best_of(strategy: str, search: Search, ranks: int, parameters: Parameters, 
     at = strategy_named(strategy).ranks_of(ranks)  # the others have to beat a single device
     ways = search.ways(strategy, at, options, requested)
     row = fastest(ways) or min((one for one in ways if one.peak), key=_smallest, default=ways[0])
-    return row if row.fits else next(iter(search.rescue(row)), _hopeless(row))
+    return row if row.fits else search.rescue(row) or _hopeless(row)
 
 
 def _largest(facts: ModelFacts, layout: Layout, device: Device) -> int | None:

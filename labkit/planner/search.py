@@ -78,33 +78,31 @@ class Search:
         combinations = strategy_named(strategy).ways(ranks, layout.accumulate, layout.global_batch, box)
         return [self.look(strategy, ranks, {**parameters, **more}, changes) for more, changes in combinations]
 
-    def rescue(self, requested: Candidate) -> list[Candidate]:
+    def rescue(self, requested: Candidate) -> Candidate | None:
         """One change that makes it fit, or a minimal set of changes, or the fewest ranks, if necessary with changes."""
         if requested.layout is None or requested.peak is None:
-            return []
+            return None
         parts = [
             (name, (value, word))
             for more, word in remedies(requested.layout, self.device)
             for name, value in more.items()
         ]
         if one := _quickest(requested, (self._with(requested, requested.ranks, {name: part}) for name, part in parts)):
-            return [one]
+            return one
         every = dict(parts)  # the last value of each option
         piles = [every]
         if "accumulate" in every:  # accumulated gradients may hold more than the smaller micro-batch saves
             piles.append({name: part for name, part in every.items() if name != "accumulate"})
         if several := _quickest(requested, (self._pared(requested, requested.ranks, pile, parts) for pile in piles)):
-            return [several]
+            return several
         for pile in ({}, *piles):
             for ranks in _more_ranks(requested):
                 if self._with(requested, ranks, pile).fits:
                     candidate = self._pared(requested, ranks, pile, parts)
                     more = ranks - requested.ranks
                     needed = f"needs {more:,} more rank{'s' if more > 1 else ''}"
-                    return [
-                        replace(candidate, remark=", ".join((needed, *candidate.changes[len(requested.changes) :])))
-                    ]
-        return []
+                    return replace(candidate, remark=", ".join((needed, *candidate.changes[len(requested.changes) :])))
+        return None
 
     def _with(self, requested: Candidate, ranks: int, chosen: Remedies) -> Candidate:
         parameters = {**requested.parameters, **{name: value for name, (value, _) in chosen.items()}}

@@ -57,7 +57,7 @@ def elsewhere(scripts: Mapping[str, Any], devices: Sequence[str], options: Mappi
         usable, known = 0, dict[str, Candidate]()  # by the script's text: a plan judges the other strategies as well
         for name, value in scripts.items():
             script, own = value if isinstance(value, tuple) else (value, {})
-            row = {"": name, "on": _with_size(device)}
+            row, rough, runs = {"": name, "on": _with_size(device)}, "", True
             candidate = None if own else known.get(str(script))
             if candidate is None:
                 try:
@@ -69,18 +69,18 @@ def elsewhere(scripts: Mapping[str, Any], devices: Sequence[str], options: Mappi
                 plans[name, device], usable = planned, planned.device.usable_by(planned.ranks)
                 peak, step, fits = planned.peak, planned.step, planned.fits
                 if reason := planned.unfit:
-                    row["note"] = reason
+                    row["note"], runs = reason, False
                 others = planned.advice.rows[1:] if planned.advice and not own else ()
                 known |= {str(each.script): each for each in others if each.peak and each.step and not each.changes}
             else:
-                peak, step, fits = candidate.peak, candidate.step, candidate.fits
+                peak, step, fits, rough = candidate.peak, candidate.step, candidate.fits, "~"  # by formulas
             if peak:
                 memory[name] = peak.categories
             rows.append(
                 row
                 | {
-                    "peak": words.gib(peak.bytes if peak else None),
-                    "fits": f"{_yes_or_no(fits)}, of {words.gib(usable)}",
+                    "peak": rough + words.gib(peak.bytes if peak else None),
+                    "fits": f"{_yes_or_no(fits)}, of {words.gib(usable)}" if runs else "cannot run",
                     "step": words.band(step.seconds, step.low, step.high) if step and fits is not False else "n/a",
                     "waiting": f"{_waiting(step.parts):.0%}" if step and fits is not False else "n/a",
                 }
