@@ -43,7 +43,7 @@ class Checkpoints:
         self.model, self.optimizer, self.scaler = model, optimizer, scaler
         self.adapter = hasattr(getattr(model, "module", model), "peft_config")  # LoRA: save only what is trained
         self.outer = getattr(model, "outer_state", ())  # the outer optimizer's state; replicas differ
-        self.options = StateDictOptions(ignore_frozen_params=self.adapter, strict=not self.adapter)
+        self.options = StateDictOptions(ignore_frozen_params=self.adapter, strict=False)  # load() compares the names
         self.local = getattr(optimizer, "optim", optimizer)  # ZeroRedundancyOptimizer has this rank's shard in .optim
         self.group = dist.new_group(backend="gloo")  # separate, because a thread may save during training's collectives
         self.thread, self.saving = ThreadPoolExecutor(1), None

@@ -67,3 +67,12 @@ def test_a_copied_batch_norm_is_planned():
     plans = [labkit.plan(script, nproc_per_node=1, **OPTIONS) for script in whole]
     assert plans[0].bytes == plans[1].bytes
     assert [plan.problems for plan in plans] == [(), ()]
+
+
+def test_a_layer_that_is_used_several_times_is_resumed(tmp_path):
+    """Its parameters have several names, of which torch saves one."""
+    expected = losses_of(labkit.launch(script_of("albert", "single"), nproc_per_node=1, **HOW))
+    kept = {**HOW, "nproc_per_node": 2, "checkpoint_dir": tmp_path}
+    labkit.launch(script_of("albert", "fsdp"), **kept | {"steps": STEPS - 1})
+    run = labkit.launch(script_of("albert", "ddp"), **kept)
+    assert difference(losses_of(run), expected, range(STEPS, STEPS + 1)) < CLOSE
