@@ -91,3 +91,26 @@ def test_updates_in_backward_never_hold_all_gradients(strategy, ranks):
     assert after.bytes - within.bytes > 0.2 * after.categories["parameters"]
     assert within.categories["optimizer"] == after.categories["optimizer"]
     assert run.memory().ranks[0].traced.bytes == pytest.approx(within.bytes, rel=0.05, abs=2**16)
+
+
+ONE_SAMPLE = {"nproc_per_node": 1, "global_batch_size": 1}
+TABLES = """from torch import nn
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.tables = nn.ModuleList(nn.Embedding(size, 16) for size in {sizes})
+        self.head = nn.Linear(16, 256)
+
+    def forward(self, tokens):
+        return self.head(sum(table(tokens) for table in self.tables))
+"""
+
+
+@pytest.mark.parametrize("sizes", [(20_000, 20_000), (20_000, 300, 20_000), (300, 20_000, 900, 20_000, 20_000)])
+def test_what_a_parameter_leaves_is_freed_in_the_update_of_the_next(sizes, runs_dir):
+    """AdamW's loop keeps the last denominator while it calculates the next one."""
+    plan = labkit.plan(Script.load("single").with_cells(model=TABLES.format(sizes=sizes)), **ONE_SAMPLE)
+    (held,) = labkit.launch(plan, steps=3, wait=True).memory().ranks
+    assert plan.bytes == pytest.approx(held.traced.bytes, rel=0.001)

@@ -8,8 +8,9 @@ For a model that cannot be run without data, it tells the memory of parameters, 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 from labkit.arguments import Parameters
@@ -138,7 +139,7 @@ def step(
                 group["foreach"] = together(group["params"], differentiable=False)[1]
         alike = _alike(stepping)
         updated = _updated(stepping, alike)
-        _make_state(stepping, alike, updated)
+        _make_state(stepping, alike, {p for group in updated for p in group})
         model.train()
         tracker = Tracker()
         tracker.mark_training([model], live_optimizers())
@@ -184,18 +185,35 @@ def _is_torchs(optimizer: Any) -> bool:
     return type(optimizer).__module__.startswith("torch.optim.")
 
 
-def _updated(optimizer: Any, alike: list[list[Any]]) -> set[Any]:
-    """The parameters that have to be updated: of those updated one by one only the first of a group, because torch's
-    own optimizers free all temporaries in between."""
+def _updated(optimizer: Any, alike: list[list[Any]]) -> list[list[Any]]:
+    """By group of the optimizer, the parameters that have to be updated. Of those that torch's own optimizers update
+    one by one, each combination of neighbours once: a parameter's temporaries are freed during the update of the next.
+    """
+    kinds = {p: kind for kind, group in enumerate(alike) for p in group}
+    groups = [[p for p in group["params"] if p in kinds] for group in optimizer.param_groups]
     one_by_one = _is_torchs(optimizer) and all(group.get("foreach") is False for group in optimizer.param_groups)
-    return {p for group in alike for p in (group[:1] if one_by_one else group)}
+    return [_neighbours(group, kinds) for group in groups] if one_by_one else groups
+
+
+def _neighbours(parameters: list[Any], kinds: Mapping[Any, int]) -> list[Any]:
+    """One pair of neighbours of each combination of kinds, with the smallest parameter between pairs, of which next to
+    nothing is held during an update."""
+    smallest = min(parameters, key=lambda p: p.numel(), default=None)
+    seen: set[tuple[int, int]] = set()
+    chosen = parameters[:1]
+    for before, p in pairwise(parameters):
+        if (pair := (kinds[before], kinds[p])) not in seen:
+            seen.add(pair)
+            chosen += [p] if chosen[-1] is before else [smallest, before, p]
+    return chosen
 
 
 def _make_state(optimizer: Any, alike: list[list[Any]], updated: set[Any]) -> None:
     """Make the state as the first step does, because the peak is that of a later step."""
     for first, *_ in alike:
         first.grad = first.detach().clone()
-    with _updating(optimizer, {first for first, *_ in alike}):
+    firsts = {first for first, *_ in alike}
+    with _updating(optimizer, [[p for p in group["params"] if p in firsts] for group in optimizer.param_groups]):
         optimizer.step()
     optimizer.zero_grad()
     for first, *others in alike:
@@ -207,15 +225,15 @@ def _make_state(optimizer: Any, alike: list[list[Any]], updated: set[Any]) -> No
 
 
 @contextmanager
-def _updating(optimizer: Any, parameters: set[Any]) -> Iterator[None]:
-    """Restrict the optimizer to these parameters.
+def _updating(optimizer: Any, parameters: list[list[Any]]) -> Iterator[None]:
+    """Restrict the groups of the optimizer to these parameters.
 
     Where torch's optimizers update lists of DTensors, they get this rank's parts: each operator on such lists spends
     seconds on the shardings of hundreds of tensors. Of these optimizers only Adafactor needs other ranks' elements.
     """
     own = _is_torchs(optimizer) and type(optimizer).__name__ != "Adafactor"
     in_lists = any(group.get("foreach") or group.get("fused") for group in optimizer.param_groups)
-    sharded = [p for p in parameters if hasattr(p, "_local_tensor") and p.grad is not None]
+    sharded = [p for group in parameters for p in group if hasattr(p, "_local_tensor") and p.grad is not None]
     in_backward = any(getattr(p, "_post_accumulate_grad_hooks", None) for p in sharded)  # updates whole DTensors
     parts = {p: p._local_tensor for p in sharded if own and in_lists and not in_backward}
     for p, part in parts.items():
@@ -223,8 +241,8 @@ def _updating(optimizer: Any, parameters: set[Any]) -> Iterator[None]:
         part.grad = grad._local_tensor
         optimizer.state[part] = optimizer.state.pop(p, {})
     groups = [(group, group["params"]) for group in optimizer.param_groups]
-    for group, all_of_them in groups:
-        group["params"] = [parts.get(p, p) for p in all_of_them if p in parameters]
+    for (group, _), chosen in zip(groups, parameters, strict=True):
+        group["params"] = [parts.get(p, p) for p in chosen]
     yield
     for group, all_of_them in groups:
         group["params"] = all_of_them
