@@ -113,6 +113,7 @@ def step(
     from labkit.planner.model.fake.fake_run import CPU, FakeRun
     from labkit.planner.model.fake.fakes import Replicated, silence
     from labkit.planner.model.samples import floating_type
+    from labkit.planner.model.writes import Writes, few_samples
     from labkit.worker import Tracker, live_optimizers
 
     fake_run = FakeRun(text, argv, path, capability, skewed)
@@ -126,6 +127,7 @@ def step(
     if PIPELINE_AXIS in mesh.mesh_dim_names:
         micro_batch = args.global_batch_size // (data.size() * args.accumulate)
         fake_run.tell_stages(model, batches.make(micro_batch, dtype))
+    writes = Writes(model, batches.tensors(batch))
     with silence():
         model = script.parallelize(model, mesh, CPU, args)  # a mesh holds real tensors
     fake_run.tell_types(model)
@@ -147,18 +149,22 @@ def step(
         replaced = model.replaced() if isinstance(model, Replicated) and capability else []
         tracker.mark(replaced, "communication")
         with tracker:
-            script.forward_backward(model, batch, data, scaler, args)
+            with writes:
+                script.forward_backward(model, batch, data, scaler, args)
+            parts = fake_run.option("accumulate") or 1
+            notes = writes.notes(data.size(), parts, broadcasts=isinstance(model, Replicated))
+            notes += few_samples(model, args.global_batch_size, data.size() * parts)
             if isinstance(model, Replicated) and not skewed:
                 model.check()
             replaced.clear()
             if capability and fake_run.option("cpu_offload"):  # the optimizer's step is the host's
-                return tracker.peak(elsewhere=_states(model, optimizer)), []
+                return tracker.peak(elsewhere=_states(model, optimizer)), notes
             tracker.before_step(optimizer)
             with _updating(stepping, updated):
                 optimizer.step()
             tracker.after_step(optimizer)
             optimizer.zero_grad()
-    return tracker.peak(), []
+    return tracker.peak(), notes
 
 
 def _states(model: Any, optimizer: Any) -> list[Any]:
