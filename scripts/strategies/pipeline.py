@@ -155,6 +155,8 @@ def check_model(model, blocks, stages, own):
 
 def call_of(batch):  # what outputs_of passes: the tensor that flows through the stages, and what each of them gets
     args, others = outputs_of(lambda *args, **others: (list(args), others), batch)
+    if len(args) > 1:
+        raise SystemExit("a pipeline passes one tensor by position: let outputs_of pass the others by name")
     return args[0] if args else others.pop(next(iter(others))), others
 
 
@@ -199,6 +201,8 @@ def forward_backward(model, batch, data, scaler, args):
     count = torch.as_tensor(count_of(batch), device=data.device_type)
     dist.all_reduce(count, group=data.get_group())
     (x, others), losses = call_of(batch), []
+    if others and any(isinstance(stage, Stage) for stage in model.stages.values()):
+        raise SystemExit(f"stages pass one tensor on, and blocks would need {', '.join(others)}: compute it in them")
     size, rest = divmod(len(x), args.accumulate)
     if rest:
         raise SystemExit(f"a rank's batch of {len(x)} samples cannot be split into {args.accumulate} micro-batches")

@@ -87,10 +87,56 @@ class Model(nn.Module):  # one layer, four times
             x = layer(x)
         return self.head(x)
 """
+PARTS = SHARED.replace("class Model(nn.Module):  # one layer, four times", "class Model(nn.Module):")
+PARTS = (
+    PARTS[: PARTS.index("class Model")]
+    + """class Model(nn.Module):
+    def __init__(self, width=32):
+        super().__init__()
+        self.blocks, self.head = nn.ModuleList(Layer(width) for _ in range(4)), nn.Linear(width, 32)
+
+    def embed(self, x):
+        return x
+
+    def unembed(self, x):
+        return self.head(x)
+
+    def forward(self, x, scale=1):
+        for block in self.blocks:
+            x = block(x) * scale
+        return self.unembed(x)
+"""
+)
+FORCES = """
+import torch
+from torch import nn
 
 
-def regression(strategy: str, model: str, *extras: str) -> Script:
-    return Script.load(strategy, *extras).with_cells(model=model, data=SERIES, task=f"import torch\n{REGRESSION}")
+class Model(nn.Module):  # as a library would: the text of the script does not show create_graph
+    def __init__(self, width=32):
+        super().__init__()
+        self.layers, self.head = nn.ModuleList(nn.Linear(width, width) for _ in range(3)), nn.Linear(width, 32)
+
+    def forward(self, x):
+        with torch.enable_grad():
+            h = x.requires_grad_()
+            for layer in self.layers:
+                h = layer(h).tanh()
+            energy = self.head(h)
+            return energy + torch.autograd.grad(energy.sum(), x, **{"create" + "_graph": self.training})[0]
+"""
+LAZY = """
+from torch import nn
+
+
+class Model(nn.Sequential):
+    def __init__(self):
+        super().__init__(nn.LazyLinear(32), nn.Tanh(), nn.LazyLinear(32))
+"""
+
+
+def regression(strategy: str, model: str, *extras: str, task: str = REGRESSION) -> Script:
+    return Script.load(strategy, *extras).with_cells(model=model, data=SERIES, task=f"import torch\n{task}")
 
 
 @pytest.mark.parametrize(
@@ -105,6 +151,9 @@ def regression(strategy: str, model: str, *extras: str) -> Script:
         (SHARED, "zero2", []),
         (SHARED, "fsdp", []),
         (SHARED, "fsdp1", ["--wrap", "none"]),
+        (PARTS, "pipeline", ["--accumulate", "2"]),
+        (FORCES, "ddp", []),
+        (FORCES, "fsdp1", []),
     ],
 )
 def test_two_ranks_train_what_one_does(model: str, strategy: str, options: list[str], tmp_path: Path) -> None:
@@ -157,3 +206,36 @@ def test_a_plan_says_that_complex_parameters_beside_real_ones_are_not_sharded(st
     else:
         assert plan.problems[0].startswith("this will fail: ")
         assert sentence in plan.problems[0]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ("batch[0], 0.5", "a pipeline passes one tensor by position: let outputs_of pass the others by name"),
+        ("batch[0], scale=0.5", "stages pass one tensor on, and blocks would need scale: compute it in them"),
+    ],
+)
+def test_what_stages_do_not_pass_on_is_refused(arguments: str, sentence: str, runs_dir: Path) -> None:
+    script = regression("pipeline", PARTS, task=REGRESSION.replace("model(batch[0])", f"model({arguments})"))
+    options = {"nproc_per_node": 2, "global_batch_size": 16, "accumulate": 2}
+    with pytest.raises(labkit.LaunchError, match=sentence):
+        labkit.plan(script, **options)
+    with pytest.raises(labkit.RankFailedError, match=f"ranks 0, 1 stopped: {sentence}"):
+        labkit.launch(script, steps=1, wait=True, **options)
+
+
+@pytest.mark.parametrize(
+    ("model", "strategy", "sentence"),
+    [
+        (FORCES, "fsdp", "fully_shard does not support a backward pass through a gradient: use ddp or zero1"),
+        (FORCES, "zero2", "fully_shard does not support a backward pass through a gradient: use ddp or zero1"),
+        (LAZY, "ddp", "lazy modules have none: use nn.Linear"),
+    ],
+)
+def test_a_plan_refuses_what_fails_in_torch(model: str, strategy: str, sentence: str) -> None:
+    with pytest.raises(labkit.LaunchError, match=sentence):
+        labkit.plan(regression(strategy, model), nproc_per_node=2, global_batch_size=16)
+
+
+def test_a_plan_has_nothing_to_say_of_fsdp1_and_gradients_of_gradients() -> None:
+    assert not labkit.plan(regression("fsdp1", FORCES), nproc_per_node=2, global_batch_size=16).problems

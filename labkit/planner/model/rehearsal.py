@@ -108,10 +108,11 @@ def _signature_with_data(question: dict[str, Any]) -> str:
 def step(
     text: str, argv: list[str], path: str, ranks: int, rank: int, capability: Capability | None, skewed: bool = False
 ) -> tuple[Peak, list[str]]:
+    from torch.distributed.fsdp import FSDPModule
     from torch.optim.optimizer import _default_to_fused_or_foreach as together
 
     from labkit.planner.model.fake.fake_run import CPU, FakeRun
-    from labkit.planner.model.fake.fakes import Replicated, silence
+    from labkit.planner.model.fake.fakes import Replicated, refuse_double_backward, silence
     from labkit.planner.model.samples import floating_type
     from labkit.planner.model.writes import Writes, few_samples
     from labkit.worker import Tracker, live_optimizers
@@ -131,6 +132,8 @@ def step(
     with silence():
         model = script.parallelize(model, mesh, CPU, args)  # a mesh holds real tensors
     fake_run.tell_types(model)
+    if any(isinstance(module, FSDPModule) for module in model.modules()):
+        refuse_double_backward()
     for name, parameter in model.named_parameters():
         parameter.path = name  # as main() does
     with fake_run.fake, silence():

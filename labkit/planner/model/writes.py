@@ -153,6 +153,8 @@ class Writes(TorchDispatchMode):
         for name, tensor, is_buffer in self._tensors():
             before, place = self._before.get(name, (None, 0))
             address = _address(tensor)
+            if hasattr(tensor, "_fsdp_flattened"):  # FSDP1 assigns its own parts
+                continue
             if (before and before() is not tensor and is_buffer) or (before and place != address):
                 assigned[name] = _Write(address, is_buffer, self._depends_on.get(address, 0))
         return assigned

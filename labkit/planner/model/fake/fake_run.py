@@ -128,6 +128,11 @@ class FakeRun:
             with self.fake, CopiedAlone():
                 model = self.script.Model()
         except Exception as error:
+            if "UninitializedParameter" in str(error):
+                raise SystemExit(
+                    "the script needs the sizes of all parameters before a first forward, and lazy modules have none: "
+                    "use nn.Linear(in_features, …) instead of nn.LazyLinear, and so on"
+                ) from None
             if type(error).__name__ not in DEPENDS_ON_DATA:
                 raise
             model = self.script.Model()  # its constructor reads its own weights

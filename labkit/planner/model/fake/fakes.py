@@ -193,6 +193,18 @@ def with_held_sends(schedules: Any) -> None:
     schedules._batch_p2p = held
 
 
+def refuse_double_backward() -> None:
+    """Let torch.autograd.grad refuse what fully_shard does not survive, wherever the model asks for it."""
+    differentiate = torch.autograd.grad
+
+    def grad(*args: Any, create_graph: bool = False, **kwargs: Any) -> Any:
+        if create_graph:
+            raise SystemExit("fully_shard does not support a backward pass through a gradient: use ddp or zero1")
+        return differentiate(*args, **kwargs)
+
+    torch.autograd.grad = grad
+
+
 def silence() -> AbstractContextManager[Any]:
     """A context in which collectives on fake tensors return immediately, as they do by default since torch 2.13."""
     major, minor = map(int, torch.__version__.split(".")[:2])
