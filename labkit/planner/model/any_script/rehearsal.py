@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 import linecache
+import math
 import os
 import resource
 import signal
@@ -25,10 +26,12 @@ import torch.distributed as dist
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
+from torch.distributed.tensor import DTensor
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from labkit.files import lines_of
+from labkit.hardware import memory_limit
 from labkit.planner.model.any_script.as_rank import be_rank, replicate, seem_to_have_gpus, simplify
 from labkit.planner.model.any_script.divided import Weighed, others, strategy_in
 from labkit.planner.model.any_script.kept_apart import KeptApart
@@ -148,6 +151,8 @@ class Rehearsal:
 
     def _before_step(self, optimizer: Any) -> None:
         self._replaced.clear()
+        if self._measured:  # something caught Stepped
+            raise Stepped
         if self._tracker is not None:
             self._tracker.before_step(optimizer)
 
@@ -209,11 +214,13 @@ def _exit(code: Any) -> str:
 
 
 def _limit_memory() -> None:
-    """Fail instead of using more than this host has left."""
-    free = Path("/proc/meminfo")
-    if free.exists():
-        kibibytes = {line.split(":")[0]: int(line.split()[1]) for line in free.read_text().splitlines()}
-        resource.setrlimit(resource.RLIMIT_DATA, (kibibytes["MemAvailable"] * 1024, resource.RLIM_INFINITY))
+    """Fail instead of using more than half of what this host has left, and before anything else does."""
+    kernel = Path("/proc/meminfo")
+    if kernel.exists():
+        Path("/proc/self/oom_score_adj").write_text("1000")
+        kibibytes = {line.split(":")[0]: int(line.split()[1]) for line in kernel.read_text().splitlines()}
+        left = min(kibibytes["MemAvailable"] * 1024, memory_limit() or math.inf) // 2
+        resource.setrlimit(resource.RLIMIT_DATA, (int(left), resource.RLIM_INFINITY))
 
 
 def _give_up(*_: Any) -> None:
@@ -254,7 +261,10 @@ def _without_data(fake: LikelyValues) -> None:
         register(module, name, faked(parameter))
 
     def faked(parameter: Any) -> Any:
-        is_plain = type(parameter) is nn.Parameter and parameter.device.type != "meta"
+        if isinstance(parameter, DTensor):
+            parameter._local_tensor = faked(parameter._local_tensor)
+            return parameter
+        is_plain = type(parameter) in (nn.Parameter, torch.Tensor) and parameter.device.type != "meta"
         return fake.from_tensor(parameter) if is_plain and not isinstance(parameter, FakeTensor) else parameter
 
     def moved(module: nn.Module, *args: Any, **kwargs: Any) -> nn.Module:
