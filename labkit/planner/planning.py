@@ -25,6 +25,7 @@ from labkit.planner.model.facts import ModelFacts, facts_of
 from labkit.planner.model.rehearsal import rehearse, states_alone
 from labkit.planner.networks import bandwidth_of
 from labkit.planner.planned import Plan
+from labkit.planner.progress import telling
 from labkit.planner.script_plan import ScriptPlan, plan_script
 from labkit.planner.search import half_of
 from labkit.planner.speed.speed_model import SpeedModel, measure_speed
@@ -37,6 +38,7 @@ MOST_RANKS = 16384
 TENSOR_RANKS = 8  # they communicate in every layer, so no more than one box has are considered
 
 
+@telling
 @checked(LaunchError)
 def plan(
     script: Script | str | os.PathLike[str],

@@ -1,0 +1,79 @@
+"""Tells whoever waits for a plan that it is being made, and for how long, until its result is there."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from functools import wraps
+from typing import ParamSpec, TypeVar
+
+from labkit.frontend import close_widget, ui
+
+P = ParamSpec("P")
+R = TypeVar("R")
+AFTER, PERIOD = 0.5, 1.0  # seconds; nothing is told of a plan that is known already
+
+
+def telling(plan: Callable[P, R]) -> Callable[P, R]:
+    """Decorate what makes a plan: in a terminal or a notebook, a line says so while it runs."""
+
+    @wraps(plan)
+    def told(*args: P.args, **kwargs: P.kwargs) -> R:
+        with _line() as write:
+            done = threading.Event()
+            thread = threading.Thread(target=_tell, args=(write, done), name="labkit planning", daemon=True)
+            thread.start()
+            try:
+                return plan(*args, **kwargs)
+            finally:
+                done.set()
+                thread.join()
+
+    return told
+
+
+def _tell(write: Callable[[str], object], done: threading.Event) -> None:
+    began, period = time.monotonic(), AFTER
+    with suppress(Exception):  # of a closed terminal, or of a kernel in which no thread can update a widget
+        while not done.wait(period):
+            write(f"planning, {time.monotonic() - began:.0f} s: steps are rehearsed on tensors without data")
+            period = PERIOD
+
+
+class _TerminalLine:
+    is_written = False
+
+    def write(self, text: str) -> None:
+        self.is_written = True
+        print(f"\r{text}", end="", file=sys.stderr, flush=True)
+
+    def erase(self) -> None:
+        if self.is_written:
+            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+
+
+@contextmanager
+def _line() -> Iterator[Callable[[str], object]]:
+    """A function that writes one line over and over, of which nothing remains."""
+    if ui() == "svg":
+        from IPython.display import display
+        from ipywidgets import HTML
+
+        widget = HTML()
+        handle = display(widget, display_id=True)
+        try:
+            yield lambda text: setattr(widget, "value", text)  # a thread may touch nothing but a widget's traits
+        finally:
+            close_widget(widget)
+            handle.update({"text/plain": ""}, raw=True)
+    elif sys.stderr.isatty():  # stdout is for the answer
+        line = _TerminalLine()
+        try:
+            yield line.write
+        finally:
+            line.erase()
+    else:
+        yield lambda text: None
