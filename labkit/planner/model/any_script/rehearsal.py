@@ -272,11 +272,10 @@ def _without_data(fake: LikelyValues) -> None:
         return applied(module, lambda t: t.to(dtype) if dtype and t.is_floating_point() else t)
 
     def applied(module: nn.Module, change: Callable[[Any], Any], recurse: bool = True) -> nn.Module:
-        fake_run._applied(module, change, recurse)
-        for each in module.modules():
-            for name, parameter in each._parameters.items():
-                each._parameters[name] = faked(parameter)
-        return module
+        def changed(tensor: Any) -> Any:  # one by one: all of them may not fit
+            return faked(change(tensor)) if isinstance(tensor, nn.Parameter) else change(tensor)
+
+        return fake_run._applied(module, changed, recurse)
 
     def called(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         is_sharded = isinstance(module, FSDPModule | FullyShardedDataParallel)
