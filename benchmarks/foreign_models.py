@@ -20,7 +20,8 @@ FOREIGN = Path(__file__).parent / "foreign"
 SPLIT = ("ddp", "zero1", "zero2", "fsdp")
 RESUMED = {"fsdp → ddp": ("fsdp", "ddp"), "ddp → fsdp": ("ddp", "fsdp")}  # who saves, who resumes
 COLUMNS = ("single", *SPLIT, *RESUMED)
-OPTIONS = {"global_batch_size": 8, "precision": "fp64"}
+BATCH = 8
+OPTIONS = {"global_batch_size": BATCH, "precision": "fp64"}
 STEPS, SAVED = 6, 4  # a run that is resumed was saved after step 4
 CLOSE, SURE = 1e-9, 0.05
 EQUAL = "✓"
@@ -30,10 +31,11 @@ HEAD = f"""<!-- python benchmarks/foreign_models.py > docs/evidence/foreign_mode
 
 Each model, its data and its loss are a file of `benchmarks/foreign`, written for this page after what the field uses,
 and put into labkit's scripts with `with_cells`. A check mark means that {SAVED} steps on two gloo ranks in fp64, with a
-global batch of {OPTIONS["global_batch_size"]}, have the losses of one rank to {CLOSE:.0e}; in the columns with an
-arrow, that the one strategy resumes the other's checkpoint and trains what {STEPS} uninterrupted steps train. A number
-is a sentence below, which a plan says before the launch. The last column is the largest difference of a plan from the
-traced peak under any of the five; "not sure" means that the plan says what it does not know.
+global batch of {BATCH}, have the losses of one rank to {CLOSE:.0e}; in the columns with an arrow, that the second
+strategy resumes the first one's checkpoint and trains what {STEPS} uninterrupted steps train. A number in parentheses
+is a sentence below, which a plan says before the launch; beside it is the difference of the losses, if the model trains
+at all. The last column is the largest difference of the plans from the traced peaks; "not sure" means that a plan says
+what it does not know.
 """
 
 
@@ -145,6 +147,8 @@ class Page:
     def _memory(self, result: Result) -> str:
         worst = max(result.errors.values(), key=abs, default=None)
         refers = self._refer(dict.fromkeys(result.doubts))
+        if worst is None and not refers:
+            return "—"
         if worst is not None and abs(worst) <= SURE:
             self.sure += 1
             return f"{100 * worst:+.1f}% {refers}".strip()
@@ -156,9 +160,9 @@ class Page:
     def foot(self) -> str:
         lines = [f"{number}. {sentence}" for sentence, number in self.numbers.items()]
         verdict = (
-            f"{self.equal} models train the same under all five strategies, of {self.explained} a plan says otherwise "
-            f"before the launch. The plans of {self.sure} are within {SURE:.0%} and of {self.unsure} not sure. Wrong: "
-            f"{self.wrong}."
+            f"{self.equal} models train the same under all five strategies; of {self.explained} a plan says before the "
+            f"launch where they do not. The plans of {self.sure} are within {SURE:.0%}, those of {self.unsure} not "
+            f"sure. Wrong: {self.wrong}."
         )
         return "\n".join(["", *lines, "", verdict])
 

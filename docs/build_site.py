@@ -36,7 +36,16 @@ HOW_TO = ["scripts", "models", "launch", "view", "reach", "sweep", "export", "pl
 HOW_TO += ["check_in_ci", "troubleshooting", "faq"]
 REFERENCE = ["concepts", "architecture", "api", "check", "witness", "same_program", "platforms", "security"]
 # A single entry of the sidebar, closed, because other pages state the results and link here.
-EVIDENCE = ["parity", "memory", "model_memory", "hub_models", "speed", "published_speed", "script_speed"]
+EVIDENCE = [
+    "parity",
+    "foreign_models",
+    "memory",
+    "model_memory",
+    "hub_models",
+    "speed",
+    "published_speed",
+    "script_speed",
+]
 EVIDENCE += ["faults", "peers", "check_findings", "claims", "decisions", "witness_reports", "log"]
 EVIDENCE += ["gpu/README", "gpu/1x-nvidia-h100-80gb-hbm3", "/benchmarks/README"]
 DIAGRAM = "docs/static/diagram.svg"
