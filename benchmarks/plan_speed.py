@@ -5,8 +5,11 @@ python benchmarks/plan_speed.py
 
 from __future__ import annotations
 
+import json
 import resource
+import tempfile
 import time
+from pathlib import Path
 from typing import Any
 
 import labkit
@@ -16,6 +19,16 @@ from labkit.planner.model.child import close
 SIZES = "vocabulary=256, context=128, width=128, heads=4, layers=4"
 GPT2 = "vocabulary=50257, context=1024, width=768, heads=12, layers=12"
 LLAMA2_70B = "vocabulary=32000, context=2048, width=8192, heads=64, layers=86"
+LLAMA3_8B = {
+    "model_type": "llama",
+    "vocab_size": 128256,
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "max_position_embeddings": 8192,
+}
 DATA = """import torch
 from torch.utils.data import Dataset
 
@@ -40,6 +53,9 @@ def main() -> None:
     print("| | parameters | first | with other options | memory |\n|---|---|---|---|---|")
     measure("the small decoder", small, nproc_per_node=2, device="2xT4")
     measure("GPT-2's sizes", gpt2, nproc_per_node=8, device="A100 80", global_batch_size=64)
+    with tempfile.TemporaryDirectory() as folder:
+        hub("GPT-2 of transformers", folder, {"model_type": "gpt2"}, nproc_per_node=2, device="2xT4")
+        hub("Llama 3 8B of transformers", folder, LLAMA3_8B, nproc_per_node=8, device="H100", **options)
     for ranks in (1024, 16384):
         hosts = {"nproc_per_node": 8, "nodes": ranks // 8, "device": "H100", "global_batch_size": ranks}
         measure(f"70 B on {ranks:,} ranks", large, **hosts, **options)
@@ -50,6 +66,13 @@ def decoder(sizes: str, context: int) -> Script:
     model = script.cells["model"].text
     assert SIZES in model
     return script.with_cells(model=model.replace(SIZES, sizes), data=DATA.replace("CONTEXT", str(context)))
+
+
+def hub(name: str, folder: str, config: dict[str, Any], **asked: Any) -> None:
+    """Measure a model of which only the configuration is needed."""
+    path = Path(folder, "config.json")
+    path.write_text(json.dumps(config))
+    measure(name, Script.load("fsdp", "precision", task="causal_lm"), model=str(path), **asked)
 
 
 def measure(name: str, script: Script, **asked: Any) -> None:
