@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
+from labkit.arguments import Parameters
 from labkit.errors import LaunchError
 from labkit.files import Json
 from labkit.planner.candidate import when
@@ -87,7 +88,7 @@ class ScriptPlan:
             "problems": list(self.problems),
         }
 
-    def launched_with(self, nproc_per_node: int | str, args: Sequence[object], more: Mapping[str, object]) -> list[str]:
+    def launched_with(self, nproc_per_node: int | str, args: Sequence[object], more: Parameters) -> list[str]:
         """The script's arguments. Raises LaunchError if the launch would differ from the plan."""
         if self.device.nodes > 1:
             raise LaunchError("a plan for several hosts cannot be launched; launch the script on its hosts")

@@ -440,7 +440,7 @@ TEXTS += [ROOT / "Makefile", ROOT / ".github" / "workflows" / "ci.yml", ROOT / "
 # What must not be there, and a line that shows it would be seen.
 NEVER = {
     r"\bshell\s*=\s*True": "subprocess.run(line, shell=True)",
-    r"\bos\.(system|popen)\b": "os.system(line)",
+    r"\bos\.(system|popen)\b(?!\")": "os.system(line)",  # in quotes it is the name of an audit event
     r"\bgetoutput\(|getstatusoutput\(": "subprocess.getoutput(line)",
     r"\b(c?[Pp]ickle|dill|marshal|shelve)\.(loads?|open|Unpickler)\b": "x = pickle.loads(data)",
     r"\bimport (pickle|cloudpickle|dill|shelve)\b|from marshal import": "import pickle",  # marshal.dumps() is harmless
