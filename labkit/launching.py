@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from importlib.metadata import version
@@ -21,6 +22,7 @@ from labkit.link import link_settings
 from labkit.planner import Plan, ScriptPlan, refuse
 from labkit.rank_files import PROFILE, REACHABLE, TRACE_MEMORY, WITNESS
 from labkit.run import Run
+from labkit.text import plain
 from labkit.write import Script
 
 
@@ -76,6 +78,8 @@ def launch(
         else:
             parameters = script.launched_with(options.nproc_per_node, parameters)
         options = replace(options, nproc_per_node=script.ranks, trace_memory=True)
+        for problem in script.problems:
+            print(plain(f"plan: {problem}"), file=sys.stderr, flush=True)
         prediction, script = script.record(), script.path or script.script
     launched = _launchable(script, module)
     if not isinstance(launched, Module):

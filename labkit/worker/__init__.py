@@ -7,6 +7,7 @@ if TYPE_CHECKING:
     from labkit.worker.frames import with_late_resume as with_late_resume  # code that leaves no visible frame
     from labkit.worker.measures.memory import live_optimizers as live_optimizers  # every optimizer of this process
     from labkit.worker.measures.step_loss import unpacked as unpacked  # leaves a saved tensor as it is
+    from labkit.worker.measures.tracker import COLLECTIVES as COLLECTIVES  # the namespaces of collective operators
     from labkit.worker.measures.tracker import Tracker as Tracker  # tracks what one step holds in memory, by category
     from labkit.worker.recording import Recording as Recording  # what observes the training in a rank
 else:

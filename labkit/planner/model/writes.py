@@ -18,11 +18,12 @@ from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from labkit.worker import COLLECTIVES
+
 SAMPLES = 1  # the bit of what depends on a rank's own samples or random numbers; further bits are those of tensors
 # Statistics of normalizations are for evaluation, and those of rank 0 are about as good as those of all ranks.
 STATISTICS = re.compile(r"(^|[._])(running_\w+|num_batches_tracked)$")
 OVERWRITES = {"copy_", "_foreach_copy_", "fill_", "zero_"}
-COLLECTIVES = {"c10d", "_c10d_functional", "fsdp"}
 FEW_SAMPLES = 16  # for BatchNorm: Group Normalization, arXiv 1803.08494, figure 1
 COMBINE = "; combine the samples of all ranks in forward, or train on one rank"
 LOST = (
