@@ -58,8 +58,8 @@ def plan(
     hosts, each with `nproc_per_node` ranks, and `network` the link between them: "100GbE", "InfiniBand NDR", "8 x
     InfiniBand HDR", or bits/s per host, one way.
 
-    The first plan takes about 5 seconds: one process analyzes the model, another rehearses a step of the script, both
-    on tensors without data; nothing is launched. Later plans take half as long, or less if the options that changed
+    The first plan takes a few seconds: one process analyzes the model, another rehearses a step of the script, both on
+    tensors without data; nothing is launched. Later plans take half as long, or less if the options that changed
     affect neither. With `measure=True`, ranks on this machine compute and communicate for about 15 seconds, so that the
     speed is measured instead of assumed; the result is cached.
 
