@@ -125,7 +125,7 @@ def start_run(
         # checking a deadline would be part of the measurement
         of_session = not (options.trace_memory or options.profile)
         launched = prepare_launch(script, options, parameters, ends_with_session=of_session)
-        refuse(launched.script, launched.world_size, parameters)
+        refuse(launched.script, launched.world_size, launched.argv)
         folder = start(launched, tied=tied, prediction=prediction)
     if formats:
         start_exporter(folder, formats)

@@ -166,7 +166,8 @@ STEPS = 30
 PERIOD_SECONDS = 0.5
 TENSOR = [(2, False), (4, False), (8, False)]  # tensor ranks, and whether the sequence is split, too
 MEASURES = "Measure computation and collectives on this machine for 20 seconds, for use in predictions"
-TINTS = {"fits": Palette.GREEN, "does not fit": Palette.RED, "impossible": Palette.AMBER, "": Palette.GREY}
+TINTS = {"fits": Palette.GREEN, "does not fit": Palette.RED, "impossible": Palette.AMBER}
+TINTS |= dict.fromkeys(("unknown", ""), Palette.GREY)
 COUNTING = "calculating the model's memory without allocating it (a few seconds) …"
 
 
@@ -281,7 +282,8 @@ class Panel:
             controls.strategy.value, controls.ranks.value, controls.device.value, controls.parameters
         )
         self._count_what_is_missing()
-        self._go.disabled = self._run is not None or self.chosen is None or not self._here(self.chosen).fits
+        here = self._here(self.chosen) if self.chosen else None
+        self._go.disabled = self._run is not None or here is None or not (here.fits or here.is_unknown)
         elsewhere = self._controls.device.value != THIS_MACHINE
         self._go.description = "Run on this machine" if elsewhere else "Run"
 
@@ -381,7 +383,7 @@ class Panel:
             parameters=planned.parameters,
             device=here,
             layout=planned.layout,
-            rank=0,
+            rank=planned.rank,
             facts=self._facts,
             peak=planned.peak,
             states=None,
@@ -434,7 +436,7 @@ def panel_page(
     limit_name: str,
     runs: Sequence[Mapping[str, str]],
 ) -> str:
-    """The HTML. `verdict` is "fits", "does not fit", "impossible", or "" while unknown; `runs` are rows of texts."""
+    """The HTML. `verdict` is as of `Candidate.verdict`, or "" while the model is counted; `runs` are rows of texts."""
     mark = f"{pill(verdict, TINTS[verdict])} " if verdict else ""
     head = f'<div style="min-height:3em">{mark}{escaped(sentence)}</div>'
     return framed(f"{head}{bars(drawn, limit, limit_name)}{grid(runs)}")

@@ -348,6 +348,8 @@ def main():
     if rest or batch_size < 1:
         raise SystemExit(f"--global-batch-size {args.global_batch_size} must be a multiple of {data.size()} data ranks")
     train, test = load_datasets(args.data_dir)
+    if not len(train):
+        raise SystemExit("load_datasets returned no training samples")
     if args.global_batch_size > len(train) and not dist.get_rank():
         print(f"a batch of {args.global_batch_size} repeats some of the {len(train)} training samples", flush=True)
     per_epoch = len(train) // args.global_batch_size or 1

@@ -84,7 +84,9 @@ def advise(
         rows += [row for row in more if row.ranks > 1]
     best = _choice([row for row in rows if row.ranks <= ranks], layout.precision)
     rows = [_beside(row, best) for row in rows]
-    largest = _largest(facts, layout, device)
+    largest = None if failure else _largest(facts, layout, device)
+    if largest is not None and requested.peak and (largest >= layout.micro_batch) != requested.fits:
+        largest = None  # the formulas are too rough
     sentences = [*_sentences(rows, best, layout, search, largest), *_beyond(rows, best, search)]
     return Advice(device, rows[0], tuple(rows), best, largest, tuple(sentences))
 
@@ -291,7 +293,10 @@ def _in_backward(requested: Candidate, best: Candidate | None, search: Search) -
         if layout is None or refusal(search.facts, layout):
             continue
         usual = replace(layout, options={**layout.options, "optimizer_in_backward": False})
-        backward = [each for each in moments(search.facts, usual, on_gpu=on_gpu) if each.phase != "optimizer"]
+        try:
+            backward = [each for each in moments(search.facts, usual, on_gpu=on_gpu) if each.phase != "optimizer"]
+        except LabError:  # not covered by formulas
+            continue
         largest = max(sum(unit.parameters) for unit in search.facts.units) * search.facts.itemsize
         held = largest + max(each.bytes - each.categories.get("gradients", 0) for each in backward)
         if held <= usable:

@@ -6,7 +6,7 @@ depend only on the model and the layout.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -14,7 +14,7 @@ from labkit import words
 from labkit.arguments import Parameters
 from labkit.checking import check
 from labkit.errors import LabError, LaunchError
-from labkit.planner.contract import able_to, has_cells
+from labkit.planner.contract import able_to, has_cells, parameters_in
 from labkit.planner.data_sheets import Device
 from labkit.planner.layout import layout_of
 from labkit.planner.memory.ledger import UnknownToFormulas
@@ -27,12 +27,13 @@ from labkit.planner.strategies.strategy import Layout
 from labkit.record import Peak
 from labkit.text import gib
 from labkit.view import Bar
-from labkit.write import Script, strategy_of
+from labkit.write import Script, options_of, strategy_of
 
 ALIKE = 1.05  # predicted times within this ratio are indistinguishable
 # The fraction of a GPU's memory that advice leaves free: blocks of the caching allocator that fragmentation wastes are
 # in no plan. Assumed.
 MARGIN = 0.05
+BATCH = ("global_batch_size", "accumulate")
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,7 @@ class Candidate:
     `layout` and `peak` are None if it cannot be planned, `step` if the speed is unknown; `remark` is why it does not
     fit, or under which condition it does. `is_tight`: it fits, but leaves less than MARGIN of a GPU free. `is_rough`:
     the peak is from formulas, not from a rehearsal. `failure`: how its script fails when it is rehearsed.
+    `is_unknown`: formulas do not tell its peak. `rank` is the one that holds most.
     """
 
     strategy: str
@@ -57,6 +59,8 @@ class Candidate:
     is_tight: bool = False
     is_rough: bool = True
     failure: str = ""
+    is_unknown: bool = False
+    rank: int = 0
 
     @property
     def name(self) -> str:
@@ -75,9 +79,9 @@ class Candidate:
         return Bar(self.strategy, self.peak.categories, note, fits=self.fits, chosen=chosen, rough=self.is_rough)
 
     def verdict(self, device: Device) -> tuple[str, str]:
-        """("fits", "does not fit" or "impossible", one sentence)."""
+        """("fits", "does not fit", "unknown" or "impossible", one sentence)."""
         if self.peak is None:
-            return "impossible", self.remark
+            return "unknown" if self.is_unknown else "impossible", self.remark
         step = self.step
         speed = f"; a step takes {words.band(step.seconds, step.low, step.high)}" if step else "; its speed is unknown"
         assumed = f" (assumed: {'; '.join(step.assumed)})" if step and step.assumed else ""
@@ -112,12 +116,12 @@ def evaluate(
         candidate = replace(candidate, script=able_to(candidate.script, candidate.parameters), layout=layout)
         if reason := unsupported(candidate.script) or refusal(facts, layout) or unfit(device, layout):
             return replace(candidate, remark=reason)
-        _, held = worst(facts, layout, on_gpu=not device.shared)
+        rank, held = worst(facts, layout, on_gpu=not device.shared)
     except UnknownToFormulas as error:
-        return replace(candidate, remark=f"not planned: {error}")
+        return replace(candidate, remark=f"not planned: {error}", is_unknown=True)
     except LabError as error:
         return replace(candidate, remark=str(error))
-    return judged(candidate, held, device, speed_model)
+    return judged(replace(candidate, rank=rank), held, device, speed_model)
 
 
 def judged(
@@ -180,11 +184,14 @@ def _seconds(one: Candidate) -> float:
     return one.step.seconds if one.step else 0.0
 
 
-def refuse(script: Script, ranks: int, parameters: Parameters) -> None:
+def refuse(script: Script, ranks: int, argv: Sequence[str]) -> None:
     """Raise LaunchError for what a plan of one of labkit's scripts refuses before it looks at the model."""
-    if has_cells(script) and strategy_of(script):
-        if reason := unsupported(script):
-            raise LaunchError(reason)
+    if not has_cells(script) or not strategy_of(script):
+        return
+    if reason := unsupported(script):
+        raise LaunchError(reason)
+    parameters, options = parameters_in(script, argv), options_of(script)
+    if all(parameters.get(name, options[name].default) is not None for name in BATCH if name in options):
         layout_of(script, ranks, parameters)
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
 
-from labkit.arguments import Parameters
+from labkit.arguments import Parameters, Value
 from labkit.errors import LaunchError
-from labkit.write import Cell, Script, completed, options_of
+from labkit.write import Cell, Script, completed, options_of, read_back
 
 # The functions of a script that the planner calls.
 CALLED = {
@@ -64,3 +65,13 @@ def able_to(script: Script, parameters: Parameters) -> Script:
 def _able_to(script: Script, name: str, missing: tuple[str, ...]) -> Script:
     """As `able_to`; `name` is part of the cache key, because the equality of scripts ignores it."""
     return completed(script, missing)
+
+
+def parameters_in(script: Script, argv: Sequence[str]) -> dict[str, Value]:
+    """The parameters that these arguments set; of a script's own options that are computed, none."""
+    options = options_of(script)
+    return {
+        name: value == "True" if options[name].kind == "flag" else value
+        for name, value in read_back(script, argv).items()
+        if name in options
+    }

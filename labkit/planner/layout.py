@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from labkit.arguments import Parameters
+from labkit.errors import LaunchError
 from labkit.planner.contract import able_to, check_contract
 from labkit.planner.strategies.known import strategy_named
 from labkit.planner.strategies.strategy import Layout
@@ -27,6 +28,8 @@ def layout_of(script: Script, ranks: int, parameters: Parameters) -> Layout:
     axes = strategy.axes(ranks, values)
     data = ranks // (axes.tensor * axes.pipeline * axes.context)
     batch, accumulate = values["global_batch_size"], values.get("accumulate", 1)
+    if batch is None or accumulate is None:
+        raise LaunchError("the script computes the default of its batch size: pass global_batch_size and accumulate")
     check_split(batch, data, accumulate)
     selective = values.get("selective_checkpointing", False)
     return Layout(

@@ -168,7 +168,7 @@ class Plan:
                 f"{gib(self.device.usable_by(self.ranks))} are left for each rank after the framework's "
                 f"{gib(self.device.outside)} ({what})."
             )
-        if self.states:
+        if self.states and self.layout.strategy.name:
             each = ", ".join(f"{name} {gib(size)}" for name, size in self.states.items())
             verdict.append(
                 f"A rank needs {gib(sum(self.states.values()))} of {gib(self.device.usable_by(self.ranks))} for its "

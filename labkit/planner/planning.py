@@ -15,7 +15,7 @@ from labkit.errors import LaunchError
 from labkit.hardware import hardware
 from labkit.planner.advice import advise
 from labkit.planner.candidate import lacks, refusal, unsupported
-from labkit.planner.contract import able_to, has_cells
+from labkit.planner.contract import able_to, has_cells, parameters_in
 from labkit.planner.data_sheets import Device, devices_named
 from labkit.planner.layout import layout_of
 from labkit.planner.memory.ledger import UnknownToFormulas
@@ -32,7 +32,7 @@ from labkit.planner.speed.speed_model import SpeedModel, measure_speed
 from labkit.planner.strategies.strategy import Layout
 from labkit.record import Peak
 from labkit.text import gib
-from labkit.write import Script, check_flags, command_line, completed, options_of, read_back, script_names
+from labkit.write import Script, check_flags, command_line, completed, script_names
 
 MOST_RANKS = 16384
 TENSOR_RANKS = 8  # they communicate in every layer, so no more than one box has are considered
@@ -98,7 +98,8 @@ def plan(
                 measure_speed(script, ranks // kind.nodes, parameters, again=False, nodes=kind.nodes)
             speed_model = SpeedModel(script, facts, kind, ranks, parameters)
             advice = advise(script, facts, kind, ranks, parameters, speed_model, peak, questions.failure)
-        states = None if peak or questions.failure else questions.states()
+        is_known = peak or questions.failure or (advice and advice.requested.peak)
+        states = None if is_known else questions.states()
         problems = questions.problems
         if measure and not kind.is_this_machine:
             problems.append(f"nothing was measured: this machine has no {kind.name}; the speed is from its data sheet")
@@ -242,9 +243,7 @@ def _with_arguments(
     argv = [*map(str, args)]
     script = script if path else completed(script, args=argv)
     check_flags(script, argv)
-    options, values = options_of(script), read_back(script, argv)
-    typed = {name: value == "True" if options[name].kind == "flag" else value for name, value in values.items()}
-    return script, {**typed, **parameters}
+    return script, {**parameters_in(script, argv), **parameters}
 
 
 def _ranks(count: Any, devices: int | None, kind: Device) -> int:

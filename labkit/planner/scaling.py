@@ -57,6 +57,7 @@ def break_even_curve(layout: Layout, speed_model: SpeedModel) -> list[Point]:
             data=1,
             tensor=1,
             pipeline=1,
+            context=1,
             micro_batch=samples,
             accumulate=1,
             options={},

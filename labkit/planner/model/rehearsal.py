@@ -37,8 +37,9 @@ def states_alone(script: Script, layout: Layout, parameters: Parameters, *, path
     along = layout.tensor * layout.pipeline  # which do not divide what is outside of blocks
     trained = sizes["blocks"] + sizes["rest"] * along
     by = layout.strategy.divided(layout)
+    gathered = layout.variant.itemsize * trained if by.parameters < by.gradients else 0
     return {
-        "parameters": layout.itemsize * (trained // by.parameters + sizes["frozen"]),
+        "parameters": layout.itemsize * (trained // by.gradients + sizes["frozen"]) + gathered,
         "gradients": layout.itemsize * (trained // by.gradients),
         "optimizer": MOMENTS * layout.itemsize * (trained // by.optimizer),
     }

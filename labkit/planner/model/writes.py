@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import nn
-from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -71,8 +70,6 @@ class Writes(TorchDispatchMode):
         return self
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if any(issubclass(kind, DTensor) for kind in types):
-            return NotImplemented  # its own operators on this rank's part follow
         out = func(*args, **(kwargs or {}))
         if func.namespace == "prim":
             return out
@@ -166,7 +163,10 @@ def _listed(names: list[str]) -> str:
 
 
 def _tensors_in(values: Any) -> list[torch.Tensor]:
-    return [leaf for leaf in tree_leaves(values) if isinstance(leaf, torch.Tensor) and leaf.layout is torch.strided]
+    """Of a distributed one, this rank's part."""
+    tensors = [leaf for leaf in tree_leaves(values) if isinstance(leaf, torch.Tensor)]
+    local = [getattr(tensor, "_local_tensor", tensor) for tensor in tensors]
+    return [tensor for tensor in local if tensor.layout is torch.strided]
 
 
 def _address(tensor: torch.Tensor) -> int:

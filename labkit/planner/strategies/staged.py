@@ -41,10 +41,11 @@ class Staged(Strategy):
     def refusal(self, facts: ModelFacts, layout: Layout) -> str:
         if facts.uncut:
             return facts.uncut
-        blocks = facts.layers or len(facts.blocks)
+        schedule, ranks, blocks = layout.options["schedule"], layout.pipeline, facts.layers or len(facts.blocks)
+        if schedule in SCHEDULES_LOOPED and layout.options["virtual_stages"] < 1:
+            return f"virtual_stages must be at least 1, got {layout.options['virtual_stages']}"
         if blocks % layout.stages or not blocks:
             return f"{blocks} blocks cannot be split into {layout.stages} pipeline stages"
-        schedule, ranks = layout.options["schedule"], layout.pipeline
         before_2_11 = release_of(version("torch")) < (2, 11)
         least = {"GPipe": before_2_11, "1F1B": 1, "DualPipeV": 2}.get(schedule, 0) * ranks
         if layout.accumulate < least:
@@ -52,8 +53,6 @@ class Staged(Strategy):
             return f"{schedule} on {ranks} ranks needs at least {why}; accumulate is {layout.accumulate}"
         if schedule.startswith("Interleaved") and layout.accumulate % ranks:
             return f"{schedule} needs a multiple of {ranks} micro-batches; accumulate is {layout.accumulate}"
-        if schedule in SCHEDULES_LOOPED and layout.options["virtual_stages"] < 1:
-            return f"virtual_stages must be at least 1, got {layout.options['virtual_stages']}"
         return ""
 
     def record_step(self, ledger: Ledger, facts: ModelFacts, layout: Layout, rank: int, *, on_gpu: bool) -> list[int]:

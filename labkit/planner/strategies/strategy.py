@@ -105,10 +105,11 @@ class Layout:
     def groups(self) -> dict[str, tuple[int, int]]:
         """(ranks, how far apart they are) of the process groups along each axis in use; the first varies fastest."""
         copies = self.strategy.copies(self)
-        replicas, inner = self.data // copies, self.tensor * self.context
+        if self.context > 1:  # its ranks share the shards, too
+            return {"context": (self.context, 1), "shards": (self.shards, 1)}
+        replicas, inner = self.data // copies, self.tensor
         sizes = {
             "tensor": (self.tensor, 1),
-            "context": (self.context, self.tensor),
             "shards" if self.shards > 1 else "data": (replicas, inner),
             "copies": (copies, replicas * inner),
             "pipeline": (self.pipeline, self.data * inner),
