@@ -1,4 +1,4 @@
-"""Tells whoever waits for a plan that it is being made, and for how long, until its result is there."""
+"""Shows a line while a plan is made, with the seconds that it has taken, and removes it when the plan is there."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from labkit.frontend import close_widget, ui
 
 P = ParamSpec("P")
 R = TypeVar("R")
-AFTER, PERIOD = 0.5, 1.0  # seconds; nothing is told of a plan that is known already
+AFTER, PERIOD = 0.5, 1.0  # seconds; a plan that is known already shows no line
 
 
 def telling(plan: Callable[P, R]) -> Callable[P, R]:

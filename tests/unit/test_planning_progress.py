@@ -1,4 +1,4 @@
-"""The line that tells whoever waits for a plan that it is being made."""
+"""The line that is shown while a plan is made."""
 
 from __future__ import annotations
 
