@@ -36,6 +36,10 @@ MARGIN = 0.05
 BATCH = ("global_batch_size", "accumulate")
 
 
+class RecomputedNotCounted(Exception):
+    """A candidate recomputes layers, and the facts about the model do not have recomputed layers."""
+
+
 @dataclass(frozen=True)
 class Candidate:
     """One way to train. `parameters` are those of labkit.launch; `changes` are the differences from the request.
@@ -110,7 +114,10 @@ def evaluate(
     candidate: Candidate, facts: ModelFacts, device: Device, speed_model: SpeedModel | None = None
 ) -> Candidate:
     """The candidate with layout, peak and step time, and with the extras that its parameters need. Failures become its
-    remark and are not raised."""
+    remark and are not raised.
+
+    Raises RecomputedNotCounted.
+    """
     try:
         layout = layout_of(candidate.script, candidate.ranks, candidate.parameters)
         candidate = replace(candidate, script=able_to(candidate.script, candidate.parameters), layout=layout)
@@ -227,7 +234,11 @@ def _uncounted(facts: ModelFacts, layout: Layout) -> str:
         return ""
     if layout.tensor in facts.unsplit:
         return facts.unsplit[layout.tensor]
+    if variant.recomputed and not facts.recomputed:
+        raise RecomputedNotCounted
     if layout.tensor > 1:
         how = " with sequence parallel" if layout.options.get("sequence_parallel") else ""
         return f"layers split over {layout.tensor} tensor ranks{how} have not been counted yet"
+    if facts.blocks or facts.layers:
+        return "the layers cannot be counted with activation checkpointing"
     return "activation checkpointing needs repeated layers such as .blocks; this model has none"

@@ -13,8 +13,8 @@ from typing import Any
 from labkit.arguments import Parameters, checked
 from labkit.errors import LaunchError
 from labkit.hardware import hardware
-from labkit.planner.advice import advise
-from labkit.planner.candidate import lacks, refusal, unsupported
+from labkit.planner.advice import Advice, advise
+from labkit.planner.candidate import RecomputedNotCounted, lacks, refusal, unsupported
 from labkit.planner.contract import able_to, has_cells, parameters_in
 from labkit.planner.data_sheets import Device, devices_named
 from labkit.planner.layout import layout_of
@@ -96,8 +96,11 @@ def plan(
         if facts:
             if measure and kind.is_this_machine:  # nothing else may run while ranks are timed
                 measure_speed(script, ranks // kind.nodes, parameters, again=False, nodes=kind.nodes)
-            speed_model = SpeedModel(script, facts, kind, ranks, parameters)
-            advice = advise(script, facts, kind, ranks, parameters, speed_model, peak, questions.failure)
+            try:
+                advice = _advice(script, facts, kind, ranks, parameters, peak, questions.failure)
+            except RecomputedNotCounted:  # which takes as long again, and most plans do not need it
+                facts = questions.with_recomputed(facts)
+                advice = _advice(script, facts, kind, ranks, parameters, peak, questions.failure)
         is_known = peak or questions.failure or (advice and advice.requested.peak)
         states = None if is_known else questions.states()
         problems = questions.problems
@@ -127,6 +130,13 @@ def plan(
         problems=tuple(problems),
         failure=questions.failure,
     )
+
+
+def _advice(
+    script: Script, facts: ModelFacts, kind: Device, ranks: int, parameters: Parameters, peak: Peak | None, failure: str
+) -> Advice:
+    speed_model = SpeedModel(script, facts, kind, ranks, parameters)
+    return advise(script, facts, kind, ranks, parameters, speed_model, peak, failure)
 
 
 class _Questions:
@@ -170,7 +180,8 @@ class _Questions:
 
         Raises LaunchError if the strategy cannot train this model."""
         layout = self._layout
-        counted, rehearsals = self._facts(), {0: self.rehearsal()}
+        counted = self._facts(recomputed=None if layout.variant.recomputed else False)
+        rehearsals = {0: self.rehearsal()}
         wait([counted, rehearsals[0]], return_when=FIRST_EXCEPTION)
         if rehearsals[0].done() and isinstance(error := rehearsals[0].exception(), LaunchError):
             raise error  # without waiting for the count, which may take longer
@@ -192,7 +203,11 @@ class _Questions:
                 return {rank}
         return {0, self._ranks - self._ranks // layout.pipeline}
 
-    def _facts(self) -> Future[Any]:
+    def with_recomputed(self, facts: ModelFacts) -> ModelFacts:
+        others = self.answer(self._facts(recomputed=True), "activation checkpointing is not planned")
+        return facts.with_recomputed(others or facts)
+
+    def _facts(self, recomputed: bool | None) -> Future[Any]:
         kind, layout = self._kind, self._layout
         precision = "fp32" if lacks(kind, layout) and not half_of(kind) else layout.variant.precision
         return self._threads.submit(
@@ -201,6 +216,7 @@ class _Questions:
             self._parameters,
             _splits(layout),
             precisions=[precision],
+            recomputed=recomputed,
             path=self._path,
             capability=kind.dispatches_as,
         )

@@ -26,32 +26,39 @@ def count(
     path: str = "",
     tensor: Sequence[tuple[int, bool]] = (),
     precisions: Sequence[str] = (),
+    recomputed: bool | None = None,
     capability: Capability | None = None,
 ) -> dict[str, Any]:
     """ModelFacts as JSON. If `precisions` is not empty, layers are counted in these only, except whole ones in 16 bits,
-    which are a remedy, and those that the sizes come from."""
+    which are a remedy. `recomputed`: only recomputed layers, or no such layers. If the model fails in all of these, its
+    sizes are counted in fp32."""
     fake_run = FakeRun(text, argv, path, capability)
     mesh_of(1)  # a task may gather from all ranks
     batches = fake_run.batches()
     model = Model(fake_run, batches)
     # every variant in labkit's scripts
-    recompute = [False, True] if model.layers else [False]
-    ways = itertools.product([("fp32", False), ("16", False), ("16", True), ("fp64", False)], recompute)
-    variants = [Variant(precision, half, recomputed) for (precision, half), recomputed in ways]
+    ways = sorted(
+        [("fp32", False), ("16", False), ("16", True), ("fp64", False)], key=lambda way: way[0] not in precisions
+    )
+    recompute = sorted({False, bool(model.layers)}, key=lambda again: again != bool(recomputed))
+    variants = [Variant(precision, half, again) for (precision, half), again in itertools.product(ways, recompute)]
+    units: list[Unit] = []
     profiles: dict[Variant, tuple[Profile, ...]] = {}
     unsplit: dict[int, str] = {}
     uncounted: dict[tuple[str, bool], str] = {}
     for (ranks, sequence), variant in itertools.product([(1, False), *tensor], variants):
-        always = ranks == 1 and (variant.precision == "16" or variant == Variant())
-        skipped = precisions and variant.precision not in precisions and not always
-        if ranks not in unsplit and not skipped:
+        is_asked = not precisions or variant.precision in (precisions if ranks > 1 else [*precisions, "16"])
+        is_asked = is_asked and recomputed in (None, variant.recomputed)
+        if ranks not in unsplit and (is_asked or (variant == Variant() and not units)):
             variant = variant._replace(tensor=ranks, sequence=sequence)
             try:
                 parts = model.variant(variant, mesh_of(ranks) if ranks > 1 else None)
                 with fake_run.fake, model.watching_attention():
                     computed = _computed(model, parts, variant)
-            except (SystemExit, NotFollowedError) as error:  # other strategies can still be planned
-                unsplit[ranks] = str(error)
+            except (SystemExit, NotFollowedError) as error:
+                if ranks == 1:
+                    raise
+                unsplit[ranks] = str(error)  # other strategies can still be planned
                 continue
             except Exception as error:
                 if variant.precision == "fp32":
@@ -61,7 +68,7 @@ def count(
                 continue
             if ranks > 1 or variant.recomputed:
                 computed = [each._replace(profile=replace(each.profile, work=())) for each in computed]
-            if variant == Variant():
+            if not units:
                 units, keys = _units(parts, computed, model.experts), model.keys
                 divides, undivided = model.divides(), model.undivided()
             loss = NOTHING if model.is_one_unit else computed[-1].profile
@@ -89,6 +96,7 @@ def count(
         model.positions(),
         keys,
         next((name for name, parameter in model.module.named_parameters() if not parameter.dim()), ""),
+        recomputed is not False or not model.layers,
     )
     return facts_to_json(facts)
 

@@ -5,7 +5,7 @@ fixed number of bytes plus bytes per sample.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -135,6 +135,7 @@ class ModelFacts:
     (context_parallel, expert_parallel), those whose cells accept this one. `undivided`: why ranks cannot divide its
     experts. `positions` of each sample, 0 if the tensors of a batch differ in them; `keys`: elements of the keys and
     values of one attention, per sample. `scalar`: the name of a parameter without dimensions, which FSDP refuses.
+    `recomputed`: whether recomputed layers were counted, too, if there are layers.
     """
 
     units: tuple[Unit, ...]
@@ -156,6 +157,7 @@ class ModelFacts:
     positions: int = 0
     keys: int = 0
     scalar: str = ""
+    recomputed: bool = True
 
     @property
     def elements(self) -> int:
@@ -174,8 +176,13 @@ class ModelFacts:
 
     def inputs_at(self, variant: Variant, samples: int) -> int:
         """Bytes of the inputs and targets of `samples` samples."""
-        wider = self.profiles[variant][0].input.at(1) - self.profiles[Variant()][0].input.at(1)
+        usual = next((each for each in self.profiles if each.precision != "fp64"), variant)
+        wider = self.profiles[variant][0].input.at(1) - self.profiles[usual][0].input.at(1)
         return samples * (self.inputs + wider)
+
+    def with_recomputed(self, others: ModelFacts) -> ModelFacts:
+        """These facts with the recomputed layers of others about the same model."""
+        return replace(self, profiles={**others.profiles, **self.profiles}, recomputed=True)
 
 
 def facts_to_json(facts: ModelFacts) -> dict[str, Any]:
@@ -213,18 +220,19 @@ def facts_of(
     *,
     path: str = "",
     precisions: Iterable[str] = (),
+    recomputed: bool | None = None,
     capability: Capability | None = None,
 ) -> ModelFacts:
     """Determine the facts in a child process. `tensor` lists splits of layers as (ranks, with sequence parallel);
-    `precisions`: those that will be asked for; empty for all. `capability`: as a GPU of this compute
-    capability computes, instead of a CPU.
+    `precisions`: those that will be asked for; empty for all. `recomputed`: only recomputed layers, without
+    their FLOPs, for ModelFacts.with_recomputed; or no such layers. `capability`: as a GPU of this compute capability computes, instead of a CPU.
 
     Raises LaunchError if the script refuses its options, Unplannable if its model cannot be built without data.
     """
     script = script if path else able_to(script, parameters)
     argv = command_line(script, parameters)
-    question = {"text": str(script), "argv": argv, "path": path, "tensor": [*tensor], "precisions": [*precisions]}
-    return facts_from_json(ask("counting.count", question | {"capability": capability}))
+    which = {"tensor": [*tensor], "precisions": [*precisions], "recomputed": recomputed, "capability": capability}
+    return facts_from_json(ask("counting.count", {"text": str(script), "argv": argv, "path": path, **which}))
 
 
 def _profile(**written: Any) -> Profile:

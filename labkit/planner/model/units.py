@@ -115,6 +115,7 @@ class Model:
         self._no_experts = ""  # why expert_parallel accepts no module of the last copy
         self.is_causal: list[bool] = []  # whether each call of attention is one that context_parallel divides
         self.keys = 0  # elements of its keys and values per sample
+        self._copies: dict[bool, Any] = {}  # by whether their blocks are recomputed
         if self.names_its_parts:
             kinds: dict[str, int] = {}
             kept: list[nn.Module] = []
@@ -225,27 +226,20 @@ class Model:
     def variant(self, variant: Variant, mesh: DeviceMesh | None = None) -> list[Part]:
         """The parts of a copy with parameters of the variant's type, in forward order, and the loss, unless the model
         is one unit that includes it."""
-        with self.fake_run.fake, CopiedAlone():
-            module, which = self._copy(ends_differ=variant.sequence), self.which
-            if variant.sequence and self.names_its_parts:  # the first and the last block do more
-                ends = [(kind, i == 0, i == len(which) - 1) for i, kind in enumerate(which)]
-                kinds = list(dict.fromkeys(ends))
-                which = [kinds.index(end) for end in ends]
-                _set_blocks(module, [copy.deepcopy(module.blocks[kind]) for kind, *_ in kinds])
+        module = self._copy(variant)
+        with self.fake_run.fake:
             module.to(TYPES[variant.itemsize])
-        module.train()
         self.experts = self._experts(module)
         blocks = self._blocks_in(module, needed_by="tensor parallelism" if mesh else "")
-        distinct = [*dict.fromkeys(blocks)]
-        for block in distinct if variant.recomputed else []:
-            block.forward = partial(checkpoint, block.forward, use_reentrant=False)
         if mesh:
-            split(self.script, module, distinct, mesh, variant.sequence)
-        in_blocks = {t for block in distinct for t in (*block.parameters(), *block.buffers())}
+            split(self.script, module, [*dict.fromkeys(blocks)], mesh, variant.sequence)
+        in_blocks = {t for block in dict.fromkeys(blocks) for t in (*block.parameters(), *block.buffers())}
         rest = [p for p in module.parameters() if p not in in_blocks]
         others = [b for b in module.buffers() if b not in in_blocks]
         if self.names_its_parts:
-            return self._named(module, variant, which, rest, others)
+            ends = self._ends() if variant.sequence else self.which
+            distinct = [*dict.fromkeys(ends)]
+            return self._named(module, variant, [distinct.index(end) for end in ends], rest, others)
         if self.is_one_unit:
             return [self._whole(module, variant)]
         return self._of_chain(self._followed(module, blocks, variant), variant, rest, others)
@@ -257,12 +251,32 @@ class Model:
             return blocks
         return [module.get_submodule(path) for path in self._paths]
 
-    def _copy(self, ends_differ: bool) -> Any:
+    def _copy(self, variant: Variant) -> Any:
+        """A copy in training mode. The layers of one that is not split serve in every precision."""
+        if variant.tensor == 1 and variant.recomputed in self._copies:
+            return self._copies[variant.recomputed]
+        with self.fake_run.fake, CopiedAlone():
+            module = self._copied(ends_differ=variant.sequence)
+        module.train()
+        blocks = self._blocks_in(module) if variant.recomputed else []
+        for block in dict.fromkeys(blocks):
+            block.forward = partial(checkpoint, block.forward, use_reentrant=False)
+        return self._copies.setdefault(variant.recomputed, module) if variant.tensor == 1 else module
+
+    def _copied(self, ends_differ: bool) -> Any:
         """A copy. Blocks that do the same are one module in it unless the first and the last of them `differ`."""
         memo: dict[int, Any] = {}
         for block, first in self._chain.alike().items() if self._chain and not ends_differ else ():
             memo[id(block)] = copy.deepcopy(first, memo)
-        return copy.deepcopy(self.module, memo)
+        module = copy.deepcopy(self.module, memo)
+        if ends_differ and self.names_its_parts:
+            _set_blocks(module, [copy.deepcopy(module.blocks[kind]) for kind, *_ in dict.fromkeys(self._ends())])
+        return module
+
+    def _ends(self) -> list[tuple[int, bool, bool]]:
+        """For each block its index among the distinct ones, and whether it is the first and the last, which do more."""
+        last = len(self.which) - 1
+        return [(kind, i == 0, i == last) for i, kind in enumerate(self.which)]
 
     def _named(self, module: Any, variant: Variant, which: list[int], rest: Any, others: Any) -> list[Part]:
         def computing(compute: Callable[..., Any]) -> Compute:
