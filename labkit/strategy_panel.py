@@ -36,7 +36,7 @@ from labkit.record import RunReader
 from labkit.run import Run
 from labkit.text import escaped, framed, pill, plain
 from labkit.view import Bar, Palette, aligned, bars, grid
-from labkit.write import Option, Script, options_of_strategy, strategy_of
+from labkit.write import Option, Script, options_of_strategy
 
 RANKS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64, 128, 256, 512, 1024)
 POWERS = tuple(2**n for n in range(13))
@@ -191,8 +191,8 @@ class Panel:
     """Predictions for the setting, with measurements. Threads touch nothing but widget traits."""
 
     def __init__(self, script: Script, device: str, ranks: int, parameters: Mapping[str, Any]):
-        self._script, self._strategy = script, strategy_of(script) or script.name
-        self.scripts = variants(self._script, every=True)
+        self._script, self.scripts = script, variants(script, every=True)
+        self._strategy = next(name for name, each in self.scripts.items() if each is script)
         self.candidates: list[Candidate] = []
         self.chosen: Candidate | None = None
         self.trials: list[Trial] = []

@@ -24,7 +24,7 @@ from labkit.planner.variations import extras_of, own_parameters, under, variants
 from labkit.record import Peak
 from labkit.text import gib
 from labkit.words import EXPANDABLE
-from labkit.write import Script, options_of, strategy_of
+from labkit.write import Script, options_of
 
 ASYNC = ", and async tensor parallelism (with sequence_parallel=True and torch.compile) overlap it with matrix products"
 
@@ -61,7 +61,7 @@ def advise(
     layout = layout_of(script, ranks, parameters)
     scripts = variants(script, facts.divides)
     search = Search(scripts, facts, device, speed_model)
-    name = strategy_of(script) or script.name
+    name = next(name for name, each in scripts.items() if each is script)
     requested = search.look(name, ranks, parameters)
     if lacks(device, layout):
         return _with_another_precision(requested, half_of(device) or "fp32", search)

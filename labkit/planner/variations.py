@@ -28,8 +28,9 @@ def variants(script: Script, divides: Collection[str] = (), *, every: bool = Fal
     """The script itself and its cells under every other strategy, by name; of those for some models only, the ones in
     `divides`; with `every`, also those that another one supersedes or that train otherwise.
 
-    The script has its strategy's name as key; with the user's own strategy cell, it comes first under its own name. The
-    others are ordered from the strategy that keeps most on each rank to the one that shards most.
+    The script has its strategy's name as key; with the user's own strategy cell, it comes first under its own name, as
+    "your fsdp" if labkit has that strategy. The others are ordered from the strategy that keeps most on each rank to
+    the one that shards most.
     """
     own = strategy_of(script)
 
@@ -38,7 +39,9 @@ def variants(script: Script, divides: Collection[str] = (), *, every: bool = Fal
 
     names = [name for name, strategy in STRATEGIES.items() if name == own or is_compared(strategy)]
     others = {name: script if name == own else under(script, name, extras_of(script)) for name in names}
-    return others if own else {script.name: script} | others
+    if own:
+        return others
+    return {f"your {script.name}" if script.name in STRATEGIES else script.name: script} | others
 
 
 def under(script: Script, strategy: str, extras: tuple[str, ...] = ()) -> Script:

@@ -17,7 +17,7 @@ from labkit.planner.model.facts import ByteCount, ModelFacts, Moment, Profile, U
 from labkit.planner.scaling import break_even_curve, bytes_per_parameter, largest_micro_batch, scaling_curves
 from labkit.planner.search import BOX, outlook, remedies
 from labkit.planner.speed.speed_model import SpeedModel
-from labkit.planner.strategies.known import strategy_named
+from labkit.planner.strategies.known import CUSTOM, strategy_named
 from labkit.planner.variations import extras_of, needed, own_parameters, variants
 from labkit.record.records import Peak
 from labkit.write import Script
@@ -100,6 +100,18 @@ def test_a_strategy_of_ones_own_stands_beside_labkits(ddp):
 
     assert list(variants(mine))[:3] == ["mine", "single", "ddp"]
     assert variants(mine)["fsdp"] == Script.load("fsdp")
+
+
+def test_a_strategy_of_ones_own_is_not_taken_for_labkits_with_the_scripts_name():
+    fsdp = Script.load("fsdp")
+    mine = fsdp.with_cells(strategy=fsdp.cells["strategy"].text + "\nMINE = 1\n")
+    found = advice(decoder(), mine)
+
+    assert mine.name == "fsdp"
+    assert variants(mine)["your fsdp"] == found.requested.script == mine
+    assert found.requested.layout.strategy is CUSTOM
+    assert (found.requested.peak, found.requested.step) == (None, None)
+    assert "MINE" not in str(row(found, "fsdp").script)
 
 
 def test_extras_and_the_task_go_into_every_strategy_that_they_go_with():
