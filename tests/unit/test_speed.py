@@ -3,14 +3,12 @@ import math
 
 import pytest
 
-from labkit.errors import LaunchError
 from labkit.link.measure import KINDS, CollectiveTime, Link, fit
 from labkit.planner.data_sheets import DEVICES, device_named
 from labkit.planner.model.facts import ByteCount, ModelFacts, Profile, Unit, Variant, Work
 from labkit.planner.networks import Hosts
 from labkit.planner.speed.collectives import wire
 from labkit.planner.speed.rates import COMPUTED, HOST, SHORTEST, Rates, alone, assumed_link, assumed_rates, kernel_times
-from labkit.planner.speed.speed_model import crowded
 from labkit.planner.speed.step_time import DISPATCH, FORMULA_ERROR, HOST_LINK, HOST_STEP, UNIT_HOST, scaling, step_time
 from labkit.planner.strategies.known import strategy_named
 from labkit.planner.strategies.strategy import Layout
@@ -283,9 +281,8 @@ def test_collectives_reach_a_part_of_every_link(device):
     assert 0.3 * device.link < wire("all_reduce", 2) / line.per_byte < 0.8 * device.link
 
 
-def test_a_precision_that_the_hardware_lacks_is_refused():
-    with pytest.raises(LaunchError, match="T4 does not support bf16; it supports fp32, fp16"):
-        assumed_rates(COUNTED, device_named("T4"), "bf16", 1)
+def test_no_speed_is_assumed_in_a_precision_that_the_hardware_lacks():
+    assert assumed_rates(COUNTED, device_named("T4"), "bf16", 1) is None
 
 
 def test_a_line_is_found_again_in_what_it_gives():
@@ -319,13 +316,13 @@ def test_rates_are_of_the_model_without_its_strategy():
 def test_ranks_that_share_cores_take_turns():
     shared = dataclasses.replace(RATES, cores=2, contention=1.5, ranks=2)
 
-    crowd = crowded(shared, 8)
+    crowd = shared.shared_by(8)
 
     assert crowd.both == (0.0, 4.0)  # four times as many on the same cores
     assert crowd.contention == 6.0
     assert "8 ranks share 2 cores, measured with 2: 4.0 times as long" in crowd.assumed
-    assert crowded(shared, 2) is shared
-    assert crowded(RATES, 64) is RATES  # each with a device of its own
+    assert shared.shared_by(2) is shared
+    assert RATES.shared_by(64) is RATES  # each with a device of its own
     alone = step_time(FACTS, layout("ddp", 2, 2), shared, FREE)
     together = step_time(FACTS, layout("ddp", 8, 2), crowd, FREE)
     assert together.parts["compute"] == 4 * alone.parts["compute"]

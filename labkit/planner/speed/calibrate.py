@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -25,8 +26,9 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.rendezvous import rendezvous
 from torch.distributed.tensor import distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.utils.benchmark import Timer
 
-from labkit.planner.model.samples import longest
+from labkit.planner.model.samples import floating_type, longest
 
 SECONDS, SPLIT_SECONDS, TURN, LEAST = 7.0, 2.0, 0.05, 3  # in total, per call and round; minimum rounds
 MEETINGS = 8  # passes with the collective and without
@@ -42,22 +44,12 @@ class Ranks:
         self.store, self.rank, self.count = next(rendezvous("env://"))
         self.met = 0
 
-    def meet(self) -> None:
+    def gather(self, value: Any = None) -> list[Any]:
+        """The values of all ranks, once all are here."""
         self.met += 1
-        name = f"labkit/{self.met}"
-        if self.store.add(name, 1) == self.count:
-            self.store.set(f"{name}/all", "1")
-        self.store.wait([f"{name}/all"], timedelta(seconds=60))
-
-    def gather(self, value: dict[str, Any]) -> list[dict[str, Any]]:
-        """The values of all ranks."""
-        self.store.set(f"labkit/value/{self.met}/{self.rank}", json.dumps(value))
-        self.meet()
-        return [json.loads(self.store.get(f"labkit/value/{self.met - 1}/{r}")) for r in range(self.count)]
-
-    def agree(self, again: bool) -> bool:
-        """The value of rank 0."""
-        return bool(self.gather({"again": again})[0]["again"])
+        self.store.set(f"labkit/{self.met}/{self.rank}", json.dumps(value))
+        every = self.store.multi_get([f"labkit/{self.met}/{rank}" for rank in range(self.count)])
+        return [json.loads(each) for each in every]
 
 
 def timed(
@@ -67,9 +59,9 @@ def timed(
     equally; in "alone" only rank 0 computes while the others wait without using a core."""
     mine: dict[str, list[float]] = {name: [] for name in calls}
     began, round = time.perf_counter(), 0
-    while ranks.agree(round <= LEAST or time.perf_counter() - began < seconds):
+    while ranks.gather(round <= LEAST or time.perf_counter() - began < seconds)[0]:
         for name, call in calls.items():
-            ranks.meet()
+            ranks.gather()
             end = time.perf_counter() + TURN
             while name != "alone" or ranks.rank == 0:
                 before = time.perf_counter()
@@ -100,7 +92,7 @@ def waiting(blocks: nn.ModuleList, train: Callable[[], object], ranks: Ranks) ->
     hooks = [add(meet) for block in blocks for add in (block.register_forward_hook, block.register_full_backward_hook)]
     times: dict[bool, list[float]] = {False: [], True: []}
     for meets in (False, True) * MEETINGS:
-        ranks.meet()
+        ranks.gather()
         began = time.perf_counter()
         train()
         times[meets].append(time.perf_counter() - began)
@@ -115,37 +107,29 @@ def overheads(device: torch.device) -> dict[str, float]:
     mesh = init_device_mesh(device.type, (1,))
 
     def once(call: Callable[[], object]) -> float:
-        times = []
-        for _ in range(12):
-            began = time.perf_counter()
-            call()
-            times.append(time.perf_counter() - began)
-        return median(times[2:])
+        return Timer("call()", globals={"call": call}).blocked_autorange().median
 
-    def stepping(make: Callable[[], torch.Tensor]) -> float:
-        tensors = [nn.Parameter(make()) for _ in range(TENSORS)]
-        for p in tensors:
+    def updating(tensors: list[torch.Tensor]) -> float:
+        parameters = [nn.Parameter(tensor) for tensor in tensors]
+        for p in parameters:
             p.grad = torch.zeros_like(p)
-        return once(torch.optim.AdamW(tensors).step) / TENSORS
+        return once(torch.optim.AdamW(parameters).step) / TENSORS
 
-    def training(parts: int, change: Callable[[nn.Sequential], object]) -> float:
-        model = nn.ModuleList(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)) for _ in range(parts)).to(device)
-        whole = nn.Sequential(*model)
-        change(whole)
+    def pairs() -> nn.Sequential:
+        return nn.Sequential(*(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)) for _ in range(PAIRS))).to(device)
+
+    def training(model: nn.Module) -> float:
         x = torch.ones(1, 4, device=device, requires_grad=True)
-        return once(lambda: whole(x).sum().backward()) / parts
+        return once(lambda: model(x).sum().backward()) / PAIRS
 
-    def split(model: nn.Sequential) -> None:
-        for pair in model:
-            parallelize_module(pair, mesh, {"0": ColwiseParallel(), "1": RowwiseParallel()})
-
-    plain = stepping(lambda: torch.zeros(4, device=device))
-    sharded = stepping(lambda: distribute_tensor(torch.zeros(4, device=device), mesh))
-    bare = training(PAIRS, lambda model: None)
+    plain = [torch.zeros(4, device=device) for _ in range(TENSORS)]
+    whole, split = pairs(), pairs()
+    for pair in split:
+        parallelize_module(pair, mesh, {"0": ColwiseParallel(), "1": RowwiseParallel()})
     return {
-        "tensor": plain,
-        "dtensor": sharded,
-        "split_pair": max(0.0, training(PAIRS, split) - bare),
+        "tensor": updating(plain),
+        "dtensor": updating([distribute_tensor(tensor, mesh) for tensor in plain]),
+        "split_pair": max(0.0, training(split) - training(whole)),
     }
 
 
@@ -182,7 +166,7 @@ def main() -> None:
     torch.manual_seed(0)
     mesh = cells["make_mesh"](device.type, args)
     model, scaler = cells["in_precision"](cells["adapted"](cells["Model"](), args), device, args)
-    dtype = torch.promote_types(next(model.parameters()).dtype, torch.float32)
+    dtype = floating_type(model)
     cells["change_layers"](model, args)
     model = cells["parallelize"](model.train(), mesh, device, args)
     optimizer = cells["make_optimizer"](model, mesh, args)
@@ -193,35 +177,25 @@ def main() -> None:
         return tensor.to(device, dtype if tensor.is_floating_point() else None)
 
     batches = {
-        name: cells["map_tensors"](cells["collate"]([sample] * request[name]), on_device) for name in ("small", "large")
+        size: cells["map_tensors"](cells["collate"]([sample] * request[size]), on_device) for size in ("small", "large")
     }
-
-    def both(name: str) -> Callable[[], object]:
-        def call() -> None:
-            cells["forward_backward"](model, batches[name], mesh["data"], scaler, args)
-            model.zero_grad()
-
-        return call
-
-    def loss(model: Callable[..., object], name: str) -> torch.Tensor:
-        value: torch.Tensor = cells["loss_of"](cells["outputs_of"](model, batches[name]), batches[name])
-        return value
-
-    def forward(name: str) -> Callable[[], object]:
-        return lambda: loss(model, name)
-
     half = cells["half_of"](args)
+
+    def both(batch: Any) -> None:
+        cells["forward_backward"](model, batch, mesh["data"], scaler, args)
+        model.zero_grad()
+
+    def forward(batch: Any, model: Callable[..., object] = model) -> torch.Tensor:
+        loss: torch.Tensor = cells["loss_of"](cells["outputs_of"](model, batch), batch)
+        return loss
 
     def outer_parts(x: torch.Tensor, *_: object, **__: object) -> object:
         with torch.autocast(device.type, half) if half else nullcontext():  # as in_precision's forward
             return model.unembed(model.embed(x))
 
-    def ends(name: str) -> Callable[[], object]:
-        def call() -> None:
-            loss(outer_parts, name).backward()
-            model.zero_grad()
-
-        return call
+    def ends(batch: Any) -> None:
+        forward(batch, outer_parts).backward()
+        model.zero_grad()
 
     source, target = torch.ones(COPIED // 4, device=device), torch.empty(COPIED // 4, device=device)
     gradients = [(p, torch.zeros_like(p)) for p in model.parameters() if p.requires_grad]
@@ -233,12 +207,14 @@ def main() -> None:
 
     in_parts = all(hasattr(model, part) for part in ("embed", "blocks", "unembed"))
     kinds = (both, forward, ends) if in_parts else (both, forward)
-    calls = {f"{kind.__name__}_{name}": kind(name) for kind in kinds for name in batches}
-    calls = {"optimizer": update, "copy": lambda: target.copy_(source)} | calls
-    times = timed(calls | {"alone": both("large")}, SECONDS, ranks, device)
-    waits = waiting(model.blocks, both("large"), ranks) if in_parts and ranks.count > 1 and not cuda else 0.0
+    calls: dict[str, Callable[[], object]] = {"optimizer": update, "copy": lambda: target.copy_(source)}
+    calls |= {f"{kind.__name__}_{size}": partial(kind, batch) for kind in kinds for size, batch in batches.items()}
+    train = calls["both_large"]
+    times = timed(calls | {"alone": train}, SECONDS, ranks, device)
+    waits = waiting(model.blocks, train, ranks) if in_parts and ranks.count > 1 and not cuda else 0.0
     if in_parts and ranks.count > 1 and split_layers(model.blocks, ranks.count):
-        times |= timed({f"split_{name}": both(name) for name in batches}, SPLIT_SECONDS, ranks, device)
+        split = {f"split_{size}": calls[f"both_{size}"] for size in batches}
+        times |= timed(split, SPLIT_SECONDS, ranks, device)
     work = overheads(device)  # on all ranks at the same time
     if ranks.rank == 0:
         more = {
@@ -248,7 +224,7 @@ def main() -> None:
             "waiting": waits,
         }
         answer.write_text(json.dumps({"times": {n: usual(t) for n, t in times.items()}, "overheads": work, **more}))
-    ranks.meet()
+    ranks.gather()
     dist.destroy_process_group()
 
 

@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from labkit.arguments import Parameters
 from labkit.errors import LaunchError
-from labkit.hardware import Hardware, hardware
+from labkit.hardware import hardware
 from labkit.link import KINDS, CollectiveTime, Link, load, machine_key, short_run, store
 from labkit.planner.contract import able_to
 from labkit.planner.data_sheets import Device
@@ -38,6 +37,7 @@ SHORTEST = 3e-6  # seconds of a GPU for the smallest kernel
 HOST = 8e-6
 CALIBRATE = Path(__file__).with_name("calibrate.py")
 LIMIT_SECONDS = 120.0
+SAMPLES = 1, 4  # of the two micro-batches that are measured
 CARRIED_OVER = ("precision", "compile", "deterministic", "data_dir")  # the script options that affect speed
 # torch's AdamW with foreach passes over its elements in ten kernels, which read and write 80 bytes of each: counted in
 # torch/optim/adamw.py (_multi_tensor_adamw).
@@ -66,21 +66,16 @@ def kernel_times(
     it computes in 16 bits as FSDP does, not with autocast alone; the host launches as many casts when it gathers
     parameters."""
     profiles = _profiles(facts, precision, half_parameters)
-    names = [unit.name for unit in facts.units] + ["loss"] * (len(profiles) - len(facts.units))
-    known: dict[int, dict[str, float]] = {}
-    total = {"forward": 0.0, "backward": 0.0}
-    ends = 0.0
-    for name, profile in zip(names, profiles, strict=True):
-        if id(profile) not in known:
-            known[id(profile)] = _seconds(profile, device, precision, samples)
-        times = known[id(profile)]
-        total = {phase: seconds + times[phase] for phase, seconds in total.items()}
-        ends += 0.0 if name.startswith("blocks.") else sum(times.values())
-    both = sum(total.values())
+    different = {id(profile): profile for profile in profiles}  # blocks share theirs
+    by_profile = {key: _seconds(profile, device, precision, samples) for key, profile in different.items()}
+    times = [by_profile[id(profile)] for profile in profiles]
+    in_blocks = sum(sum(each) for each, unit in zip(times, facts.units, strict=False) if unit.is_block)
+    forward, backward = (sum(phase) for phase in zip(*times, strict=True))
+    both = forward + backward
     works = (work for profile in _profiles(facts, precision, False) for work in profile.work)
     launching = HOST * sum(work.calls for work in works if work.kind != "recurrent")  # cuDNN launches those itself
     longer = max(1.0, launching / both) if both else 1.0
-    return KernelTimes(longer * total["forward"], longer * both, longer * ends, launching)
+    return KernelTimes(longer * forward, longer * both, longer * (both - in_blocks), launching)
 
 
 def matrix_share(facts: ModelFacts, device: Device, precision: str, samples: float) -> float:
@@ -99,12 +94,12 @@ def _profiles(facts: ModelFacts, precision: str, half_parameters: bool) -> tuple
     return facts.profiles.get(plain._replace(half_parameters=is_half and half_parameters)) or facts.profiles[plain]
 
 
-def _seconds(profile: Profile, device: Device, precision: str, samples: float) -> dict[str, float]:
-    """Seconds of the GPU by phase."""
-    return {
-        phase: sum(_operator(work, device, precision, samples) for work in profile.work if work.phase == phase)
-        for phase in ("forward", "backward")
-    }
+def _seconds(profile: Profile, device: Device, precision: str, samples: float) -> tuple[float, float]:
+    """Seconds of the GPU in forward and in backward."""
+    phases = {"forward": 0.0, "backward": 0.0}
+    for work in profile.work:
+        phases[work.phase] += _operator(work, device, precision, samples)
+    return phases["forward"], phases["backward"]
 
 
 def _operator(work: Work, device: Device, precision: str, samples: float) -> float:
@@ -154,10 +149,46 @@ class Rates:
     cores: int | None = None
     spread: tuple[float, float] = (0.0, 0.0)
     launching: float = 0.0
-    assumed: tuple[str, ...] = field(default=())
+    assumed: tuple[str, ...] = ()
+
+    @property
+    def on_gpu(self) -> bool:
+        """Whether each rank has a device of its own."""
+        return self.cores is None
+
+    def slowdown(self, working: float) -> float:
+        """How much slower than alone a rank computes while so many compute: proportional once all cores are in use."""
+        return 1.0 if self.on_gpu else max(1.0, self.contention * working / self.ranks)
+
+    def shared_by(self, ranks: int) -> Rates:
+        """The rates if so many ranks share the cores, instead of those of the measurement."""
+        if self.on_gpu or ranks == self.ranks:
+            return self
+        times = self.slowdown(ranks) / self.slowdown(self.ranks)
+
+        def line(seconds: tuple[float, float]) -> tuple[float, float]:
+            return seconds[0] * times, seconds[1] * times
+
+        more = f"{ranks} ranks share {self.cores} cores, measured with {self.ranks}: {times:.1f} times as long"
+        return replace(
+            self,
+            ranks=ranks,
+            both=line(self.both),
+            forward=line(self.forward),
+            ends=line(self.ends),
+            alike=line(self.alike),
+            optimizer=self.optimizer * times,
+            copy=self.copy * times,
+            tensor=self.tensor * times,
+            dtensor=self.dtensor * times,
+            split_pair=self.split_pair * times,
+            contention=self.contention * times,
+            waiting=self.waiting * max(1.0, times),
+            assumed=(*self.assumed, more) if ranks > self.ranks else self.assumed,
+        )
 
 
-def measure_rates(script: Script, ranks: int, parameters: Parameters, samples: tuple[int, int] = (1, 4)) -> Rates:
+def measure_rates(script: Script, ranks: int, parameters: Parameters, samples: tuple[int, int] = SAMPLES) -> Rates:
     """Let `ranks` ranks train the script's model side by side for about 10 seconds, without communication, at two
     micro-batch sizes; cache the result. Raises LaunchError if they cannot."""
     machine = hardware()
@@ -174,35 +205,27 @@ def measure_rates(script: Script, ranks: int, parameters: Parameters, samples: t
     if problem:
         raise LaunchError(f"the speed of {script.name}.py on {ranks} ranks could not be measured: {problem}")
     rates = _rates(result, ranks, samples, None if machine.gpus else machine.cores)
-    store("rates", _key(machine, script, ranks, options, samples), asdict(rates))
+    store("rates", _key(script, ranks, parameters, samples), asdict(rates))
     return rates
 
 
-def remembered_rates(
-    script: Script, ranks: int, parameters: Parameters, samples: tuple[int, int] = (1, 4)
-) -> Rates | None:
+def remembered_rates(script: Script, ranks: int, parameters: Parameters) -> Rates | None:
     """The cached rates of this model, data and precision, provided that the machine and torch are the same."""
-    options = {name: value for name, value in parameters.items() if name in CARRIED_OVER}
-    known = load("rates", _key(hardware(), script, ranks, options, samples))
+    known: Any = load("rates", _key(script, ranks, parameters, SAMPLES))
     try:
-        values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in known.items()} if known else {}
-        return Rates(**values) if values else None
+        return Rates(**{k: tuple(v) if isinstance(v, list) else v for k, v in known.items()}) if known else None
     except (TypeError, AttributeError):
         return None
 
 
 def assumed_rates(
     facts: ModelFacts, device: Device, precision: str, samples: float, half_parameters: bool = False
-) -> Rates:
-    """Rates from a data sheet for micro-batches of this size, with a wide band. `half_parameters`: under FSDP. Raises
-    LaunchError for a precision that the hardware does not support."""
-    if not device.flops or device.bandwidth is None:
-        raise LaunchError(f"{device.name} has no published speed; measure it with labkit.plan(…, measure=True)")
-    if precision not in device.flops:
-        supported = ", ".join(device.flops)
-        raise LaunchError(f"{device.name} does not support {precision}; it supports {supported}")
-    if (precision if precision == "fp32" else "16", False) in facts.uncounted:
-        raise LaunchError(f"the speed in {precision} is unknown: the model's operations were not counted in it")
+) -> Rates | None:
+    """Rates from a data sheet for micro-batches of this size, with a wide band; None without a data sheet, or for a
+    precision that the device does not support or in which the model was not counted. `half_parameters`: under FSDP."""
+    is_uncounted = (precision if precision == "fp32" else "16", False) in facts.uncounted
+    if precision not in device.flops or device.bandwidth is None or is_uncounted:
+        return None
     times = kernel_times(facts, device, precision, samples, half_parameters)
     itemsize = 2 if half_parameters and precision in ("fp16", "bf16") else facts.itemsize
     handed_on = sum(unit.output for unit in facts.units if unit.name.startswith("blocks.")) * itemsize
@@ -225,10 +248,10 @@ def assumed_rates(
     )
 
 
-def assumed_link(device: Device, ranks: int) -> Link:
-    """The link between devices of one box, from its data sheet. Raises LaunchError if there is none."""
+def assumed_link(device: Device, ranks: int) -> Link | None:
+    """The link between devices of one box, from its data sheet; None without one."""
     if device.link is None:
-        raise LaunchError(f"the link of {device.name} is unknown; measure it with labkit.doctor(bandwidth=True)")
+        return None
     bandwidth = device.link * device.link_share
     lines = {kind: CollectiveTime(LATENCY, wire(kind, max(2, ranks)) / bandwidth, 0.5) for kind in KINDS}
     return Link("nccl", max(2, ranks), lines)
@@ -239,8 +262,9 @@ def alone(script: Script) -> Script:
     return under(script, simplest(1).name)
 
 
-def _key(machine: Hardware, script: Script, ranks: int, options: Mapping[str, Any], samples: tuple[int, int]) -> str:
-    settings = " ".join(f"{name}={options[name]}" for name in sorted(options))
+def _key(script: Script, ranks: int, parameters: Parameters, samples: tuple[int, int]) -> str:
+    machine = hardware()
+    settings = " ".join(f"{name}={parameters[name]}" for name in sorted(parameters) if name in CARRIED_OVER)
     return f"{machine_key(machine, ranks, 'alone')}, {machine.cores} cores, {alone(script).sha256} {settings} {samples}"
 
 
@@ -265,7 +289,7 @@ def _rates(result: dict[str, Any], ranks: int, samples: tuple[int, int], cores: 
         alike = constant, slope
     if cores is None:  # the host works ahead of a GPU, so its work is hidden
         overheads = overheads | {"dtensor": overheads["tensor"], "split_pair": 0.0}
-    middle, low, high = times["both_large"]
+    usual, least, most = times["both_large"]
     elements = times["optimizer"][0] - overheads["tensor"] * result["tensors"]
     return Rates(
         ranks=ranks,
@@ -278,8 +302,8 @@ def _rates(result: dict[str, Any], ranks: int, samples: tuple[int, int], cores: 
         tensor=overheads["tensor"],
         dtensor=overheads["dtensor"],
         split_pair=overheads["split_pair"],
-        contention=middle / times["alone"][0],
+        contention=usual / times["alone"][0],
         waiting=result["waiting"],
         cores=cores,
-        spread=(1 - low / middle, high / middle - 1),
+        spread=(1 - least / usual, most / usual - 1),
     )

@@ -3,11 +3,10 @@ sheets."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from dataclasses import dataclass, field
+from functools import cache
 
 from labkit.arguments import Parameters, Value
-from labkit.errors import LaunchError
 from labkit.hardware import hardware
 from labkit.link import Link, measure_link, remembered_link
 from labkit.planner.data_sheets import Device
@@ -31,67 +30,49 @@ class SpeedModel:
     device: Device
     ranks: int
     parameters: Parameters = field(default_factory=dict)
-    _known_rates: dict[_Setting, Rates | None] = field(default_factory=dict, repr=False)
-    _known_links: dict[int, Link | None] = field(default_factory=dict, repr=False)
+
+    def __post_init__(self) -> None:
+        self._rates, self._link = cache(self._find_rates), cache(self._find_link)
 
     def __call__(self, layout: Layout) -> StepTime | None:
         """The step time; None if the speed is unknown: a CPU has no data sheet, so it must be measured."""
-        if not self._knows(layout):
-            return None
         device = self.device
         here = min(layout.ranks, device.box) if device.nodes > 1 else layout.ranks
-        rates = self._rates(layout, here)
+        rates = self._rates_of(layout, here)
         link = self._link(layout.ranks) if layout.ranks > 1 else None
         if rates is None or (link is None and layout.ranks > 1):
             return None
         several = device.nodes > 1 or not device.shared  # CPU ranks use only the hosts requested
         hosts = Hosts(device.box, device.network) if several else None
-        return step_time(self.facts, layout, crowded(rates, here), link, hosts)
+        return step_time(self.facts, layout, rates.shared_by(max(here, rates.ranks)), link, hosts)
 
     def scaling(self, layout: Layout) -> dict[int, StepTime]:
         """Step times with the same micro-batch on each of 1, 2, 4 … 1,024 ranks, on as many machines as needed; empty
         if the speed is unknown."""
-        if not self._knows(layout):
-            return {}
-        rates = self._rates(layout, self.ranks)
+        rates = self._rates_of(layout, self.ranks)
         link = self._link(max(2, min(layout.ranks, self.device.box)))
         if rates is None or link is None:
             return {}
         return scaling(self.facts, layout, rates, link, box=self.device.box, network=self.device.network)
 
-    def _knows(self, layout: Layout) -> bool:
-        """Whether the strategy's communication is known: not for the user's own, nor for split layers or stages unless
-        layers are units, whose output sizes are known."""
-        return bool(layout.strategy.name) and not (self.facts.layers and (layout.tensor > 1 or layout.stages > 1))
+    def _rates_of(self, layout: Layout, ranks: int) -> Rates | None:
+        """None if the strategy's communication is unknown, too: that of the user's own, and of split layers or stages
+        unless layers are units, whose output sizes are known."""
+        if not layout.strategy.name or (self.facts.layers and (layout.tensor > 1 or layout.stages > 1)):
+            return None
+        samples = layout.micro_batch / layout.context
+        return self._rates(layout.precision, layout.variant.half_parameters, samples, ranks)
 
-    def _rates(self, layout: Layout, ranks: int) -> Rates | None:
-        half, samples = layout.variant.half_parameters, layout.micro_batch / layout.context
-        setting = _Setting(layout.precision, half, samples, ranks)
-        if setting not in self._known_rates:
-            try:
-                self._known_rates[setting] = self._find_rates(setting)
-            except LaunchError:
-                self._known_rates[setting] = None
-        return self._known_rates[setting]
-
-    def _find_rates(self, setting: _Setting) -> Rates:
+    def _find_rates(self, precision: str, half_parameters: bool, samples: float, ranks: int) -> Rates | None:
         """Rates measured with these ranks if available, else with another number, else from the data sheet."""
-        parameters = _with_precision(self.parameters, setting.precision)
-        counts = (setting.ranks, self.ranks, *MEASURED_WITH) if self.device.is_this_machine else ()
-        for ranks in dict.fromkeys(counts):
-            if rates := remembered_rates(self.script, ranks, parameters):
+        parameters = _with_precision(self.parameters, precision)
+        counts = (ranks, self.ranks, *MEASURED_WITH) if self.device.is_this_machine else ()
+        for count in dict.fromkeys(counts):
+            if rates := remembered_rates(self.script, count, parameters):
                 return rates
-        return assumed_rates(self.facts, self.device, setting.precision, setting.samples, setting.half_parameters)
+        return assumed_rates(self.facts, self.device, precision, samples, half_parameters)
 
-    def _link(self, ranks: int) -> Link | None:
-        if ranks not in self._known_links:
-            try:
-                self._known_links[ranks] = self._find_link(ranks)
-            except LaunchError:
-                self._known_links[ranks] = None
-        return self._known_links[ranks]
-
-    def _find_link(self, ranks: int) -> Link:
+    def _find_link(self, ranks: int) -> Link | None:
         near = max(2, min(ranks, self.device.box))
         if self.device.is_this_machine:
             here = hardware()
@@ -99,43 +80,6 @@ class SpeedModel:
                 if link := remembered_link(here, count, here.backend):
                     return link
         return assumed_link(self.device, near)
-
-
-class _Setting(NamedTuple):
-    """What the rates of a model depend on."""
-
-    precision: str
-    half_parameters: bool
-    samples: float
-    ranks: int
-
-
-def crowded(rates: Rates, ranks: int) -> Rates:
-    """Rates scaled to more ranks sharing the cores than in the measurement."""
-    if rates.cores is None or ranks <= rates.ranks:
-        return rates
-    longer = max(1.0, rates.contention * ranks / rates.ranks) / max(1.0, rates.contention)
-
-    def line(seconds: tuple[float, float]) -> tuple[float, float]:
-        return seconds[0] * longer, seconds[1] * longer
-
-    assumption = f"{ranks} ranks share {rates.cores} cores, measured with {rates.ranks}: {longer:.1f} times as long"
-    return replace(
-        rates,
-        ranks=ranks,
-        both=line(rates.both),
-        forward=line(rates.forward),
-        ends=line(rates.ends),
-        alike=line(rates.alike),
-        optimizer=rates.optimizer * longer,
-        copy=rates.copy * longer,
-        tensor=rates.tensor * longer,
-        dtensor=rates.dtensor * longer,
-        split_pair=rates.split_pair * longer,
-        contention=rates.contention * longer,
-        waiting=rates.waiting * longer,
-        assumed=(*rates.assumed, assumption),
-    )
 
 
 def measure_speed(script: Script, ranks: int, parameters: Parameters, *, again: bool = True, nodes: int = 1) -> None:

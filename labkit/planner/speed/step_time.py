@@ -64,33 +64,34 @@ def step_time(
 ) -> StepTime:
     """The step time of the slowest rank. `link` is the link within a host; it may be None for one rank. `hosts` is None
     if all ranks are on one host."""
+    rates = rates.shared_by(min(layout.ranks, rates.ranks))  # further ranks use other machines
+    compute, recompute = _compute(layout, rates), _recompute(layout, rates)
+    busy = compute + recompute
+    exposed = [_exposed(each, layout, rates, link, hosts, busy) for each in volume(facts, layout, _slowest(layout))]
     parts = {
-        "compute": _compute(facts, layout, rates),
-        "recompute": _recompute(facts, layout, rates),
-        "bubble": 0.0,
+        "compute": compute,
+        "recompute": recompute,
+        "bubble": _bubble(layout, rates, busy),
         "optimizer": _optimizer(facts, layout, rates),
         "copies": _copies(facts, layout, rates),
-        "offload": _offload(facts, layout) if layout.keeps_states_on_host(on_gpu=rates.cores is None) else 0.0,
+        "offload": _offload(facts, layout) if layout.keeps_states_on_host(on_gpu=rates.on_gpu) else 0.0,
+        "strategy": _overhead(facts, layout, rates, link, busy),
+        "communication": sum(seconds for seconds, _ in exposed),
     }
-    busy = parts["compute"] + parts["recompute"]
-    parts["strategy"] = _overhead(facts, layout, rates, link, busy)
-    parts["bubble"] = _bubble(layout, rates, busy)
-    exposed = [_exposed(each, layout, rates, link, hosts, busy) for each in volume(facts, layout, _slowest(layout))]
-    parts["communication"] = sum(seconds for seconds, _ in exposed)
     seconds = sum(parts.values())
     computing = seconds - parts["communication"] - parts["offload"]
     unsure = sum(error for _, error in exposed)
     below, above = (max(spread, FORMULA_ERROR) for spread in rates.spread)
     low = seconds - computing * below - unsure - parts["offload"] * (1 - 1 / HOST_SPREAD)
     high = seconds + computing * above + unsure + parts["offload"] * (HOST_SPREAD - 1)
-    per_sample = layout.global_batch
+    samples = layout.global_batch
     return StepTime(
         seconds,
         max(low, 0.0),
         high,
         {name: part for name, part in parts.items() if part},
-        per_sample,
-        per_sample * facts.predictions,
+        samples,
+        samples * facts.predictions,
         (*rates.assumed, *_assumed(layout, rates, link, hosts)),
     )
 
@@ -101,16 +102,14 @@ def scaling(
     """Weak scaling: the same micro-batch on each of 1, 2, 4 … ranks. A box has `box` ranks; boxes communicate over
     `network`, in bytes/s per box. Numbers of ranks that the strategy cannot use are omitted."""
     times = {}
-    ranks = 1
-    while ranks <= most:
+    for ranks in (1 << n for n in range(most.bit_length())):
         stretched = layout.strategy.stretched(facts, layout, ranks)
         if stretched is not None:
             times[ranks] = step_time(facts, stretched, rates, link, Hosts(box, network))
-        ranks *= 2
     return times
 
 
-def _compute(facts: ModelFacts, layout: Layout, rates: Rates) -> float:
+def _compute(layout: Layout, rates: Rates) -> float:
     """Computation of all micro-batches; in a pipeline, of the rank with the most work."""
     samples = layout.micro_batch / layout.context
     whole, ends, alike = (_line(line, samples) for line in (rates.both, rates.ends, rates.alike))
@@ -119,17 +118,17 @@ def _compute(facts: ModelFacts, layout: Layout, rates: Rates) -> float:
         undivided = min(rates.alike[0] if layout.options.get("sequence_parallel") else alike, blocks)
         blocks = undivided + (blocks - undivided) / layout.tensor
     # The last stage has the head and the loss; the embedding is negligible.
-    return _slowed(rates, layout) * layout.accumulate * (blocks / layout.pipeline + ends)
+    return layout.accumulate * (blocks / layout.pipeline + ends)
 
 
-def _recompute(facts: ModelFacts, layout: Layout, rates: Rates) -> float:
+def _recompute(layout: Layout, rates: Rates) -> float:
     """Seconds in which activation checkpointing repeats the forward of each block."""
     if not layout.activation_checkpointing:
         return 0.0
     samples = layout.micro_batch / layout.context
     forward = _line(rates.forward, samples) - _line(rates.ends, samples) / 3
     shared = layout.pipeline * layout.tensor
-    return _slowed(rates, layout) * layout.accumulate * max(0.0, forward) / shared
+    return layout.accumulate * max(0.0, forward) / shared
 
 
 def _bubble(layout: Layout, rates: Rates, busy: float) -> float:
@@ -140,9 +139,8 @@ def _bubble(layout: Layout, rates: Rates, busy: float) -> float:
         return 0.0
     p, m = layout.pipeline, layout.accumulate
     working = [min(slot, p, m, m + p - slot) for slot in range(1, m + p)]
-    slowed = [_contention(rates, k * layout.data * layout.tensor) for k in working]
-    full = _contention(rates, layout.ranks)
-    whole = busy / m * (sum(slowed) / full - m)
+    slowed = [rates.slowdown(k * layout.data * layout.tensor) for k in working]
+    whole = busy / m * (sum(slowed) / rates.slowdown(layout.ranks) - m)
     schedule = layout.options["schedule"]
     if schedule in SCHEDULES_ZERO_BUBBLE:
         return whole * ZERO_BUBBLE / ZERO_BUBBLE_STAGES
@@ -162,13 +160,13 @@ def _optimizer(facts: ModelFacts, layout: Layout, rates: Rates) -> float:
         split = TENSORS_SPLIT * len([unit for unit in units if unit.is_block])
     if layout.strategy.deals_parameters:
         elements, tensors = elements / layout.ranks, tensors // layout.ranks
-    if layout.keeps_states_on_host(on_gpu=rates.cores is None):  # counted in _offload
+    if layout.keeps_states_on_host(on_gpu=rates.on_gpu):  # counted in _offload
         elements = 0
     per_element = rates.optimizer * (FUSED_BYTES / OPTIMIZER_BYTES if layout.is_fused else 1)
     seconds = elements * per_element + (tensors - split) * rates.tensor + split * rates.dtensor
-    if layout.updates_singly and not layout.is_fused and rates.cores is None:
+    if layout.updates_singly and not layout.is_fused and rates.on_gpu:
         seconds = max(seconds, UPDATE_OPERATORS * (tensors * HOST + split * DISPATCH))
-    return seconds * _slowed(rates, layout)
+    return seconds
 
 
 def _offload(facts: ModelFacts, layout: Layout) -> float:
@@ -189,19 +187,19 @@ def _copies(facts: ModelFacts, layout: Layout, rates: Rates) -> float:
     passes = 1.5 * (layout.accumulate - 1) * gradients  # reads two, writes one
     if layout.strategy.has_buckets:
         passes += gradients
-    return passes * rates.copy * _slowed(rates, layout)
+    return passes * rates.copy
 
 
 def _overhead(facts: ModelFacts, layout: Layout, rates: Rates, link: Link | None, busy: float) -> float:
     """Host work of hooks and distributed tensors, and FSDP's copies into and out of its communication buffers. A GPU's
     host works ahead of it: only what exceeds the computation is added."""
     blocks = len(_held_units(facts, layout, ends=False)) * layout.accumulate
-    seconds = PAIRS * blocks * rates.split_pair * _slowed(rates, layout) if layout.tensor > 1 else 0.0
+    seconds = PAIRS * blocks * rates.split_pair if layout.tensor > 1 else 0.0
     if layout.shards > 1 and link is not None:
         moved = volume(facts, layout, _slowest(layout))
         bytes_ = sum(each.bytes for each in moved if each.kind in ("all_gather", "reduce_scatter"))
         units = blocks + layout.accumulate
-        if rates.cores is None:
+        if rates.on_gpu:
             host = units * UNIT_HOST + layout.accumulate * rates.launching
             return seconds + max(0.0, host - busy) + bytes_ * rates.copy
         seconds += units * link.sharding[0] + bytes_ * link.sharding[1]
@@ -233,18 +231,6 @@ def _exposed(
         phase = busy * (1 / 3 if each.phase == "forward" else 2 / 3)
         seconds = max(0.0, alone - phase)
     return seconds, seconds * line.residual
-
-
-def _contention(rates: Rates, working: float) -> float:
-    """Slowdown of computation with `working` ranks relative to one, measured with `rates.ranks` and proportional once
-    all cores are in use."""
-    return 1.0 if rates.cores is None else max(1.0, rates.contention * working / rates.ranks)
-
-
-def _slowed(rates: Rates, layout: Layout) -> float:
-    """Contention with the layout's ranks relative to that of the measurement with `rates.ranks`."""
-    here = min(layout.ranks, rates.ranks)  # further ranks use other machines
-    return _contention(rates, here) / _contention(rates, rates.ranks)
 
 
 def _slowest(layout: Layout) -> int:
@@ -315,7 +301,7 @@ def _assumed(layout: Layout, rates: Rates, link: Link | None, hosts: Hosts | Non
             f"{NETWORK_SHARE:.0%} of {hosts.network / 1e9:.3g} GB/s between hosts of {hosts.each} ranks, {latency}"
         )
     assumptions += layout.strategy.assumed(layout)
-    if layout.keeps_states_on_host(on_gpu=rates.cores is None):
+    if layout.keeps_states_on_host(on_gpu=rates.on_gpu):
         host = f"PCIe at {HOST_LINK / 1e9:.4g} GB/s, AdamW at {HOST_STEP * 1e9:g} ns per element"
         assumptions.append(f"the host's work for offloaded shards: {host} ({1 / HOST_SPREAD:g} to {HOST_SPREAD} times)")
     return tuple(assumptions)
