@@ -211,9 +211,10 @@ def measure_rates(script: Script, ranks: int, parameters: Parameters, samples: t
 
 def remembered_rates(script: Script, ranks: int, parameters: Parameters) -> Rates | None:
     """The cached rates of this model, data and precision, provided that the machine and torch are the same."""
-    known: Any = load("rates", _key(script, ranks, parameters, SAMPLES))
+    known = load("rates", _key(script, ranks, parameters, SAMPLES))
     try:
-        return Rates(**{k: tuple(v) if isinstance(v, list) else v for k, v in known.items()}) if known else None
+        values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in known.items()} if known else {}
+        return Rates(**values) if values else None
     except (TypeError, AttributeError):
         return None
 
