@@ -16,6 +16,7 @@ from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from statistics import median
+from timeit import repeat
 from typing import Any
 
 import torch
@@ -26,7 +27,6 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.rendezvous import rendezvous
 from torch.distributed.tensor import distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
-from torch.utils.benchmark import Timer
 
 from labkit.planner.model.samples import floating_type, longest
 
@@ -107,7 +107,7 @@ def overheads(device: torch.device) -> dict[str, float]:
     mesh = init_device_mesh(device.type, (1,))
 
     def once(call: Callable[[], object]) -> float:
-        return Timer("call()", globals={"call": call}).blocked_autorange().median
+        return median(repeat(call, number=1, repeat=12)[2:])
 
     def updating(tensors: list[torch.Tensor]) -> float:
         parameters = [nn.Parameter(tensor) for tensor in tensors]
