@@ -23,25 +23,34 @@ RELEASES_FIRST = torch_release() >= (2, 15)
 
 @dataclass(frozen=True)
 class Group:
-    """Parameters that are gathered, and whose gradients are reduced, together. Sizes are in elements."""
+    """Parameters that are gathered, and whose gradients are reduced, together. Sizes are in elements of those that are
+    trained; `frozen` is in bytes."""
 
     name: str
     elements: int
     shard: int  # per rank: every parameter's first dimension is rounded up to a multiple of the ranks
     whole: int  # gathered
     local: tuple[int, ...]  # per parameter on this rank, as the optimizer sees it
+    frozen: int  # the shards of all ranks
+    frozen_computed: int  # gathered
 
 
 def groups_of(
-    names: Sequence[str], profiles: Sequence[Profile], ranks: Sequence[Sequence[int]], rank: int
+    names: Sequence[str],
+    profiles: Sequence[Profile],
+    frozen: Sequence[tuple[int, int]],
+    ranks: Sequence[Sequence[int]],
+    rank: int,
 ) -> list[Group]:
-    """The group of each unit: a block has its own; all others are in the root. `ranks` says over how many ranks each
-    unit's parameters are sharded."""
+    """The group of each unit: a block has its own; all others are in the root. `frozen` has the bytes of each unit's
+    parameters that are not trained, as stored and as computed with; `ranks` says over how many ranks each unit's
+    parameters are sharded."""
     alone = [(name,) if name.startswith("blocks.") else () for name in names]
     groups = {}
     for key in dict.fromkeys(alone):
         members = [profile for profile, of in zip(profiles, alone, strict=True) if of == key]
         over = [n for each, of in zip(ranks, alone, strict=True) if of == key for n in each]
+        idle = [each for each, of in zip(frozen, alone, strict=True) if of == key]
         shapes = [pair for p in members for pair in zip(p.parameters, p.rows, strict=True)]
         cuts = [(size // max(1, rows), rows, -(-rows // n)) for (size, rows), n in zip(shapes, over, strict=True)]
         groups[key] = Group(
@@ -52,6 +61,8 @@ def groups_of(
             local=tuple(
                 row * max(0, min(cut, rows - rank % n * cut)) for (row, rows, cut), n in zip(cuts, over, strict=True)
             ),
+            frozen=sum(stored for stored, _ in idle),
+            frozen_computed=sum(computed for _, computed in idle),
         )
     return [groups[key] for key in alone]
 
@@ -186,6 +197,8 @@ class FullyShard:
         if self.gathering is not group:
             copied = self.offloaded or self.computed != self.reduced_in  # to the device or another type
             cast = self.computed * group.shard if copied else 0
+            if self.offloaded or group.frozen != group.frozen_computed:
+                cast += group.frozen_computed // self.ranks
             more = self._gathered(group) + cast
             self.ledger.note(phase, f"gathering {group.name}", communication=more, temporary=incoming)
             if phase == "backward":
@@ -214,7 +227,7 @@ class FullyShard:
         return self.reduced_in * group.elements
 
     def _whole(self, group: Group) -> int:
-        return self.computed * group.whole
+        return self.computed * group.whole + group.frozen_computed
 
     def _reshard(self, group: Group) -> None:
         self.ledger.held["communication"] -= self._whole(group)

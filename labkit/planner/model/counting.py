@@ -97,6 +97,7 @@ def count(
         keys,
         next((name for name, parameter in model.module.named_parameters() if not parameter.dim()), ""),
         recomputed is not False or not model.layers,
+        model.halves_frozen,
     )
     return facts_to_json(facts)
 
@@ -158,13 +159,14 @@ def _units(parts: list[Part], computed: list[Computed], experts: Mapping[torch.T
             Unit(
                 name=part.name,
                 parameters=tuple(p.numel() for p in own),
-                frozen=sum(p.numel() if p.is_floating_point() else p.nbytes // 4 for p in idle),
+                frozen=sum(p.numel() for p in idle if p.is_floating_point()),
                 buffers=sum(b.numel() * b.element_size() for b in part.buffers),
                 flops=sum(work.calls * work.flops.per_sample for work in forward),
                 output=each.profile.output.per_sample // each.out.dtype.itemsize,
                 experts=tuple(of_experts),
                 expert_sizes=tuple({(own[i].shape[0], own[i].shape[1]) for i in of_experts}),
                 routed=sum(module.elements // SAMPLES[-1] for module in {experts[own[i]] for i in of_experts}),
+                packed=sum(p.nbytes for p in idle if not p.is_floating_point()),
             )
         )
     return units

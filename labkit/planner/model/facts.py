@@ -94,13 +94,14 @@ class Unit:
 
     name: str
     parameters: tuple[int, ...]  # elements of each trained parameter; a shared one belongs to the first unit
-    frozen: int  # elements of parameters that are not trained; of packed ones, as many of 4 bytes
+    frozen: int  # elements of floating-point parameters that are not trained
     buffers: int  # bytes
     flops: int  # of forward, per sample
     output: int  # elements per sample passed to the next unit
     experts: tuple[int, ...] = ()  # which of `parameters` are those of experts, along their first dimension
     expert_sizes: tuple[tuple[int, int], ...] = ()  # number of experts and features, which replicas of them divide
     routed: int = 0  # elements per sample that are sent to experts
+    packed: int = 0  # bytes of all other parameters, such as weights in 4 bits
 
     @property
     def is_block(self) -> bool:
@@ -111,10 +112,9 @@ class Unit:
         """Elements of its trained parameters."""
         return sum(self.parameters)
 
-    @property
-    def elements(self) -> int:
-        """Elements of all its parameters."""
-        return self.trained + self.frozen
+    def frozen_bytes(self, itemsize: int) -> int:
+        """Bytes of all parameters that are not trained, with elements of this size."""
+        return self.packed + itemsize * self.frozen
 
     @property
     def of_experts(self) -> int:
@@ -135,7 +135,8 @@ class ModelFacts:
     (context_parallel, expert_parallel), those whose cells accept this one. `undivided`: why ranks cannot divide its
     experts. `positions` of each sample, 0 if the tensors of a batch differ in them; `keys`: elements of the keys and
     values of one attention, per sample. `scalar`: the name of a parameter without dimensions, which FSDP refuses.
-    `recomputed`: whether recomputed layers were counted, too, if there are layers.
+    `recomputed`: whether recomputed layers were counted, too, if there are layers. `halves_frozen`: whether the script
+    keeps parameters that are not trained in 16 bits if it computes in these.
     """
 
     units: tuple[Unit, ...]
@@ -158,6 +159,7 @@ class ModelFacts:
     keys: int = 0
     scalar: str = ""
     recomputed: bool = True
+    halves_frozen: bool = False
 
     @property
     def elements(self) -> int:
@@ -225,7 +227,8 @@ def facts_of(
 ) -> ModelFacts:
     """Determine the facts in a child process. `tensor` lists splits of layers as (ranks, with sequence parallel);
     `precisions`: those that will be asked for; empty for all. `recomputed`: only recomputed layers, without
-    their FLOPs, for ModelFacts.with_recomputed; or no such layers. `capability`: as a GPU of this compute capability computes, instead of a CPU.
+    their FLOPs, for ModelFacts.with_recomputed; or no such layers. `capability`: as a GPU of this compute capability
+    computes, instead of a CPU.
 
     Raises LaunchError if the script refuses its options, Unplannable if its model cannot be built without data.
     """

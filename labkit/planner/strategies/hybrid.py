@@ -57,7 +57,8 @@ class Hybrid(Staged, Sharded):
         """As under ZeRO-2, but reduce-scattered once per step."""
         calls = len([u for u in units if u.is_block]) + any(not u.is_block for u in units)
         trained = sum(held(unit, layout.tensor) for unit in units)
-        gathered = (trained + sum(unit.frozen for unit in units)) * layout.computed_itemsize
+        gathered = trained * layout.computed_itemsize
+        gathered += sum(unit.frozen_bytes(layout.computed_itemsize) for unit in units)
         yield Collective("all_gather", layout.data, gathered, calls, "forward", True, layout.tensor)
         scattered = trained * facts.itemsize
         yield Collective("reduce_scatter", layout.data, scattered, calls, "backward", False, layout.tensor)

@@ -43,12 +43,14 @@ class Sharded(Strategy):
         every, names = self.profiles(facts, layout), [facts.units[unit].name for unit in units]
         profiles = [every[unit] for unit in units]
         shards = [self.shards_of(facts.units[unit], layout) for unit in units]
-        groups = groups_of(names, profiles, shards, rank % layout.shards)
+        frozen = [facts.units[unit].frozen_bytes(layout.frozen_itemsize(facts)) for unit in units]
+        computed = [facts.units[unit].frozen_bytes(layout.variant.itemsize) for unit in units]
+        groups = groups_of(names, profiles, [*zip(frozen, computed, strict=True)], shards, rank % layout.shards)
         offloaded = layout.keeps_states_on_host(on_gpu=on_gpu)
         ledger.held["parameters"] += sum(facts.units[unit].buffers for unit in units)
         if not offloaded:
-            frozen = layout.itemsize * sum(facts.units[unit].frozen for unit in units) // layout.shards
-            ledger.held["parameters"] += layout.itemsize * sum(group.shard for group in set(groups)) + frozen
+            ledger.held["parameters"] += layout.itemsize * sum(group.shard for group in set(groups))
+            ledger.held["parameters"] += sum(frozen) // layout.shards
         keeper = FullyShard(
             ledger,
             groups,
@@ -79,8 +81,8 @@ def gathered_and_reduced(
     blocks, root = (facts.blocks, facts.ends) if wraps_blocks else ((), facts.units)
     ranks, size = layout.shards, layout.computed_itemsize
     forwards = 1 if how.kept_between else layout.accumulate
-    inner, outer = (sum(unit.elements for unit in units) for units in (blocks, root))
-    whole = [(inner - apart) * size * forwards, outer * size * forwards]
+    inner, outer = (sum(unit.trained * size + unit.frozen_bytes(size) for unit in units) for units in (blocks, root))
+    whole = [(inner - apart * size) * forwards, outer * forwards]
     # The first all-gather of a forward cannot overlap with computation; all others do.
     yield Collective("all_gather", ranks, whole[1], forwards, "forward", False)
     yield Collective("all_gather", ranks, whole[0], len(blocks) * forwards, "forward", True)
