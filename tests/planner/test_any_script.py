@@ -1,5 +1,7 @@
 """Plans of scripts that are not made of labkit's cells, against traces of the same scripts."""
 
+import ctypes
+
 import pytest
 
 import labkit
@@ -292,6 +294,26 @@ def test_a_plan_changes_no_file(written, tmp_path):
     assert removing.peak is None and "a plan changes no file: os.remove of 'keep.txt'" in removing.problems[0]
     assert starting.peak is None and "a plan starts no other program" in starting.problems[0]
     assert {path.name for path in tmp_path.iterdir()} == {"keep.txt", "train.py"} and keep.read_text() == "kept"
+
+
+@pytest.mark.parametrize(
+    "writing",
+    [
+        "from safetensors.torch import save_file\nsave_file({'a': torch.zeros(2)}, 'mine')",
+        "import sqlite3\nsqlite3.connect('mine').execute('create table t(a)')",
+        "import pyarrow, pyarrow.parquet\npyarrow.parquet.write_table(pyarrow.table({'a': [1]}), 'mine')",
+    ],
+)
+def test_what_libraries_write_themselves_is_refused_by_the_kernel(writing, written, tmp_path):
+    if ctypes.CDLL(None).syscall(444, None, 0, 1) < 1:
+        pytest.skip("this kernel has no Landlock")
+    mine = tmp_path / "mine"
+    mine.touch()
+    text = SCRIPTS["loop"][1].replace("model = Net()", f"{writing}\nmodel = Net()", 1)
+    plan = labkit.plan(written(text), nproc_per_node=1)
+    assert plan.peak is None
+    assert mine.read_bytes() == b""
+    assert {path.name for path in tmp_path.iterdir()} == {"mine", "train.py"}
 
 
 def test_a_plan_for_gpus_takes_a_script_that_needs_them(written):

@@ -1,14 +1,16 @@
 """Keeps what a planned script writes in a temporary folder, where the script finds it again.
 
 Runs in a child process, whose files it redirects until the process ends. What changes files in another way, such as
-another program, is refused.
+another program or a library in C++, is refused.
 """
 
 from __future__ import annotations
 
 import builtins
+import ctypes
 import io
 import os
+import struct
 import sys
 import tempfile
 from collections.abc import Callable
@@ -31,6 +33,12 @@ CHANGES = {
     "open": (0,),
 }
 PROGRAMS = ("subprocess.Popen", "os.system", "os.exec", "os.posix_spawn")
+# Landlock, of Linux (linux/landlock.h): system calls, and the rights to write, remove and make files and folders.
+CREATE_RULESET, ADD_RULE, RESTRICT_SELF, NO_NEW_PRIVILEGES = 444, 445, 446, 38
+LANDLOCK_VERSION, PATH_BENEATH = 1, 1
+REMOVING_FOLDERS = 1 << 4
+CHANGING = 1 << 1 | sum(1 << bit for bit in range(4, 13))
+TRUNCATING = 1 << 14  # since version 3
 READING = ("stat", "lstat", "listdir", "scandir", "access", "chdir", "chmod", "utime", "remove", "unlink", "rmdir")
 
 
@@ -39,6 +47,7 @@ class KeptApart:
 
     def __init__(self, folder: str) -> None:
         self._folder = os.path.realpath(folder)
+        _forbid_changes_outside(self._folder)
         self.written: set[str] = set()
         self._make = os.mkdir
         tempfile.tempdir = os.environ["TMPDIR"] = self._folder
@@ -128,6 +137,28 @@ class KeptApart:
                 path = Path(os.path.realpath(f"/proc/self/fd/{folder}"), os.fsdecode(path))
             if self._place(path) is not None:
                 raise PermissionError(f"a plan changes no file: {event} of {args[index]!r}")
+
+
+def _forbid_changes_outside(folder: str) -> None:
+    """Let the kernel refuse what is not written by Python's functions, if it can: SQLite, Arrow and safetensors open
+    files themselves."""
+    call = ctypes.CDLL(None).syscall
+    if sys.platform != "linux" or (version := call(CREATE_RULESET, None, 0, LANDLOCK_VERSION)) < 1:
+        return
+    rights = CHANGING | (TRUNCATING if version >= 3 else 0)
+    ruleset = call(CREATE_RULESET, struct.pack("Q", rights), 8, 0)
+    # the folder itself is removed in the end, when it is empty
+    for path, allowed in (
+        (folder, rights),
+        *((device, rights) for device in DEVICES),
+        (f"{folder}/..", REMOVING_FOLDERS),
+    ):
+        beneath = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+        call(ADD_RULE, ruleset, PATH_BENEATH, struct.pack("=Qi", allowed, beneath), 0)
+        os.close(beneath)
+    ctypes.CDLL(None).prctl(NO_NEW_PRIVILEGES, 1, 0, 0, 0)
+    call(RESTRICT_SELF, ruleset, 0)
+    os.close(ruleset)
 
 
 def _flags_write(flags: int, *_: Any, **__: Any) -> tuple[bool, bool]:
