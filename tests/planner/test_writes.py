@@ -155,6 +155,11 @@ def test_a_note_is_made_where_something_else_is_trained(source, strategy, ranks,
     notes = rehearse(composed, ranks, {"global_batch_size": 16, **options}).notes
     assert [each for each in notes if each.startswith(note)] == [*notes]
     assert bool(notes) == bool(note)
+    found = [finding.message for finding in labkit.check(composed)]
+    is_seen = source is not IN_LISTS and REPEATED.partition("{}")[2] not in note
+    assert found == (
+        [note.replace("teacher.weight and 1 more", "the parameters of teacher")] if note and is_seen else []
+    )
 
     expected = trained(script("single", source), 1, [], tmp_path / "one")
     argv = [part for name, value in options.items() for part in (f"--{name}", str(value))]
@@ -205,3 +210,9 @@ def test_a_plan_says_it() -> None:
     (problem,) = plan.problems
     assert problem.startswith(DROPPED.format("teacher.weight and 1 more"))
     assert plan.fits
+
+
+def test_a_launch_without_a_plan_says_it_before_the_first_step(tmp_path: Path, capsys) -> None:
+    labkit.launch(script("ddp", QUEUE), nproc_per_node=2, global_batch_size=16, steps=1, runs_dir=tmp_path, wait=True)
+    first, *_ = capsys.readouterr().err.splitlines()
+    assert first.endswith(f"wrong: forward-writes: {OF_RANK_0.format('queue')}")

@@ -165,6 +165,21 @@ BF16_MODEL = (
     "net = Net().to(torch.bfloat16)\nmodel = DDP(net)\noptimizer = torch.optim.AdamW(model.parameters(), HERE\n"
 )
 STEPS = "for x, y in loader:\n    loss = model(x)\n    loss.backward()\n    {}"
+NEWEST = "self.queue.copy_(torch.cat([h.detach(), self.queue])[:32])"
+NEAREST = "near = torch.cdist(h, self.codes).argmin(1)\ncode = self.codes[near]"
+FOLLOW = """
+    def follow(self, h):
+        with torch.no_grad():
+            self.center.mul_(0.9).add_(h.mean(0), alpha=0.1)  # HERE
+"""
+SCALE = "self.scale, self.ready = nn.Parameter(torch.ones(32)), False"
+FIRST = "if self.training and not self.ready:\n    self.scale.data"
+TEACHER = "self.teacher = nn.Linear(16, 32).requires_grad_(False)"
+FOLLOWS = """with torch.no_grad():
+    for t, s in zip(self.teacher.parameters(), self.first.parameters()):
+        """
+APART = DDP_MODEL.replace("to(device)", "to(device), broadcast_buffers=False")
+FSDP_NET = "model = Net()\n" + FSDP2_MODEL
 SKIPS = """
 for x, y in loader:
     loss = F.mse_loss(model(x), y)
@@ -233,6 +248,28 @@ if __name__ == "__main__":
 def within(body: str, model: str = DDP_MODEL) -> str:
     """A whole script round some lines of it."""
     return HEAD + model + textwrap.dedent(body) + TAIL
+
+
+def writing(made: str, computed: str, model: str = DDP_MODEL, before: str = "", methods: str = "") -> str:
+    """A training of a model with something between its two layers."""
+    parts, body = (textwrap.indent(text, "        ") for text in (made, computed))
+    source = f"""
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.cell, self.last = nn.Linear(16, 32), nn.GRU(32, 32), nn.Linear(32, 32)
+{parts}
+
+    def forward(self, x, keys=None, reset=False):
+        h = self.first(x)
+{body}
+        return self.last(h)
+"""
+    return within(LOOP, source + methods + before + model)
+
+
+def buffer(name: str) -> str:
+    return f'self.register_buffer("{name}", torch.zeros(32, 32))'
 
 
 def loss_of(body: str) -> str:
@@ -517,6 +554,65 @@ SEEDED: dict[str, list[tuple[str, str]]] = {
             "probe = nn.Linear(8, 1)\n"
             "for batch in loader:\n    loss = probe(model(batch).detach())\n    loss.backward()\n"
             "    if loss < 9:\n        optimizer.step()\n",
+        ),
+    ],
+    "forward-writes": [
+        (
+            writing(buffer("queue"), f"h = h @ self.queue.T.clone()\n{NEWEST}  # HERE"),
+            writing(buffer("queue"), f"h = h @ self.queue.T.clone()\nif not self.training:\n    {NEWEST}"),
+        ),
+        (
+            writing(buffer("queue"), f"h = h @ self.queue.T.clone()\n{NEWEST}  # HERE"),
+            writing(buffer("queue"), f"h = h @ self.queue.T.clone()\nh = gathered(h)\n{NEWEST}"),
+        ),
+        (
+            writing(buffer("queue"), "self.queue[: len(x)] = h.detach()  # HERE\nh = h + self.queue.mean(0)", FSDP_NET),
+            writing(buffer("cache"), "self.cache[: len(x)] = h\nh = self.last(self.cache[: len(x)])", FSDP_NET),
+        ),
+        (
+            writing(buffer("mean"), "self.mean = self.mean.lerp(h.detach().mean(0), 0.1)  # HERE\nh = h - self.mean"),
+            writing(buffer("mean"), "self.mean = h.detach().mean(0)\nh = h - self.mean"),
+        ),
+        (
+            writing(buffer("mean"), "h = h - self.mean\nself.mean.mul_(0.9).add_(h.detach().mean(0))  # HERE", APART),
+            writing(buffer("running_mean"), "h = h - self.running_mean\nself.running_mean += h.detach().mean(0)"),
+        ),
+        (
+            writing(buffer("codes"), f"{NEAREST}\nself.codes[near] = h.detach()  # HERE\nh = h + code"),
+            writing(buffer("usage"), f"{NEAREST.replace('codes', 'last.weight')}\nself.usage[near] += 1"),
+        ),
+        (
+            writing(buffer("state"), "h, state = self.cell(h, self.state)\nself.state = state.detach()  # HERE"),
+            writing(buffer("state"), "h, state = self.cell(h, self.state)\nself.state = state.detach()", FSDP_NET),
+        ),
+        (
+            writing(buffer("center"), "h = h - self.center\nself.follow(h)", methods=FOLLOW),
+            writing(buffer("center"), "h = h - self.center\nif reset:\n    self.follow(h)", methods=FOLLOW),
+        ),
+        (
+            writing(SCALE, f"{FIRST}.copy_(h.detach().std())  # HERE\n    self.ready = True\nh = h * self.scale"),
+            writing(
+                SCALE,
+                f"{FIRST}.copy_(h.detach().std())\n    self.ready = True\nh = h * self.scale",
+                DDP_MODEL.replace("Net().to(device)", "net"),
+                before="net = Net()\nnet(batch)\n",
+            ),
+        ),
+        (
+            writing(SCALE, "self.scale.data.clamp_(min=0)  # HERE\nh = h * self.scale", FSDP_NET),
+            writing(SCALE, "self.scale.data.clamp_(min=0)\nh = h * self.scale"),
+        ),
+        (
+            writing(TEACHER, f"{FOLLOWS}t.lerp_(s, 0.1)  # HERE\nh = h - self.teacher(x)", FSDP_NET),
+            writing(TEACHER, f"{FOLLOWS}t.lerp_(s, 0.1)\nh = h - self.teacher(x)"),
+        ),
+        (
+            writing(TEACHER, f"{FOLLOWS}t.data = t.data + s.data  # HERE\nh = h - self.teacher(x)", FSDP_NET),
+            writing(
+                TEACHER,
+                f"{FOLLOWS}t.lerp_(s, 0.1)\nh = h - self.teacher(x)",
+                FSDP_NET.replace("(block)", "(block)\nfully_shard(model.teacher)"),
+            ),
         ),
     ],
     "rank-decides-alone": [

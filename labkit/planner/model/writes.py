@@ -6,7 +6,6 @@ of it may be something else, which no error shows.
 
 from __future__ import annotations
 
-import re
 import weakref
 from collections.abc import Iterable, Iterator
 from functools import cache
@@ -17,26 +16,17 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from labkit.checking import STATISTICS, WRITE_APART, WRITE_LOST, WRITE_OF_RANK_0
 from labkit.worker import COLLECTIVES
 
 SAMPLES = 1  # the bit of what depends on a rank's own samples or random numbers; further bits are those of tensors
-# Statistics of normalizations are for evaluation, and those of rank 0 are about as good as those of all ranks.
-STATISTICS = re.compile(r"(^|[._])(running_\w+|num_batches_tracked)$")
 OVERWRITES = {"copy_", "_foreach_copy_", "fill_", "zero_"}
 FEW_SAMPLES = 16  # for BatchNorm: Group Normalization, arXiv 1803.08494, figure 1
 COMBINE = "; combine the samples of all ranks in forward, or train on one rank"
-LOST = (
-    "forward writes to {names}, of which FSDP has gathered a copy that it drops: this trains something else than one "
-    "rank does; use ddp, or write after the optimizer's step"
-)
-OVERWRITTEN = (
-    "forward writes to {names} what only this rank's samples say, and DDP keeps what rank 0 writes: this trains "
-    f"something else than one rank does{COMBINE}"
-)
-APART = (
-    "forward writes to {names} what only this rank's samples say, so that replicas differ: this trains something else "
-    f"than one rank does{COMBINE}"
-)
+ELSE = ": this trains something else than one rank does"
+LOST = f"{WRITE_LOST}{ELSE}; use ddp, or write after the optimizer's step"
+OVERWRITTEN = f"{WRITE_OF_RANK_0}{ELSE}{COMBINE}"
+APART = f"{WRITE_APART}{ELSE}{COMBINE}"
 REPEATED = "forward writes to {names} with every micro-batch, {parts} times a step instead of once"
 RECOMPUTED = "forward writes to {names} twice, because activation checkpointing runs it again in backward"
 
