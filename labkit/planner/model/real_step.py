@@ -26,7 +26,7 @@ def failure(text: str, argv: list[str], path: str, ranks: int, rank: int) -> str
     receive is arbitrary: an error means something only if a rehearsal ends with the same."""
     _limit()
     try:
-        _step(fake_run._loaded(text, path), argv, ranks, rank)
+        _step(fake_run.loaded(text, path), argv, ranks, rank)
     except Exception as error:
         return signature(error)
     return ""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,59 +20,16 @@ from torch.distributed import device_mesh, distributed_c10d
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils.data import DataLoader
 
-from labkit.planner.model.any_script.values import here
-from labkit.planner.model.fake.fakes import Replicated
-
-
-class AnyReplicated(Replicated):
-    """DDP as any script uses it: with arguments by position, and with attributes that frameworks read and set."""
-
-    def __init__(self, module: nn.Module, *_: Any, **options: Any):
-        super().__init__(module, **options)
-        self.find_unused_parameters = bool(options.get("find_unused_parameters"))
-        self.static_graph = bool(options.get("static_graph"))
-        self.reducer = SimpleNamespace(prepare_for_backward=lambda _: None, _set_forward_pass_work_handle=None)
-        self.device_ids = None
-        self._trained = sum(p.requires_grad for p in module.parameters())
-        self._reduced = 0  # gradients since the last forward
-
-    @property
-    def require_backward_grad_sync(self) -> bool:
-        return self._synchronizes
-
-    @require_backward_grad_sync.setter
-    def require_backward_grad_sync(self, value: bool) -> None:
-        self._synchronizes = value
-
-    def _ready(self, parameter: torch.Tensor) -> None:
-        super()._ready(parameter)
-        self._reduced += self._synchronizes
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        if torch.is_grad_enabled():
-            if 0 < self._reduced < self._trained:
-                self.check()
-            self._reduced = 0
-        return super().forward(*args, **kwargs)
-
-    def join(self, *_: Any, **__: Any) -> Any:
-        return nullcontext()
-
-    def _get_ddp_logging_data(self) -> dict[str, Any]:
-        return {}
+from labkit.planner.model.fake.fake_run import here
+from labkit.planner.model.fake.fakes import replace
 
 
 def be_rank(ranks: int) -> None:
     """Be rank 0 of a torchrun launch with so many ranks on this host."""
     os.environ |= {
-        "RANK": "0",
-        "LOCAL_RANK": "0",
-        "GROUP_RANK": "0",
-        "ROLE_RANK": "0",
-        "WORLD_SIZE": str(ranks),
-        "LOCAL_WORLD_SIZE": str(ranks),
+        **dict.fromkeys(("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK"), "0"),
+        **dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE", "ROLE_WORLD_SIZE"), str(ranks)),
         "GROUP_WORLD_SIZE": "1",
-        "ROLE_WORLD_SIZE": str(ranks),
         "ROLE_NAME": "default",
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": "29500",
@@ -92,13 +48,11 @@ def be_rank(ranks: int) -> None:
         return make_group(ranks)
 
     for module in (dist, distributed_c10d, device_mesh):
-        for name, replacement in (("init_process_group", joined), ("new_group", grouped)):
-            if hasattr(module, name):
-                setattr(module, name, replacement)
+        replace(module, init_process_group=joined, new_group=grouped)
 
 
-def simplify(notes: Callable[[str], None]) -> None:
-    """Load data in this process, compile nothing, and keep in memory what is saved. Calls `notes` with what a plan
+def simplify(note: Callable[[str], object]) -> None:
+    """Load data in this process, compile nothing, and keep in memory what is saved. Calls `note` with what a plan
     leaves out."""
     iterate = DataLoader._get_iterator
 
@@ -107,11 +61,11 @@ def simplify(notes: Callable[[str], None]) -> None:
         return iterate(loader)
 
     def eager(model: Any = None, **_: Any) -> Any:
-        notes("compile is not planned: figures are for eager mode; a compiled model often holds less")
+        note("compile is not planned: figures are for eager mode; a compiled model often holds less")
         return model if model is not None else lambda function: function
 
     def spawned(function: Callable[..., Any], args: Any = (), nprocs: int = 1, *_: Any, **__: Any) -> None:
-        notes(f"it starts {nprocs} ranks itself, with spawn: the plan is of the first of them")
+        note(f"it starts {nprocs} ranks itself, with spawn: the plan is of the first of them")
         function(0, *args)
 
     saved: dict[str, Any] = {}
@@ -126,23 +80,10 @@ def simplify(notes: Callable[[str], None]) -> None:
         name = os.path.abspath(file) if isinstance(file, str | os.PathLike) else ""  # noqa: PTH100
         return saved[name] if name in saved else read(file, *args, **options)
 
-    replacements: list[tuple[Any, str, Any]] = [
-        (DataLoader, "_get_iterator", load_here),
-        (torch, "compile", eager),
-        (nn.Module, "compile", lambda module, *_, **__: eager(module) and None),
-        (torch, "save", save),
-        (torch, "load", load),
-        (torch.multiprocessing, "spawn", spawned),
-    ]
-    for owner, name, replacement in replacements:
-        setattr(owner, name, replacement)
-
-
-def replicate() -> None:
-    """Replace DDP, whose reducer is C++ and takes neither tensors without data nor the results of groups that send
-    nothing."""
-    torch.nn.parallel.distributed.DistributedDataParallel = AnyReplicated  # type: ignore[assignment, misc]
-    torch.nn.parallel.DistributedDataParallel = AnyReplicated  # type: ignore[assignment, misc]
+    replace(DataLoader, _get_iterator=load_here)
+    replace(torch, compile=eager, save=save, load=load)
+    replace(nn.Module, compile=lambda module, *_, **__: eager(module) and None)
+    replace(torch.multiprocessing, spawn=spawned)
 
 
 class _Nothing:
@@ -197,9 +138,8 @@ def seem_to_have_gpus(name: str, count: int, memory: int, capability: tuple[int,
     for each in ("set_device", "synchronize", "empty_cache", "init", "reset_peak_memory_stats", "ipc_collect"):
         values[each] = None
     for each, value in values.items():
-        setattr(torch.cuda, each, lambda *_, value=value, **__: value)
-    for each in ("Stream", "Event", "device", "stream"):
-        setattr(torch.cuda, each, _Nothing)
-    setattr(fsdp, "__init__", sharded)  # noqa: B010
+        replace(torch.cuda, **{each: lambda *_, value=value, **__: value})
+    replace(torch.cuda, Stream=_Nothing, Event=_Nothing, device=_Nothing, stream=_Nothing)
+    replace(fsdp, __init__=sharded)
     for module in (device_mesh, dist):
-        module.init_device_mesh = on_mesh  # type: ignore[attr-defined]
+        replace(module, init_device_mesh=on_mesh)

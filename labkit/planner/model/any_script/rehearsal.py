@@ -7,7 +7,6 @@ needs the values, it can be run on real tensors instead. Runs in a child process
 from __future__ import annotations
 
 import gc
-import linecache
 import math
 import os
 import resource
@@ -15,7 +14,6 @@ import signal
 import sys
 import tempfile
 import traceback
-import types
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext, suppress
 from pathlib import Path
@@ -30,16 +28,14 @@ from torch.distributed.tensor import DTensor
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
-from labkit.files import lines_of
 from labkit.hardware import memory_limit
-from labkit.planner.model.any_script.as_rank import be_rank, replicate, seem_to_have_gpus, simplify
+from labkit.planner.model.any_script.as_rank import be_rank, seem_to_have_gpus, simplify
 from labkit.planner.model.any_script.divided import Weighed, others, strategy_in
 from labkit.planner.model.any_script.kept_apart import KeptApart
-from labkit.planner.model.any_script.values import LikelyValues, OnCpu, place_in
+from labkit.planner.model.any_script.values import LikelyValues, OnCpu
 from labkit.planner.model.fake import fake_run
-from labkit.planner.model.fake.cuda_kernels import follow_cuda, follow_kernels
-from labkit.planner.model.fake.fakes import InHostMemory, Replicated, Shards, SharedOptimizer, silence
-from labkit.planner.model.fake.time_steps import skip_steps
+from labkit.planner.model.fake.cuda_kernels import follow_cuda
+from labkit.planner.model.fake.fakes import Replicated, replace, replace_parallel, silence
 from labkit.text import first_line, shortened
 from labkit.worker import live_optimizers
 
@@ -65,21 +61,21 @@ def peak_of_script(
     without_data: bool,
 ) -> dict[str, Any]:
     """The peak of rank 0 in the second step, or why it is not known. `gpu`: the keywords of `seem_to_have_gpus`."""
+    if gpu:
+        gpu["capability"] = tuple(gpu["capability"])  # a list in JSON
     with tempfile.TemporaryDirectory(prefix="labkit-plan-") as folder:
         kept = KeptApart(folder)
-        watched = Rehearsal(path, without_data, gpu)
-        why = watched.run(text, arguments, ranks)
-        return watched.result(why, sorted(kept.written))
+        rehearsal = Rehearsal(path, without_data, ranks, gpu)
+        return {"why": rehearsal.run(text, arguments), "written": sorted(kept.written), **rehearsal.found()}
 
 
 class Rehearsal:
     """One run of a script, watched by the hooks of torch's optimizers and DataLoaders."""
 
-    def __init__(self, path: str, without_data: bool, gpu: dict[str, Any] | None) -> None:
-        self._path, self._gpu = path, gpu
+    def __init__(self, path: str, without_data: bool, ranks: int, gpu: dict[str, Any] | None) -> None:
+        self._path, self._ranks, self._gpu = path, ranks, gpu
         self._notes: dict[str, None] = {}
-        place = place_in(path)
-        self._fake = LikelyValues(place, on_gpu=gpu is not None) if without_data else None
+        self._fake = LikelyValues(path, on_gpu=gpu is not None) if without_data else None
         self._steps = 0
         self._first: Any = None  # the optimizer whose steps count
         self._stepped: set[int] = set()  # since the tracker began, by the first parameter of each optimizer
@@ -88,53 +84,37 @@ class Rehearsal:
         self._replaced: list[torch.Tensor] = []  # buckets of the first step, until the second's backward
         self._measured: dict[str, Any] | None = None
 
-    def run(self, text: str, arguments: Sequence[str], ranks: int) -> str:
+    def run(self, text: str, arguments: Sequence[str]) -> str:
         """Run the script, and say why it did not step twice; "" if it did."""
-        self._ranks = ranks
-        be_rank(ranks)
-        simplify(self._note)
-        replicate()
+        be_rank(self._ranks)
+        simplify(lambda note: self._notes.setdefault(note))
+        replace_parallel()
         if self._gpu:
-            self._gpu["capability"] = tuple(self._gpu["capability"])  # a list in JSON
             seem_to_have_gpus(**self._gpu)
-            follow_cuda()
         if self._fake:
+            fake_run.compute_as_on(self._gpu["capability"] if self._gpu else None, self._fake)
             _without_data(self._fake)
-            if self._gpu:
-                follow_kernels(self._gpu["capability"], self._fake.assumed.add)
-                torch.autograd.graph.save_on_cpu = InHostMemory  # type: ignore[misc, assignment]
-            else:
-                skip_steps()
+        elif self._gpu:
+            follow_cuda()
         self._hook()
         _limit_memory()
         signal.signal(signal.SIGALRM, _give_up)
         signal.alarm(MOST_SECONDS)
+        sys.argv = [self._path, *arguments]
         try:
             with OnCpu(self._fake, self._gpu is not None), silence():
-                _run_as_main(text, self._path, arguments)
-        except Stepped:
-            pass
-        except TooLong:
-            return f"it did not step twice within {MOST_SECONDS} seconds"
-        except SystemExit as error:
-            if not self._measured:
-                return _exit(error.code)
+                fake_run.execute(text, "__main__", self._path, self._path)
+            why = f"it ended after {self._steps} optimizer steps, and a plan needs two"
         except BaseException as error:
-            if not self._measured:
-                return why_it_failed(error, self._path)
+            why = why_it_ended(error, self._path)
         finally:
             signal.alarm(0)
-        return "" if self._measured else f"it ended after {self._steps} optimizer steps, and a plan needs two"
+        return "" if self._measured else why
 
-    def result(self, why: str, written: list[str]) -> dict[str, Any]:
+    def found(self) -> dict[str, Any]:
         """What is known, in JSON's types."""
-        read = [*self._fake.read] if self._fake else []
-        assumed = sorted(self._fake.assumed) if self._fake else []
-        found = {"why": why, "notes": [*self._notes], "written": written, "read": read, "assumed": assumed}
-        return found | {"measured": self._measured}
-
-    def _note(self, note: str) -> None:
-        self._notes[note] = None
+        read, assumed = (self._fake.read, self._fake.assumed) if self._fake else ((), ())
+        return {"measured": self._measured, "notes": [*self._notes], "read": [*read], "assumed": sorted(assumed)}
 
     def _hook(self) -> None:
         register_optimizer_step_pre_hook(lambda optimizer, args, kwargs: self._before_step(optimizer))
@@ -206,11 +186,11 @@ def _key(optimizer: Any) -> int:
 def _exit(code: Any) -> str:
     if isinstance(code, str):
         return code
+    said = ""
     with suppress(OSError):  # what the script has printed last
         lines = os.pread(2, 1 << 14, max(0, os.fstat(2).st_size - (1 << 14))).decode(errors="replace").split("\n")
-        if said := next((line.strip() for line in reversed(lines) if line.strip()), ""):
-            return f"it exited with {code} before its second optimizer step: {said}"
-    return f"it exited with {code} before its second optimizer step"
+        said = next((f": {line.strip()}" for line in reversed(lines) if line.strip()), "")
+    return f"it exited with {code} before its second optimizer step{said}"
 
 
 def _limit_memory() -> None:
@@ -227,20 +207,12 @@ def _give_up(*_: Any) -> None:
     raise TooLong
 
 
-def _run_as_main(text: str, path: str, arguments: Sequence[str]) -> None:
-    """Run the text as Python runs a script."""
-    main = types.ModuleType("__main__")
-    main.__file__ = path
-    main.__dict__["__builtins__"] = __builtins__
-    sys.modules["__main__"] = main
-    sys.argv = [path, *arguments]
-    sys.path.insert(0, str(Path(path).parent))
-    linecache.cache[path] = (len(text), None, lines_of(text), path)
-    exec(compile(text, path, "exec", dont_inherit=True), main.__dict__)
-
-
-def why_it_failed(error: BaseException, path: str) -> str:
-    """One sentence with the script's own line."""
+def why_it_ended(error: BaseException, path: str) -> str:
+    """One sentence, if it failed with the script's own line."""
+    if isinstance(error, TooLong):
+        return f"it did not step twice within {MOST_SECONDS} seconds"
+    if isinstance(error, SystemExit):
+        return _exit(error.code)
     lines = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == path]
     where = f" in line {lines[-1].lineno} (`{shortened((lines[-1].line or '').strip())}`)" if lines else ""
     if type(error).__name__ in fake_run.DEPENDS_ON_DATA:
@@ -250,11 +222,6 @@ def why_it_failed(error: BaseException, path: str) -> str:
 
 def _without_data(fake: LikelyValues) -> None:
     """Leave out the data of all parameters from now on."""
-    replacements: list[tuple[Any, str, Any]] = [
-        (torch.distributed.fsdp._fully_shard._fsdp_param, "_chunk_with_empty", Shards),
-        (torch.distributed.fsdp._flat_param, "_data_ptr_allocated", fake_run._is_allocated),
-        (torch.distributed.optim, "ZeroRedundancyOptimizer", SharedOptimizer),
-    ]
     register, call = nn.Module.register_parameter, nn.Module.__call__
 
     def registered(module: nn.Module, name: str, parameter: Any) -> None:
@@ -267,15 +234,11 @@ def _without_data(fake: LikelyValues) -> None:
         is_plain = type(parameter) in (nn.Parameter, torch.Tensor) and parameter.device.type != "meta"
         return fake.from_tensor(parameter) if is_plain and not isinstance(parameter, FakeTensor) else parameter
 
-    def moved(module: nn.Module, *args: Any, **kwargs: Any) -> nn.Module:
-        dtype = torch._C._nn._parse_to(*args, **kwargs)[1]
-        return applied(module, lambda t: t.to(dtype) if dtype and t.is_floating_point() else t)
-
     def applied(module: nn.Module, change: Callable[[Any], Any], recurse: bool = True) -> nn.Module:
         def changed(tensor: Any) -> Any:  # one by one: all of them may not fit
             return faked(change(tensor)) if isinstance(tensor, nn.Parameter) else change(tensor)
 
-        return fake_run._applied(module, changed, recurse)
+        return fake_run.applied(module, changed, recurse)
 
     def called(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         is_sharded = isinstance(module, FSDPModule | FullyShardedDataParallel)
@@ -289,13 +252,6 @@ def _without_data(fake: LikelyValues) -> None:
 
         return differentiate
 
-    replacements += [
-        (nn.Module, "register_parameter", registered),
-        (nn.Module, "_apply", applied),
-        (nn.Module, "to", moved),
-        (nn.Module, "__call__", called),
-        (torch.autograd, "backward", differentiated(torch.autograd.backward)),
-        (torch.autograd, "grad", differentiated(torch.autograd.grad)),
-    ]
-    for owner, name, replacement in replacements:
-        setattr(owner, name, replacement)
+    replace(nn.Module, register_parameter=registered, _apply=applied, to=fake_run.converted, __call__=called)
+    backward, grad = differentiated(torch.autograd.backward), differentiated(torch.autograd.grad)
+    replace(torch.autograd, backward=backward, grad=grad)

@@ -6,8 +6,8 @@ Runs in the planner's child process.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import torch
@@ -17,6 +17,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.weak import WeakIdKeyDictionary
 
 from labkit.planner.model.fake.checked_fakes import CheckedFakeMode
+from labkit.planner.model.fake.fake_run import here
 
 aten = torch.ops.aten
 ITEM: Any = aten._local_scalar_dense.default
@@ -35,13 +36,13 @@ class Count(int):
 
 class LikelyValues(CheckedFakeMode):
     """A number read from a floating-point tensor is taken to be 1, conditions follow from it, and a count of what is
-    true is taken to be 1. All other values are refused. `read` are the places at which the script read numbers, which
-    `place` names: its lines, or libraries."""
+    true is taken to be 1. All other values are refused. `read` are the places at which the script, which is in the
+    file `script`, read numbers: its lines, or libraries."""
 
-    def __init__(self, place: Callable[[], str], on_gpu: bool = False) -> None:
+    def __init__(self, script: str, on_gpu: bool = False) -> None:
         super().__init__(on_gpu=on_gpu)
         self.read: dict[str, None] = {}
-        self._place = place
+        self._script = script
         self._known: WeakIdKeyDictionary = WeakIdKeyDictionary()  # one value of all elements of a tensor
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -72,8 +73,19 @@ class LikelyValues(CheckedFakeMode):
         value = self._value(tensor)
         if value is None:
             raise DataDependentOutputException(func)
-        self.read[self._place()] = None
+        self.note_read()
         return value
+
+    def note_read(self) -> None:
+        """Remember the line of the script that reads a number, or the library that does."""
+        frame: FrameType | None = sys._getframe(1)
+        library = ""
+        while frame and frame.f_code.co_filename != self._script:
+            file = frame.f_code.co_filename
+            if not library and not file.startswith(TORCH):
+                library = file.partition("site-packages/")[2].partition("/")[0]
+            frame = frame.f_back
+        self.read[library or (f"line {frame.f_lineno}" if frame else "")] = None
 
     def _value(self, tensor: Any) -> Any:
         if tensor in self._known:
@@ -134,7 +146,7 @@ class OnCpu(TorchFunctionMode):
                     raise DataDependentOutputException(ITEM)
                 return Count(first.item())
             if name in ("numpy", "__array__") and first.is_floating_point() and self._fake:
-                self._fake.read[self._fake._place()] = None
+                self._fake.note_read()
                 with torch.utils._python_dispatch._disable_current_modes():
                     return torch.ones(first.shape, dtype=first.dtype).numpy()
         if any(type(leaf) is Count for leaf in _numbers(args)):
@@ -153,28 +165,3 @@ def _numbers(args: Any) -> list[Any]:
         elif isinstance(arg, int):
             found.append(arg)
     return found
-
-
-def here(device: Any) -> Any:
-    """A device, or the CPU instead of a GPU."""
-    is_index = isinstance(device, int) and not isinstance(device, bool)
-    is_named = isinstance(device, str | torch.device) and str(device).startswith("cuda")
-    return "cpu" if is_index or is_named else device
-
-
-def place_in(script: str) -> Callable[[], str]:
-    """A function that names the place at which the script reads a value: its line, or the library that does so."""
-
-    def place() -> str:
-        frame = sys._getframe(1)
-        library = ""
-        while frame:
-            file = frame.f_code.co_filename
-            if file == script:
-                return library or f"line {frame.f_lineno}"
-            is_library = "site-packages" in file and not file.startswith(TORCH)
-            library = library or (file.partition("site-packages/")[2].partition("/")[0] if is_library else "")
-            frame = frame.f_back  # type: ignore[assignment]
-        return library
-
-    return place

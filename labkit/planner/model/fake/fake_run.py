@@ -20,14 +20,9 @@ from typing import Any, ClassVar
 
 import torch
 import torch.distributed as dist
-import torch.distributed.fsdp._flat_param
-import torch.distributed.fsdp._fully_shard._fsdp_param
-import torch.distributed.optim
-import torch.distributed.pipelining
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributed.fsdp import FSDPModule
-from torch.distributed.pipelining import schedules
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from labkit.files import lines_of
@@ -38,11 +33,9 @@ from labkit.planner.model.fake.cuda_kernels import follow_cuda, follow_kernels
 from labkit.planner.model.fake.fakes import (
     InHostMemory,
     KnownStage,
-    Replicated,
-    Shards,
-    SharedOptimizer,
-    with_held_sends,
-    with_known_numbers,
+    replace,
+    replace_parallel,
+    replace_pipelines,
 )
 from labkit.planner.model.fake.four_bit import in_four_bits
 from labkit.planner.model.fake.time_steps import skip_steps
@@ -74,16 +67,12 @@ class FakeRun:
     ):
         _patch_torch()
         self._on_gpu = capability is not None
-        self.fake = CheckedFakeMode(skewed, on_gpu=capability is not None)
+        self.fake = CheckedFakeMode(skewed, on_gpu=self._on_gpu)
+        compute_as_on(capability, self.fake)
         if capability:
-            follow_cuda()
-            follow_kernels((capability[0], capability[1]), self.fake.assumed.add)
-            torch.autograd.graph.save_on_cpu = InHostMemory  # type: ignore[misc, assignment]
             _stay_on_cpu()
-        else:
-            skip_steps()
         gc.freeze()  # exempts torch's objects from collection; a large fake model adds millions
-        self.script = _loaded(text, path)
+        self.script = loaded(text, path)
         _patch_transformers()
         self.script.arriving_of = _as_many_from_each_rank
         self.script.check_parts = lambda batch, context: None  # it counts labels, which are not known
@@ -262,34 +251,36 @@ class Batches:
 
 def _patch_torch() -> None:
     """Replace parts of torch before the script imports them."""
-    with_known_numbers(schedules._PipelineSchedule)
-    with_held_sends(schedules)
-    replacements: list[tuple[object, str, object]] = [
-        (torch.nn.parallel, "DistributedDataParallel", Replicated),
-        (torch.distributed.optim, "ZeroRedundancyOptimizer", SharedOptimizer),
-        (torch.distributed.pipelining, "PipelineStage", KnownStage),
-        (torch.distributed.fsdp._fully_shard._fsdp_param, "_chunk_with_empty", Shards),
-        (torch.distributed.fsdp._flat_param, "_data_ptr_allocated", _is_allocated),
-        (torch.cpu.Stream, "synchronize", lambda stream: None),  # which FSDP1 awaits when it offloads
-        # Scripts are not compiled in a plan, so that no call needs the wrapper that keeps it from the compiler.
-        (Tracker, "__torch_dispatch__", inspect.unwrap(Tracker.__torch_dispatch__)),
-        (nn.Module, "to", _moved),
-        (nn.Module, "_apply", _applied),
-    ]
-    for owner, name, replacement in replacements:
-        setattr(owner, name, replacement)
+    replace_parallel()
+    replace_pipelines()
+    replace(torch.cpu.Stream, synchronize=lambda stream: None)  # which FSDP1 awaits when it offloads
+    # Scripts are not compiled in a plan, so that no call needs the wrapper that keeps it from the compiler.
+    replace(Tracker, __torch_dispatch__=inspect.unwrap(Tracker.__torch_dispatch__))
+    replace(nn.Module, to=converted, _apply=applied)
     with warnings.catch_warnings(action="ignore"):  # that a kernel is replaced
         _library.impl("ctc_loss.IntList", _ctc_loss, "CompositeImplicitAutograd")
+
+
+def compute_as_on(capability: Capability | None, fake: CheckedFakeMode) -> None:
+    """Compute as on a GPU of this compute capability; if there is none, a CPU's time steps are shortened."""
+    if capability is None:
+        skip_steps()
+        return
+    follow_cuda()
+    follow_kernels((capability[0], capability[1]), fake.assumed.add)
+    replace(torch.autograd.graph, save_on_cpu=InHostMemory)
+
+
+def here(device: Any) -> Any:
+    """A device, or the CPU instead of a GPU."""
+    is_index = isinstance(device, int) and not isinstance(device, bool)
+    is_named = isinstance(device, str | torch.device) and str(device).startswith("cuda")
+    return "cpu" if is_index or is_named else device
 
 
 def _stay_on_cpu() -> None:
     """Keep what a script moves to "cuda" where it is: autograd needs a CUDA build for tensors on a GPU."""
     make, move = torch.tensor, torch.Tensor.to
-
-    def here(device: Any) -> Any:
-        is_index = isinstance(device, int) and not isinstance(device, bool)
-        is_named = isinstance(device, str | torch.device) and str(device).startswith("cuda")
-        return "cpu" if is_index or is_named else device
 
     def made(data: Any, *, device: Any = None, **kwargs: Any) -> torch.Tensor:
         return make(data, device=here(device), **kwargs)
@@ -299,14 +290,11 @@ def _stay_on_cpu() -> None:
             kwargs["device"] = here(kwargs["device"])
         return move(tensor, *map(here, args[:1]), *args[1:], **kwargs)
 
-    replacements: list[tuple[object, str, object]] = [
-        (torch, "tensor", made),
-        (torch.Tensor, "to", moved),
-        (torch.Tensor, "cuda", lambda tensor, *_, **__: tensor),
-        (torch.Tensor, "pin_memory", lambda tensor, *_, **__: tensor),
-    ]
-    for owner, name, replacement in replacements:
-        setattr(owner, name, replacement)
+    def kept(tensor: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
+        return tensor
+
+    replace(torch, tensor=made)
+    replace(torch.Tensor, to=moved, cuda=kept, pin_memory=kept)
 
 
 def _ctc_loss(log_probs: torch.Tensor, targets: torch.Tensor, lengths: Any, target_lengths: Any, *more: Any) -> Any:
@@ -364,16 +352,11 @@ def _patch_transformers() -> None:
         masks.find_packed_sequence_indices = find
 
 
-def _is_allocated(tensor: torch.Tensor) -> bool:
-    """Whether a tensor has memory. All fake ones are at address 0, which torch's version of this treats as freed."""
-    return tensor.untyped_storage().size() > 0
-
-
-def _moved(module: nn.Module, *args: Any, **kwargs: Any) -> nn.Module:
+def converted(module: nn.Module, *args: Any, **kwargs: Any) -> nn.Module:
     """Module.to without devices: it only converts the type."""
     dtype = torch._C._nn._parse_to(*args, **kwargs)[1]
-    moved: nn.Module = module._apply(lambda t: t.to(dtype) if dtype and t.is_floating_point() else t)
-    return moved
+    changed: nn.Module = module._apply(lambda t: t.to(dtype) if dtype and t.is_floating_point() else t)
+    return changed
 
 
 def _as_many_from_each_rank(sizes: list[int], group: Any, device: Any) -> list[list[int]]:
@@ -388,7 +371,7 @@ def _tensors_of(module: nn.Module) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 @torch.no_grad()
-def _applied(module: nn.Module, change: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> nn.Module:
+def applied(module: nn.Module, change: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> nn.Module:
     """Module._apply that replaces tensors, because fake ones cannot be converted in place; shared ones stay shared."""
     changed: dict[torch.Tensor, Any] = {}
     for owner in module.modules() if recurse else [module]:
@@ -402,12 +385,18 @@ def _applied(module: nn.Module, change: Callable[[torch.Tensor], torch.Tensor], 
     return module
 
 
-def _loaded(text: str, path: str) -> Any:
+def loaded(text: str, path: str) -> Any:
     """The script as a module. It is not `__main__`, so it does not start training."""
-    module = types.ModuleType("script")
-    module.__file__ = path or SCRIPT_FILE
-    sys.modules["script"] = module
+    return execute(text, "script", SCRIPT_FILE, path)
+
+
+def execute(text: str, name: str, shown_as: str, path: str) -> Any:
+    """The module of this name that executes the text, which is in the file `path`, if any. Tracebacks have lines of
+    `shown_as`."""
+    module = types.ModuleType(name)
+    module.__file__ = path or shown_as
+    sys.modules[name] = module
     sys.path.insert(0, str(Path(path).parent if path else Path.cwd()))  # after torch has imported its modules
-    linecache.cache[SCRIPT_FILE] = (len(text), None, lines_of(text), SCRIPT_FILE)
-    exec(compile(text, SCRIPT_FILE, "exec", dont_inherit=True), module.__dict__)
+    linecache.cache[shown_as] = (len(text), None, lines_of(text), shown_as)
+    exec(compile(text, shown_as, "exec", dont_inherit=True), module.__dict__)
     return module

@@ -11,35 +11,57 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.distributed.fsdp._flat_param
+import torch.distributed.fsdp._fully_shard._fsdp_param
+import torch.distributed.optim
 from torch import nn
 from torch._C._distributed_c10d import FakeWork
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.distributed.pipelining import PipelineStage
+from torch.distributed.pipelining import PipelineStage, schedules
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
 INT = torch.int64
 
 
+def replace(owner: object, **replacements: object) -> None:
+    """Replace attributes of torch's until the process ends."""
+    for name, replacement in replacements.items():
+        setattr(owner, name, replacement)
+
+
+def replace_parallel() -> None:
+    """Let scripts that import from torch from now on get the stand-ins for its data parallelism."""
+    replace(torch.nn.parallel.distributed, DistributedDataParallel=Replicated)
+    replace(torch.nn.parallel, DistributedDataParallel=Replicated)
+    replace(torch.distributed.optim, ZeroRedundancyOptimizer=SharedOptimizer)
+    replace(torch.distributed.fsdp._fully_shard._fsdp_param, _chunk_with_empty=Shards)
+    # All fake tensors are at address 0, which torch's own function takes to be freed.
+    replace(torch.distributed.fsdp._flat_param, _data_ptr_allocated=lambda tensor: tensor.untyped_storage().size() > 0)
+
+
 class Replicated(nn.Module):
     """DistributedDataParallel: buckets for all gradients, into which each gradient is copied when it is ready. It holds
-    the sum of a sparse one, for which the rows of all ranks are taken to differ."""
+    the sum of a sparse one, for which the rows of all ranks are taken to differ. Frameworks read and set its public
+    attributes."""
 
     def __init__(
         self,
         module: nn.Module,
-        *,
+        *_: Any,
         gradient_as_bucket_view: bool = False,
         find_unused_parameters: bool = False,
         static_graph: bool = False,
-        **_: Any,
+        **__: Any,
     ):
         super().__init__()
         self.module = module
-        self._finds_unused = find_unused_parameters or static_graph
-        self._rebuilds = static_graph or not find_unused_parameters
-        self._synchronizes = True
+        self.find_unused_parameters, self.static_graph = find_unused_parameters, static_graph
+        self.require_backward_grad_sync = True
+        self.reducer = SimpleNamespace(prepare_for_backward=lambda _: None, _set_forward_pass_work_handle=None)
+        self.device_ids = None
         trained: list[torch.Tensor] = [p for p in module.parameters() if p.requires_grad]
+        self._trained, self._reduced = len(trained), 0  # the gradients reduced since the last forward
         embeddings = [m for m in module.modules() if isinstance(m, (nn.Embedding, nn.EmbeddingBag)) and m.sparse]
         sparse = {m.weight for m in embeddings}
         self._buckets = {p: torch.empty_like(p.detach()) for p in trained if p not in sparse}
@@ -48,7 +70,8 @@ class Replicated(nn.Module):
             parameter.register_post_accumulate_grad_hook(self._ready)
 
     def _ready(self, parameter: torch.Tensor) -> None:
-        if not self._synchronizes or parameter.grad is None:
+        self._reduced += self.require_backward_grad_sync
+        if not self.require_backward_grad_sync or parameter.grad is None:
             return
         if parameter.grad.is_sparse:
             parts, ranks = (parameter.grad._indices(), parameter.grad._values()), dist.get_world_size()
@@ -69,7 +92,8 @@ class Replicated(nn.Module):
 
     def replaced(self) -> list[torch.Tensor]:
         """The buckets of the first step, which NCCL may hold until the second's backward: docs/evidence/memory.md."""
-        return [torch.empty_like(bucket) for bucket in self._buckets.values()] if self._rebuilds else []
+        rebuilds = self.static_graph or not self.find_unused_parameters
+        return [torch.empty_like(bucket) for bucket in self._buckets.values()] if rebuilds else []
 
     def register_comm_hook(self, state: object, hook: object) -> None:
         raise NotImplementedError("what a communication hook of DDP holds cannot be rehearsed")
@@ -77,7 +101,7 @@ class Replicated(nn.Module):
     def check(self) -> None:
         """Call it after backward: DDP's reducer waits for each gradient, and in the next step raises an error."""
         unused = [name for name, p in self.module.named_parameters() if p.requires_grad and p.grad is None]
-        if unused and not self._finds_unused:
+        if unused and not (self.find_unused_parameters or self.static_graph):
             more = f" and {len(unused) - 1} more" if len(unused) > 1 else ""
             raise SystemExit(
                 f"DDP would stop in the second step: the loss does not depend on {unused[0]}{more}. Use or freeze what "
@@ -86,11 +110,21 @@ class Replicated(nn.Module):
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        before, self._synchronizes = self._synchronizes, False
+        before, self.require_backward_grad_sync = self.require_backward_grad_sync, False
         yield
-        self._synchronizes = before
+        self.require_backward_grad_sync = before
+
+    def join(self, *_: Any, **__: Any) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def _get_ddp_logging_data(self) -> dict[str, Any]:
+        return {}
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
+        if torch.is_grad_enabled():
+            if 0 < self._reduced < self._trained:
+                self.check()
+            self._reduced = 0
         return self.module(*args, **kwargs)
 
 
@@ -159,38 +193,36 @@ class KnownStage(PipelineStage):
         return not self.is_last and isinstance(output, FakeTensor), ""
 
 
-def with_known_numbers(schedule: Any) -> None:
-    """Patch a schedule so that targets which are micro-batch numbers, made by arange, keep their values: the loss needs
-    them, and tensors without data have no values."""
-    compute = schedule._maybe_compute_loss
+def replace_pipelines() -> None:
+    """Let schedules run on tensors without data, with stages whose shapes are known."""
+    replace(torch.distributed.pipelining, PipelineStage=KnownStage)
+    _keep_numbers()
+    _hold_sends()
+
+
+def _keep_numbers() -> None:
+    """Let targets which are micro-batch numbers, made by arange, keep their values: the loss needs them, and tensors
+    without data have no values."""
+    compute: Any = schedules._PipelineSchedule._maybe_compute_loss
 
     def known(self: Any, stage: Any, output: Any, targets: Any, *more: Any) -> None:
         numbers = targets and all(isinstance(t, FakeTensor) and t.shape == (1,) and t.dtype == INT for t in targets)
         compute(self, stage, output, [torch.tensor([n]) for n in range(len(targets))] if numbers else targets, *more)
 
-    schedule._maybe_compute_loss = known
+    replace(schedules._PipelineSchedule, _maybe_compute_loss=known)
 
 
-class Sent:
-    """The work of a send: it holds the tensor, as that of gloo and NCCL does."""
-
-    def __init__(self, tensor: torch.Tensor):
-        self.tensor = tensor
-
-    def wait(self) -> bool:
-        return True
-
-
-def with_held_sends(schedules: Any) -> None:
-    """Patch the module of schedules so that what is sent is held until its work is dropped: interleaved schedules keep
-    the works of a whole step."""
+def _hold_sends() -> None:
+    """Hold what is sent until its work is dropped, as gloo and NCCL do: interleaved schedules keep the works of a whole
+    step."""
     exchange = schedules._batch_p2p
 
     def held(operations: Any, *args: Any, **kwargs: Any) -> list[Any]:
-        sent = [Sent(operation.tensor) for operation in operations if operation.op is dist.isend]
-        return [*exchange(operations, *args, **kwargs), *sent]
+        sends = [operation for operation in operations if operation.op is dist.isend]
+        works = [SimpleNamespace(tensor=send.tensor, wait=lambda: True) for send in sends]
+        return [*exchange(operations, *args, **kwargs), *works]
 
-    schedules._batch_p2p = held
+    replace(schedules, _batch_p2p=held)
 
 
 def refuse_double_backward() -> None:
