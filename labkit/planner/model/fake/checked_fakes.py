@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_map_only, tree_unflatten
 from torch.utils.flop_counter import flop_registry
 
 from labkit.planner.model.fake.recalled import OTHER, RECALLABLE, VIEW, Recalled, key_of, way_of
@@ -169,30 +169,27 @@ class CheckedFakeMode(FakeTensorMode):
                 return out, *(torch.empty(args[0].shape[1], dtype=torch.float32) for _ in statistics)
         if not self._on_gpu or func.overloadpacket not in BY_DEVICE:
             return call(func, types, args, kwargs or {})
-        arguments = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, FakeTensor)]
-        _say_device(arguments, GPU)
+        _say_device((args, kwargs), GPU)
         self._says_gpu = True
         try:
             out = call(func, types, args, kwargs)
         finally:
             self._says_gpu = False
-            _say_device(arguments, CPU)
-        _say_device([leaf for leaf in tree_leaves(out) if isinstance(leaf, FakeTensor)], CPU)
+            _say_device((args, kwargs), CPU)
+        _say_device(out, CPU)
         return out
 
     def _grouped(self, args: Any, kwargs: Any) -> Any:
         """Compute the products of the experts: torch's fake kernel takes bf16 only, but its real ones take other types,
         too."""
 
-        def on_meta(value: Any) -> Any:
-            if not isinstance(value, torch.Tensor):
-                return value
-            dtype = torch.bfloat16 if value.dtype.is_floating_point else value.dtype
-            return torch.empty_strided(value.shape, value.stride(), dtype=dtype, device="meta")
+        def in_half(tensor: torch.Tensor) -> torch.Tensor:
+            dtype = torch.bfloat16 if tensor.is_floating_point() else tensor.dtype
+            return torch.empty_strided(tensor.shape, tensor.stride(), dtype=dtype)
 
-        out = GROUPED(*tree_map(on_meta, args), **tree_map(on_meta, kwargs))
         with self:
-            return torch.empty_strided(out.shape, out.stride(), dtype=args[0].dtype)
+            args_in_half, kwargs_in_half = tree_map_only(torch.Tensor, in_half, (args, kwargs))
+            return GROUPED(*args_in_half, **kwargs_in_half).to(args[0].dtype)
 
     def _aligned(self, log_probs: Any, targets: Any, _: Any, lengths: Any, *more: Any) -> Any:
         """The losses and log alpha of CTC, whose size depends on the longest target."""
@@ -242,9 +239,9 @@ class CheckedFakeMode(FakeTensorMode):
         except Exception:  # not every operator takes zeros, or runs on this CPU
             return [None] * len(leaves)
         pairs = [*zip(real, leaves, strict=True)]
-        if any(_is_larger(r, fake) for r, fake in pairs):
+        if any(_is_larger(*pair) for pair in pairs):
             self.corrected.add(str(func.overloadpacket))
-        return [_shape(r) if _is_larger(r, fake) or _is_strided_otherwise(r, fake) else None for r, fake in pairs]
+        return [_shape(pair[0]) if _is_larger(*pair) or _is_strided_otherwise(*pair) else None for pair in pairs]
 
 
 @cache
@@ -259,9 +256,10 @@ def _keeps_more(func: Any, args: Any) -> bool:
     return len(func._schema.returns) > 1 and any(getattr(leaf, "requires_grad", False) for leaf in tree_leaves(args))
 
 
-def _say_device(tensors: list[FakeTensor], device: torch.device) -> None:
-    for tensor in tensors:
-        tensor.fake_device = device
+def _say_device(values: Any, device: torch.device) -> None:
+    for leaf in tree_leaves(values):
+        if isinstance(leaf, FakeTensor):
+            leaf.fake_device = device
 
 
 @cache

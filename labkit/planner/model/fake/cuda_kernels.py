@@ -23,6 +23,7 @@ from torch.nn import functional as F
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.weak import WeakIdKeyDictionary
 
+from labkit.planner.model.fake.fakes import replace
 from labkit.version import release_of
 
 HALVES = (torch.bfloat16, torch.float16)
@@ -86,16 +87,15 @@ def follow_cuda() -> None:
         _cached.clear()
         clear()
 
-    replacements: list[tuple[object, str, object]] = [
-        (torch.autocast, "__init__", on_cpu),
-        (autocast_mode, "_cast", lambda value, device_type, dtype: cast_inputs(value, _here(device_type), dtype)),
-        (torch, "clear_autocast_cache", clear_all),
-        (torch, "is_autocast_enabled", lambda device_type="cuda": is_enabled(_here(device_type))),
-        (torch, "get_autocast_dtype", lambda device_type: dtype_of(_here(device_type))),
-        (torch, "get_autocast_gpu_dtype", lambda: dtype_of("cpu")),
-    ]
-    for owner, name, replacement in replacements:
-        setattr(owner, name, replacement)
+    replace(torch.autocast, __init__=on_cpu)
+    replace(autocast_mode, _cast=lambda value, device_type, dtype: cast_inputs(value, _here(device_type), dtype))
+    replace(
+        torch,
+        clear_autocast_cache=clear_all,
+        is_autocast_enabled=lambda device_type="cuda": is_enabled(_here(device_type)),
+        get_autocast_dtype=lambda device_type: dtype_of(_here(device_type)),
+        get_autocast_gpu_dtype=lambda: dtype_of("cpu"),
+    )
 
 
 def _here(device_type: str) -> str:
@@ -202,10 +202,9 @@ def follow_kernels(capability: tuple[int, int], assumed: Callable[[str], object]
     with warnings.catch_warnings(action="ignore"):  # that kernels are replaced
         for name, kernel in kernels.items():
             library.impl(name, kernel, "CompositeImplicitAutograd")
-    for name in KEPT:
-        setattr(torch._VF, name, _as_cudnn(name, getattr(torch._VF, name), assumed))
+    replace(torch._VF, **{name: _as_cudnn(name, getattr(torch._VF, name), assumed) for name in KEPT})
     optimizers: Any = import_module("torch.optim.optimizer")
-    optimizers._get_foreach_kernels_supported_devices = lambda: ["cpu"]
+    replace(optimizers, _get_foreach_kernels_supported_devices=lambda: ["cpu"])
     optimizers._foreach_supported_types.append(FakeTensor)
 
 
@@ -264,7 +263,7 @@ class _Attention:
         *,
         scale: float | None = None,
         enable_gqa: bool = False,
-    ) -> torch.Tensor:
+    ) -> Any:
         _validate(query, key, value, attn_mask, is_causal)
         if query.dim() == key.dim() == value.dim() == 3 and not _is_older():
             query, key, value = (x[None] for x in (query, key, value))
@@ -280,18 +279,18 @@ class _Attention:
             scale = query.shape[-1] ** -0.5 if scale is None else scale
             padded = [F.pad(x, (0, -x.shape[-1] % 8)) if x.shape[-1] % 8 else x for x in tensors]
             out = aten._scaled_dot_product_flash_attention(*padded, dropout_p, is_causal, False, scale=scale)
-            return _first(out)[..., :width]
+            return out[0][..., :width]
         is_grouped = query.shape[1] != key.shape[1]
         if is_fused and self._can_save_memory(query, key, value, is_grouped):
             is_trained = any(x.requires_grad for x in tensors)
             keeps = is_trained or (attn_mask is not None and attn_mask.requires_grad and not _is_older())
             bias = None if attn_mask is None else _expanded(attn_mask, query, key)
             memory_efficient = aten._scaled_dot_product_efficient_attention
-            return _first(memory_efficient(*tensors, bias, keeps, dropout_p, is_causal, scale=scale))
+            return memory_efficient(*tensors, bias, keeps, dropout_p, is_causal, scale=scale)[0]
         if not cuda.math_sdp_enabled():
             raise RuntimeError("No available kernel. Aborting execution.")
         options = {"scale": scale, "enable_gqa": enable_gqa}
-        return _first(aten._scaled_dot_product_attention_math(*tensors, attn_mask, dropout_p, is_causal, **options))
+        return aten._scaled_dot_product_attention_math(*tensors, attn_mask, dropout_p, is_causal, **options)[0]
 
     def _can_flash(self, query: torch.Tensor, value: torch.Tensor) -> bool:
         """Whether flash attention can compute it, or cuDNN's, if that is the only kernel left on, which keeps as
@@ -317,9 +316,7 @@ def _is_older() -> bool:
     return release_of(torch.__version__) < NEWER_ATTENTION
 
 
-def _validate(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, causal: bool
-) -> None:
+def _validate(query: Any, key: Any, value: Any, mask: torch.Tensor | None, causal: bool) -> None:
     """Check the arguments as validate_sdpa_input in attention.cpp does, in torch's words."""
     if not query.dtype == key.dtype == value.dtype:
         raise RuntimeError(
@@ -347,10 +344,6 @@ def _are_fusible(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, gr
     return len(set(samples)) == 1 and (len(set(heads)) == 1 or is_group)
 
 
-def _first(outputs: tuple[torch.Tensor, ...]) -> torch.Tensor:
-    return outputs[0]
-
-
 def _expanded(mask: torch.Tensor, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
     """A mask for all heads, copied unless its rows begin at multiples of 8 elements; preprocess_mask there."""
     width = mask.shape[-1]
@@ -363,12 +356,8 @@ def _as_cudnn(name: str, original: Callable[..., Any], assumed: Callable[[str], 
     def call(x: torch.Tensor, hidden: Any, weights: Any, *more: Any) -> Any:
         states = [hidden] if torch.is_tensor(hidden) else list(hidden)
         is_packed = torch.is_tensor(weights)  # then the other arguments differ
-        if (
-            is_packed
-            or not is_fake(x)
-            or any(state.shape[-1] != states[0].shape[-1] for state in states)
-            or x.dim() != 3
-        ):
+        is_projected = any(state.shape[-1] != states[0].shape[-1] for state in states)
+        if is_packed or is_projected or not is_fake(x) or x.dim() != 3:
             return original(x, hidden, weights, *more)
         _, layers, _, _, both, batch_first = more
         assumed(f"cuDNN is assumed to keep {KEPT[name]} values for each step and unit of a recurrent layer ({name})")
@@ -392,14 +381,12 @@ class _Layers(torch.autograd.Function):
         kept, layers, directions, batch_first = sizes
         states, weights = tensors[:count], tensors[count:]
         steps, samples = (x.shape[1], x.shape[0]) if batch_first else x.shape[:2]
-        width = directions * states[0].shape[-1]
-        out = x.new_empty((*x.shape[:2], width))
+        out = x.new_empty((*x.shape[:2], directions * states[0].shape[-1]))
         between = layers - 1  # outputs that are the next layer's inputs
-        reserve = x.new_empty((kept * layers + between) * steps * samples * width)
+        reserve = x.new_empty((kept * layers + between) * out.numel())
         ctx.save_for_backward(x, *tensors, out, reserve)
-        multiplied = sum(weight.numel() for weight in weights if weight.dim() == 2)
+        flops = 2 * samples * sum(weight.numel() for weight in weights if weight.dim() == 2)
         read = sum(weight.nbytes for weight in weights) + x.nbytes // steps
-        flops = 2 * samples * multiplied
         ctx.step = flops, read, steps
         record("recurrent", flops, read, steps)
         return (out, *(torch.empty_like(state) for state in states))
