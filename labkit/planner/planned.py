@@ -32,28 +32,17 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
-    """The result of `labkit.plan`. It displays itself; `labkit.launch(plan)` runs it and stores the prediction with the
-    run.
-
-    `peak` is that of rank `rank`, the one that holds the most, from a rehearsal of the script; None if that failed, as
-    `problems` explains. Then `states` has the bytes of parameters, gradients and optimizer state, if the model could be
-    made. `failure` is how the script itself would fail, "" if it would not.
-    """
+class AnyPlan:
+    """What all plans have. `path` is that of the script's file, "" unless it is the user's own; `peak` is that of rank
+    `rank`."""
 
     script: Script
-    path: str  # of the script's file; "" unless it is the user's own
+    path: str
     ranks: int
-    parameters: Parameters
     device: Device
-    layout: Layout
-    rank: int
-    facts: ModelFacts | None
+    rank: int = 0
     peak: Peak | None
-    states: Mapping[str, int] | None
-    advice: Advice | None
     problems: tuple[str, ...]
-    failure: str = ""
 
     @property
     def bytes(self) -> int | None:
@@ -61,43 +50,14 @@ class Plan:
         return self.peak.bytes if self.peak else None
 
     @property
-    def unfit(self) -> str:
-        """Why the device cannot train this, regardless of memory; "" if it can."""
-        return unfit(self.device, self.layout)
-
-    @property
-    def fits(self) -> bool | None:
-        """Whether it trains within a rank's share of the device; None if that cannot be told."""
-        usable = self.device.usable_by(self.ranks)
-        if self.unfit or self.failure:
-            return False
-        if self.peak:
-            return self.peak.bytes <= usable
-        # only labkit's strategies have a known division of states
-        return False if self.layout.strategy.name and self.states and sum(self.states.values()) > usable else None
+    def usable(self) -> float:
+        """A rank's share of the device in bytes."""
+        return self.device.usable_by(self.ranks)
 
     @property
     def step(self) -> StepTime | None:
-        """Duration of an optimizer step; None if the device's speed is unknown."""
-        return self.advice.requested.step if self.advice else None
-
-    def figures(self) -> dict[str, Figure]:
-        """Plotly figures by name: "memory", "scaling" (tokens/s over ranks) and "break-even" (the speed-up from a
-        second device). Figures without data are left out."""
-        rows = [row.bar() for row in self.advice.rows] if self.advice else []
-        if not rows and self.peak:
-            rows = [Bar(self.layout.strategy.name or self.script.name, self.peak.categories)]
-        if not rows:
-            return {}
-        figures = {"memory": memory_planned(rows, self.device.usable_by(self.ranks), self.device.name)}
-        if self.advice is None or self.facts is None:
-            return figures
-        speed_model = SpeedModel(self.script, self.facts, self.device, self.ranks, self.parameters)
-        if curves := scaling_curves(self.advice.rows, speed_model):
-            figures["scaling"] = scaling_planned(curves, self.device.box, self.device.name)
-        if points := break_even_curve(self.layout, speed_model):
-            figures["break-even"] = break_even(points)
-        return figures
+        """Duration of an optimizer step; None if it is unknown."""
+        return None
 
     def record(self) -> dict[str, Json]:
         """The record that is written into a run's folder before the run starts."""
@@ -114,6 +74,84 @@ class Plan:
             "assumed": list(step.assumed) if step else [],
             "problems": list(self.problems),
         }
+
+    def __str__(self) -> str:
+        verdict, rows, assumed = self._texts()
+        return plan_text(verdict, self.peak, rows, assumed)
+
+    __repr__ = __str__
+
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
+        verdict, rows, assumed = self._texts()
+        html = plan_html(verdict, self.peak, rows, assumed, self._bars(), self.usable, self.device.name)
+        return {"text/plain": str(self), "text/html": as_image(html)}
+
+    def _texts(self) -> tuple[list[str], list[dict[str, str]], list[str]]:
+        """The verdict in sentences, a row for each strategy, and what is assumed."""
+        raise NotImplementedError
+
+    def _bars(self) -> list[Bar]:
+        raise NotImplementedError
+
+    def _problems(self) -> list[str]:
+        """The problems as sentences."""
+        return [f"{problem[:1].upper()}{problem[1:]}." for problem in self.problems]
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Plan(AnyPlan):
+    """The result of `labkit.plan`. It displays itself; `labkit.launch(plan)` runs it and stores the prediction with the
+    run.
+
+    `peak` is that of rank `rank`, the one that holds the most, from a rehearsal of the script; None if that failed, as
+    `problems` explains. Then `states` has the bytes of parameters, gradients and optimizer state, if the model could be
+    made. `failure` is how the script itself would fail, "" if it would not.
+    """
+
+    parameters: Parameters
+    layout: Layout
+    facts: ModelFacts | None
+    states: Mapping[str, int] | None
+    advice: Advice | None
+    failure: str = ""
+
+    @property
+    def unfit(self) -> str:
+        """Why the device cannot train this, regardless of memory; "" if it can."""
+        return unfit(self.device, self.layout)
+
+    @property
+    def fits(self) -> bool | None:
+        """Whether it trains within a rank's share of the device; None if that cannot be told."""
+        if self.unfit or self.failure:
+            return False
+        if self.peak:
+            return self.peak.bytes <= self.usable
+        # only labkit's strategies have a known division of states
+        return False if self.layout.strategy.name and self.states and sum(self.states.values()) > self.usable else None
+
+    @property
+    def step(self) -> StepTime | None:
+        """Duration of an optimizer step; None if the device's speed is unknown."""
+        return self.advice.requested.step if self.advice else None
+
+    def figures(self) -> dict[str, Figure]:
+        """Plotly figures by name: "memory", "scaling" (tokens/s over ranks) and "break-even" (the speed-up from a
+        second device). Figures without data are left out."""
+        rows = [row.bar() for row in self.advice.rows] if self.advice else []
+        if not rows and self.peak:
+            rows = [Bar(self.layout.strategy.name or self.script.name, self.peak.categories)]
+        if not rows:
+            return {}
+        figures = {"memory": memory_planned(rows, self.usable, self.device.name)}
+        if self.advice is None or self.facts is None:
+            return figures
+        speed_model = SpeedModel(self.script, self.facts, self.device, self.ranks, self.parameters)
+        if curves := scaling_curves(self.advice.rows, speed_model):
+            figures["scaling"] = scaling_planned(curves, self.device.box, self.device.name)
+        if points := break_even_curve(self.layout, speed_model):
+            figures["break-even"] = break_even(points)
+        return figures
 
     def launched_with(self, nproc_per_node: int | str, more: Parameters) -> dict[str, Value]:
         """The launch parameters: the plan's, plus others that do not affect it, such as steps=100.
@@ -139,42 +177,30 @@ class Plan:
     def _parameters(self) -> str:
         return ", ".join(f"{name}={value!r}" for name, value in self.parameters.items())
 
-    def __str__(self) -> str:
-        verdict, rows, assumed = self._texts()
-        return plan_text(verdict, self.peak, rows, assumed)
-
-    __repr__ = __str__
-
-    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
-        verdict, rows, assumed = self._texts()
+    def _bars(self) -> list[Bar]:
         requested = self.advice.requested.strategy if self.advice else ""
-        drawn = [row.bar(chosen=row.strategy == requested) for row in (self.advice.rows if self.advice else ())]
-        limit = self.device.usable_by(self.ranks)
-        html = plan_html(verdict, self.peak, rows, assumed, drawn, limit, self.device.name)
-        return {"text/plain": str(self), "text/html": as_image(html)}
+        return [row.bar(chosen=row.strategy == requested) for row in (self.advice.rows if self.advice else ())]
 
     def _texts(self) -> tuple[list[str], list[dict[str, str]], list[str]]:
         verdict = list(self.advice.sentences) if self.advice else []
         if self.advice and self.step is None and self.device.is_this_machine:
             verdict.append("To measure the step time on this machine, use labkit.plan(…, measure=True) or --measure.")
-        problems = [f"{problem[:1].upper()}{problem[1:]}." for problem in self.problems]
         if not self.peak:
-            verdict = problems + verdict
+            verdict = self._problems() + verdict
         else:
             workspaces = f"{gib(self.device.cublas_workspaces)} of workspaces for matrix products"
             on_gpu = f"the driver's context, the buffers of collectives and {workspaces}, assumed"
             what = "Python and torch" if self.device.shared else on_gpu
             verdict.append(
-                f"{gib(self.device.usable_by(self.ranks))} are left for each rank after the framework's "
-                f"{gib(self.device.outside)} ({what})."
+                f"{gib(self.usable)} are left for each rank after the framework's {gib(self.device.outside)} ({what})."
             )
         if self.states and self.layout.strategy.name:
             each = ", ".join(f"{name} {gib(size)}" for name, size in self.states.items())
             verdict.append(
-                f"A rank needs {gib(sum(self.states.values()))} of {gib(self.device.usable_by(self.ranks))} for its "
+                f"A rank needs {gib(sum(self.states.values()))} of {gib(self.usable)} for its "
                 f"states alone ({each}); its activations need more, but that is unknown."
             )
-        verdict += problems if self.peak else []
+        verdict += self._problems() if self.peak else []
         rows = [row.row() for row in self.advice.rows] if self.advice else []
         steps = [row.step for row in self.advice.rows if row.step] if self.advice else []
         assumed = list(dict.fromkeys(text for step in steps for text in step.assumed))

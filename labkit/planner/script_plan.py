@@ -4,27 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import Any
 
 from labkit.arguments import Parameters
 from labkit.errors import LaunchError
-from labkit.files import Json
 from labkit.planner.candidate import when
 from labkit.planner.data_sheets import Device
 from labkit.planner.model.child import Unplannable, ask
-from labkit.planner.plan_views import plan_html, plan_text
+from labkit.planner.planned import AnyPlan
 from labkit.planner.strategies.known import simplest
 from labkit.record import Peak
 from labkit.text import gib
-from labkit.view import Bar, as_image
+from labkit.view import Bar
 from labkit.write import Script
 
 NAMES = {simplest(1).name: "replicated", "": "its own"}
 
 
-@dataclass(frozen=True, kw_only=True)
-class ScriptPlan:
+@dataclass(frozen=True, kw_only=True, repr=False)
+class ScriptPlan(AnyPlan):
     """The result of `labkit.plan` for a script that is not made of labkit's cells. It displays itself, and
     `labkit.launch(plan)` runs the script with these ranks and arguments.
 
@@ -34,26 +32,15 @@ class ScriptPlan:
     real tensors.
     """
 
-    script: Script
-    path: str  # of the script's file; "" for one that has none
-    ranks: int
     arguments: tuple[str, ...]
-    device: Device
-    peak: Peak | None
     strategy: str
     others: Mapping[str, Peak]
     is_real: bool
-    problems: tuple[str, ...]
-
-    @property
-    def bytes(self) -> int | None:
-        """The peak of rank 0; None if unknown."""
-        return self.peak.bytes if self.peak else None
 
     @property
     def fits(self) -> bool | None:
         """Whether the peak fits into a rank's share of the device; None if unknown."""
-        return None if self.peak is None else self.peak.bytes <= self.device.usable_by(self.ranks)
+        return None if self.peak is None else self.peak.bytes <= self.usable
 
     @property
     def rows(self) -> list[dict[str, str]]:
@@ -64,29 +51,14 @@ class ScriptPlan:
                 "strategy": name,
                 "memory": ("~" if name in self.others else "") + gib(peak.bytes),
                 "states": gib(sum(peak.categories.get(each, 0) for each in Peak.CATEGORIES[:3])),
-                "verdict": "fits" if peak.bytes <= self.device.usable_by(self.ranks) else self._needs(peak),
+                "verdict": "fits" if peak.bytes <= self.usable else self._needs(peak),
             }
             for name, peak in peaks.items()
             if peak
         ]
 
     def _needs(self, peak: Peak) -> str:
-        return f"needs {gib(peak.bytes)} of {gib(self.device.usable_by(self.ranks))} per rank (peak {when(peak)})"
-
-    def record(self) -> dict[str, Json]:
-        """The record that is written into a run's folder before the run starts."""
-        return {
-            "format": 2,
-            "made": datetime.now(UTC).isoformat(timespec="milliseconds"),
-            "device": self.device.name,
-            "nodes": self.device.nodes,
-            "framework": self.device.outside,
-            "rank": 0,
-            "peak": self.peak._asdict() if self.peak else None,
-            "step_seconds": None,
-            "assumed": [],
-            "problems": list(self.problems),
-        }
+        return f"needs {gib(peak.bytes)} of {gib(self.usable)} per rank (peak {when(peak)})"
 
     def launched_with(self, nproc_per_node: int | str, args: Sequence[object], more: Parameters) -> list[str]:
         """The script's arguments. Raises LaunchError if the launch would differ from the plan."""
@@ -99,36 +71,26 @@ class ScriptPlan:
             )
         return [*self.arguments]
 
-    def __str__(self) -> str:
-        verdict, assumed = self._texts()
-        return plan_text(verdict, self.peak, self.rows, assumed)
-
-    __repr__ = __str__
-
-    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
-        verdict, assumed = self._texts()
-        usable, name = self.device.usable_by(self.ranks), NAMES.get(self.strategy, self.strategy)
-        drawn = [Bar(name, self.peak.categories, fits=bool(self.fits), chosen=True)] if self.peak else []
-        drawn += [
-            Bar(other, peak.categories, "derived", fits=peak.bytes <= usable, rough=True)
+    def _bars(self) -> list[Bar]:
+        name = NAMES.get(self.strategy, self.strategy)
+        own = [Bar(name, self.peak.categories, fits=bool(self.fits), chosen=True)] if self.peak else []
+        return own + [
+            Bar(other, peak.categories, "derived", fits=peak.bytes <= self.usable, rough=True)
             for other, peak in self.others.items()
         ]
-        html = plan_html(verdict, self.peak, self.rows, assumed, drawn, usable, self.device.name)
-        return {"text/plain": str(self), "text/html": as_image(html)}
 
-    def _texts(self) -> tuple[list[str], list[str]]:
-        name, where = f"{self.script.name}.py", self.device.times(self.ranks)
-        problems = [f"{problem[:1].upper()}{problem[1:]}." for problem in self.problems]
+    def _texts(self) -> tuple[list[str], list[dict[str, str]], list[str]]:
+        what = f"{self.script.name}.py on {self.device.times(self.ranks)}"
         if self.peak is None:
-            return [f"{name} on {where} cannot be planned.", *problems], []
-        verdict = f"{name} on {where} {self._needs(self.peak)}"
+            return [f"{what} cannot be planned.", *self._problems()], [], []
+        fits = "fits" if self.fits else "does not fit"
         assumed = ["the largest step is its second, on rank 0; its step time is not planned"]
         if self.others:
             assumed.append(
                 f"{', '.join(self.others)}: parameters, gradients and optimizer state divided as in ZeRO, with "
                 "activations and temporaries as observed; fsdp gathers two of the largest blocks at a time"
             )
-        return [f"{verdict}: {'fits' if self.fits else 'does not fit'}.", *problems], assumed
+        return [f"{what} {self._needs(self.peak)}: {fits}.", *self._problems()], self.rows, assumed
 
 
 def plan_script(
@@ -145,9 +107,9 @@ def plan_script(
         "ranks": ranks,
         "gpu": gpu if capability else None,
     }
-    problems = (
-        ["nothing was measured: the step time of a script without labkit's cells is not planned"] if measure else []
-    )
+    problems = []
+    if measure:
+        problems.append("nothing was measured: the step time of a script without labkit's cells is not planned")
     answer = _asked({**question, "without_data": True})
     is_real = answer["measured"] is None
     if is_real:
