@@ -14,9 +14,6 @@ from labkit.view import Bar, Palette, aligned, bars, finished, grid
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
-GIB, MIB = 2**30, 2**20
-PATTERNS = {"planned": "", "measured": "x"}
-
 
 def plan_text(
     verdict: Sequence[str],
@@ -40,9 +37,9 @@ def plan_html(
     peak: Peak | None,
     strategies: Sequence[Mapping[str, str]],
     assumptions: Sequence[str],
-    drawn: Sequence[Bar] = (),
-    limit: float | None = None,
-    limit_name: str = "",
+    drawn: Sequence[Bar],
+    limit: float,
+    limit_name: str,
 ) -> str:
     """The plan as HTML, with `drawn` as bars against a limit of `limit` bytes."""
     first, *more = verdict or [""]
@@ -73,28 +70,25 @@ def memory_rows(peaks: Mapping[str, Peak]) -> list[dict[str, str]]:
     return [*rows, {"category": "at", **{source: peak.phase or "n/a" for source, peak in peaks.items()}}]
 
 
-def memory_planned(rows: Sequence[Bar], limit: float | None = None, limit_name: str = "limit") -> Figure:
-    """Bytes per rank at the peak, stacked by category; bars with the same name side by side, by source."""
+def memory_planned(rows: Sequence[Bar], limit: float, limit_name: str) -> Figure:
+    """Bytes per rank at the peak, stacked by category."""
     import plotly.graph_objects as go
 
-    rows = [row for row in rows if row.held]
-    unit, name = _memory_unit(max((sum(row.held.values()) for row in rows if row.held), default=0))
+    planned = [(escaped(row.name), row.held) for row in rows if row.held]
+    highest = max((sum(held.values()) for _, held in planned), default=0)
+    unit, name = (2**30, "GiB") if highest >= 2**30 else (2**20, "MiB")
     figure = go.Figure()
-    names, sources = [escaped(row.name) for row in rows], [row.source for row in rows]
-    several = len(set(sources)) > 1
     for category, colour in Palette.MEMORY.items():
-        sizes = [(row.held or {}).get(category, 0) / unit for row in rows]
+        sizes = [held.get(category, 0) / unit for _, held in planned]
         if any(sizes):
             figure.add_bar(
-                x=[names, sources] if several else names,
+                x=[strategy for strategy, _ in planned],
                 y=sizes,
                 name=category,
                 marker_color=colour,
-                marker_pattern_shape=[PATTERNS.get(source, "") for source in sources],
                 hovertemplate=f"%{{x}}<br>{category}: %{{y:.3g}} {name}<extra></extra>",
             )
-    highest = max((sum(row.held.values()) for row in rows if row.held), default=0)
-    if limit is not None and limit < 4 * highest:
+    if limit < 4 * highest:
         figure.add_hline(
             y=limit / unit, line_dash="dash", line_color=Palette.LIMIT, annotation_text=escaped(limit_name)
         )
@@ -103,7 +97,7 @@ def memory_planned(rows: Sequence[Bar], limit: float | None = None, limit_name: 
     return figure.update_layout(legend={"y": -0.3, "traceorder": "normal"}, margin={"b": 120})
 
 
-def scaling_planned(curves: Mapping[str, Sequence[Point]], box: int, name: str, unit: str = "tokens/s") -> Figure:
+def scaling_planned(curves: Mapping[str, Sequence[Point]], box: int, name: str) -> Figure:
     """Throughput over ranks, both logarithmic, with its band; the dotted line is linear scaling from the fewest ranks.
     Beyond `box` ranks there are several identical machines."""
     import plotly.graph_objects as go
@@ -111,7 +105,7 @@ def scaling_planned(curves: Mapping[str, Sequence[Point]], box: int, name: str, 
     figure = go.Figure()
     for i, (strategy, points) in enumerate(curves.items()):
         line = {"color": Palette.LINES[i % len(Palette.LINES)], "dash": "solid" if i < len(Palette.LINES) else "dash"}
-        _banded(figure, points, escaped(strategy), line, f"%{{x}} ranks<br>%{{y:.4g}} {unit}")
+        _banded(figure, points, escaped(strategy), line, "%{x} ranks<br>%{y:.4g} tokens/s")
     everything = [point for points in curves.values() for point in points]
     if everything:
         first = min(everything, key=lambda point: (point.x, -point.value))
@@ -126,13 +120,13 @@ def scaling_planned(curves: Mapping[str, Sequence[Point]], box: int, name: str, 
         )
         figure.update_xaxes(tickvals=ends)
     figure.update_xaxes(type="log", title_text="ranks")
-    figure.update_yaxes(type="log", title_text=f"{unit} over all ranks")
+    figure.update_yaxes(type="log", title_text="tokens/s over all ranks")
     beyond = f"beyond {box} rank{'s' if box > 1 else ''}: several such machines over a network"
     return finished(figure, f"Scaling on {escaped(name)}, predicted; {beyond}", height=460)
 
 
-def break_even(points: Sequence[Point], measured: Sequence[tuple[float, float]] = ()) -> Figure:
-    """Speed of two devices relative to one, over the tokens per rank and step; dots are measured.
+def break_even(points: Sequence[Point]) -> Figure:
+    """Speed of two devices relative to one, over the tokens per rank and step.
 
     Below 1 the second device does not pay for its all_reduce.
     """
@@ -141,15 +135,6 @@ def break_even(points: Sequence[Point], measured: Sequence[tuple[float, float]] 
     figure = go.Figure()
     hover = "%{x:,} tokens per rank<br>%{y:.2f} times one device"
     _banded(figure, points, "predicted", {"color": Palette.LINES[0]}, hover)
-    if measured:
-        figure.add_scatter(
-            x=[x for x, _ in measured],
-            y=[y for _, y in measured],
-            name="measured",
-            mode="markers",
-            marker={"color": Palette.LINES[1], "size": 9, "symbol": "diamond"},
-            hovertemplate=f"{hover}<extra></extra>",
-        )
     for level, text in ((1.0, "one device"), (2.0, "twice as fast")):
         figure.add_hline(y=level, line_dash="dot", line_color="#8b949e", annotation_text=text)
     crossing = _crossing(points)
@@ -172,8 +157,7 @@ def _crossing(points: Sequence[Point]) -> float | None:
     for before, after in pairwise(points):
         if before.value < 1 <= after.value:
             share = (1 - before.value) / (after.value - before.value)
-            crossing: float = before.x * (after.x / before.x) ** share
-            return crossing
+            return float(before.x * (after.x / before.x) ** share)
     return None
 
 
@@ -201,8 +185,3 @@ def _banded(figure: Figure, points: Sequence[Point], name: str, line: Mapping[st
         line=line,
         hovertemplate=f"{name}<br>{hover}<extra></extra>",
     )
-
-
-def _memory_unit(largest: float) -> tuple[float, str]:
-    """(bytes per unit, name) of the unit for sizes up to `largest` bytes."""
-    return (GIB, "GiB") if largest >= GIB else (MIB, "MiB")

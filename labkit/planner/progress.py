@@ -43,18 +43,6 @@ def _tell(write: Callable[[str], object], done: threading.Event) -> None:
             period = PERIOD
 
 
-class _TerminalLine:
-    is_written = False
-
-    def write(self, text: str) -> None:
-        self.is_written = True
-        print(f"\r{text}", end="", file=sys.stderr, flush=True)
-
-    def erase(self) -> None:
-        if self.is_written:
-            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
-
-
 @contextmanager
 def _line() -> Iterator[Callable[[str], object]]:
     """A function that writes one line over and over, of which nothing remains."""
@@ -70,10 +58,16 @@ def _line() -> Iterator[Callable[[str], object]]:
             close_widget(widget)
             handle.update({"text/plain": ""}, raw=True)
     elif sys.stderr.isatty():  # stdout is for the answer
-        line = _TerminalLine()
+        written: list[str] = []
+
+        def write(text: str) -> None:
+            written.append(text)
+            print(f"\r{text}", end="", file=sys.stderr, flush=True)
+
         try:
-            yield line.write
+            yield write
         finally:
-            line.erase()
+            if written:
+                print("\r\x1b[K", end="", file=sys.stderr, flush=True)
     else:
         yield lambda text: None

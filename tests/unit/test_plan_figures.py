@@ -90,7 +90,7 @@ def test_bars_have_nothing_to_say_without_rows():
 def test_names_never_become_markup():
     hostile = "<script>alert(1)</script>"
     page = panel_page("fits", hostile, [Bar(hostile, HELD, hostile)], GIB, hostile, [{"run": hostile}])
-    page += plan_html([hostile], Peak(1, hostile, "", {}), [{"strategy": hostile}], [hostile])
+    page += plan_html([hostile], Peak(1, hostile, "", {}), [{"strategy": hostile}], [hostile], [], GIB, hostile)
 
     assert "<script" not in page
 
@@ -104,22 +104,19 @@ def finished(figure):
     return figure.to_dict()
 
 
-def test_memory_planned_stacks_what_was_planned_beside_what_was_measured():
-    rows = [Bar("ddp", HELD), Bar("ddp", HELD, source="measured"), Bar("fsdp", HELD), Bar("hybrid", None, "no")]
+def test_memory_planned_stacks_categories_by_strategy():
+    rows = [Bar("ddp", HELD), Bar("fsdp", HELD), Bar("hybrid", None, "no")]
     figure = finished(memory_planned(rows, 10 * GIB, "T4"))
 
     assert figure["layout"]["barmode"] == "stack"
     assert [trace["name"] for trace in figure["data"]] == list(HELD)
-    assert [list(part) for part in figure["data"][0]["x"]] == [
-        ["ddp", "ddp", "fsdp"],
-        ["planned", "measured", "planned"],
-    ]
-    assert list(figure["data"][3]["y"]) == [4.0, 4.0, 4.0]
+    assert list(figure["data"][0]["x"]) == ["ddp", "fsdp"]
+    assert list(figure["data"][3]["y"]) == [4.0, 4.0]
     assert "T4" in str(figure["layout"]["annotations"])
 
 
 def test_memory_planned_in_mebibytes_leaves_a_far_limit_out():
-    figure = finished(memory_planned([Bar("ddp", {"parameters": 2**20})], 10 * GIB))
+    figure = finished(memory_planned([Bar("ddp", {"parameters": 2**20})], 10 * GIB, "T4"))
 
     assert list(figure["data"][0]["y"]) == [1.0]
     assert not figure["layout"].get("annotations")
@@ -139,11 +136,10 @@ def test_scaling_has_a_band_around_each_curve_and_the_ideal_line():
 
 def test_break_even_is_where_two_devices_begin_to_be_faster_than_one():
     points = [Point(x, y, y * 0.8, y * 1.2) for x, y in ((100, 0.3), (1000, 0.5), (4000, 1.5), (10_000, 1.9))]
-    figure = finished(break_even(points, [(1000, 0.8)]))
+    figure = finished(break_even(points))
 
     names = [trace["name"] for trace in figure["data"]]
     assert "break-even: 2,000 tokens" in names
-    assert "measured" in names
     assert not any("break-even" in trace["name"] for trace in break_even(points[2:]).to_dict()["data"])
 
 
