@@ -55,9 +55,7 @@ LINKS = {
 MOVED = {"HBM": 0.6, "GDDR": 0.8}
 # What is assumed where a row says nothing.
 REACHED, CAPABILITY = 0.8, (8, 0)
-GBIT_100, GBIT_25 = 12.5e9, 3.125e9  # bytes/s of boxes of eight, and of smaller ones in a cloud or at home
-# The facts of a preset that hold for a GPU of this machine with its name.
-SPEED = ("flops", "bandwidth", "link", "link_name", "link_share", "network", "reached", "moved", "assumed")
+NETWORKS = 3.125, 12.5  # GB/s (25 and 100 Gbit/s) of small boxes in a cloud or at home, and of boxes of eight
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,7 +77,7 @@ class Device:
     link: float | None = None
     link_name: str = "unknown"
     link_share: float = 1.0
-    network: float = GBIT_25
+    network: float = NETWORKS[0] * 1e9
     aliases: tuple[str, ...] = field(default=(), repr=False)
     shared: bool = False
     nodes: int = 1
@@ -130,78 +128,6 @@ class Device:
         return tuple(self.flops) or self.halves
 
 
-def devices_in(table: str) -> tuple[Device, ...]:
-    """The devices of a table in CSV with the columns of devices.csv. Raises ValueError for a field that cannot be read,
-    with its row and column."""
-    return tuple(_device(_Row(fields)) for fields in csv.DictReader(table.splitlines(), skipinitialspace=True))
-
-
-class _Row:
-    """One row of devices.csv."""
-
-    def __init__(self, fields: Mapping[str, str]):
-        self._fields, self.name = fields, fields["name"]
-        if None in fields:
-            raise ValueError(
-                f"devices.csv, row {self.name!r}: it has more fields than columns; quote a text with commas"
-            )
-
-    def get(self, column: str, read: Callable[[str], T], what: str) -> T | None:
-        """What `read` makes of a field; None if it is empty. `what` says what belongs there."""
-        text = (self._fields.get(column) or "").strip()
-        try:
-            return read(text) if text else None
-        except (ValueError, KeyError):
-            raise self._error(column, f"{text!r}", what) from None
-
-    def need(self, column: str, read: Callable[[str], T], what: str) -> T:
-        """As `get`, for a field that must not be empty."""
-        value = self.get(column, read, what)
-        if value is None:
-            raise self._error(column, "nothing", what)
-        return value
-
-    def _error(self, column: str, found: str, what: str) -> ValueError:
-        return ValueError(f"devices.csv, row {self.name!r}, column {column!r}: it has {found}; write {what}")
-
-
-def _device(row: _Row) -> Device:
-    number = "a number"
-    memory = int(row.need("memory_gib", float, number) * GIB)
-    rate = "a number, or none if the device does not support it"
-    tflops = {kind: row.need(f"{kind}_tflops", _tflops, rate) for kind in ("fp32", "fp16", "bf16")}
-    links = f"one of {', '.join(LINKS)}"
-    link, link_share = row.need("link", LINKS.__getitem__, links)
-    box = row.need("box", int, "the number of devices in a box")
-    moved = row.get("memory_type", MOVED.__getitem__, "HBM or GDDR, or nothing if it is unknown")
-    capability = row.get("capability", _capability, "a compute capability such as 8.0, or nothing if it is unknown")
-    reached = row.get("reached", float, "the fraction of the peak that matrix products reach, or nothing")
-    network = row.get("network_gb_s", float, "a number, or nothing if it is unknown")
-    assumed = {
-        f"{row.name} has compute capability {CAPABILITY[0]}.{CAPABILITY[1]}": capability,
-        f"{row.name} reaches {REACHED:.0%} of its peak in matrix products": reached,
-        f"{row.name} reaches {MOVED['HBM']:.0%} of its memory's bandwidth in other operators": moved,
-    }
-    return Device(
-        name=row.name,
-        memory=memory,
-        usable=memory - OUTSIDE_TENSORS,
-        flops={kind: rate * 1e12 for kind, rate in tflops.items() if rate},
-        bandwidth=row.need("bandwidth_gb_s", float, number) * 1e9,
-        link=link * 1e9,
-        link_name=row.need("link", str, links),
-        link_share=link_share,
-        box=box,
-        network=network * 1e9 if network else GBIT_100 if box >= 8 else GBIT_25,
-        source=row.need("source", str, "the data sheet that has these figures"),
-        aliases=tuple((row.get("aliases", str, "") or "").split()),
-        reached=reached or REACHED,
-        moved=moved or MOVED["HBM"],
-        capability=capability or CAPABILITY,
-        assumed=tuple(what for what, value in assumed.items() if value is None),
-    )
-
-
 def _tflops(text: str) -> float:
     return 0.0 if text == "none" else float(text)
 
@@ -211,9 +137,57 @@ def _capability(text: str) -> tuple[int, int]:
     return int(major), int(minor)
 
 
+def devices_in(table: str) -> tuple[Device, ...]:
+    """The devices of a table in CSV with the columns of devices.csv. Raises ValueError for a field that cannot be read,
+    with its row and column."""
+    return tuple(_device(fields) for fields in csv.DictReader(table.splitlines(), skipinitialspace=True))
+
+
+def _device(fields: Mapping[str, str | None]) -> Device:
+    name, where = str(fields["name"]), f"devices.csv, row {fields['name']!r}"
+    if None in fields:
+        raise ValueError(f"{where}: it has more fields than columns; quote a text with commas")
+    texts = {column: (text or "").strip() for column, text in fields.items()}
+
+    def read(column: str, how: Callable[[str], T], if_empty: T | None = None) -> T:
+        text = texts[column]
+        if not text and if_empty is not None:
+            return if_empty
+        try:
+            return how(text)
+        except (ValueError, KeyError):
+            found = repr(text) if text else "nothing"
+            raise ValueError(f"{where}, column {column!r}: it has {found}; data_sheets.py says what to write") from None
+
+    memory = int(read("memory_gib", float) * GIB)
+    flops = {kind: read(f"{kind}_tflops", _tflops) * 1e12 for kind in ("fp32", "fp16", "bf16")}
+    box, (link, link_share) = read("box", int), read("link", LINKS.__getitem__)
+    assumed = {
+        "capability": f"{name} has compute capability {CAPABILITY[0]}.{CAPABILITY[1]}",
+        "reached": f"{name} reaches {REACHED:.0%} of its peak in matrix products",
+        "memory_type": f"{name} reaches {MOVED['HBM']:.0%} of its memory's bandwidth in other operators",
+    }
+    return Device(
+        name=name,
+        memory=memory,
+        usable=memory - OUTSIDE_TENSORS,
+        flops={kind: rate for kind, rate in flops.items() if rate},
+        bandwidth=read("bandwidth_gb_s", float) * 1e9,
+        link=link * 1e9,
+        link_name=texts["link"],
+        link_share=link_share,
+        box=box,
+        network=read("network_gb_s", float, NETWORKS[box >= 8]) * 1e9,
+        source=texts["source"],
+        aliases=tuple(texts["aliases"].split()),
+        reached=read("reached", float, REACHED),
+        moved=read("memory_type", MOVED.__getitem__, MOVED["HBM"]),
+        capability=read("capability", _capability, CAPABILITY),
+        assumed=tuple(sentence for column, sentence in assumed.items() if not texts[column]),
+    )
+
+
 DEVICES = devices_in(Path(__file__).with_name("devices.csv").read_text(encoding="utf-8"))
-
-
 # What notebook services lend: kaggle.com/docs/notebooks, colab.research.google.com (2026)
 LENT = {
     "kaggle": "2xT4",
@@ -264,19 +238,18 @@ def this_machine(here: Hardware) -> Device:
             outside=OUTSIDE_TENSORS_ON_CPU,
         )
     gpu = min(here.gpus, key=lambda each: each.memory)
-    own = Device(
+    like = _preset(gpu.name) or Device(name="", memory=0, usable=0, box=1, source="")
+    return replace(
+        like,
         name=f"{THIS_MACHINE}'s {gpu.name}",
         memory=gpu.memory,
         usable=gpu.memory - OUTSIDE_TENSORS,
         box=len(here.gpus),
-        source="memory reported by the driver",
+        source="; ".join(filter(None, ("memory reported by the driver", like.source))),
+        aliases=(),
         halves=("fp32", "fp16", *(["bf16"] if gpu.has_bf16 else [])),
         capability=min(each.capability for each in here.gpus),
     )
-    if not (like := _preset(gpu.name)):
-        return own
-    same = {name: getattr(like, name) for name in SPEED}
-    return replace(own, source=f"{own.source}; {like.source}", **same)
 
 
 def _preset(name: str) -> Device | None:

@@ -50,17 +50,13 @@ def break_even_curve(layout: Layout, speed_model: SpeedModel) -> list[Point]:
     """
     points = []
     for samples in SAMPLES:
-        one = replace(
-            layout,
+        one = Layout(
             strategy=simplest(1),
             ranks=1,
-            data=1,
-            tensor=1,
-            pipeline=1,
-            context=1,
             micro_batch=samples,
-            accumulate=1,
-            options={},
+            precision=layout.precision,
+            activation_checkpointing=layout.activation_checkpointing,
+            optimizer=layout.optimizer,
         )
         two = replace(one, strategy=simplest(2), ranks=2, data=2)
         alone, together = speed_model(one), speed_model(two)

@@ -140,15 +140,15 @@ def test_a_new_device_needs_one_row_whatever_its_name():
     [
         (
             "X, many, 1, 2, 2, 3, HBM, NVLink 4, 8, , 8.0, , , a",
-            "row 'X', column 'memory_gib': it has 'many'; write a n",
+            "row 'X', column 'memory_gib': it has 'many'; data_sheets.py says",
         ),
         (
             "X, 1, , 2, 2, 3, HBM, NVLink 4, 8, , 8.0, , , a",
-            "row 'X', column 'fp32_tflops': it has nothing; write a nu",
+            "row 'X', column 'fp32_tflops': it has nothing; data_sheets.py says",
         ),
-        ("X, 1, 1, 2, 2, 3, DDR, NVLink 4, 8, , 8.0, , , a", "column 'memory_type': it has 'DDR'; write HBM or GDDR"),
-        ("X, 1, 1, 2, 2, 3, HBM, NVLink, 8, , 8.0, , , a", "column 'link': it has 'NVLink'; write one of PCIe 3 x16, "),
-        ("X, 1, 1, 2, 2, 3, HBM, NVLink 4, 8, , 8, , , a", "column 'capability': it has '8'; write a compute"),
+        ("X, 1, 1, 2, 2, 3, DDR, NVLink 4, 8, , 8.0, , , a", "column 'memory_type': it has 'DDR'; data_sheets.py says"),
+        ("X, 1, 1, 2, 2, 3, HBM, NVLink, 8, , 8.0, , , a", "column 'link': it has 'NVLink'; data_sheets.py says"),
+        ("X, 1, 1, 2, 2, 3, HBM, NVLink 4, 8, , 8, , , a", "column 'capability': it has '8'; data_sheets.py says"),
         ("X, 1, 1, 2, 2, 3, HBM, NVLink 4, 8, , 8.0, , , a, b", "row 'X': it has more fields than columns"),
         ("X, 1, 1", "row 'X', column 'fp16_tflops': it has nothing"),
     ],

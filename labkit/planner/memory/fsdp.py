@@ -12,13 +12,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from labkit.planner.memory.ledger import Ledger
+from labkit.planner.memory.ledger import Keeper, Ledger
 from labkit.planner.model.facts import Profile
 from labkit.version import torch_release
 
 # Since torch 2.15 the previous group's all-gather buffer is freed before the next one is made
 # (release_all_gather_state_for_comm_reuse), before that afterwards (wait_for_unshard).
 RELEASES_FIRST = torch_release() >= (2, 15)
+ROOT = "the root"
 
 
 @dataclass(frozen=True)
@@ -45,26 +46,24 @@ def groups_of(
     """The group of each unit: a block has its own; all others are in the root. `frozen` has the bytes of each unit's
     parameters that are not trained, as stored and as computed with; `ranks` says over how many ranks each unit's
     parameters are sharded."""
-    alone = [(name,) if name.startswith("blocks.") else () for name in names]
+    keys = [name if name.startswith("blocks.") else ROOT for name in names]
     groups = {}
-    for key in dict.fromkeys(alone):
-        members = [profile for profile, of in zip(profiles, alone, strict=True) if of == key]
-        over = [n for each, of in zip(ranks, alone, strict=True) if of == key for n in each]
-        idle = [each for each, of in zip(frozen, alone, strict=True) if of == key]
-        shapes = [pair for p in members for pair in zip(p.parameters, p.rows, strict=True)]
-        cuts = [(size // max(1, rows), rows, -(-rows // n)) for (size, rows), n in zip(shapes, over, strict=True)]
+    for key in dict.fromkeys(keys):
+        members = [i for i, of in enumerate(keys) if of == key]
+        shapes = [
+            shape for i in members for shape in zip(profiles[i].parameters, profiles[i].rows, ranks[i], strict=True)
+        ]
+        cuts = [(size // max(1, rows), rows, -(-rows // n), n) for size, rows, n in shapes]
         groups[key] = Group(
-            name=key[0] if key else "the root",
-            elements=sum(size for size, _ in shapes),
-            shard=sum(row * cut for row, _, cut in cuts),
-            whole=sum(row * cut * n for (row, _, cut), n in zip(cuts, over, strict=True)),
-            local=tuple(
-                row * max(0, min(cut, rows - rank % n * cut)) for (row, rows, cut), n in zip(cuts, over, strict=True)
-            ),
-            frozen=sum(stored for stored, _ in idle),
-            frozen_computed=sum(computed for _, computed in idle),
+            key,
+            elements=sum(size for size, *_ in shapes),
+            shard=sum(row * cut for row, _, cut, _ in cuts),
+            whole=sum(row * cut * n for row, _, cut, n in cuts),
+            local=tuple(row * max(0, min(cut, rows - rank % n * cut)) for row, rows, cut, n in cuts),
+            frozen=sum(frozen[i][0] for i in members),
+            frozen_computed=sum(frozen[i][1] for i in members),
         )
-    return [groups[key] for key in alone]
+    return [groups[key] for key in keys]
 
 
 @dataclass(frozen=True)
@@ -77,7 +76,7 @@ class Sharding:
     reduced_once: bool = True  # gradients stay unreduced until the last micro-batch
 
 
-class FullyShard:
+class FullyShard(Keeper):
     """`groups` has the group of each unit, `elements` the number of its parameters' elements; `itemsize` is that of the
     parameters in computation. With `offloaded`, shards and their gradients are in the host's memory."""
 
@@ -95,8 +94,7 @@ class FullyShard:
         self.ledger, self.groups, self.elements, self.how = ledger, groups, elements, how
         self.ranks, self.offloaded = ranks, offloaded
         self.computed, self.reduced_in = itemsize, max(4, itemsize)  # bytes per element
-        self.gradient_itemsize = itemsize
-        self.root = next((group for group in groups if group.name == "the root"), None)
+        self.root = next((group for group in groups if group.name == ROOT), None)
         self.whole: set[Group] = set()
         self.accumulated: set[Group] = set()  # with unreduced gradients in the reduction type
         self.reduced: set[Group] = set()
@@ -105,7 +103,6 @@ class FullyShard:
         self.raw: dict[Group, int] = dict.fromkeys(groups, 0)  # bytes of this micro-batch's complete gradients
 
     def begin(self, *, first: bool, last: bool) -> None:
-        """Start a micro-batch, which may be the first or the last of its step."""
         if first:
             self.reduced = set()
         self.free = last or not self.how.kept_between

@@ -7,7 +7,6 @@ each family of strategies has its own.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
 
 from labkit.errors import LaunchError
 from labkit.planner.model.facts import Moment, Profile
@@ -34,10 +33,8 @@ class Ledger:
             self.moments[phase, operation] = Peak(total, phase, operation, {n: b for n, b in at.items() if b})
 
 
-class Keeper(Protocol):
-    """A strategy's actions before and after each unit's computation; units are passed by number."""
-
-    gradient_itemsize: int  # bytes per element of autograd's gradients
+class Keeper:
+    """A strategy's actions before and after each unit's computation, by default none; units are passed by number."""
 
     def begin(self, *, first: bool, last: bool) -> None:
         """Start a micro-batch, which may be the first or the last of its step."""
@@ -45,15 +42,18 @@ class Keeper(Protocol):
     def before_forward(self, unit: int, incoming: int) -> None:
         """`incoming` is the bytes of the unit's input."""
 
-    def after_forward(self, unit: int) -> None: ...
+    def after_forward(self, unit: int) -> None:
+        """Free what forward does not leave for backward."""
 
-    def end_of_forward(self) -> None: ...
+    def end_of_forward(self) -> None:
+        """Free what only forward needs."""
 
     def before_backward(self, unit: int, incoming: int) -> None:
         """`incoming` is the bytes of the gradient of the unit's output."""
 
     def more_gradients(self, settled: int) -> int:
         """Change in bytes of gradients when `settled` bytes of the current unit's gradients are complete."""
+        return settled
 
     def after_backward(self, unit: int, result: int) -> None:
         """`result` is the bytes of the gradient of the unit's input."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 
-from labkit.planner.memory.ledger import Ledger
+from labkit.planner.memory.ledger import Keeper, Ledger
 
 
 def adamw_state(sizes: Sequence[int], itemsize: int) -> int:
@@ -30,32 +30,18 @@ def adamw_temporary(sizes: Sequence[int], itemsize: int, *, foreach: bool) -> in
     return itemsize * max((before + 2 * size for before, size in pairwise([0, *sizes])), default=0)
 
 
-class Whole:
+class Whole(Keeper):
     """`sizes` has the bytes of each unit's gradients. With `buckets`, DDP's buckets exist; with `views`, gradients live
     in them."""
 
-    def __init__(self, ledger: Ledger, sizes: Sequence[int], itemsize: int, *, buckets: bool, views: bool):
-        self.gradient_itemsize = itemsize
+    def __init__(self, ledger: Ledger, sizes: Sequence[int], *, buckets: bool, views: bool):
         self.ledger, self.sizes, self.buckets, self.views = ledger, sizes, buckets, views
         if buckets:
             ledger.held["gradients" if views else "communication"] += sum(sizes)
 
     def begin(self, *, first: bool, last: bool) -> None:
-        """Start a micro-batch, which may be the first or the last of its step."""
         self.first = first
         self.into_buckets = self.buckets and self.views and last
-
-    def before_forward(self, unit: int, incoming: int) -> None:
-        pass
-
-    def after_forward(self, unit: int) -> None:
-        pass
-
-    def end_of_forward(self) -> None:
-        pass
-
-    def before_backward(self, unit: int, incoming: int) -> None:
-        pass
 
     def more_gradients(self, settled: int) -> int:
         """Gradients are new in the first micro-batch and later added to the existing ones; a bucket view frees them."""
@@ -63,6 +49,3 @@ class Whole:
 
     def after_backward(self, unit: int, result: int) -> None:
         self.ledger.held["gradients"] += self.more_gradients(self.sizes[unit])
-
-    def end_of_step(self) -> None:
-        pass

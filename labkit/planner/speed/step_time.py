@@ -235,7 +235,7 @@ def _exposed(
 
 def _slowest(layout: Layout) -> int:
     """The rank with the last stage and thus the head; in V-shaped schedules it is the first."""
-    last = next(r for r in range(layout.pipeline) if layout.stages - 1 in layout.stages_of(r))
+    last = next(r for r in range(layout.pipeline) if layout.stages - 1 in layout.strategy.stages_of(layout, r))
     return last * layout.data * layout.tensor
 
 

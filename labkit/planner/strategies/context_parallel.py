@@ -93,10 +93,10 @@ def _of_a_part(profile: Profile, layout: Layout, keys_and_values: int) -> Profil
     def moments(each: tuple[Moment, ...], more: int) -> tuple[Moment, ...]:
         return tuple(Moment(part(m.held, more), part(m.kept, keys_and_values), m.settled) for m in each)
 
-    lines: dict[str, Any] = {name: part(getattr(profile, name)) for name in ("input", "output")}
     return replace(
         profile,
-        **lines,
+        input=part(profile.input),
+        output=part(profile.output),
         saved=part(profile.saved, 0 if again else keys_and_values),
         forward=moments(profile.forward, keys_and_values),
         backward=moments(profile.backward, keys_and_values * (1 if again else 2)),

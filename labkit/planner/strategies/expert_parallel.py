@@ -22,15 +22,11 @@ class ExpertParallel(Sharded):
         divided_evenly(ranks, experts, f"replicas of expert_ranks={experts}")
         return Axes()
 
-    def expert_ranks(self, layout: Layout) -> int:
-        own: int = layout.options["expert_ranks"]
-        return own or layout.ranks
-
     def shards_of(self, unit: Unit, layout: Layout) -> tuple[int, ...]:
         """Experts are shared only with their replicas."""
-        if layout.expert_ranks == 1:
+        if _expert_ranks(layout) == 1:
             return super().shards_of(unit, layout)
-        replicas = layout.ranks // layout.expert_ranks
+        replicas = layout.ranks // _expert_ranks(layout)
         return tuple(replicas if i in unit.experts else layout.shards for i in range(len(unit.parameters)))
 
     def ways(self, ranks: int, accumulate: int, samples: int, box: int) -> Iterator[Way]:
@@ -41,30 +37,31 @@ class ExpertParallel(Sharded):
     def refusal(self, facts: ModelFacts, layout: Layout) -> str:
         if reason := super().refusal(facts, layout) or facts.undivided:
             return reason
-        replicas = layout.ranks // layout.expert_ranks
+        ranks = _expert_ranks(layout)
+        replicas = layout.ranks // ranks
         for number, features in (size for unit in facts.units for size in unit.expert_sizes):
-            if number % layout.expert_ranks:
-                return f"{number} experts cannot be split across {layout.expert_ranks} expert ranks"
+            if number % ranks:
+                return f"{number} experts cannot be split across {ranks} expert ranks"
             if features % replicas:
                 return f"{features:,} features of the experts cannot be split across {replicas} replicas"
         return ""
 
     def stretched(self, facts: ModelFacts, layout: Layout, ranks: int) -> Layout | None:
         longer = super().stretched(facts, layout, ranks)
-        if longer is None or ranks % longer.expert_ranks:
+        if longer is None or ranks % _expert_ranks(longer):
             return None
         numbers = (number for unit in facts.units for number, _ in unit.expert_sizes)
-        return None if any(number % longer.expert_ranks for number in numbers) else longer
+        return None if any(number % _expert_ranks(longer) for number in numbers) else longer
 
     def profiles(self, facts: ModelFacts, layout: Layout) -> Sequence[Profile]:
-        whole, ranks = super().profiles(facts, layout), layout.expert_ranks
+        whole, ranks = super().profiles(facts, layout), _expert_ranks(layout)
         if ranks == 1:
             return whole
         units = zip(whole[:-1], facts.units, strict=True)
         return [*(_with_some_experts(each, unit, ranks) if unit.experts else each for each, unit in units), whole[-1]]
 
     def apart(self, facts: ModelFacts, layout: Layout) -> int:
-        return sum(unit.of_experts for unit in facts.blocks) if layout.expert_ranks > 1 else 0
+        return sum(unit.of_experts for unit in facts.blocks) if _expert_ranks(layout) > 1 else 0
 
     def exchanged(self, facts: ModelFacts, layout: Layout, rank: int) -> Iterator[Collective]:
         """For each mixture, a rank sends how many rows go to each expert, then the rows to the ranks of their experts,
@@ -72,7 +69,7 @@ class ExpertParallel(Sharded):
         tokens evenly; the number of rows over all ranks is the same for any router. With replicas of the experts, FSDP
         gathers and reduce-scatters each rank's among them."""
         yield from super().exchanged(facts, layout, rank)
-        ranks, replicas = layout.expert_ranks, layout.ranks // layout.expert_ranks
+        ranks, replicas = _expert_ranks(layout), layout.ranks // _expert_ranks(layout)
         units = [unit for unit in facts.units if unit.routed] if ranks > 1 else []
         calls, again = len(units) * layout.accumulate, int(layout.activation_checkpointing)
         size = layout.computed_itemsize
@@ -89,7 +86,7 @@ class ExpertParallel(Sharded):
         yield Collective("reduce_scatter", replicas, whole * facts.itemsize, len(units), "backward", True, ranks)
 
     def assumed(self, layout: Layout) -> Iterator[str]:
-        if layout.expert_ranks > 1:
+        if _expert_ranks(layout) > 1:
             yield "a router that divides its tokens evenly"
 
     def hint(self, facts: ModelFacts) -> str:
@@ -99,6 +96,11 @@ class ExpertParallel(Sharded):
             "Expert parallelism would divide the experts among ranks and send tokens instead of parameters; labkit has "
             "it for modules named experts that take rows sorted by expert (expert_parallel, task mixture)."
         )
+
+
+def _expert_ranks(layout: Layout) -> int:
+    """Ranks that divide the experts; the others hold replicas of them."""
+    return layout.options["expert_ranks"] or layout.ranks
 
 
 def _with_some_experts(profile: Profile, unit: Unit, ranks: int) -> Profile:

@@ -58,12 +58,12 @@ class Staged(Strategy):
     def record_step(self, ledger: Ledger, facts: ModelFacts, layout: Layout, rank: int, *, on_gpu: bool) -> list[int]:
         if facts.layers:
             raise UnknownToFormulas("they cover pipelines only for models of embed, blocks and unembed")
-        if len(facts.blocks) % layout.stages or not facts.blocks:
-            raise LaunchError(f"{len(facts.blocks)} blocks cannot be split into {layout.stages} pipeline stages")
+        if reason := self.refusal(facts, layout):
+            raise LaunchError(reason)
         if (schedule := layout.options["schedule"]) in SCHEDULES_ZERO_BUBBLE:
             raise UnknownToFormulas(f"they do not cover {schedule}")
         pipeline_rank, inner = divmod(rank, layout.data * layout.tensor)
-        mine = sorted(layout.stages_of(pipeline_rank))
+        mine = sorted(self.stages_of(layout, pipeline_rank))
         profiles = self.profiles(facts, layout)
         stages, updated = {}, []
         for stage in mine:
@@ -87,10 +87,10 @@ class Staged(Strategy):
         """Activations are sent to the next stage and their gradients back for every micro-batch, and the loss at the
         end of a step."""
         apart = layout.data * layout.tensor
-        owners = {stage: r for r in range(layout.pipeline) for stage in layout.stages_of(r)}
+        owners = {stage: r for r in range(layout.pipeline) for stage in self.stages_of(layout, r)}
         me, each = rank // apart, len(facts.blocks) // layout.stages
         samples, width = layout.micro_batch * layout.accumulate, self.passed_on(facts, layout)
-        for stage in layout.stages_of(me):
+        for stage in self.stages_of(layout, me):
             if stage + 1 in owners and owners[stage + 1] != me:
                 handed_on = facts.blocks[each * (stage + 1) - 1].output * width * samples
                 yield Collective("send", 2, handed_on, layout.accumulate, "forward", True, apart)
@@ -109,7 +109,7 @@ class Staged(Strategy):
 def blocks_of_rank(facts: ModelFacts, layout: Layout, rank: int) -> tuple[Unit, ...]:
     """The blocks of all stages of a rank."""
     each, me = len(facts.blocks) // layout.stages, rank // (layout.data * layout.tensor)
-    return tuple(b for s in layout.stages_of(me) for b in facts.blocks[each * s : each * (s + 1)])
+    return tuple(b for s in layout.strategy.stages_of(layout, me) for b in facts.blocks[each * s : each * (s + 1)])
 
 
 def filling(stages: int, accumulate: int, samples: int) -> int:

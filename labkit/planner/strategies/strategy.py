@@ -52,11 +52,6 @@ class Layout:
         return self.strategy.shards(self)
 
     @property
-    def expert_ranks(self) -> int:
-        """Ranks that divide the experts; the others hold replicas of them."""
-        return self.strategy.expert_ranks(self)
-
-    @property
     def updates_singly(self) -> bool:
         """Whether the optimizer updates one parameter at a time: torch updates none of different meshes together."""
         return self.tensor > 1 or self.strategy.updates_singly
@@ -70,10 +65,6 @@ class Layout:
     def stages(self) -> int:
         """Number of pipeline stages over all ranks."""
         return self.strategy.stages(self)
-
-    def stages_of(self, pipeline_rank: int) -> list[int]:
-        """The stages of a pipeline rank."""
-        return self.strategy.stages_of(self, pipeline_rank)
 
     def keeps_states_on_host(self, *, on_gpu: bool) -> bool:
         """Whether shards, their gradients and the optimizer's state are in the host's memory instead of a GPU's."""
@@ -187,10 +178,6 @@ class Strategy:
         """Replicas of the shards, along the data axis."""
         return 1
 
-    def expert_ranks(self, layout: Layout) -> int:
-        """Ranks that divide the experts."""
-        return 1
-
     def stages(self, layout: Layout) -> int:
         """Pipeline stages over all ranks."""
         return 1
@@ -245,7 +232,7 @@ class Strategy:
         frozen = (facts.units[unit].frozen_bytes(layout.frozen_itemsize(facts)) for unit in units)
         ledger.held["parameters"] += size * sum(each) + sum(frozen)
         views = layout.options.get("gradient_as_bucket_view", True)
-        keeper = Whole(ledger, [size * n for n in each], size, buckets=self.has_buckets, views=views)
+        keeper = Whole(ledger, [size * n for n in each], buckets=self.has_buckets, views=views)
         return keeper, [n for unit in units for n in every[unit].parameters]
 
     def optimizer_state(self, updated: Sequence[int], layout: Layout) -> int:
