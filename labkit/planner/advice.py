@@ -35,7 +35,6 @@ class Advice:
     """`rows` has the requested candidate first, then the best of every other strategy. `largest` is the largest
     micro-batch that fits, None if the formulas cannot tell."""
 
-    device: Device
     requested: Candidate
     rows: tuple[Candidate, ...]
     best: Candidate | None
@@ -87,7 +86,7 @@ def advise(
     rows = [_beside(row, best, ranks) for row in rows]
     largest = None if failure else _largest(requested, layout, search)
     sentences = [*_sentences(rows, best, layout, search, largest), *_beyond(rows[0], best, search)]
-    return Advice(device, rows[0], tuple(rows), best, largest, tuple(sentences))
+    return Advice(rows[0], tuple(rows), best, largest, tuple(sentences))
 
 
 def _best_of(strategy: str, search: Search, ranks: int, parameters: Parameters, requested: Layout) -> Candidate:

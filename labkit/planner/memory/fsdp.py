@@ -123,15 +123,13 @@ class FullyShard(Keeper):
             self._reshard(self.root)
 
     def before_backward(self, unit: int, incoming: int) -> None:
-        group = self.groups[unit]
-        if unit == len(self.groups) - 1 and self.root:
+        group, is_last = self.groups[unit], unit == len(self.groups) - 1
+        if is_last and self.root:
             self._unshard(self.root, "backward", incoming)
-            if group is self.root and unit:
-                self._prefetch(self.groups[unit - 1])
         if group is not self.root:
             self._unshard(group, "backward", incoming)
-            if unit:
-                self._prefetch(self.groups[unit - 1])
+        if unit and (is_last or group is not self.root):
+            self._prefetch(self.groups[unit - 1])
         self.unit = unit
 
     def more_gradients(self, settled: int) -> int:

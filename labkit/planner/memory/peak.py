@@ -39,25 +39,17 @@ def worst(facts: ModelFacts, layout: Layout, *, on_gpu: bool = False) -> tuple[i
     return rank, peaks[rank]
 
 
-def states(facts: ModelFacts, layout: Layout, rank: int = 0) -> dict[str, int]:
-    """Bytes of parameters, gradients and optimizer state after backward."""
-    at_end = moments(facts, layout, rank)[-1].categories
-    return {name: at_end.get(name, 0) for name in ("parameters", "gradients", "optimizer")}
-
-
 def moments(facts: ModelFacts, layout: Layout, rank: int = 0, *, on_gpu: bool = False) -> list[Peak]:
     """The largest moment of each name, in the order of the step; the optimizer's is the last.
 
-    Raises LaunchError if the facts do not include this split of layers, or if there are no blocks to recompute or to
-    form stages; UnknownToFormulas for what the formulas do not cover.
+    Raises LaunchError for a layout that is refused (candidate.refusal); UnknownToFormulas for what the formulas do not
+    cover.
     """
     if why := _unknown(facts, layout, on_gpu=on_gpu):
         raise UnknownToFormulas(why)
     variant = layout.variant
-    if variant.recomputed and variant._replace(recomputed=False) in facts.profiles and variant not in facts.profiles:
-        raise LaunchError("activation checkpointing needs repeated layers such as .blocks; this model has none")
     if variant not in facts.profiles:
-        raise LaunchError(facts.unsplit.get(layout.tensor, f"no facts for layers split over {layout.tensor} ranks"))
+        raise LaunchError(f"the model was not counted as this layout computes it: {variant}")
     ledger = Ledger(activations=layout.strategy.inputs(facts, layout), communication=COUNT)
     updated = layout.strategy.record_step(ledger, facts, layout, rank, on_gpu=on_gpu)
     ledger.held["communication"] -= COUNT

@@ -17,7 +17,7 @@ later, of weights (W); the memory of such schedules is only rehearsed. Sources: 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from labkit.planner.memory.ledger import Keeper, Ledger, UnknownToFormulas, backward, forward, note
@@ -220,25 +220,18 @@ def _breadth_first(stages: Sequence[int], micro_batches: int, *, reverse: bool) 
 
 
 def _one_forward_one_backward(stage: int, warm_up: int, micro_batches: int) -> list[Action]:
-    order = [("F", stage, n) for n in range(warm_up)]
-    for n in range(micro_batches):
-        order.append(("B", stage, n))
-        if n + warm_up < micro_batches:
-            order.append(("F", stage, n + warm_up))
-    return order
+    steady = ["B", "F"] * (micro_batches - warm_up)
+    return _numbered((kind, stage) for kind in ["F"] * warm_up + steady + ["B"] * warm_up)
 
 
-class _Counted:
-    """Actions whose micro-batches are numbered per stage and kind."""
-
-    def __init__(self) -> None:
-        self.order: list[Action] = []
-        self.next: Counter[tuple[str, int]] = Counter()
-
-    def add(self, kinds: str, stage: int) -> None:
-        for kind in kinds:
-            self.order.append((kind, stage, self.next[kind, stage]))
-            self.next[kind, stage] += 1
+def _numbered(order: Iterable[tuple[str, int]]) -> list[Action]:
+    """These kinds and stages with their micro-batches: the first of a kind in a stage is that of the first one."""
+    seen: Counter[tuple[str, int]] = Counter()
+    actions = []
+    for kind, stage in order:
+        actions.append((kind, stage, seen[kind, stage]))
+        seen[kind, stage] += 1
+    return actions
 
 
 def _interleaved(
@@ -251,17 +244,15 @@ def _interleaved(
     def backward_stage(step: int) -> int:
         return stages[chunks - 1 - (step // per_round) % chunks]
 
-    counted = _Counted()
-    weights = 0
+    order = []
     for step in range(every + warm_up):
+        back = step - warm_up
         if step < every:
-            counted.add("F", stages[(step // per_round) % chunks])
-        if step >= warm_up:
-            counted.add("I" if zero_bubble else "B", backward_stage(step - warm_up))
-            if zero_bubble and step - warm_up >= rank:
-                counted.add("W", backward_stage(weights))
-                weights += 1
-    while zero_bubble and weights < every:
-        counted.add("W", backward_stage(weights))
-        weights += 1
-    return counted.order
+            order.append(("F", stages[(step // per_round) % chunks]))
+        if back >= 0:
+            order.append(("I" if zero_bubble else "B", backward_stage(back)))
+        if zero_bubble and back >= rank:
+            order.append(("W", backward_stage(back - rank)))
+    if zero_bubble:
+        order += [("W", backward_stage(step)) for step in range(max(0, every - rank), every)]
+    return _numbered(order)
