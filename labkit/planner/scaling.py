@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterable
 from dataclasses import replace
 from typing import NamedTuple
@@ -75,13 +76,7 @@ def largest_micro_batch(facts: ModelFacts, layout: Layout, device: Device) -> in
     def fits(size: int) -> bool:
         return worst(facts, replace(layout, micro_batch=size), on_gpu=not device.shared)[1].bytes <= usable
 
-    low, high = 0, 1
-    while high <= MOST_SAMPLES and fits(high):
-        low, high = high, 2 * high
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if fits(middle) else (low, middle)
-    return low
+    return bisect_left(range(1, MOST_SAMPLES), True, key=lambda size: not fits(size))
 
 
 def bytes_per_parameter(layout: Layout, device: Device) -> float:

@@ -8,7 +8,7 @@ from labkit.planner.data_sheets import DEVICES, device_named
 from labkit.planner.model.facts import ByteCount, ModelFacts, Profile, Unit, Variant, Work
 from labkit.planner.networks import Hosts
 from labkit.planner.speed.collectives import wire
-from labkit.planner.speed.rates import COMPUTED, HOST, SHORTEST, Rates, alone, assumed_link, assumed_rates, kernel_times
+from labkit.planner.speed.rates import COMPUTED, HOST, SHORTEST, Rates, alone, assumed_link, assumed_rates
 from labkit.planner.speed.step_time import DISPATCH, FORMULA_ERROR, HOST_LINK, HOST_STEP, UNIT_HOST, scaling, step_time
 from labkit.planner.strategies.known import strategy_named
 from labkit.planner.strategies.strategy import Layout
@@ -335,7 +335,7 @@ def one_unit(*work):
 
 
 def seconds(facts, device="A100 80", precision="fp32", samples=64):
-    return kernel_times(facts, device_named(device), precision, samples).both
+    return assumed_rates(facts, device_named(device), precision, samples).both[0]
 
 
 def test_an_operator_takes_the_longer_of_computing_and_moving():

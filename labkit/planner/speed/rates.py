@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import tempfile
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -48,36 +49,6 @@ ALIKE_BYTES = 22
 LATENCY = 20e-6  # seconds of a small NCCL collective; assumed
 
 
-@dataclass(frozen=True)
-class KernelTimes:
-    """Seconds of a micro-batch on one device: all of forward, all of both phases, both outside of the blocks, and the
-    host's part of both, in which it launches operators."""
-
-    forward: float
-    both: float
-    ends: float
-    launching: float
-
-
-def kernel_times(
-    facts: ModelFacts, device: Device, precision: str, samples: float, half_parameters: bool = False
-) -> KernelTimes:
-    """The longer of the GPU's and the host's time: the host launches operators ahead of the GPU. With `half_parameters`
-    it computes in 16 bits as FSDP does, not with autocast alone; the host launches as many casts when it gathers
-    parameters."""
-    profiles = _profiles(facts, precision, half_parameters)
-    different = {id(profile): profile for profile in profiles}  # blocks share theirs
-    by_profile = {key: _seconds(profile, device, precision, samples) for key, profile in different.items()}
-    times = [by_profile[id(profile)] for profile in profiles]
-    in_blocks = sum(sum(each) for each, unit in zip(times, facts.units, strict=False) if unit.is_block)
-    forward, backward = (sum(phase) for phase in zip(*times, strict=True))
-    both = forward + backward
-    works = (work for profile in _profiles(facts, precision, False) for work in profile.work)
-    launching = HOST * sum(work.calls for work in works if work.kind != "recurrent")  # cuDNN launches those itself
-    longer = max(1.0, launching / both) if both else 1.0
-    return KernelTimes(longer * forward, longer * both, longer * (both - in_blocks), launching)
-
-
 def matrix_share(facts: ModelFacts, device: Device, precision: str, samples: float) -> float:
     """The fraction of the GPU's time in products of matrices."""
     seconds = {False: 0.0, True: 0.0}
@@ -94,12 +65,18 @@ def _profiles(facts: ModelFacts, precision: str, half_parameters: bool) -> tuple
     return facts.profiles.get(plain._replace(half_parameters=is_half and half_parameters)) or facts.profiles[plain]
 
 
-def _seconds(profile: Profile, device: Device, precision: str, samples: float) -> tuple[float, float]:
-    """Seconds of the GPU in forward and in backward."""
-    phases = {"forward": 0.0, "backward": 0.0}
-    for work in profile.work:
-        phases[work.phase] += _operator(work, device, precision, samples)
-    return phases["forward"], phases["backward"]
+def _seconds(
+    profiles: Sequence[Profile], device: Device, precision: str, samples: float
+) -> Iterator[tuple[float, float]]:
+    """Seconds of the GPU in forward and in backward of each of a model's profiles."""
+    known: dict[int, tuple[float, float]] = {}  # blocks share theirs
+    for profile in profiles:
+        if id(profile) not in known:
+            phases = {"forward": 0.0, "backward": 0.0}
+            for work in profile.work:
+                phases[work.phase] += _operator(work, device, precision, samples)
+            known[id(profile)] = phases["forward"], phases["backward"]
+        yield known[id(profile)]
 
 
 def _operator(work: Work, device: Device, precision: str, samples: float) -> float:
@@ -223,23 +200,33 @@ def assumed_rates(
     facts: ModelFacts, device: Device, precision: str, samples: float, half_parameters: bool = False
 ) -> Rates | None:
     """Rates from a data sheet for micro-batches of this size, with a wide band; None without a data sheet, or for a
-    precision that the device does not support or in which the model was not counted. `half_parameters`: under FSDP."""
+    precision that the device does not support or in which the model was not counted.
+
+    An operator takes the longer of the GPU's and the host's time: the host launches operators ahead of the GPU. With
+    `half_parameters` it computes in 16 bits as FSDP does, not with autocast alone; the host launches as many casts when
+    it gathers parameters."""
     is_uncounted = (precision if precision == "fp32" else "16", False) in facts.uncounted
     if precision not in device.flops or device.bandwidth is None or is_uncounted:
         return None
-    times = kernel_times(facts, device, precision, samples, half_parameters)
+    times = [*_seconds(_profiles(facts, precision, half_parameters), device, precision, samples)]
+    forward, backward = (sum(phase) for phase in zip(*times, strict=True))
+    both = forward + backward
+    blocks = sum(sum(each) for each, unit in zip(times, facts.units, strict=False) if unit.is_block)
+    works = (work for profile in _profiles(facts, precision, False) for work in profile.work)
+    launching = HOST * sum(work.calls for work in works if work.kind != "recurrent")  # cuDNN launches those itself
+    longer = max(1.0, launching / both) if both else 1.0
     itemsize = 2 if half_parameters and precision in ("fp16", "bf16") else facts.itemsize
-    handed_on = sum(unit.output for unit in facts.units if unit.name.startswith("blocks.")) * itemsize
+    handed_on = sum(unit.output for unit in facts.blocks) * itemsize
     bandwidth = device.moved * device.bandwidth
     return Rates(
         ranks=1,
-        both=(times.both, 0.0),
-        forward=(times.forward, 0.0),
-        ends=(times.ends, 0.0),
-        alike=(0.0, min(ALIKE_BYTES * handed_on / bandwidth, (times.both - times.ends) / samples)),
+        both=(longer * both, 0.0),
+        forward=(longer * forward, 0.0),
+        ends=(longer * (both - blocks), 0.0),
+        alike=(0.0, min(ALIKE_BYTES * handed_on / bandwidth, longer * blocks / samples)),
         optimizer=OPTIMIZER_BYTES / bandwidth,
         copy=2 / bandwidth,
-        launching=times.launching,
+        launching=launching,
         spread=(1 - 1 / SPREAD, SPREAD - 1),
         assumed=(
             f"the fraction of {device.name}'s data-sheet speed that is reached (times within a factor of {SPREAD:g})",

@@ -4,7 +4,7 @@ overlap, and the bubble of a pipeline. Pure functions of a few numbers.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from math import log2
 
@@ -288,20 +288,16 @@ def _hops(each: Collective, link: Link, across: float) -> float:
     return max(0.0, each.group - link.ranks - between) * HOP + between * NETWORK_HOP
 
 
-def _assumed(layout: Layout, rates: Rates, link: Link | None, hosts: Hosts | None) -> tuple[str, ...]:
-    assumptions = []
-    if link is not None and not link.when and layout.ranks > 1:
-        assumptions.append("the fraction of the link's data-sheet bandwidth that is reached")
-    if link is not None and layout.ranks > link.ranks and link.when:
-        assumptions.append(f"the link between more than {link.ranks} ranks")
+def _assumed(layout: Layout, rates: Rates, link: Link | None, hosts: Hosts | None) -> Iterator[str]:
+    if link is not None and layout.ranks > 1 and not link.when:
+        yield "the fraction of the link's data-sheet bandwidth that is reached"
+    elif link is not None and layout.ranks > link.ranks:
+        yield f"the link between more than {link.ranks} ranks"
     if hosts is not None and layout.ranks > hosts.each:
         is_nccl = link is not None and link.backend == "nccl"
         latency = f"{NETWORK_HOP * 1e6:g} us from host to host" if is_nccl else "with the latency of one host"
-        assumptions.append(
-            f"{NETWORK_SHARE:.0%} of {hosts.network / 1e9:.3g} GB/s between hosts of {hosts.each} ranks, {latency}"
-        )
-    assumptions += layout.strategy.assumed(layout)
+        yield f"{NETWORK_SHARE:.0%} of {hosts.network / 1e9:.3g} GB/s between hosts of {hosts.each} ranks, {latency}"
+    yield from layout.strategy.assumed(layout)
     if layout.keeps_states_on_host(on_gpu=rates.on_gpu):
         host = f"PCIe at {HOST_LINK / 1e9:.4g} GB/s, AdamW at {HOST_STEP * 1e9:g} ns per element"
-        assumptions.append(f"the host's work for offloaded shards: {host} ({1 / HOST_SPREAD:g} to {HOST_SPREAD} times)")
-    return tuple(assumptions)
+        yield f"the host's work for offloaded shards: {host} ({1 / HOST_SPREAD:g} to {HOST_SPREAD} times)"
