@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from labkit.arguments import Parameters
+from labkit.arguments import Parameters, Value
 from labkit.errors import LaunchError
 from labkit.hardware import hardware
 from labkit.link import KINDS, CollectiveTime, Link, load, machine_key, short_run, store
@@ -171,7 +171,7 @@ def measure_rates(script: Script, ranks: int, parameters: Parameters, samples: t
     machine = hardware()
     if machine.gpus and ranks > len(machine.gpus):
         raise LaunchError(f"{ranks} ranks cannot be measured on {len(machine.gpus)} GPUs: each rank needs its own")
-    options = {name: value for name, value in parameters.items() if name in CARRIED_OVER}
+    options = _carried_over(parameters)
     single = able_to(alone(script), options)
     request = {"small": samples[0], "large": samples[1], "argv": command_line(single, options)}
     with tempfile.TemporaryDirectory(prefix="labkit-rates-") as scratch:
@@ -252,8 +252,14 @@ def alone(script: Script) -> Script:
 
 def _key(script: Script, ranks: int, parameters: Parameters, samples: tuple[int, int]) -> str:
     machine = hardware()
-    settings = " ".join(f"{name}={parameters[name]}" for name in sorted(parameters) if name in CARRIED_OVER)
+    settings = " ".join(f"{name}={value}" for name, value in sorted(_carried_over(parameters).items()))
     return f"{machine_key(machine, ranks, 'alone')}, {machine.cores} cores, {alone(script).sha256} {settings} {samples}"
+
+
+def _carried_over(parameters: Parameters) -> dict[str, Value]:
+    """The parameters that affect speed; the default precision is left out, so that it is the same as none."""
+    options = {name: value for name, value in parameters.items() if name in CARRIED_OVER}
+    return {name: value for name, value in options.items() if (name, value) != ("precision", "fp32")}
 
 
 def _rates(result: dict[str, Any], ranks: int, samples: tuple[int, int], cores: int | None) -> Rates:

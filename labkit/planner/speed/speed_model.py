@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from functools import cache
 
-from labkit.arguments import Parameters, Value
+from labkit.arguments import Parameters
 from labkit.hardware import hardware
 from labkit.link import Link, measure_link, remembered_link
 from labkit.planner.data_sheets import Device
@@ -65,7 +65,7 @@ class SpeedModel:
 
     def _find_rates(self, precision: str, half_parameters: bool, samples: float, ranks: int) -> Rates | None:
         """Rates measured with these ranks if available, else with another number, else from the data sheet."""
-        parameters = _with_precision(self.parameters, precision)
+        parameters = {**self.parameters, "precision": precision}
         counts = (ranks, self.ranks, *MEASURED_WITH) if self.device.is_this_machine else ()
         for count in dict.fromkeys(counts):
             if rates := remembered_rates(self.script, count, parameters):
@@ -85,16 +85,9 @@ class SpeedModel:
 def measure_speed(script: Script, ranks: int, parameters: Parameters, *, again: bool = True, nodes: int = 1) -> None:
     """Measure on this machine what SpeedModel looks up, in about 20 seconds. Only what is missing is measured, unless
     `again`. `ranks` are those of one of the `nodes`. Raises LaunchError if it cannot."""
-    precision, here = str(parameters.get("precision", "fp32")), hardware()
-    parameters = _with_precision(parameters, precision)
+    here = hardware()
     if again or remembered_rates(script, ranks, parameters) is None:
         measure_rates(script, ranks, parameters)
     linked = max(2, ranks) if nodes > 1 else ranks
     if linked > 1 and (again or remembered_link(here, linked, here.backend) is None):
         measure_link(linked, machine=here)
-
-
-def _with_precision(parameters: Parameters, precision: str) -> dict[str, Value]:
-    """The default precision is omitted, so that measurements without it are found."""
-    others = {name: value for name, value in parameters.items() if name != "precision"}
-    return others if precision == "fp32" else others | {"precision": precision}

@@ -1,7 +1,6 @@
 """Has all strategies, by name."""
 
 from labkit.planner.strategies.context_parallel import ContextParallel
-from labkit.planner.strategies.custom import Custom
 from labkit.planner.strategies.ddp import DDP
 from labkit.planner.strategies.diloco import DiLoCo
 from labkit.planner.strategies.expert_parallel import ExpertParallel
@@ -23,6 +22,14 @@ STRATEGIES: dict[str, Strategy] = {
         *(ContextParallel(), ExpertParallel(), DiLoCo()),
     )
 }
+
+
+class Custom(Strategy):
+    """A strategy cell that a user wrote: it is rehearsed, but nothing else is known about it."""
+
+    unknown = "the strategy cell is not one of labkit's"
+
+
 CUSTOM = Custom()
 
 
