@@ -4,7 +4,7 @@ overlap, and the bubble of a pipeline. Pure functions of a few numbers.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import log2
 
@@ -39,6 +39,7 @@ FORMULA_ERROR = 0.06
 # Seconds from rank to rank in a ring of NCCL's Simple protocol, over NVLink and over a network (NCCL 2.11,
 # src/graph/tuning.cc, hwLat; the numbers of steps below are those of ncclTopoTuneModel).
 HOP, NETWORK_HOP = 3.4e-6, 9.6e-6
+NUMBERS_OF_RANKS = tuple(2**n for n in range(11))  # of scaling curves
 
 
 @dataclass(frozen=True)
@@ -65,17 +66,18 @@ def step_time(
     """The step time of the slowest rank. `link` is the link within a host; it may be None for one rank. `hosts` is None
     if all ranks are on one host."""
     rates = rates.shared_by(min(layout.ranks, rates.ranks))  # further ranks use other machines
+    units, moved = _held_units(facts, layout), volume(facts, layout, _slowest(layout))
     compute, recompute = _compute(layout, rates), _recompute(layout, rates)
     busy = compute + recompute
-    exposed = [_exposed(each, layout, rates, link, hosts, busy) for each in volume(facts, layout, _slowest(layout))]
+    exposed = [_exposed(each, layout, rates, link, hosts, busy) for each in moved]
     parts = {
         "compute": compute,
         "recompute": recompute,
         "bubble": _bubble(layout, rates, busy),
-        "optimizer": _optimizer(facts, layout, rates),
-        "copies": _copies(facts, layout, rates),
+        "optimizer": _optimizer(units, layout, rates),
+        "copies": _copies(facts, units, layout, rates),
         "offload": _offload(facts, layout) if layout.keeps_states_on_host(on_gpu=rates.on_gpu) else 0.0,
-        "strategy": _overhead(facts, layout, rates, link, busy),
+        "strategy": _overhead(units, moved, layout, rates, link, busy),
         "communication": sum(seconds for seconds, _ in exposed),
     }
     seconds = sum(parts.values())
@@ -84,25 +86,24 @@ def step_time(
     below, above = (max(spread, FORMULA_ERROR) for spread in rates.spread)
     low = seconds - computing * below - unsure - parts["offload"] * (1 - 1 / HOST_SPREAD)
     high = seconds + computing * above + unsure + parts["offload"] * (HOST_SPREAD - 1)
-    samples = layout.global_batch
     return StepTime(
         seconds,
         max(low, 0.0),
         high,
         {name: part for name, part in parts.items() if part},
-        samples,
-        samples * facts.predictions,
+        layout.global_batch,
+        layout.global_batch * facts.predictions,
         (*rates.assumed, *_assumed(layout, rates, link, hosts)),
     )
 
 
 def scaling(
-    facts: ModelFacts, layout: Layout, rates: Rates, link: Link, *, box: int, network: float, most: int = 1024
+    facts: ModelFacts, layout: Layout, rates: Rates, link: Link, *, box: int, network: float
 ) -> dict[int, StepTime]:
-    """Weak scaling: the same micro-batch on each of 1, 2, 4 … ranks. A box has `box` ranks; boxes communicate over
-    `network`, in bytes/s per box. Numbers of ranks that the strategy cannot use are omitted."""
+    """Weak scaling: the same micro-batch on each of 1, 2, 4 … 1,024 ranks. A box has `box` ranks; boxes communicate
+    over `network`, in bytes/s per box. Numbers of ranks that the strategy cannot use are omitted."""
     times = {}
-    for ranks in (1 << n for n in range(most.bit_length())):
+    for ranks in NUMBERS_OF_RANKS:
         stretched = layout.strategy.stretched(facts, layout, ranks)
         if stretched is not None:
             times[ranks] = step_time(facts, stretched, rates, link, Hosts(box, network))
@@ -147,10 +148,9 @@ def _bubble(layout: Layout, rates: Rates, busy: float) -> float:
     return whole / (layout.stages // p)
 
 
-def _optimizer(facts: ModelFacts, layout: Layout, rates: Rates) -> float:
+def _optimizer(units: Sequence[Unit], layout: Layout, rates: Rates) -> float:
     """AdamW on the parameters whose states a rank holds: time per element and per tensor. If it updates one at a time,
     a GPU may wait for the host to launch that."""
-    units = _held_units(facts, layout)
     elements = sum(held(unit, layout.tensor) for unit in units) / layout.shards
     tensors = sum(len(unit.parameters) for unit in units)
     split = 0
@@ -179,10 +179,9 @@ def _offload(facts: ModelFacts, layout: Layout) -> float:
     return elements * (moves * facts.itemsize / HOST_LINK + HOST_STEP)
 
 
-def _copies(facts: ModelFacts, layout: Layout, rates: Rates) -> float:
+def _copies(facts: ModelFacts, units: Sequence[Unit], layout: Layout, rates: Rates) -> float:
     """Memory passes over gradients and parameters that the strategy adds: DDP copies gradients into its buckets, and
     gradients are accumulated after the first micro-batch."""
-    units = _held_units(facts, layout)
     gradients = sum(held(unit, layout.tensor) for unit in units) * facts.itemsize
     passes = 1.5 * (layout.accumulate - 1) * gradients  # reads two, writes one
     if layout.strategy.has_buckets:
@@ -190,20 +189,21 @@ def _copies(facts: ModelFacts, layout: Layout, rates: Rates) -> float:
     return passes * rates.copy
 
 
-def _overhead(facts: ModelFacts, layout: Layout, rates: Rates, link: Link | None, busy: float) -> float:
+def _overhead(
+    units: Sequence[Unit], moved: Sequence[Collective], layout: Layout, rates: Rates, link: Link | None, busy: float
+) -> float:
     """Host work of hooks and distributed tensors, and FSDP's copies into and out of its communication buffers. A GPU's
     host works ahead of it: only what exceeds the computation is added."""
-    blocks = len(_held_units(facts, layout, ends=False)) * layout.accumulate
-    seconds = PAIRS * blocks * rates.split_pair if layout.tensor > 1 else 0.0
-    if layout.shards > 1 and link is not None:
-        moved = volume(facts, layout, _slowest(layout))
-        bytes_ = sum(each.bytes for each in moved if each.kind in ("all_gather", "reduce_scatter"))
-        units = blocks + layout.accumulate
-        if rates.on_gpu:
-            host = units * UNIT_HOST + layout.accumulate * rates.launching
-            return seconds + max(0.0, host - busy) + bytes_ * rates.copy
-        seconds += units * link.sharding[0] + bytes_ * link.sharding[1]
-    return seconds
+    blocks = sum(unit.is_block for unit in units) * layout.accumulate
+    split = PAIRS * blocks * rates.split_pair if layout.tensor > 1 else 0.0
+    if layout.shards == 1 or link is None:
+        return split
+    copied = sum(each.bytes for each in moved if each.kind in ("all_gather", "reduce_scatter"))
+    hooks = blocks + layout.accumulate  # one for the root
+    if rates.on_gpu:
+        host = hooks * UNIT_HOST + layout.accumulate * rates.launching
+        return split + max(0.0, host - busy) + copied * rates.copy
+    return split + hooks * link.sharding[0] + copied * link.sharding[1]
 
 
 def _exposed(
@@ -218,7 +218,7 @@ def _exposed(
     assert link is not None
     line = _among(each, layout, link, hosts)
     here = min(layout.ranks, hosts.each) if hosts else layout.ranks
-    beside = each.hidden and (rates.cores is None or layout.strategy.has_buckets or each.kind == "send")
+    beside = each.hidden and (rates.on_gpu or layout.strategy.has_buckets or each.kind == "send")
     # There is no computation between the optimizer's collectives: ranks wait for each other at the first.
     together = min(1, each.count) if each.phase == "optimizer" else each.count
     late = max(0.0, rates.waiting - link.kinds["all_reduce"].latency) * together
@@ -243,12 +243,11 @@ def _line(line: tuple[float, float], samples: float) -> float:
     return line[0] + line[1] * samples
 
 
-def _held_units(facts: ModelFacts, layout: Layout, *, ends: bool = True) -> list[Unit]:
+def _held_units(facts: ModelFacts, layout: Layout) -> list[Unit]:
     """The units on one rank; in a pipeline, its share of the blocks and the head."""
-    others = facts.ends if ends else ()
     if layout.pipeline == 1:
-        return [*facts.blocks, *others]
-    return [*facts.blocks[: len(facts.blocks) // layout.pipeline], *others[-1:]]
+        return [*facts.blocks, *facts.ends]
+    return [*facts.blocks[: len(facts.blocks) // layout.pipeline], *facts.ends[-1:]]
 
 
 def _among(each: Collective, layout: Layout, link: Link, hosts: Hosts | None) -> CollectiveTime:
