@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from functools import lru_cache
 
 from labkit.arguments import Parameters, Value
-from labkit.errors import LaunchError
 from labkit.write import Cell, Script, completed, options_of, read_back
 
 # The functions of a script that the planner calls.
@@ -34,16 +33,6 @@ CALLED = {
 def has_cells(script: Script) -> bool:
     """Whether the script has the functions of labkit's cells, which a plan calls."""
     return _defined(script) >= CALLED and "global_batch_size" in options_of(script)
-
-
-def check_contract(script: Script) -> None:
-    """Raise LaunchError unless the script has the functions of labkit's cells."""
-    if has_cells(script):
-        return
-    raise LaunchError(
-        f"{script.name}.py cannot be planned: it lacks the cells of labkit's scripts. Put your model and data into "
-        "one of them with labkit.Script.load('ddp').with_cells(model=…) and plan that script"
-    )
 
 
 @lru_cache(maxsize=256)

@@ -6,7 +6,7 @@ from typing import Any
 
 from labkit.arguments import Parameters
 from labkit.errors import LaunchError
-from labkit.planner.contract import able_to, check_contract
+from labkit.planner.contract import able_to, has_cells
 from labkit.planner.strategies.known import strategy_named
 from labkit.planner.strategies.strategy import Layout
 from labkit.write import Script, check_split, command_line, options_of, options_of_strategy, read_back, strategy_of
@@ -16,8 +16,12 @@ AFTER_BACKWARD = ("clip", "lr_schedule", "warmup_steps")
 
 def layout_of(script: Script, ranks: int, parameters: Parameters) -> Layout:
     """The layout of the script with the extras that declare these parameters. Raises ScriptError for parameters that
-    neither declares, LaunchError if the numbers do not divide."""
-    check_contract(script)
+    neither declares, LaunchError for other scripts than labkit's and if the numbers do not divide."""
+    if not has_cells(script):
+        raise LaunchError(
+            f"{script.name}.py cannot be planned: it lacks the cells of labkit's scripts. Put your model and data into "
+            "one of them with labkit.Script.load('ddp').with_cells(model=…) and plan that script"
+        )
     script = able_to(script, parameters)
     arguments = read_back(script, command_line(script, parameters))
     own, declared = options_of_strategy(script), options_of(script)

@@ -28,11 +28,7 @@ class FSDP(Sharded):
         return Axes()
 
     def shards(self, layout: Layout) -> int:
-        return layout.data // self.copies(layout)
-
-    def copies(self, layout: Layout) -> int:
-        replicas: int = layout.options["replicas"]
-        return replicas
+        return layout.data // layout.replicas
 
     def ways(self, ranks: int, accumulate: int, samples: int, box: int) -> Iterator[Way]:
         yield {}, ()
@@ -42,7 +38,7 @@ class FSDP(Sharded):
                 yield {"replicas": ranks // shards}, (f"{ranks // shards} replicas",)
 
     def across_hosts(self, layout: Layout, device: Device) -> Iterator[str]:
-        if self.copies(layout) == 1 and device.box > 1:
+        if layout.replicas == 1 and device.box > 1:
             yield (
                 f"replicas={device.nodes} keeps all_gathers within a host and sends only gradient shards between "
                 f"hosts; a rank then holds 1/{device.box} of the states instead of 1/{layout.ranks}."

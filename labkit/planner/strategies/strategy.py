@@ -52,6 +52,11 @@ class Layout:
         return self.strategy.shards(self)
 
     @property
+    def replicas(self) -> int:
+        """Replicas of the shards, along the data axis."""
+        return int(self.options.get("replicas", 1))
+
+    @property
     def updates_singly(self) -> bool:
         """Whether the optimizer updates one parameter at a time: torch updates none of different meshes together."""
         return self.tensor > 1 or self.strategy.updates_singly
@@ -99,14 +104,13 @@ class Layout:
     @property
     def groups(self) -> dict[str, tuple[int, int]]:
         """(ranks, how far apart they are) of the process groups along each axis in use; the first varies fastest."""
-        copies = self.strategy.copies(self)
         if self.context > 1:  # its ranks share the shards, too
             return {"context": (self.context, 1), "shards": (self.shards, 1)}
-        replicas, inner = self.data // copies, self.tensor
+        shards, inner = self.data // self.replicas, self.tensor
         sizes = {
             "tensor": (self.tensor, 1),
-            "shards" if self.shards > 1 else "data": (replicas, inner),
-            "copies": (copies, replicas * inner),
+            "shards" if self.shards > 1 else "data": (shards, inner),
+            "copies": (self.replicas, shards * inner),
             "pipeline": (self.pipeline, self.data * inner),
         }
         return {axis: group for axis, group in sizes.items() if group[0] > 1}
@@ -174,10 +178,6 @@ class Strategy:
         """Ranks over which a parameter's states are split, along the data axis."""
         return 1
 
-    def copies(self, layout: Layout) -> int:
-        """Replicas of the shards, along the data axis."""
-        return 1
-
     def stages(self, layout: Layout) -> int:
         """Pipeline stages over all ranks."""
         return 1
@@ -207,7 +207,7 @@ class Strategy:
     def stretched(self, facts: ModelFacts, layout: Layout, ranks: int) -> Layout | None:
         """The layout on `ranks` ranks with the same micro-batch on each; None if it cannot use them."""
         own = layout.tensor * layout.pipeline * layout.context
-        if ranks % own or ranks % layout.options.get("replicas", 1):
+        if ranks % own or ranks % layout.replicas:
             return None
         return replace(layout, ranks=ranks, data=ranks // own)
 
