@@ -328,6 +328,14 @@ def test_ranks_that_share_cores_take_turns():
     assert together.parts["compute"] == 4 * alone.parts["compute"]
 
 
+def test_fewer_ranks_than_were_measured_compute_faster_until_each_has_a_core():
+    shared = dataclasses.replace(RATES, cores=2, contention=2.0)
+
+    times = [step_time(FACTS, layout("ddp", ranks, 2), shared, FREE).parts["compute"] for ranks in (4, 3, 2, 1)]
+
+    assert times == [2.0, 1.5, 1.0, 1.0]
+
+
 def one_unit(*work):
     return dataclasses.replace(FACTS, units=FACTS.units[:1], profiles=dict.fromkeys(
         (Variant("fp32"), Variant("16")), (doing(*work),)
