@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -62,6 +63,12 @@ def shortened(text: str, longest: int = LONGEST) -> str:
     gap = f"\n[… {len(text):,} characters in total …]\n"
     half = (longest - len(gap)) // 2
     return text[:half] + gap + text[-half:]
+
+
+def listed(names: Sequence[str], most: int = 1) -> str:
+    """`a, b and 3 more`: the first `most` names, and how many others there are."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return f"{', '.join(names[:most])}{more}"
 
 
 def first_line(text: str) -> str:

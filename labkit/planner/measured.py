@@ -87,27 +87,29 @@ class Memory:
     def sentences(self) -> list[str]:
         """One sentence for each of the first ranks, and the memory of the first rank's process."""
         shown = self.ranks[:SHOWN_RANKS]
-        more = [f"… and {len(self.ranks) - len(shown)} more ranks"] if len(shown) < len(self.ranks) else []
-        lines = [*(held.sentence() for held in shown), *more, *filter(None, [held.outside() for held in shown[:1]])]
-        return lines + self._other_than_memory()
+        more = f"… and {len(self.ranks) - len(shown)} more ranks" if len(shown) < len(self.ranks) else ""
+        outside = shown[0].outside() if shown else ""
+        return [*(held.sentence() for held in shown), *filter(None, (more, outside, self._other_than_memory()))]
 
-    def _other_than_memory(self) -> list[str]:
+    def _other_than_memory(self) -> str:
         """The plan's other predictions: the device and the step time."""
-        if not self._device:
-            return []
-        elsewhere = not self._device.startswith(THIS_MACHINE)
-        planned = f"the plan is for {self._device}; this run used another device" if elsewhere else ""
-        if len(self._step) == 3 and self._took and not elsewhere:
-            seconds, low, high = self._step
-            within = "within" if low <= self._took <= high else "outside"
-            planned = (
-                f"the slowest rank's last steps took {words.seconds(self._took)}, "
-                f"planned {words.band(seconds, low, high)}: {within} the band"
-            )
-        return [planned] if planned else []
+        if self._device and not self._device.startswith(THIS_MACHINE):
+            return f"the plan is for {self._device}; this run used another device"
+        if not self._device or len(self._step) != 3 or not self._took:
+            return ""
+        seconds, low, high = self._step
+        within = "within" if low <= self._took <= high else "outside"
+        return (
+            f"the slowest rank's last steps took {words.seconds(self._took)}, "
+            f"planned {words.band(seconds, low, high)}: {within} the band"
+        )
+
+    def _rows(self) -> list[dict[str, str]]:
+        return memory_rows(self.ranks[0].peaks) if self.ranks and self.ranks[0].peaks else []
 
     def __str__(self) -> str:
-        table = [aligned(memory_rows(self.ranks[0].peaks))] if self.ranks and self.ranks[0].peaks else []
+        rows = self._rows()
+        table = [aligned(rows)] if rows else []
         return plain("\n".join([f"memory of {self.id}, rank 0 at its peak", *table, *self.sentences()]))
 
     __repr__ = __str__
@@ -118,9 +120,8 @@ class Memory:
             for held in self.ranks[:SHOWN_RANKS]
             for source, peak in held.peaks.items()
         ]
-        rows = memory_rows(self.ranks[0].peaks) if self.ranks and self.ranks[0].peaks else []
         sentences = "".join(f"<div>{escaped(text)}</div>" for text in self.sentences())
-        page = framed(f"{sentences}{as_image(bars(drawn))}{grid(rows)}")
+        page = framed(f"{sentences}{as_image(bars(drawn))}{grid(self._rows())}")
         return {"text/plain": str(self), "text/html": page}
 
 

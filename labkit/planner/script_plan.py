@@ -14,7 +14,7 @@ from labkit.planner.model.child import Unplannable, ask
 from labkit.planner.planned import AnyPlan
 from labkit.planner.strategies.known import simplest
 from labkit.record import Peak
-from labkit.text import gib
+from labkit.text import gib, listed
 from labkit.view import Bar
 from labkit.write import Script
 
@@ -150,10 +150,7 @@ def _about(answer: Mapping[str, Any]) -> list[str]:
     if places := answer["read"]:
         about.append(f"it reads numbers of tensors ({', '.join(places)}), which are assumed to be 1, as of a loss")
     if written := answer["written"]:
-        about.append(f"before its second step it writes {_listed(written)}, which the plan kept in a temporary folder")
+        about.append(
+            f"before its second step it writes {listed(written, 3)}, which the plan kept in a temporary folder"
+        )
     return about
-
-
-def _listed(things: Sequence[str], most: int = 3) -> str:
-    more = f" and {len(things) - most} more" if len(things) > most else ""
-    return f"{', '.join(things[:most])}{more}"

@@ -17,6 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from labkit.checking import STATISTICS, WRITE_APART, WRITE_LOST, WRITE_OF_RANK_0
+from labkit.text import listed
 from labkit.worker import COLLECTIVES
 
 SAMPLES = 1  # the bit of what depends on a rank's own samples or random numbers; further bits are those of tensors
@@ -133,7 +134,7 @@ class Writes(TorchDispatchMode):
             REPEATED: repeated if parts > 1 else [],
             RECOMPUTED: [name for name in repeated if name in self._again],
         }
-        return [text.format(names=_listed(names), parts=parts) for text, names in sentences.items() if names]
+        return [text.format(names=listed(names), parts=parts) for text, names in sentences.items() if names]
 
     def _assigned(self) -> dict[str, _Write]:
         """What is another tensor now, or has other data."""
@@ -146,10 +147,6 @@ class Writes(TorchDispatchMode):
             if (before and before() is not tensor and is_buffer) or (before and place != address):
                 assigned[name] = _Write(address, is_buffer, self._depends_on.get(address, 0))
         return assigned
-
-
-def _listed(names: list[str]) -> str:
-    return names[0] + (f" and {len(names) - 1} more" if len(names) > 1 else "")
 
 
 def _tensors_in(values: Any) -> list[torch.Tensor]:

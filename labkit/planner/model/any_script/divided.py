@@ -10,7 +10,6 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
-import torch
 from torch import nn
 from torch.distributed.fsdp import FullyShardedDataParallel
 
@@ -89,7 +88,7 @@ def others(tracker: Weighed, own: Strategy, ranks: int, modules: list[nn.Module]
 def _sizes(modules: list[nn.Module]) -> tuple[int, int]:
     """Bytes of all trained parameters, and of those of the largest block: the largest element of the list of modules
     that has most parameters, or all of them."""
-    trained = {p: _bytes(p) for module in modules for p in module.parameters(recurse=False) if p.requires_grad}
+    trained = {p: p.nbytes for module in modules for p in module.parameters(recurse=False) if p.requires_grad}
     for module in modules:
         if isinstance(module, FullyShardedDataParallel) and module._handle is not None:
             flat = module._handle.flat_param
@@ -97,13 +96,7 @@ def _sizes(modules: list[nn.Module]) -> tuple[int, int]:
     whole = sum(trained.values())
 
     def size(module: nn.Module) -> int:
-        return sum(trained.get(p, _bytes(p)) for p in module.parameters() if p.requires_grad)
+        return sum(trained.get(p, p.nbytes) for p in module.parameters() if p.requires_grad)
 
     lists = [module for module in modules if isinstance(module, nn.ModuleList | nn.Sequential) and len(module) > 1]
-    longest = max(lists, key=size, default=None)
-    block = max(map(size, longest), default=whole) if longest is not None else whole
-    return whole, block
-
-
-def _bytes(parameter: torch.Tensor) -> int:
-    return parameter.numel() * parameter.element_size()
+    return whole, max(map(size, max(lists, key=size, default=())), default=whole)

@@ -14,7 +14,6 @@ import struct
 import sys
 import tempfile
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -49,9 +48,8 @@ class KeptApart:
         self._folder = os.path.realpath(folder)
         _forbid_changes_outside(self._folder)
         self.written: set[str] = set()
-        self._make = os.mkdir
+        self._make, self._exists = os.mkdir, os.path.exists
         tempfile.tempdir = os.environ["TMPDIR"] = self._folder
-        self._exists = os.path.exists
         for name in READING:
             setattr(os, name, self._following(getattr(os, name)))
         for name in ("rename", "replace"):
@@ -93,10 +91,7 @@ class KeptApart:
             name = os.path.abspath(os.fsdecode(path))  # noqa: PTH100
         except TypeError:  # a file descriptor
             return None
-        return None if self._is_own(name) else self._folder + name
-
-    def _is_own(self, name: str) -> bool:
-        return name.startswith((self._folder, *DEVICES))
+        return None if name.startswith((self._folder, *DEVICES)) else self._folder + name
 
     def _found(self, path: Any) -> Any:
         place = self._place(path)
@@ -106,9 +101,8 @@ class KeptApart:
         place = self._place(path)
         if place is None:
             return path
-        name = os.path.abspath(os.fsdecode(path))  # noqa: PTH100
-        self.written.add(name)
-        self._make_folders(Path(place).parent)
+        self.written.add(place.removeprefix(self._folder))
+        Path(place).parent.mkdir(parents=True, exist_ok=True)
         return place
 
     def _copy(self, path: Any) -> None:
@@ -118,12 +112,6 @@ class KeptApart:
             if Path(path).stat().st_size > MOST_COPIED:
                 raise PermissionError(f"a plan changes no file, and does not copy one of this size: {path!r}")
             Path(self._to_write(path)).write_bytes(Path(path).read_bytes())
-
-    def _make_folders(self, folder: Path) -> None:
-        if not self._exists(folder):
-            self._make_folders(folder.parent)
-            with suppress(FileExistsError):
-                self._make(folder)
 
     def _refuse(self, event: str, args: tuple[Any, ...]) -> None:
         if event in PROGRAMS:

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensor
 from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.weak import WeakIdKeyDictionary
 
@@ -59,7 +60,7 @@ class LikelyValues(CheckedFakeMode):
     def _chosen(self, condition: Any) -> Any:
         if isinstance(condition, FakeTensor):
             return super()._chosen(condition)
-        with torch.utils._python_dispatch._disable_current_modes():  # of data, which have values
+        with _disable_current_modes():  # of data, which have values
             return condition.nonzero()
 
     def counts(self, tensor: Any) -> bool:
@@ -68,7 +69,7 @@ class LikelyValues(CheckedFakeMode):
 
     def _item(self, func: Any, tensor: Any) -> Any:
         if not isinstance(tensor, FakeTensor):
-            with torch.utils._python_dispatch._disable_current_modes():
+            with _disable_current_modes():
                 return func(tensor)
         value = self._value(tensor)
         if value is None:
@@ -91,7 +92,7 @@ class LikelyValues(CheckedFakeMode):
         if tensor in self._known:
             return self._known[tensor]
         if tensor.constant is not None:
-            with torch.utils._python_dispatch._disable_current_modes():
+            with _disable_current_modes():
                 return tensor.constant.flatten()[0].item() if tensor.numel() == 1 else None
         return LIKELY if tensor.is_floating_point() else None
 
@@ -108,7 +109,7 @@ class LikelyValues(CheckedFakeMode):
 
         if func.overloadpacket is aten.view:
             return self._value(tensors[0])
-        with torch.utils._python_dispatch._disable_current_modes():
+        with _disable_current_modes():
             return func(*tree_map(one, args), **tree_map(one, kwargs)).flatten()[0].item()
 
 
@@ -124,20 +125,14 @@ class OnCpu(TorchFunctionMode):
         kwargs = kwargs or {}
         name = getattr(func, "__name__", "")
         if self._on_gpu:
-            if name in ("cuda", "pin_memory") and args and isinstance(args[0], torch.Tensor):
-                return args[0]
-            if kwargs.get("device") is not None:
-                kwargs = {**kwargs, "device": here(kwargs["device"])}
-            if name == "to":
-                args = tuple(map(here, args))
-            kwargs = {key: value for key, value in kwargs.items() if key != "pin_memory"}
+            kwargs = {
+                key: here(value) if key == "device" else value for key, value in kwargs.items() if key != "pin_memory"
+            }
         first = args[0] if args else None
         if isinstance(first, FakeTensor):
             if name == "data_ptr":  # the same for tensors with the same storage only, as accelerate takes it to be
                 return first.untyped_storage()._cdata + first.storage_offset() * first.element_size()
-            if (
-                name == "__deepcopy__" and first.constant is not None
-            ):  # real, which a copy among its attributes would be not
+            if name == "__deepcopy__" and first.constant is not None:  # real, which a copy's constant would not be
                 return args[1].setdefault(id(first), first.clone())
             if name == "__format__" and first.dim() == 0:
                 return format(first.item(), args[1])
@@ -147,7 +142,7 @@ class OnCpu(TorchFunctionMode):
                 return Count(first.item())
             if name in ("numpy", "__array__") and first.is_floating_point() and self._fake:
                 self._fake.note_read()
-                with torch.utils._python_dispatch._disable_current_modes():
+                with _disable_current_modes():
                     return torch.ones(first.shape, dtype=first.dtype).numpy()
         if any(type(leaf) is Count for leaf in _numbers(args)):
             raise DataDependentOutputException(ITEM)

@@ -15,7 +15,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_map_only, tree_unflatten
 from torch.utils.flop_counter import flop_registry
 
-from labkit.planner.model.fake.recalled import OTHER, RECALLABLE, VIEW, Recalled, key_of, way_of
+from labkit.planner.model.fake.recalled import OTHER, RECALLABLE, VIEW, Recalled, Shape, key_of, shape_of, way_of
 
 aten = torch.ops.aten
 DEVICE: Any = torch.ops.prim.device.default  # half of all calls
@@ -50,9 +50,6 @@ ROUTING = {aten.topk, aten.argmax}
 SELECTING = {aten.masked_select: 1, aten.index: 1, aten.index_put: 1, aten.index_put_: 1}
 MOST_BYTES = 1 << 28  # of an operator's arguments
 PADDING = 4096  # bytes by which an allocation may be larger
-
-
-Shape = tuple[tuple[int, ...], tuple[int, ...], torch.dtype]
 
 
 class CopiedAlone(TorchFunctionMode):
@@ -241,7 +238,7 @@ class CheckedFakeMode(FakeTensorMode):
         pairs = [*zip(real, leaves, strict=True)]
         if any(_is_larger(*pair) for pair in pairs):
             self.corrected.add(str(func.overloadpacket))
-        return [_shape(pair[0]) if _is_larger(*pair) or _is_strided_otherwise(*pair) else None for pair in pairs]
+        return [shape_of(pair[0]) if _is_larger(*pair) or _is_strided_otherwise(*pair) else None for pair in pairs]
 
 
 @cache
@@ -301,10 +298,6 @@ def _is_strided_otherwise(real: Any, fake: Any) -> bool:
     return any(size > 1 and a != b for size, a, b in zip(real.shape, real.stride(), fake.stride(), strict=True))
 
 
-def _shape(tensor: torch.Tensor) -> Shape:
-    return tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype
-
-
 def _is_condition(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and value.dtype == torch.bool
 
@@ -316,7 +309,7 @@ def _bins(values: Any, weights: Any = None, minlength: int = 0) -> tuple[int, to
 
 
 def _key(value: Any) -> Any:
-    return _shape(value) if isinstance(value, torch.Tensor) and not value.is_sparse else value
+    return shape_of(value) if isinstance(value, torch.Tensor) and not value.is_sparse else value
 
 
 def _zeros(value: Any) -> Any:

@@ -123,9 +123,10 @@ def _in_32_bits(operator: Any, args: Any, kwargs: Any) -> Any:
 
 def _to_32_bits(operator: Any, args: Any, kwargs: Any) -> Any:
     """Compute in 32 bits without copying the argument, unless the caller names a type."""
-    if args[0].dtype in HALVES and kwargs.get("dtype") is None and not _names_type(operator, args):
-        kwargs = {**kwargs, "dtype": torch.float32}
-    return operator(*args, **kwargs)
+    named = {argument.name: value for argument, value in zip(operator._schema.arguments, args, strict=False)} | kwargs
+    if args[0].dtype in HALVES and named.get("dtype") is None:
+        named["dtype"] = torch.float32
+    return operator(**named)
 
 
 def _norm_to_32_bits(operator: Any, args: Any, kwargs: Any) -> Any:
@@ -147,12 +148,6 @@ def _refuse(operator: Any, args: Any, kwargs: Any) -> Any:
         "binary_cross_entropy and BCELoss are refused under autocast on a GPU: return logits and use "
         "binary_cross_entropy_with_logits, or compute this loss outside of autocast"
     )
-
-
-def _names_type(operator: Any, args: Any) -> bool:
-    """Whether the type is among the positional arguments."""
-    names = [argument.name for argument in operator._schema.arguments[: len(args)]]
-    return "dtype" in names and args[names.index("dtype")] is not None
 
 
 def _as(dtype: torch.dtype, values: Any) -> Any:

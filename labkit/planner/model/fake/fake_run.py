@@ -70,7 +70,7 @@ class FakeRun:
         self.fake = CheckedFakeMode(skewed, on_gpu=self._on_gpu)
         compute_as_on(capability, self.fake)
         if capability:
-            _stay_on_cpu()
+            stay_on_cpu()
         gc.freeze()  # exempts torch's objects from collection; a large fake model adds millions
         self.script = loaded(text, path)
         _patch_transformers()
@@ -127,18 +127,10 @@ class FakeRun:
             model = self.script.Model()  # its constructor reads its own weights
         if quantization:
             model = in_four_bits(model, quantization, self.fake)
-        with self.fake:
-            adapted: nn.Module = self.script.adapted(self._without_data(model), self.args)
+        with self.fake:  # without the data of pretrained weights: they are pages of files, which are not read
+            model = applied(model, lambda t: t if isinstance(t, FakeTensor) else self.fake.from_tensor(t))
+            adapted: nn.Module = self.script.adapted(model, self.args)
         return adapted
-
-    def _without_data(self, model: nn.Module) -> nn.Module:
-        """The model without the data of pretrained weights: they are pages of files, which are not read."""
-        for module in model.modules():
-            for tensors in _tensors_of(module):
-                for name, tensor in tensors.items():
-                    if tensor is not None and not isinstance(tensor, FakeTensor):
-                        tensors[name] = self.fake.from_tensor(tensor)
-        return model
 
     def prepared(self) -> tuple[nn.Module, Any]:
         """The model and the loss scaler, as main() has them before the model is parallelized."""
@@ -278,7 +270,7 @@ def here(device: Any) -> Any:
     return "cpu" if is_index or is_named else device
 
 
-def _stay_on_cpu() -> None:
+def stay_on_cpu() -> None:
     """Keep what a script moves to "cuda" where it is: autograd needs a CUDA build for tensors on a GPU."""
     make, move = torch.tensor, torch.Tensor.to
 
@@ -365,17 +357,13 @@ def _as_many_from_each_rank(sizes: list[int], group: Any, device: Any) -> list[l
     return [sizes[: len(sizes) // ranks]] * ranks
 
 
-def _tensors_of(module: nn.Module) -> tuple[dict[str, Any], dict[str, Any]]:
-    """A module's own parameters and buffers by name."""
-    return module._parameters, module._buffers
-
-
 @torch.no_grad()
 def applied(module: nn.Module, change: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> nn.Module:
     """Module._apply that replaces tensors, because fake ones cannot be converted in place; shared ones stay shared."""
     changed: dict[torch.Tensor, Any] = {}
     for owner in module.modules() if recurse else [module]:
-        for tensors in _tensors_of(owner):
+        tensors_of_owner: tuple[dict[str, Any], ...] = owner._parameters, owner._buffers
+        for tensors in tensors_of_owner:
             for name, tensor in tensors.items():
                 if tensor is not None and tensor not in changed:
                     new = change(tensor)

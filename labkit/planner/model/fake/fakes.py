@@ -21,6 +21,8 @@ from torch.distributed.pipelining import PipelineStage, schedules
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
+from labkit.text import listed
+
 INT = torch.int64
 
 
@@ -102,9 +104,8 @@ class Replicated(nn.Module):
         """Call it after backward: DDP's reducer waits for each gradient, and in the next step raises an error."""
         unused = [name for name, p in self.module.named_parameters() if p.requires_grad and p.grad is None]
         if unused and not (self.find_unused_parameters or self.static_graph):
-            more = f" and {len(unused) - 1} more" if len(unused) > 1 else ""
             raise SystemExit(
-                f"DDP would stop in the second step: the loss does not depend on {unused[0]}{more}. Use or freeze what "
+                f"DDP would stop in the second step: the loss does not depend on {listed(unused)}. Use or freeze what "
                 "is unused, or set find_unused_parameters=True"
             )
 

@@ -18,7 +18,7 @@ PLAIN = {type(None), bool, int, float, str, torch.dtype, torch.device, torch.lay
 UNFIT = {torch.Tag.inplace_view, torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
 VIEW, RECALLABLE, OTHER = range(3)
 
-New = tuple[tuple[int, ...], tuple[int, ...], torch.dtype]
+Shape = tuple[tuple[int, ...], tuple[int, ...], torch.dtype]
 
 
 class Recalled:
@@ -52,7 +52,7 @@ class Recalled:
         made = [None if new is None else self._made(new) for new in news]
         return kind(made) if kind else made[0]
 
-    def _made(self, new: New) -> FakeTensor:
+    def _made(self, new: Shape) -> FakeTensor:
         with in_kernel_invocation_manager(self._mode):
             empty = torch.empty_strided(new[0], new[1], dtype=new[2], device="meta")
         return FakeTensor(self._mode, empty, CPU)
@@ -65,7 +65,7 @@ class Recalled:
         many = type(out) in (tuple, list)
         results = [result for result in (out if many else [out]) if result is not None]
         if results and all(map(_is_new, results)) and _are_apart(results, tree_leaves((args, kwargs))):
-            news = [None if result is None else _new(result) for result in (out if many else [out])]
+            news = [None if result is None else shape_of(result) for result in (out if many else [out])]
             self._known[key] = news, type(out) if many else None
 
 
@@ -125,7 +125,7 @@ def _is_simple(tensor: Any) -> bool:
     )
 
 
-def _new(tensor: torch.Tensor) -> New:
+def shape_of(tensor: torch.Tensor) -> Shape:
     return tuple(tensor.shape), tensor.stride(), tensor.dtype
 
 
