@@ -20,7 +20,7 @@ from torch.distributed import device_mesh, distributed_c10d
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils.data import DataLoader
 
-from labkit.planner.model.fake.fake_run import here, stay_on_cpu
+from labkit.planner.model.fake.fake_run import here
 from labkit.planner.model.fake.fakes import replace
 
 
@@ -102,8 +102,7 @@ class _Nothing:
 
 
 def seem_to_have_gpus(name: str, count: int, memory: int, capability: tuple[int, int]) -> None:
-    """Make torch.cuda tell of so many GPUs. Tensors stay on the CPU: see OnCpu, too."""
-    stay_on_cpu()
+    """Make torch.cuda tell of so many GPUs. Tensors stay on the CPU: see OnCpu."""
     properties = SimpleNamespace(
         name=name, total_memory=memory, major=capability[0], minor=capability[1], multi_processor_count=100
     )

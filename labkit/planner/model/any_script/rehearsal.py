@@ -34,7 +34,6 @@ from labkit.planner.model.any_script.divided import Weighed, others, strategy_in
 from labkit.planner.model.any_script.kept_apart import KeptApart
 from labkit.planner.model.any_script.values import LikelyValues, OnCpu
 from labkit.planner.model.fake import fake_run
-from labkit.planner.model.fake.cuda_kernels import follow_cuda
 from labkit.planner.model.fake.fakes import Replicated, replace, replace_parallel, silence
 from labkit.text import first_line, shortened
 from labkit.worker import live_optimizers
@@ -91,11 +90,9 @@ class Rehearsal:
         replace_parallel()
         if self._gpu:
             seem_to_have_gpus(**self._gpu)
+        fake_run.compute_as_on(self._gpu["capability"] if self._gpu else None, self._fake)
         if self._fake:
-            fake_run.compute_as_on(self._gpu["capability"] if self._gpu else None, self._fake)
             _without_data(self._fake)
-        elif self._gpu:
-            follow_cuda()
         self._hook()
         _limit_memory()
         signal.signal(signal.SIGALRM, _give_up)

@@ -232,13 +232,18 @@ class CheckedFakeMode(FakeTensorMode):
         if sum(tensor.untyped_storage().nbytes() for tensor in inputs) > MOST_BYTES:
             return [None] * len(leaves)
         try:
-            real = tree_flatten(func(*tree_map(_zeros, args), **tree_map(_zeros, kwargs)))[0]
+            reals = tree_leaves(func(*tree_map(_zeros, args), **tree_map(_zeros, kwargs)))
         except Exception:  # not every operator takes zeros, or runs on this CPU
             return [None] * len(leaves)
-        pairs = [*zip(real, leaves, strict=True)]
-        if any(_is_larger(*pair) for pair in pairs):
-            self.corrected.add(str(func.overloadpacket))
-        return [shape_of(pair[0]) if _is_larger(*pair) or _is_strided_otherwise(*pair) else None for pair in pairs]
+        corrections: list[Shape | None] = [None] * len(leaves)
+        for i, (real, fake) in enumerate(zip(reals, leaves, strict=True)):
+            if isinstance(real, torch.Tensor) and isinstance(fake, FakeTensor) and not real.is_sparse:
+                is_larger = real.untyped_storage().nbytes() > fake.untyped_storage().nbytes() + PADDING
+                if is_larger:
+                    self.corrected.add(str(func.overloadpacket))
+                if is_larger or _is_strided_otherwise(real, fake):
+                    corrections[i] = shape_of(real)
+        return corrections
 
 
 @cache
@@ -280,20 +285,10 @@ def _mixes_types(args: Any) -> bool:
     return weight is not None and weight.dtype != x.dtype
 
 
-def _are_comparable(real: Any, fake: Any) -> bool:
-    return isinstance(real, torch.Tensor) and isinstance(fake, FakeTensor) and not real.is_sparse
-
-
-def _is_larger(real: Any, fake: Any) -> bool:
-    if not _are_comparable(real, fake):
-        return False
-    return bool(real.untyped_storage().nbytes() > fake.untyped_storage().nbytes() + PADDING)
-
-
-def _is_strided_otherwise(real: Any, fake: Any) -> bool:
+def _is_strided_otherwise(real: torch.Tensor, fake: torch.Tensor) -> bool:
     """Whether the strides differ, so that what follows may copy one result and not the other. Strides of single
     elements do not matter."""
-    if not _are_comparable(real, fake) or real.shape != fake.shape:
+    if real.shape != fake.shape:
         return False
     return any(size > 1 and a != b for size, a, b in zip(real.shape, real.stride(), fake.stride(), strict=True))
 

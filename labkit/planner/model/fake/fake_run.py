@@ -69,8 +69,6 @@ class FakeRun:
         self._on_gpu = capability is not None
         self.fake = CheckedFakeMode(skewed, on_gpu=self._on_gpu)
         compute_as_on(capability, self.fake)
-        if capability:
-            stay_on_cpu()
         gc.freeze()  # exempts torch's objects from collection; a large fake model adds millions
         self.script = loaded(text, path)
         _patch_transformers()
@@ -253,14 +251,17 @@ def _patch_torch() -> None:
         _library.impl("ctc_loss.IntList", _ctc_loss, "CompositeImplicitAutograd")
 
 
-def compute_as_on(capability: Capability | None, fake: CheckedFakeMode) -> None:
-    """Compute as on a GPU of this compute capability; if there is none, a CPU's time steps are shortened."""
-    if capability is None:
+def compute_as_on(capability: Capability | None, fake: CheckedFakeMode | None) -> None:
+    """Compute as on a GPU of this compute capability, or as on a CPU if there is none. What has data, without a mode
+    `fake`, is computed by the CPU's kernels."""
+    if capability:
+        _stay_on_cpu()
+        follow_cuda()
+    if fake and capability:
+        follow_kernels((capability[0], capability[1]), fake.assumed.add)
+        replace(torch.autograd.graph, save_on_cpu=InHostMemory)
+    elif fake:
         skip_steps()
-        return
-    follow_cuda()
-    follow_kernels((capability[0], capability[1]), fake.assumed.add)
-    replace(torch.autograd.graph, save_on_cpu=InHostMemory)
 
 
 def here(device: Any) -> Any:
@@ -270,7 +271,7 @@ def here(device: Any) -> Any:
     return "cpu" if is_index or is_named else device
 
 
-def stay_on_cpu() -> None:
+def _stay_on_cpu() -> None:
     """Keep what a script moves to "cuda" where it is: autograd needs a CUDA build for tensors on a GPU."""
     make, move = torch.tensor, torch.Tensor.to
 
