@@ -175,9 +175,6 @@ FOLLOW = """
 SCALE = "self.scale, self.ready = nn.Parameter(torch.ones(32)), False"
 FIRST = "if self.training and not self.ready:\n    self.scale.data"
 TEACHER = "self.teacher = nn.Linear(16, 32).requires_grad_(False)"
-FOLLOWS = """with torch.no_grad():
-    for t, s in zip(self.teacher.parameters(), self.first.parameters()):
-        """
 APART = DDP_MODEL.replace("to(device)", "to(device), broadcast_buffers=False")
 FSDP_NET = "model = Net()\n" + FSDP2_MODEL
 SKIPS = """
@@ -266,6 +263,12 @@ class Net(nn.Module):
         return self.last(h)
 """
     return within(LOOP, source + methods + before + model)
+
+
+def follows(change: str) -> str:
+    """Something that changes the parameters of a TEACHER in forward."""
+    loop = "for t, s in zip(self.teacher.parameters(), self.first.parameters()):"
+    return f"with torch.no_grad():\n    {loop}\n        {change}\nh = h - self.teacher(x)"
 
 
 def buffer(name: str) -> str:
@@ -567,7 +570,7 @@ SEEDED: dict[str, list[tuple[str, str]]] = {
         ),
         (
             writing(buffer("queue"), "self.queue[: len(x)] = h.detach()  # HERE\nh = h + self.queue.mean(0)", FSDP_NET),
-            writing(buffer("cache"), "self.cache[: len(x)] = h\nh = self.last(self.cache[: len(x)])", FSDP_NET),
+            writing(buffer("cache"), "self.cache[: len(x)] = h\nh = h + self.cache[: len(x)]"),
         ),
         (
             writing(buffer("mean"), "self.mean = self.mean.lerp(h.detach().mean(0), 0.1)  # HERE\nh = h - self.mean"),
@@ -603,14 +606,14 @@ SEEDED: dict[str, list[tuple[str, str]]] = {
             writing(SCALE, "self.scale.data.clamp_(min=0)\nh = h * self.scale"),
         ),
         (
-            writing(TEACHER, f"{FOLLOWS}t.lerp_(s, 0.1)  # HERE\nh = h - self.teacher(x)", FSDP_NET),
-            writing(TEACHER, f"{FOLLOWS}t.lerp_(s, 0.1)\nh = h - self.teacher(x)"),
+            writing(TEACHER, follows("t.lerp_(s, 0.1)  # HERE"), FSDP_NET),
+            writing(TEACHER, follows("t.lerp_(s, 0.1)")),
         ),
         (
-            writing(TEACHER, f"{FOLLOWS}t.data = t.data + s.data  # HERE\nh = h - self.teacher(x)", FSDP_NET),
+            writing(TEACHER, follows("t.data = t.data + s.data  # HERE"), FSDP_NET),
             writing(
                 TEACHER,
-                f"{FOLLOWS}t.lerp_(s, 0.1)\nh = h - self.teacher(x)",
+                follows("t.lerp_(s, 0.1)"),
                 FSDP_NET.replace("(block)", "(block)\nfully_shard(model.teacher)"),
             ),
         ),

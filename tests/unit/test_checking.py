@@ -33,7 +33,19 @@ from labkit.cli import main
 from labkit.worker.witness import joined
 from labkit.write import script_names
 from unit.composed import combinations
-from unit.seeded import DDP_MODEL, FSDP1_MODEL, FSDP2_MODEL, LOOP, SEEDED, within
+from unit.seeded import (
+    DDP_MODEL,
+    FSDP1_MODEL,
+    FSDP2_MODEL,
+    FSDP_NET,
+    LOOP,
+    SEEDED,
+    TEACHER,
+    buffer,
+    follows,
+    within,
+    writing,
+)
 
 ROOT = Path(__file__).parents[2]
 PAIRS = [
@@ -821,6 +833,64 @@ def test_the_seeded_scripts_are_otherwise_clean():
 )
 def test_what_is_done_by_hand_or_undone_is_passed_over(body, model):
     assert rules_in(within(body, model)) == []
+
+
+LERP = "self.mean.lerp_(h.detach().mean(0), 0.1)"
+MEAN = f"h = h - self.mean\n{LERP}"
+SET_UP = "from torch.distributed.device_mesh import init_device_mesh\n"
+MESH = SET_UP + "mesh = init_device_mesh('cuda', (2, 2), mesh_dim_names={})\n"
+FILLED = "if not self.ready:\n    self.scale.data = h.detach().std(0)\n    self.ready = True\nh = h * self.scale"
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        writing(
+            buffer("mean"), MEAN, before="def common():\n    for b in model.buffers():\n        dist.all_reduce(b)\n\n"
+        ),
+        writing(buffer("mean"), f"{MEAN}\nsync_buffers(self)"),
+        writing(buffer("mean"), MEAN, before=MESH.format(("dp", "tp"))),
+        writing(buffer("mean"), MEAN)
+        .replace("forward(self, x", "forward(self, weight")
+        .replace("first(x)", "first(weight)"),
+        writing(buffer("mean"), f"h = self.given(h)\n{MEAN}").replace("h = self.first(x)", "h = 0"),
+        writing(buffer("mean"), f"if self.frozen:\n    return self.last(h)\n{MEAN}"),
+        writing(buffer("usage"), "self.usage += h.detach().sum(0)\nreturn self.last(h), (self.usage / 9).std()"),
+        writing(buffer("usage"), "self.usage += h.detach().sum(0)\nspread = (h - self.usage).std()"),
+        writing(buffer("usage"), "self.usage += h.detach().sum(0)\nh = h + torch.zeros(3, device=self.usage.device)"),
+        writing(buffer("state"), "self.state.copy_(h.detach())\nh = h + self.state"),
+        writing(TEACHER, follows("t.lerp_(s, 0.1)"), FSDP_NET.replace("model.blocks", "model.modules()")),
+        writing(
+            TEACHER,
+            follows("t.lerp_(s, 0.1)"),
+            "from functools import partial\nshard = partial(fully_shard, ignored_params=own)\n" + FSDP_NET,
+        ),
+        writing(
+            "self.scale, self.ready = nn.Parameter(torch.ones(32)), False",
+            FILLED,
+            DDP_MODEL.replace("Net().to(device)", "net"),
+            before="net = Net()\nnet.load_state_dict(state)\n",
+        ),
+    ],
+)
+def test_what_a_forward_writes_is_passed_over_unless_several_ranks_surely_make_something_else_of_it(script):
+    assert rules_in(script) == []
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        writing(buffer("mean"), f"{LERP}\nif reset:\n    return h + self.mean\nh = h - self.mean"),
+        writing(buffer("mean"), MEAN, before=MESH.format(("replicate", "shard"))),
+        writing(
+            buffer("mean"),
+            MEAN,
+            before="def common():\n    for b in model.buffers():\n        dist.broadcast(b, 0)\n\n",
+        ),
+    ],
+)
+def test_what_a_forward_writes_is_found_whatever_else_a_script_does(script):
+    assert [rule for rule, _ in rules_in(script)] == ["forward-writes"]
 
 
 def test_what_is_divided_before_the_ranks_start_is_the_same_on_all():

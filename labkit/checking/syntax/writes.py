@@ -35,9 +35,9 @@ OVERWRITES = {"copy_", "fill_", "zero_"}
 NO_WRITES = {"requires_grad_", "detach_", "share_memory_"}
 OF_ONE_RANK = {"scatter_", "scatter_add", "scatter_add_", "scatter_reduce", "scatter_reduce_", "index_reduce_"}
 WEIGHTS = {"weight", "weights", "w", "W", "kernel"}  # what the module of a parametrization gets instead of samples
-# `x.mean(0)`, `torch.sum(x, dim=0)`; `x @ queue.T`
+# `x.mean(0)`, `torch.sum(x, dim=0)`
 REDUCES = re.compile(r"\b(mean|sum|std|var|max|min|amax|amin|norm)\(([^()]*, )?((dim|axis)=)?[(\[]?(0\b|\))")
-TRANSPOSED = re.compile(r"(?<=@ )([\w.]+)(\.T\b|\.t\(|\.transpose\()")
+OF_ALL = re.compile(r"@ ([\w.]+)\.(?:T\b|t\(|transpose\()|([\w.]+)\.(?:mean|sum)\((?:dim=)?0\b")  # `x @ queue.T`
 ALWAYS = ("self.training", "torch.is_grad_enabled()")  # in training
 
 
@@ -61,6 +61,7 @@ class Forward:
 
     def __init__(self, tree: Tree, function: Function):
         self._tree, self._function = tree, function
+        self._uses_by_name: dict[str, list[ast.expr]] = {}
         self._arguments = [parameter.arg for parameter in parameters_of(function)][1:]
         holder = tree.parents[function]
         assigns = [(name, value) for name, value, node in tree.assigns if tree.is_in(node, holder)]
@@ -150,7 +151,7 @@ class Forward:
 
     def persists(self, write: Write) -> bool:
         """Whether a later step surely uses what a write leaves, together with its samples."""
-        uses = [*self._uses(write.name)]
+        uses = self._uses(write.name)
         is_early = any(position(use) < position(write.site) for use in uses)
         if write.is_whole:
             return is_early or (bool(uses) and self._is_kept_for_steps(write))
@@ -158,91 +159,91 @@ class Forward:
             return is_early or any(not isinstance(self._tree.parents[use], ast.Subscript) for use in uses)
         return bool(uses)
 
-    def is_of_all_samples(self, write: Write) -> bool:
-        """Whether what is written, or its use, surely combines samples. It may also be the state of each sample, as of
-        a recurrent network, which every rank rightly holds for its own."""
-        tree, own = self._tree, own_names(self._tree, self._function, self._samples)
-        values = [value for each in self.writes for value in each.values]
-        parts = [part for value in values for part in behind(tree, value) if isinstance(part, ast.Call | ast.BinOp)]
-        uses = [use for use in self._uses(write.name) if isinstance(use, ast.Name | ast.Attribute)]
-        names = {f"{spelled(use)}." for use in uses}
-        texts = [ast.unparse(tree.statement_of(use)) for use in uses]
-        slices = [part for place in write.places for part in tree.walk(place) if isinstance(part, ast.Slice)]
-        return (
-            any(part.lower for part in slices)
-            or any(is_own(tree, place, own) for place in write.places)
-            or any(REDUCES.search(ast.unparse(part)) for part in (*values, *parts))
-            or any(f"{name}{method}(0" in text for name in names for method in ("mean", "sum") for text in texts)
-            or any(f"{match[1]}." in names for text in texts for match in TRANSPOSED.finditer(text))
-        )
-
     def _is_kept_for_steps(self, write: Write) -> bool:
         """Whether a flag or a counter decides that it is written, so that not every step writes it anew."""
         branches = [*self._tree.branches_of(write.node), *self._tree.branches_of(write.site)]
         texts = (ast.unparse(part) for test, _ in branches for part in self._tree.walk(test.test))
         return any(text.startswith("self.") and text not in ALWAYS for text in texts)
 
-    def _uses(self, name: str) -> Iterator[ast.expr]:
-        """Where forward combines what `name` holds with samples, on the way to what it returns."""
-        tree = self._tree
-        writes = [write.node for write in self.writes if write.name == name]
-        uses: dict[ast.expr, list[tuple[ast.If, bool]]] = {}
-        for node in self._reads(name):
-            statement = tree.statement_of(node)
-            of_shape = getattr(tree.parents[node], "attr", "") in OF_SHAPE
-            if not of_shape and not tree.is_in(node, *writes) and not without_gradients(tree, node):
-                around = [node, *_between(tree, node, statement)]
-                if self._is_returned(statement) and any(self._is_of_samples(each, name) for each in around):
-                    uses[node] = self._tests(node)
-        tests = {test for each in uses.values() for test in each}
-        for node, own in uses.items():  # in any case, or whichever way an option decides
-            if all(self._may_be(each.test, value) or (each, not value) in tests for each, value in own):
-                yield node
+    def is_of_all_samples(self, write: Write) -> bool:
+        """Whether what is written, or its use, surely combines samples. It may also be the state of each sample, as of
+        a recurrent network, which every rank rightly holds for its own."""
+        tree, own = self._tree, own_names(self._tree, self._function, self._samples)
+        uses = [use for use in self._uses(write.name) if not isinstance(use, ast.Call)]
+        operands = {spelled(use) for use in uses}
+        texts = [ast.unparse(tree.statement_of(use)) for use in uses]
+        slices = [part for place in write.places for part in tree.walk(place) if isinstance(part, ast.Slice)]
+        return (
+            self._reduces
+            or any(part.lower for part in slices)
+            or any(is_own(tree, place, own) for place in write.places)
+            or any((match[1] or match[2]) in operands for text in texts for match in OF_ALL.finditer(text))
+        )
 
-    def _reads(self, name: str) -> Iterator[ast.expr]:
-        """Where forward reads `name` or what only has values from it, or calls the layer whose weight it is."""
-        tree, names, layer = self._tree, {name, *self._held(name)}, name.rpartition(".")[0]
+    @cached_property
+    def _reduces(self) -> bool:
+        """Whether something that is written is a sum, or the like, over samples."""
+        values = [part for write in self.writes for value in write.values for part in behind(self._tree, value)]
+        operations = dict.fromkeys(part for part in values if isinstance(part, ast.Call))
+        return any(REDUCES.search(ast.unparse(part)) for part in operations)
+
+    def _uses(self, name: str) -> list[ast.expr]:
+        """Where forward combines what `name` holds with samples, on the way to what it returns."""
+        if name not in self._uses_by_name:
+            held = self._held(name)
+            tests = {use: self._tests(use) for use in self._possible_uses(name, held)}
+            every = {test for each in tests.values() for test in each}
+            self._uses_by_name[name] = [  # in any case, or whichever way an option decides
+                use
+                for use, own in tests.items()
+                if all(self._may_be(each.test, value) or (each, not value) in every for each, value in own)
+            ]
+        return self._uses_by_name[name]
+
+    def _possible_uses(self, name: str, held: set[str]) -> Iterator[ast.expr]:
+        tree, layer = self._tree, name.rpartition(".")[0]
+        writes = [write.node for write in self.writes if write.name == name]
+        own = own_names(tree, self._function, self._samples)
+        samples = frozenset((local, place) for local, place in own if "." not in local and local not in held)
         for node in tree.walk(self._function):
             is_read = isinstance(node, ast.Name | ast.Attribute) and isinstance(node.ctx, ast.Load)
             is_pass = isinstance(node, ast.Call) and spelled(node.func) == layer
-            if isinstance(node, ast.expr) and ((is_read and spelled(node) in names) or is_pass):
+            if not isinstance(node, ast.expr) or not (is_pass or (is_read and spelled(node) in {name, *held})):
+                continue
+            statement = tree.statement_of(node)
+            of_shape = getattr(tree.parents[node], "attr", "") in OF_SHAPE
+            if of_shape or tree.is_in(node, *writes) or without_gradients(tree, node):
+                continue
+            is_returned = isinstance(statement, ast.Return) or tree.stored_in(statement) & self._returned
+            around = [node, *_between(tree, node, statement)]
+            if is_returned and any(_is_of_samples(tree, each, samples) for each in around):
                 yield node
 
-    def _is_of_samples(self, node: ast.AST, name: str) -> bool:
-        """Whether an operation combines something with samples, other than those that `name` has brought."""
-        own = own_names(self._tree, self._function, self._samples)
-        held = self._held(name)
-        samples = frozenset((local, place) for local, place in own if "." not in local and local not in held)
-        part = node.slice if isinstance(node, ast.Subscript) else node
-        is_operation = isinstance(node, ast.Subscript | ast.BinOp | ast.Call)
-        return is_operation and isinstance(part, ast.expr) and is_own(self._tree, part, samples)
+    @cached_property
+    def _flows(self) -> list[tuple[str, set[str]]]:
+        """The names that forward assigns, each with the names in a value."""
+        tree = self._tree
+        added = [(spelled(node.target), node.value, node) for node in tree.nodes[ast.AugAssign]]
+        flows = [flow for flow in (*tree.assigns, *added) if tree.function_of(flow[2]) is self._function]
+        return [(name, tree.spelled_in(value)) for name, value, _ in flows]
 
     @cached_property
-    def _flows(self) -> list[tuple[str, ast.expr]]:
-        """The names that forward assigns, and the values."""
-        added = [(spelled(node.target), node.value, node) for node in self._tree.nodes[ast.AugAssign]]
-        flows = [*self._tree.assigns, *added]
-        return [(name, value) for name, value, node in flows if self._tree.function_of(node) is self._function]
+    def _returned(self) -> set[str]:
+        """The names from which forward computes what it returns."""
+        names = self._tree.spelled_in(*returned(self._tree, self._function))
+        while more := {each for name, values in self._flows if name in names for each in values} - names:
+            names |= more
+        return names
 
     def _held(self, name: str) -> set[str]:
         """The local names that only have values from `name`."""
-        names = {target for target, _ in self._flows if "." not in target} - {*self._arguments}
         held: set[str] = set()
-        while more := {
-            target
-            for target in names - held
-            if all(self._tree.spelled_in(value) & {name, *held} for each, value in self._flows if each == target)
-        }:
+        while True:
+            others = {target for target, values in self._flows if not values & {name, *held}} | {*self._arguments}
+            more = {target for target, _ in self._flows if "." not in target} - others
+            if more <= held:
+                return held
             held |= more
-        return held
-
-    def _is_returned(self, statement: ast.stmt) -> bool:
-        """Whether what a statement of forward computes is returned, or something that is computed from it."""
-        reached = self._tree.stored_in(statement)
-        while more := {name for name, value in self._flows if self._tree.names_in(value) & reached} - reached:
-            reached |= more
-        results = returned(self._tree, self._function)
-        return isinstance(statement, ast.Return) or any(self._tree.names_in(value) & reached for value in results)
 
     def _runs(self, node: Placed) -> bool:
         """Whether training surely gets to a node, at least in some steps."""
@@ -250,13 +251,10 @@ class Forward:
 
     def _tests(self, node: Placed) -> list[tuple[ast.If, bool]]:
         """The `if`s around a node, and those before it that return, with what their conditions must be."""
-        tree = self._tree
-        inside = tree.nodes_in(tree.function_of(node), ast.If)
-        before = [each for each in inside if position(each) < position(node) and not tree.is_in(node, each)]
-        return [
-            *tree.branches_of(node),
-            *((each, False) for each in before if isinstance(each.body[-1], ast.Return)),
-        ]
+        tree, function = self._tree, self._tree.function_of(node)
+        ends = [each for each in tree.nodes[ast.If] if isinstance(each.body[-1], ast.Return)]
+        ends = [each for each in ends if tree.function_of(each) is function and position(each) < position(node)]
+        return [*tree.branches_of(node), *((each, False) for each in ends if not tree.is_in(node, each))]
 
     def _may_be(self, test: ast.expr, value: bool) -> bool:
         """Whether a condition surely has a value in some step of training: it is about training, or about a flag or a
@@ -277,6 +275,13 @@ class Forward:
         nodes = [node for place in self._reached for node in self._tree.walk(place)]
         targets = [_target(self._tree, node)[0] for node in nodes if isinstance(node, ast.expr | ast.stmt)]
         return {name for target in targets if (name := spelled(changed(target)[0])).startswith("self.")}
+
+
+def _is_of_samples(tree: Tree, node: ast.AST, samples: frozenset[Binding]) -> bool:
+    """Whether an operation is one on samples."""
+    part = node.slice if isinstance(node, ast.Subscript) else node
+    is_operation = isinstance(node, ast.Subscript | ast.BinOp | ast.Call)
+    return is_operation and isinstance(part, ast.expr) and is_own(tree, part, samples)
 
 
 def _target(tree: Tree, node: ast.expr | ast.stmt) -> tuple[ast.expr | None, list[ast.expr]]:
