@@ -107,6 +107,17 @@ def test_ddp_holds_as_much_on_any_number_of_ranks(ranks):
     assert states(FACTS, layout("ddp", ranks)) == states(FACTS, layout("single"))
 
 
+def test_fsdp_shards_a_tied_embedding_whose_gradient_the_last_unit_makes():
+    first, *others, last = FACTS.units
+    units = (first, *others, replace(last, parameters=()))
+    made_last = {
+        variant: (replace(each[0], parameters=(), rows=()), *each[1:]) for variant, each in FACTS.profiles.items()
+    }
+    held = states(replace(FACTS, units=units, profiles=made_last), layout("fsdp", 2))
+    of_ends = sum(ENDS) // 2
+    assert held["parameters"] == states(FACTS, layout("fsdp", 2))["parameters"] - 4 * of_ends
+
+
 def test_without_bucket_views_ddp_holds_the_buckets_too():
     views = moments(FACTS, layout("ddp", 2))[-1]
     copies = moments(FACTS, layout("ddp", 2, gradient_as_bucket_view=False))[-1]

@@ -50,13 +50,12 @@ def groups_of(
     groups = {}
     for key in dict.fromkeys(keys):
         members = [i for i, of in enumerate(keys) if of == key]
-        shapes = [
-            shape for i in members for shape in zip(profiles[i].parameters, profiles[i].rows, ranks[i], strict=True)
-        ]
-        cuts = [(size // max(1, rows), rows, -(-rows // n), n) for size, rows, n in shapes]
+        shapes = [pair for i in members for pair in zip(profiles[i].parameters, profiles[i].rows, strict=True)]
+        over = [n for i in members for n in ranks[i]]  # a shared parameter may be another member's there
+        cuts = [(size // max(1, rows), rows, -(-rows // n), n) for (size, rows), n in zip(shapes, over, strict=True)]
         groups[key] = Group(
             key,
-            elements=sum(size for size, *_ in shapes),
+            elements=sum(size for size, _ in shapes),
             shard=sum(row * cut for row, _, cut, _ in cuts),
             whole=sum(row * cut * n for row, _, cut, n in cuts),
             local=tuple(row * max(0, min(cut, rows - rank % n * cut)) for row, rows, cut, n in cuts),
