@@ -36,8 +36,11 @@ MARGIN = 0.05
 BATCH = ("global_batch_size", "accumulate")
 
 
-class RecomputedNotCounted(Exception):
+class RecomputedNotCountedError(LabError):
     """A candidate recomputes layers, and the facts about the model do not have recomputed layers."""
+
+    def __init__(self) -> None:
+        super().__init__("the model was counted without activation checkpointing; count it with recomputed=None")
 
 
 @dataclass(frozen=True)
@@ -116,7 +119,7 @@ def evaluate(
     """The candidate with layout, peak and step time, and with the extras that its parameters need. Failures become its
     remark and are not raised.
 
-    Raises RecomputedNotCounted.
+    Raises RecomputedNotCountedError.
     """
     try:
         layout = layout_of(candidate.script, candidate.ranks, candidate.parameters)
@@ -235,7 +238,7 @@ def _uncounted(facts: ModelFacts, layout: Layout) -> str:
     if layout.tensor in facts.unsplit:
         return facts.unsplit[layout.tensor]
     if variant.recomputed and not facts.recomputed:
-        raise RecomputedNotCounted
+        raise RecomputedNotCountedError
     if layout.tensor > 1:
         how = " with sequence parallel" if layout.options.get("sequence_parallel") else ""
         return f"layers split over {layout.tensor} tensor ranks{how} have not been counted yet"

@@ -14,7 +14,7 @@ from labkit.arguments import Parameters, checked
 from labkit.errors import LaunchError
 from labkit.hardware import hardware
 from labkit.planner.advice import Advice, advise
-from labkit.planner.candidate import RecomputedNotCounted, lacks, refusal, unsupported
+from labkit.planner.candidate import RecomputedNotCountedError, lacks, refusal, unsupported
 from labkit.planner.contract import able_to, has_cells, parameters_in
 from labkit.planner.data_sheets import Device, devices_named
 from labkit.planner.layout import layout_of
@@ -98,7 +98,7 @@ def plan(
                 measure_speed(script, ranks // kind.nodes, parameters, again=False, nodes=kind.nodes)
             try:
                 advice = _advice(script, facts, kind, ranks, parameters, peak, questions.failure)
-            except RecomputedNotCounted:  # which takes as long again, and most plans do not need it
+            except RecomputedNotCountedError:  # which takes as long again, and most plans do not need it
                 facts = questions.with_recomputed(facts)
                 advice = _advice(script, facts, kind, ranks, parameters, peak, questions.failure)
         is_known = peak or questions.failure or (advice and advice.requested.peak)

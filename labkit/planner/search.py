@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from labkit.arguments import Parameters
-from labkit.planner.candidate import Candidate, evaluate, fastest
+from labkit.planner.candidate import ALIKE, Candidate, evaluate, fastest
 from labkit.planner.data_sheets import Device
 from labkit.planner.model.facts import ModelFacts
 from labkit.planner.speed.speed_model import SpeedModel
@@ -22,6 +22,7 @@ HALF = ("bf16", "fp16")  # bf16 first: it needs no loss scale
 BOX = 8  # ranks that are taken to share a host
 MOST_PIECES = 256  # the largest factor by which a batch is divided
 MOST_RANKS = 1024
+RECOMPUTE = "activation_checkpointing"
 Remedies = Mapping[str, tuple[Any, str]]  # by option: its value and its description
 
 
@@ -30,7 +31,7 @@ def remedies(layout: Layout, device: Device) -> Iterator[tuple[dict[str, Any], s
     if fused := fused_adamw(layout, device):
         yield fused, "fused AdamW"
     if not layout.activation_checkpointing:
-        yield {"activation_checkpointing": True}, "activation checkpointing"
+        yield {RECOMPUTE: True}, "activation checkpointing"
     half = half_of(device)
     if half and layout.precision not in HALF:
         yield {"precision": half}, half
@@ -87,7 +88,12 @@ class Search:
             for more, word in remedies(requested.layout, self.device)
             for name, value in more.items()
         ]
-        if one := _quickest(requested, (self._with(requested, requested.ranks, {name: part}) for name, part in parts)):
+        recomputing = [(name, part) for name, part in parts if name == RECOMPUTE]
+        singles = [self._with(requested, requested.ranks, {name: part}) for name, part in parts if name != RECOMPUTE]
+        if not self._is_faster_than_recomputing(one := _quickest(requested, singles), requested):
+            singles += [self._with(requested, requested.ranks, {name: part}) for name, part in recomputing]
+            one = _quickest(requested, singles)
+        if one:
             return one
         every = dict(parts)  # the last value of each option
         piles = [every]
@@ -103,6 +109,14 @@ class Search:
                     needed = f"needs {more:,} more rank{'s' if more > 1 else ''}"
                     return replace(candidate, remark=", ".join((needed, *candidate.changes[len(requested.changes) :])))
         return None
+
+    def _is_faster_than_recomputing(self, one: Candidate | None, requested: Candidate) -> bool:
+        """Whether a candidate would be chosen before one that recomputes layers, whatever that one holds."""
+        if not (one and one.step and one.layout and requested.layout and self.speed_model):
+            return False
+        step = self.speed_model(replace(requested.layout, activation_checkpointing=True))
+        is_alike = one.layout.precision == requested.layout.precision
+        return is_alike and step is not None and step.seconds > ALIKE * one.step.seconds
 
     def _with(self, requested: Candidate, ranks: int, chosen: Remedies) -> Candidate:
         parameters = {**requested.parameters, **{name: value for name, (value, _) in chosen.items()}}

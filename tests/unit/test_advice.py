@@ -9,13 +9,13 @@ import pytest
 
 from labkit.errors import LaunchError
 from labkit.planner.advice import advise
-from labkit.planner.candidate import ALIKE, MARGIN, Candidate, fastest, refusal
+from labkit.planner.candidate import ALIKE, MARGIN, Candidate, RecomputedNotCountedError, fastest, refusal
 from labkit.planner.data_sheets import device_named
 from labkit.planner.layout import layout_of
 from labkit.planner.memory.peak import worst
 from labkit.planner.model.facts import ByteCount, ModelFacts, Moment, Profile, Unit, Variant, Work
 from labkit.planner.scaling import break_even_curve, bytes_per_parameter, largest_micro_batch, scaling_curves
-from labkit.planner.search import BOX, outlook, remedies
+from labkit.planner.search import BOX, Search, outlook, remedies
 from labkit.planner.speed.speed_model import SpeedModel
 from labkit.planner.strategies.known import CUSTOM, strategy_named
 from labkit.planner.variations import extras_of, needed, own_parameters, variants
@@ -93,6 +93,22 @@ def test_the_users_cells_go_into_every_strategy_and_the_strategy_stays_its_own(d
     assert made["pipeline"].cells["step"] == Script.load("pipeline").cells["step"]
     for script in made.values():
         script.check()
+
+
+def test_recomputed_layers_are_only_missed_where_they_may_decide(ddp):
+    def without_recomputed(facts):
+        plain = {variant: each for variant, each in facts.profiles.items() if not variant.recomputed}
+        return replace(facts, profiles=plain, recomputed=False)
+
+    def rescued(facts, batch):
+        search = Search({"ddp": ddp}, facts, T4, SpeedModel(ddp, facts, T4, 2))
+        return search.rescue(search.look("ddp", 2, {"global_batch_size": batch}))
+
+    slower = decoder(saved=1_800_000_000)
+    assert rescued(without_recomputed(slower), 8) == rescued(slower, 8)
+    assert rescued(slower, 8).changes == ("accumulate=4",)
+    with pytest.raises(RecomputedNotCountedError):
+        rescued(without_recomputed(decoder(saved=3_000_000_000)), 2)
 
 
 def test_a_strategy_of_ones_own_stands_beside_labkits(ddp):
