@@ -251,19 +251,26 @@ def test_what_lora_freezes_is_counted_once_and_in_the_type_in_which_it_is_kept(s
     agrees(what, options)
 
 
+HEAD_ONLY = "self.requires_grad_(False); self.unembed.requires_grad_(True)"
+
+
 @pytest.mark.parametrize(
-    ("strategy", "options"),
+    ("strategy", "options", "freezing"),
     [
-        ("ddp", {"precision": "bf16"}),
-        ("fsdp", {"precision": "bf16"}),
-        ("fsdp", {"accumulate": 4}),
-        ("fsdp", {"reshard_after_forward": "always"}),
+        ("ddp", {"precision": "bf16"}, "self.blocks[1:].requires_grad_(False)"),
+        ("fsdp", {"precision": "bf16"}, "self.blocks[1:].requires_grad_(False)"),
+        ("fsdp", {"accumulate": 4}, "self.blocks[1:].requires_grad_(False)"),
+        ("fsdp", {"reshard_after_forward": "always"}, "self.blocks[1:].requires_grad_(False)"),
+        ("ddp", {}, HEAD_ONLY),
+        ("zero2", {}, HEAD_ONLY),
+        ("fsdp", {"precision": "bf16"}, HEAD_ONLY),
+        ("fsdp", {}, "self.embed.requires_grad_(False); self.blocks[:-1].requires_grad_(False)"),
     ],
 )
-def test_what_a_model_freezes_itself_stays_in_its_type_and_is_gathered(strategy, options):
+def test_what_a_model_freezes_is_gathered_and_keeps_no_activations_below_what_is_trained(strategy, options, freezing):
     made = "nn.Sequential(nn.Linear(widths[-1], 256), nn.ReLU())"
     assert made in RESIDUAL
-    frozen = RESIDUAL.replace(made, f"{made}\n        self.blocks[1:].requires_grad_(False)")
+    frozen = RESIDUAL.replace(made, f"{made}\n        {freezing}")
     frozen = frozen.replace("64, 64, 64, 64, 64", "512, 512, 512, 512, 512")
     agrees(Script.load(strategy).with_cells(model=frozen), {"global_batch_size": 8, **options})
 

@@ -144,6 +144,7 @@ class FullyShard(Keeper):
         if group is not self.root or unit == 0:
             self._post_backward(group, result)
         if unit == 0:
+            self._buffer(None)
             self._reduction(0)
 
     def end_of_step(self) -> None:

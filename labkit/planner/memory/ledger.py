@@ -83,9 +83,12 @@ def loss(ledger: Ledger, profile: Profile, samples: int) -> None:
 
 
 def backward(ledger: Ledger, keeper: Keeper, names: Sequence[str], profiles: Sequence[Profile], samples: int) -> None:
-    """Run backward of all units, the last first."""
+    """Run backward of all units, the last first, up to the first one that is trained."""
     for unit, (name, profile) in reversed([*enumerate(zip(names, profiles, strict=True))]):
-        keeper.before_backward(unit, profile.output.at(samples))
+        if profile.backward:
+            keeper.before_backward(unit, profile.output.at(samples))
+        elif unit:
+            continue
         ledger.held["activations"] -= profile.saved.at(samples)
         for moment in profile.backward:
             gradients = keeper.more_gradients(moment.settled)

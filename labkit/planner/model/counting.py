@@ -104,11 +104,11 @@ def count(
 
 def _computed(model: Model, parts: list[Part], variant: Variant) -> list[Computed]:
     """The profile of each unit and of the loss."""
-    flow, kept = model.first(variant), False
+    flow, kept, trained = model.first(variant), False, False
     known: dict[Any, Computed] = {}
     computed: list[Computed] = []
     for part in parts:
-        key = part.kind, flow, kept
+        key = part.kind, flow, kept, trained
         if key not in known:
             known[key] = profile(
                 part.compute,
@@ -117,10 +117,11 @@ def _computed(model: Model, parts: list[Part], variant: Variant) -> list[Compute
                 part.context,
                 data=not computed,
                 input_kept=kept,
+                input_trained=trained,
                 beside=part.beside,
             )
         computed.append(known[key])
-        flow, kept = known[key].out, known[key].profile.keeps_output
+        flow, kept, trained = known[key].out, known[key].profile.keeps_output, known[key].has_gradient
     if not model.names_its_parts:  # the first unit takes the batch, which is counted elsewhere
         more: dict[str, Any] = {"input": ByteCount(0, model.input_bytes(variant)), "keeps_input": False}
         more |= {"output": ByteCount(), "keeps_output": False} if model.is_one_unit else {}

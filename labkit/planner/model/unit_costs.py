@@ -75,7 +75,9 @@ class _Sink(torch.autograd.Function):
         return anchor.view(())
 
     @staticmethod
-    def backward(ctx: Any, _: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+    def backward(ctx: Any, _: torch.Tensor) -> tuple[torch.Tensor | None, None, None]:
+        if not ctx.needs_input_grad[0]:  # nothing up to here is trained
+            return None, None, None
         gradient: torch.Tensor = ctx.flow.make(ctx.samples)
         ctx.made(gradient)
         return gradient, None, None
@@ -164,15 +166,18 @@ class _Run(NamedTuple):
     keeps_output: bool
     out: Flow
     trained: list[torch.Tensor]
+    has_gradient: bool
     operators: list[Operator]
 
 
 class Computed(NamedTuple):
-    """A profile, the unit's output, and the parameters whose gradients its backward completes."""
+    """A profile, the unit's output, the parameters whose gradients its backward completes, and whether the output has a
+    gradient."""
 
     profile: Profile
     out: Flow
     trained: list[torch.Tensor]
+    has_gradient: bool
 
 
 def profile(
@@ -183,14 +188,17 @@ def profile(
     *,
     data: bool = False,
     input_kept: bool = False,
+    input_trained: bool = True,
     beside: Callable[[int], Beside] = lambda samples: ((), []),
 ) -> Computed:
     """The memory of `compute` and its backward.
 
     With `data` the input is data, which is counted elsewhere, as are the other inputs that `beside` makes for a number
-    of samples. With `input_kept` the previous unit keeps the input.
+    of samples. With `input_kept` the previous unit keeps the input; without `input_trained` the input has no gradient.
     """
-    few, more = runs = [_run(compute, parameters, flow, context, n, data, input_kept, beside(n)) for n in SAMPLES]
+    few, more = runs = [
+        _run(compute, parameters, flow, context, n, data, input_kept, input_trained, beside(n)) for n in SAMPLES
+    ]
     local = [getattr(p, "_local_tensor", p) for p in few.trained]
     profile = Profile(
         parameters=tuple(p.numel() for p in local),
@@ -202,11 +210,11 @@ def profile(
         keeps_input=few.keeps_input,
         keeps_output=few.keeps_output,
         cached=few.cached,
-        backward=_moments([run.levels[run.backward :] for run in runs]),
-        backward_in_stage=_moments([run.in_stage[run.backward :] for run in runs]),
+        backward=_moments([run.levels[run.backward :] for run in runs]) if few.has_gradient else (),
+        backward_in_stage=_moments([run.in_stage[run.backward :] for run in runs]) if few.has_gradient else (),
         work=work_of(few.operators, more.operators, SAMPLES),
     )
-    return Computed(profile, few.out, few.trained)
+    return Computed(profile, few.out, few.trained, few.has_gradient)
 
 
 def _run(
@@ -217,6 +225,7 @@ def _run(
     samples: int,
     data: bool,
     input_kept: bool,
+    input_trained: bool,
     beside: Beside,
 ) -> _Run:
     anchor = torch.zeros((), requires_grad=True)
@@ -228,7 +237,13 @@ def _run(
     def take() -> torch.Tensor:
         nonlocal input_
         ledger.restart()
-        x: torch.Tensor = held[0] if data else _Source.apply(anchor, flow, samples)  # type: ignore[no-untyped-call]
+        x: torch.Tensor
+        if data:
+            x = held[0]
+        elif input_trained:
+            x = _Source.apply(anchor, flow, samples)  # type: ignore[no-untyped-call]
+        else:
+            x = flow.make(samples)
         input_ = ledger.alive(x)
         if input_kept:
             held.append(x)
@@ -239,6 +254,7 @@ def _run(
             y = compute(take, *beside[0])
             forward, inside = ledger.now, ledger.held
         cached, out, output = inside - ledger.held, Flow.of(y), ledger.alive(y)
+        has_gradient = y.requires_grad
         ledger.hold_in_stage(y)
         end = _Sink.apply(y, anchor, ledger.hold_in_stage) if y.dim() else y  # type: ignore[no-untyped-call]
         del y
@@ -262,6 +278,7 @@ def _run(
         keeps_output,
         out,
         trained,
+        has_gradient,
         ledger.operators,
     )
 
