@@ -324,7 +324,7 @@ def main() -> None:
                 try:
                     cells, *row = row_of(name, strategy, runs)
                 except LabError as problem:
-                    print(f"| {name} | | {strategy} | | | | | {str(problem).splitlines()[0]} |", flush=True)
+                    print(f"| {name} | | {strategy} | | | {str(problem).splitlines()[0]} |", flush=True)
                     continue
                 rows.append((row[0], row[1]))
                 print(f"| {' | '.join(cells)} |", flush=True)

@@ -227,7 +227,8 @@ def _limit(layout: Layout, largest: int, search: Search) -> str:
     limit = f"not even one sample{length} per rank fits{margin}"
     if largest:
         limit = f"micro-batches of up to about {largest:,} samples{length} fit (now {layout.micro_batch:,}){margin}"
-    if layout.keeps_states_on_host(on_gpu=not device.shared):
+    trains_all = not any(unit.frozen_bytes(1, 1) for unit in search.facts.units)
+    if not trains_all or layout.keeps_states_on_host(on_gpu=not device.shared):
         return limit
     size = bytes_per_parameter(layout, device)
     most = device.usable_by(layout.ranks) / size

@@ -129,6 +129,8 @@ def evaluate(
         rank, held = worst(facts, layout, on_gpu=not device.shared)
     except UnknownToFormulas as error:
         return replace(candidate, remark=f"not planned: {error}", is_unknown=True)
+    except RecomputedNotCountedError:
+        raise
     except LabError as error:
         return replace(candidate, remark=str(error))
     return judged(replace(candidate, rank=rank), held, device, speed_model)

@@ -297,23 +297,50 @@ def test_a_plan_changes_no_file(written, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "writing",
+    ("library", "writing"),
     [
-        "from safetensors.torch import save_file\nsave_file({'a': torch.zeros(2)}, 'mine')",
-        "import sqlite3\nsqlite3.connect('mine').execute('create table t(a)')",
-        "import pyarrow, pyarrow.parquet\npyarrow.parquet.write_table(pyarrow.table({'a': [1]}), 'mine')",
+        ("safetensors", "from safetensors.torch import save_file\nsave_file({'a': torch.zeros(2)}, 'mine')"),
+        ("sqlite3", "import sqlite3\nsqlite3.connect('mine').execute('create table t(a)')"),
+        ("pyarrow", "import pyarrow, pyarrow.parquet\npyarrow.parquet.write_table(pyarrow.table({'a': [1]}), 'mine')"),
     ],
 )
-def test_what_libraries_write_themselves_is_refused_by_the_kernel(writing, written, tmp_path):
+def test_what_libraries_write_themselves_is_refused_by_the_kernel(library, writing, written, tmp_path):
+    pytest.importorskip(library)
     if ctypes.CDLL(None).syscall(444, None, 0, 1) < 1:
         pytest.skip("this kernel has no Landlock")
     mine = tmp_path / "mine"
     mine.touch()
     text = SCRIPTS["loop"][1].replace("model = Net()", f"{writing}\nmodel = Net()", 1)
     plan = labkit.plan(written(text), nproc_per_node=1)
-    assert plan.peak is None
+    assert plan.problems[0].endswith("; a plan lets only Python's own functions write files")
     assert mine.read_bytes() == b""
     assert {path.name for path in tmp_path.iterdir()} == {"mine", "train.py"}
+
+
+def test_what_is_kept_apart_is_moved_cut_and_removed(written, tmp_path):
+    keeping = """
+import shutil, tempfile
+from multiprocessing.shared_memory import SharedMemory
+os.makedirs("out/new")
+with open("out/new/a", "wb") as file:
+    file.write(b"12345")
+    file.flush()
+    os.ftruncate(file.fileno(), 2)
+os.replace("out/new/a", "out/a")
+assert open("out/a").read() == "12"
+with tempfile.NamedTemporaryFile("w", delete=False) as file:
+    file.write("b")
+os.replace(file.name, "a")
+shutil.rmtree("out")
+memory = SharedMemory(create=True, size=10)
+memory.close()
+memory.unlink()
+"""
+    plan = labkit.plan(
+        written(SCRIPTS["loop"][1].replace("model = Net()", f"{keeping}model = Net()", 1)), nproc_per_node=1
+    )
+    assert plan.peak
+    assert {path.name for path in tmp_path.iterdir()} == {"train.py"}
 
 
 def test_a_plan_for_gpus_takes_a_script_that_needs_them(written):

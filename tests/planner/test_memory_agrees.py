@@ -13,7 +13,7 @@ from labkit.planner.layout import layout_of
 from labkit.planner.memory.peak import moments, peak
 from labkit.planner.model.facts import Variant, facts_of
 from labkit.planner.model.fake.cuda_kernels import cuda_lists
-from labkit.planner.model.rehearsal import rehearse
+from labkit.planner.model.rehearsal import rehearse, states_alone
 from labkit.version import release_of
 
 WIDE = MLP.replace("width=64, layers=4", "width=512, layers=4")
@@ -265,6 +265,11 @@ HEAD_ONLY = "self.requires_grad_(False); self.unembed.requires_grad_(True)"
         ("zero2", {}, HEAD_ONLY),
         ("fsdp", {"precision": "bf16"}, HEAD_ONLY),
         ("fsdp", {}, "self.embed.requires_grad_(False); self.blocks[:-1].requires_grad_(False)"),
+        (
+            "ddp",
+            {"precision": "bf16"},
+            "self.embed.requires_grad_(False); self.blocks[1:].to(torch.bfloat16).requires_grad_(False)",
+        ),
     ],
 )
 def test_what_a_model_freezes_is_gathered_and_keeps_no_activations_below_what_is_trained(strategy, options, freezing):
@@ -273,6 +278,14 @@ def test_what_a_model_freezes_is_gathered_and_keeps_no_activations_below_what_is
     frozen = RESIDUAL.replace(made, f"{made}\n        {freezing}")
     frozen = frozen.replace("64, 64, 64, 64, 64", "512, 512, 512, 512, 512")
     agrees(Script.load(strategy).with_cells(model=frozen), {"global_batch_size": 8, **options})
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_states_alone_divide_what_is_frozen_and_count_it_in_the_type_in_which_it_is_kept(strategy):
+    pytest.importorskip("peft")
+    what, options = Script.load(strategy, "precision", "lora"), {"precision": "bf16", "global_batch_size": 16}
+    alone, seen = states_alone(what, layout_of(what, 2, options), options), rehearse(what, 2, options).peak
+    assert alone["parameters"] == seen.categories["parameters"]
 
 
 def agrees(what, options):

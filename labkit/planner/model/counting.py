@@ -69,7 +69,7 @@ def count(
             if ranks > 1 or variant.recomputed:
                 computed = [each._replace(profile=replace(each.profile, work=())) for each in computed]
             if not units:
-                units, keys = _units(parts, computed, model.experts), model.keys
+                units, keys = _units(parts, computed, model.experts, model.halved), model.keys
                 divides, undivided = model.divides(), model.undivided()
             loss = NOTHING if model.is_one_unit else computed[-1].profile
             profiles[variant] = (*_each_once(parts[: len(units)], computed), loss)
@@ -97,7 +97,6 @@ def count(
         keys,
         next((name for name, parameter in model.module.named_parameters() if not parameter.dim()), ""),
         recomputed is not False or not model.layers,
-        model.halves_frozen,
     )
     return facts_to_json(facts)
 
@@ -141,7 +140,9 @@ def _each_once(parts: list[Part], computed: list[Computed]) -> list[Profile]:
     return profiles[::-1]
 
 
-def _units(parts: list[Part], computed: list[Computed], experts: Mapping[torch.Tensor, Experts]) -> list[Unit]:
+def _units(
+    parts: list[Part], computed: list[Computed], experts: Mapping[torch.Tensor, Experts], halved: set[torch.Tensor]
+) -> list[Unit]:
     """Sizes and FLOPs. Parameters that no unit trains belong to the first unit."""
     trained_somewhere = {p for each in computed for p in each.trained}
     units: list[Unit] = []
@@ -160,13 +161,14 @@ def _units(parts: list[Part], computed: list[Computed], experts: Mapping[torch.T
             Unit(
                 name=part.name,
                 parameters=tuple(p.numel() for p in own),
-                frozen=sum(p.numel() for p in idle if p.is_floating_point()),
+                frozen=sum(p.numel() for p in idle if p.is_floating_point() and p not in halved),
                 buffers=sum(b.numel() * b.element_size() for b in part.buffers),
                 flops=sum(work.calls * work.flops.per_sample for work in forward),
                 output=each.profile.output.per_sample // each.out.dtype.itemsize,
                 experts=tuple(of_experts),
                 expert_sizes=tuple({(own[i].shape[0], own[i].shape[1]) for i in of_experts}),
                 routed=sum(module.elements // SAMPLES[-1] for module in {experts[own[i]] for i in of_experts}),
+                halved=sum(p.numel() for p in idle if p in halved),
                 packed=sum(p.nbytes for p in idle if not p.is_floating_point()),
             )
         )

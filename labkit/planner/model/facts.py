@@ -94,13 +94,14 @@ class Unit:
 
     name: str
     parameters: tuple[int, ...]  # elements of each trained parameter; a shared one belongs to the first unit
-    frozen: int  # elements of floating-point parameters that are not trained
+    frozen: int  # elements of floating-point parameters that are not trained, without `halved`
     buffers: int  # bytes
     flops: int  # of forward, per sample
     output: int  # elements per sample passed to the next unit
     experts: tuple[int, ...] = ()  # which of `parameters` are those of experts, along their first dimension
     expert_sizes: tuple[tuple[int, int], ...] = ()  # number of experts and features, which replicas of them divide
     routed: int = 0  # elements per sample that are sent to experts
+    halved: int = 0  # elements of those that the script keeps in 16 bits if it computes in these
     packed: int = 0  # bytes of all other parameters, such as weights in 4 bits
 
     @property
@@ -112,9 +113,9 @@ class Unit:
         """Elements of its trained parameters."""
         return sum(self.parameters)
 
-    def frozen_bytes(self, itemsize: int) -> int:
-        """Bytes of all parameters that are not trained, with elements of this size."""
-        return self.packed + itemsize * self.frozen
+    def frozen_bytes(self, itemsize: int, computed_itemsize: int) -> int:
+        """Bytes of all parameters that are not trained, at these bytes per element as kept and as computed with."""
+        return self.packed + itemsize * self.frozen + computed_itemsize * self.halved
 
     @property
     def of_experts(self) -> int:
@@ -135,8 +136,7 @@ class ModelFacts:
     (context_parallel, expert_parallel), those whose cells accept this one. `undivided`: why ranks cannot divide its
     experts. `positions` of each sample, 0 if the tensors of a batch differ in them; `keys`: elements of the keys and
     values of one attention, per sample. `scalar`: the name of a parameter without dimensions, which FSDP refuses.
-    `recomputed`: whether recomputed layers were counted, too, if there are layers. `halves_frozen`: whether the script
-    keeps parameters that are not trained in 16 bits if it computes in these.
+    `recomputed`: whether recomputed layers were counted, too, if there are layers.
     """
 
     units: tuple[Unit, ...]
@@ -159,7 +159,6 @@ class ModelFacts:
     keys: int = 0
     scalar: str = ""
     recomputed: bool = True
-    halves_frozen: bool = False
 
     @property
     def elements(self) -> int:

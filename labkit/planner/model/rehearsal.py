@@ -27,8 +27,8 @@ MOMENTS = 2  # of AdamW
 
 
 def states_alone(script: Script, layout: Layout, parameters: Parameters, *, path: str = "") -> dict[str, int]:
-    """Bytes of parameters, gradients and optimizer state on a rank: 4, 4 and 8 per fp32 parameter, divided as in ZeRO
-    (arXiv 1910.02054, section 5), assuming that layers split evenly over tensor and pipeline ranks.
+    """Bytes of parameters, gradients and optimizer state on a rank: 4, 4 and 8 per trained fp32 parameter, as in
+    ZeRO (arXiv 1910.02054, section 5), if layers split evenly over tensor and pipeline ranks.
 
     Raises LaunchError if the script refuses its options, Unplannable if its model cannot be built.
     """
@@ -37,15 +37,16 @@ def states_alone(script: Script, layout: Layout, parameters: Parameters, *, path
     along = layout.tensor * layout.pipeline  # which do not divide what is outside of blocks
     trained = sizes["blocks"] + sizes["rest"] * along
     by = layout.strategy.divided(layout)
-    gathered = layout.variant.itemsize * trained if by.parameters < by.gradients else 0
+    gathered = layout.variant.itemsize * trained + sizes["frozen"] if by.parameters < by.gradients else 0
     return {
-        "parameters": layout.itemsize * (trained // by.gradients + sizes["frozen"]) + gathered,
+        "parameters": layout.itemsize * (trained // by.gradients) + sizes["frozen"] // by.gradients + gathered,
         "gradients": layout.itemsize * (trained // by.gradients),
         "optimizer": MOMENTS * layout.itemsize * (trained // by.optimizer),
     }
 
 
 def sizes_of(text: str, argv: Sequence[str], path: str) -> dict[str, int]:
+    """Elements of trained parameters, in blocks and elsewhere, and bytes of those that are not trained."""
     from labkit.planner.model.fake.fake_run import FakeRun
 
     fake_run = FakeRun(text, argv, path)
@@ -53,10 +54,13 @@ def sizes_of(text: str, argv: Sequence[str], path: str) -> dict[str, int]:
     trained = [p for p in model.parameters() if p.requires_grad]
     in_blocks = {p for block in fake_run.script.blocks_of(model) for p in block.parameters()}
     blocks = sum(p.numel() for p in trained if p in in_blocks)
+    types = {p.dtype for p in model.parameters() if not p.requires_grad}
+    half = fake_run.script.half_of(fake_run.args)
+    kept_in = {dtype: fake_run.kept_in(dtype, half) if dtype.is_floating_point else dtype for dtype in types}
     return {
         "blocks": blocks,
         "rest": sum(p.numel() for p in trained) - blocks,
-        "frozen": sum(p.numel() for p in model.parameters() if not p.requires_grad),
+        "frozen": sum(p.numel() * kept_in[p.dtype].itemsize for p in model.parameters() if not p.requires_grad),
     }
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import inspect
-import itertools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -108,7 +107,10 @@ class Model:
         paths = {module: path for path, module in whole.named_modules()}
         self._paths = [paths[block] for block in self.script.blocks_of(whole)]
         self.layers = len(self._paths)
-        self.halves_frozen = self._halves_frozen()
+        frozen = {name: p for name, p in whole.named_parameters() if p.is_floating_point() and not p.requires_grad}
+        kept_in = {dtype: fake_run.kept_in(dtype, torch.bfloat16) for dtype in {p.dtype for p in frozen.values()}}
+        self._halved = {name for name, p in frozen.items() if kept_in[p.dtype].itemsize == 2}
+        self.halved: set[torch.Tensor] = set()  # parameters of the last copy that are not trained, and kept in 16 bits
         named = all(hasattr(whole, name) for name in (EMBED, "blocks", UNEMBED))
         self.uncut = self._uncut(named)
         self.names_its_parts = named and self._is_its_parts_in_turn(fake_run.inputs_of(batches.make(2)))
@@ -216,14 +218,6 @@ class Model:
             experts |= dict.fromkeys(each.parameters(), noted)
         return experts
 
-    def _halves_frozen(self) -> bool:
-        """Whether the script keeps parameters that are not trained in 16 bits if it computes in these."""
-        frozen = (p for p in self.module.parameters() if p.is_floating_point() and not p.requires_grad)
-        with patch.object(self.script, "half_of", lambda args: torch.bfloat16), self.fake_run.fake:
-            samples = nn.ParameterList([nn.Parameter(p.new_empty(1), False) for p in itertools.islice(frozen, 1)])
-            placed = self.script.placed(samples, torch.device("cpu"), self.fake_run.args)
-        return any(p.dtype == torch.bfloat16 for p in placed.parameters())
-
     def _uncut(self, named: bool) -> str:
         """Why it does not form pipeline stages, by the pipeline's own check; "" if it does."""
         check = getattr(self.script, "check_model", Pipeline.cells("step").check_model)
@@ -239,9 +233,9 @@ class Model:
         module = self._copy(variant)
         with self.fake_run.fake:
             module.to(TYPES[variant.itemsize])
-            for parameter in module.parameters() if variant.precision == "16" and self.halves_frozen else []:
-                if parameter.is_floating_point() and not parameter.requires_grad:
-                    parameter.data = parameter.data.to(torch.bfloat16)
+            self.halved = {p for name, p in module.named_parameters() if name in self._halved}
+            for parameter in self.halved if variant.precision == "16" else ():
+                parameter.data = parameter.data.to(torch.bfloat16)
         self.experts = self._experts(module)
         blocks = self._blocks_in(module, needed_by="tensor parallelism" if mesh else "")
         if mesh:

@@ -58,7 +58,7 @@ class Hybrid(Staged, Sharded):
         calls = len([u for u in units if u.is_block]) + any(not u.is_block for u in units)
         trained = sum(held(unit, layout.tensor) for unit in units)
         gathered = trained * layout.computed_itemsize
-        gathered += sum(unit.frozen_bytes(layout.computed_itemsize) for unit in units)
+        gathered += sum(unit.frozen_bytes(layout.computed_itemsize, layout.computed_itemsize) for unit in units)
         yield Collective("all_gather", layout.data, gathered, calls, "forward", True, layout.tensor)
         scattered = trained * facts.itemsize
         yield Collective("reduce_scatter", layout.data, scattered, calls, "backward", False, layout.tensor)

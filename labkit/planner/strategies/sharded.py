@@ -43,8 +43,9 @@ class Sharded(Strategy):
         every, names = self.profiles(facts, layout), [facts.units[unit].name for unit in units]
         profiles = [every[unit] for unit in units]
         shards = [self.shards_of(facts.units[unit], layout) for unit in units]
-        frozen = [facts.units[unit].frozen_bytes(layout.frozen_itemsize(facts)) for unit in units]
-        computed = [facts.units[unit].frozen_bytes(layout.variant.itemsize) for unit in units]
+        frozen = [facts.units[unit].frozen_bytes(layout.itemsize, layout.computed_itemsize) for unit in units]
+        size = layout.variant.itemsize
+        computed = [facts.units[unit].frozen_bytes(size, size) for unit in units]
         groups = groups_of(names, profiles, [*zip(frozen, computed, strict=True)], shards, rank % layout.shards)
         offloaded = layout.keeps_states_on_host(on_gpu=on_gpu)
         ledger.held["parameters"] += sum(facts.units[unit].buffers for unit in units)
@@ -81,7 +82,9 @@ def gathered_and_reduced(
     blocks, root = (facts.blocks, facts.ends) if wraps_blocks else ((), facts.units)
     ranks, size = layout.shards, layout.computed_itemsize
     forwards = 1 if how.kept_between else layout.accumulate
-    inner, outer = (sum(unit.trained * size + unit.frozen_bytes(size) for unit in units) for units in (blocks, root))
+    inner, outer = (
+        sum(unit.trained * size + unit.frozen_bytes(size, size) for unit in units) for units in (blocks, root)
+    )
     whole = [(inner - apart * size) * forwards, outer * forwards]
     # The first all-gather of a forward cannot overlap with computation; all others do.
     yield Collective("all_gather", ranks, whole[1], forwards, "forward", False)

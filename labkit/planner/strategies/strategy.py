@@ -85,10 +85,6 @@ class Layout:
         """Bytes per element of results in forward."""
         return HALF.get(self.precision, self.itemsize)
 
-    def frozen_itemsize(self, facts: ModelFacts) -> int:
-        """Bytes per element of parameters that are not trained."""
-        return self.computed_itemsize if facts.halves_frozen else self.itemsize
-
     @property
     def variant(self) -> Variant:
         """How units are computed."""
@@ -229,7 +225,7 @@ class Strategy:
         every, size = self.profiles(facts, layout), layout.itemsize
         each = [sum(every[unit].parameters) for unit in units]
         ledger.held["parameters"] += sum(facts.units[unit].buffers for unit in units)
-        frozen = (facts.units[unit].frozen_bytes(layout.frozen_itemsize(facts)) for unit in units)
+        frozen = (facts.units[unit].frozen_bytes(size, layout.computed_itemsize) for unit in units)
         ledger.held["parameters"] += size * sum(each) + sum(frozen)
         views = layout.options.get("gradient_as_bucket_view", True)
         keeper = Whole(ledger, [size * n for n in each], buckets=self.has_buckets, views=views)

@@ -10,6 +10,7 @@ import builtins
 import ctypes
 import io
 import os
+import re
 import struct
 import sys
 import tempfile
@@ -37,7 +38,10 @@ CREATE_RULESET, ADD_RULE, RESTRICT_SELF, NO_NEW_PRIVILEGES = 444, 445, 446, 38
 LANDLOCK_VERSION, PATH_BENEATH = 1, 1
 REMOVING_FOLDERS = 1 << 4
 CHANGING = 1 << 1 | sum(1 << bit for bit in range(4, 13))
+MOVING = 1 << 13  # between folders; since version 2
 TRUNCATING = 1 << 14  # since version 3
+# What libraries say of it: C's EACCES, SQLite
+REFUSED = re.compile(r"[Pp]ermission denied|unable to open database|readonly database")
 READING = ("stat", "lstat", "listdir", "scandir", "access", "chdir", "chmod", "utime", "remove", "unlink", "rmdir")
 
 
@@ -61,7 +65,8 @@ class KeptApart:
 
     def _following(self, function: Callable[..., Any]) -> Callable[..., Any]:
         def call(path: Any = ".", *args: Any, **named: Any) -> Any:
-            return function(self._found(path), *args, **named)
+            is_relative = named.get("dir_fd") is not None  # to a folder that was opened where it is kept
+            return function(path if is_relative else self._found(path), *args, **named)
 
         return call
 
@@ -121,7 +126,7 @@ class KeptApart:
         for index in CHANGES[event]:
             path = args[index]
             folder = next((fd for fd in args[index + 1 :] if isinstance(fd, int) and fd >= 0), -1)
-            if event != "open" and folder >= 0:  # which the path is relative to
+            if event not in ("open", "os.truncate") and folder >= 0:  # which the path is relative to
                 path = Path(os.path.realpath(f"/proc/self/fd/{folder}"), os.fsdecode(path))
             if self._place(path) is not None:
                 raise PermissionError(f"a plan changes no file: {event} of {args[index]!r}")
@@ -130,22 +135,23 @@ class KeptApart:
 def _forbid_changes_outside(folder: str) -> None:
     """Let the kernel refuse what is not written by Python's functions, if it can: SQLite, Arrow and safetensors open
     files themselves."""
-    call = ctypes.CDLL(None).syscall
-    if sys.platform != "linux" or (version := call(CREATE_RULESET, None, 0, LANDLOCK_VERSION)) < 1:
+    if sys.platform != "linux":
         return
-    rights = CHANGING | (TRUNCATING if version >= 3 else 0)
-    ruleset = call(CREATE_RULESET, struct.pack("Q", rights), 8, 0)
+    library = ctypes.CDLL(None)
+    version = library.syscall(CREATE_RULESET, None, 0, LANDLOCK_VERSION)
+    if version < 1:
+        return
+    rights = CHANGING | (MOVING if version >= 2 else 0) | (TRUNCATING if version >= 3 else 0)
+    ruleset = library.syscall(CREATE_RULESET, struct.pack("Q", rights), 8, 0)
+    if ruleset < 0:
+        return
     # the folder itself is removed in the end, when it is empty
-    for path, allowed in (
-        (folder, rights),
-        *((device, rights) for device in DEVICES),
-        (f"{folder}/..", REMOVING_FOLDERS),
-    ):
+    for path, allowed in ((folder, rights), *((each, rights) for each in DEVICES), (f"{folder}/..", REMOVING_FOLDERS)):
         beneath = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-        call(ADD_RULE, ruleset, PATH_BENEATH, struct.pack("=Qi", allowed, beneath), 0)
+        library.syscall(ADD_RULE, ruleset, PATH_BENEATH, struct.pack("=Qi", allowed, beneath), 0)
         os.close(beneath)
-    ctypes.CDLL(None).prctl(NO_NEW_PRIVILEGES, 1, 0, 0, 0)
-    call(RESTRICT_SELF, ruleset, 0)
+    library.prctl(NO_NEW_PRIVILEGES, 1, 0, 0, 0)
+    library.syscall(RESTRICT_SELF, ruleset, 0)
     os.close(ruleset)
 
 

@@ -31,7 +31,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 from labkit.hardware import memory_limit
 from labkit.planner.model.any_script.as_rank import be_rank, seem_to_have_gpus, simplify
 from labkit.planner.model.any_script.divided import Weighed, others, strategy_in
-from labkit.planner.model.any_script.kept_apart import KeptApart
+from labkit.planner.model.any_script.kept_apart import REFUSED, KeptApart
 from labkit.planner.model.any_script.values import LikelyValues, OnCpu
 from labkit.planner.model.fake import fake_run
 from labkit.planner.model.fake.fakes import Replicated, replace, replace_parallel, silence
@@ -214,7 +214,9 @@ def why_it_ended(error: BaseException, path: str) -> str:
     where = f" in line {lines[-1].lineno} (`{shortened((lines[-1].line or '').strip())}`)" if lines else ""
     if type(error).__name__ in fake_run.DEPENDS_ON_DATA:
         return f"it reads values of tensors{where}, which a plan's tensors do not have"
-    return f"it fails{where}: {type(error).__name__}: {first_line(str(error)).rstrip('.')}"
+    why = f"it fails{where}: {type(error).__name__}: {first_line(str(error)).rstrip('.')}"
+    refused = "; a plan lets only Python's own functions write files" if REFUSED.search(why) else ""
+    return why + refused
 
 
 def _without_data(fake: LikelyValues) -> None:

@@ -17,6 +17,7 @@ from contextlib import nullcontext
 from itertools import cycle, islice
 from pathlib import Path
 from typing import Any, ClassVar
+from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
@@ -168,6 +169,16 @@ class FakeRun:
 
         self.script.outputs_of(model, batch)
         return passed
+
+    def kept_in(self, dtype: torch.dtype, half: torch.dtype | None) -> torch.dtype:
+        """The type in which the script keeps a parameter of this type that is not trained, if it computes in `half`."""
+        place = getattr(self.script, "placed", None)
+        if place is None:
+            return dtype
+        with patch.object(self.script, "half_of", lambda args: half), self.fake:
+            one = nn.ParameterList([nn.Parameter(torch.empty(1, dtype=dtype), requires_grad=False)])
+            kept: list[nn.Parameter] = [*place(one, torch.device("cpu"), self.args).parameters()]
+        return kept[0].dtype
 
     def tell_types(self, model: nn.Module) -> None:
         """Tell stages under FSDP their types: they send 16 bits where autocast alone keeps sums in 32."""
