@@ -55,7 +55,8 @@ LINKS = {
 MOVED = {"HBM": 0.6, "GDDR": 0.8}
 # What is assumed where a row says nothing.
 REACHED, CAPABILITY = 0.8, (8, 0)
-NETWORKS = 3.125, 12.5  # GB/s (25 and 100 Gbit/s) of small boxes in a cloud or at home, and of boxes of eight
+# GB/s (25 and 100 Gbit/s) of small boxes in a cloud or at home, and of boxes of eight
+NETWORK, NETWORK_OF_EIGHT = 3.125, 12.5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,7 +78,7 @@ class Device:
     link: float | None = None
     link_name: str = "unknown"
     link_share: float = 1.0
-    network: float = NETWORKS[0] * 1e9
+    network: float = NETWORK * 1e9
     aliases: tuple[str, ...] = field(default=(), repr=False)
     shared: bool = False
     nodes: int = 1
@@ -126,6 +127,12 @@ class Device:
     def precisions(self) -> tuple[str, ...]:
         """The precisions that the hardware supports; for a CPU, those that the scripts accept there."""
         return tuple(self.flops) or self.halves
+
+
+def _text(text: str) -> str:
+    if not text:
+        raise ValueError
+    return text
 
 
 def _tflops(text: str) -> float:
@@ -177,8 +184,8 @@ def _device(fields: Mapping[str, str | None]) -> Device:
         link_name=texts["link"],
         link_share=link_share,
         box=box,
-        network=read("network_gb_s", float, NETWORKS[box >= 8]) * 1e9,
-        source=texts["source"],
+        network=read("network_gb_s", float, NETWORK_OF_EIGHT if box >= 8 else NETWORK) * 1e9,
+        source=read("source", _text),
         aliases=tuple(texts["aliases"].split()),
         reached=read("reached", float, REACHED),
         moved=read("memory_type", MOVED.__getitem__, MOVED["HBM"]),

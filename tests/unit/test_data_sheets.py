@@ -150,6 +150,7 @@ def test_a_new_device_needs_one_row_whatever_its_name():
         ("X, 1, 1, 2, 2, 3, HBM, NVLink, 8, , 8.0, , , a", "column 'link': it has 'NVLink'; data_sheets.py says"),
         ("X, 1, 1, 2, 2, 3, HBM, NVLink 4, 8, , 8, , , a", "column 'capability': it has '8'; data_sheets.py says"),
         ("X, 1, 1, 2, 2, 3, HBM, NVLink 4, 8, , 8.0, , , a, b", "row 'X': it has more fields than columns"),
+        ("X, 1, 1, 2, 2, 3, HBM, NVLink 4, 8, , 8.0, , , ", "column 'source': it has nothing"),
         ("X, 1, 1", "row 'X', column 'fp16_tflops': it has nothing"),
     ],
 )
