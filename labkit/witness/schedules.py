@@ -28,7 +28,8 @@ class Schedules(Rule):
     )
     silent = (
         "fewer than 10 steps at zero, or 5 % of them; any other end, early or late: warm restarts, a cosine's period, "
-        "ReduceLROnPlateau, a training that was stopped; schedulers that are within others"
+        "ReduceLROnPlateau, a training that was stopped, a process that left by os._exit; schedulers that are within "
+        "others, or gone when other steps follow"
     )
 
     def judge(self, evidence: Evidence) -> Iterable[Finding]:
@@ -62,8 +63,8 @@ def _moves_several(evidence: Evidence, line: Line) -> Finding | None:
 
 def _ended(evidence: Evidence, line: Line) -> Finding | None:
     v = line.values
-    is_over = evidence.outcome == "succeeded" or (v["is_end"] and v["at"] > v["planned"])  # a cosine rises again
-    if not is_over or v["idle"] < max(FEWEST_IDLE, IDLE_SHARE * v["steps"]):
+    is_past = v["is_end"] and v["last"] > v["planned"]  # at its end a cosine rises again
+    if not (is_past or _is_complete(evidence, line)) or v["idle"] < max(FEWEST_IDLE, IDLE_SHARE * v["steps"]):
         return None
     what = f"made the {v['planned']} moves for which it was planned by step {v['ended']}; the rate is zero since then"
     if not v["is_end"]:
@@ -84,9 +85,15 @@ def _ended(evidence: Evidence, line: Line) -> Finding | None:
     )
 
 
+def _is_complete(evidence: Evidence, line: Line) -> bool:
+    """Whether the training has reached its end, and the line is of all of it, not of the newest step that was checked:
+    a process that leaves by `os._exit` writes no such line."""
+    return evidence.outcome == "succeeded" and bool(line.values["is_over"])
+
+
 def _planned_longer(evidence: Evidence, line: Line) -> Finding | None:
     v = line.values
-    if evidence.outcome != "succeeded" or not v["stops"] or not 0 < v["moves"] < COMPLETE * v["planned"]:
+    if not _is_complete(evidence, line) or not v["stops"] or not 0 < v["moves"] < COMPLETE * v["planned"]:
         return None
     # OneCycleLR is meant to move at each step; an epoch may have a step more or less than it was planned for.
     is_per_epoch = v["type"] == "OneCycleLR" and v["gap"] >= 2 and 2 <= v["stops"] <= v["epochs"] + 1

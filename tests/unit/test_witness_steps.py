@@ -170,3 +170,30 @@ def test_a_rate_of_zero_is_a_schedules_end_if_it_began_there(make, is_end, witne
     witness.finish()
     newest = written(tmp_path, "schedule")[-1]
     assert (newest["idle"], newest["is_end"], newest["ended"]) == (12, is_end, 8)
+
+
+@pytest.mark.parametrize("trains_on", [False, True])
+def test_a_schedule_that_is_gone_is_of_the_whole_training_unless_it_goes_on(trains_on, witness, tmp_path):
+    parameter = nn.Parameter(torch.ones(2))
+    optimizer = torch.optim.SGD([parameter], lr=0.1)
+
+    def train(scheduler=None):
+        for _ in range(8):
+            parameter.grad = torch.ones(2)
+            witness.before_step(optimizer)
+            optimizer.step()
+            witness.after_step(optimizer, witness.step + 1)
+            if scheduler is not None:
+                scheduler.step()
+
+    area_of(witness, Schedules).hook()
+    try:
+        train(torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 8))
+        gc.collect()
+    finally:
+        torch.optim.lr_scheduler.LRScheduler.step = torch.optim.lr_scheduler.LRScheduler.step.__wrapped__
+    if trains_on:
+        train()
+    witness.finish()
+    newest = written(tmp_path, "schedule")[-1]
+    assert (newest["moves"], newest["steps"], newest["is_over"]) == (8, 8, not trains_on)

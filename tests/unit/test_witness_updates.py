@@ -40,11 +40,12 @@ SCHEDULE |= {
     "ended": 0,
     "steps": 40,
     "idle": 0,
-    "at": 0,
+    "last": 0,
     "is_end": False,
     "epochs": 4,
     "passes": 40,
     "alone": True,
+    "is_over": True,
 }
 
 
@@ -244,7 +245,7 @@ def test_a_window_and_a_tie(judge):
 
 
 TWICE = {"through_accelerate": True, "moves": 8, "stops": 4, "fewest": 2, "most": 2, "gap": 8}
-ENDED = {"type": "LambdaLR", "planned": 48, "moves": 95, "stops": 48, "at": 95, "ended": 24, "steps": 48, "idle": 24}
+ENDED = {"type": "LambdaLR", "planned": 48, "moves": 95, "stops": 48, "last": 95, "ended": 24, "steps": 48, "idle": 24}
 ENDED |= {"is_end": True}
 ONCE_PER_EPOCH = {"type": "OneCycleLR", "planned": 40, "moves": 4, "stops": 4, "gap": 10}
 
@@ -272,6 +273,8 @@ ONCE_PER_EPOCH = {"type": "OneCycleLR", "planned": 40, "moves": 4, "stops": 4, "
         (ONCE_PER_EPOCH | {"planned": 41, "epochs": 1}, ""),
         (ONCE_PER_EPOCH | {"planned": 200}, ""),  # somebody stopped early
         (ONCE_PER_EPOCH | {"moves": 39}, ""),
+        (ONCE_PER_EPOCH | {"planned": 160, "passes": 160, "is_over": False}, ""),  # it may have moved since
+        (ENDED | {"is_end": False, "is_over": False}, ""),
         ({"moves": 40, "stops": 40}, ""),
     ],
 )
@@ -312,5 +315,5 @@ def test_a_class_that_reads_a_flag_of_this_name_anywhere_uses_it():
 def test_a_rate_that_was_zero_is_certainly_wrong_only_since_the_planned_end(judge, line, is_certain):
     (finding,) = judge(Schedules, [SCHEDULE | ENDED | {"alone": True} | line])
     assert finding.certain is is_certain
-    assert judge(Schedules, [SCHEDULE | ENDED | {"at": 48}], outcome="") == []  # as a cosine's, it may rise again
+    assert judge(Schedules, [SCHEDULE | ENDED | {"last": 48}], outcome="") == []  # as a cosine's, it may rise again
     assert judge(Schedules, [SCHEDULE | ENDED | line], outcome="") == ([finding] if line.get("is_end", True) else [])

@@ -66,6 +66,7 @@ FOUND = {
     "scaler_skips_on_one_rank": "scaler",
     "sched_accelerate_twice": "schedule",
     "sched_onecycle_per_epoch": "schedule, note",
+    "sched_planned_in_micro_batches": "schedule, note",
     "sched_plateau_per_rank": "replicas",
     "scheduler_restarts_on_resume": "restarted schedule, note",
     "seed_split_per_rank": "leak",
