@@ -88,7 +88,8 @@ class ScriptPlan(AnyPlan):
         if self.others:
             assumed.append(
                 f"{', '.join(self.others)}: parameters, gradients and optimizer state divided as in ZeRO, with "
-                "activations and temporaries as observed; fsdp gathers two of the largest blocks at a time"
+                "activations and temporaries as observed; fsdp gathers what is outside of blocks, and two of "
+                "the largest blocks at a time"
             )
         return [f"{what} {self._needs(self.peak)}: {fits}.", *self._problems()], self.rows, assumed
 
@@ -148,7 +149,7 @@ def _about(answer: Mapping[str, Any]) -> list[str]:
     """What was assumed or left out."""
     about = [*answer["notes"], *answer["assumed"]]
     if places := answer["read"]:
-        about.append(f"it reads numbers of tensors ({', '.join(places)}), which are assumed to be 1, as of a loss")
+        about.append(f"it reads values from tensors ({', '.join(places)}), which are assumed to be 1, as of a loss")
     if written := answer["written"]:
         about.append(
             f"before its second step it writes {listed(written, 3)}, which the plan kept in a temporary folder"

@@ -1,6 +1,11 @@
 """Plans of scripts that are not made of labkit's cells, against traces of the same scripts."""
 
 import ctypes
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -187,6 +192,125 @@ def test_what_other_strategies_would_hold_is_near_what_they_hold(written):
     assert plans["ddp"].others["fsdp"].bytes == pytest.approx(plans["fully_shard"].bytes, rel=0.1)
     assert plans["fully_shard"].others["ddp"].bytes == pytest.approx(plans["ddp"].bytes, rel=0.1)
     assert [row["memory"][0] == "~" for row in plans["ddp"].rows] == [False, True, True, True]
+
+
+def divided(name, freeze="", options=""):
+    """A script whose model is divided by a strategy."""
+    text = SCRIPTS["fully_shard" if name == "fsdp" else "ddp"][1].replace(
+        "model = Net()\n", f"model = Net()\n{freeze}\n"
+    )
+    text = text.replace("DataParallel(model)", f"DataParallel(model{options})").replace("batch_size=8", "batch_size=1")
+    if name != "zero1":
+        return text
+    shared = (
+        "from torch.distributed.optim import ZeroRedundancyOptimizer as Zero\noptimizer = Zero(model.parameters(), "
+    )
+    return text.replace("optimizer = torch.optim.AdamW(model.parameters(),", f"{shared}torch.optim.AdamW,")
+
+
+def test_what_is_gathered_of_frozen_parameters_is_derived_too(written):
+    freeze = "model.embed.requires_grad_(False), model.blocks.requires_grad_(False)"
+    plans = {name: labkit.plan(written(divided(name, freeze)), nproc_per_node=2) for name in ("ddp", "fsdp")}
+
+    assert plans["ddp"].others["fsdp"].bytes == pytest.approx(plans["fsdp"].bytes, rel=0.1)
+
+
+def test_what_is_gathered_has_the_type_of_computation(written):
+    text = divided("fsdp").replace("import fully_shard", "import MixedPrecisionPolicy, fully_shard")
+    for wrapped in ("block", "model"):
+        how = "mp_policy=MixedPrecisionPolicy(torch.bfloat16), reshard_after_forward=RESHARD"
+        text = text.replace(f"fully_shard({wrapped})", f"fully_shard({wrapped}, {how})")
+    fsdp, zero2 = (
+        labkit.plan(written(text.replace("RESHARD", reshard)), nproc_per_node=4) for reshard in ("True", "False")
+    )
+
+    assert fsdp.others["zero2"].bytes == pytest.approx(zero2.bytes, rel=0.1)
+
+
+@pytest.mark.parametrize(("device", "options"), [(None, ", gradient_as_bucket_view=True"), ("2xT4", "")])
+def test_the_buckets_of_ddp_and_zero1_are_the_same(device, options, written):
+    plans = {
+        name: labkit.plan(written(divided(name, options=options)), nproc_per_node=2, device=device)
+        for name in ("ddp", "zero1", "fsdp")
+    }
+
+    assert plans["ddp"].others["zero1"].bytes == pytest.approx(plans["zero1"].bytes, rel=0.06)
+    assert plans["zero1"].others["ddp"].bytes == pytest.approx(plans["ddp"].bytes, rel=0.06)
+    if not options:  # which a script without DDP does not tell
+        assert plans["fsdp"].others["ddp"].bytes == pytest.approx(plans["ddp"].bytes, rel=0.06)
+
+
+SCHEDULED = """
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.optim import ZeroRedundancyOptimizer
+
+dist.init_process_group("gloo")
+model = nn.parallel.DistributedDataParallel(nn.Linear(64, 64))
+optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.AdamW, overlap_with_ddp=False)
+schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+assert optimizer.param_groups[0]["betas"] == (0.9, 0.999)
+for _ in range(3):
+    def loss():
+        optimizer.zero_grad()
+        loss = model(torch.randn(4, 64)).sum()
+        loss.backward()
+        return loss
+    assert optimizer.step(loss) is not None
+    schedule.step()
+    optimizer.consolidate_state_dict(to=0)
+    optimizer.state_dict()
+"""
+
+
+def test_zero_redundancy_optimizers_have_the_settings_of_the_real_one(written):
+    plan = labkit.plan(written(SCHEDULED), nproc_per_node=2)
+
+    assert plan.strategy == "zero1", plan.problems
+    assert plan.peak.categories["optimizer"] == 2 * 4 * 64 * 64 + 4  # the weight; the bias is the other rank's
+
+
+def test_unused_parameters_are_named_after_gradients_were_cleared(written):
+    text = """
+import torch
+import torch.distributed as dist
+from torch import nn
+
+dist.init_process_group("gloo")
+model = nn.Linear(8, 8)
+model.spare = nn.Linear(8, 8, bias=False)
+model = nn.parallel.DistributedDataParallel(model)
+optimizer = torch.optim.AdamW(model.parameters())
+for _ in range(3):
+    optimizer.zero_grad()
+    model(torch.randn(4, 8)).sum().backward()
+    optimizer.step()
+"""
+
+    (why,) = labkit.plan(written(text), nproc_per_node=2).problems
+
+    assert why.startswith("DDP would stop in the second step: the loss does not depend on spare.weight. Use or freeze")
+
+
+def test_an_installed_labkit_is_not_what_reads_values(written, tmp_path):
+    installed = tmp_path / "site-packages" / "labkit"
+    here = Path(labkit.__file__).parent
+    shutil.copytree(here, installed, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(here.parent / "scripts", installed / "scripts")
+    path = written(SCHEDULED.replace("return loss", "print(loss.item()); return loss"))
+    planned = f"import labkit\nprint(labkit.__file__, labkit.plan({str(path)!r}, nproc_per_node=2).problems)"
+
+    said = subprocess.run(
+        [sys.executable, "-c", planned],
+        env=os.environ | {"PYTHONPATH": str(installed.parent)},
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+
+    assert said.startswith(str(installed))
+    assert "it reads values from tensors (line 17), which are assumed to be 1, as of a loss" in said
 
 
 def test_a_script_that_reads_values_is_computed_on_real_tensors(written):

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from torch import nn
-from torch.distributed.fsdp import FullyShardedDataParallel
+from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 
 from labkit.planner.strategies.known import CUSTOM, STRATEGIES
 from labkit.planner.strategies.strategy import Layout, Strategy
@@ -20,14 +20,13 @@ from labkit.worker import Tracker
 
 
 class Shares(NamedTuple):
-    """The fraction of the whole that a rank holds, the bytes of buffers that it always holds for communication, and of
-    gathered parameters or gradients in forward and backward."""
+    """The fraction of the whole that a rank holds, and the bytes that it holds for communication: always, and in
+    forward and backward. `communication` is None where that is as observed."""
 
     parameters: float
     gradients: float
     optimizer: float
-    buckets: int = 0
-    gathered: int = 0
+    communication: tuple[int, int] | None = None
 
 
 class Weighed(Tracker):
@@ -46,7 +45,8 @@ class Weighed(Tracker):
             sizes = {
                 name: int(size * (weights | in_step)[name]) for name, size in (held | {"parameters": kept}).items()
             }
-            sizes["communication"] = then.buckets + (0 if phase == "optimizer" else then.gathered)
+            if then.communication:
+                sizes["communication"] = then.communication[0] if phase == "optimizer" else sum(then.communication)
             if (total := sum(sizes.values())) > best.bytes:
                 best = Peak(total, phase, operation, {name: sizes[name] for name in Peak.CATEGORIES if sizes.get(name)})
         return best
@@ -69,34 +69,43 @@ def strategy_in(modules: Sequence[nn.Module], optimizers: Sequence[Any]) -> Stra
     return next((each for each in reversed(STRATEGIES.values()) if each.is_in(modules, optimizers)), CUSTOM)
 
 
-def others(tracker: Weighed, own: Strategy, ranks: int, modules: list[nn.Module]) -> dict[str, Any]:
+def others(tracker: Weighed, own: Strategy, ranks: int, modules: list[nn.Module], on_gpu: bool) -> dict[str, Any]:
     """The derived peaks of the strategies that any script could use, by name."""
     if ranks == 1 or own is CUSTOM:
         return {}
-    whole, block = _sizes(modules)
+    trained, computed, outside, block = _sizes(modules)
 
     def shares(strategy: Strategy) -> Shares:
         layout = Layout(strategy=strategy, ranks=ranks, data=ranks, micro_batch=1, options={"replicas": 1})
-        by, gathered = strategy.divided(layout), min(whole, strategy.blocks_at_once * block)
-        buckets = whole if strategy.has_buckets else 0
-        return Shares(1 / by.parameters, 1 / by.gradients, 1 / by.optimizer, buckets, gathered)
+        by = strategy.divided(layout)
+        parts = 1 / max(by.parameters, by.gradients), 1 / by.gradients, 1 / by.optimizer
+        if strategy.has_buckets:  # on a GPU, also those of the first step: Replicated.replaced
+            buckets = trained, trained if on_gpu else 0
+            return Shares(*parts, None if own.has_buckets else buckets)
+        kept = computed if by.parameters < by.gradients else outside
+        return Shares(*parts, (0, kept + min(strategy.blocks_at_once * block, computed - outside)))
 
     compared = (strategy for strategy in STRATEGIES.values() if strategy.for_any_script and strategy is not own)
     return {each.name: tracker.peak_with(shares(own), shares(each))._asdict() for each in compared}
 
 
-def _sizes(modules: list[nn.Module]) -> tuple[int, int]:
-    """Bytes of all trained parameters, and of those of the largest block: the largest element of the list of modules
-    that has most parameters, or all of them."""
+def _sizes(modules: list[nn.Module]) -> tuple[int, int, int, int]:
+    """Bytes of all trained parameters; and, in the type in which they are computed with, of all parameters, of those
+    outside of blocks, and of the largest block. Blocks are the elements of the list of modules that has most."""
     trained = {p: p.nbytes for module in modules for p in module.parameters(recurse=False) if p.requires_grad}
+    computed = {p: p.nbytes for module in modules for p in module.parameters(recurse=False)}
     for module in modules:
         if isinstance(module, FullyShardedDataParallel) and module._handle is not None:
-            flat = module._handle.flat_param
-            trained[flat] = flat._unpadded_unsharded_size.numel() * flat.element_size()
-    whole = sum(trained.values())
+            flat, elements = module._handle.flat_param, module._handle.flat_param._unpadded_unsharded_size.numel()
+            trained |= {flat: elements * flat.element_size()} if flat.requires_grad else {}
+            computed[flat] = elements * (module._handle._fwd_bwd_param_dtype or flat.dtype).itemsize
+        elif isinstance(module, FSDPModule) and (dtype := module._get_fsdp_state()._mp_policy.param_dtype):
+            computed |= {p: p.numel() * dtype.itemsize for p in module.parameters()}
+    whole = sum(computed.values())
 
     def size(module: nn.Module) -> int:
-        return sum(trained.get(p, p.nbytes) for p in module.parameters() if p.requires_grad)
+        return sum(computed.get(p, p.nbytes) for p in module.parameters())
 
     lists = [module for module in modules if isinstance(module, nn.ModuleList | nn.Sequential) and len(module) > 1]
-    return whole, max(map(size, max(lists, key=size, default=())), default=whole)
+    blocks = max(lists, key=size, default=nn.ModuleList())
+    return sum(trained.values()), whole, whole - size(blocks), max(map(size, blocks), default=0)

@@ -166,7 +166,7 @@ class Rehearsal:
         modules, optimizers = _modules(), live_optimizers()
         strategy = strategy_in(modules, optimizers)
         ranks = dist.get_world_size() if dist.is_initialized() else self._ranks
-        derived = others(self._tracker, strategy, ranks, modules)
+        derived = others(self._tracker, strategy, ranks, modules, on_gpu=self._gpu is not None)
         self._measured = {"peak": self._tracker.peak()._asdict(), "strategy": strategy.name, "others": derived}
         raise Stepped
 

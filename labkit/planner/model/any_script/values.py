@@ -28,7 +28,7 @@ CONDITIONS = {aten.isnan, aten.isinf, aten.isfinite, aten.eq, aten.ne, aten.lt, 
               aten.logical_and, aten.logical_or, aten.logical_not, aten.bitwise_and, aten.bitwise_or,
               aten.bitwise_not, aten.any, aten.all, aten.mul, aten._to_copy, aten.alias, aten.clone, aten.view,
               aten.detach}  # fmt: skip
-TORCH = str(Path(torch.__file__).parent)
+OWN = (str(Path(torch.__file__).parent), str(Path(__file__).parents[3]))  # torch and labkit
 
 
 class Count(int):
@@ -83,7 +83,7 @@ class LikelyValues(CheckedFakeMode):
         library = ""
         while frame and frame.f_code.co_filename != self._script:
             file = frame.f_code.co_filename
-            if not library and not file.startswith(TORCH):
+            if not library and not file.startswith(OWN):
                 library = file.partition("site-packages/")[2].partition("/")[0]
             frame = frame.f_back
         self.read[library or (f"line {frame.f_lineno}" if frame else "")] = None

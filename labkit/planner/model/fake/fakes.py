@@ -63,7 +63,7 @@ class Replicated(nn.Module):
         self.reducer = SimpleNamespace(prepare_for_backward=lambda _: None, _set_forward_pass_work_handle=None)
         self.device_ids = None
         trained: list[torch.Tensor] = [p for p in module.parameters() if p.requires_grad]
-        self._trained, self._reduced = len(trained), 0  # the gradients reduced since the last forward
+        self._reduced: set[torch.Tensor] = set()  # whose gradients were reduced since the last forward
         embeddings = [m for m in module.modules() if isinstance(m, (nn.Embedding, nn.EmbeddingBag)) and m.sparse]
         sparse = {m.weight for m in embeddings}
         self._buckets = {p: torch.empty_like(p.detach()) for p in trained if p not in sparse}
@@ -72,7 +72,8 @@ class Replicated(nn.Module):
             parameter.register_post_accumulate_grad_hook(self._ready)
 
     def _ready(self, parameter: torch.Tensor) -> None:
-        self._reduced += self.require_backward_grad_sync
+        if self.require_backward_grad_sync:
+            self._reduced.add(parameter)
         if not self.require_backward_grad_sync or parameter.grad is None:
             return
         if parameter.grad.is_sparse:
@@ -102,8 +103,8 @@ class Replicated(nn.Module):
 
     def check(self) -> None:
         """Call it after backward: DDP's reducer waits for each gradient, and in the next step raises an error."""
-        unused = [name for name, p in self.module.named_parameters() if p.requires_grad and p.grad is None]
-        if unused and not (self.find_unused_parameters or self.static_graph):
+        unused = [name for name, p in self.module.named_parameters() if p.requires_grad and p not in self._reduced]
+        if self._reduced and unused and not (self.find_unused_parameters or self.static_graph):
             raise SystemExit(
                 f"DDP would stop in the second step: the loss does not depend on {listed(unused)}. Use or freeze what "
                 "is unused, or set find_unused_parameters=True"
@@ -123,9 +124,8 @@ class Replicated(nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         if torch.is_grad_enabled():
-            if 0 < self._reduced < self._trained:
-                self.check()
-            self._reduced = 0
+            self.check()
+            self._reduced.clear()
         return self.module(*args, **kwargs)
 
 
@@ -138,9 +138,10 @@ class SharedOptimizer(torch.optim.Optimizer):
         optimizer_class: Any,
         process_group: Any = None,
         parameters_as_bucket_view: bool = False,
+        overlap_with_ddp: bool = False,
         **defaults: Any,
     ):
-        super().__init__(parameters, {})
+        super().__init__(parameters, defaults)
         if len(types := {str(p.dtype) for group in self.param_groups for p in group["params"]}) > 1:
             raise SystemExit(
                 f"ZeRO-1 needs parameters of one type, and these have {' and '.join(sorted(types))}: use ddp"
@@ -156,9 +157,14 @@ class SharedOptimizer(torch.optim.Optimizer):
                     mine.append(parameter)
             groups.append({**group, "params": mine or [torch.empty(0)]})
         self.optim = optimizer_class(groups, **defaults)
+        for group, own in zip(self.param_groups, self.optim.param_groups, strict=True):
+            group.update(own | {"params": group["params"]})  # schedulers read what the optimizer sets by default
 
     def step(self, closure: Any = None) -> Any:
-        self.optim.step()
+        return self.optim.step(closure)
+
+    def consolidate_state_dict(self, to: int = 0) -> None:
+        """Nothing: what rank `to` would collect is in the host's memory."""
 
 
 class InHostMemory(torch.autograd.graph.saved_tensors_hooks):
