@@ -569,15 +569,19 @@ SEEDED: dict[str, list[tuple[str, str]]] = {
             writing(buffer("queue"), f"h = h @ self.queue.T.clone()\nh = gathered(h)\n{NEWEST}"),
         ),
         (
-            writing(buffer("queue"), "self.queue[: len(x)] = h.detach()  # HERE\nh = h + self.queue.mean(0)", FSDP_NET),
+            writing(buffer("queue"), "h = h + self.queue.mean(0)\nself.queue[: len(x)] = h.detach()  # HERE"),
             writing(buffer("cache"), "self.cache[: len(x)] = h\nh = h + self.cache[: len(x)]"),
         ),
         (
-            writing(buffer("mean"), "self.mean = self.mean.lerp(h.detach().mean(0), 0.1)  # HERE\nh = h - self.mean"),
+            writing(buffer("mean"), "self.mean.lerp_(h.detach().mean(0), 0.1)  # HERE\nh = h - self.mean"),
             writing(buffer("mean"), "self.mean = h.detach().mean(0)\nh = h - self.mean"),
         ),
         (
-            writing(buffer("mean"), "h = h - self.mean\nself.mean.mul_(0.9).add_(h.detach().mean(0))  # HERE", APART),
+            writing(buffer("mean"), "h = h - self.mean\nself.mean.mul_(0.9).add_(h.detach().mean(0))  # HERE"),
+            writing(buffer("mean"), "h = h - self.mean\nself.mean.mul_(0.9).add_(h.detach().mean(0))", APART),
+        ),
+        (
+            writing(buffer("mean"), "h = h - self.mean\nself.mean.mul_(0.9).add_(h.detach().mean(0))  # HERE"),
             writing(buffer("running_mean"), "h = h - self.running_mean\nself.running_mean += h.detach().mean(0)"),
         ),
         (
@@ -616,6 +620,12 @@ SEEDED: dict[str, list[tuple[str, str]]] = {
                 follows("t.lerp_(s, 0.1)"),
                 FSDP_NET.replace("(block)", "(block)\nfully_shard(model.teacher)"),
             ),
+        ),
+        (
+            writing(
+                SCALE, "if self.training:\n    self.scale.data.copy_(h.mean(0))  # HERE\nh = h * self.scale", FSDP_NET
+            ),
+            writing(SCALE, "self.scale.data.copy_(h.mean(0))\nh = h * self.scale", FSDP_NET),
         ),
     ],
     "rank-decides-alone": [

@@ -837,8 +837,6 @@ def test_what_is_done_by_hand_or_undone_is_passed_over(body, model):
 
 LERP = "self.mean.lerp_(h.detach().mean(0), 0.1)"
 MEAN = f"h = h - self.mean\n{LERP}"
-SET_UP = "from torch.distributed.device_mesh import init_device_mesh\n"
-MESH = SET_UP + "mesh = init_device_mesh('cuda', (2, 2), mesh_dim_names={})\n"
 FILLED = "if not self.ready:\n    self.scale.data = h.detach().std(0)\n    self.ready = True\nh = h * self.scale"
 
 
@@ -849,17 +847,22 @@ FILLED = "if not self.ready:\n    self.scale.data = h.detach().std(0)\n    self.
             buffer("mean"), MEAN, before="def common():\n    for b in model.buffers():\n        dist.all_reduce(b)\n\n"
         ),
         writing(buffer("mean"), f"{MEAN}\nsync_buffers(self)"),
-        writing(buffer("mean"), MEAN, before=MESH.format(("dp", "tp"))),
-        writing(buffer("mean"), MEAN)
-        .replace("forward(self, x", "forward(self, weight")
-        .replace("first(x)", "first(weight)"),
+        writing(buffer("mean"), f"{MEAN}\nprint(self.mean)", before="def common():\n    average(model.mean)\n\n"),
+        writing(buffer("mean"), MEAN, DDP_MODEL.replace("to(device)", "to(device), process_group=own")),
+        writing(buffer("mean"), f"{LERP}\nh = h - (h.mean(0) if self.training else self.mean)"),
+        writing(buffer("mean"), f"if self.training:\n    {LERP}\nelse:\n    h = h - self.mean"),
+        writing(buffer("mean"), "self.mean.copy_(h.detach().mean(0))\nh = h - self.mean"),
         writing(buffer("mean"), f"h = self.given(h)\n{MEAN}").replace("h = self.first(x)", "h = 0"),
         writing(buffer("mean"), f"if self.frozen:\n    return self.last(h)\n{MEAN}"),
         writing(buffer("usage"), "self.usage += h.detach().sum(0)\nreturn self.last(h), (self.usage / 9).std()"),
         writing(buffer("usage"), "self.usage += h.detach().sum(0)\nspread = (h - self.usage).std()"),
         writing(buffer("usage"), "self.usage += h.detach().sum(0)\nh = h + torch.zeros(3, device=self.usage.device)"),
         writing(buffer("state"), "self.state.copy_(h.detach())\nh = h + self.state"),
+        writing(buffer("state"), "h = h * self.state.shape[0]\nself.state.copy_(h.detach())\nh = h + self.state"),
         writing(TEACHER, follows("t.lerp_(s, 0.1)"), FSDP_NET.replace("model.blocks", "model.modules()")),
+        writing(TEACHER, follows("t.lerp_(s, 0.1)"), FSDP1_MODEL.replace("net", "Net()")),
+        writing(TEACHER, follows("t = t.lerp(s, 0.1)"), FSDP_NET),
+        writing(TEACHER, follows("t.requires_grad_(False)"), FSDP_NET),
         writing(
             TEACHER,
             follows("t.lerp_(s, 0.1)"),
@@ -880,12 +883,17 @@ def test_what_a_forward_writes_is_passed_over_unless_several_ranks_surely_make_s
 @pytest.mark.parametrize(
     "script",
     [
-        writing(buffer("mean"), f"{LERP}\nif reset:\n    return h + self.mean\nh = h - self.mean"),
-        writing(buffer("mean"), MEAN, before=MESH.format(("replicate", "shard"))),
+        writing(buffer("mean"), f"if not self.training:\n    return h\n{MEAN}"),
+        writing(buffer("mean"), MEAN, before="def mean_of(values):\n    return values.mean()\n\n\n"),
+        writing(buffer("mean"), f"{MEAN}\nself.count += 1").replace(LERP, f"if self.count > 9:\n            {LERP}"),
+        writing(buffer("mean"), MEAN.replace("h.detach()", "keys")).replace(
+            "h = self.first(x)", "h = self.first(keys)"
+        ),
+        writing(buffer("mean"), MEAN, before="def main(net):\n    model = DDP(net)\n\n\n", model="main(Net())\n"),
         writing(
-            buffer("mean"),
-            MEAN,
-            before="def common():\n    for b in model.buffers():\n        dist.broadcast(b, 0)\n\n",
+            buffer("mean"), "h = h - self.mean\nself.sum.add_(h.detach().sum(0))\nself.mean.copy_(self.sum / 9)"
+        ).replace(
+            "def forward", 'def setup(self):\n        self.register_buffer("sum", torch.zeros(32))\n\n    def forward'
         ),
     ],
 )

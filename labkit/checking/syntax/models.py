@@ -36,28 +36,19 @@ NO_MODULES = {"Parameter", "Buffer", "UninitializedParameter"}
 RETURN_THEMSELVES = {"to", "cuda", "cpu", "train", "eval", "float", "half", "bfloat16", "apply", "requires_grad_"}
 
 
-def module_made(tree: Tree, value: ast.expr) -> str:
-    """The class of the module that an expression makes, as of `Net().to(device)`: one of this script, which may be no
-    module, of torch.nn or of torchvision; "" if it may make anything else."""
-    name = tree.called(making(tree, value))
+def module_made(tree: Tree, value: ast.expr, depth: int = 2) -> str:
+    """The class of the module that an expression makes, as of `Net().to(device)` or a function of this script: one of
+    this script, which may be no module, of torch.nn or of torchvision; "" if it may make anything else."""
+    while method_of(value) in RETURN_THEMSELVES and is_method_call(value) and isinstance(value.func.value, ast.Call):
+        value = value.func.value
+    function = callee(tree, value) if isinstance(value, ast.Call) and depth else None
+    values = returned(tree, function) if function else []
+    if len(values) == 1:
+        return module_made(tree, values[0], depth - 1)
+    name = tree.called(value)
     is_class = last_part(name)[:1].isupper() and last_part(name) not in NO_MODULES
     is_imported = is_class and name.startswith(("torch.nn.", "torchvision.models."))
     return name if is_imported or name in tree.classes else ""
-
-
-def making(tree: Tree, value: ast.expr, depth: int = 3) -> ast.expr:
-    """The call that makes a module: `Net()` of `Net().to(device)`, of `copy.deepcopy(net)`, and of what a function of
-    this script returns."""
-    while method_of(value) in RETURN_THEMSELVES and is_method_call(value) and isinstance(value.func.value, ast.Call):
-        value = value.func.value
-    if not depth or not isinstance(value, ast.Call):
-        return value
-    if tree.called(value) == "copy.deepcopy" and value.args:
-        values = tree.values_of(spelled(value.args[0]), value)
-    else:
-        function = callee(tree, value)
-        values = returned(tree, function) if function else []
-    return making(tree, values[0], depth - 1) if len(values) == 1 else value
 
 
 def is_module_class(tree: Tree, name: str) -> bool:
