@@ -19,6 +19,7 @@ EXCEPTIONS = {
     *("_set_params_and_buffers_to_ignore_for_model", "parallelize_module", "distribute_module", "context_parallel"),
     "NO_SHARD",
 }
+BLOCKS_OF = "blocks_of"  # labkit's function that finds repeated layers
 OWN_WAYS = ("broadcast_buffers", "process_group", "device_mesh")  # arguments of DDP
 
 
@@ -56,7 +57,7 @@ def _sentence(tree: Tree, wrap: Wrap, forward: Forward, write: Write) -> str:
         return ""
     if wrap.strategy != "ddp":
         is_anew = not (write.keeps or tree.branches_of(write.node) or tree.branches_of(write.site))
-        is_gathered = write.name not in forward.buffers and (is_of_self or not _may_be_units(tree))
+        is_gathered = write.name not in forward.buffers and (is_of_self or not _may_be_unit(tree, write, forward))
         return WRITE_LOST if is_gathered and not is_anew else ""
     if not write.is_own or has_stars(wrap.call) or any(keyword(wrap.call, name) for name in OWN_WAYS):
         return ""
@@ -72,12 +73,14 @@ def _is_filled_before(tree: Tree, wrap: Wrap) -> bool:
     return bool(inner) and any(follows(tree, wrap.call, call) for call in calls)
 
 
-def _may_be_units(tree: Tree) -> bool:
-    """Whether FSDP may wrap layers that the script does not name: by a policy, or in a loop over more than a list."""
+def _may_be_unit(tree: Tree, write: Write, forward: Forward) -> bool:
+    """Whether FSDP may wrap a layer that the script does not name: by a policy, or in a loop over more than a list.
+    labkit's own scripts wrap repeated layers, not a single one of torch's."""
     calls = [wrap.call for wrap in tree.wraps_of("fsdp1", "fsdp2")]
     loops = [loop for call in calls for loop in tree.loops_of(call) if isinstance(loop, ast.For)]
     by_policy = any(keyword(call, "auto_wrap_policy") or has_stars(call) for call in calls)
-    return by_policy or any("." not in spelled(loop.iter) for loop in loops)
+    is_single = BLOCKS_OF in tree.functions and write.name in forward.layers
+    return by_policy or (not is_single and any("." not in spelled(loop.iter) for loop in loops))
 
 
 def _is_combined_by_hand(tree: Tree) -> bool:
@@ -105,7 +108,11 @@ def _forwards(tree: Tree, source: ast.expr) -> list[Function]:
             made = (tree.class_made(part) or callee(tree, part)) if isinstance(part, ast.Call) else None
             pending += [made] if made else []
             function = tree.function_of(part)
-            if isinstance(part, ast.Name) and isinstance(function, Function):
+            if not isinstance(part, ast.Name):
+                continue
+            loops = [loop for loop in tree.loops_of(part) if isinstance(loop, ast.For)]
+            pending += [loop.iter for loop in loops if spelled(loop.target) == part.id]
+            if isinstance(function, Function):
                 given = (arguments_of(function, call) for call in calls_of(tree, function))
                 pending += [arguments[part.id] for arguments in given if part.id in arguments]
     modules = {part for part in seen if isinstance(part, ast.ClassDef) and is_module_class(tree, part.name)}

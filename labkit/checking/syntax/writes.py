@@ -18,6 +18,7 @@ from labkit.checking.syntax.nodes import (
     Placed,
     all_arguments,
     is_method_call,
+    last_part,
     method_of,
     owner_of,
     parameters_of,
@@ -28,6 +29,7 @@ from labkit.checking.syntax.tree import Tree
 
 NO_WRITES = {"requires_grad_", "detach_", "share_memory_"}
 OVERWRITES = {"copy_", "fill_", "zero_"}
+LAYERS = {"Linear", "Conv1d", "Conv2d", "Conv3d", "Embedding", "LayerNorm"}  # which hold no other ones
 
 
 @dataclass(frozen=True)
@@ -50,7 +52,9 @@ class Forward:
         values = [(name, value) for name, value, node in tree.assigns if tree.is_in(node, self.holder)]
         registered = [call for call in tree.method_calls("register_buffer", within=self.holder) if call.args]
         self.buffers = {f"self.{tree.value(call.args[0])}" for call in registered}
-        layers = {name for name, value in values if module_made(tree, value).startswith("torch.nn.")}
+        made = {name: module_made(tree, value) for name, value in values}
+        layers = {name for name, module in made.items() if module.startswith("torch.nn.")}
+        self.layers = {name for name in layers if last_part(made[name]) in LAYERS}
         self.parameters = {name for name, value in values if tree.called(value) == "torch.nn.Parameter"}
         self.parameters |= {f"{name}.{part}" for name in layers for part in ("weight", "bias")}
         reached = reached_from(tree, function)
