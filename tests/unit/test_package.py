@@ -168,10 +168,10 @@ def test_labkit_stays_small():
         sum(count for path, count in lines.items() if path.parts[0] == name) for name in ("checking", "planner")
     )
 
-    assert len(MODULES) <= 338
-    assert witness <= 6_540
-    assert checking <= 6_920
-    assert planner <= 11_120
+    assert len(MODULES) <= 339
+    assert witness <= 6_560
+    assert checking <= 7_220
+    assert planner <= 10_920
     assert sum(lines.values()) - witness - checking - planner <= 31_450
 
 
