@@ -215,6 +215,28 @@ def test_what_is_gathered_of_frozen_parameters_is_derived_too(written):
     assert plans["ddp"].others["fsdp"].bytes == pytest.approx(plans["fsdp"].bytes, rel=0.1)
 
 
+def test_a_model_without_blocks_is_gathered_whole(written):
+    text = """
+import sys
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+
+dist.init_process_group("gloo")
+model = nn.Linear(512, 512)
+model = nn.parallel.DistributedDataParallel(model) if "ddp" in sys.argv else fully_shard(model)
+optimizer = torch.optim.AdamW(model.parameters())
+for _ in range(3):
+    model(torch.randn(4, 512)).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+    ddp, fsdp = (labkit.plan(written(text), nproc_per_node=2, args=[name]) for name in ("ddp", "fsdp"))
+
+    assert 1 <= ddp.others["fsdp"].bytes / fsdp.bytes < 1.15
+
+
 def test_what_is_gathered_has_the_type_of_computation(written):
     text = divided("fsdp").replace("import fully_shard", "import MixedPrecisionPolicy, fully_shard")
     for wrapped in ("block", "model"):

@@ -83,7 +83,7 @@ def others(tracker: Weighed, own: Strategy, ranks: int, modules: list[nn.Module]
             buckets = trained, trained if on_gpu else 0
             return Shares(*parts, None if own.has_buckets else buckets)
         kept = computed if by.parameters < by.gradients else outside
-        return Shares(*parts, (0, kept + min(strategy.blocks_at_once * block, computed - outside)))
+        return Shares(*parts, (0, min(kept + strategy.blocks_at_once * block, computed + block)))
 
     compared = (strategy for strategy in STRATEGIES.values() if strategy.for_any_script and strategy is not own)
     return {each.name: tracker.peak_with(shares(own), shares(each))._asdict() for each in compared}
@@ -91,7 +91,7 @@ def others(tracker: Weighed, own: Strategy, ranks: int, modules: list[nn.Module]
 
 def _sizes(modules: list[nn.Module]) -> tuple[int, int, int, int]:
     """Bytes of all trained parameters; and, in the type in which they are computed with, of all parameters, of those
-    outside of blocks, and of the largest block. Blocks are the elements of the list of modules that has most."""
+    outside of blocks, and of the largest block, or all. Blocks are the elements of the list of modules with most."""
     trained = {p: p.nbytes for module in modules for p in module.parameters(recurse=False) if p.requires_grad}
     computed = {p: p.nbytes for module in modules for p in module.parameters(recurse=False)}
     for module in modules:
@@ -108,4 +108,4 @@ def _sizes(modules: list[nn.Module]) -> tuple[int, int, int, int]:
 
     lists = [module for module in modules if isinstance(module, nn.ModuleList | nn.Sequential) and len(module) > 1]
     blocks = max(lists, key=size, default=nn.ModuleList())
-    return sum(trained.values()), whole, whole - size(blocks), max(map(size, blocks), default=0)
+    return sum(trained.values()), whole, whole - size(blocks), max(map(size, blocks), default=whole)
