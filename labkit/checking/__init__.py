@@ -6,9 +6,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from labkit.checking.checker import check as check  # finds the mistakes in a script, or in a migration
     from labkit.checking.checker import warn as warn  # warns on stderr, before a launch, of what may hang or be wrong
-    from labkit.checking.effects import (
-        STATISTICS as STATISTICS,
-    )  # buffers of which ranks need not agree, by their names
+    from labkit.checking.effects import STATISTICS as STATISTICS  # names of buffers on which ranks need not agree
     from labkit.checking.effects import WRITE_APART as WRITE_APART  # what ranks make of a forward that writes, as text
     from labkit.checking.effects import WRITE_LOST as WRITE_LOST
     from labkit.checking.effects import WRITE_OF_RANK_0 as WRITE_OF_RANK_0

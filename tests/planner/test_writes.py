@@ -166,6 +166,14 @@ def test_a_note_is_made_where_something_else_is_trained(source, strategy, ranks,
     assert apart > 1e-6 if note else apart < 1e-9
 
 
+@pytest.mark.parametrize("modules", ["model.modules()", "[*model.modules()]"])
+def test_a_teacher_that_may_be_a_unit_of_its_own_is_passed_over(modules) -> None:
+    text = str(script("fsdp", TEACHER))
+    assert text.count("[*blocks, model]") == 1
+    changed = Script.parse(text.replace("[*blocks, model]", modules), name="changed")
+    assert [finding.rule for finding in labkit.check(changed)] == []
+
+
 def test_what_is_recomputed_is_written_twice(tmp_path: Path) -> None:
     source = (
         SPECTRAL.replace("self.last = nn.utils", "self.blocks = nn.Sequential(*(nn.Sequential(self.last, nn.utils")

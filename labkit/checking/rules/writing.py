@@ -56,9 +56,9 @@ def _sentence(tree: Tree, wrap: Wrap, forward: Forward, write: Write) -> str:
     if _is_named_outside(tree, forward.holder, write.name.split(".")[1]):
         return ""
     if wrap.strategy != "ddp":
-        is_anew = not (write.keeps or tree.branches_of(write.node) or tree.branches_of(write.site))
+        replaces_all = not (write.keeps or tree.branches_of(write.node) or tree.branches_of(write.site))
         is_gathered = write.name not in forward.buffers and (is_of_self or not _may_be_unit(tree, write, forward))
-        return WRITE_LOST if is_gathered and not is_anew else ""
+        return WRITE_LOST if is_gathered and not replaces_all else ""
     if not write.is_own or has_stars(wrap.call) or any(keyword(wrap.call, name) for name in OWN_WAYS):
         return ""
     if write.name in forward.buffers:
@@ -79,8 +79,15 @@ def _may_be_unit(tree: Tree, write: Write, forward: Forward) -> bool:
     calls = [wrap.call for wrap in tree.wraps_of("fsdp1", "fsdp2")]
     loops = [loop for call in calls for loop in tree.loops_of(call) if isinstance(loop, ast.For)]
     by_policy = any(keyword(call, "auto_wrap_policy") or has_stars(call) for call in calls)
-    is_single = BLOCKS_OF in tree.functions and write.name in forward.layers
-    return by_policy or (not is_single and any("." not in spelled(loop.iter) for loop in loops))
+    unknown = [loop.iter for loop in loops if "." not in spelled(loop.iter)]
+    is_single = write.name in forward.layers and all(_is_of_blocks(tree, each) for each in unknown)
+    return by_policy or (bool(unknown) and not is_single)
+
+
+def _is_of_blocks(tree: Tree, modules: ast.expr) -> bool:
+    """Whether modules come from labkit's search for repeated layers, and from nothing like model.modules()."""
+    calls = [part for part in behind(tree, modules) if isinstance(part, ast.Call)]
+    return {spelled(call.func) for call in calls} == {BLOCKS_OF}
 
 
 def _is_combined_by_hand(tree: Tree) -> bool:

@@ -63,7 +63,7 @@ class Forward:
         arguments = [parameter.arg for parameter in parameters_of(function)][1:]
         layer_calls = [call for call in tree.calls_in(function) if owner_of(call) == "self" and not callee(tree, call)]
         given = {spelled(value) for call in layer_calls for value in call.args[:1]} & {*arguments}
-        self._samples = frozenset({*arguments[:1], *given})  # what layers get is no option
+        self._samples = frozenset({*arguments[:1], *given})  # what layers get is not an option
 
     @cached_property
     def writes(self) -> list[Write]:
