@@ -38,7 +38,8 @@ class MadeUp:
     """A run folder of ranks in synchronous training: all wait for the slowest. The newest record is `ago` seconds old.
 
     `best_at`: the step of the lowest validation loss, if there is any. `late`: a rank and the first step from which it
-    waits 30 ms longer for data. `restarted_at`: the step at which the first attempt failed.
+    waits 30 ms longer for data. `restarted_at`: the step at which the first attempt failed. `lost_at`: the first step
+    whose loss is NaN.
     """
 
     def __init__(
@@ -53,10 +54,11 @@ class MadeUp:
         best_at: int = 0,
         late: tuple[int, int] | None = None,
         restarted_at: int = 0,
+        lost_at: int = 0,
         ago: float = 0.3,
     ) -> None:
         self.folder = RunFolder(root / f"20260102T030405Z-{name}-0a1b")
-        self.hosts, self.cuda, self.best_at, self.late = hosts, cuda, best_at, late
+        self.hosts, self.cuda, self.best_at, self.late, self.lost_at = hosts, cuda, best_at, late, lost_at
         self.records: list[list[dict]] = []
         self.chance = random.Random(ranks)
         attempts = [(0, restarted_at), (restarted_at // 50 * 50, steps)] if restarted_at else [(0, steps)]
@@ -96,7 +98,9 @@ class MadeUp:
         self.seconds += longest
         for rank, work in enumerate(works):
             record = {"k": "step", "t": self.seconds, "step": step - first, "n": 1, "seconds": [longest] * 3}
-            record |= work | {"samples": 32, "loss": 0.2 + 2.3 * math.exp(-step / 200) + 0.05 * self.chance.random()}
+            loss = 0.2 + 2.3 * math.exp(-step / 200) + 0.05 * self.chance.random()
+            is_lost = self.lost_at and step >= self.lost_at
+            record |= work | {"samples": 32, "loss": "nan" if is_lost else loss}
             record |= {"communication": longest - sum(work.values())} if len(works) > 1 else {}
             used = (4.6 + 0.2 * (rank % 3) + 0.1 * self.chance.random()) * GIB
             if self.cuda:
@@ -126,7 +130,9 @@ class MadeUp:
             meta |= {"time": self.launched + meta.pop("after")}
             folder.metrics(rank).write_text("".join(json.dumps(record) + "\n" for record in (meta, *records)))
             steps = [record for record in records if record["k"] == "step"]
-            folder.log(rank).write_text("".join(f"step {r['step']}: loss {r['loss']:.3f}\n" for r in steps[49::50]))
+            folder.log(rank).write_text(
+                "".join(f"step {r['step']}: loss {float(r['loss']):.3f}\n" for r in steps[49::50])
+            )
 
     def _write_hosts(self, devices: int) -> None:
         self.folder.hosts.mkdir()
@@ -142,6 +148,12 @@ class MadeUp:
 
 def every_state(root: Path) -> dict[str, str]:
     """HTML of the view by what it shows."""
+    states = made_up(root).items()
+    return {name: run_html(folder, RunReader(folder).read_all(), state) for name, (folder, state) in states}
+
+
+def made_up(root: Path) -> dict[str, tuple[RunFolder, State]]:
+    """A run in every state, by what it shows."""
     stuck = (
         "no rank has made progress since 03:04:51: rank 1 has not entered `all_reduce` #401. Rank 1 is at step 400 in "
         "train.py line 88, cell `main`: `time.sleep(600)`; rank 0 is at step 400, waiting in `all_reduce` (train.py "
@@ -157,6 +169,10 @@ def every_state(root: Path) -> dict[str, str]:
         "out_of_memory": "device",
         "rank": 0,
     }
+    replicas = (
+        "the replicas differ since step 200: the parameters of rank 1 are not those of rank 0 "
+        "(train.py line 33, cell `step`)"
+    )
     earlier = [{"exit_code": 1, "ended": 0.0, "cause": failed, "checkpoint": "step-200"}]
     starting, hangs, fails = (
         MadeUp(root, "starting", 2, 0),
@@ -171,7 +187,7 @@ def every_state(root: Path) -> dict[str, str]:
         "traceback": TRACE[:3],
     }
     fails.folder.error(0).write_text(json.dumps(lost))
-    states = {
+    return {
         "starting": (starting.folder, State("starting", time.time() - 3)),
         "running on one CPU": MadeUp(root, "cpu", 1, 400, cuda=False).running(),
         "running on two GPUs": MadeUp(root, "running", 2, 400).running(),
@@ -181,12 +197,17 @@ def every_state(root: Path) -> dict[str, str]:
         "stuck": hangs.running(notice=stuck, stuck_since=hangs.launched + hangs.seconds),
         "failed": fails.ended("failed", exit_code=1, cause=Cause.decode(failed)),
         "out of memory": MadeUp(root, "memory", 2, 0).ended("failed", exit_code=1, cause=Cause.decode(memory)),
+        "out of memory in step 121": MadeUp(root, "grown", 2, 120).ended(
+            "failed", exit_code=1, cause=Cause.decode(memory)
+        ),
+        "wrong": MadeUp(root, "wrong", 2, 1000).ended("succeeded", exit_code=0, notice=replicas, wrong=True),
+        "NaN, running": MadeUp(root, "diverging", 2, 400, lost_at=230).running(),
+        "NaN, finished": MadeUp(root, "diverged", 2, 1000, lost_at=230).ended("succeeded", exit_code=0),
         "restarted": MadeUp(root, "again", 2, 400, restarted_at=230).running(attempt=2, earlier=earlier),
         "stopped": MadeUp(root, "stopped", 2, 300).ended("stopped", cause=Cause("stopped", "stopped on request")),
         "finished, eight ranks": MadeUp(root, "finished", 8, 1000).ended("succeeded", exit_code=0),
         "64 ranks on 8 machines": MadeUp(root, "many", 64, 400, hosts=8, late=(35, 200)).running(),
     }
-    return {name: run_html(folder, RunReader(folder).read_all(), state) for name, (folder, state) in states.items()}
 
 
 def main() -> None:

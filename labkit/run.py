@@ -275,9 +275,12 @@ class Run(Shown[State], Reachable):
         return losses.mean()[complete].groupby("step").last()
 
     def verdict(self) -> list[str]:
-        """Problems in the measurements, worst first, as in the live view: a rank that is slow or waits for data or
-        other ranks, or memory that is nearly full."""
-        return verdict(self._reader.read_all())
+        """The sentence that matters most, and one or two more, as in the live view: why the run failed or what is wrong
+        with it, a loss that is NaN, whether it learns, what it waits for, or how much memory it takes."""
+        state, reader = self.status(), self._reader.read_all()
+        attention = state.notice if state.wrong or state.stuck_seconds is not None else None
+        first = state.cause.sentence if state.cause else attention
+        return [*([first] if first else []), *verdict(reader, state)]
 
     def findings(self) -> Findings:
         """What is wrong with the training although it runs or succeeded, the finding that explains most first: ranks

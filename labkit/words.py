@@ -48,16 +48,32 @@ def seconds(value: float | None) -> str:
     return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
 
 
-def status(state: State) -> str:
-    """`running` · `paused` · `stuck 12 s` · `succeeded, but wrong` · `failed: out of device memory`"""
+def status(state: State, loss: float | None = None) -> str:
+    """`running` · `paused` · `stuck 12 s` · `succeeded, but wrong` · `running, but the loss is NaN` · `failed: out of
+    device memory`; `loss` is the newest."""
     if (stuck := state.stuck_seconds) is not None:
         return f"stuck {seconds(round(stuck))}"
     if state.is_paused:
         return "paused"
-    if state.wrong and not state.cause:
-        return f"{state.state}, but wrong"
+    if doubt := _doubt(state, loss):
+        return f"{state.state}, but {doubt}"
     memory = state.cause and state.cause.out_of_memory
     return f"{state.state}: out of {memory} memory" if memory in ("device", "host") else state.state
+
+
+def is_doubtful(state: State, loss: float | None) -> bool:
+    """Whether a run needs attention although it goes on, or has ended well; `loss` is its newest."""
+    return state.stuck_seconds is not None or bool(_doubt(state, loss))
+
+
+def _doubt(state: State, loss: float | None) -> str:
+    if state.cause:
+        return ""
+    if state.wrong:
+        return "wrong"
+    if loss is None or math.isfinite(loss):
+        return ""
+    return f"the loss is {'NaN' if math.isnan(loss) else 'infinite'}"
 
 
 def ranks(launched: int, last: int | None) -> str:
@@ -198,7 +214,8 @@ def loss_of(reader: RunReader) -> str:
 
 def mean_latest(reader: RunReader, name: str) -> float | None:
     if reader.folds:
-        return reader.folds.latest.get(name)
+        is_lost = name == "loss" and any(history.has_lost_loss for history in reader.current.values())
+        return math.nan if is_lost else reader.folds.latest.get(name)
     values = [h.latest[name] for h in reader.current.values() if name in h.latest]
     return sum(values) / len(values) if values else None
 

@@ -186,6 +186,11 @@ class RankHistory:
         return self.losses.what
 
     @property
+    def has_lost_loss(self) -> bool:
+        """Whether its loss became nan or infinite and is that still; a fold leaves such a loss out."""
+        return self.lost_at is not None and finite(self.latest.get("loss")) is None
+
+    @property
     def figures(self) -> dict[str, float]:
         """The newest value of each metric that the script reported; not of what describes the run."""
         newest = {name: number(value) for name, value in self.values.items() if name not in DESCRIBING}

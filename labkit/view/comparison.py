@@ -91,6 +91,7 @@ def summary(reader: RunReader) -> dict[str, Any]:
     first = histories[0] if histories else None
     values = words.final_values(reader)
     stepping = [h.totals["seconds"] for h in histories if h.totals["seconds"]]
+    loss = words.mean_latest(reader, "loss")
     samples = words.together(reader, [h.totals["samples"] for h in histories if h.totals["samples"]]) or 0.0
     return {
         "run": folder.id,
@@ -102,7 +103,8 @@ def summary(reader: RunReader) -> dict[str, Any]:
         "recipe": _recipe(manifest, state),
         "parameters_given": {name: str(value) for name, value in manifest.parameters.items()},
         "state": state.state,
-        "result": words.status(state),
+        "result": words.status(state, loss),
+        "doubtful": words.is_doubtful(state, loss),
         "wrong": state.wrong,
         "notice": state.notice,
         "training_seconds": number(values.get("training_seconds")) or (max(stepping) if stepping else None),
@@ -194,7 +196,7 @@ class Comparison:
 
         # pandas with pyarrow accepts UTF-8 only, and a file name may be any bytes
         rows = [{k: plain(v) if isinstance(v, str) else v for k, v in each.items()} for each in self.summaries]
-        table = pd.DataFrame(rows).drop(columns=["recipe", "parameters_given", "result"])
+        table = pd.DataFrame(rows).drop(columns=["recipe", "parameters_given", "result", "doubtful"])
         table.insert(6, "speedup", self._speedups())
         return table
 
@@ -245,6 +247,7 @@ class Comparison:
             for i, (summary, each) in enumerate(zip(self.summaries, values, strict=True))
             if summary["state"] not in ("failed", "lost")
             and not summary["wrong"]
+            and not summary["doubtful"]
             and (value := finite(each)) is not None
         }
         pick = min if is_lower_better(name) else max

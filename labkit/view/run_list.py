@@ -125,7 +125,7 @@ class RunList(list[Any]):
             {
                 "run": run.id,
                 "started": time.strftime("%b %d %H:%M", time.localtime(state.started)),
-                "state": words.status(state),
+                "state": words.status(state, seen.loss),
                 "loss": words.quantity(seen.loss, 4),
                 CURVE: seen,
                 **{title: words.quantity(seen.metrics.get(name), 4) for name, title in metrics.items()},

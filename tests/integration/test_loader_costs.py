@@ -40,7 +40,7 @@ def said_of(tmp_path: Path, text: str, **values: object) -> list[str]:
         text = text.replace(name, str(value))
     (tmp_path / "train.py").write_text(text)
     run = labkit.launch(tmp_path / "train.py", nproc_per_node=1, wait=True)
-    return verdict(RunReader(run.folder).read_all(), 9)
+    return verdict(RunReader(run.folder).read_all(), run.status(), 9)
 
 
 def test_workers_that_every_epoch_starts_again_are_not_called_input_bound(tmp_path: Path) -> None:

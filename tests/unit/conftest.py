@@ -1,7 +1,9 @@
 """What several unit tests start from: an empty run folder, a way to fill a rank's metrics.jsonl, an IPython shell."""
 
+import importlib.util
 import json
 import sys
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
@@ -44,6 +46,16 @@ def write_eight_steps(write_metrics):
             write_metrics(rank, {"k": "meta", "t": 0.0}, *steps, *more)
 
     return write
+
+
+@pytest.fixture(scope="session")
+def gallery():
+    """The module benchmarks/gallery.py, which makes up a run in every state."""
+    file = Path(__file__).parents[2] / "benchmarks" / "gallery.py"
+    spec = importlib.util.spec_from_file_location("gallery", file)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 @pytest.fixture(scope="module")

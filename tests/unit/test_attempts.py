@@ -151,11 +151,11 @@ def test_steps_that_are_repeated_are_no_rise_of_the_loss(folder):
     write_json(folder.manifest, {"created": datetime.fromtimestamp(1000.0, UTC).isoformat()})
     starts = ({"k": "meta", "t": 0.0, "time": 1000.0}, {"k": "meta", "t": 0.0, "time": 1110.0})
     lines(folder.metrics(0), starts[0], *(step(t, t, loss=300 - t) for t in range(1, 101)))
-    before = training_loss(RunReader(folder).read_all())
+    before = training_loss(RunReader(folder).read_all(), State("running", 0.0))
     lines(folder.attempt(2).metrics(0), starts[1], *(step(t, t, loss=300 - t) for t in range(1, 21)))
 
     assert before.startswith("loss is still falling: ")
-    assert training_loss(RunReader(folder).read_all()) == ""
+    assert training_loss(RunReader(folder).read_all(), State("running", 0.0)) == ""
 
 
 def test_the_view_shows_it(begun_again):

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import base64
-import importlib.util
 import re
 from html.parser import HTMLParser
-from pathlib import Path
 
 import pytest
 
@@ -83,11 +81,7 @@ class Texts(HTMLParser):
 
 
 @pytest.fixture(scope="module")
-def pages(tmp_path_factory):
-    file = Path(__file__).parents[2] / "benchmarks" / "gallery.py"
-    spec = importlib.util.spec_from_file_location("gallery", file)
-    gallery = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(gallery)
+def pages(gallery, tmp_path_factory):
     root = tmp_path_factory.mktemp("gallery")
     pages = gallery.every_state(root)
     runs = [Run(folder) for folder in list_runs(root) if "improving" in folder.id or "overfitting" in folder.id]

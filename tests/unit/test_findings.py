@@ -1,5 +1,6 @@
 """Where findings show, of a run that is made up."""
 
+import json
 import time
 
 import pytest
@@ -8,7 +9,8 @@ import labkit
 from labkit import cli, words
 from labkit.record import Cause, RunFolder, RunReader, State
 from labkit.run import Run
-from labkit.view import run_text
+from labkit.view import Palette, run_text
+from labkit.view.live.page import run_html
 from labkit.witness import Finding, Findings
 
 SLIP = Finding(
@@ -109,7 +111,7 @@ def test_what_is_wrong_can_be_selected_and_is_not_the_best(folder, tmp_path):
     State("succeeded", 1.0, 2.0, exit_code=0).write(other)
     for each, loss in ((folder, 0.1), (other, 0.2)):
         each.rank(0).mkdir(parents=True)
-        each.metrics(0).write_text(f'{{"k": "log", "t": 1.0, "step": 1, "loss": {loss}}}\n')
+        each.metrics(0).write_text(f'{{"k": "report", "t": 1.0, "step": 1, "loss": {loss}}}\n')
     labkit.runs(runs_dir=tmp_path)
 
     assert [run.id for run in labkit.runs(state="wrong", runs_dir=tmp_path)] == [folder.id]
@@ -117,6 +119,26 @@ def test_what_is_wrong_can_be_selected_and_is_not_the_best(folder, tmp_path):
     comparison = labkit.compare([folder.path, other.path])
     assert "★" not in str(comparison)
     assert "succeeded, but wrong" in str(comparison)
+
+
+def test_a_run_whose_loss_is_nan_is_not_the_best_and_not_a_plain_success(folder, tmp_path):
+    (tmp_path / "runs").mkdir()
+    runs = [RunFolder.create(tmp_path / "runs", name) for name in ("diverged", "trained")]
+    for each, loss, accuracy in zip(runs, ("nan", 0.2), (0.9, 0.8), strict=True):
+        each.manifest.write_text(folder.manifest.read_text())
+        State("succeeded", 1.0, 2.0, exit_code=0).write(each)
+        each.rank(0).mkdir(parents=True)
+        records = [{"k": "report", "t": 1.0, "step": 1, "loss": 1.0, "val_accuracy": accuracy}]
+        records.append({"k": "report", "t": 2.0, "step": 2, "loss": loss, "val_accuracy": 0.1})
+        each.metrics(0).write_text("".join(json.dumps(record) + "\n" for record in records))
+
+    state = "succeeded, but the loss is NaN"
+    assert str(labkit.runs(runs_dir=tmp_path / "runs")).count(state) == 1
+    rows = labkit.compare([each.path for each in runs])._rows()
+    assert [row["result"] for row in rows] == [state, "succeeded"]
+    assert [row["best val_accuracy"] for row in rows] == ["0.9", "0.8"]
+    page = run_html(runs[0], RunReader(runs[0]).read_all(), State.read(runs[0]))
+    assert f"▲ {state}" in page and Palette.GREEN not in page
 
 
 def test_a_run_that_failed_says_what_else_was_wrong_with_it(folder):

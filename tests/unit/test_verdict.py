@@ -8,13 +8,14 @@ from types import SimpleNamespace
 
 import pytest
 
-from labkit.record import RunReader
+from labkit.record import Cause, RunReader, State
 from labkit.series import Series
 from labkit.view.live.tables import rank_rows
 from labkit.view.live.verdict import training_loss, verdict
 from labkit.view.report import still_charts
 
 GIB = 2**30
+RUNNING = State("running", 0.0)
 
 
 @pytest.fixture
@@ -30,7 +31,7 @@ def say(folder, write_metrics):
                 told = {name: value(i) if callable(value) else value for name, value in fields.items()}
                 record = {"k": "step", "t": i / 10, "step": i, "n": 1, "seconds": [0.1] * 3, "samples": 8}
                 write_metrics(rank, record | usual | told)
-        return verdict(RunReader(folder).read_all())
+        return verdict(RunReader(folder).read_all(), RUNNING)
 
     return make
 
@@ -48,7 +49,7 @@ def test_what_a_step_consists_of_where_nothing_else_limits_it(say):
 
     said = say({"forward": 0.024, "backward": 0.055, "communication": 0.012, "input": 0.004}, waits_more)
 
-    assert said[-1] == "compute-bound: 84% compute, 12% communication, 4% input"
+    assert said[0] == "compute-bound: 84% compute, 12% communication, 4% input"
 
 
 def test_no_one_is_called_compute_bound_without_phases(say):
@@ -131,6 +132,19 @@ def test_no_rank_is_called_the_first_if_the_steps_before_were_not_recorded(say):
     assert said[0].startswith("the loss is NaN or infinite on ranks 0, 1 since step 21 at the latest: ")
 
 
+def test_a_loss_that_is_finite_again_is_not_called_nan(say):
+    assert not any("NaN" in sentence for sentence in say({"loss": lambda i: "nan" if i == 20 else 1.0}))
+
+
+def test_memory_is_nearly_full_before_the_end_and_not_once_it_was_exceeded(say, folder):
+    say({"peak": 15.5 * GIB, "retries": 2})
+    reader = RunReader(folder).read_all()
+
+    assert "nearly out of memory" in verdict(reader, State("failed", 0.0, 5.0, 1, Cause("rank", "rank 0 failed")))[0]
+    exceeded = Cause("rank", "rank 0 ran out of device memory", out_of_memory="device")
+    assert not any("memory" in sentence for sentence in verdict(reader, State("failed", 0.0, 5.0, 1, exceeded), 9))
+
+
 @pytest.fixture
 def sampled(folder, write_metrics):
     """`sampled(bytes that the workers of rank 0 have at each look, bytes copied)`: a verdict on a host of 64 GiB."""
@@ -151,7 +165,7 @@ def sampled(folder, write_metrics):
 
 
 def test_memory_that_the_workers_of_a_loader_copy(sampled):
-    said = verdict(sampled([GIB, 2 * GIB], copied=GIB))
+    said = verdict(sampled([GIB, 2 * GIB], copied=GIB), RUNNING)
 
     assert said[0].startswith("input-bound")
     assert said[1] == (
@@ -161,14 +175,14 @@ def test_memory_that_the_workers_of_a_loader_copy(sampled):
 
 
 def test_a_copy_of_little_of_the_hosts_memory_is_not_told(sampled):
-    assert "copied" not in " ".join(verdict(sampled([GIB, 2 * GIB], copied=GIB // 2), 9))
+    assert "copied" not in " ".join(verdict(sampled([GIB, 2 * GIB], copied=GIB // 2), RUNNING, 9))
 
 
 def test_workers_whose_memory_grows(sampled):
     reader = sampled([GIB + i * GIB // 10 for i in range(40)])
 
     assert "memory is growing in the DataLoader workers of rank 0: from 2.00 GiB to 4.00 GiB (PSS)" in verdict(
-        reader, 9
+        reader, RUNNING, 9
     )
     assert rank_rows(reader)[0]["peak host memory (PSS)"] == "1.00 GiB + 4 workers 4.90 GiB"
 
@@ -180,7 +194,7 @@ def test_a_report_shows_the_memory_of_a_rank_with_that_of_its_workers(sampled, w
 
 
 def test_workers_that_grow_in_every_epoch_anew_do_not_grow(sampled):
-    assert "growing" not in " ".join(verdict(sampled([GIB + i % 5 * GIB for i in range(40)]), 9))
+    assert "growing" not in " ".join(verdict(sampled([GIB + i % 5 * GIB for i in range(40)]), RUNNING, 9))
 
 
 def test_memory_that_grows(say):
@@ -191,8 +205,8 @@ def test_a_few_steps_say_nothing(say):
     assert say({"input": 0.09}, steps=3) == []
 
 
-def test_at_most_two_sentences(say):
-    assert len(say({"retries": 3, "input": 0.05, "peak": 15.9 * GIB, "loss": "nan"}, {})) == 2
+def test_at_most_three_sentences(say):
+    assert len(say({"retries": 3, "input": 0.05, "peak": 15.9 * GIB, "loss": "nan"}, {})) == 3
 
 
 def evaluations(folder, write_metrics, losses, evaluated):
@@ -204,7 +218,7 @@ def evaluations(folder, write_metrics, losses, evaluated):
             [{"k": "report", "t": i / 10 + 0.01, "step": i, "val_loss": evaluated[i // 5 - 1]}] if i % 5 == 0 else []
         )
         write_metrics(0, step, *reports)
-    return verdict(RunReader(folder).read_all())
+    return verdict(RunReader(folder).read_all(), RUNNING)
 
 
 @pytest.mark.parametrize(
@@ -243,7 +257,7 @@ def test_whether_the_loss_falls_by_more_than_its_noise(folder, write_metrics, lo
         steps = ({"k": "step", "t": i / 10, "step": i, "loss": loss(i) + draw.gauss(0, 0.05)} for i in range(1, 201))
         write_metrics(rank, {"k": "meta", "t": 0.0}, *steps)
 
-    assert verdict(RunReader(folder).read_all()) == [sentence]
+    assert verdict(RunReader(folder).read_all(), RUNNING) == [sentence]
 
 
 @pytest.mark.parametrize("steps", [60, 400])
@@ -255,7 +269,7 @@ def test_noise_is_rarely_taken_for_a_fall_or_a_rise(steps):
             series["loss"].add(i / 10, draw.gauss(2, 0.05))
             series["step"].add(i / 10, i)
         reader = SimpleNamespace(lines=lambda name, series=series: {0: series[name]}, restarts=[])
-        changes += "has not fallen by more than its noise since the start" not in training_loss(reader)
+        changes += "has not fallen by more than its noise since the start" not in training_loss(reader, RUNNING)
 
     assert changes <= 5
 

@@ -15,11 +15,10 @@ from labkit.view.charts.images import Palette
 from labkit.view.live.hosts import by_host, heat_strips
 from labkit.view.live.run_charts import Look, charts_svg
 from labkit.view.live.tables import host_rows, machine_table, rank_rows, rank_table
-from labkit.view.live.verdict import verdict
+from labkit.view.live.verdict import SENTENCES, verdict, weighed
 
 TRACE = "max-height:260px;overflow:auto;white-space:pre-wrap;margin:4px 0;font-size:12px"
 SHOWN_FAILURES = 8
-SENTENCES = 3  # of the verdict: what it learns, what limits it, whether it fits
 STRIPS_SECONDS = 4.0
 LOG_BYTES = 16_000
 SEARCHED_BYTES = 1 << 20
@@ -47,7 +46,7 @@ def run_html(
     if log_rank is None:
         log_rank = (state.cause and state.cause.rank) or 0
     return framed(
-        f"{_pill(folder, state, watched)}{_notices(folder, state)}{_cause(state)}{_tracebacks(folder, state)}"
+        f"{_pill(folder, reader, state, watched)}{_notices(folder, state)}{_cause(state)}{_tracebacks(folder, state)}"
         f"{_progress(reader, state)}{_earlier(state)}"
         f"{charts_svg(reader, look or Look(), _stall(folder, state)) if drawn else ''}{_strips(reader)}"
         f"{_tables(reader, state)}{_unread(reader)}"
@@ -60,11 +59,12 @@ def run_text(folder: RunFolder, reader: RunReader, state: State) -> str:
     first, warnings = [words.headline(reader, state)], [text for text in _warnings(folder, state) if text]
     if state.wrong:
         first, warnings = [*warnings, *first], []
-    name = words.status(state) if state.wrong else state.state
+    loss = words.mean_latest(reader, "loss")
+    name = state.state if state.cause or state.stuck_since is not None else words.status(state, loss)
     lines = [f"{folder.id}: {name} after {words.seconds(state.seconds)}", *first]
     lines += ["  ".join(f"{name} {value}" for name, value in values)] if (values := words.reported(reader)) else []
     lines += [words.attempt_ended(number, ended) for number, ended in enumerate(state.earlier, 1)]
-    lines += [text for text in (*warnings, *_explanation(state), *verdict(reader)) if text]
+    lines += [text for text in (*warnings, *_explanation(state), *verdict(reader, state)) if text]
     for row in (*host_rows(reader), *rank_rows(reader)) if _recorded(reader, state) else ():
         lines.append("  " + "  ".join(f"{name} {value}".strip() for name, value in row.items() if value))
     return plain("\n".join(lines))
@@ -88,28 +88,25 @@ def _unread(reader: RunReader) -> str:
     return f'<div style="opacity:.75">{"; ".join(remarks)}</div>' if remarks else ""
 
 
-def _pill(folder: RunFolder, state: State, watched: bool) -> str:
-    mark = "▲" if _is_doubtful(state) else Palette.MARKS[state.state]
+def _pill(folder: RunFolder, reader: RunReader, state: State, watched: bool) -> str:
+    loss = words.mean_latest(reader, "loss")
+    mark = "▲" if words.is_doubtful(state, loss) else Palette.MARKS[state.state]
     suffix = "" if watched else " when last seen"
     return (
         '<div style="display:flex;gap:12px;flex-wrap:wrap;align-items:baseline">'
-        f"{pill(f'{mark} {words.status(state)}{suffix}', _tint(state))}<code>{escaped(folder.id)}</code>"
+        f"{pill(f'{mark} {words.status(state, loss)}{suffix}', _tint(reader, state))}<code>{escaped(folder.id)}</code>"
         f"<span>{words.seconds(state.seconds)}</span></div>"
     )
 
 
-def _tint(state: State) -> str:
-    return Palette.AMBER if _is_doubtful(state) else Palette.STATES[state.state]
-
-
-def _is_doubtful(state: State) -> bool:
-    """Whether a run needs attention although it goes on, or has ended well."""
-    return state.stuck_seconds is not None or (state.wrong and not state.cause)
+def _tint(reader: RunReader, state: State) -> str:
+    is_doubtful = words.is_doubtful(state, words.mean_latest(reader, "loss"))
+    return Palette.AMBER if is_doubtful else Palette.STATES[state.state]
 
 
 def _progress(reader: RunReader, state: State) -> str:
     return (
-        f"{_bar(words.fraction(reader), _tint(state))}<div>{escaped(words.headline(reader, state))}</div>"
+        f"{_bar(words.fraction(reader), _tint(reader, state))}<div>{escaped(words.headline(reader, state))}</div>"
         f"{_reported(reader)}{_verdict(reader, state)}"
     )
 
@@ -140,11 +137,14 @@ def _bar(fraction: float | None, tint: str) -> str:
 
 
 def _verdict(reader: RunReader, state: State) -> str:
-    sentences = [escaped(sentence) for sentence in verdict(reader, SENTENCES)]
-    if sentences and (state.stuck_seconds is not None or state.state in ("failed", "lost")):
-        return f"<div>until then: {'; '.join(sentences)}</div>"
-    most_urgent = [f"<b>{sentence}</b>" for sentence in sentences[:1]]
-    return "".join(f"<div>{sentence}</div>" for sentence in most_urgent + sentences[1:])
+    """The verdict, its first sentence in bold if it matters; below a cause or a finding, which are bold, it is not."""
+    matters, others = weighed(reader, state)
+    sentences = [escaped(sentence) for sentence in [*matters, *others][:SENTENCES]]
+    if sentences and (state.cause or state.stuck_seconds is not None):
+        return f"<div>last recorded: {'; '.join(sentences)}</div>"
+    leads = 1 if matters and not state.wrong else 0
+    most_urgent = [f"<b>{sentence}</b>" for sentence in sentences[:leads]]
+    return "".join(f"<div>{sentence}</div>" for sentence in most_urgent + sentences[leads:])
 
 
 def _strips(reader: RunReader) -> str:
@@ -220,7 +220,8 @@ def _cause(state: State) -> str:
     trace = escaped("".join(state.cause.traceback))
     more = f'<details open><summary>traceback</summary><pre style="{TRACE}">{trace}</pre></details>' if trace else ""
     text = f"<b>{sentence}</b>" + (f'<div style="white-space:pre-line">{advice}</div>' if advice else "")
-    return f'<div style="border-left:4px solid {_tint(state)};padding:2px 10px;margin:6px 0">{text}{more}</div>'
+    style = f"border-left:4px solid {Palette.STATES[state.state]};padding:2px 10px;margin:6px 0"
+    return f'<div style="{style}">{text}{more}</div>'
 
 
 def log_html(folder: RunFolder, rank: int, search: str = "") -> str:

@@ -17,7 +17,7 @@ from labkit.text import plain, without_nan
 from labkit.view.charts.images import spark_text
 from labkit.view.live.page import tail_of_log
 from labkit.view.live.tables import host_rows, rank_rows
-from labkit.view.live.verdict import verdict
+from labkit.view.live.verdict import SENTENCES, weighed
 
 LOG_LINES = 6
 STYLES = {"running": "blue", "succeeded": "green", "failed": "bold red", "stopped": "yellow", "lost": "red"}
@@ -114,14 +114,16 @@ def picture(reader: RunReader, state: State) -> Any:
     from rich.table import Table
     from rich.text import Text
 
-    is_amber = state.stuck_seconds is not None or state.wrong
-    head = Text(f"● {plain(words.status(state))}", "bold yellow" if is_amber else STYLES.get(state.state, ""))
+    loss = words.mean_latest(reader, "loss")
+    style = "bold yellow" if words.is_doubtful(state, loss) else STYLES.get(state.state, "")
+    head = Text(f"● {plain(words.status(state, loss))}", style)
     head.append(f"  {reader.folder.id}  {words.seconds(state.seconds)}", "default")
     parts: list[Any] = [head, *([Text(plain(state.notice), "bold yellow")] if state.notice else [])]
     parts += [Text(words.headline(reader, state))]
     values = words.reported(reader)
     parts += [Text(plain("  ".join(f"{name} {value}" for name, value in values)))] if values else []
-    parts += [Text(sentence, "dim") for sentence in verdict(reader)]
+    matters, others = weighed(reader, state)
+    parts += [Text(sentence, "" if sentence in matters else "dim") for sentence in [*matters, *others][:SENTENCES]]
     parts += [Text(f"↻ {plain(words.attempt_ended(n, e))}") for n, e in enumerate(state.earlier, 1)]
     curves = Table(box=None, padding=(0, 2, 0, 0), show_header=False)
     for name, title in CURVES.items():

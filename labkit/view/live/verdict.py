@@ -1,7 +1,7 @@
 """States the one or two most important observations about a run, such as a straggler or slow input.
 
-Pure functions of what the ranks recorded. Each rule returns a sentence or an empty string; the most urgent rules come
-first.
+Pure functions of what the ranks recorded and of the run's state. Each rule returns a sentence or an empty string; the
+most urgent rules come first. Once a run has ended, its verdict is about the end.
 """
 
 from __future__ import annotations
@@ -17,12 +17,13 @@ from statistics import median
 from labkit import words
 from labkit.files import finite
 from labkit.metric_names import is_evaluated, is_lower_better, parted
-from labkit.record import RankHistory, RunReader
+from labkit.record import RankHistory, RunReader, State
 from labkit.series import Point, Series
 from labkit.text import gib
 from labkit.view.live.hosts import by_host, names_of, rank_ranges, watched
 from labkit.words import seconds
 
+SENTENCES = 3  # that are shown: whether it learns, what limits it, whether it fits
 WARM_STEPS = 5  # no verdict before that
 INPUT_BOUND = 0.15  # fraction of the step time, as are the next three
 STRAGGLES = 0.10
@@ -102,23 +103,41 @@ class Ranks:
 Rule = Callable[[Ranks], str]
 
 
-def verdict(reader: RunReader, limit: int = 2) -> list[str]:
+def verdict(reader: RunReader, state: State, limit: int = SENTENCES) -> list[str]:
     """At most `limit` sentences, the most urgent first; empty during warm-up."""
+    matters, others = weighed(reader, state)
+    return [*matters, *others][:limit]
+
+
+def weighed(reader: RunReader, state: State) -> tuple[list[str], list[str]]:
+    """What matters, the most urgent first, and what else there is to say, of which no sentence deserves to lead."""
     ranks = _warm(reader)
     if not ranks.histories:
-        return []
+        return [], []
+    risks = [] if _is_out_of_memory(state) else [host_memory(ranks, reader), retries(ranks), nearly_full(ranks)]
     limits = [sentence for rule in LIMITS if (sentence := rule(ranks))]
-    sentences = [not_a_number(ranks), host_memory(ranks, reader)]
-    sentences += [retries(ranks), nearly_full(ranks), *limits[:1]]
-    sentences += [
+    lost = not_a_number(ranks)
+    matters = [
+        lost,
+        *([] if state.is_final else risks),
+        "" if lost else learning(ranks.histories, state) or training_loss(reader, state),
+        *limits[:1],
         copies(ranks, reader),
         *limits[1:],
         grows(ranks) or workers_grow(ranks, reader),
-        learning(ranks.histories) or training_loss(reader),
-        no_problem(ranks),
+        *(risks if state.is_final else []),
     ]
-    sentences.append("" if limits else compute_bound(ranks))
-    return [sentence for sentence in sentences if sentence][:limit]
+    others = ["" if limits else compute_bound(ranks), "" if lost or not _is_at_ease(state) else no_problem(ranks)]
+    return [sentence for sentence in matters if sentence], [sentence for sentence in others if sentence]
+
+
+def _is_out_of_memory(state: State) -> bool:
+    return bool(state.cause and state.cause.out_of_memory)
+
+
+def _is_at_ease(state: State) -> bool:
+    """Whether nothing says that the run went wrong, of which its memory could be the reason."""
+    return not state.cause and not state.wrong and state.stuck_since is None
 
 
 def _warm(reader: RunReader) -> Ranks:
@@ -139,8 +158,8 @@ def host_verdicts(reader: RunReader) -> dict[str, str]:
 
 
 def not_a_number(ranks: Ranks) -> str:
-    """Once the loss is nan or infinite, further steps are wasted."""
-    bad = {h: h.lost_at for h in ranks.histories if h.lost_at is not None}
+    """Once the loss is nan or infinite, further steps are wasted, unless it has become finite again."""
+    bad = {h: h.lost_at for h in ranks.histories if h.lost_at is not None and h.has_lost_loss}
     if not bad:
         return ""
     step = min(bad.values())
@@ -330,7 +349,7 @@ def _names(histories: list[RankHistory]) -> str:
     return ("rank " if len(histories) == 1 else "ranks ") + rank_ranges(h.rank for h in histories)
 
 
-def learning(histories: list[RankHistory]) -> str:
+def learning(histories: list[RankHistory], state: State) -> str:
     """`val_loss has risen since step 300 (best 0.5) while the training loss fell: overfitting`. If several metrics are
     evaluated, a loss counts, otherwise the first. Empty for fewer than four evaluations."""
     evaluated = [
@@ -347,7 +366,8 @@ def learning(histories: list[RankHistory]) -> str:
     at, value, newest = points[best][0], points[best][3], points[-1][3]
     since = len(points) - 1 - best
     if not since:
-        return f"{name} is still improving: {words.quantity(value, 4)}, the best so far"
+        improves = "was still improving at the end" if state.is_final else "is still improving"
+        return f"{name} {improves}: {words.quantity(value, 4)}, the best so far"
     where, figure = f"step {_step_of(history, name, value, at):,}", words.quantity(value, 4)
     if since < PATIENCE:
         return ""
@@ -356,7 +376,7 @@ def learning(histories: list[RankHistory]) -> str:
     return f"{name} was best at {where}: {figure}, no better in {since} evaluations since"
 
 
-def training_loss(reader: RunReader) -> str:
+def training_loss(reader: RunReader, state: State) -> str:
     """`loss is still falling: median 1.87 over the last 40 steps, 2.31 over the 40 before`, or since which step it has
     not fallen. It compares places in the order of all losses, which a few very large losses do not decide. Only a
     change of more than three standard errors counts; that of a longer part counts if the newest losses do not
@@ -375,7 +395,8 @@ def training_loss(reader: RunReader) -> str:
     flat = max((part for part in parts if part < (changed or part + 1)), default=newest)
     first, last = (_step_at(steps, losses[-part][0]) for part in (changed or flat, 1))
     if changed and abs(halves[changed].change * flat / changed - halves[flat].change) <= halves[flat].noise:
-        how = "is still falling" if halves[changed].change < 0 else "is rising"
+        falls, (be, at_the_end) = halves[changed].change < 0, ("was", " at the end") if state.is_final else ("is", "")
+        how = f"{be} {'still falling' if falls else 'rising'}{at_the_end}"
         half = changed // 2
         before, after = (words.quantity(median(part), 4) for part in (means[-changed:][:half], means[-half:]))
         steps_each = (last - first) // 2 + 1
