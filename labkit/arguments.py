@@ -44,6 +44,7 @@ AtLeastOne = Annotated[int, Expected("an integer, at least 1", lambda value: val
 LONGEST_GRACE = 86_400.0  # seconds
 Grace = Annotated[float, Expected("a number of seconds from 0 to 86,400", lambda value: 0 <= value < LONGEST_GRACE)]
 Seconds = Annotated[float, Expected("a number of seconds, 0 or more", lambda value: value >= 0)]
+NameOfMetric = Annotated[str, Expected("the name of a reported value such as 'test_loss'", bool)]
 WORDS = {str: "text", int: "an integer", float: "a number", bool: "True or False"}
 
 

@@ -12,13 +12,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from labkit import words
-from labkit.arguments import Grace, Seconds, checked
+from labkit.arguments import Grace, NameOfMetric, Seconds, checked
 from labkit.cluster import job_in_words, state_of_run, stop_run
-from labkit.errors import FindingError, LabError, RankFailedError, RunFolderError, rank_failed
+from labkit.errors import FindingError, LabError, RankFailedError, RunFolderError, did_you_mean, rank_failed
 from labkit.export import export
 from labkit.files import opened, read_bytes, read_object, read_text, write_json
 from labkit.frontend import Shown, is_headless, ui
 from labkit.launcher import Stacks, left_in_words, look_at, run_that_saves_to, still_running
+from labkit.metric_names import Better, parted
 from labkit.planner import Memory
 from labkit.reach import Reachable
 from labkit.record import Cause, RunFolder, RunReader, State, StateName, Step, rows
@@ -143,6 +144,21 @@ class Run(Shown[State], Reachable):
             write_json(self.folder.labels, labels)
         except OSError as error:
             raise RunFolderError(plain(f"{self.folder.labels} cannot be written: {error.strerror}")) from None
+
+    @checked()
+    def metric(self, name: NameOfMetric, *, better: Better) -> None:
+        """Say whether "lower" or "higher" values of a metric are better; all views of the run follow, also open ones.
+        What is said of `val_ppl` holds for `test_ppl`, too. Prints a line if the run is over and never reported it.
+        Raises LabError for any other `better`, and RunFolderError if the folder cannot be written."""
+        try:
+            self.folder.describe_metric(name, better=better)
+        except OSError as error:
+            raise RunFolderError(plain(f"{self.folder.metric_options} cannot be written: {error.strerror}")) from None
+        if not self.is_over:
+            return
+        reported = {"loss", *(each for history in self._reader.read_all().reporting for each in history.figures)}
+        if not any(parted(each)[1] == parted(name)[1] for each in reported):
+            print(plain(f"{self.id} has ended and never reported {name!r}{did_you_mean(name, sorted(reported))}"))
 
     def rm(self) -> None:
         """Delete the run's folder with its logs and checkpoints. Raises LabError while this run is active, or what its

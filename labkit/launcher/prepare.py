@@ -41,7 +41,7 @@ from labkit.launcher.warm.eligibility import why_new_processes
 from labkit.launcher.warm.process import write_starting_files
 from labkit.launcher.warm.session import VARIABLE, may_fork
 from labkit.rank_files import MODULES
-from labkit.record import Manifest, Nodes, RunFolder, State, SweepPoint
+from labkit.record import Manifest, Nodes, RunFolder, ScriptFacts, State, SweepPoint
 from labkit.session import current_folder, seconds_to_train
 from labkit.stored_runs import runs_root
 from labkit.text import plain
@@ -116,6 +116,11 @@ class Launch:
             return str(self.path) if self.path else None
         file = os.path.join(current_folder(), self.program[0])  # noqa: PTH118  # with "./" as given
         return f"{file}/{MAIN}" if self.path.name == MAIN else file
+
+    @property
+    def facts(self) -> ScriptFacts | None:
+        """What the text of the script tells."""
+        return facts_of(str(self.script))
 
     @property
     def saves_in_run(self) -> bool:
@@ -307,7 +312,7 @@ def _manifest(launch: Launch, folder: RunFolder, address: str, port: int | str, 
         world_size=launch.world_size,
         script=Manifest.Script(script.sha256, launch.file),
         program=(*program,),
-        facts=facts_of(str(script)),
+        facts=launch.facts,
         cells={cell.title: cell.origin for cell in script.parts if cell.origin},
         parameters=launch.parameters,
         args=(*args,),

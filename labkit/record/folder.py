@@ -13,8 +13,10 @@ from typing import Any
 from labkit import rank_files
 from labkit.errors import RunFolderError
 from labkit.files import read_json
+from labkit.metric_names import Better, Directions
 from labkit.place import check_original, check_own, moved_from, original_of
 from labkit.record.manifest import Manifest
+from labkit.record.metric_options import MetricOptions
 from labkit.text import plain, slug
 
 # Disk space that is released for the final records when the disk is full.
@@ -69,6 +71,7 @@ class RunFolder:
     exports = _In("exports.json")  # what a live export has written so far, or why it failed
     export_log = _In("export.log")
     labels = _In("labels.json")  # the user's tags and note
+    metric_options = _In("metrics.json")  # what the owner says of single metrics, see metric_options.py
     plan = _In("plan.json")  # the prediction, if there is one; written before the launch
 
     def __init__(self, path: str | os.PathLike[str]):
@@ -189,6 +192,16 @@ class RunFolder:
                 return manifest
             self._manifest = manifest
         return self._manifest
+
+    def directions(self) -> Directions:
+        """Whether lower or higher values of the run's metrics are better, as far as it is known."""
+        declared = MetricOptions.read_all(self.metric_options)
+        said = {name: options.better for name, options in declared.items() if options.better}
+        return Directions(said, self.glimpsed_manifest().directions)
+
+    def describe_metric(self, name: str, *, better: Better | None = None) -> None:
+        """Keep what the owner says of a metric. Raises OSError."""
+        MetricOptions(better).write(self.metric_options, name)
 
     def original(self) -> Path | None:
         """The folder that this one is a copy of; None if it is the original itself, wherever it is now."""

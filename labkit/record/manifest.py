@@ -9,8 +9,10 @@ from typing import Annotated, Any, ClassVar
 
 from labkit.dataclass_json import from_json
 from labkit.files import Json
+from labkit.metric_names import Better
 
 Count = Annotated[int, range(1, 1_000_001)]  # of ranks or nodes
+BEST_IS: dict[str, Better] = {"lowest": "lower", "highest": "higher"}  # an option of the extra `validate`
 FOLDED_RANKS = 16  # with more, the ranks of each node are folded
 
 
@@ -69,24 +71,26 @@ class ManifestScript:
 
 @dataclass(frozen=True)
 class SweepPoint:
-    """The place of a run in a sweep."""
+    """The place of a run in a sweep, and what the sweep says of its metric."""
 
     id: str
     point: int
     rung: int | None = None
+    better: Mapping[str, Better] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class ScriptFacts:
     """`wraps` are the strategies and frameworks in the text, such as "ddp", "fsdp2" or "accelerate". The others say
     whether the model is divided among the ranks, activations are checkpointed, and torch's autocast and compiler are
-    used."""
+    used, and which values of its metrics it calls better."""
 
     wraps: tuple[str, ...] = ()
     shards: bool | None = None
     checkpoints: bool | None = None
     autocasts: bool | None = None
     compiles: bool | None = None
+    better: Mapping[str, Better] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -137,6 +141,14 @@ class Manifest:
         """The content of run.json."""
         content = {"format": 1, **asdict(self), "cells": {title: {"origin": o} for title, o in self.cells.items()}}
         return {name: value for name, value in content.items() if value is not None or name not in ("nodes", "sweep")}
+
+    @property
+    def directions(self) -> dict[str, Better]:
+        """Whether lower or higher values of a metric are better, as the sweep, the options of a script of labkit's, or
+        the text of the script say."""
+        chosen = BEST_IS.get(str(self.parameters.get("best_is"))) if self.script.path is None else None
+        option: dict[str, Better] = {str(self.parameters.get("best", "loss")): chosen} if chosen else {}
+        return {**(self.facts.better if self.facts else {}), **option, **(self.sweep.better if self.sweep else {})}
 
     @property
     def launched(self) -> float | None:

@@ -14,7 +14,7 @@ from pathlib import Path
 from statistics import fmean
 
 from labkit.files import finite, number, opened
-from labkit.metric_names import is_evaluated, is_lower_better
+from labkit.metric_names import Better, is_evaluated
 from labkit.record.folder import RunFolder
 from labkit.record.losses import Losses
 from labkit.record.records import (
@@ -117,23 +117,31 @@ def _of_step(record: Step, loss: float | None) -> Row:
 
 @dataclass
 class Glance:
-    """The newest `loss`, which may be NaN, and the finite `losses` in order; the `newest` and `best` values by name of
-    a metric, the best only of evaluated ones."""
+    """The newest `loss`, which may be NaN, and the finite `losses` in order; by name of a metric the `newest` value,
+    and of each evaluated one the lowest and the highest."""
 
     loss: float | None = None
     losses: list[float] = field(default_factory=list)
     newest: dict[str, float] = field(default_factory=dict)
-    best: dict[str, float] = field(default_factory=dict)
+    extremes: dict[str, tuple[float, float]] = field(default_factory=dict)
 
     @property
-    def metrics(self) -> dict[str, float]:
-        """The best value of each evaluated metric, the newest of each other one, and the newest loss, by name."""
-        return self.newest | self.best | ({} if self.loss is None else {"loss": self.loss})
+    def names(self) -> list[str]:
+        """The names of all metrics that have a value, the loss among them."""
+        return [*self.newest, *([] if self.loss is None else ["loss"])]
+
+    def value(self, name: str, better: Better | None) -> float | None:
+        """The best value of an evaluated metric if it is known what is better, otherwise the newest value."""
+        if name == "loss" and self.loss is not None:
+            return self.loss
+        if better is None or name not in self.extremes:
+            return self.newest.get(name)
+        return self.extremes[name][better == "higher"]
 
     @classmethod
     def read(cls, folder: RunFolder, *, only: str = "") -> Glance:
         """What the first rank of the newest attempt recorded, as newest values the means over eight ranks. In a run of
-        more than 256 KiB a best value that the script does not report (as `best_…`) is the best of those read.
+        more than 256 KiB an extreme that the script does not report (as `best_…`) is that of the values read.
         With `only`, records without this metric are skipped, and all but the newest of the loss."""
         latest = folder.latest
         first, *others = latest.started_ranks()[:RANKS] or [0]
@@ -168,9 +176,9 @@ def _take(seen: Glance, record: Report) -> None:
             continue
         seen.newest[name] = value
         if is_evaluated(name):
-            pick = min if is_lower_better(name) else max
             own = values.get("best_" + name.partition("_")[2], value)
-            seen.best[name] = pick(value, own, seen.best.get(name, value))
+            every = (value, own, *seen.extremes.get(name, ()))
+            seen.extremes[name] = min(every), max(every)
 
 
 def _records(path: Path, most: int, parts: int, only: str) -> Iterator[Record]:

@@ -71,7 +71,7 @@ def submit_points(folder: SweepFolder, points: Sequence[int], env: Mapping[str, 
         for point in points:
             parameters, args = manifest.parameters_of(Job(point), folder.checkpoints)
             launch = LaunchOptions(args=args, name=f"{manifest.name}-{point}", runs_dir=folder.runs, env=env)
-            mark = SweepPoint(folder.id, point, 0)
+            mark = SweepPoint(folder.id, point, 0, manifest.better)
             runs.append(prepare_submission(script, launch, job, parameters, sweep=mark))
             made.enter_context(removed_on_failure(runs[-1].path))
         array = submit_array(runs, job, name=manifest.name, where=folder.path, at_once=manifest.at_once, env=env)

@@ -24,6 +24,7 @@ from labkit.arguments import Value
 from labkit.errors import RunFolderError
 from labkit.files import is_a, read_bytes, read_json, write_json
 from labkit.host import Identity
+from labkit.metric_names import Better
 from labkit.place import original_of, path_of, the_one
 from labkit.record import RunFolder, State
 from labkit.stored_runs import RUN_ID, runs_root
@@ -31,7 +32,7 @@ from labkit.text import plain
 from labkit.write import Script
 
 # Options of a sweep that `sweep.json` records as they are
-AS_GIVEN = ("nproc_per_node", "backend", "at_once", "retries", "watchdog", "metric", "lowest", "halving")
+AS_GIVEN = ("nproc_per_node", "backend", "at_once", "retries", "watchdog", "metric", "halving")
 
 
 class Job(NamedTuple):
@@ -97,13 +98,18 @@ class SweepManifest:
     cwd: str = ""
     slurm: Mapping[str, Any] | None = None
 
+    @property
+    def better(self) -> dict[str, Better]:
+        """Which values of the metric are better."""
+        return {self.metric: "lower" if self.lowest else "higher"}
+
     def encode(self) -> dict[str, Any]:
         """The content of `sweep.json`."""
         values = asdict(self)
         if self.slurm is None:
             del values["slurm"]
         script = {name: values.pop(f"script_{name}") for name in ("name", "path", "origins")}
-        options = {name: values.pop(name) for name in (*AS_GIVEN, "args", "export")}
+        options = {name: values.pop(name) for name in (*AS_GIVEN, "lowest", "args", "export")}
         return {"format": 1, **values, "script": script, "options": options}
 
     @classmethod

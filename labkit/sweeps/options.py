@@ -11,16 +11,15 @@ from itertools import product
 from pathlib import PurePath
 from typing import Annotated, Any, Literal
 
-from labkit.arguments import AtLeastOne, Expected, Parameters
+from labkit.arguments import AtLeastOne, Expected, NameOfMetric, Parameters
 from labkit.errors import LabError, LaunchError
 from labkit.launch_options import LaunchOptions, flag, whole_number
-from labkit.metric_names import is_lower_better
+from labkit.metric_names import Better, Directions
 
 # Parameters of a script at a point; its `args` are a list.
 Point = Mapping[str, None | bool | int | float | str | os.PathLike[str] | Sequence[str]]
 MODES = ("min", "max")
 AtLeastTwo = Annotated[int, Expected("an integer, at least 2", lambda value: value >= 2)]
-NameOfMetric = Annotated[str, Expected("the name of a reported value such as 'test_loss'", bool)]
 MOST_POINTS = 10_000
 DRAWS_PER_POINT = 100
 
@@ -32,7 +31,7 @@ class SweepOptions(LaunchOptions):
     `at_once`: how many runs at a time; None means as many as fit the GPUs, or the cores on the CPU. `points`: a list of
     dicts of parameters, instead of axes. `samples`: draw this many random points instead of the whole grid, with the
     seed `sample_seed`. `metric`: the reported value that decides which point is best, by default the training loss.
-    `mode`: "min" or "max"; None is "min" for names that end like `loss` or `error`, else "max". `halving`: train all
+    `mode`: "min" or "max", if neither the script nor the metric's name says which is better. `halving`: train all
     points for a fraction of the steps, keep the best 1/halving of them, train those for `halving` times as many steps,
     and so on. `to="slurm"`: the points are the tasks of a job array, and the options of `submit` are keywords too.
     """
@@ -58,7 +57,9 @@ class SweepOptions(LaunchOptions):
     metric: NameOfMetric = field(default="loss", metadata=flag("the reported value that decides which point is best"))
     mode: Literal["min", "max"] | None = field(
         default=None,
-        metadata=flag("default: min for losses and errors, else max", choices=list(MODES), expected="'min' or 'max'"),
+        metadata=flag(
+            "default: as the script or the metric's name says", choices=list(MODES), expected="'min' or 'max'"
+        ),
     )
     halving: AtLeastTwo | None = field(
         default=None, metadata=flag("successive halving: keep the best 1/N at each rung", type=int, metavar="N")
@@ -72,10 +73,15 @@ class SweepOptions(LaunchOptions):
         ),
     )
 
-    @property
-    def lowest(self) -> bool:
-        """Whether a lower value of the metric is better."""
-        return self.mode == "min" or (self.mode is None and is_lower_better(self.metric))
+    def lowest(self, script: Mapping[str, Better]) -> bool:
+        """Whether a lower value of the metric is better, by what the text of the script says of its metrics unless
+        there is a mode. Raises LabError if nothing tells."""
+        better = Directions(launched=script).better(self.metric)
+        if self.mode is None and better is None:
+            raise LabError(
+                f'it is unknown whether a low or a high {self.metric} is good; pass mode="min" or mode="max"'
+            )
+        return self.mode == "min" if self.mode else better == "lower"
 
     @classmethod
     def own_names(cls) -> list[str]:

@@ -54,6 +54,7 @@ def create(
     rungs = _rungs(text, source, options, points) if options.halving else None
     common = LaunchOptions(nproc_per_node=options.nproc_per_node, backend=options.backend, args=args, env=settings)
     launches = _prepared(text, source, common, points, job.counts if job else None)
+    facts = launches[0].facts
     created = datetime.now(UTC).isoformat(timespec="milliseconds")
     manifest = SweepManifest(
         name=str(options.name or text.name),
@@ -69,6 +70,7 @@ def create(
         env_names=sorted(settings),
         cwd=str(current_folder()),
         slurm=vars(job) if job else None,
+        lowest=options.lowest(facts.better if facts else {}),
         **{name: getattr(options, name) for name in AS_GIVEN},
     )
     root = runs_root(options.runs_dir)

@@ -232,7 +232,7 @@ class Sweeper:
             watchdog=self.manifest.watchdog,
         )
         source = self.manifest.script_path
-        mark = SweepPoint(self.folder.id, job.point, job.rung)
+        mark = SweepPoint(self.folder.id, job.point, job.rung, self.manifest.better)
         try:
             launch = prepare_launch(
                 self.script, options, parameters, source=Path(source) if source else None, ends_with_session=True

@@ -92,10 +92,7 @@ def _prune(arguments: argparse.Namespace, rest: list[str]) -> None:
     if arguments.keep < 0:
         raise LabError(f"--keep must be 0 or more, got {arguments.keep}")
     runs = _chosen(arguments)
-    if arguments.yes:
-        deleted = runs.rm(keep=arguments.keep)
-    else:
-        deleted = [run.id for run in runs if run.is_over][arguments.keep :]
+    deleted = runs.rm(keep=arguments.keep) if arguments.yes else [run.id for run in runs.but(arguments.keep)]
     print("\n".join(map(plain, deleted)) or "nothing to delete")
     if deleted:
         count = f"{len(deleted)} run{'s' * (len(deleted) > 1)}"

@@ -14,7 +14,7 @@ from labkit import words
 from labkit.arguments import checked
 from labkit.errors import LabError
 from labkit.files import finite, number
-from labkit.metric_names import is_evaluated, is_lower_better
+from labkit.metric_names import Better, Directions, agreed, is_evaluated
 from labkit.record import Glance, Manifest, RankHistory, RunFolder, RunReader, State
 from labkit.stored_runs import find_run
 from labkit.text import escaped, plain, slug
@@ -23,7 +23,7 @@ from labkit.view.charts.images import Palette, as_image
 from labkit.view.charts.run_figures import runs_together, scaling
 from labkit.view.charts.svg import Chart, dot, drawn_together
 from labkit.view.live.run_charts import curves
-from labkit.view.run_list import SortKeys, differing, metric_columns, sort_keys, sorted_by
+from labkit.view.run_list import OWN_KEYS, SortKeys, differing, metric_columns, order_in_words, sort_keys, sorted_by
 from labkit.view.tables import grid
 
 if TYPE_CHECKING:
@@ -53,23 +53,25 @@ def compare(runs: Any, *, sort: str | None = None) -> Comparison:
     folders = [run.folder if hasattr(run, "folder") else find_run(run) for run in runs]
     readers = [RunReader(folder, each_rank=True).read_all() for folder in folders]
     if sort is not None:
-        readers = sorted_by(sort, readers, [_sort_keys(reader) for reader in readers])
+        better = agreed([folder.directions() for folder in folders], sort)
+        readers = sorted_by(sort, readers, [_sort_keys(reader, better) for reader in readers])
     return Comparison(
         tuple(map(summary, readers)),
         tuple(reader.folder for reader in readers),
         tuple(map(curves, readers)),
         tuple(map(_glance, readers)),
+        tuple(reader.folder.directions() for reader in readers),
         sort or "",
     )
 
 
-def _sort_keys(reader: RunReader) -> SortKeys:
-    manifest = reader.folder.read_manifest()
-    return sort_keys(State.read(reader.folder), manifest.world_size, _glance(reader).metrics, manifest.parameters)
+def _sort_keys(reader: RunReader, better: Better | None) -> SortKeys:
+    manifest, state = reader.folder.read_manifest(), State.read(reader.folder)
+    return sort_keys(state, manifest.world_size, _glance(reader), manifest.parameters, better)
 
 
 def _glance(reader: RunReader) -> Glance:
-    """What the run reported: newest values are the mean over ranks, best ones those of the lowest rank that has them.
+    """What the run reported: newest values are the mean over ranks, extremes those of the lowest rank that has them.
     What was measured on the test set counts at the end of the run."""
     seen, newest = Glance(words.mean_latest(reader, "loss")), dict[str, list[float]]()
     for history in reader.reporting:
@@ -78,8 +80,7 @@ def _glance(reader: RunReader) -> Glance:
                 continue
             newest.setdefault(name, []).append(figure)
             if is_evaluated(name) and not is_tested(name) and name in history.extremes:
-                lowest, highest = history.extremes[name]
-                seen.best.setdefault(name, lowest if is_lower_better(name) else highest)
+                seen.extremes.setdefault(name, history.extremes[name])
     seen.newest = {name: mean(figures) for name, figures in newest.items()}
     return seen
 
@@ -171,12 +172,19 @@ class Comparison:
     folders: tuple[RunFolder, ...]
     curves: tuple[Mapping[str, Line], ...]
     glances: tuple[Glance, ...]
+    directions: tuple[Directions, ...]
     sorted_by: str
 
     @property
     def findings(self) -> list[str]:
         """Differences compared with the noise between repeats; empty if no run was repeated."""
-        return findings([s | glance.best for s, glance in zip(self.summaries, self.glances, strict=True)])
+        evaluated = [
+            {name: glance.value(name, self._better(name)) for name in glance.extremes} for glance in self.glances
+        ]
+        return findings([s | values for s, values in zip(self.summaries, evaluated, strict=True)])
+
+    def _better(self, name: str) -> Better | None:
+        return agreed(self.directions, name)
 
     def figure(self) -> Figure:
         """The runs' losses, aligned by step and by time, as a plotly figure."""
@@ -209,7 +217,7 @@ class Comparison:
     def _rows(self) -> list[dict[str, str]]:
         parameters = self._differing()
         columns = {"loss": self._marked("loss")}
-        for name, title in metric_columns(self.glances, self.sorted_by, MOST_CURVES).items():
+        for name, (title, _) in metric_columns(self.glances, self.directions, self.sorted_by, MOST_CURVES).items():
             if not is_tested(name):
                 columns[title] = self._marked(name)
         tested = dict.fromkeys(name for s in self.summaries for name in s if is_tested(name))
@@ -237,10 +245,12 @@ class Comparison:
         ]
 
     def _marked(self, name: str) -> list[str]:
-        """A metric of each run as text, with ★ at the best loss or evaluation of good runs, unless all look equal."""
-        values = [glance.metrics.get(name) for glance in self.glances]
+        """A metric of each run as text, with ★ at the best loss or evaluation of good runs, unless all look equal or it
+        is unknown which values are better."""
+        better = self._better(name)
+        values = [glance.value(name, better) for glance in self.glances]
         texts = [_measured(name, value) for value in values]
-        if name != "loss" and not is_evaluated(name):
+        if better is None or (name != "loss" and not is_evaluated(name)):
             return texts
         known = {
             i: value
@@ -250,7 +260,7 @@ class Comparison:
             and not summary["doubtful"]
             and (value := finite(each)) is not None
         }
-        pick = min if is_lower_better(name) else max
+        pick = min if better == "lower" else max
         best = texts[pick(known, key=known.__getitem__)] if len({texts[i] for i in known}) > 1 else ""
         return [f"★ {text}" if i in known and text == best else text for i, text in enumerate(texts)]
 
@@ -307,7 +317,11 @@ class Comparison:
         return drawn_together(drawn, 2, "step", most_lines=Palette.MOST_LINES * MOST_CURVES) if drawn else ""
 
     def _remarks(self) -> list[str]:
-        return [plain(f"{s['name']}: {s['notice']}") for s in self.summaries if s["notice"]] + self.findings
+        notices = [plain(f"{s['name']}: {s['notice']}") for s in self.summaries if s["notice"]]
+        by, given = self.sorted_by, [s["parameters_given"] for s in self.summaries]
+        is_metric = by not in ("", *OWN_KEYS) and not any(by in each for each in given)
+        order = order_in_words(by, self._better(by)) if is_metric else ""
+        return [*filter(None, [order]), *notices, *self.findings]
 
     def _bars(self) -> str:
         """Training time and state held per rank as bars, each relative to the largest."""

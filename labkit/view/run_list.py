@@ -14,7 +14,7 @@ from labkit import words
 from labkit.arguments import ZeroOrMore, checked
 from labkit.errors import LabError, did_you_mean
 from labkit.files import finite
-from labkit.metric_names import is_lower_better, parted
+from labkit.metric_names import Better, Directions, agreed, parted
 from labkit.record import Glance, Manifest, State
 from labkit.text import escaped, plain
 from labkit.view.charts.images import as_image, spark_svg, spark_text
@@ -39,20 +39,27 @@ TABLE = (
 HEAD = "vertical-align:bottom;font-weight:500;opacity:.7"
 
 
-def sort_keys(state: State, ranks: int, metrics: Mapping[str, float], parameters: Mapping[str, Any]) -> SortKeys:
-    """What a run can be sorted by. Ascending keys put the newest start, the shortest duration, the best metric and the
-    lowest parameter first. The loss is one of the `metrics`."""
+def sort_keys(state: State, ranks: int, seen: Glance, parameters: Mapping[str, Any], better: Better | None) -> SortKeys:
+    """What a run can be sorted by. Ascending keys put the newest start, the shortest duration, the lowest parameter and
+    the best value of the metric first whose `better` values are these."""
     keys: SortKeys = {"started": (0, -state.started), "duration": (0, state.seconds), "ranks": (0, ranks)}
     for name, value in parameters.items():
         keys.setdefault(name, _parameter_key(str(value)))
-    for name, key in _metric_keys(metrics).items():
+    for name, key in _metric_keys(seen, better).items():
         keys.setdefault(name, key)
     return keys
 
 
-def _metric_keys(metrics: Mapping[str, float]) -> SortKeys:
-    values = {name: value for name, value in metrics.items() if finite(value) is not None}
-    return {name: (0, value if is_lower_better(name) else -value) for name, value in values.items()}
+def _metric_keys(seen: Glance, better: Better | None) -> SortKeys:
+    sign = -1.0 if better == "higher" else 1.0
+    values = {name: finite(seen.value(name, better)) for name in seen.names}
+    return {name: (0, sign * value) for name, value in values.items() if value is not None}
+
+
+def order_in_words(name: str, better: Better | None) -> str:
+    """How the runs are sorted by a metric if it is unknown which values are better; empty if it is known."""
+    unknown = f"sorted by {name}, lowest first: run.metric({name!r}, better=…) says which values are better"
+    return plain(unknown) if better is None else ""
 
 
 def _parameter_key(text: str) -> tuple[int, float | str]:
@@ -75,12 +82,20 @@ def sorted_by(name: str, runs: Sequence[T], keys: Sequence[SortKeys]) -> list[T]
 
 class RunList(list[Any]):
     """Runs, newest first, displayed as a table of the first 50; a slice is a RunList too. `unfinished` are the folders
-    of launches that were killed. `by` is the sort key, which gets a column. `empty` is displayed instead of an empty
-    table."""
+    of launches that were killed. `by` is the sort key, which gets a column, and `order` says how it sorts if the first
+    runs need not be the best. `empty` is displayed instead of an empty table."""
 
-    def __init__(self, runs: Iterable[Any], unfinished: Sequence[Path] = (), *, by: str = "", empty: str = "no runs"):
+    def __init__(
+        self,
+        runs: Iterable[Any],
+        unfinished: Sequence[Path] = (),
+        *,
+        by: str = "",
+        order: str = "",
+        empty: str = "no runs",
+    ):
         super().__init__(runs)
-        self.unfinished, self.by, self.empty = unfinished, by, empty
+        self.unfinished, self.by, self.order, self.empty = unfinished, by, order, empty
 
     @overload
     def __getitem__(self, which: SupportsIndex) -> Any: ...
@@ -88,30 +103,39 @@ class RunList(list[Any]):
     def __getitem__(self, which: slice) -> RunList: ...
     def __getitem__(self, which: Any) -> Any:
         chosen = super().__getitem__(which)
-        return RunList(chosen, by=self.by) if isinstance(which, slice) else chosen
+        return RunList(chosen, by=self.by, order=self.order) if isinstance(which, slice) else chosen
 
     @checked()
     def rm(self, *, keep: ZeroOrMore = 0) -> list[str]:
         """Delete the folders of these runs, with logs and checkpoints. Active runs are kept, and so are the first
-        `keep` of the others: the newest, or the best of a sorted list. Returns the ids of the deleted runs."""
-        ended = [run for run in self if run.is_over][keep:]
-        for run in ended:
+        `keep` of the others: the newest, or the best of a sorted list. Returns the ids of the deleted runs.
+        Raises LabError for `keep` if it is unknown which are the best."""
+        deleted = self.but(keep)
+        for run in deleted:
             run.rm()
-        return [run.id for run in ended]
+        return [run.id for run in deleted]
+
+    def but(self, keep: int) -> list[Any]:
+        """The runs that `rm` deletes."""
+        if keep and self.order:
+            raise LabError(f"the best runs are unknown ({self.order}), so keep={keep} might delete them")
+        return [run for run in self if run.is_over][keep:]
 
     @checked()
     def sorted(self, name: str) -> RunList:
         """The runs sorted by `name` (see `labkit.runs`). Raises LabError if no run has it."""
         manifests = [run.folder.glimpsed_manifest() for run in self]
         is_metric = name not in OWN_KEYS and not any(name in m.parameters for m in manifests)
-        keys = [_metric_keys(Glance.read(run.folder, only=name).metrics) for run in self] if is_metric else []
+        better = agreed([run.folder.directions() for run in self], name) if is_metric else None
+        keys = [_metric_keys(Glance.read(run.folder, only=name), better) for run in self] if is_metric else []
         if not any(name in each for each in keys):  # not a metric, or refused below, with all names
-            metrics = [Glance.read(run.folder).metrics if is_metric else {} for run in self]
+            glances = [Glance.read(run.folder) if is_metric else Glance() for run in self]
             keys = [
-                sort_keys(run.status(), m.world_size, each, m.parameters)
-                for run, m, each in zip(self, manifests, metrics, strict=True)
+                sort_keys(run.status(), m.world_size, seen, m.parameters, better)
+                for run, m, seen in zip(self, manifests, glances, strict=True)
             ]
-        return RunList(sorted_by(name, self, keys), self.unfinished, by=name, empty=self.empty)
+        order = order_in_words(name, better) if is_metric else ""
+        return RunList(sorted_by(name, self, keys), self.unfinished, by=name, order=order, empty=self.empty)
 
     def _rows(self) -> tuple[list[dict[str, str | Glance]], list[str]]:
         """One row per shown run, all with the same columns; and the names of the columns of metrics and options, the
@@ -119,7 +143,8 @@ class RunList(list[Any]):
         shown = [(run, run.folder.glimpsed_manifest(), run.status(), Glance.read(run.folder)) for run in self[:SHOWN]]
         options = [manifest.parameters for _, manifest, _, _ in shown]
         parameters = differing(options, self.by, len(set().union(*options)))
-        metrics = metric_columns([seen for *_, seen in shown], self.by)
+        directions = [run.folder.directions() for run, *_ in shown]
+        metrics = metric_columns([seen for *_, seen in shown], directions, self.by)
         tagged = any(run.tags or run.note for run, *_ in shown)
         rows = [
             {
@@ -128,7 +153,7 @@ class RunList(list[Any]):
                 "state": words.status(state, seen.loss),
                 "loss": words.quantity(seen.loss, 4),
                 CURVE: seen,
-                **{title: words.quantity(seen.metrics.get(name), 4) for name, title in metrics.items()},
+                **{title: words.quantity(seen.value(name, better), 4) for name, (title, better) in metrics.items()},
                 **{name: _Value(plain(str(manifest.parameters.get(name, "")))) for name in parameters},
                 "ranks": words.ranks(manifest.world_size, state.ranks),
                 "duration": words.seconds(state.seconds),
@@ -139,7 +164,12 @@ class RunList(list[Any]):
             for run, manifest, state, seen in shown
         ]
         killed = {"state": "lost", "why": KILLED}
-        by_turns = [name for pair in zip_longest(metrics.values(), parameters) for name in pair if name is not None]
+        by_turns = [
+            name
+            for pair in zip_longest((title for title, _ in metrics.values()), parameters)
+            for name in pair
+            if name is not None
+        ]
         differ = len({row["ranks"] for row in rows}) > 1
         optional = ["ranks", *by_turns] if differ else [*by_turns, "ranks"]
         return [*rows, *({"run": path.name, **killed} for path in self.unfinished)], optional
@@ -148,7 +178,9 @@ class RunList(list[Any]):
         """What the table does not show."""
         more, call = len(self) - SHOWN, f"runs(sort={self.by!r})" if self.by else "runs()"
         runs = [f"and {more:,} more: {call}[{SHOWN}:]"] if more > 0 else []
-        return runs + ([f"columns left out: {', '.join(columns)}; labkit.compare shows them"] if columns else [])
+        return [*filter(None, [self.order]), *runs] + (
+            [f"columns left out: {', '.join(columns)}; labkit.compare shows them"] if columns else []
+        )
 
     def __repr__(self) -> str:
         rows, optional = self._rows()
@@ -202,15 +234,20 @@ def _in_any(name: str, mappings: Sequence[Mapping[str, Any]]) -> list[str]:
     return [name] if any(name in each for each in mappings) else []
 
 
-def metric_columns(glances: Sequence[Glance], by: str, most: int = METRICS) -> dict[str, str]:
-    """The titles of the metrics that have a column, by name: first the metric that sorts the runs, then the evaluated
-    ones, then those that are not also evaluated."""
-    evaluated = dict.fromkeys(name for glance in glances for name in glance.best)
+def metric_columns(
+    glances: Sequence[Glance], directions: Sequence[Directions], by: str, most: int = METRICS
+) -> dict[str, tuple[str, Better | None]]:
+    """The titles of the metrics that have a column, and which values are better, by name: first the metric that sorts
+    the runs, then the evaluated ones, then those that are not also evaluated."""
+    evaluated = dict.fromkeys(name for glance in glances for name in glance.extremes)
     metrics = {parted(name)[1] for name in evaluated}
     others = (name for glance in glances for name in glance.newest if parted(name)[1] not in metrics)
     names = dict.fromkeys([*_in_any(by, [glance.newest for glance in glances]), *evaluated, *others])
-    titles = {name: plain(" ".join(name.split()))[:LONGEST_NAME] for name in [*names][:most]}
-    return {name: f"best {title}" if name in evaluated else title for name, title in titles.items()}
+    columns = {}
+    for name in [*names][:most]:
+        title, better = plain(" ".join(name.split()))[:LONGEST_NAME], agreed(directions, name)
+        columns[name] = (f"best {title}" if better and name in evaluated else title, better)
+    return columns
 
 
 def _columns(rows: Sequence[dict[str, Any]]) -> list[str]:

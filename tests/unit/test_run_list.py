@@ -203,7 +203,8 @@ def test_a_glance_at_one_metric_is_that_of_a_glance_at_all(root, name):
         folder.rank(1).mkdir()
         folder.metrics(1).write_text("".join(json.dumps(record) + "\n" for record in ended_elsewhere))
 
-        assert Glance.read(folder, only=name).metrics.get(name) == Glance.read(folder).metrics.get(name)
+        for better in ("lower", "higher", None):
+            assert Glance.read(folder, only=name).value(name, better) == Glance.read(folder).value(name, better)
 
 
 def test_a_long_run_is_sampled(root):
@@ -216,7 +217,7 @@ def test_a_long_run_is_sampled(root):
     assert seen.losses[0] == 1000.0 and seen.losses[-1] == losses[-1]
     assert 100 < len(seen.losses) < 10_000
     assert seen.losses == sorted(seen.losses, reverse=True)
-    assert seen.best == {"test_loss": 0.5}
+    assert seen.value("test_loss", "lower") == 0.5
 
 
 @pytest.mark.parametrize("text", ["", "not json\n", '{"k": "step", "t": 1', '[1]\n{"k": "report", "loss": "x"}\n'])

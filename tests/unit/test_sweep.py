@@ -10,6 +10,7 @@ import time
 import pytest
 from conftest import SCRIPTS
 
+import labkit
 from labkit.errors import LabError, LaunchError, RunFolderError
 from labkit.files import write_json
 from labkit.frontend import close_widget
@@ -114,12 +115,22 @@ def test_options_that_no_sweep_can_have_are_refused(options, says):
         SweepOptions(**options).check()
 
 
-def test_losses_and_errors_are_better_when_lower_and_anything_else_when_higher():
-    lowest = {name: SweepOptions(metric=name).lowest for name in ("loss", "test_loss", "test_accuracy", "f1", "mae")}
+def test_the_mode_decides_which_point_is_best_then_the_script_then_the_name_of_the_metric():
+    lowest = {name: SweepOptions(metric=name).lowest({}) for name in ("loss", "val_ppl", "test_accuracy", "f1", "mae")}
 
-    assert lowest == {"loss": True, "test_loss": True, "test_accuracy": False, "f1": False, "mae": True}
-    assert SweepOptions(metric="f1", mode="min").lowest
-    assert not SweepOptions(metric="loss", mode="max").lowest
+    assert lowest == {"loss": True, "val_ppl": True, "test_accuracy": False, "f1": False, "mae": True}
+    assert SweepOptions(metric="f1", mode="min").lowest({"f1": "higher"})
+    assert not SweepOptions(metric="loss", mode="max").lowest({})
+    assert SweepOptions(metric="score").lowest({"val_score": "lower"})
+
+
+def test_a_metric_of_which_nothing_says_what_is_better_is_refused_before_anything_is_created(tmp_path, monkeypatch):
+    monkeypatch.setenv("LABKIT_RUNS", str(tmp_path))
+
+    with pytest.raises(LabError, match='a high val_score is good; pass mode="min" or mode="max"'):
+        labkit.sweep("single", lr=[0.1, 0.2], metric="val_score")
+
+    assert not [*tmp_path.iterdir()]
 
 
 def test_free_gpus_are_chosen_in_their_order_and_shared_ones_by_how_many_runs_hold_them():

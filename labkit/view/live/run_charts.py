@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from labkit import words
-from labkit.metric_names import is_evaluated, is_lower_better, parted
+from labkit.metric_names import Better, is_evaluated, parted
 from labkit.record import RankHistory, RunReader
 from labkit.series import Series
 from labkit.view.charts.bands import Line
@@ -20,6 +20,7 @@ AXES = ("time", "step", "samples")
 SCALES = {"automatic": None, "linear": False, "logarithmic": True}
 SIZES = {"small": 2, "large": 1}  # charts in a row
 MOST_SCALARS = 12
+BEST: dict[Better | None, str] = {"lower": "lowest", "higher": "highest", None: ""}  # points, by what is better
 SLOW_FIRST = 2.0  # times the slowest of all other steps: it compiled, or loaded what it needed
 
 
@@ -79,6 +80,7 @@ def run_charts(reader: RunReader, look: Look) -> list[Chart]:
     def of(name: str) -> dict[int, Line]:
         return {rank: shown(rank, line, name == "loss") for rank, line in reader.lines(name).items()}
 
+    directions = reader.folder.directions()
     marks: dict[str, Any] = {"restarts": tuple(map(first, reader.restarts))}
     rate = "samples/s"
     if reader.folds:
@@ -112,7 +114,7 @@ def run_charts(reader: RunReader, look: Look) -> list[Chart]:
             saved=saved if title == "loss" else (),
             note=" · ".join(notes),
             evaluated=shown(teller.rank, teller.scalars[evaluated]) if teller else None,
-            best=("lowest" if is_lower_better(title) else "highest") if teller else "",
+            best=BEST[directions.better(evaluated)] if teller else "",
             from_zero=False,
             log=scale,
             **(marks if title == "loss" else marks | {"label": Chart.label}),

@@ -16,7 +16,7 @@ from statistics import median
 
 from labkit import words
 from labkit.files import finite
-from labkit.metric_names import is_evaluated, is_lower_better, parted
+from labkit.metric_names import Directions, is_evaluated, parted
 from labkit.record import RankHistory, RunReader, State
 from labkit.series import Point, Series
 from labkit.text import gib
@@ -120,7 +120,7 @@ def weighed(reader: RunReader, state: State) -> tuple[list[str], list[str]]:
     matters = [
         lost,
         *([] if state.is_final else risks),
-        "" if lost else learning(ranks.histories, state) or training_loss(reader, state),
+        "" if lost else learning(ranks.histories, state, reader.folder.directions()) or training_loss(reader, state),
         *limits[:1],
         copies(ranks, reader),
         *limits[1:],
@@ -349,19 +349,20 @@ def _names(histories: list[RankHistory]) -> str:
     return ("rank " if len(histories) == 1 else "ranks ") + rank_ranges(h.rank for h in histories)
 
 
-def learning(histories: list[RankHistory], state: State) -> str:
+def learning(histories: list[RankHistory], state: State, directions: Directions) -> str:
     """`val_loss has risen since step 300 (best 0.5) while the training loss fell: overfitting`. If several metrics are
-    evaluated, a loss counts, otherwise the first. Empty for fewer than four evaluations."""
+    evaluated, a loss counts, otherwise the first. Empty for fewer than four evaluations, and unless it is known whether
+    lower or higher values are better."""
     evaluated = [
         (name, history)
         for history in histories[:1]
         for name in history.scalars
-        if is_evaluated(name) and len(history.scalars[name].points()) >= FEWEST
+        if is_evaluated(name) and directions.better(name) and len(history.scalars[name].points()) >= FEWEST
     ]
     if not evaluated:
         return ""
     name, history = next((each for each in evaluated if parted(each[0])[1] == "loss"), evaluated[0])
-    points, sign = history.scalars[name].points(), 1.0 if is_lower_better(name) else -1.0
+    points, sign = history.scalars[name].points(), 1.0 if directions.better(name) == "lower" else -1.0
     best = min(range(len(points)), key=lambda i: sign * points[i][3])
     at, value, newest = points[best][0], points[best][3], points[-1][3]
     since = len(points) - 1 - best
