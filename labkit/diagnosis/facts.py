@@ -38,7 +38,7 @@ class Process:
 
 @dataclass(frozen=True)
 class Card:
-    """A GPU according to NVML, in bytes, percent, watts and degrees Celsius."""
+    """A GPU according to NVML, in bytes, percent, watts and degrees Celsius; `throttled` by heat."""
 
     index: int
     name: str | None
@@ -49,6 +49,7 @@ class Card:
     power: float | None
     temperature: float | None
     processes: tuple[Process, ...] | None
+    throttled: bool | None = None
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from labkit.faces import face
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from labkit.hardware.container import cpu_limit as cpu_limit  # cores whose time this process's container may use
     from labkit.hardware.container import memory_limit as memory_limit  # bytes that this process's container may use
     from labkit.hardware.machine import ASKED_AGAIN as ASKED_AGAIN  # the middle sentence of a GpusUnknownError
     from labkit.hardware.machine import FP8 as FP8  # the first compute capability with fp8

@@ -15,6 +15,7 @@ from typing import Any, TypedDict
 
 # nvmlGpuTopologyLevel_t, as `nvidia-smi topo -m` abbreviates it.
 PATHS = {0: "same board", 10: "PIX", 20: "PXB", 30: "PHB", 40: "NODE", 50: "SYS"}
+HEAT = 0x20 | 0x40  # of nvmlClocksEventReasons: slowed down by software or hardware, because it is hot
 READ, NVLINK = 0, 2  # of nvmlGpuP2PCapsIndex_t; nvidia-ml-py 12 and 13 have a tuple, (0,), for the first
 
 
@@ -24,7 +25,8 @@ class NvmlProcess(TypedDict):
 
 
 class NvmlCard(TypedDict):
-    """A GPU: memory in bytes, `utilisation` in percent, `power` in W, and the processes that have memory on it."""
+    """A GPU: memory in bytes, `utilisation` in percent, `power` in W, whether heat slows it down (`throttled`), and the
+    processes that have memory on it."""
 
     index: int
     name: str | None
@@ -34,6 +36,7 @@ class NvmlCard(TypedDict):
     utilisation: int | None
     power: float | None
     temperature: int | None
+    throttled: bool | None
     processes: list[NvmlProcess] | None
 
 
@@ -120,6 +123,7 @@ def _card(nvml: Any, ask: Callable[..., Any], index: int, handle: Any) -> NvmlCa
     memory, rates = ask(nvml.nvmlDeviceGetMemoryInfo, handle), ask(nvml.nvmlDeviceGetUtilizationRates, handle)
     milliwatts = ask(nvml.nvmlDeviceGetPowerUsage, handle)
     processes = ask(nvml.nvmlDeviceGetComputeRunningProcesses, handle)
+    reasons = ask(nvml.nvmlDeviceGetCurrentClocksThrottleReasons, handle)
     return {
         "index": index,
         "name": ask(nvml.nvmlDeviceGetName, handle),
@@ -129,6 +133,7 @@ def _card(nvml: Any, ask: Callable[..., Any], index: int, handle: Any) -> NvmlCa
         "utilisation": rates and rates.gpu,
         "power": milliwatts and milliwatts / 1000,
         "temperature": ask(nvml.nvmlDeviceGetTemperature, handle, nvml.NVML_TEMPERATURE_GPU),
+        "throttled": None if reasons is None else bool(reasons & HEAT),
         "processes": processes and [{"pid": p.pid, "memory": p.usedGpuMemory} for p in processes],
     }
 

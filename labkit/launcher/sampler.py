@@ -11,7 +11,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -22,6 +22,7 @@ from labkit.files import write_json
 from labkit.hardware import NvmlCard, cards_of, handles_of
 from labkit.host import Identity, host_name
 from labkit.launcher.loader_memory import LoaderMemory
+from labkit.launcher.machine_load import MachineLoad, OtherRuns
 from labkit.launcher.stopping import descendants
 from labkit.record import RunFolder
 
@@ -36,10 +37,12 @@ def main() -> None:
     read = _gpus()
     psutil.cpu_percent()  # the first call only starts the interval
     names = [{"name": card["name"], "uuid": card["uuid"], "memory_total": card["memory"]} for card in read()]
-    meta = {"k": "meta", "v": 1, "time": time.time(), "host": host, "cores": psutil.cpu_count()}
-    _write(file, meta | {"memory_total": psutil.virtual_memory().total, "devices": names})
-    loaders = LoaderMemory(folder, home)
     supervisor, processes, on_gpus = psutil.Process(parent), set[psutil.Process](), set[int]()
+    loaders, others = LoaderMemory(folder, home), OtherRuns(folder)
+    load = MachineLoad([supervisor, psutil.Process()])
+    meta = {"k": "meta", "v": 1, "time": time.time(), "host": host, "cores": psutil.cpu_count()}
+    meta |= {"usable_cores": len(load.cores), "memory_total": psutil.virtual_memory().total}
+    _write(file, meta | {"devices": names})
     while os.getppid() == parent:
         time.sleep(PERIOD_SECONDS)
         cards = read()
@@ -49,14 +52,25 @@ def main() -> None:
         if (processes, on_gpus) != before and os.getppid() == parent:  # otherwise another process has adopted them
             _record(home, processes, on_gpus)
         sample = {"k": "host", "cpu": psutil.cpu_percent(), "memory_used": psutil.virtual_memory().used}
-        _write(file, sample | {"devices": [_device(card) for card in cards]})
+        pids = {process.pid for process in processes}
+        _write(file, sample | load.read(processes) | {"devices": [_device(card, pids) for card in cards]})
+        if runs := others.read():
+            _write(file, {"k": "runs", "runs": runs})
         if ranks := loaders.read(processes):
             _write(file, {"k": "loaders", "ranks": ranks})
 
 
-def _device(card: Mapping[str, Any]) -> dict[str, Any]:
+def _device(card: Mapping[str, Any], own: Collection[int]) -> dict[str, Any]:
     used = None if card["memory"] is None else card["memory"] - card["free"]
-    return {name: card[name] for name in ("utilisation", "power", "temperature")} | {"memory_used": used}
+    readings = {name: card[name] for name in ("utilisation", "power", "temperature", "throttled")}
+    return readings | {"memory_used": used, "others": _others(card, own)}
+
+
+def _others(card: Mapping[str, Any], own: Collection[int]) -> int | None:
+    """How many other processes have memory on a GPU that the run uses. None if the run is not seen on it: it uses
+    others, or NVML counts the processes of another container's namespace."""
+    pids = {process["pid"] for process in card["processes"] or ()}
+    return None if pids.isdisjoint(own) else len(pids.difference(own))
 
 
 def _record(home: RunFolder, processes: set[psutil.Process], on_gpus: set[int]) -> None:

@@ -2,10 +2,14 @@
 
 The samples of NVML, the CPU and the memory are in `hosts/<host>.jsonl`; null is unknown:
 
-    {"k": "meta", "v": 1, "t": …, "time": …, "host": …, "cores": 2, "memory_total": bytes,
+    {"k": "meta", "v": 1, "t": …, "time": …, "host": …, "cores": 2, "usable_cores": 2, "memory_total": bytes,
      "devices": [{"name": …, "uuid": …, "memory_total": bytes}]}
-    {"k": "host", "t": …, "cpu": percent, "memory_used": bytes,
-     "devices": [{"utilisation": percent, "memory_used": bytes, "power": watts, "temperature": Celsius}]}
+    {"k": "host", "t": …, "cpu": percent, "memory_used": bytes, "busy": cores, "own": cores, "throttled": 0 to 1,
+     "on_battery": false, "devices": [{"utilisation": percent, "memory_used": bytes, "power": watts,
+     "temperature": Celsius, "throttled": false, "others": processes}]}
+     (since the record before, of the usable cores: those that worked, and those that worked for the run; "throttled" is
+      by heat, "others" are the processes of others on a GPU that the run uses)
+    {"k": "runs", "t": …, "runs": [id, …]} (other runs that are active on the same GPUs, or on the cores alone like it)
     {"k": "loaders", "t": …, "ranks": {"0": {"rank": bytes, "workers": 4, "workers_pss": bytes, "copied": bytes}}}
      (the ranks whose DataLoaders have workers now: PSS, which counts what processes share in parts; "copied": what the
       workers have copied, since they were first seen, of the memory that they shared)
@@ -16,8 +20,9 @@ from __future__ import annotations
 import math
 from collections import defaultdict, deque
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, astuple, dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from labkit.dataclass_json import from_json
@@ -51,6 +56,8 @@ FIRST_STEPS = 2
 SERIES = ("step", "loss", "step_seconds", "own_seconds", "throughput", "memory", "reserved")
 OWN = ("input", "forward", "optimizer")
 READINGS = ("utilisation", "memory_used", "power", "temperature")
+RECENT_SAMPLES = 60  # of a machine
+HARDLY_IDLE = 0.9  # of the cores work
 
 
 class _Points:
@@ -378,6 +385,21 @@ class Device:
     memory_used: float | None = None
     power: float | None = None  # watts
     temperature: float | None = None  # Celsius
+    samples: float = 0.0
+    shared: float = 0.0  # samples with processes of others on it, while the run used it
+    throttled: float = 0.0  # samples in which heat slowed it down
+
+
+@dataclass(frozen=True)
+class Conditions:
+    """Means over some samples of a machine, each from 0 to 1; what is unknown counts as 0. Of the cores that the run
+    may use, `others` is what other programs used, and `crowded` that while hardly a core was idle; `throttled` is the
+    share of the time in which heat slowed the processor down, `on_battery` that without mains."""
+
+    others: float = 0.0
+    crowded: float = 0.0
+    throttled: float = 0.0
+    on_battery: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -406,14 +428,32 @@ class HostHistory:
         self.loaders: dict[int, LoaderMemory] = {}
         self.workers_pss: dict[int, Series] = {}  # by rank, over the host's monotonic clock
         self.copied = 0
+        self.samples = 0
+        self.conditions = Conditions()  # so far
+        self.runs: dict[str, tuple[float, float]] = {}  # others beside this one, from when to when, since the epoch
+        self._recent: deque[Conditions] = deque(maxlen=RECENT_SAMPLES)
+        self._usable: float | None = None
+        self._shift = 0.0  # from the host's monotonic clock to seconds since the epoch
 
     def poll(self) -> bool:
         """Read the new records; returns whether there were any."""
         return bool(self._tail.poll())
 
+    def read_all(self) -> None:
+        """Read all remaining records."""
+        for _ in self._tail.chunks():
+            pass
+
+    @property
+    def recent_conditions(self) -> Conditions:
+        """Over the last minute."""
+        columns = zip(*map(astuple, self._recent), strict=True)
+        return Conditions(*(fmean(column) for column in columns)) if self._recent else self.conditions
+
     def as_dict(self) -> dict[str, Json]:
-        values = {k: getattr(self, k) for k in ("memory_total", "cores", "cpu", "memory_used")}
-        return {**values, "devices": [asdict(device) for device in self.devices]}
+        readings = {k: getattr(self, k) for k in ("memory_total", "cores", "cpu", "memory_used")}
+        conditions = {"conditions": asdict(self.conditions), "recent": asdict(self.recent_conditions)}
+        return {**readings, **conditions, "runs": self.runs, "devices": [asdict(device) for device in self.devices]}
 
     @classmethod
     def of(cls, name: str, values: Mapping[str, Json]) -> HostHistory:
@@ -421,6 +461,12 @@ class HostHistory:
         host = cls(name, Path(name))
         host._take_readings(values, "memory_total", "cores", "cpu", "memory_used")
         host._take_devices(values["devices"])
+        host.conditions = from_json(Conditions, values.get("conditions")) or host.conditions
+        host._recent.append(from_json(Conditions, values.get("recent")) or host.conditions)
+        runs = values.get("runs")
+        for run, times in runs.items() if isinstance(runs, Mapping) else ():
+            for time in times if isinstance(times, list) else ():
+                host._take_runs(float(time), [run])
         return host
 
     def used_by(self, uuids: Collection[str]) -> list[Device]:
@@ -432,15 +478,40 @@ class HostHistory:
         devices = [d for d in record.get("devices") or [] if isinstance(d, dict)]
         if record.get("k") == "meta":
             self._take_readings(record, "memory_total", "cores")
+            self._usable = finite(record.get("usable_cores"))
+            self._shift = (finite(record.get("time")) or 0.0) - record["t"]
             self._take_devices(devices)
         elif record.get("k") == "host":
             self._take_readings(record, "cpu", "memory_used")
             for device, sample in zip(self.devices, devices, strict=False):
                 for reading in READINGS:
                     setattr(device, reading, finite(sample.get(reading)))
+                device.samples += 1
+                device.shared += bool(sample.get("others"))
+                device.throttled += bool(sample.get("throttled"))
+            self._take_conditions(record)
+        elif record.get("k") == "runs":
+            self._take_runs(record["t"] + self._shift, record["runs"])
         elif record.get("k") == "loaders":
             self._take_loaders(float(record["t"]), record["ranks"])
         return True
+
+    def _take_runs(self, now: float, runs: Sequence[str]) -> None:
+        for run in map(str, runs):
+            if run in self.runs or len(self.runs) < KEPT_CHANGES:
+                self.runs[run] = self.runs.get(run, (now, now))[0], now
+
+    def _take_conditions(self, record: Mapping[str, Any]) -> None:
+        busy, own, throttled = (finite(record.get(name)) for name in ("busy", "own", "throttled"))
+        others = crowded = 0.0
+        if self._usable and busy is not None and own is not None:
+            others = min(1.0, max(0.0, busy - own) / self._usable)
+            crowded = others if busy >= HARDLY_IDLE * self._usable else 0.0
+        newest = Conditions(others, crowded, throttled or 0.0, float(record.get("on_battery") is True))
+        self.samples += 1
+        pairs = zip(astuple(self.conditions), astuple(newest), strict=True)
+        self.conditions = Conditions(*(before + (now - before) / self.samples for before, now in pairs))
+        self._recent.append(newest)
 
     def _take_loaders(self, t: float, ranks: Mapping[str, Any]) -> None:
         samples = {int(rank): sample for rank, each in ranks.items() if (sample := from_json(LoaderMemory, each))}

@@ -128,6 +128,8 @@ class RunReader:
         self.poll()
         for history in self.reporting:
             history.read_all()
+        for host in self.hosts.values():
+            host.read_all()
         return self
 
     @property

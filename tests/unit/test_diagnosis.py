@@ -724,6 +724,7 @@ def made_up_nvml(*, silent=()):
         "nvmlDeviceGetUtilizationRates": types.SimpleNamespace(gpu=0),
         "nvmlDeviceGetPowerUsage": 27000,
         "nvmlDeviceGetTemperature": 40,
+        "nvmlDeviceGetCurrentClocksThrottleReasons": 0x44,  # a power cap, and heat
         "nvmlDeviceGetComputeRunningProcesses": [types.SimpleNamespace(pid=2**22 + 1, usedGpuMemory=None)],
         "nvmlDeviceGetP2PStatus": 0,
         "nvmlDeviceGetTopologyCommonAncestor": 30,
@@ -746,6 +747,7 @@ def test_nvml_is_asked_about_each_gpu_and_each_pair():
     assert (said.cards[0].name, said.cards[0].free, said.cards[0].power) == ("Tesla T4", 15, 27.0)
     assert said.cards[0].processes == (Process(2**22 + 1, None),)
     assert [(link.path, link.peer, link.nvlink) for link in said.links] == [("PHB", True, True)]
+    assert [card["throttled"] for card in report(made_up_nvml())["cards"]] == [True, True]
 
 
 def test_nvidias_own_module_passes_what_it_is_asked_to_a_simulated_driver(monkeypatch):

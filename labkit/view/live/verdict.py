@@ -20,6 +20,7 @@ from labkit.metric_names import Directions, is_evaluated, parted
 from labkit.record import RankHistory, RunReader, State
 from labkit.series import Point, Series
 from labkit.text import gib
+from labkit.view.live.disturbances import disturbances
 from labkit.view.live.hosts import by_host, names_of, rank_ranges, watched
 from labkit.words import seconds
 
@@ -121,6 +122,7 @@ def weighed(reader: RunReader, state: State) -> tuple[list[str], list[str]]:
         lost,
         *([] if state.is_final else risks),
         "" if lost else learning(ranks.histories, state, reader.folder.directions()) or training_loss(reader, state),
+        "; ".join(each.sentence for each in disturbances(reader, state)),
         *limits[:1],
         copies(ranks, reader),
         *limits[1:],
