@@ -38,7 +38,7 @@ class Process:
 
 @dataclass(frozen=True)
 class Card:
-    """A GPU according to NVML, in bytes, percent, watts and degrees Celsius; `throttled` by heat."""
+    """A GPU according to NVML, in bytes, percent, watts and degrees Celsius."""
 
     index: int
     name: str | None
@@ -49,7 +49,6 @@ class Card:
     power: float | None
     temperature: float | None
     processes: tuple[Process, ...] | None
-    throttled: bool | None = None
 
 
 @dataclass(frozen=True)
@@ -161,8 +160,14 @@ class MachineFacts:
 
 
 def nvml_from_json(value: Mapping[str, Any]) -> Nvml:
-    cards = tuple(Card(**{**card, "processes": _processes(card["processes"])}) for card in value["cards"])
+    cards = tuple(_card(card) for card in value["cards"])
     return Nvml(value["driver"], value["cuda"], cards, tuple(GpuLink(**link) for link in value["links"]))
+
+
+def _card(value: Mapping[str, Any]) -> Card:
+    """A GPU without what is about the moment of asking alone."""
+    lasting = {name: each for name, each in value.items() if name != "throttled"}
+    return Card(**lasting | {"processes": _processes(value["processes"])})
 
 
 def _processes(value: list[dict[str, Any]] | None) -> tuple[Process, ...] | None:

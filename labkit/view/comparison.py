@@ -22,6 +22,7 @@ from labkit.view.charts.bands import Line
 from labkit.view.charts.images import Palette, as_image
 from labkit.view.charts.run_figures import runs_together, scaling
 from labkit.view.charts.svg import Chart, dot, drawn_together
+from labkit.view.live.disturbances import disturbances
 from labkit.view.live.run_charts import curves
 from labkit.view.run_list import OWN_KEYS, SortKeys, differing, metric_columns, order_in_words, sort_keys, sorted_by
 from labkit.view.tables import grid
@@ -33,6 +34,9 @@ if TYPE_CHECKING:
 FIGURES = {"training_seconds": "training time", "throughput": "mean samples/s", "memory_peak": "peak memory"}
 STUDENTS_T = (12.7, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23, 2.20)  # two-sided 95%, by degrees of freedom
 SEED = re.compile(r"--seed[=\n][^\n]*\n?")
+REPEAT = "repeat"
+REPEATS = "repeat: the same script, arguments and kind of machine as the first run, so that the ratio is noise"
+UNTABLED = ("recipe", "parameters_given", "result", "doubtful", "disturbances")  # of a summary
 LONGEST_NAME = 40
 MOST_CURVES, MOST_PARAMETERS = 6, 12
 
@@ -107,6 +111,7 @@ def summary(reader: RunReader) -> dict[str, Any]:
         "result": words.status(state, loss),
         "doubtful": words.is_doubtful(state, loss),
         "wrong": state.wrong,
+        "disturbances": disturbances(reader, state),
         "notice": state.notice,
         "training_seconds": number(values.get("training_seconds")) or (max(stepping) if stepping else None),
         "epoch_seconds": _epoch_seconds(first, values),
@@ -138,13 +143,14 @@ def _shares(histories: list[RankHistory], phase: str) -> list[float]:
 
 
 def _recipe(manifest: Manifest, state: State) -> str:
-    """A text that is equal for repeats: same script text, arguments but the seed, numbers of ranks and of nodes."""
+    """A text that is equal for repeats: same script text, arguments but the seed, numbers of ranks and of nodes, kinds
+    of devices, threads and torch."""
     # the run's own checkpoint folder does not count
     arguments = [arg for arg in manifest.args if not manifest.id or manifest.id not in arg]
     arguments = SEED.sub("", "\n".join(arguments)).split("\n")
-    return json.dumps(
-        [manifest.script.sha256, arguments, manifest.world_size, state.ranks, _nodes(manifest)], default=str
-    )
+    ranks = [manifest.world_size, state.ranks, _nodes(manifest)]
+    machine = [sorted(set(manifest.devices)), manifest.env.get("OMP_NUM_THREADS"), manifest.versions.get("torch")]
+    return json.dumps([manifest.script.sha256, arguments, ranks, machine], default=str)
 
 
 def _measured(name: str, value: float | None) -> str:
@@ -161,6 +167,21 @@ def _speedup(base: dict[str, Any], other: dict[str, Any]) -> float | None:
     same = base["state"] == other["state"] == "succeeded" and base["samples"] == other["samples"]
     times = (base["training_seconds"], other["training_seconds"])
     return times[0] / times[1] if same and all(times) else None
+
+
+def _doubts(base: dict[str, Any], other: dict[str, Any]) -> list[str]:
+    """Why the ratio of two runs' times may not be that of what differs between them, each reason in a word or two."""
+    if base is other:
+        return []
+    labels = [each.label for summary in (base, other) for each in summary["disturbances"]]
+    return [*dict.fromkeys(([REPEAT] if base["recipe"] == other["recipe"] else []) + labels)]
+
+
+def _marked_ratio(speedup: float | None, doubts: Sequence[str]) -> str:
+    """`1.34x` · `1.34x (overlapped)` · n/a"""
+    if speedup is None:
+        return "n/a"
+    return f"{speedup:.2f}x ({', '.join(doubts)})" if doubts else f"{speedup:.2f}x"
 
 
 @dataclass(frozen=True)
@@ -198,18 +219,23 @@ class Comparison:
 
     @property
     def table(self) -> pd.DataFrame:
-        """One row per run; `speedup` is the ratio of training times relative to the first run, if both did the same
-        work."""
+        """One row per run; `speedup` is the ratio of training times relative to the first run, if both processed the
+        same number of samples, and `speedup_remark` why it may say nothing."""
         import pandas as pd
 
         # pandas with pyarrow accepts UTF-8 only, and a file name may be any bytes
         rows = [{k: plain(v) if isinstance(v, str) else v for k, v in each.items()} for each in self.summaries]
-        table = pd.DataFrame(rows).drop(columns=["recipe", "parameters_given", "result", "doubtful"])
+        table = pd.DataFrame(rows).drop(columns=[*UNTABLED])
         table.insert(6, "speedup", self._speedups())
+        table.insert(7, "speedup_remark", [", ".join(doubts) for doubts in self._speedup_doubts()])
         return table
 
     def _speedups(self) -> list[float | None]:
         return [_speedup(self.summaries[0], summary) for summary in self.summaries]
+
+    def _speedup_doubts(self) -> list[list[str]]:
+        doubts = [_doubts(self.summaries[0], summary) for summary in self.summaries]
+        return [[] if speedup is None else each for speedup, each in zip(self._speedups(), doubts, strict=True)]
 
     def _differing(self) -> list[str]:
         return differing([s["parameters_given"] for s in self.summaries], self.sorted_by, MOST_PARAMETERS)
@@ -232,7 +258,7 @@ class Comparison:
                 "training time": words.seconds(s["training_seconds"]),
                 "per epoch": words.seconds(s["epoch_seconds"]),
                 **{title: texts[i] for title, texts in results.items()},
-                "speed-up": "n/a" if speedup is None else f"{speedup:.2f}x",
+                "speed-up": _marked_ratio(speedup, doubts),
                 "mean samples/s": words.quantity(s["throughput"]),
                 "state held per rank": words.gib(s["held_bytes"]),
                 f"peak {s['memory_kind'] or 'memory'} per rank": words.gib(s["memory_peak"]),
@@ -241,7 +267,9 @@ class Comparison:
                 "parameters": "n/a" if s["parameters"] is None else f"{s['parameters']:,.0f}",
                 "result": s["result"],
             }
-            for i, (s, speedup) in enumerate(zip(self.summaries, self._speedups(), strict=True))
+            for i, (s, speedup, doubts) in enumerate(
+                zip(self.summaries, self._speedups(), self._speedup_doubts(), strict=True)
+            )
         ]
 
     def _marked(self, name: str) -> list[str]:
@@ -321,7 +349,9 @@ class Comparison:
         by, given = self.sorted_by, [s["parameters_given"] for s in self.summaries]
         is_metric = by not in ("", *OWN_KEYS) and not any(by in each for each in given)
         order = order_in_words(by, self._better(by)) if is_metric else ""
-        return [*filter(None, [order]), *notices, *self.findings]
+        machines = [f"{plain(s['name'])}: {each.sentence}" for s in self.summaries for each in s["disturbances"]]
+        is_repeated = any(REPEAT in doubts for doubts in self._speedup_doubts())
+        return [*filter(None, [order]), *notices, *machines, *([REPEATS] if is_repeated else []), *self.findings]
 
     def _bars(self) -> str:
         """Training time and state held per rank as bars, each relative to the largest."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import resource
 import subprocess
 import sys
@@ -13,7 +14,8 @@ import pytest
 from labkit.hardware import container
 from labkit.launcher import machine_load, sampler
 from labkit.launcher.machine_load import MachineLoad, ProcessorTime, busy_seconds, on_battery
-from labkit.record import HostHistory, RunReader, State
+from labkit.record import HostHistory, RunFolder, RunReader, State
+from labkit.view.comparison import compare
 from labkit.view.live.disturbances import disturbances
 from labkit.view.live.verdict import verdict
 
@@ -197,6 +199,34 @@ def test_what_a_made_up_driver_says_of_a_gpu(machine):
         "other processes had memory on GPU 0 T4 for 100% of the time",
         "heat slowed GPU 0 T4 down for 100% of the time",
     ]
+
+
+def test_a_ratio_of_times_is_marked_where_it_may_say_nothing(tmp_path):
+    """The first run was alone, the second is a repeat of it, another program disturbed the third."""
+    runs = []
+    for name, script, own in (("alone", "a", 4.0), ("again", "a", 4.0), ("disturbed", "b", 1.0)):
+        run = RunFolder.create(tmp_path, name)
+        manifest = {"format": 1, "world_size": 1, "script": {"sha256": script}}
+        run.manifest.write_text(json.dumps(manifest))
+        ENDED.write(run)
+        run.rank(0).mkdir(parents=True)
+        step = {"k": "step", "t": 1.0, "step": 1, "n": 1, "seconds": [0.1] * 3, "samples": 8}
+        run.metrics(0).write_text(json.dumps(step) + "\n")
+        run.hosts.mkdir()
+        lines = [
+            {"k": "meta", "t": 0.0, "host": "h", "usable_cores": 4},
+            {"k": "host", "t": 1.0, "busy": 4, "own": own},
+        ]
+        run.host("h").write_text("".join(json.dumps(line) + "\n" for line in lines))
+        runs.append(run.path)
+    comparison = compare(runs)
+
+    assert [row["speed-up"] for row in comparison._rows()] == ["1.00x", "1.00x (repeat)", "1.00x (other load)"]
+    assert re.search(r"\ndisturbed-\w+: other programs used 75% of these cores\n", str(comparison))
+    assert "\nrepeat: the same script" in str(comparison)
+    assert list(comparison.table["speedup"]) == [1.0, 1.0, 1.0]
+    assert list(comparison.table["speedup_remark"]) == ["", "repeat", "other load"]
+    assert [row["speed-up"] for row in compare(runs[::2][::-1])._rows()] == ["1.00x", "1.00x (other load)"]
 
 
 def test_what_a_fold_keeps_of_a_machine_states_the_same(machine):
