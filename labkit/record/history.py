@@ -41,6 +41,7 @@ from labkit.record.records import (
     Report,
     Scalar,
     Step,
+    Untracked,
 )
 from labkit.series import LARGEST, Series
 from labkit.tail import Tail
@@ -53,6 +54,7 @@ END_BYTES = 1 << 14
 RECENT_RECORDS = 50
 RECENT = ("steps", "seconds", "restarts", *PHASES)
 FIRST_STEPS = 2
+KEPT_PAIRS, REPEATS = 32, 3  # numbers that are compared with the loss, and how many equal ones make them the loss
 SERIES = ("step", "loss", "step_seconds", "own_seconds", "throughput", "memory", "reserved")
 OWN = ("input", "forward", "optimizer")
 READINGS = ("utilisation", "memory_used", "power", "temperature")
@@ -80,7 +82,8 @@ class RankHistory:
     `throughput` (samples/s of this rank), `memory` (bytes: what the allocator holds on CUDA, else the resident set),
     `reserved` (bytes that CUDA's allocator took from the device), `own_seconds` (a step's seconds in the phases OWN, in
     which a rank works alone: backward waits for the slowest rank, so whole steps take equally long on all ranks).
-    `scalars` are series of what the script reported under other names, on the first ranks.
+    `scalars` are series of what the script reported under other names, on the first ranks; without the loss under
+    another name, as trackers are given it.
     `totals` are sums over all steps: `steps`, `samples`, `seconds`, and each phase in seconds. `samples` leaves out the
     steps whose samples are unknown; the others are `counted_steps` and take `counted_seconds`. `restarts` are the
     seconds of `input` in which a DataLoader's workers were started again.
@@ -113,11 +116,16 @@ class RankHistory:
         self.values: dict[str, Scalar] = {}  # the newest value of every name that the script reported
         self.extremes: dict[str, tuple[float, float]] = {}  # the lowest and highest finite value of each of these names
         self.end: End | None = None
+        self.untracked = ""  # the first name that the script logged to a tracker and that is not recorded
         self.series = {name: Series() for name in SERIES}
         self.scalars: dict[str, Series] = {}
         self.saved: deque[float] = deque(maxlen=KEPT_CHANGES)  # when checkpoints were saved, in the same seconds
         self.allocation_retries = 0.0
         self.communicates = False  # whether the time that it waits for collectives is known
+        # The newest losses and tracked numbers with their steps, and of each name the numbers that were the loss.
+        self._own_losses: deque[tuple[int, float]] = deque(maxlen=KEPT_PAIRS)
+        self._tracked: deque[tuple[int, dict[str, Scalar]]] = deque(maxlen=KEPT_PAIRS)
+        self._equal: defaultdict[str, set[float]] = defaultdict(set)
         self._recent: deque[tuple[float, ...]] = deque(maxlen=RECENT_RECORDS)  # what RECENT names
         self._recent_sums: dict[str, float] | None = None  # None when out of date
         self._measured: defaultdict[str, _Points] = defaultdict(_Points)
@@ -257,11 +265,14 @@ class RankHistory:
             values = [*filter(math.isfinite, points.values), *self.extremes.get(name, ())]
             if name in self.values and values:
                 self.extremes[name] = min(values), max(values)
-            if self.rank < CHARTED_RANKS and name not in DESCRIBING:
+            if self.rank < CHARTED_RANKS and name not in DESCRIBING and len(self._equal.get(name, ())) < REPEATS:
                 if name not in self.scalars and len(self.scalars) < CHARTED:
                     self.scalars[name] = Series()
                 if name in self.scalars:
                     self.scalars[name].extend(points.times, points.values)
+        for name, equal in self._equal.items():
+            if len(equal) >= REPEATS:
+                self.scalars.pop(name, None)
         self._reported.clear()
 
     def _take(self, record: Record) -> None:
@@ -284,6 +295,8 @@ class RankHistory:
             self.model = record
         elif isinstance(record, Memory):
             self.traced, self.untraced = record.peak or self.traced, record.why or self.untraced
+        elif isinstance(record, Untracked):
+            self.untracked = record.name
         elif isinstance(record, End):
             self.end = record
 
@@ -334,8 +347,12 @@ class RankHistory:
         for name, value in values.items():
             if (scalar := number(value)) is not None:
                 self._reported[name].add(t, scalar)
+        if record.is_tracked:
+            self._tracked.append((record.step or 0, values))
+            for own, loss in self._own_losses:
+                self._compare(own, loss, *self._tracked[-1])
         self._steps_before = record.start_step or self._steps_before
-        if record.step:
+        if record.step and not (record.is_tracked and self.totals["steps"]):
             self.step = max(self.step, record.step)
             self._measured["step"].add(t, self.step)
         self.reports.append(values)
@@ -345,11 +362,21 @@ class RankHistory:
             self.saved.append(t)
         self._take_loss(t, record)
 
+    def _compare(self, own: int, loss: float, step: int, tracked: dict[str, Scalar]) -> None:
+        """Note which of a step's tracked numbers are exactly the loss of this step or one beside it: loops count from
+        0."""
+        for name, value in tracked.items() if abs(own - step) <= 1 else ():
+            if value == loss and len(self._equal[name]) < REPEATS:
+                self._equal[name].add(loss)
+
     def _take_loss(self, t: float, record: Step | Report) -> None:
         loss, void_after = self.losses.take(record)
         if void_after is not None:
             self._forget_losses(void_after)
         if loss is not None:
+            self._own_losses.append((self.step, loss))
+            for tracked in self._tracked:
+                self._compare(self.step, loss, *tracked)
             self._measured["loss"].add(t, loss)
             if self.lost_at is None:
                 if abs(loss) <= LARGEST:

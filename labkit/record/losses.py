@@ -17,7 +17,8 @@ class Counted(NamedTuple):
 
 class Losses:
     """Says record by record which of the losses that a rank recorded in one attempt count: the script's own rather
-    than the probe's, and none from the step on from which several optimizers each had their own.
+    than the probe's, and none from the step on from which several optimizers each had their own. That which the script
+    gives to a tracker counts where the probe has found that it has none.
 
     `newest` is the newest training's, None if it has none; `what` says what that is, or why there is none, and is empty
     if the script reports it.
@@ -32,7 +33,8 @@ class Losses:
 
     def take(self, record: Record) -> Counted:
         if isinstance(record, Report):
-            return self._take_report(record.loss)
+            has_own = self.newest is not None or not self.what
+            return Counted() if record.is_tracked and has_own else self._take_report(record.loss)
         if not isinstance(record, Step) or self.are_scripts:
             return Counted()
         void_after = None

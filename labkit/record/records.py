@@ -28,6 +28,10 @@ the wall clock. Readers ignore what they do not know.
     {"k": "report", "t": …, "step": 40, "f1": 0.7}
      (what the script logged to the logger "metrics", see worker/metrics_logger.py; names and values are the script's
       own, and "step" may be missing)
+    {"k": "tracked", "t": …, "step": 40, "val/accuracy": 0.73}
+     (what the script logged to a tracker, see worker/trackers.py)
+    {"k": "untracked", "t": …, "name": "grad/layer9"}
+     (the first name that came after the last one that is taken)
     {"k": "end", "t": …, "step": 200, "outcome": "finished" | "raised" | "exited", "dropped": 0}
      ("line": the script's in which it raised or exited; "passes": backward passes, if there was no step;
       "problem": the first of what was dropped)
@@ -60,6 +64,7 @@ DESCRIBING = {
     "epoch_seconds",
     "training_seconds",
 }
+TRACKED = {"step", "epoch", "loss"}  # of these, what a tracker's number may be called
 LONGEST_TEXT = 1000  # of a reported value
 PASSED = "as passed to backward()"
 
@@ -167,11 +172,13 @@ class Memory:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What the script reported: all of `values`, with the step that it named, if any."""
+    """What the script reported: all of `values`, with the step that it named, if any. `is_tracked`: to a tracker, whose
+    names say nothing of the run."""
 
     t: float
     step: int | None
     values: dict[str, Scalar]
+    is_tracked: bool = False
 
     @property
     def loss(self) -> float | None:
@@ -181,6 +188,14 @@ class Report:
     def start_step(self) -> int:
         """The steps of the run that this one resumed; 0 if the script does not say."""
         return _count(self.values.get("start_step")) or 0
+
+
+@dataclass(frozen=True, slots=True)
+class Untracked:
+    """From the number of this name on, those of new names that the script logs to trackers are not recorded."""
+
+    t: float
+    name: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,7 +228,7 @@ class Event:
     has_errors: bool
 
 
-Record = Header | Step | Model | Memory | Report | End | Event
+Record = Header | Step | Model | Memory | Report | Untracked | End | Event
 
 
 def decode(record: Mapping[str, Any]) -> Record | None:
@@ -222,9 +237,12 @@ def decode(record: Mapping[str, Any]) -> Record | None:
     t, kind = float(record["t"]), record.get("k")
     if kind == "step":
         return _step(t, record)
-    if kind == "report":
-        values = {k: v for k, v in record.items() if k not in ("k", "t") and len(k) < LONGEST_TEXT and _is_scalar(v)}
-        return Report(t, _count(values.get("step")), values)
+    if kind in ("report", "tracked"):
+        hidden = ("k", "t") if kind == "report" else ("k", "t", *(DESCRIBING - TRACKED))
+        values = {k: v for k, v in record.items() if k not in hidden and len(k) < LONGEST_TEXT and _is_scalar(v)}
+        return Report(t, _count(values.get("step")), values, is_tracked=kind == "tracked")
+    if kind == "untracked":
+        return from_json(Untracked, record)
     if kind == "meta":
         return from_json(Header, record)
     if kind == "model":

@@ -74,6 +74,8 @@ def _rows_of_rank(records: Sequence[Record], since: float) -> Iterator[Row]:
         if isinstance(record, Report):
             steps_before = record.start_step or steps_before
             values, rows_of_kind = _of_report(record), reported
+            if record.is_tracked and loss is None:
+                values.pop("loss", None)
         else:
             values, rows_of_kind = _of_step(record, loss), measured
         if record.step is not None:

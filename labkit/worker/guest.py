@@ -52,6 +52,19 @@ STARTING_MODULES = {
     "torch._dynamo": "compiling the model",
     "torch._inductor": "compiling the model",
 }
+# What has the classes that trackers.CALLS observes.
+TRACKERS = (
+    "torch.utils.tensorboard.writer",
+    "tensorboardX.writer",
+    "wandb.sdk.wandb_run",
+    "wandb.sdk.lib.noop_run",
+    "trackio.run",
+    "mlflow.tracking.client",
+    "accelerate.accelerator",
+    "lightning.pytorch.trainer.connectors.logger_connector.logger_connector",
+    "pytorch_lightning.trainer.connectors.logger_connector.logger_connector",
+    "transformers.trainer_callback",
+)
 
 
 def main() -> None:
@@ -84,6 +97,7 @@ class Guest:
         self.paths = sys.path if sys.flags.safe_path else sys.path[1:]  # without the script's own folder
         self.script = ""  # the file whose lines are the script's
         self.recording: Recording | None = None
+        self.trackers: list[Any] = []  # modules that are to be observed once torch is
         self.problem = ""  # why nothing is recorded
         self.outcome = ""  # of the script: "finished", "raised" or "exited"
         self.last: int | None = None  # the script's line in which it raised or exited
@@ -124,12 +138,13 @@ class Guest:
         for name in builtin:  # a script that imports them gets the same
             del sys.modules[name]
         os.register_at_fork(after_in_child=self.leave)
-        self.finder, self.is_fork = Finder({"logging": self.hear, "torch": self.observe}), "torch" in sys.modules
+        self.finder, self.is_fork = Finder(dict.fromkeys(TRACKERS, self.track)), "torch" in sys.modules
         if self.is_fork:  # of a process that has imported both
             self.hear(sys.modules["logging"])
             self.observe(sys.modules["torch"])
         else:
-            sys.meta_path.insert(0, self.finder)
+            self.finder.awaited.update(logging=self.hear, torch=self.observe)
+        sys.meta_path.insert(0, self.finder)
         os.execv, os.execve = self._surviving(os.execv), self._surviving(os.execve)  # type: ignore[assignment]
         self.has_ended.acquire()
         has_begun = _thread.allocate_lock()
@@ -213,6 +228,13 @@ class Guest:
     def observe(self, torch: "Any") -> None:
         """Called when torch has been imported."""
         self._attempt(lambda recording: recording.observe(torch))
+        self._attempt(lambda recording: recording.track(self.trackers))
+
+    def track(self, module: "Any") -> None:
+        """Called when a module has been imported to which a script logs numbers."""
+        self.trackers.append(module)
+        if self.recording is not None:
+            self._attempt(lambda recording: recording.track(self.trackers))
 
     def hear(self, logging: "Any") -> None:
         """Called when logging has been imported. The logger of the script's metrics is not made before the script asks
@@ -418,8 +440,8 @@ class Guest:
 
 
 class Finder:
-    """On `sys.meta_path` until the last of these modules has been imported: finds them as the other finders do, and
-    then calls the function that awaits each."""
+    """On `sys.meta_path`: finds these modules as the other finders do, and calls the function that awaits each once it
+    has been imported."""
 
     def __init__(self, awaited: "dict[str, Callable[[Any], None]]") -> None:
         self.awaited = awaited
@@ -436,8 +458,6 @@ class Finder:
                 del loader.exec_module
                 load(module)
                 if self in sys.meta_path and (has_imported := self.awaited.pop(name, None)):
-                    if not self.awaited:
-                        sys.meta_path.remove(self)
                     has_imported(module)
 
             loader.exec_module = exec_module

@@ -85,10 +85,10 @@ def _is_called_to_log(frame: FrameType | None) -> bool:
 
 
 class Reports:
-    """Writes mappings as "report" records: up to BURST at once, RECORDS_A_SECOND on average."""
+    """Writes mappings as records of this kind: up to BURST at once, RECORDS_A_SECOND on average."""
 
-    def __init__(self, recorder: Recorder):
-        self._recorder = recorder
+    def __init__(self, recorder: Recorder, kind: str = "report"):
+        self._recorder, self._kind = recorder, kind
         self._process = os.getpid()
         self._lock = threading.RLock()  # a signal handler may log while its own thread does
         self._room, self._updated = float(BURST), time.monotonic()
@@ -101,12 +101,16 @@ class Reports:
             values = args[0] if args and len(args) == 1 else None if args else message
             if not isinstance(values, Mapping) or os.getpid() != self._process:
                 return
-            with self._lock:
-                if scalars := self._scalars(values):
-                    self._merge(scalars)
-                self._write()
+            self.keep(self._scalars(values), time.monotonic())
         except Exception as error:  # a mapping that cannot be read
             self._recorder.drop(error)
+
+    def keep(self, scalars: dict[str, Any], t: float) -> None:
+        """Write these scalars of the time `t`, or keep them until the rate allows it."""
+        with self._lock:
+            if scalars:
+                self._merge(scalars, t)
+            self._write()
 
     def flush(self, *, everything: bool = False) -> None:
         """Write pending records: as many as the rate allows, or everything."""
@@ -118,7 +122,7 @@ class Reports:
         scalars = {}
         for name, value in islice(values.items(), MOST_VALUES):
             try:
-                scalars[f"{name}_" if name in ("k", "t") else str(name)[:LONGEST_TEXT]] = _scalar(value)
+                scalars[renamed(name)] = _scalar(value)
             except Exception as error:  # an object may raise anything
                 self._recorder.drop(error)
         self._recorder.dropped += max(0, len(values) - MOST_VALUES)
@@ -127,14 +131,14 @@ class Reports:
             scalars["step"] = int(step)
         return scalars
 
-    def _merge(self, values: dict[str, Any]) -> None:
+    def _merge(self, values: dict[str, Any], t: float) -> None:
         self._step = values.get("step", self._step)
         for step, older in [*self._waiting.items()]:
             for name in values.keys() - {"step"}:
                 older.pop(name, None)
             if older.keys() <= {"t", "step"}:
                 del self._waiting[step]
-        self._waiting.setdefault(self._step, {}).update(values, t=time.monotonic())
+        self._waiting.setdefault(self._step, {}).update(values, t=t)
         while len(self._waiting) > 1 and sum(map(len, self._waiting.values())) > MOST_VALUES:
             self._recorder.dropped += len(self._waiting.pop(next(iter(self._waiting))))
 
@@ -143,7 +147,12 @@ class Reports:
         self._room, self._updated = min(BURST, self._room + (now - self._updated) * RECORDS_A_SECOND), now
         while self._waiting and (everything or self._room >= 1):
             self._room -= 1
-            self._recorder.write({"k": "report", **self._waiting.pop(next(iter(self._waiting)))})
+            self._recorder.write({"k": self._kind, **self._waiting.pop(next(iter(self._waiting)))})
+
+
+def renamed(name: object) -> str:
+    """The name in a record, which has two of its own."""
+    return f"{name}_" if name in ("k", "t") else str(name)[:LONGEST_TEXT]
 
 
 def _scalar(value: Any) -> Any:

@@ -10,7 +10,7 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableSequence
 from typing import Any
 
 from labkit.rank_files import PROFILE, TRACE_MEMORY, WITNESS
@@ -20,6 +20,7 @@ from labkit.worker.frames import leave_out_of_compilation
 from labkit.worker.metrics_logger import Reports, listen
 from labkit.worker.probe import Probe
 from labkit.worker.reach.settings import Settings
+from labkit.worker.trackers import Trackers
 from labkit.worker.witness.witness import Witness
 
 PR_SET_PDEATHSIG = 1
@@ -35,6 +36,7 @@ class Recording:
         self.probe = Probe(self._folder.metrics(self._rank), profile, traces=settings.get(TRACE_MEMORY) == "1")
         self.probe.settings = Settings(None if self._rank else self._folder)
         self._reports, self._header = Reports(self.probe.recorder), header
+        self._trackers: Trackers | None = None  # once there is torch
         self._is_witnessed = settings.get(WITNESS) != "0"
         self._is_reachable, self._has_header = self._folder.requests.is_dir(), False
         if sys.platform == "linux":  # a killed torchrun takes its ranks with it, even one that holds the GIL
@@ -52,6 +54,12 @@ class Recording:
             except Exception as error:  # a full disk
                 self.probe.recorder.drop(error)
         self.probe.start(torch)
+        self._trackers = Trackers(torch, self.probe.recorder, lambda: self.probe.step)
+
+    def track(self, modules: MutableSequence[Any]) -> None:
+        """Record what the script logs to the trackers of these modules, which leave the list."""
+        while modules and self._trackers is not None:
+            self._trackers.hook(modules.pop())
 
     def hear(self, logger: logging.Logger) -> None:
         """Record what the script logs to this logger."""
@@ -80,6 +88,8 @@ class Recording:
         probe, reach = self.probe, self.probe.reach
         hit = reach.hit if reach is not None else None
         self._reports.flush()
+        if self._trackers is not None:
+            self._trackers.flush()
         probe.tick()
         return {
             "step": probe.step,
@@ -103,4 +113,6 @@ class Recording:
     def end(self, outcome: str, line: int | None) -> None:
         """Record how the script ended, and in which of its lines, if it raised or exited."""
         self._reports.flush(everything=True)
+        if self._trackers is not None:
+            self._trackers.flush(everything=True)
         self.probe.finish(outcome, line)

@@ -56,8 +56,9 @@ ENTRIES: list[tuple[str, str, re.Pattern[str] | None]] = [
         "What labkit adds to torch",
         "Importing torch, or asking for the logger `metrics`, also loads labkit's modules, which wrap that logger and the "
         "functions that make up a step, such as `torch.autograd.backward`, `DataLoader`'s `__next__`, `GradScaler.step` and "
-        "`destroy_process_group`; on CPUs, DDP measures every step instead of some. Until then, a finder for both is the first "
-        "in `sys.meta_path`. `os.execv` and `os.execve` are wrapped, too: a script that starts itself again is still "
+        "`destroy_process_group`; on CPUs, DDP measures every step instead of some. Once there is torch, the calls that log "
+        "numbers to trackers are wrapped, too, such as `SummaryWriter.add_scalar` and W&B's `Run.log`. A finder for all these "
+        "modules is the first in `sys.meta_path`. `os.execv` and `os.execve` are wrapped, too: a script that starts itself again is still "
         "recorded. A profiler of your own also shows these functions and the copy of a loss.",
         None,
     ),

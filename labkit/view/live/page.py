@@ -85,6 +85,10 @@ def _recorded(reader: RunReader, state: State) -> bool:
 def _unread(reader: RunReader) -> str:
     remarks = [f"{reader.undecodable} lines of metrics could not be read"] if reader.undecodable else []
     remarks += [f"{reader.dropped} measurements were dropped"] if reader.dropped else []
+    untracked = next((history.untracked for history in reader.reporting if history.untracked), "")
+    remarks += (
+        [f"{escaped(untracked)} and what the script logs under further names is not recorded"] if untracked else []
+    )
     return f'<div style="opacity:.75">{"; ".join(remarks)}</div>' if remarks else ""
 
 

@@ -247,6 +247,35 @@ import time, torch
 from torch.utils.tensorboard import SummaryWriter
 w = SummaryWriter("tb"); [w.add_scalar("loss", 1 / (i + 1), i) for i in range(5)]; print("not closed"); time.sleep(0.5)  # for its thread, or it is a race
 
+# %% logs_to_trackers_of_its_own
+import inspect, pickle, threading, time, torch, traceback
+from torch.utils.tensorboard import SummaryWriter
+m = torch.nn.Linear(4, 1); o = torch.optim.SGD(m.parameters(), lr=.1)
+class Mine(SummaryWriter):
+    def add_scalar(self, tag, *args, **kwargs): print([f.function for f in inspect.stack()]); return super().add_scalar("my/" + tag, *args, **kwargs)
+plain, mine = SummaryWriter("tb"), Mine("mine")
+print(inspect.signature(SummaryWriter.add_scalar), pickle.loads(pickle.dumps(SummaryWriter.add_scalar)) is SummaryWriter.add_scalar, inspect.getsource(SummaryWriter.add_scalars)[:25])
+for s in range(5):
+    l = m(torch.ones(8, 4)).pow(2).mean(); o.zero_grad(); l.backward(); o.step(); print(plain.add_scalar("loss", l, s), mine.add_scalar("loss", l.item(), global_step=s))
+t = threading.Thread(target=plain.add_scalars, args=("both", {"a": 1, "b": torch.tensor(2.)}, 5)); t.start(); t.join()
+for arguments in ((), ("d", "no number", 1), ("e", torch.ones(2), 1), ("f", None)):
+    try: plain.add_scalar(*arguments)
+    except BaseException as error: print(type(error).__name__, error, [f.name for f in traceback.extract_tb(error.__traceback__)])
+original = SummaryWriter.add_scalar
+SummaryWriter.add_scalar = lambda self, tag, *rest: (print("patched"), original(self, tag, *rest))[1]
+plain.add_scalar("g", 7, 1); plain.close(); mine.close()
+
+# %% logs_to_disabled_wandb
+# env WANDB_MODE=disabled
+# needs wandb
+import torch, wandb
+run = wandb.init(); m = torch.nn.Linear(4, 1); o = torch.optim.SGD(m.parameters(), lr=.1)
+for s in range(5):
+    l = m(torch.ones(8, 4)).pow(2).mean(); o.zero_grad(); l.backward(); o.step(); print(wandb.log({"loss": l}), run.log({"n": {"a": 1}}, step=s))
+try: run.log(3)
+except Exception as error: print(type(error).__name__, error)
+wandb.finish()
+
 # %% training_thread_raises
 import threading, torch
 def train():
