@@ -1,4 +1,5 @@
-"""Reads from a script's text, at the launch, what it shards, wraps and uses, which `run.json` keeps as `facts`.
+"""Reads from a script's text, at the launch, what it shards, wraps and uses, and which values of its metrics are
+better, which `run.json` keeps as `facts`.
 
 A fact that the text does not settle is None: the script may import it from a module of the user's, or leave it to a
 framework's settings.
@@ -10,6 +11,7 @@ import ast
 import re
 import sys
 
+from labkit.checking.metric_modes import metric_modes
 from labkit.checking.syntax.nodes import last_part
 from labkit.checking.syntax.tree import FRAMEWORKS, WRAPPERS, Tree, tree_of
 from labkit.record import ScriptFacts
@@ -64,6 +66,7 @@ def facts_of(text: str) -> ScriptFacts | None:
         checkpoints=used(_is_in(names, *CHECKPOINTING) or bool(tree.words & CHECKPOINTING_WORDS)),
         autocasts=used(any(name.startswith("torch.") and name.endswith(".autocast") for name in names)),
         compiles=used("torch.compile" in names),
+        better=metric_modes(tree),
     )
 
 

@@ -9,6 +9,7 @@ import pytest
 
 import labkit
 from labkit import LabError
+from labkit.checking import facts_of
 from labkit.metric_names import Directions, agreed, better
 from labkit.record import RunReader, State
 from labkit.view.live.run_charts import Look, run_charts
@@ -163,3 +164,44 @@ def test_a_sweep_the_script_and_the_options_of_the_extra_validate_say_what_is_be
     run("val_x", [1.0, 3.0, 2.0], manifest)
 
     assert said_of(folder)[1] == 1.0
+
+
+SCRIPTS = {
+    'EarlyStopping(monitor="val_x", mode="min")': {"val_x": "lower"},
+    'EarlyStopping("val_x", mode="max")': {"val_x": "higher"},
+    'pl.callbacks.ModelCheckpoint(monitor="val/x", mode="max", save_top_k=1)': {"val/x": "higher"},
+    'NAME = "val_x"\nModelCheckpoint("here", monitor=NAME, mode="min")': {"val_x": "lower"},
+    'ModelCheckpoint("here", monitor="val_x")': {},  # the default is not said
+    'EarlyStopping(monitor="val_x", mode="auto")': {},  # Keras
+    'EarlyStopping(monitor="val_x", mode=mode)': {},
+    'EarlyStopping(monitor="val_x", mode="min")\nModelCheckpoint(monitor="val_x", mode="max")': {},
+    'open(name, mode="min")': {},
+    'plateau = ReduceLROnPlateau(optimizer, "max")\nplateau.step(val_x)': {"val_x": "higher"},
+    'self.plateau = ReduceLROnPlateau(optimizer, mode="min")\nself.plateau.step(seen["val_x"])': {"val_x": "lower"},
+    'plateau = ReduceLROnPlateau(optimizer, mode="min")\nplateau.step(metrics=val_x.item())': {"val_x": "lower"},
+    'plateau = ReduceLROnPlateau(optimizer, mode="max")\nplateau.step(-val_x)': {},
+    'plateau = ReduceLROnPlateau(optimizer, mode="max")\nother.step(val_x)': {},
+    "plateau = ReduceLROnPlateau(optimizer)\nplateau.step(val_x)": {},
+    'x = {"scheduler": ReduceLROnPlateau(optimizer, mode="max"), "monitor": "val_x"}': {"val_x": "higher"},
+    'p = ReduceLROnPlateau(o, mode="max")\nx = {"optimizer": o, "lr_scheduler": p, "monitor": "x"}': {"x": "higher"},
+    'x = {"scheduler": StepLR(optimizer), "monitor": "val_x"}': {},
+    'TrainingArguments(metric_for_best_model="x", greater_is_better=False)': {"x": "lower"},
+    'Seq2SeqTrainingArguments("here", metric_for_best_model="eval_x", greater_is_better=True)': {"eval_x": "higher"},
+    'TrainingArguments(metric_for_best_model="x")': {"x": "higher"},  # the rule of Hugging Face
+    'TrainingArguments(metric_for_best_model="x_loss", greater_is_better=None)': {"x_loss": "lower"},
+    'TrainingArguments(metric_for_best_model="perplexity")': {"perplexity": "lower"},  # whatever its rule
+    'TrainingArguments(metric_for_best_model="x", greater_is_better=flag)': {},
+    'TrainingArguments(metric_for_best_model="x", **options)': {},
+    "TrainingArguments(load_best_model_at_end=True)": {},
+}
+
+
+@pytest.mark.parametrize(("text", "answers"), SCRIPTS.items())
+def test_the_text_of_a_script_says_which_values_are_better(text, answers):
+    assert facts_of(text).better == answers
+
+
+def test_labkits_own_scripts_say_nothing_of_their_metrics():
+    script = labkit.Script.load("ddp", "checkpoints", "validate")
+
+    assert facts_of(str(script)).better == {}
