@@ -4,24 +4,25 @@
 import math
 
 
-LOW = ("loss", "error", "perplexity", "mae", "mse", "rmse", "wer", "cer")  # lower is better
+LOW = ("loss", "error", "perplexity", "ppl", "nll", "bpb", "mae", "mse", "rmse", "mape", "wer", "cer", "fid", "ece")
+HIGH = ("accuracy", "acc", "top1", "top5", "f1", "auc", "map", "precision", "recall", "iou", "dice", "bleu", "rouge")
 
 
 def validate_arguments(parser):
     parser.add_argument("--validate-every", type=int, default=0, help="steps between validations (0: only at the end)")
     parser.add_argument("--best", default="loss", metavar="NAME",
                         help="the loss or metric for --patience and the best checkpoint")  # fmt: skip
-    parser.add_argument(
-        "--best-is", choices=["lowest", "highest"], help="default: lowest for losses and errors, else highest"
-    )
-    parser.add_argument(
-        "--patience", type=int, default=0, help="stop after N validations without improvement (0: never)"
-    )
+    parser.add_argument("--best-is", choices=["lowest", "highest"], help="default: by its name, if that is known")
+    parser.add_argument("--patience", type=int, default=0, help="stop after N validations, none better (0: never)")
 
 
 def validate(step, total_steps, measure, notes, args):
     """Every --validate-every steps and at the end, on the second data set of load_datasets. Returns the reason to stop,
     the same on every rank, or None. notes are saved with checkpoints, which keep the one of notes["best_step"]."""
+    words = [word for word in args.best.lower().replace("/", "_").split("_") if word in LOW + HIGH]
+    if not args.best_is and not words:
+        raise ValueError(f"is a low or a high {args.best} good? Pass --best-is lowest or --best-is highest")
+    lowest = args.best_is == "lowest" or (not args.best_is and ("loss" in words or words[-1] in LOW))
     if 0 < args.patience <= notes.get("since_best", 0):  # a stopped run was resumed
         return f"no better {args.best} in {args.patience} validations: the best was at step {notes['best_step']}"
     if step < total_steps and (not args.validate_every or step % args.validate_every):
@@ -29,7 +30,6 @@ def validate(step, total_steps, measure, notes, args):
     measured = measure(step)
     if (name := f"test_{args.best}") not in measured:
         return f"--best {args.best} is not measured; there are {', '.join(n[5:] for n in measured)}"  # saved anyway
-    lowest = args.best_is == "lowest" or (not args.best_is and args.best.endswith(LOW))
     if notes.get("best_of") != args.best:
         notes |= {"best_of": args.best, "best": math.inf if lowest else -math.inf, "best_step": 0, "since_best": 0}
     notes["since_best"] += 1

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import time
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -199,6 +201,30 @@ SCRIPTS = {
 @pytest.mark.parametrize(("text", "answers"), SCRIPTS.items())
 def test_the_text_of_a_script_says_which_values_are_better(text, answers):
     assert facts_of(text).better == answers
+
+
+@pytest.fixture(scope="module")
+def extra():
+    """The names in the extra `validate`, which cannot import labkit."""
+    names = {"report": lambda **values: None}
+    exec(Path(__file__).parents[2].joinpath("scripts/extras/validate.py").read_text(), names)
+    return SimpleNamespace(**names)
+
+
+def test_the_extra_validate_agrees_with_labkit(extra):
+    def lowest(name, best_is=None):
+        notes, measured = {}, iter([1.0, 0.5])
+        args = SimpleNamespace(best=name, best_is=best_is, patience=0, validate_every=1)
+        for step in (1, 2):
+            extra.validate(step, 9, lambda step: {f"test_{name}": next(measured)}, notes, args)
+        return notes["best"] == 0.5
+
+    names = [*extra.LOW, *extra.HIGH, "loss_dice", "bleu_error", "token/accuracy", "word_perplexity"]
+    assert {name: lowest(name) for name in names} == {name: better(name) == "lower" for name in names}
+    assert None not in map(better, names)
+    assert (lowest("loss", "highest"), lowest("quality", "lowest")) == (False, True)
+    with pytest.raises(ValueError, match="is a low or a high quality good"):
+        lowest("quality")
 
 
 def test_labkits_own_scripts_say_nothing_of_their_metrics():

@@ -271,7 +271,7 @@ def test_a_manifest_is_written_as_it_was_read():
         "watchdog": 60.0,
         "gpus": [],
         "nodes": {"count": 2, "nproc_per_node": 2, "hosts": ["hA", "hB"]},
-        "sweep": {"id": "s", "point": 3, "rung": None},
+        "sweep": {"id": "s", "point": 3, "rung": None, "better": {"val_x": "lower"}},
         "facts": None,
     }
     read = Manifest.decode(content)
