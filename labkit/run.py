@@ -70,9 +70,9 @@ def runs(
     """All runs, newest first, as a table of the first 50. You can filter by a script's name, by a state such as
     "failed", or "wrong" for those of any state that were found to be certainly wrong, and by a tag.
 
-    `sort` is a metric, best run first (the lowest "loss", the highest "val_accuracy"); a parameter, lowest value first;
-    or "duration", "ranks" or "started", newest first. Runs without a value come last. Raises LabError for a state that
-    does not exist, or if no run has what `sort` names.
+    `sort` is a metric, best run first (the lowest "loss", the highest "val_accuracy"; the lowest value if it is unknown
+    which is better); a parameter, lowest value first; or "duration", "ranks" or "started", newest first. Runs without a
+    value come last. Raises LabError for a state that does not exist, or if no run has what `sort` names.
     """
     if state is not None and state not in (states := (*get_args(StateName), "wrong")):
         raise LabError(f"there is no state {state!r}; the states are {', '.join(states)}")

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
+import sys
 import time
 from importlib.util import find_spec
 
@@ -11,6 +14,8 @@ import pytest
 from conftest import SCRIPTS
 
 import labkit
+from labkit.record import RunReader
+from labkit.view.live.run_charts import Look, run_charts
 from labkit.view.live.terminal import read_progress_line
 
 
@@ -82,3 +87,40 @@ def test_the_last_value_before_a_pause_is_written_though_the_rank_ends_without_a
 
     assert metrics.iloc[-1][["step", "f1"]].tolist() == [1999, 999.5]
     assert 200 < len(metrics) < 230
+
+
+QUALITIES = """
+import logging, time, torch
+from torch.optim.lr_scheduler import ReduceLROnPlateau
+
+model = torch.nn.Linear(2, 1)
+plateau = ReduceLROnPlateau(torch.optim.SGD(model.parameters(), lr=0.1), mode="max")
+for step, val_x in enumerate((3.0, 9.0, 4.0, 6.0, 5.0), 1):
+    logging.getLogger("metrics").info({"step": step, "val_x": val_x, "val_y": val_x})
+    plateau.step(val_x)
+    time.sleep(0.2)
+time.sleep(300)
+"""
+
+
+def test_a_running_view_circles_what_the_script_and_later_the_owner_in_another_process_call_better(tmp_path):
+    (tmp_path / "qualities.py").write_text(QUALITIES)
+    run = labkit.launch(tmp_path / "qualities.py", nproc_per_node=2, wait=False)
+    reader = RunReader(run.folder)
+
+    def circled():
+        reader.poll()
+        charts = {chart.title: chart for chart in run_charts(reader, Look()) if chart.evaluated}
+        return {title: (point := chart.best_point()) and point[1] for title, chart in charts.items()}
+
+    deadline = time.monotonic() + 120
+    while circled() != {"x": 9.0, "y": None}:
+        assert time.monotonic() < deadline, (circled(), repr(run))
+        time.sleep(0.2)
+    say = f"import labkit; labkit.attach({str(run.path)!r}).metric('val_y', better='lower')"
+    subprocess.run([sys.executable, "-c", say], check=True, env=os.environ | {"LABKIT_UI": "text"})
+
+    assert circled() == {"x": 9.0, "y": 3.0}
+    assert not run.status().is_final
+    run.stop(grace=0)
+    assert re.search(r"best val_x +best val_y", repr(labkit.runs()))

@@ -93,6 +93,7 @@ def test_every_point_of_a_grid_runs_once_two_at_a_time_and_a_failure_stops_no_ot
     assert table["state"].tolist() == ["succeeded"] * 4 + ["failed"] * 2
     assert table["best"].tolist() == [0.2, 1.2, 0.1, 1.1, -1.0, 0.0]
     assert (sweep.best().point, sweep.best().parameters["lr"], sweep.best().best) == (2, 0.1, 0.1)
+    assert sweep.runs()[0].folder.glimpsed_manifest().directions == {"test_loss": "lower"}
     assert [run.id for run in sweep.runs()] == table["run"].tolist()
     assert "ValueError: lr=-1.0 is negative" in sweep.results()[4].why
     assert "point 4 (lr=-1.0, seed=0): failed" in shown
