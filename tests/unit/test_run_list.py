@@ -118,6 +118,29 @@ def test_the_best_run_is_first_and_one_without_the_value_last(root, capsys, sort
     assert min(expected, key=lambda id: compared.index(id.partition("-")[2])) == expected[0]
 
 
+def test_runs_sorted_by_a_metric_of_which_nothing_says_what_is_better_begin_with_the_lowest_and_say_so(root, capsys):
+    for number, value in enumerate((0.5, 0.25, 0.75), 1):
+        ended(root, number, reports=[{"val_quality": 0.9}, {"val_quality": value}])
+    order = "sorted by val_quality, lowest first: run.metric('val_quality', better=…) says which values are better"
+
+    for listed in (labkit.runs(sort="val_quality"), labkit.runs(sort="val_quality")[:2]):
+        assert order in repr(listed)
+        assert [Glance.read(run.folder).newest["val_quality"] for run in listed] == [0.25, 0.5, 0.75][: len(listed)]
+    with pytest.raises(LabError, match="the best runs are unknown .*so keep=1 might delete them"):
+        labkit.runs(sort="val_quality").rm(keep=1)
+    assert cli.main(["prune", "--sort", "val_quality", "--keep", "1"]) == 2
+    assert "the best runs are unknown" in capsys.readouterr().err
+    compared = labkit.compare(labkit.runs(), sort="val_quality")
+    assert order in str(compared) and "★" not in str(compared) and "best" not in str(compared).partition("sorted")[0]
+
+    labkit.attach("0002").metric("val_quality", better="higher")  # no other run says otherwise
+
+    assert order not in repr(labkit.runs(sort="val_quality"))
+    assert "best val_quality" in repr(labkit.runs())
+    assert "★ 0.9" not in str(labkit.compare(labkit.runs()))  # all are equal
+    assert len(labkit.runs(sort="val_quality").rm(keep=1)) == 2
+
+
 def test_a_name_that_no_run_has_is_refused_with_those_there_are(root):
     assert labkit.runs(sort="val_loss") == []
     ended(root, 1, parameters={"lr": "0.1"}, reports=[{"val_loss": 0.5, "train_loss": 0.5}])
