@@ -150,8 +150,9 @@ def test_a_damaged_file_says_nothing(run, folder, text):
     assert folder.directions().better("val_x") is None
 
     one.metric("val_x", better="lower")
+    one.metric("val_y", better="higher")
 
-    assert folder.directions().better("val_x") == "lower"
+    assert [folder.directions().better(name) for name in ("val_x", "val_y")] == ["lower", "higher"]
 
 
 @pytest.mark.parametrize(
