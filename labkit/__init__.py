@@ -40,17 +40,3 @@ def load_ipython_extension(shell: "Any") -> None:
     from labkit.ranks_magic import register
 
     register(shell)
-
-
-def _add_pictures() -> None:
-    """Have IPython save plotly's figures with a picture, because most viewers of notebooks cannot draw them."""
-    import sys
-
-    ipython = sys.modules.get("IPython")
-    if shell := ipython.get_ipython() if ipython else None:
-        from labkit.view import register_pictures
-
-        register_pictures(shell)
-
-
-_add_pictures()

@@ -9,6 +9,7 @@ from typing import Any
 
 from labkit import words
 from labkit.arguments import Parameters, Value, checked
+from labkit.charts import Bar, Bars, Palette, drawn
 from labkit.errors import LabError
 from labkit.frontend import check_kernel, close_widget, is_headless, ui
 from labkit.launch_options import LaunchOptions
@@ -35,7 +36,7 @@ from labkit.planner import (
 from labkit.record import RunReader
 from labkit.run import Run
 from labkit.text import escaped, framed, pill, plain
-from labkit.view import Bar, Palette, aligned, bars, grid
+from labkit.view import aligned, grid
 from labkit.write import Option, Script, options_of_strategy
 
 RANKS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64, 128, 256, 512, 1024)
@@ -222,7 +223,7 @@ class Panel:
         """The prediction for a setting as HTML; sets `candidates`, which it shows, and `chosen`, the selected one."""
         rows = [trial.row() for trial in self.trials]
         if self._facts is None:
-            return panel_page("impossible" if self._problem else "", self._problem or COUNTING, [], None, "", rows)
+            return panel_page("impossible" if self._problem else "", self._problem or COUNTING, Bars(()), rows)
         on = self._device(device)
         values = {name: value for name, value in self._parameters.items() if name not in parameters}
         values |= needed(self.scripts[strategy], parameters)
@@ -237,7 +238,7 @@ class Panel:
         verdict, sentence = self.chosen.verdict(on)
         if not strategy_named(strategy).trains_alike:
             sentence += f". {strategy} does not train the same model as a single rank would"
-        return panel_page(verdict, sentence, drawn, on.usable_by(ranks) or None, limit_name, rows)
+        return panel_page(verdict, sentence, Bars(drawn, on.usable_by(ranks) or None, limit_name), rows)
 
     def _device(self, name: str) -> Device:
         if name not in self._devices:
@@ -431,12 +432,10 @@ class Panel:
 def panel_page(
     verdict: str,
     sentence: str,
-    drawn: Sequence[Bar],
-    limit: float | None,
-    limit_name: str,
+    bars: Bars,
     runs: Sequence[Mapping[str, str]],
 ) -> str:
     """The HTML. `verdict` is as of `Candidate.verdict`, or "" while the model is counted; `runs` are rows of texts."""
     mark = f"{pill(verdict, TINTS[verdict])} " if verdict else ""
     head = f'<div style="min-height:3em">{mark}{escaped(sentence)}</div>'
-    return framed(f"{head}{bars(drawn, limit, limit_name)}{grid(runs)}")
+    return framed(f"{head}{drawn(bars)}{grid(runs)}")

@@ -12,6 +12,7 @@ from functools import lru_cache
 
 from labkit import words
 from labkit.arguments import Parameters
+from labkit.charts import Bar
 from labkit.checking import check
 from labkit.errors import LabError, LaunchError
 from labkit.planner.contract import able_to, has_cells, parameters_in
@@ -26,7 +27,6 @@ from labkit.planner.strategies.known import strategy_named
 from labkit.planner.strategies.strategy import Layout
 from labkit.record import Peak
 from labkit.text import gib
-from labkit.view import Bar
 from labkit.write import Script, options_of, strategy_of
 
 ALIKE = 1.05  # predicted times within this ratio are indistinguishable

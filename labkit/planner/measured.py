@@ -6,13 +6,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from labkit import words
+from labkit.charts import Bar, Bars, as_image, drawn
 from labkit.files import finite, read_object
 from labkit.planner.candidate import Candidate, when
 from labkit.planner.data_sheets import THIS_MACHINE
 from labkit.planner.plan_views import memory_rows
 from labkit.record import Peak, RunFolder, RunReader
 from labkit.text import escaped, framed, gib, plain
-from labkit.view import Bar, aligned, as_image, bars, grid
+from labkit.view import aligned, grid
 
 ALIKE = 0.005  # of a peak; smaller differences count as equal
 SHOWN_RANKS = 8
@@ -115,13 +116,13 @@ class Memory:
     __repr__ = __str__
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
-        drawn = [
+        bars = [
             Bar(f"rank {held.rank}", peak.categories, source=source)
             for held in self.ranks[:SHOWN_RANKS]
             for source, peak in held.peaks.items()
         ]
         sentences = "".join(f"<div>{escaped(text)}</div>" for text in self.sentences())
-        page = framed(f"{sentences}{as_image(bars(drawn))}{grid(self._rows())}")
+        page = framed(f"{sentences}{as_image(drawn(Bars(bars)))}{grid(self._rows())}")
         return {"text/plain": str(self), "text/html": page}
 
 

@@ -1,18 +1,16 @@
-"""Shows a plan as text for terminals, as HTML for notebooks, and as interactive plotly figures (plotly 5.24 to 7)."""
+"""Shows a plan as text for terminals, as HTML for notebooks, and as charts."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
+from labkit import words
+from labkit.charts import Bars, Chart, Line, Points, drawn
 from labkit.planner.scaling import Point
 from labkit.record import Peak
 from labkit.text import escaped, framed, gib, plain
-from labkit.view import Bar, Palette, aligned, bars, finished, grid
-
-if TYPE_CHECKING:
-    from plotly.graph_objects import Figure
+from labkit.view import aligned, grid
 
 
 def plan_text(
@@ -37,18 +35,15 @@ def plan_html(
     peak: Peak | None,
     strategies: Sequence[Mapping[str, str]],
     assumptions: Sequence[str],
-    drawn: Sequence[Bar],
-    limit: float,
-    limit_name: str,
+    bars: Bars,
 ) -> str:
-    """The plan as HTML, with `drawn` as bars against a limit of `limit` bytes."""
+    """The plan as HTML."""
     first, *more = verdict or [""]
     head = f"<b>{escaped(first)}</b>" + "".join(f"<div>{escaped(text)}</div>" for text in more)
-    picture = bars(drawn, limit, limit_name)
     assumed = "".join(f"<li>{escaped(text)}</li>" for text in assumptions)
     folded = f"<details><summary>assumed, not measured</summary><ul>{assumed}</ul></details>" if assumed else ""
     memory = memory_rows({"planned": peak}) if peak else []
-    return framed(f"{head}{picture}{grid(memory)}{grid(strategies, sentences=('verdict',))}{folded}")
+    return framed(f"{head}{drawn(bars)}{grid(memory)}{grid(strategies, sentences=('verdict',))}{folded}")
 
 
 def memory_rows(peaks: Mapping[str, Peak]) -> list[dict[str, str]]:
@@ -70,86 +65,43 @@ def memory_rows(peaks: Mapping[str, Peak]) -> list[dict[str, str]]:
     return [*rows, {"category": "at", **{source: peak.phase or "n/a" for source, peak in peaks.items()}}]
 
 
-def memory_planned(rows: Sequence[Bar], limit: float, limit_name: str) -> Figure:
-    """Bytes per rank at the peak, stacked by category."""
-    import plotly.graph_objects as go
-
-    planned = [(escaped(row.name), row.held) for row in rows if row.held]
-    highest = max((sum(held.values()) for _, held in planned), default=0)
-    unit, name = (2**30, "GiB") if highest >= 2**30 else (2**20, "MiB")
-    figure = go.Figure()
-    for category, colour in Palette.MEMORY.items():
-        sizes = [held.get(category, 0) / unit for _, held in planned]
-        if any(sizes):
-            figure.add_bar(
-                x=[strategy for strategy, _ in planned],
-                y=sizes,
-                name=category,
-                marker_color=colour,
-                hovertemplate=f"%{{x}}<br>{category}: %{{y:.3g}} {name}<extra></extra>",
-            )
-    if limit < 4 * highest:
-        figure.add_hline(
-            y=limit / unit, line_dash="dash", line_color=Palette.LIMIT, annotation_text=escaped(limit_name)
-        )
-    figure.update_layout(barmode="stack", xaxis_title="strategy", yaxis_title=f"{name} per rank at the peak")
-    finished(figure, "Memory per rank by category", height=460)
-    return figure.update_layout(legend={"y": -0.3, "traceorder": "normal"}, margin={"b": 120})
-
-
-def scaling_planned(curves: Mapping[str, Sequence[Point]], box: int, name: str) -> Figure:
+def scaling_chart(curves: Mapping[str, Sequence[Point]], box: int, name: str) -> Chart:
     """Throughput over ranks, both logarithmic, with its band; the dotted line is linear scaling from the fewest ranks.
     Beyond `box` ranks there are several identical machines."""
-    import plotly.graph_objects as go
-
-    figure = go.Figure()
-    for i, (strategy, points) in enumerate(curves.items()):
-        line = {"color": Palette.LINES[i % len(Palette.LINES)], "dash": "solid" if i < len(Palette.LINES) else "dash"}
-        _banded(figure, points, escaped(strategy), line, "%{x} ranks<br>%{y:.4g} tokens/s")
     everything = [point for points in curves.values() for point in points]
-    if everything:
-        first = min(everything, key=lambda point: (point.x, -point.value))
-        ends = sorted({point.x for point in everything})
-        figure.add_scatter(
-            x=ends,
-            y=[first.value * x / first.x for x in ends],
-            name="ideal",
-            mode="lines",
-            line={"dash": "dot", "color": "#8b949e"},
-            hoverinfo="skip",
-        )
-        figure.update_xaxes(tickvals=ends)
-    figure.update_xaxes(type="log", title_text="ranks")
-    figure.update_yaxes(type="log", title_text="tokens/s over all ranks")
+    first = min(everything, key=lambda point: (point.x, -point.value))
+    ticks = tuple(sorted({point.x for point in everything}))
     beyond = f"beyond {box} rank{'s' if box > 1 else ''}: several such machines over a network"
-    return finished(figure, f"Scaling on {escaped(name)}, predicted; {beyond}", height=460)
+    return Chart(
+        f"Scaling on {name}, predicted; {beyond}",
+        {i: _line(points) for i, points in enumerate(curves.values())},
+        words.quantity,
+        note="tokens/s over all ranks",
+        over="ranks",
+        ticks=ticks,
+        log=True,
+        ideal=Points.of((x, first.value * x / first.x) for x in ticks),
+        label=[*curves].__getitem__,
+    )
 
 
-def break_even(points: Sequence[Point]) -> Figure:
+def break_even_chart(points: Sequence[Point]) -> Chart:
     """Speed of two devices relative to one, over the tokens per rank and step.
 
     Below 1 the second device does not pay for its all_reduce.
     """
-    import plotly.graph_objects as go
-
-    figure = go.Figure()
-    hover = "%{x:,} tokens per rank<br>%{y:.2f} times one device"
-    _banded(figure, points, "predicted", {"color": Palette.LINES[0]}, hover)
-    for level, text in ((1.0, "one device"), (2.0, "twice as fast")):
-        figure.add_hline(y=level, line_dash="dot", line_color="#8b949e", annotation_text=text)
     crossing = _crossing(points)
-    if crossing is not None:  # a trace: plotly misplaces a line's annotation on a logarithmic axis
-        figure.add_scatter(
-            x=[crossing, crossing],
-            y=[0, 2],
-            name=f"break-even: {crossing:,.0f} tokens",
-            mode="lines",
-            line={"dash": "dash", "color": Palette.LIMIT},
-            hoverinfo="skip",
-        )
-    figure.update_xaxes(type="log", title_text="tokens per rank and step")
-    figure.update_yaxes(title_text="speed of two devices relative to one", rangemode="tozero")
-    return finished(figure, "When a second device pays off", height=420)
+    return Chart(
+        "When a second device pays off",
+        {0: _line(points)},
+        "{:.2f}x".format,
+        note="speed of two devices relative to one",
+        over="tokens",
+        ticks=tuple(point.x for point in points[:: max(1, len(points) // 6)]),
+        levels={1.0: "one device", 2.0: "twice as fast"},
+        changes=((crossing, f"break-even: {crossing:,.0f} tokens"),) if crossing is not None else (),
+        label=lambda _: "predicted",
+    )
 
 
 def _crossing(points: Sequence[Point]) -> float | None:
@@ -161,27 +113,5 @@ def _crossing(points: Sequence[Point]) -> float | None:
     return None
 
 
-def _banded(figure: Figure, points: Sequence[Point], name: str, line: Mapping[str, str], hover: str) -> None:
-    x = [point.x for point in points]
-    figure.add_scatter(
-        x=[*x, *reversed(x)],
-        y=[*(p.high for p in points), *(p.low for p in reversed(points))],
-        fill="toself",
-        fillcolor=line["color"],
-        opacity=0.15,
-        line={"width": 0},
-        mode="lines",
-        legendgroup=name,
-        showlegend=False,
-        hoverinfo="skip",
-        name=name,
-    )
-    figure.add_scatter(
-        x=x,
-        y=[p.value for p in points],
-        name=name,
-        legendgroup=name,
-        mode="lines+markers",
-        line=line,
-        hovertemplate=f"{name}<br>{hover}<extra></extra>",
-    )
+def _line(points: Sequence[Point]) -> Line:
+    return Points([(point.x, point.low, point.high, point.value) for point in points])

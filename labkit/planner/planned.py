@@ -9,6 +9,7 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 from labkit.arguments import Parameters, Value
+from labkit.charts import Bar, Bars, as_image
 from labkit.errors import LaunchError
 from labkit.files import Json
 from labkit.planner.advice import Advice
@@ -16,7 +17,7 @@ from labkit.planner.candidate import MARGIN, unfit
 from labkit.planner.data_sheets import Device
 from labkit.planner.layout import layout_of
 from labkit.planner.model.facts import ModelFacts
-from labkit.planner.plan_views import break_even, memory_planned, plan_html, plan_text, scaling_planned
+from labkit.planner.plan_views import break_even_chart, plan_html, plan_text, scaling_chart
 from labkit.planner.scaling import break_even_curve, scaling_curves
 from labkit.planner.speed.speed_model import SpeedModel
 from labkit.planner.speed.step_time import StepTime
@@ -24,7 +25,6 @@ from labkit.planner.strategies.strategy import Layout
 from labkit.record import Peak
 from labkit.text import gib
 from labkit.version import release_of
-from labkit.view import Bar, as_image
 from labkit.write import Script
 
 if TYPE_CHECKING:
@@ -83,7 +83,8 @@ class AnyPlan:
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
         verdict, rows, assumed = self._texts()
-        html = plan_html(verdict, self.peak, rows, assumed, self._bars(), self.usable, self.device.name)
+        drawn = Bars(self._bars(), self.usable, self.device.name)
+        html = plan_html(verdict, self.peak, rows, assumed, drawn)
         return {"text/plain": str(self), "text/html": as_image(html)}
 
     def _texts(self) -> tuple[list[str], list[dict[str, str]], list[str]]:
@@ -138,19 +139,22 @@ class Plan(AnyPlan):
     def figures(self) -> dict[str, Figure]:
         """Plotly figures by name: "memory", "scaling" (tokens/s over ranks) and "break-even" (the speed-up from a
         second device). Figures without data are left out."""
+        from labkit.charts import figure  # imports plotly
+
         rows = [row.bar() for row in self.advice.rows] if self.advice else []
         if not rows and self.peak:
             rows = [Bar(self.layout.strategy.name or self.script.name, self.peak.categories)]
         if not rows:
             return {}
-        figures = {"memory": memory_planned(rows, self.usable, self.device.name)}
+        drawn = Bars(rows, self.usable, self.device.name, title="Memory per rank by category")
+        figures = {"memory": figure(drawn)}
         if self.advice is None or self.facts is None:
             return figures
         speed_model = SpeedModel(self.script, self.facts, self.device, self.ranks, self.parameters)
         if curves := scaling_curves(self.advice.rows, speed_model):
-            figures["scaling"] = scaling_planned(curves, self.device.box, self.device.name)
+            figures["scaling"] = figure([scaling_chart(curves, self.device.box, self.device.name)])
         if points := break_even_curve(self.layout, speed_model):
-            figures["break-even"] = break_even(points)
+            figures["break-even"] = figure([break_even_chart(points)])
         return figures
 
     def launched_with(self, nproc_per_node: int | str, more: Parameters) -> dict[str, Value]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from labkit.arguments import Parameters
+from labkit.charts import Bar
 from labkit.errors import LaunchError
 from labkit.planner.candidate import when
 from labkit.planner.data_sheets import Device
@@ -15,7 +16,6 @@ from labkit.planner.planned import AnyPlan
 from labkit.planner.strategies.known import simplest
 from labkit.record import Peak
 from labkit.text import gib, listed
-from labkit.view import Bar
 from labkit.write import Script
 
 NAMES = {simplest(1).name: "replicated", "": "its own"}

@@ -8,12 +8,13 @@ from typing import NamedTuple
 
 from labkit import words
 from labkit.arguments import Value
+from labkit.charts import Line
 from labkit.cluster import ask_array, state_of_run
 from labkit.files import finite
 from labkit.record import RunFolder, RunReader
 from labkit.sweeps.folder import Job, RunIndex, SweepFolder, SweepState
 from labkit.sweeps.options import varied
-from labkit.view import Line, curves
+from labkit.view import curves
 
 
 class Measured(NamedTuple):

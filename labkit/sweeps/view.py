@@ -7,11 +7,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from labkit import words
+from labkit.charts import Chart, Palette, as_image, drawn, spark_svg
 from labkit.frontend import LiveView
 from labkit.sweeps.folder import SweepFolder, SweepState
 from labkit.sweeps.results import Result, Results, best_of, counted
 from labkit.text import escaped, first_line, framed, pill, plain
-from labkit.view import Chart, Palette, aligned, as_image, drawn_together, grid, spark_svg
+from labkit.view import aligned, grid
 
 MOST_ROWS = 40
 
@@ -93,13 +94,15 @@ def _overlay(shown: Sequence[Result], lines: dict[int, int], seen: Results) -> s
         return ""
     names = {lines[result.point]: f"point {result.point} ({named(result, seen)})" for result in overlaid}
     note = "" if len(overlaid) == len(seen.points) else f"of the best {len(overlaid)} points"
-    drawn = []
+    charts = []
     for title, of in (("loss", [r.series for r in overlaid]), (seen.metric, [r.evaluated for r in overlaid])):
         series = {lines[r.point]: line for r, line in zip(overlaid, of, strict=True) if line and line.points()}
         if series:
             label = names.__getitem__
-            drawn.append(Chart(title, series, words.quantity, note=note, label=label, from_zero=False, log=None))
-    return drawn_together(drawn, 2, "step")
+            charts.append(
+                Chart(title, series, words.quantity, note=note, label=label, over="step", from_zero=False, log=None)
+            )
+    return drawn(charts)
 
 
 def _losses(result: Result) -> list[float]:

@@ -4,18 +4,8 @@ from labkit.faces import face
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from labkit.view.charts.bands import Line as Line  # a curve of a chart
-    from labkit.view.charts.bars import Bar as Bar  # memory by category, of a plan or as measured
-    from labkit.view.charts.bars import bars as bars  # draws stacked bars against a device's memory
-    from labkit.view.charts.figure_picture import register_pictures as register_pictures  # adds pictures to figures
-    from labkit.view.charts.images import Palette as Palette  # the colours and marks of all pictures
-    from labkit.view.charts.images import as_image as as_image  # a page with its SVG as images
-    from labkit.view.charts.images import spark_svg as spark_svg  # draws a curve in the space of a word
-    from labkit.view.charts.run_figures import finished as finished  # gives a plotly figure the common layout
-    from labkit.view.charts.run_figures import runs_together as runs_together  # the losses of several runs, as plotly
-    from labkit.view.charts.svg import Chart as Chart  # a line chart as data
-    from labkit.view.charts.svg import drawn_together as drawn_together  # draws charts in a grid as one SVG
     from labkit.view.comparison import compare as compare  # shows runs side by side
+    from labkit.view.comparison import runs_together as runs_together  # the losses of several runs as one figure
     from labkit.view.live.dashboard import Dashboard as Dashboard  # the live view of a run in a notebook
     from labkit.view.live.page import run_text as run_text  # a run as plain text
     from labkit.view.live.run_charts import curves as curves  # the loss and the evaluated metrics over steps

@@ -12,16 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 from labkit import words
 from labkit.arguments import checked
+from labkit.charts import Bar, Bars, Chart, Line, Palette, Points, as_image, dot, drawn
 from labkit.errors import LabError
 from labkit.files import finite, number
 from labkit.metric_names import Better, Directions, agreed, is_evaluated
 from labkit.record import Glance, Manifest, RankHistory, RunFolder, RunReader, State
 from labkit.stored_runs import find_run
 from labkit.text import escaped, plain, slug
-from labkit.view.charts.bands import Line
-from labkit.view.charts.images import Palette, as_image
-from labkit.view.charts.run_figures import runs_together, scaling
-from labkit.view.charts.svg import Chart, dot, drawn_together
 from labkit.view.live.disturbances import disturbances
 from labkit.view.live.run_charts import curves
 from labkit.view.run_list import OWN_KEYS, SortKeys, differing, metric_columns, order_in_words, sort_keys, sorted_by
@@ -330,7 +327,7 @@ class Comparison:
             if len(self.curves) > Palette.MOST_LINES
             else ""
         )
-        drawn = [
+        charts = [
             Chart(
                 title,
                 {i: lines[title] for i, lines in enumerate(self.curves[: Palette.MOST_LINES]) if title in lines},
@@ -338,11 +335,12 @@ class Comparison:
                 note=note,
                 from_zero=False,
                 log=None,
+                over="step",
                 label=lambda i: slug(self.summaries[i]["name"]),
             )
             for title in titles
         ]
-        return drawn_together(drawn, 2, "step", most_lines=Palette.MOST_LINES * MOST_CURVES) if drawn else ""
+        return drawn(charts, most_lines=Palette.MOST_LINES * MOST_CURVES)
 
     def _remarks(self) -> list[str]:
         notices = [plain(f"{s['name']}: {s['notice']}") for s in self.summaries if s["notice"]]
@@ -354,30 +352,66 @@ class Comparison:
         return [*filter(None, [order]), *notices, *machines, *([REPEATS] if is_repeated else []), *self.findings]
 
     def _bars(self) -> str:
-        """Training time and state held per rank as bars, each relative to the largest."""
+        """Training time and state held per rank, each relative to the largest."""
         figures = [
             ("training time", "training_seconds", words.seconds),
             ("state held per rank", "held_bytes", words.gib),
         ]
-        parts = []
-        for column, (title, key, show) in enumerate(figures):
-            largest = max((s[key] or 0 for s in self.summaries), default=0) or 1
-            x = column * 360
-            parts.append(f'<text x="{x}" y="12" font-weight="600">{title}</text>')
-            for i, s in enumerate(self.summaries):
-                y, width = 20 + i * 20, 160 * (s[key] or 0) / largest
-                colour = Palette.LINES[i % len(Palette.LINES)]
-                parts.append(
-                    f'<text x="{x}" y="{y + 11}">{escaped(s["name"][:18])}</text>'
-                    f'<rect x="{x + 110}" y="{y}" width="{width:.0f}" height="14" fill="{colour}"/>'
-                    f'<text x="{x + 116 + width:.0f}" y="{y + 11}">{show(s[key])}</text>'
-                )
-        height = 24 + 20 * len(self.summaries)
-        return (
-            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 720 {height}" style="width:100%;max-width:720px;'
-            f'height:auto" font-family="system-ui,sans-serif" font-size="11" fill="currentColor" role="img" '
-            f'aria-label="training time and state held per rank">{"".join(parts)}</svg>'
+        page = ""
+        for title, key, show in figures:
+            rows = [Bar(plain(s["name"]), {title: s[key]} if s[key] else None, "n/a") for s in self.summaries]
+            page += drawn(Bars(rows, categories=(), show=show, title=title))
+        return page
+
+
+def runs_together(readers: Mapping[str, RunReader]) -> Figure:
+    """The losses of several runs, aligned by step and by time, as a plotly figure."""
+    from labkit.charts import figure
+
+    found = [(name, reader, line) for name, reader in readers.items() if (line := curves(reader).get("loss"))]
+    by_step = {i: line for i, (_, _, line) in enumerate(found)}
+    by_time = {i: reader.ranks[min(reader.ranks)].series["loss"] for i, (_, reader, _) in enumerate(found)}
+    charts = [
+        Chart(
+            f"loss by {over}",
+            lines,
+            words.quantity,
+            note="loss",
+            over=over,
+            from_zero=False,
+            label=lambda i: found[i][0],
         )
+        for over, lines in (("step", by_step), ("time", by_time))
+    ]
+    return figure(charts, "Runs side by side")
+
+
+def scaling(points: Sequence[tuple[str, int, float]]) -> Figure:
+    """Throughput over ranks from `(script, ranks, samples/s)`; the dotted line is linear scaling from the fewest."""
+    from labkit.charts import figure
+
+    names = [*dict.fromkeys(name for name, _, _ in points)]
+    ticks = tuple(sorted({float(ranks) for _, ranks, _ in points}))
+    fewest, rate = min(((ranks, rate) for _, ranks, rate in points), default=(1, 0.0))
+    lines = {
+        i: Points.of(sorted((ranks, rate) for label, ranks, rate in points if label == name))
+        for i, name in enumerate(names)
+    }
+    ideal = Points.of((ranks, rate * ranks / fewest) for ranks in ticks)
+    return figure(
+        [
+            Chart(
+                "Scaling",
+                lines,
+                words.quantity,
+                note="samples/s over all ranks",
+                over="ranks",
+                ticks=ticks,
+                ideal=ideal if points else None,
+                label=names.__getitem__,
+            )
+        ]
+    )
 
 
 def findings(summaries: Sequence[dict[str, Any]]) -> list[str]:

@@ -1,5 +1,5 @@
 """Makes the static, script-free view of a run in a saved notebook, and `report.html`: one interactive file for offline
-use, whose content security policy allows only its two scripts, by their hashes."""
+use, whose content security policy allows only its own script, by its hash."""
 
 from __future__ import annotations
 
@@ -7,26 +7,40 @@ import base64
 import io
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from hashlib import sha256
+from itertools import product
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 from labkit import words
+from labkit.charts import (
+    CLIPS,
+    Bar,
+    Bars,
+    Chart,
+    Column,
+    Palette,
+    Points,
+    are_banded,
+    as_image,
+    beside_each_other,
+    columns,
+    drawn,
+    lanes_picture,
+    pictures,
+)
 from labkit.errors import LabError
 from labkit.files import read_json, read_source, read_text
 from labkit.record import RunFolder, RunReader, State
-from labkit.spans import COMMUNICATION
+from labkit.series import Point
 from labkit.text import escaped, plain
-from labkit.view.charts.bands import Line, columns, outlier, ranges
-from labkit.view.charts.bars import Bar, bars
-from labkit.view.charts.images import Palette, as_image
-from labkit.view.charts.svg import Chart, are_banded
 from labkit.view.live.hosts import by_host, host_memory, rank_ranges
 from labkit.view.live.page import run_html, run_text, tail_of_log
-from labkit.view.live.run_charts import Look, charts_svg, run_charts
+from labkit.view.live.run_charts import SCALES, Look, run_charts
 from labkit.view.timeline import Timeline
 from labkit.witness import Findings
 
@@ -34,18 +48,17 @@ REPORT_LOG_LINES = 200
 MOST_PICTURED = 8
 PNG_COLOURS = 32  # enough for lines and text; a notebook stores every picture
 STYLE = (
-    ".charts{display:flex;flex-wrap:wrap;gap:4px 20px}.charts figure{margin:0;width:430px;max-width:100%}"
-    ".charts .wide{width:100%}.charts svg{width:100%;height:auto;touch-action:pan-y;cursor:crosshair;font-size:10px;"
-    "fill:currentColor;user-select:none}figcaption{font-size:12px}small,.read{opacity:.75}"
-    ".read{display:block;min-height:2.6em;font-size:12px;font-variant-numeric:tabular-nums}.read span{margin-left:1em}"
-    "i{display:inline-block;width:10px;height:10px;border-radius:2px;margin-right:4px}"
+    "figure{margin:0;flex:1 1 290px;max-width:480px}figure svg{width:100%;height:auto;touch-action:pan-y;"
+    "user-select:none}figure.wide{flex:1 1 100%;max-width:760px}.read{min-height:2.6em;font-size:12px;opacity:.75;"
+    "font-variant-numeric:tabular-nums}.plot *{vector-effect:non-scaling-stroke}"
+    ".zoomed .window{clip-path:url(#window)}.zoomed .texts{display:none}"
     "button{font:inherit;font-size:12px;margin-right:4px;border:1px solid #8b949e80;border-radius:10px;background:none;"
-    "color:inherit}button[aria-pressed=false]{opacity:.6;text-decoration:line-through}"
+    "color:inherit}button[aria-pressed=false]{opacity:.6;text-decoration:line-through}table{display:block;"
+    "overflow-x:auto}"
 )
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data: blob:"
 LIBRARY = Path(__file__).with_name("report.js")
 AXES = ("time", "step")
-UNITS = {"step time": "s"}
 CATEGORIES = ("parameters", "gradients", "optimizer")
 
 
@@ -85,10 +98,11 @@ def write_report(folder: RunFolder) -> Path:
         **manifest.env,
     }
     rows = "".join(f"<tr><th>{_escaped(name)}</th><td>{_escaped(value)}</td></tr>" for name, value in facts.items())
-    places, scripts = _interactive(reader)
+    charts = report_charts(reader)
+    script = LIBRARY.read_text(encoding="utf-8") if charts else ""
     sections = {
         "Findings": found._repr_html_() if (found := Findings.read(latest)) else "",
-        "Figures": places,
+        "Figures": charts + _held(reader),
         "Facts": f"<table>{rows}</table>",
         "Command": f"<pre>{escaped(_text(folder.command))}</pre>",
         "Record": _folded("run.json", json.dumps(read_json(folder.manifest), indent=1)),
@@ -96,8 +110,8 @@ def write_report(folder: RunFolder) -> Path:
         "Logs": _logs(reader, logs),
     }
     body = "".join(f"<h2>{title}</h2>{text}" for title, text in sections.items() if text)
-    hashes = "".join(f" 'sha256-{base64.b64encode(sha256(s.encode()).digest()).decode()}'" for s in scripts)
-    policy = POLICY + (f"; script-src{hashes}" if hashes else "")
+    allowed = base64.b64encode(sha256(script.encode()).digest()).decode()
+    policy = POLICY + (f"; script-src 'sha256-{allowed}'" if script else "")
     new = folder.report.with_name(".report.html")
     new.unlink(missing_ok=True)
     new.write_text(
@@ -108,8 +122,8 @@ def write_report(folder: RunFolder) -> Path:
         "th{text-align:left;font-weight:400;opacity:.7;padding-right:1em}"
         f"{STYLE}</style>"
         f"<h1>{_escaped(manifest.name)}</h1>"
-        f"{run_html(folder, reader, state, with_log=False, with_charts=not places)}{body}"
-        + "".join(f"<script>{script}</script>" for script in scripts)
+        f"{run_html(folder, reader, state, with_log=False, with_charts=not charts)}{body}"
+        + (f"<script>{script}</script>" if script else "")
         + "</html>",
         encoding="utf-8",
     )
@@ -136,16 +150,6 @@ def _text(path: Path, read: Callable[[Path], str] = read_text) -> str:
         return read(path)
     except OSError as error:
         return f"cannot be read: {error.strerror}"
-
-
-def _interactive(reader: RunReader) -> tuple[str, list[str]]:
-    """`(charts, scripts)`: the charts as pictures, and what makes them answer to the pointer: the library, and the call
-    with the data."""
-    if not any(history.step for history in reader.ranks.values()):
-        return "", []
-    # without "<" no name can end the script element
-    data = json.dumps(chart_data(reader), separators=(",", ":")).replace("<", "\\u003c")
-    return still_charts(reader), [LIBRARY.read_text(encoding="utf-8"), f"draw({data})"]
 
 
 def _escaped(value: Any) -> str:
@@ -202,121 +206,67 @@ def _band(axes: Any, chart: Chart) -> None:
     axes.plot(times, [median(v[2] for v in values) for _, values in grid], linewidth=1, label="median")
 
 
-def still_charts(reader: RunReader) -> str:
-    """What is seen without JavaScript: the charts by time, and the memory of each rank."""
-    return f'<div id="charts">{charts_svg(reader, Look())}</div>{_held(reader)}'
-
-
-def chart_data(reader: RunReader) -> dict[str, Any]:
-    """The charts over each of AXES, and the timeline of a profiled run."""
-    axes = [
-        {"name": axis, "charts": [_chart(reader, each) for each in run_charts(reader, Look(axis))]} for axis in AXES
-    ]
+def report_charts(reader: RunReader) -> str:
+    """Every chart over each of AXES and on each of SCALES, of which the first is seen without scripts, and the lanes of
+    a profiled run."""
+    if not any(history.step for history in reader.ranks.values()):
+        return ""
+    figures: dict[str, dict[str, list[str]]] = {}  # by title and picture: the looks that have it
+    for axis, scale in product(AXES, SCALES):
+        drawn = [_by_host(reader, chart) for chart in run_charts(reader, Look(axis, scale))]
+        for chart, picture in zip(drawn, pictures(drawn, interactive=True), strict=True):
+            figures.setdefault(chart.title, {}).setdefault(picture.svg, []).append(f"{axis} {scale}")
+    page = [f"<figure>{_looks(of_title)}</figure>" for of_title in figures.values()]
     with suppress(LabError):  # most runs were not profiled
-        return {"axes": axes, "timeline": _timeline(Timeline(reader.folder))}
-    return {"axes": axes}
+        lanes = lanes_picture(Timeline(reader.folder).lanes(), titled=True)
+        page.append(f'<figure class="wide">{_looks({lanes.svg: []})}</figure>')
+    return f'{CLIPS}<div id="charts">{beside_each_other(page)}</div>'
 
 
-def _chart(reader: RunReader, chart: Chart) -> dict[str, Any]:
-    lines = [
-        {
-            "name": name,
-            "colour": Palette.LINES[style % 8],
-            "dash": Palette.DASHES[style // 8 % 8],
-            "width": 1.6,
-            "points": points,
-        }
-        for style, (name, points) in enumerate(_lines(reader, chart))
-    ]
-    if chart.evaluated:
-        points = _points(chart.evaluated, chart.unit)
-        lines.append({"name": "evaluated", "colour": "currentColor", "dash": "", "width": 2.4, "points": points})
-    best = chart.best_point()
-    return {
-        "title": plain(chart.title),
-        "unit": UNITS.get(chart.title, {2**20: "MiB", 2**30: "GiB"}.get(int(chart.unit), "")),
-        "note": plain(chart.note),
-        "from_zero": chart.from_zero,
-        "lines": lines,
-        "limit": chart.limit and _short(chart.limit / chart.unit),
-        "peak": chart.peak and _short(chart.peak / chart.unit),
-        "marks": [[_short(x), "restarted"] for x in chart.restarts] + [[_short(x), plain(t)] for x, t in chart.changes],
-        "best": best and [_short(best[0]), _short(best[1] / chart.unit)],
-    }
+def _looks(pictures: Mapping[str, Sequence[str]]) -> str:
+    """The pictures of one chart, all but the first hidden, and a place for the values under the pointer."""
+    first = next(iter(pictures))
+    return "".join(
+        f'<div data-looks="{"|".join(looks)}"{"" if picture is first else " hidden"}>{picture}'
+        '<div class="read"></div></div>'
+        for picture, looks in pictures.items()
+    )
 
 
-def _lines(reader: RunReader, chart: Chart) -> Iterator[tuple[str, list[list[float]]]]:
-    """A line per rank; for many ranks, the median of each host, or the lowest, median and highest of all, and the rank
-    that stands out."""
-    if len(chart.series) <= Palette.MOST_LINES:
-        for rank, line in chart.series.items():
-            yield chart.label(rank), _points(line, chart.unit)
-        return
+def _by_host(reader: RunReader, chart: Chart) -> Chart:
+    """For many ranks on a few hosts, the median of each host instead."""
     hosts = by_host(reader.ranks.values())
-    if 1 < len(hosts) <= Palette.MOST_LINES:
-        for host, histories in hosts.items():
-            own = {h.rank: chart.series[h.rank] for h in histories if h.rank in chart.series}
-            yield plain(host), _over_ranks(own, median, 2, chart.unit)
-    else:
-        summaries: tuple[tuple[str, Callable[[list[float]], float], int], ...]
-        summaries = (("median", median, 2), ("lowest", min, 0), ("highest", max, 1))
-        for name, pick, which in summaries:
-            yield f"{name} of {len(chart.series)} ranks", _over_ranks(chart.series, pick, which, chart.unit)
-    grid = columns(chart.series)
-    if (out := outlier(grid, ranges(grid))) is not None:
-        yield chart.label(out), _points(chart.series[out], chart.unit)
+    if len(chart.series) <= Palette.MOST_LINES or not 1 < len(hosts) <= Palette.MOST_LINES:
+        return chart
+    lines = {}
+    for i, histories in enumerate(hosts.values()):
+        own = {h.rank: chart.series[h.rank] for h in histories if h.rank in chart.series}
+        lines[i] = Points([_median(x, column) for x, column in columns(own)])
+    note = " · ".join(filter(None, [chart.note, "median of each host"]))
+    return replace(chart, series=lines, thin={}, note=note, label=[*map(plain, hosts)].__getitem__)
 
 
-def _over_ranks(series: Any, pick: Callable[[list[float]], float], which: int, unit: float) -> list[list[float]]:
-    grid = columns(series, 240)
-    return [[_short(x), _short(pick([each[which] for each in column.values()]) / unit)] for x, column in grid]
-
-
-def _points(line: Line, unit: float) -> list[list[float]]:
-    return [[_short(x), _short(last / unit)] for x, _, _, last in line.points()]
-
-
-def _short(value: float) -> float:
-    return float(f"{value:.6g}")
+def _median(x: float, column: Column) -> Point:
+    lows, highs, lasts = zip(*column.values(), strict=True)
+    return x, min(lows), max(highs), median(lasts)
 
 
 def _held(reader: RunReader) -> str:
     """Memory of each rank by what holds it. On a CPU the resident set says nothing about tensors, so only parameters,
     gradients and optimizer state are shown; on a GPU also the rest at the peak."""
-    drawn = []
+    rows = []
     for history in reader.ranks.values():
         held = {name: int(size) for name in CATEGORIES if (size := history.held.get(name)) is not None}
         if held and history.memory_name == "allocated":
             held["activations"] = max(0, int(history.memory_peak) - sum(held.values()))
         if held:
-            drawn.append(Bar(f"rank {history.rank}", held))
+            rows.append(Bar(f"rank {history.rank}", held))
     limits = [h.memory_limit for h in reader.ranks.values() if h.memory_limit]
-    if not drawn:
+    if not rows:
         return ""
-    shown = [name for name in (*CATEGORIES, "activations") if any(name in (bar.held or {}) for bar in drawn)]
+    shown = [name for name in (*CATEGORIES, "activations") if any(name in (bar.held or {}) for bar in rows)]
     memory = {f"rank {h.rank}": each for h in reader.ranks.values() if (each := host_memory(reader, h))}
     hosts = "; ".join(f"{rank} {each}" for rank, each in [*memory.items()][:64])
     below = f"<p>Host memory, with the workers of DataLoaders (PSS, peak): {hosts}</p>" if hosts else ""
-    return f"<h3>Memory per rank</h3>{bars(drawn[:64], min(limits, default=None), 'limit', shown)}{below}"
-
-
-def _timeline(timeline: Timeline) -> dict[str, Any]:
-    spans, ranks = timeline.of_step(), timeline.ranks
-    kinds = {span.kind for span in spans}
-    return {
-        "title": f"step {timeline.step}: what every rank did",
-        "note": "computation above, communication below",
-        "kinds": [[kind.replace("_", "-"), colour] for kind, colour in Palette.SPANS.items() if kind in kinds],
-        "rows": [f"rank {rank}" for rank in ranks],
-        "bars": [
-            [
-                _short(span.start * 1e3),
-                _short(span.end * 1e3),
-                ranks.index(span.rank),
-                int(span.kind in COMMUNICATION),
-                Palette.SPANS[span.kind],
-                plain(f"{span.kind.replace('_', '-')} {span.label}: {span.seconds * 1e3:.3g} ms"),
-            ]
-            for span in spans
-        ],
-    }
+    stacked = Bars(rows[:64], min(limits, default=None), "limit", shown)
+    return f"<h3>Memory per rank</h3>{drawn(stacked)}{below}"

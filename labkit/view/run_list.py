@@ -12,12 +12,12 @@ from typing import Any, SupportsIndex, TypeVar, overload
 
 from labkit import words
 from labkit.arguments import ZeroOrMore, checked
+from labkit.charts import as_image, spark_svg, spark_text
 from labkit.errors import LabError, did_you_mean
 from labkit.files import finite
 from labkit.metric_names import Better, Directions, agreed, parted
 from labkit.record import Glance, Manifest, State
 from labkit.text import escaped, plain
-from labkit.view.charts.images import as_image, spark_svg, spark_text
 from labkit.view.tables import GAP, WIDEST
 
 T = TypeVar("T")

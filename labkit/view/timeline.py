@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections import defaultdict
+from contextlib import suppress
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from labkit.charts import Lanes, as_image, drawn
 from labkit.errors import LabError
 from labkit.record import RunFolder
 from labkit.spans import COMMUNICATION, COMPUTE, WAITING, Span, bubble, intersection, read_spans, total, union
 from labkit.text import plain
-from labkit.view.charts.images import as_image
-from labkit.view.charts.timeline_figures import animated, picture, still
 from labkit.view.tables import aligned
 
 if TYPE_CHECKING:
@@ -85,13 +84,21 @@ class Timeline:
         start = min((span.start for span in spans), default=0.0)
         return [span._replace(start=span.start - start, end=span.end - start) for span in spans]
 
-    def figure(self, step: int | None = None) -> Figure:
+    def lanes(self, step: int | None = None) -> Lanes:
         """Every rank's phases, with its collectives below. `step` is one of `.steps`, the last by default."""
-        return still(self.of_step(step), self.ranks, self._title(step))
+        return Lanes(self.of_step(step), {rank: f"rank {rank}" for rank in self.ranks}, self._title(step))
+
+    def figure(self, step: int | None = None) -> Figure:
+        """The `lanes` as a plotly figure."""
+        from labkit.charts import figure
+
+        return figure(self.lanes(step))
 
     def animation(self, step: int | None = None) -> Figure:
         """The same step with a Play button: what each rank does and which ranks communicate at each moment."""
-        return animated(self.of_step(step), self.ranks, self._title(step))
+        from labkit.charts import animation
+
+        return animation(self.lanes(step))
 
     def _title(self, step: int | None = None) -> str:
         """The title, with fractions as means over all recorded steps, but a pipeline's bubble in the drawn step."""
@@ -116,9 +123,7 @@ class Timeline:
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, Any]:
         """A plotly figure for JupyterLab; an image for front ends without plotly."""
-        still_picture = as_image(picture(self.of_step(), self.ranks, self._title()))
-        bundle = {"text/html": still_picture, "text/plain": repr(self)}
-        try:
-            return bundle | {"application/vnd.plotly.v1+json": json.loads(self.figure().to_json())}
-        except ImportError:
-            return bundle
+        bundle = {"text/html": as_image(drawn(self.lanes())), "text/plain": repr(self)}
+        with suppress(ImportError):
+            bundle |= self.figure()._repr_mimebundle_()
+        return bundle

@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 from types import SimpleNamespace
 
 import pytest
+from labkit.charts.svg import drawn_together
 
 import labkit
 from labkit import Run
@@ -23,7 +24,6 @@ from labkit.launcher.torchrun_command import attempt_command
 from labkit.record import RunFolder, RunReader, State
 from labkit.record.folder import RESERVE_BYTES
 from labkit.record.table import rows
-from labkit.view.charts.svg import drawn_together
 from labkit.view.live.page import run_html, run_text
 from labkit.view.live.run_charts import Look, run_charts
 from labkit.view.live.verdict import training_loss

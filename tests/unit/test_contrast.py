@@ -9,13 +9,13 @@ from html.parser import HTMLParser
 import pytest
 
 from labkit import Run, compare
+from labkit.charts.images import Palette, as_image
 from labkit.files import write_json
 from labkit.record import RunFolder
 from labkit.stored_runs import list_runs
 from labkit.sweeps.folder import SweepFolder, SweepState
 from labkit.sweeps.results import Results
 from labkit.sweeps.view import sweep_html
-from labkit.view.charts.images import Palette, as_image
 from labkit.view.run_list import RunList
 
 # JupyterLab's: the ground, the text and its opacity

@@ -9,9 +9,8 @@ from xml.etree import ElementTree
 import plotly.graph_objects as go
 import pytest
 from IPython.utils.capture import capture_output
+from labkit.charts.figure_picture import figure_picture, register_pictures
 from plotly.subplots import make_subplots
-
-from labkit.view.charts.figure_picture import figure_picture, register_pictures
 
 SVG = "{http://www.w3.org/2000/svg}"
 HOSTILE = '</svg><script>alert(1)</script>" onload="x'

@@ -6,10 +6,10 @@ import re
 from xml.etree import ElementTree
 
 import pytest
+from labkit.charts.run_figures import runs_together, scaling
 
 from labkit.files import write_json
 from labkit.record import RunReader, State
-from labkit.view.charts.run_figures import runs_together, scaling
 from labkit.view.report import chart_data, still_charts, write_report
 
 GIB = 2**30

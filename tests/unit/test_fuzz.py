@@ -12,13 +12,13 @@ import tracemalloc
 from contextlib import suppress
 
 import pytest
+from labkit.charts.run_figures import runs_together
 
 import labkit
 from labkit.errors import LabError
 from labkit.launcher.causes.explain import find_cause, survived_errors
 from labkit.launcher.stopping import requested
 from labkit.record import RunFolder, RunReader, State
-from labkit.view.charts.run_figures import runs_together
 from labkit.view.live.page import run_html
 from labkit.view.live.terminal import picture
 from labkit.view.report import chart_data

@@ -43,12 +43,13 @@ MAY_IMPORT = {
     "checking": BASIC,
     "launcher": BASIC | {"checking", "worker"},
     "link": BASIC | {"launcher"},
-    "view": BASIC,
+    "charts": SMALL | {"record", "words"},
+    "view": BASIC | {"charts"},
     "cluster": BASIC | {"launcher"},
     "kaggle": BASIC | {"view"},
-    "sweeps": BASIC | {"cluster", "export", "launcher", "view"},
+    "sweeps": BASIC | {"cluster", "charts", "export", "launcher", "view"},
     "export": BASIC | {"view"},
-    "planner": BASIC | {"checking", "worker", "launcher", "link", "view"},
+    "planner": BASIC | {"checking", "worker", "charts", "launcher", "link", "view"},
     "diagnosis": BASIC | {"data", "launcher", "link", "planner", "view"},
 }
 MOST_NAMES = 25

@@ -9,14 +9,14 @@ from types import SimpleNamespace
 import pytest
 
 import labkit
+from labkit.charts.bars import Bar, bars
+from labkit.charts.images import Palette
 from labkit.cli import main
 from labkit.planner.measured import Trial
 from labkit.planner.plan_views import break_even, memory_planned, memory_rows, plan_html, plan_text, scaling_planned
 from labkit.planner.scaling import Point
 from labkit.record.records import Peak
 from labkit.strategy_panel import panel_page
-from labkit.view.charts.bars import Bar, bars
-from labkit.view.charts.images import Palette
 from labkit.view.tables import aligned
 
 GIB = 2**30

@@ -7,11 +7,11 @@ import io
 import pytest
 from rich.console import Console
 
+from labkit.charts.images import spark_text
 from labkit.errors import LabError
 from labkit.frontend import check_kernel
 from labkit.record import RunReader, State
 from labkit.run import Run
-from labkit.view.charts.images import spark_text
 from labkit.view.live.terminal import picture
 from labkit.view.run_list import RunList
 

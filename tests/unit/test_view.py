@@ -13,12 +13,12 @@ from types import SimpleNamespace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from labkit.charts.svg import Chart, dot, drawn_together
 
 from labkit import words
+from labkit.charts.images import Palette
 from labkit.record import Cause, RunFolder, RunReader, State
 from labkit.series import Series
-from labkit.view.charts.images import Palette
-from labkit.view.charts.svg import Chart, dot, drawn_together
 from labkit.view.comparison import compare
 from labkit.view.live.page import plain, run_html, run_text, tail_of_log
 from labkit.view.live.run_charts import Look, charts_svg, curves, run_charts

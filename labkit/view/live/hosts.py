@@ -7,10 +7,10 @@ import os
 from collections.abc import Iterable, Mapping
 from statistics import median
 
+from labkit.charts import Column, columns
 from labkit.record import HostHistory, RankHistory, RunReader
 from labkit.series import Series
 from labkit.text import escaped, gib, slug
-from labkit.view.charts.bands import CELLS, Column, columns
 
 SHADES = {0.10: 0.3, 0.25: 0.5, 0.5: 0.75, 1.0: 1.0}  # fraction slower than the median of all ranks: opacity
 WIDTH, LEFT, RIGHT, TOP, BOTTOM = 720, 116, 58, 20, 16
@@ -21,6 +21,7 @@ MOST_NAMED, LINE_HEIGHT = 40, 11  # with more hosts, only those that are late ar
 MOST_BYTES = 9_000  # a larger drawing is redone with fewer, wider cells
 INK = "#e5534b"
 Row = tuple[str, list[int]]  # a host, and the ranks whose slowest is drawn
+CELLS = 60  # along the time axis
 
 
 def by_host(histories: Iterable[RankHistory]) -> dict[str, list[RankHistory]]:
@@ -130,7 +131,7 @@ def heat_strips(
 def _slower(
     grid: list[tuple[float, Column]], rows: list[Row], start: float, end: float, fewer: int
 ) -> dict[float, set[tuple[int, int]]]:
-    """Pairs (row, cell) by shade, with `CELLS / fewer` cells along the time axis; a cell has its darkest shade."""
+    """Pairs (row, cell) by shade, with `CELLS / fewer` cells in a row; a cell has its darkest shade."""
     width = (end - start) / (CELLS - 1) or 1.0
     shades: dict[tuple[int, int], float] = {}
     for x, column in grid:

@@ -8,10 +8,10 @@ from functools import lru_cache
 from pathlib import Path
 
 from labkit import words
+from labkit.charts import Palette
 from labkit.files import read_json, tail_text
 from labkit.record import LeftRunning, RunFolder, RunReader, State
 from labkit.text import escaped, first_line, framed, in_lines, pill, plain, with_code
-from labkit.view.charts.images import Palette
 from labkit.view.live.hosts import by_host, heat_strips
 from labkit.view.live.run_charts import Look, charts_svg
 from labkit.view.live.tables import host_rows, machine_table, rank_rows, rank_table

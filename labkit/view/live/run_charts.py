@@ -8,12 +8,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from labkit import words
+from labkit.charts import Chart, Line, Palette, drawn
 from labkit.metric_names import Better, is_evaluated, parted
 from labkit.record import RankHistory, RunReader
 from labkit.series import Series
-from labkit.view.charts.bands import Line
-from labkit.view.charts.images import Palette
-from labkit.view.charts.svg import HIGH, Chart, drawn_together
 from labkit.witness import Findings
 
 AXES = ("time", "step", "samples")
@@ -54,10 +52,10 @@ class _Shown:
 
 def charts_svg(reader: RunReader, look: Look, stall: tuple[float, float] | None = None) -> str:
     """The run's charts as one SVG. `stall`: from when to when no rank made progress, in seconds since the launch."""
-    drawn = run_charts(reader, look)
-    if look.only in (names := [chart.title for chart in drawn]):
-        drawn = [drawn[names.index(look.only)]]
-    return drawn_together(drawn, look.columns, look.axis, stall if look.axis == "time" else None)
+    charts = run_charts(reader, look, stall)
+    if look.only in (names := [chart.title for chart in charts]):
+        charts = [charts[names.index(look.only)]]
+    return drawn(charts, look.columns)
 
 
 def titles(reader: RunReader) -> list[str]:
@@ -65,7 +63,7 @@ def titles(reader: RunReader) -> list[str]:
     return [chart.title for chart in run_charts(reader, Look())]
 
 
-def run_charts(reader: RunReader, look: Look) -> list[Chart]:
+def run_charts(reader: RunReader, look: Look, stall: tuple[float, float] | None = None) -> list[Chart]:
     """The charts of every run, and one of each scalar that the script reported more than once."""
     histories = list(reader.ranks.values())
     reporting = reader.reporting
@@ -81,7 +79,8 @@ def run_charts(reader: RunReader, look: Look) -> list[Chart]:
         return {rank: shown(rank, line, name == "loss") for rank, line in reader.lines(name).items()}
 
     directions = reader.folder.directions()
-    marks: dict[str, Any] = {"restarts": tuple(map(first, reader.restarts))}
+    marks: dict[str, Any] = {"restarts": tuple(map(first, reader.restarts)), "over": look.axis}
+    marks["stall"] = stall if look.axis == "time" else None
     rate = "samples/s"
     if reader.folds:
         rate += " · lines: median and range"
@@ -114,6 +113,7 @@ def run_charts(reader: RunReader, look: Look) -> list[Chart]:
             saved=saved if title == "loss" else (),
             note=" · ".join(notes),
             evaluated=shown(teller.rank, teller.scalars[evaluated]) if teller else None,
+            evaluated_name=evaluated,
             best=BEST[directions.better(evaluated)] if teller else "",
             from_zero=False,
             log=scale,
@@ -128,7 +128,7 @@ def run_charts(reader: RunReader, look: Look) -> list[Chart]:
         words.gib,
         unit=2**30 if peak >= 2**30 else 2**20,
         limit=limit,
-        peak=peak or None,
+        levels={peak: ""} if peak else {},
         thin=of("reserved") if reserved else {},
         thin_name="reserved",
         note=f"{held} · dotted: peak",
@@ -164,7 +164,7 @@ def _without_a_slow_first(lines: dict[int, Line]) -> tuple[dict[int, Line], floa
     if not points or any(len(each) < 3 for each in points):
         return lines, None
     first = max(each[0][2] for each in points)
-    if first < SLOW_FIRST * max(max(map(HIGH, each[1:])) for each in points):
+    if first < SLOW_FIRST * max(max(high for _, _, high, _ in each[1:]) for each in points):
         return lines, None
     return {rank: _AfterFirst(line) for rank, line in lines.items()}, first
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 from statistics import median
 
 from labkit import words
+from labkit.charts import Palette, dot
 from labkit.record import HostHistory, RankHistory, RunReader
 from labkit.text import plain, slug
-from labkit.view.charts.images import Palette
-from labkit.view.charts.svg import dot
 from labkit.view.live.hosts import by_host, host_memory, names_of, rank_ranges, watched
 from labkit.view.live.verdict import host_verdicts
 from labkit.view.tables import grid

@@ -12,9 +12,9 @@ from types import TracebackType
 from typing import Any
 
 from labkit import words
+from labkit.charts import spark_text
 from labkit.record import RunReader, State
 from labkit.text import plain, without_nan
-from labkit.view.charts.images import spark_text
 from labkit.view.live.page import tail_of_log
 from labkit.view.live.tables import host_rows, rank_rows
 from labkit.view.live.verdict import SENTENCES, weighed

@@ -7,8 +7,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import cycle
 from typing import Any
 
+from labkit.charts import Palette
 from labkit.text import gib
-from labkit.view import Palette
 from labkit_labs.claims import amount
 from labkit_labs.draw.picture import GREY, WIDTH, Picture, box, colour_of, sheet, words
 

@@ -6,9 +6,9 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
 from labkit import words as texts
+from labkit.charts import Palette
 from labkit.spans import COMMUNICATION, Span, bubble, elapsed
 from labkit.text import gib
-from labkit.view import Palette
 from labkit_labs.draw.picture import GREY, WIDTH, Picture, box, boxes, colour_of, frames, sheet, sweep, words
 
 __all__ = ["buckets", "calls", "filled", "grid", "lanes", "loader", "step"]

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from labkit.charts import Palette, as_image
 from labkit.text import escaped
-from labkit.view import Palette, as_image
 
 __all__ = ["GREY", "WIDTH", "Picture", "box", "boxes", "colour_of", "frames", "sheet", "stacked", "sweep", "words"]
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from statistics import median
-from typing import Protocol
 
+from labkit.charts.data import Line
+from labkit.charts.images import Palette
 from labkit.series import Point, Series, merged
 
 CELLS = 60
@@ -15,12 +16,6 @@ GROUPS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96)  # few, so that what was
 STANDS_OUT = 2.0  # times the usual distance from the median
 Column = dict[int, tuple[float, float, float]]  # by rank: low, high, last
 Grid = list[tuple[float, Column]]  # x in the middle of each column
-
-
-class Line(Protocol):
-    def points(self) -> list[Point]:
-        """The points in the order of x."""
-        ...
 
 
 def thinned(line: Line, most: int) -> list[Point]:
@@ -87,23 +82,30 @@ def outlier(grid: Grid, summary: Sequence[Point]) -> int | None:
 
 def band(
     grid: Grid, summary: Sequence[Point], place_x: Callable[[float], float], place_y: Callable[[float], float]
-) -> tuple[str, tuple[int, int, int] | None]:
-    """SVG of the band, the median and the outlier, if any; and its rank, with the pixel where it is furthest out."""
+) -> str:
+    """SVG of the band, the median and the outlier, if any."""
     xs = [round(place_x(x)) for x, *_ in summary]
     lows, highs, ys = ([round(place_y(point[i])) for point in summary] for i in (1, 2, 3))
     edges = path(zip(xs + xs[::-1], lows + highs[::-1], strict=True))
     drawn = (
-        f'<path d="{edges}Z" fill="#2f81f7" fill-opacity=".25" stroke="#2f81f7" stroke-width=".6"/>'
-        f'<path d="{path(zip(xs, ys, strict=True))}" fill="none" stroke="#2f81f7" stroke-width="1.6"/>'
+        f'<path d="{edges}Z" fill="{Palette.BLUE}" fill-opacity=".25" stroke="{Palette.BLUE}" stroke-width=".6"/>'
+        f'<path d="{path(zip(xs, ys, strict=True))}" fill="none" stroke="{Palette.BLUE}" stroke-width="1.6"/>'
     )
+    if (rank := outlier(grid, summary)) is not None:
+        own = [(x, round(place_y(column[rank][2]))) for x, (_, column) in zip(xs, grid, strict=True) if rank in column]
+        drawn += (
+            f'<path d="{path(own)}" fill="none" stroke="{Palette.ORANGE}" stroke-width="1.4" stroke-dasharray="6 3"/>'
+        )
+    return drawn
+
+
+def most_apart(grid: Grid, summary: Sequence[Point]) -> tuple[int, float, float] | None:
+    """The outlier, if any, with the (x, y) where it is furthest from the median."""
     if (rank := outlier(grid, summary)) is None:
-        return drawn, None
-    own = {
-        x: (round(place_y(column[rank][2])), y)
-        for x, y, (_, column) in zip(xs, ys, grid, strict=True)
+        return None
+    own = [
+        (abs(column[rank][2] - point[3]), x, column[rank][2])
+        for (x, column), point in zip(grid, summary, strict=True)
         if rank in column
-    }
-    x = max(own, key=lambda x: abs(own[x][0] - own[x][1]))
-    line = path((x, y) for x, (y, _) in own.items())
-    drawn += f'<path d="{line}" fill="none" stroke="#d8752b" stroke-width="1.4" stroke-dasharray="6 3"/>'
-    return drawn, (rank, x, own[x][0])
+    ]
+    return (rank, *max(own)[1:])

@@ -5,16 +5,17 @@ from __future__ import annotations
 import base64
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from labkit.record import Peak
 from labkit.spans import WAITING
+from labkit.text import escaped
 
 SPARKS = "▁▂▃▄▅▆▇█"
 SPARK_LETTERS = 24
 SPARK_WIDTH, SPARK_HEIGHT, SPARK_POINTS = 96, 20, 32
 SVG = re.compile(r"<svg ([^>]*)>.*?</svg>", re.DOTALL)
 TOOLTIPS = re.compile(r'<g stroke-width="\d+" pointer-events="stroke">.*?</g>|<title>.*?</title>', re.DOTALL)
-SMALL = 120  # pixels: a mark or a curve among text
 FAINT = re.compile(r'(<(?:text|tspan|g)\b[^>]*?) (?:fill-)?opacity="\.[5-9]\d*"')  # fainter still in an image
 
 
@@ -55,6 +56,29 @@ class Palette:
         return cls.LINES[number % len(cls.LINES)], cls.DASHES[number % len(cls.DASHES)]
 
 
+@dataclass(frozen=True)
+class Picture:
+    """A drawing as the `body` of an SVG element. `label` says in words what is to be seen, `size` is that of text, and
+    `style` says how wide the element is on a page: by default as wide as the page, but not wider than drawn."""
+
+    body: str
+    width: float
+    height: float
+    label: str
+    size: int = 10
+    style: str = ""
+
+    @property
+    def svg(self) -> str:
+        """The SVG element. Its text has the colour of the page."""
+        style = self.style or f"width:100%;max-width:{self.width:g}px;height:auto"
+        return (
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {self.width:g} {self.height:.0f}" role="img" '
+            f'aria-label="{escaped(self.label)}" style="{style}" '
+            f'font-family="system-ui,sans-serif" font-size="{self.size}" fill="currentColor">{self.body}</svg>'
+        )
+
+
 def as_image(page: str) -> str:
     """The page with its SVG as `<img>`: JupyterLab strips SVG in untrusted HTML down to its text."""
     return SVG.sub(_replaced, page)
@@ -68,10 +92,10 @@ def _replaced(match: re.Match[str]) -> str:
         "<svg ", f'<svg {space}color="{Palette.BOTH_THEMES}" ', 1
     )
     source = base64.b64encode(drawing.encode()).decode()
-    fits = "100%" if float(width) > SMALL else "none"  # 100% of a table's cell is no width at all
+    style = head.get("style") or "max-width:none;display:inline"  # a mark or a curve among text
     return (
         f'<img src="data:image/svg+xml;base64,{source}" width="{width}" alt="{head.get("aria-label", "")}" '
-        f'style="max-width:{fits};margin:0;display:inline">'
+        f'style="{style};margin:0">'
     )
 
 
@@ -105,3 +129,12 @@ def _scaled(values: Sequence[float]) -> list[float]:
     """The values scaled to 0 for the lowest and 1 for the highest."""
     low, high = min(values, default=0.0), max(values, default=0.0)
     return [(value - low) / ((high - low) or 1.0) for value in values]
+
+
+def dot(rank: int) -> str:
+    """A rank's line style as a mark for tables."""
+    colour, dash = Palette.line(rank)
+    return (
+        f'<svg width="26" height="8" aria-hidden="true"><path d="M0 4H26" stroke="{colour}" stroke-width="2" '
+        f'stroke-dasharray="{dash}"/></svg>'
+    )
