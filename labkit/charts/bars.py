@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from itertools import cycle
 
 from labkit.charts.data import Bar, Bars
@@ -31,7 +31,7 @@ def bars_picture(drawn: Bars) -> Picture:
         parts.append(f'<text x="0" y="{y + 9}" font-weight="600">{escaped(drawn.title)}</text>')
         y += LINE + 2
     colours = colours_of(drawn)
-    legend, y = _legend(drawn.categories, colours, y)
+    legend, y = _legend(colours, y) if len(colours) > 1 else ("", y)
     parts.append(legend)
     if limit is not None:
         words = f"{drawn.limit_name} {drawn.show(limit)}".strip() + ("" if line else ": far beyond all of these")
@@ -54,24 +54,24 @@ def bars_picture(drawn: Bars) -> Picture:
 
 
 def colours_of(drawn: Bars) -> dict[str, str]:
-    """A colour for each category: memory's own, then others."""
-    names = [*dict.fromkeys([*drawn.categories, *(name for row in drawn.rows for name in row.held or ())])]
+    """A colour for each category, in the order in which a bar is stacked: memory's own, then others."""
+    names = dict.fromkeys(name for row in drawn.rows for name in row.held or ())
     known: Mapping[str, str] = {**Palette.MEMORY, "waits": Palette.GREY}
-    fixed = {name: known[name] for name in names if name in known}
+    fixed = {name: colour for name, colour in known.items() if name in names}
     free = [colour for colour in Palette.LINES if colour not in fixed.values()]
     return fixed | dict(zip([name for name in names if name not in known], cycle(free), strict=False))
 
 
-def _legend(categories: Sequence[str], colours: Mapping[str, str], y: float) -> tuple[str, float]:
-    """The legend, in the order in which a bar is stacked, in as many lines as it needs; and where it ends."""
+def _legend(colours: Mapping[str, str], y: float) -> tuple[str, float]:
+    """The legend, in as many lines as it needs; and where it ends."""
     x, drawn = 0.0, ""
-    for name in categories:
+    for name, colour in colours.items():
         wide = 26 + BROAD * len(name)
         x, y = (0.0, y + LINE) if x + wide > WIDTH and x else (x, y)
-        drawn += f'<rect x="{x:.0f}" y="{y:.0f}" width="10" height="10" rx="2" fill="{colours[name]}"/>'
+        drawn += f'<rect x="{x:.0f}" y="{y:.0f}" width="10" height="10" rx="2" fill="{colour}"/>'
         drawn += f'<text x="{x + 14:.0f}" y="{y + 9:.0f}">{escaped(name)}</text>'
         x += wide
-    return drawn, y + LINE + 2 if categories else y
+    return drawn, y + LINE + 2
 
 
 def _bar(

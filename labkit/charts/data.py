@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from operator import itemgetter
 from typing import NamedTuple, Protocol
 
-from labkit.record import Peak
 from labkit.series import Point
 from labkit.spans import Span
 from labkit.text import gib
@@ -110,12 +109,11 @@ class Bar(NamedTuple):
 @dataclass(frozen=True)
 class Bars:
     """Horizontal bars, stacked by category; those with the same name are grouped. `limit` is a line, unless it is far
-    beyond all bars; `show` formats a size. The legend names the `categories`."""
+    beyond all bars; `show` formats a size."""
 
     rows: Sequence[Bar]
     limit: float | None = None
     limit_name: str = ""
-    categories: Sequence[str] = Peak.CATEGORIES
     show: Callable[[float], str] = gib
     title: str = ""
 

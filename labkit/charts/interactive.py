@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import plotly.graph_objects as go
+import plotly.io
 from plotly.subplots import make_subplots
 
 from labkit.charts.bars import bars_picture, colours_of
@@ -24,6 +25,7 @@ MARGINS = 180  # pixels above and below the data
 NEAR = 4.0  # a limit up to this multiple of the data is drawn
 GAP = 1 / 400  # of the width, at the end of each collective, or successive ones would look like one
 MILLISECONDS = 1e3
+WITHOUT_A_PICTURE = {"plotly_mimetype", "jupyterlab", "nteract", "vscode"}  # renderers of plotly's
 AXES = {"time": "seconds since the launch", "step": "optimizer step"}
 
 
@@ -40,12 +42,13 @@ class PicturedFigure(go.Figure):  # type: ignore[misc]
         return bundle | ({"text/html": picture} if picture else {})
 
     def _ipython_display_(self) -> None:
+        """plotly asks this first. Where a user has chosen another renderer, it shows the figure."""
         from IPython.display import display
 
-        display(self._repr_mimebundle_() | {"text/plain": self._title()}, raw=True)
-
-    def _title(self) -> str:
-        return str(self.layout.title.text or "figure")
+        if {*str(plotly.io.renderers.default).split("+")} <= WITHOUT_A_PICTURE:
+            display(self._repr_mimebundle_() | {"text/plain": f"figure: {self.layout.title.text}"}, raw=True)
+        else:
+            self.show()
 
 
 def figure(drawn: Sequence[Chart] | Bars | Lanes, title: str = "") -> PicturedFigure:

@@ -205,7 +205,7 @@ def _chart(chart: Chart, sheet: _Sheet, banded: bool, is_first: bool) -> str:
     if not points:
         middle = f'x="{(LEFT + WIDTH - RIGHT) / 2}" y="{HEIGHT / 2}" text-anchor="middle" opacity=".75"'
         return f"{title}<text {middle}>no data</text>"
-    high = max(*chart.levels, *map(HIGH, points), *(HIGH(point) for line in thin.values() for point in line))
+    high = max([*chart.levels, *map(HIGH, points), *(HIGH(point) for line in thin.values() for point in line)])
     low, near = min(map(LOW, points)), chart.limit is not None and chart.limit <= NEAR * high
     high = max(high, chart.limit or 0.0) if near else high
     log = chart.is_logarithmic(low, high)

@@ -360,7 +360,7 @@ class Comparison:
         page = ""
         for title, key, show in figures:
             rows = [Bar(plain(s["name"]), {title: s[key]} if s[key] else None, "n/a") for s in self.summaries]
-            page += drawn(Bars(rows, categories=(), show=show, title=title))
+            page += drawn(Bars(rows, show=show, title=title))
         return page
 
 

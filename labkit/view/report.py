@@ -102,7 +102,7 @@ def write_report(folder: RunFolder) -> Path:
     script = LIBRARY.read_text(encoding="utf-8") if charts else ""
     sections = {
         "Findings": found._repr_html_() if (found := Findings.read(latest)) else "",
-        "Figures": charts + _held(reader),
+        "Figures": charts + memory_held(reader),
         "Facts": f"<table>{rows}</table>",
         "Command": f"<pre>{escaped(_text(folder.command))}</pre>",
         "Record": _folded("run.json", json.dumps(read_json(folder.manifest), indent=1)),
@@ -225,9 +225,9 @@ def report_charts(reader: RunReader) -> str:
 
 def _looks(pictures: Mapping[str, Sequence[str]]) -> str:
     """The pictures of one chart, all but the first hidden, and a place for the values under the pointer."""
-    first = next(iter(pictures))
+    first, hidden = next(iter(pictures)), ' hidden=""'
     return "".join(
-        f'<div data-looks="{"|".join(looks)}"{"" if picture is first else " hidden"}>{picture}'
+        f'<div data-looks="{"|".join(looks)}"{"" if picture is first else hidden}>{picture}'
         '<div class="read"></div></div>'
         for picture, looks in pictures.items()
     )
@@ -251,7 +251,7 @@ def _median(x: float, column: Column) -> Point:
     return x, min(lows), max(highs), median(lasts)
 
 
-def _held(reader: RunReader) -> str:
+def memory_held(reader: RunReader) -> str:
     """Memory of each rank by what holds it. On a CPU the resident set says nothing about tensors, so only parameters,
     gradients and optimizer state are shown; on a GPU also the rest at the peak."""
     rows = []
@@ -264,9 +264,8 @@ def _held(reader: RunReader) -> str:
     limits = [h.memory_limit for h in reader.ranks.values() if h.memory_limit]
     if not rows:
         return ""
-    shown = [name for name in (*CATEGORIES, "activations") if any(name in (bar.held or {}) for bar in rows)]
     memory = {f"rank {h.rank}": each for h in reader.ranks.values() if (each := host_memory(reader, h))}
     hosts = "; ".join(f"{rank} {each}" for rank, each in [*memory.items()][:64])
     below = f"<p>Host memory, with the workers of DataLoaders (PSS, peak): {hosts}</p>" if hosts else ""
-    stacked = Bars(rows[:64], min(limits, default=None), "limit", shown)
+    stacked = Bars(rows[:64], min(limits, default=None), "limit")
     return f"<h3>Memory per rank</h3>{drawn(stacked)}{below}"

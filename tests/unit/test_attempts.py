@@ -10,11 +10,11 @@ from datetime import UTC, datetime
 from types import SimpleNamespace
 
 import pytest
-from labkit.charts.svg import drawn_together
 
 import labkit
 from labkit import Run
 from labkit import files as files_module
+from labkit.charts import drawn
 from labkit.checking import facts_of
 from labkit.files import write_json
 from labkit.launcher.causes import failure_advice
@@ -172,7 +172,7 @@ def test_the_view_shows_it(begun_again):
     assert "no rank has made progress &lt;b&gt;" in page
     assert "attempt 1 failed" in text
     assert "no rank has made progress <b>" in text
-    assert drawn_together(run_charts(reader, Look())).count("↻") == 4
+    assert drawn(run_charts(reader, Look())).count("↻") == 4
 
 
 @pytest.mark.parametrize(

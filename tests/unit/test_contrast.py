@@ -9,7 +9,7 @@ from html.parser import HTMLParser
 import pytest
 
 from labkit import Run, compare
-from labkit.charts.images import Palette, as_image
+from labkit.charts import Palette, as_image
 from labkit.files import write_json
 from labkit.record import RunFolder
 from labkit.stored_runs import list_runs

@@ -6,13 +6,14 @@ import re
 from xml.etree import ElementTree
 
 import pytest
-from labkit.charts.run_figures import runs_together, scaling
 
 from labkit.files import write_json
 from labkit.record import RunReader, State
-from labkit.view.report import chart_data, still_charts, write_report
+from labkit.view.comparison import runs_together, scaling
+from labkit.view.report import memory_held, report_charts, write_report
 
 GIB = 2**30
+SVG = "{http://www.w3.org/2000/svg}"
 
 
 @pytest.fixture
@@ -37,28 +38,49 @@ def finished(figure):
     return figure.to_dict()
 
 
-def test_the_report_has_every_rank_in_the_colours_of_the_live_view(reader):
-    over = {axis["name"]: axis["charts"] for axis in chart_data(reader)["axes"]}
-    loss, throughput, _, memory = over["time"]
+def looks(page):
+    """The pictures of each chart in a report, by axis and scale."""
+    tree = ElementTree.fromstring(page.partition("</svg>")[2])  # after the clips
+    return [
+        {look: box.find(f"{SVG}svg") for box in figure for look in box.get("data-looks").split("|")}
+        for figure in tree.iter("figure")
+    ]
 
-    assert [line["name"] for line in loss["lines"]] == ["rank 0", "rank 1"]
-    assert loss["lines"][0]["colour"] == throughput["lines"][0]["colour"] == "#2f81f7"
-    assert loss["lines"][0]["points"][-1][1] == 1.0
-    assert {y for _, y in memory["lines"][0]["points"]} == {4.0}
-    assert (memory["unit"], memory["peak"], memory["limit"]) == ("GiB", 6.0, 8.0)
-    assert [x for x, _ in over["step"][1]["lines"][1]["points"]] == list(range(1, 9))
+
+def last_hovered(svg):
+    return [*svg.iter(f"{SVG}title")][-1].text.splitlines()
+
+
+def test_the_report_has_every_rank_in_the_colours_of_the_live_view(reader):
+    loss, throughput, _, memory = looks(report_charts(reader))
+
+    for svg in loss["time automatic"], throughput["step linear"]:
+        lines = {line.get("data-line"): line[-1].get("stroke") for line in svg.iter(f"{SVG}g") if line.get("data-line")}
+        assert lines == {"rank 0": "#2f81f7", "rank 1": "#d8752b"}
+    assert last_hovered(loss["time automatic"])[1:] == ["rank 0 1", "rank 1 1"]
+    assert last_hovered(throughput["step automatic"])[0] == "step 8"
+    assert last_hovered(memory["time automatic"])[1:] == ["rank 0 4.00 GiB", "rank 1 4.00 GiB"]
+    assert "limit 8.00 GiB" in "".join(memory["time automatic"].itertext())
+
+
+def test_a_chart_is_in_the_report_once_for_each_look_that_differs(reader):
+    loss, throughput, _, _ = looks(report_charts(reader))
+
+    assert len(loss) == len(throughput) == 6
+    assert loss["time linear"] is loss["time automatic"]
+    assert loss["time logarithmic"] is not loss["time automatic"]
+    assert throughput["time logarithmic"] is throughput["time automatic"]
+    assert throughput["step automatic"] is not throughput["time automatic"]
 
 
 def test_a_validation_is_a_thick_line_in_the_chart_of_its_metric(reader, write_metrics):
     for i in (9, 10, 11):
         write_metrics(0, {"k": "report", "t": float(i), "step": i, "test_loss": 5.0 / i, "f1": i / 10})
-    charts = chart_data(RunReader(reader.folder).read_all())["axes"][0]["charts"]
+    loss, *_, last = looks(report_charts(RunReader(reader.folder).read_all()))
 
-    assert charts[-1]["title"] == "f1"
-    evaluated = charts[0]["lines"][-1]
-    assert evaluated["name"] == "evaluated"
-    assert [y for _, y in evaluated["points"]] == pytest.approx([5 / 9, 5 / 10, 5 / 11], rel=1e-5)
-    assert charts[0]["best"][1] == pytest.approx(5 / 11, rel=1e-5)
+    assert last["time automatic"].get("aria-label").startswith("f1")
+    assert last_hovered(loss["time automatic"])[-1] == "test_loss 0.455"
+    assert "best 0.455" in "".join(loss["time automatic"].itertext())
 
 
 def test_the_report_shows_each_chart_once(reader):
@@ -66,14 +88,15 @@ def test_the_report_shows_each_chart_once(reader):
     State("succeeded", 0.0, ended=1.0).write(reader.folder)
     page = write_report(reader.folder).read_text()
 
-    assert page.count('"title":"step time"') == 2  # by time and by step
-    assert page.count('aria-label="loss') == 1  # without JavaScript
+    seen = [box for box in re.findall(r"<div data-looks[^>]*>", page) if " hidden" not in box]
+    assert len(seen) == 4  # without JavaScript
 
 
 def test_memory_by_what_holds_it(reader):
-    tree = ElementTree.fromstring(re.search("(<svg .*?</svg>)", still_charts(reader).partition("<h3>")[2], re.S)[1])
+    page = memory_held(reader)
+    tree = ElementTree.fromstring(re.search("(<svg .*?</svg>)", page, re.S)[1])
 
-    titles = [title.text for title in tree.iter("{http://www.w3.org/2000/svg}title")]
+    titles = [title.text for title in tree.iter(f"{SVG}title")]
     assert titles == 2 * ["parameters 1.00 GiB", "gradients 1.00 GiB", "optimizer 2.00 GiB", "activations 2.00 GiB"]
     assert "limit 8.00 GiB" in "".join(tree.itertext())
 
@@ -81,7 +104,8 @@ def test_memory_by_what_holds_it(reader):
 def test_runs_together_by_step_and_by_time(reader):
     figure = finished(runs_together({"a <b>": reader, "b": reader}))
 
-    assert [trace["name"] for trace in figure["data"]] == ["a &lt;b&gt;", "a &lt;b&gt;", "b", "b"]
+    lines = [trace for trace in figure["data"] if trace.get("fill") is None]
+    assert [line["name"] for line in lines] == 2 * ["a &lt;b&gt;", "b"]
     assert list(figure["data"][0]["x"]) == list(range(1, 9))
     assert list(figure["data"][0]["y"]) == [9.0 - i for i in range(1, 9)]
 
@@ -98,12 +122,12 @@ def test_scaling_beside_the_ideal():
 
 def test_nothing_to_draw_is_no_error(folder):
     empty = RunReader(folder)
-    assert chart_data(empty)["axes"]
+    assert report_charts(empty) == ""
     for figure in (runs_together({"a": empty}), scaling([])):
         assert figure.to_dict()["layout"]["title"]["text"]
 
 
-def test_the_report_is_one_small_file_with_a_policy_that_names_its_scripts(folder, reader):
+def test_the_report_is_one_small_file_with_a_policy_that_names_its_script(folder, reader):
     write_json(folder.manifest, {"format": 1, "name": "x</script><img src=x onerror=alert(1)>", "created": ""})
     folder.script.write_text("print('</script>')")
     folder.command.write_text("torchrun")
@@ -114,7 +138,7 @@ def test_the_report_is_one_small_file_with_a_policy_that_names_its_scripts(folde
     policy = re.search(r'http-equiv="Content-Security-Policy" content="([^"]*)"', page)
     assert policy
     assert policy[1].startswith("default-src 'none'")
-    assert policy[1].count("sha256-") == page.count("<script>") == 2
+    assert policy[1].count("sha256-") == page.count("<script>") == 1
     assert "unsafe-eval" not in policy[1]
     assert "'unsafe-inline'" not in policy[1].split("script-src")[1]
     assert "<img" not in page.split("<script>")[0]

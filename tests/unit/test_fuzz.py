@@ -12,16 +12,16 @@ import tracemalloc
 from contextlib import suppress
 
 import pytest
-from labkit.charts.run_figures import runs_together
 
 import labkit
 from labkit.errors import LabError
 from labkit.launcher.causes.explain import find_cause, survived_errors
 from labkit.launcher.stopping import requested
 from labkit.record import RunFolder, RunReader, State
+from labkit.view.comparison import runs_together
 from labkit.view.live.page import run_html
 from labkit.view.live.terminal import picture
-from labkit.view.report import chart_data
+from labkit.view.report import report_charts
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -375,7 +375,7 @@ FILES = {
 
 def read_figures(run, draw):
     reader = RunReader(run.folder).read_all()
-    json.dumps(chart_data(reader), allow_nan=False)
+    report_charts(reader)
     runs_together({"a": reader}).to_json()
 
 

@@ -9,7 +9,7 @@ import xml.etree.ElementTree as ElementTree
 import pytest
 
 from labkit import LabError, Script
-from labkit.charts.images import Palette
+from labkit.charts import Palette
 from labkit_labs import defined, draw
 from labkit_labs.labs.broken_scripts import broken
 from labkit_labs.labs.other_runs import changed, differing_words

@@ -9,11 +9,10 @@ from types import SimpleNamespace
 import pytest
 
 import labkit
-from labkit.charts.bars import Bar, bars
-from labkit.charts.images import Palette
+from labkit.charts import Bar, Bars, Palette, drawn, figure
 from labkit.cli import main
 from labkit.planner.measured import Trial
-from labkit.planner.plan_views import break_even, memory_planned, memory_rows, plan_html, plan_text, scaling_planned
+from labkit.planner.plan_views import break_even_chart, memory_rows, plan_html, plan_text, scaling_chart
 from labkit.planner.scaling import Point
 from labkit.record.records import Peak
 from labkit.strategy_panel import panel_page
@@ -24,8 +23,12 @@ HELD = {"parameters": GIB, "gradients": GIB, "optimizer": 2 * GIB, "activations"
 SVG = "{http://www.w3.org/2000/svg}"
 
 
-def drawn(text):
-    return ET.fromstring(f"<div>{text}</div>")
+def tree_of(page):
+    return ET.fromstring(f"<div>{page}</div>")
+
+
+def bars(rows, *limit):
+    return drawn(Bars(rows, *limit))
 
 
 def widths(tree):
@@ -38,7 +41,7 @@ def words_in(tree):
 
 
 def test_a_bar_is_stacked_by_category_each_in_its_colour_and_proportion():
-    tree = drawn(bars([Bar("ddp", HELD)]))
+    tree = tree_of(bars([Bar("ddp", HELD)]))
 
     found = widths(tree)
     assert found.keys() == {Palette.MEMORY[name] for name in HELD}
@@ -50,97 +53,98 @@ def test_a_bar_is_stacked_by_category_each_in_its_colour_and_proportion():
 def test_every_category_has_a_colour_of_its_own_that_is_not_the_limits():
     assert len({*Palette.MEMORY.values(), Palette.LIMIT}) == len(Palette.MEMORY) + 1
     assert set(Peak.CATEGORIES) < set(Palette.MEMORY)
-    assert all(f">{name}</span>" in bars([Bar("ddp", HELD)]) for name in Peak.CATEGORIES)
+    assert {*HELD} <= {*words_in(tree_of(bars([Bar("ddp", HELD)])))}
 
 
 def test_a_limit_is_drawn_when_it_is_near_and_told_when_it_is_far():
     near, far = bars([Bar("ddp", HELD)], 10 * GIB, "T4"), bars([Bar("ddp", HELD)], 100 * GIB, "H100")
 
     assert Palette.LIMIT in near
-    assert "T4 10.00 GiB" in words_in(drawn(near))
+    assert "T4 10.00 GiB" in words_in(tree_of(near))
     assert Palette.LIMIT not in far
-    assert "H100 100.00 GiB: far beyond all of these" in words_in(drawn(far))
+    assert "H100 100.00 GiB: far beyond all of these" in words_in(tree_of(far))
 
 
 def test_a_bar_far_beyond_the_limit_is_cut_and_says_so():
-    tree = drawn(bars([Bar("ddp", {"parameters": 100 * GIB}, fits=False)], GIB, "T4"))
+    tree = tree_of(bars([Bar("ddp", {"parameters": 100 * GIB}, fits=False)], GIB, "T4"))
 
-    assert sum(widths(tree).values()) <= 404.1
+    assert widths(tree)[Palette.MEMORY["parameters"]] <= 248.1
     assert "✖ ▸ 100.00 GiB" in words_in(tree)
 
 
 def test_what_cannot_be_planned_has_its_reason_in_place_of_a_bar():
-    tree = drawn(bars([Bar("pipeline", None, "4 blocks cannot be split into 3 stages", fits=False), Bar("ddp", HELD)]))
+    tree = tree_of(
+        bars([Bar("pipeline", None, "4 blocks cannot be split into 3 stages", fits=False), Bar("ddp", HELD)])
+    )
 
     assert "4 blocks cannot be split into 3 stages" in words_in(tree)
     assert "pipeline: 4 blocks cannot be split into 3 stages" in tree[0].get("aria-label")
 
 
 def test_a_measured_bar_stands_under_the_planned_one_without_its_name():
-    tree = drawn(bars([Bar("ddp", HELD, chosen=True), Bar("ddp", HELD, source="measured"), Bar("fsdp", HELD)]))
+    tree = tree_of(bars([Bar("ddp", HELD, chosen=True), Bar("ddp", HELD, source="measured"), Bar("fsdp", HELD)]))
 
     named = [text for text in words_in(tree) if text in ("▸ ddp", "measured", "fsdp")]
     assert named == ["▸ ddp", "measured", "fsdp"]
 
 
 def test_bars_have_nothing_to_say_without_rows():
-    assert bars([], GIB, "T4") == ""
+    assert drawn(Bars([], GIB, "T4")) == ""
 
 
 def test_names_never_become_markup():
     hostile = "<script>alert(1)</script>"
-    page = panel_page("fits", hostile, [Bar(hostile, HELD, hostile)], GIB, hostile, [{"run": hostile}])
-    page += plan_html([hostile], Peak(1, hostile, "", {}), [{"strategy": hostile}], [hostile], [], GIB, hostile)
+    bars = Bars([Bar(hostile, HELD, hostile)], GIB, hostile)
+    page = panel_page("fits", hostile, bars, [{"run": hostile}])
+    page += plan_html([hostile], Peak(1, hostile, "", {}), [{"strategy": hostile}], [hostile], bars)
 
     assert "<script" not in page
 
 
-def finished(figure):
-    layout = figure.to_dict()["layout"]
+def finished(shown):
+    layout = shown.to_dict()["layout"]
     assert layout["title"]["text"]
     assert layout["legend"]["y"] < 0
-    assert layout["xaxis"]["title"]["text"]
-    assert layout["yaxis"]["title"]["text"]
-    return figure.to_dict()
+    return shown.to_dict()
 
 
-def test_memory_planned_stacks_categories_by_strategy():
+def test_the_figure_of_bars_stacks_the_same_categories_as_the_picture():
     rows = [Bar("ddp", HELD), Bar("fsdp", HELD), Bar("hybrid", None, "no")]
-    figure = finished(memory_planned(rows, 10 * GIB, "T4"))
+    found = finished(figure(Bars(rows, 10 * GIB, "T4", title="memory")))
 
-    assert figure["layout"]["barmode"] == "stack"
-    assert [trace["name"] for trace in figure["data"]] == list(HELD)
-    assert list(figure["data"][0]["x"]) == ["ddp", "fsdp"]
-    assert list(figure["data"][3]["y"]) == [4.0, 4.0]
-    assert "T4" in str(figure["layout"]["annotations"])
+    assert found["layout"]["barmode"] == "stack"
+    assert [trace["name"] for trace in found["data"]] == list(HELD)
+    assert list(found["data"][0]["y"]) == ["ddp", "fsdp"]
+    assert list(found["data"][3]["x"]) == [4.0 * GIB, 4.0 * GIB]
+    assert list(found["data"][3]["customdata"]) == ["4.00 GiB", "4.00 GiB"]
+    assert "T4 10.00 GiB" in str(found["layout"]["annotations"])
 
 
-def test_memory_planned_in_mebibytes_leaves_a_far_limit_out():
-    figure = finished(memory_planned([Bar("ddp", {"parameters": 2**20})], 10 * GIB, "T4"))
+def test_a_limit_far_beyond_the_bars_is_not_in_their_figure():
+    found = finished(figure(Bars([Bar("ddp", {"parameters": 2**20})], 10 * GIB, "T4", title="memory")))
 
-    assert list(figure["data"][0]["y"]) == [1.0]
-    assert not figure["layout"].get("annotations")
+    assert not found["layout"].get("annotations")
 
 
 def test_scaling_has_a_band_around_each_curve_and_the_ideal_line():
     curves = {"ddp": [Point(1, 100, 80, 120), Point(2, 190, 150, 240)], "fsdp": [Point(2, 180, 150, 200)]}
-    figure = finished(scaling_planned(curves, 2, "T4"))
+    found = finished(figure([scaling_chart(curves, 2, "T4")]))
 
-    by_name = {trace["name"]: trace for trace in figure["data"] if trace.get("showlegend") is not False}
+    by_name = {trace["name"]: trace for trace in found["data"] if trace.get("showlegend") is not False}
     assert list(by_name["ddp"]["y"]) == [100, 190]
     assert list(by_name["ideal"]["y"]) == [100, 200]
-    band = next(trace for trace in figure["data"] if trace.get("fill") == "toself" and trace["name"] == "ddp")
+    band = next(trace for trace in found["data"] if trace.get("fill") == "toself" and trace["name"] == "ddp")
     assert list(band["y"]) == [120, 240, 150, 80]
-    assert figure["layout"]["xaxis"]["type"] == figure["layout"]["yaxis"]["type"] == "log"
+    assert found["layout"]["xaxis"]["type"] == found["layout"]["yaxis"]["type"] == "log"
 
 
 def test_break_even_is_where_two_devices_begin_to_be_faster_than_one():
     points = [Point(x, y, y * 0.8, y * 1.2) for x, y in ((100, 0.3), (1000, 0.5), (4000, 1.5), (10_000, 1.9))]
-    figure = finished(break_even(points))
+    names = [trace["name"] for trace in finished(figure([break_even_chart(points)]))["data"]]
 
-    names = [trace["name"] for trace in figure["data"]]
     assert "break-even: 2,000 tokens" in names
-    assert not any("break-even" in trace["name"] for trace in break_even(points[2:]).to_dict()["data"])
+    assert "break-even: 2,000 tokens" in drawn([break_even_chart(points)])
+    assert not any("break-even" in trace["name"] for trace in figure([break_even_chart(points[2:])]).to_dict()["data"])
 
 
 def test_the_memory_table_says_how_far_ways_are_apart_in_parts_of_the_whole():
@@ -185,7 +189,7 @@ def test_a_trial_says_how_far_off_the_prediction_was():
 
 
 def test_the_page_before_anything_is_counted_has_no_bars():
-    page = panel_page("", "counting", [], None, "", [])
+    page = panel_page("", "counting", Bars([]), [])
 
     assert "counting" in page
     assert "<svg" not in page

@@ -290,7 +290,7 @@ def test_a_static_page_has_pictures_instead_of_svg(sweep):
     page = sweep_bundle(sweep.id, sweep.read_state(), seen.poll(), seen)["text/html"]
 
     assert "<svg" not in page
-    assert page.count('<img src="data:image/svg+xml') == 2  # the overlay, and the point that has run
+    assert page.count('<img src="data:image/svg+xml') == 3  # two charts, and the point that has run
 
 
 def test_a_large_sweep_is_shown_in_bounded_space(sweep):

@@ -7,7 +7,7 @@ import io
 import pytest
 from rich.console import Console
 
-from labkit.charts.images import spark_text
+from labkit.charts import spark_text
 from labkit.errors import LabError
 from labkit.frontend import check_kernel
 from labkit.record import RunReader, State

@@ -12,7 +12,7 @@ from labkit.record import Cause, RunReader, State
 from labkit.series import Series
 from labkit.view.live.tables import rank_rows
 from labkit.view.live.verdict import training_loss, verdict
-from labkit.view.report import still_charts
+from labkit.view.report import memory_held
 
 GIB = 2**30
 RUNNING = State("running", 0.0)
@@ -190,7 +190,7 @@ def test_workers_whose_memory_grows(sampled):
 def test_a_report_shows_the_memory_of_a_rank_with_that_of_its_workers(sampled, write_metrics):
     write_metrics(0, {"k": "model", "t": 0.5, "device": "cpu", "parameters": 8, "gradients": 8, "optimizer": 8})
 
-    assert "(PSS, peak): rank 0 1.00 GiB + 4 workers 1.00 GiB<" in still_charts(sampled([GIB]))
+    assert "(PSS, peak): rank 0 1.00 GiB + 4 workers 1.00 GiB<" in memory_held(sampled([GIB]))
 
 
 def test_workers_that_grow_in_every_epoch_anew_do_not_grow(sampled):
