@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from itertools import cycle
 
 from labkit.charts.data import Bar, Bars
 from labkit.charts.images import Palette, Picture
 from labkit.text import escaped
 
-WIDTH, LEFT, RIGHT = 560, 116, 196  # LEFT: room for names; RIGHT: room for notes
+WIDTH = 560
 STYLE = "width:100%;max-width:680px;height:auto"
-ROW, GAP, TOP, BOTTOM = 16, 5, 4, 4
+NAMES, NOTES = (60, 190), (70, 230)  # the least and the most room for names to the left, for notes to the right
+ROW, GAP, MARGIN = 16, 5, 4
 LINE = 15  # of text above the bars
 NEAR = 4.0  # a limit up to this multiple of the longest bar is drawn
 FAR = 2.5  # a bar longer than this multiple of the limit is cut
@@ -19,38 +21,61 @@ LETTER, BROAD = 5.6, 6.1  # pixels per character at this font size: the usual, a
 SIZE = 11
 
 
+@dataclass(frozen=True)
+class _Frame:
+    """Where bars begin and end, in pixels, and what they have in common."""
+
+    drawn: Bars
+    left: float
+    right: float
+    scale: float
+    line: float | None
+    colours: Mapping[str, str]
+    mixed: bool  # planned and measured ones
+
+
 def bars_picture(drawn: Bars) -> Picture:
-    totals = [row.total for row in drawn.rows if row.held]
-    longest, limit = max(totals, default=0) or 1, drawn.limit
-    near = limit is not None and limit <= NEAR * longest
-    end = min(max(longest, limit), FAR * limit) if near and limit else longest
-    scale = (WIDTH - LEFT - RIGHT) / (1.02 * end)
-    line = LEFT + limit * scale if near and limit else None
-    parts, y = [], float(TOP)
+    frame = _frame(drawn)
+    parts, y = [], float(MARGIN)
     if drawn.title:
         parts.append(f'<text x="0" y="{y + 9}" font-weight="600">{escaped(drawn.title)}</text>')
         y += LINE + 2
-    colours = colours_of(drawn)
-    legend, y = _legend(colours, y) if len(colours) > 1 else ("", y)
+    legend, y = _legend(frame, y)
     parts.append(legend)
-    if limit is not None:
-        words = f"{drawn.limit_name} {drawn.show(limit)}".strip() + ("" if line else ": far beyond all of these")
-        x, anchor = (min(line, WIDTH - len(words) * LETTER / 2), "middle") if line else (LEFT, "start")
-        parts.append(f'<text x="{x:.1f}" y="{y + 10}" text-anchor="{anchor}" opacity=".8">{escaped(words)}</text>')
+    if drawn.limit is not None:
+        words = f"{drawn.limit_name} {drawn.show(drawn.limit)}".strip()
+        words += "" if frame.line else ": far beyond all of these"
+        half = len(words) * LETTER / 2
+        x = min(frame.line, WIDTH - half) if frame.line else frame.left + half
+        parts.append(f'<text x="{x:.1f}" y="{y + 10}" text-anchor="middle" opacity=".8">{escaped(words)}</text>')
         y += LINE
     top, before = y, None
-    mixed = len({row.source for row in drawn.rows}) > 1
     for row in drawn.rows:
         y += GAP if before not in (None, row.name) else 0
-        parts.append(_bar(drawn, row, y, scale, line, colours, first=row.name != before, mixed=mixed))
+        parts.append(_bar(frame, row, y, first=row.name != before))
         y, before = y + ROW, row.name
-    if line:
-        parts.append(
-            f'<path d="M{line:.1f} {top - 3}V{y + 2}" stroke="{Palette.LIMIT}" stroke-width="1.5" '
-            'stroke-dasharray="5 2"/>'
-        )
+    if frame.line:
+        way = f"M{frame.line:.1f} {top - 3}V{y + 2}"
+        parts.append(f'<path d="{way}" stroke="{Palette.LIMIT}" stroke-width="1.5" stroke-dasharray="5 2"/>')
     said = "; ".join(_summary(drawn, row) for row in drawn.rows)
-    return Picture("".join(parts), WIDTH, y + BOTTOM, f"{drawn.title}: {said}" if drawn.title else said, SIZE, STYLE)
+    label = f"{drawn.title}: {said}" if drawn.title else said
+    return Picture("".join(parts), WIDTH, y + MARGIN, label, SIZE, STYLE)
+
+
+def _frame(drawn: Bars) -> _Frame:
+    longest, limit = max((row.total for row in drawn.rows if row.held), default=0) or 1, drawn.limit
+    near = limit is not None and limit <= NEAR * longest
+    end = min(max(longest, limit), FAR * limit) if near and limit else longest
+    left = _room(NAMES, (f"▸ {row.name}" for row in drawn.rows))
+    right = WIDTH - _room(NOTES, (_measure(drawn, row, "▸ ") for row in drawn.rows if row.held))
+    scale = (right - left) / (1.02 * end)
+    line = left + limit * scale if near and limit else None
+    return _Frame(drawn, left, right, scale, line, colours_of(drawn), len({row.source for row in drawn.rows}) > 1)
+
+
+def _room(bounds: tuple[int, int], texts: Iterable[str]) -> float:
+    least, most = bounds
+    return min(most, max([least, *(12 + LETTER * len(text) for text in texts)]))
 
 
 def colours_of(drawn: Bars) -> dict[str, str]:
@@ -62,62 +87,68 @@ def colours_of(drawn: Bars) -> dict[str, str]:
     return fixed | dict(zip([name for name in names if name not in known], cycle(free), strict=False))
 
 
-def _legend(colours: Mapping[str, str], y: float) -> tuple[str, float]:
+def _legend(frame: _Frame, y: float) -> tuple[str, float]:
     """The legend, in as many lines as it needs; and where it ends."""
+    marks = [(name, colour, "") for name, colour in frame.colours.items()] if len(frame.colours) > 1 else []
+    sources = dict.fromkeys(row.source for row in frame.drawn.rows) if frame.mixed else ()
+    marks += [(f"paler: {source}", Palette.GREY, _pale(frame, source)) for source in sources if _pale(frame, source)]
     x, drawn = 0.0, ""
-    for name, colour in colours.items():
+    for name, colour, pale in marks:
         wide = 26 + BROAD * len(name)
         x, y = (0.0, y + LINE) if x + wide > WIDTH and x else (x, y)
-        drawn += f'<rect x="{x:.0f}" y="{y:.0f}" width="10" height="10" rx="2" fill="{colour}"/>'
+        drawn += f'<rect x="{x:.0f}" y="{y:.0f}" width="10" height="10" rx="2" fill="{colour}"{pale}/>'
         drawn += f'<text x="{x + 14:.0f}" y="{y + 9:.0f}">{escaped(name)}</text>'
         x += wide
-    return drawn, y + LINE + 2
+    return drawn, y + LINE + 2 if marks else y
 
 
-def _bar(
-    drawn: Bars,
-    row: Bar,
-    y: float,
-    scale: float,
-    line: float | None,
-    colours: Mapping[str, str],
-    *,
-    first: bool,
-    mixed: bool,
-) -> str:
-    """A bar with its name and its note, which does not cross the limit, at `line`."""
-    middle = y + ROW - 4
-    name = f"{'▸ ' if row.chosen else ''}{row.name}" if first else ""
-    if mixed and (row.source != "planned" or not first):
-        name = f"{name} {row.source}".strip()
-    strength = ' font-weight="700"' if row.chosen else "" if first else ' opacity=".75"'
-    whole = f"<title>{escaped(name)}</title>" if len(name) * LETTER > LEFT - 6 else ""
-    parts = (
-        f'<text x="{LEFT - 6}" y="{middle}" text-anchor="end"{strength}>{whole}{escaped(_cut(name, LEFT - 6))}</text>'
-    )
+def _pale(frame: _Frame, source: str) -> str:
+    return ' fill-opacity=".5"' if frame.mixed and source != "measured" else ""
+
+
+def _bar(frame: _Frame, row: Bar, y: float, *, first: bool) -> str:
+    """A bar with its name and its note, which does not cross the limit's line."""
+    x, bottom = frame.left, y + ROW - 4
+    drawn = _name(frame, row, bottom, first=first)
     if row.held is None:
-        return parts + _note(row.note, LEFT, middle, WIDTH - LEFT, ".75")
-    x, end = float(LEFT), WIDTH - RIGHT
-    for category, colour in colours.items():
+        return drawn + _note(row.note, x, bottom, ".75")
+    pale = _pale(frame, row.source)
+    for category, colour in frame.colours.items():
         size = row.held.get(category, 0)
-        width = min(size * scale, end - x)
+        width = min(size * frame.scale, frame.right - x)
         if width > 0:
-            shown = len(category) * BROAD < width - 6 and len(colours) > 1
-            inside = f'<text x="{x + 3:.1f}" y="{middle}" fill="#000">{escaped(category)}</text>' if shown else ""
-            parts += (
-                f'<g><title>{escaped(f"{category} {drawn.show(size)}")}</title><rect x="{x:.1f}" y="{y}" '
-                f'width="{width:.1f}" height="{ROW - 2}" fill="{colour}"/>{inside}</g>'
+            shown = len(category) * BROAD < width - 6 and len(frame.colours) > 1 and not pale
+            inside = f'<text x="{x + 3:.1f}" y="{bottom}" fill="#000">{escaped(category)}</text>' if shown else ""
+            drawn += (
+                f"<g><title>{escaped(f'{category} {frame.drawn.show(size)}')}</title>"
+                f'<rect x="{x:.1f}" y="{y}" width="{width:.1f}" height="{ROW - 2}" fill="{colour}"'
+                f"{pale}/>{inside}</g>"
             )
             x += width
-    cut = row.total * scale > end - LEFT + 0.5
-    note = f"{'' if row.fits else '✖ '}{'▸ ' if cut else ''}{drawn.shown(row)}{f' · {row.note}' if row.note else ''}"
-    if line and x < line < x + 8 + len(note) * LETTER:
-        x = line
-    return parts + _note(note, x + 5, middle, WIDTH - x - 5, "" if row.fits else ".9")
+    cut = row.total * frame.scale > frame.right - frame.left + 0.5
+    measure = _measure(frame.drawn, row, "▸ " if cut else "")
+    if frame.line and x < frame.line < x + 8 + len(measure) * LETTER:
+        x = frame.line
+    return drawn + _note(measure, x + 5, bottom, "" if row.fits else ".9")
 
 
-def _note(text: str, x: float, bottom: float, room: float, opacity: str) -> str:
-    faint = f' opacity="{opacity}"' if opacity else ""
+def _name(frame: _Frame, row: Bar, bottom: float, *, first: bool) -> str:
+    name = f"{'▸ ' if row.chosen else ''}{row.name}" if first else ""
+    if frame.mixed and (row.source == "measured" or not first):
+        name = f"{name} {row.source}".strip()
+    look = ' font-weight="700"' if row.chosen else "" if first else ' opacity=".75"'
+    room = frame.left - 6
+    whole = f"<title>{escaped(name)}</title>" if len(name) * LETTER > room else ""
+    return f'<text x="{room:.1f}" y="{bottom}" text-anchor="end"{look}>{whole}{escaped(_cut(name, room))}</text>'
+
+
+def _measure(drawn: Bars, row: Bar, mark: str) -> str:
+    """What stands behind a bar: `✖ ~2.84 GiB · 12 ms`"""
+    return f"{'' if row.fits else '✖ '}{mark}{drawn.shown(row)}{f' · {row.note}' if row.note else ''}"
+
+
+def _note(text: str, x: float, bottom: float, opacity: str) -> str:
+    faint, room = f' opacity="{opacity}"' if opacity else "", WIDTH - x
     whole = f"<title>{escaped(text)}</title>" if len(text) * LETTER > room else ""
     return f'<text x="{x:.1f}" y="{bottom}"{faint}>{whole}{escaped(_cut(text, room))}</text>'
 

@@ -46,7 +46,8 @@ class Chart:
     `limit` is a line unless it is far beyond the data. `restarts` are the x of restarts, `changes` also what was set,
     `saved` those of checkpoints; between the two of `stall` no rank made progress. `note` follows the title.
     The y axis starts at zero if `from_zero`; it is logarithmic if `log`, or if that is None and the values, which need
-    not start at zero, span more than 1.5 decades. x is logarithmic if `ticks`, the x that are labelled, are given.
+    not start at zero, span more than 1.5 decades. x is logarithmic if `ticks`, the x that are labelled, are given. A
+    chart has a `legend` if nothing beside it names the lines.
     """
 
     title: str
@@ -71,6 +72,7 @@ class Chart:
     log: bool | None = False
     ticks: tuple[float, ...] = ()
     label: Callable[[int], str] = "rank {}".format
+    legend: bool = False
 
     def is_logarithmic(self, low: float, high: float) -> bool:
         """Whether the y axis of values from `low` to `high` is."""

@@ -28,9 +28,9 @@ T = TypeVar("T", bound=tuple[Any, ...])
 Pixels = list[tuple[int, int]]
 
 WIDTH, HEIGHT = 360, 132
-WIDEST = 480  # pixels on the page; if there is no room for two of the NARROWEST side by side, they are below each other
-NARROWEST = 290
-LARGE = 720  # of a chart that has a row for itself
+ALONE = 600, 220  # the same of a chart that has a row for itself
+NARROWEST, WIDEST = 290, 434  # pixels on the page: two side by side where they have room, never three
+LARGE = 720  # the same
 LEFT, RIGHT, TOP, BOTTOM = 52, 8, 20, 18
 POINTS = 320  # of each of four charts, over all ranks; with more charts fewer, so that all fit into one 40 kB message
 LINES = 32  # over all charts; the ranks of further charts are drawn as bands,
@@ -44,6 +44,7 @@ X, LOW, HIGH = itemgetter(0), itemgetter(1), itemgetter(2)  # of a series' point
 NEAR = 4.0  # a limit up to this multiple of the data is drawn to scale
 X_TICKS, Y_TICKS, FEW_TICKS = 6, 5, 3  # at most this many intervals; few where many charts share the message
 ZEROS = re.compile(r"\.0+ ")  # in 15.00 GiB
+ROW = 12  # of a legend
 LETTER = 6.5  # pixels, of bold text
 # by which a page clips a chart, and lanes, that it has zoomed
 CLIPS = (
@@ -72,16 +73,19 @@ def pictures(
     banded = are_banded(charts, most_lines)
     values = sum(3 if band else len(chart.series) for chart, band in zip(charts, banded, strict=True))
     hovered = min(MOST_COLUMNS, max(FEWEST_COLUMNS, HOVERED // max(1, values))) * (2 if interactive else 1)
+    size, smallest, largest = (ALONE, LARGE, LARGE) if columns == 1 else ((WIDTH, HEIGHT), NARROWEST, WIDEST)
     sheets = {
-        over: _Sheet(over, *span_of(each for each in charts if each.over == over), len(charts), hovered, interactive)
+        over: _Sheet(over, *span_of(c for c in charts if c.over == over), *size, len(charts), hovered, interactive)
         for over in dict.fromkeys(chart.over for chart in charts)
     }
-    smallest, largest = (NARROWEST, WIDEST) if columns > 1 else (LARGE, LARGE)
     style = f"flex:1 1 {smallest}px;max-width:{largest}px;min-width:0;height:auto"
     drawn = []
     for i, (chart, is_band) in enumerate(zip(charts, banded, strict=True)):
-        body = _chart(chart, sheets[chart.over], is_band, is_first=i == 0)
-        drawn.append(Picture(body, WIDTH, HEIGHT, _summary(chart, is_band), style=style))
+        sheet, (legend, rows) = sheets[chart.over], _legend(chart, size[0]) if chart.legend and not is_band else ("", 0)
+        body = _chart(chart, sheet, is_band, is_first=i == 0)
+        body = f'{legend}<g transform="translate(0 {rows * ROW})">{body}</g>' if rows else body
+        title = _title(chart, is_band, is_first=i == 0)
+        drawn.append(Picture(title + body, size[0], size[1] + rows * ROW, _summary(chart, is_band), style=style))
     return drawn
 
 
@@ -117,6 +121,8 @@ class _Sheet:
     over: str
     x0: float
     x1: float
+    width: int
+    height: int
     charts: int
     columns: int  # that show values under the pointer
     interactive: bool
@@ -143,7 +149,15 @@ class _Drawing:
 
     @cached_property
     def x(self) -> Axis:
-        return Axis(self.sheet.x0, self.sheet.x1, LEFT, WIDTH - RIGHT, log=bool(self.chart.ticks))
+        return Axis(self.sheet.x0, self.sheet.x1, LEFT, self.right, log=bool(self.chart.ticks))
+
+    @property
+    def right(self) -> int:
+        return self.sheet.width - RIGHT
+
+    @property
+    def bottom(self) -> int:
+        return self.sheet.height - BOTTOM
 
     def pixels(self, line: Iterable[Point]) -> Pixels:
         return [(round(self.x(x)), round(self.y(last))) for x, _, _, last in line]
@@ -165,7 +179,7 @@ class _Drawing:
         def faults(place: tuple[float, float, str]) -> tuple[bool, int]:
             x, bottom, anchor = place
             left = x if anchor == "start" else x - wide
-            fits = left >= 0 and left + wide <= WIDTH and TOP + 8 <= bottom <= HEIGHT - BOTTOM - 2
+            fits = left >= 0 and left + wide <= self.sheet.width and TOP + 8 <= bottom <= self.bottom - 2
             return not fits, sum(
                 left <= px <= left + wide and bottom - 9 <= py <= bottom + 2 for px, py in self.covered
             )
@@ -179,7 +193,7 @@ class _Drawing:
         places = [
             (side, bottom, anchor)
             for bottom in (y - 4, y + 12)
-            for side, anchor in (sides if x <= WIDTH / 2 else sides[::-1])
+            for side, anchor in (sides if x <= self.sheet.width / 2 else sides[::-1])
         ]
         return self.text(name, places, ' font-weight="600"')
 
@@ -190,11 +204,29 @@ def _between(line: Pixels) -> Iterator[tuple[float, float]]:
         yield from ((x + (to_x - x) * i / steps, y + (to_y - y) * i / steps) for i in range(steps))
 
 
-def _chart(chart: Chart, sheet: _Sheet, banded: bool, is_first: bool) -> str:
+def _title(chart: Chart, banded: bool, is_first: bool) -> str:
     notes = [chart.note, f"thin: {chart.thin_name}" if chart.thin and not banded else ""]
     text = " · ".join(filter(None, [*notes, "band: all ranks" if banded and is_first else ""]))
     note = f'<tspan font-weight="400" fill-opacity=".75"> {escaped(text)}</tspan>' if text else ""
-    title = f'<text x="{LEFT}" y="12" font-weight="600">{escaped(chart.title)}{note}</text>'
+    return f'<text x="{LEFT}" y="12" font-weight="600">{escaped(chart.title)}{note}</text>'
+
+
+def _legend(chart: Chart, width: int) -> tuple[str, int]:
+    """The names of the lines, and how many rows they take."""
+    x, rows, drawn = float(LEFT), 1, ""
+    names = [(*Palette.line(number), chart.label(number)) for number in chart.series]
+    names += [("currentColor", "1 3", "ideal")] if chart.ideal else []
+    for colour, dash, name in names:
+        wide = 30 + 5.4 * len(name)
+        x, rows = (float(LEFT), rows + 1) if x + wide > width and x > LEFT else (x, rows)
+        y = 11 + rows * ROW
+        drawn += f'<path d="M{x:.0f} {y - 3}h16" stroke="{colour}" stroke-width="2" stroke-dasharray="{dash}"/>'
+        drawn += f'<text x="{x + 20:.0f}" y="{y}">{escaped(name)}</text>'
+        x += wide
+    return drawn, rows
+
+
+def _chart(chart: Chart, sheet: _Sheet, banded: bool, is_first: bool) -> str:
     each, ranks = min(POINTS, 16 * POINTS // sheet.charts**2), max(1, len(chart.series))
     grid = columns(chart.series, CELLS if sheet.charts <= 4 else CELLS // 3) if banded else []
     lines, thins = ({}, {}) if banded else (chart.series, chart.thin)
@@ -203,18 +235,18 @@ def _chart(chart: Chart, sheet: _Sheet, banded: bool, is_first: bool) -> str:
     evaluated = thinned(chart.evaluated, each // 4) if chart.evaluated else []
     points = [point for line in (*drawn.values(), evaluated, ranges(grid)) for point in line]
     if not points:
-        middle = f'x="{(LEFT + WIDTH - RIGHT) / 2}" y="{HEIGHT / 2}" text-anchor="middle" opacity=".75"'
-        return f"{title}<text {middle}>no data</text>"
+        middle = f'x="{(LEFT + sheet.width - RIGHT) / 2}" y="{sheet.height / 2}" text-anchor="middle" opacity=".75"'
+        return f"<text {middle}>no data</text>"
     high = max([*chart.levels, *map(HIGH, points), *(HIGH(point) for line in thin.values() for point in line)])
     low, near = min(map(LOW, points)), chart.limit is not None and chart.limit <= NEAR * high
     high = max(high, chart.limit or 0.0) if near else high
     log = chart.is_logarithmic(low, high)
     y_ends = ends(low, high, chart.unit, log=log, from_zero=chart.from_zero)
-    drawing = _Drawing(chart, sheet, Axis(*y_ends, HEIGHT - BOTTOM, TOP, log), drawn, thin, evaluated, grid)
+    drawing = _Drawing(chart, sheet, Axis(*y_ends, sheet.height - BOTTOM, TOP, log), drawn, thin, evaluated, grid)
     # a script that zooms moves what is in "plot", and clips it by "window"
     plot = f"{_marks(drawing)}{_levels(drawing, near)}{_lines(drawing)}{_evaluated(drawing)}{_hover(drawing)}"
     texts = _texts(drawing, near, is_first)
-    return f'{title}{_axes(drawing)}<g class="window"><g class="plot">{plot}</g></g><g class="texts">{texts}</g>'
+    return f'{_axes(drawing)}<g class="window"><g class="plot">{plot}</g></g><g class="texts">{texts}</g>'
 
 
 def _axes(drawing: _Drawing) -> str:
@@ -230,16 +262,17 @@ def _axes(drawing: _Drawing) -> str:
     below = ""
     for x, text in places.items():
         half = 3 * len(text)  # about half its width
-        inside = min(max(x, LEFT + half - 4), WIDTH - RIGHT - half + 4)
-        below += f'<text x="{inside}" y="{HEIGHT - 5}">{escaped(text)}</text>'
-    lines = "".join(f"M{LEFT} {y}H{WIDTH - RIGHT}" for y in heights)
-    upright = "".join(f"M{x} {HEIGHT - BOTTOM}v3" for x in places)
+        inside = min(max(x, LEFT + half - 4), drawing.right - half + 4)
+        below += f'<text x="{inside}" y="{sheet.height - 5}">{escaped(text)}</text>'
+    lines = "".join(f"M{LEFT} {y}H{drawing.right}" for y in heights)
+    upright = "".join(f"M{x} {drawing.bottom}v3" for x in places)
     return (
         f'<path d="{lines}" stroke="currentColor" stroke-opacity=".15"/>'
         f'<path d="{upright}" stroke="currentColor" stroke-opacity=".6"/>'
-        f'<g opacity=".75"><g text-anchor="end">{labels}<text x="{LEFT - 8}" y="{HEIGHT - 5}">{escaped(chart.over)}'
-        f'</text></g><g text-anchor="middle" class="x" data-x="{sheet.x0:.6g} {sheet.x1:.6g} {LEFT} {WIDTH - RIGHT}">'
-        f"{below}</g></g>"
+        f'<g opacity=".75"><g text-anchor="end">{labels}'
+        f'<text x="{LEFT - 8}" y="{sheet.height - 5}">{escaped(chart.over)}</text></g>'
+        f'<g text-anchor="middle" class="x" data-x="{sheet.x0:.6g} {sheet.x1:.6g} {LEFT} {drawing.right}">{below}</g>'
+        "</g>"
     )
 
 
@@ -253,14 +286,14 @@ def _marked(drawing: _Drawing) -> list[tuple[float, str]]:
 def _marks(drawing: _Drawing) -> str:
     chart, sheet, drawn = drawing.chart, drawing.sheet, ""
     if marks := _marked(drawing):
-        at = "".join(f"M{x:.0f} {TOP}V{HEIGHT - BOTTOM}" for x, _ in marks)
+        at = "".join(f"M{x:.0f} {TOP}V{drawing.bottom}" for x, _ in marks)
         drawn += f'<path d="{at}" stroke="currentColor" stroke-dasharray="2 3" stroke-opacity=".6"/>'
     if saved := sorted({round(drawing.x(x)) for x in chart.saved if sheet.x0 <= x <= sheet.x1}):
-        triangles = "".join(f"M{x} {HEIGHT - BOTTOM - 5}l3 5h-6z" for x in saved)
+        triangles = "".join(f"M{x} {drawing.bottom - 5}l3 5h-6z" for x in saved)
         drawn += f'<path d="{triangles}" fill-opacity=".6"><title>checkpoints</title></path>'
     if chart.stall:
         start, end = (round(drawing.x(x)) for x in chart.stall)
-        area = f"M{start} {TOP}H{end}V{HEIGHT - BOTTOM}H{start}"
+        area = f"M{start} {TOP}H{end}V{drawing.bottom}H{start}"
         drawn += f'<path d="{area}" fill="{Palette.AMBER}" fill-opacity=".2"/>'
     return drawn
 
@@ -270,8 +303,8 @@ def _levels(drawing: _Drawing, near: bool) -> str:
     drawn = ""
     if near and drawing.chart.limit is not None:
         y = drawing.y(drawing.chart.limit)
-        drawn += f'<path d="M{LEFT} {y:.0f}H{WIDTH - RIGHT}" stroke="{Palette.LIMIT}" stroke-dasharray="8 3"/>'
-    levels = "".join(f"M{LEFT} {drawing.y(y):.0f}H{WIDTH - RIGHT}" for y in drawing.chart.levels)
+        drawn += f'<path d="M{LEFT} {y:.0f}H{drawing.right}" stroke="{Palette.LIMIT}" stroke-dasharray="8 3"/>'
+    levels = "".join(f"M{LEFT} {drawing.y(y):.0f}H{drawing.right}" for y in drawing.chart.levels)
     dotted = 'fill="none" stroke="currentColor" stroke-dasharray="1 3"'
     drawn += f'<path d="{levels}" {dotted}/>' if levels else ""
     if drawing.chart.ideal:
@@ -322,7 +355,7 @@ def _evaluated(drawing: _Drawing) -> str:
 def _texts(drawing: _Drawing, near: bool, is_first: bool) -> str:
     """What names a place in the chart; changes and the stall are named in the first chart."""
     chart, drawn, faint = drawing.chart, "", ' opacity=".75"'
-    top, bottom = TOP + 8, HEIGHT - BOTTOM - 4
+    top, bottom = TOP + 8, drawing.bottom - 4
     for x, text in _marked(drawing):
         if is_first or text == "↻":
             places = [(x + 2, top, "start"), (x + 2, bottom, "start"), (x - 2, top, "end"), (x - 2, bottom, "end")]
@@ -332,11 +365,11 @@ def _texts(drawing: _Drawing, near: bool, is_first: bool) -> str:
         drawn += drawing.text("no progress", [(x, y, "end") for y in (top, bottom, (top + bottom) / 2)])
     for y, name in [*chart.levels.items()] + ([(chart.limit, "limit")] if near and chart.limit is not None else []):
         text, height = f"limit {chart.show(y)}" if name == "limit" else name, drawing.y(y)
-        sides = ((WIDTH - RIGHT, "end"), (LEFT + 4, "start"))
+        sides = ((drawing.right, "end"), (LEFT + 4, "start"))
         beside = [(x, at, anchor) for at in (height + 11, height - 3) for x, anchor in sides]
         drawn += drawing.text(text, beside, faint) if text else ""
     if chart.limit is not None and not near:
-        corners = [(WIDTH - RIGHT, bottom, "end"), (WIDTH - RIGHT, top, "end"), (LEFT + 4, top, "start")]
+        corners = [(drawing.right, bottom, "end"), (drawing.right, top, "end"), (LEFT + 4, top, "start")]
         drawn += drawing.text(f"limit {chart.show(chart.limit)} ↑", corners, faint)
     if drawing.evaluated and (best := chart.best_point()):
         drawn += drawing.named(f"best {chart.show(best[1])}", drawing.x(best[0]), drawing.y(best[1]))
@@ -349,7 +382,7 @@ def _texts(drawing: _Drawing, near: bool, is_first: bool) -> str:
 def _hover(drawing: _Drawing) -> str:
     """Invisible columns; the title of each has the newest value of every line up to its right edge."""
     chart, sheet, cells = drawing.chart, drawing.sheet, ""
-    width = (WIDTH - LEFT - RIGHT) / sheet.columns
+    width = (drawing.right - LEFT) / sheet.columns
     named = {chart.label(rank): line for rank, line in drawing.lines.items()}
     named[chart.evaluated_name] = drawing.evaluated
     for i in range(1, sheet.columns + 1):
@@ -360,7 +393,7 @@ def _hover(drawing: _Drawing) -> str:
             times, rows = [*times, column[0]], [*_range(chart, column[1]), *rows]
         if rows:
             text = "\n".join(map(escaped, [show_x(chart.over, max(times)), *rows]))
-            place = f"M{LEFT + width * (i - 0.5):.0f} {TOP}v{HEIGHT - TOP - BOTTOM}"
+            place = f"M{LEFT + width * (i - 0.5):.0f} {TOP}v{drawing.bottom - TOP}"
             cells += f'<path d="{place}"><title>{text}</title></path>'
     return f'<g stroke-width="{math.ceil(width)}" pointer-events="stroke">{cells}</g>'
 

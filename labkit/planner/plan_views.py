@@ -82,6 +82,7 @@ def scaling_chart(curves: Mapping[str, Sequence[Point]], box: int, name: str) ->
         log=True,
         ideal=Points.of((x, first.value * x / first.x) for x in ticks),
         label=[*curves].__getitem__,
+        legend=True,
     )
 
 

@@ -380,6 +380,7 @@ def runs_together(readers: Mapping[str, RunReader]) -> Figure:
             over=over,
             from_zero=False,
             label=lambda i: found[i][0],
+            legend=True,
         )
         for over, lines in (("step", by_step), ("time", by_time))
     ]
@@ -409,6 +410,7 @@ def scaling(points: Sequence[tuple[str, int, float]]) -> Figure:
                 ticks=ticks,
                 ideal=ideal if points else None,
                 label=names.__getitem__,
+                legend=True,
             )
         ]
     )

@@ -48,7 +48,7 @@ REPORT_LOG_LINES = 200
 MOST_PICTURED = 8
 PNG_COLOURS = 32  # enough for lines and text; a notebook stores every picture
 STYLE = (
-    "figure{margin:0;flex:1 1 290px;max-width:480px}figure svg{width:100%;height:auto;touch-action:pan-y;"
+    "figure{margin:0;flex:1 1 290px;max-width:434px}figure svg{width:100%;height:auto;touch-action:pan-y;"
     "user-select:none}figure.wide{flex:1 1 100%;max-width:760px}.read{min-height:2.6em;font-size:12px;opacity:.75;"
     "font-variant-numeric:tabular-nums}.plot *{vector-effect:non-scaling-stroke}"
     ".zoomed .window{clip-path:url(#window)}.zoomed .texts{display:none}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from itertools import chain
 from xml.etree import ElementTree
 
 import pytest
@@ -24,7 +25,7 @@ def reader(folder, write_metrics):
         usual = {"n": 1, "seconds": [0.1] * 3, "samples": 8, "allocated": 4 * GIB, "peak": 6 * GIB}
         steps = [{"k": "step", "t": float(i), "step": i} | usual for i in range(1, 9)]
         said = [{"k": "report", "t": float(i), "step": i, "loss": 9.0 - i} for i in range(1, 9)]
-        write_metrics(rank, {"k": "meta", "t": 0.0}, model, *steps, *said)
+        write_metrics(rank, {"k": "meta", "t": 0.0}, model, *chain(*zip(steps, said, strict=True)))
     return RunReader(folder).read_all()
 
 
@@ -106,8 +107,8 @@ def test_runs_together_by_step_and_by_time(reader):
 
     lines = [trace for trace in figure["data"] if trace.get("fill") is None]
     assert [line["name"] for line in lines] == 2 * ["a &lt;b&gt;", "b"]
-    assert list(figure["data"][0]["x"]) == list(range(1, 9))
-    assert list(figure["data"][0]["y"]) == [9.0 - i for i in range(1, 9)]
+    assert list(lines[0]["x"]) == list(range(1, 9))
+    assert list(lines[0]["y"]) == [9.0 - i for i in range(1, 9)]
 
 
 def test_scaling_beside_the_ideal():

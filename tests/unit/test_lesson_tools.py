@@ -35,7 +35,7 @@ PICTURES = {
 def test_a_picture_is_sound_svg(name):
     root = ElementTree.fromstring(PICTURES[name].svg)
 
-    assert root.get("viewBox").split()[2] == "700"
+    assert int(root.get("viewBox").split()[2]) <= 700
     assert root.get("aria-label") == PICTURES[name].label
     assert len(PICTURES[name].svg) < 16_000
     assert "<animate" not in PICTURES[name].still().svg

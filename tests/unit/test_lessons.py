@@ -61,7 +61,7 @@ def test_a_picture_is_sound_svg_within_700_pixels_in_every_viewer(name):
     root = ElementTree.fromstring(picture.svg)
     shown = picture._repr_mimebundle_()
 
-    assert root.get("viewBox").split()[2] == "700"
+    assert int(root.get("viewBox").split()[2]) <= 700
     assert root.get("aria-label") == picture.label == shown["text/plain"] == repr(picture)
     assert shown["text/html"].startswith('<img src="data:image/svg+xml;base64,')
     assert shown["image/svg+xml"] == picture.svg
@@ -73,9 +73,9 @@ def test_a_picture_is_sound_svg_within_700_pixels_in_every_viewer(name):
 
 def test_what_was_predicted_and_what_was_measured_have_the_same_colour():
     drawn = ElementTree.fromstring(draw.bars({"a": {"x": 1, "y": 2}}, {"a": {"y": 3, "x": 4}}).svg)
-    bars = [each.attrib for each in drawn.iter(f"{SVG}rect") if each.get("height") == "16.0"]
-    predicted = [bar["fill"] for bar in bars if bar.get("fill-opacity") == "0.45"]
-    assert predicted == [bar["fill"] for bar in bars if "fill-opacity" not in bar][::-1]
+    bars = [each.attrib for each in drawn.iter(f"{SVG}rect") if each.get("height") == "14"]
+    predicted = [bar["fill"] for bar in bars if bar.get("fill-opacity") == ".5"]
+    assert predicted == [bar["fill"] for bar in bars if "fill-opacity" not in bar]
     assert len({*predicted}) == 2
 
     places = ElementTree.fromstring(draw.choice({"a": (1, 1), "b": (2, 2)}, {"b": (2, 1), "a": (1, 2)}).svg)

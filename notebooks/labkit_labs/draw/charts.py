@@ -4,22 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from itertools import cycle
 from typing import Any
 
-from labkit.charts import Palette
+from labkit.charts import Bar, Bars, Chart, Points
 from labkit.text import gib
+from labkit.words import quantity
 from labkit_labs.claims import amount
-from labkit_labs.draw.picture import GREY, WIDTH, Picture, box, colour_of, sheet, words
+from labkit_labs.draw.picture import GREY, WIDTH, Picture, box, colour_of, drawn, sheet, words
 
 __all__ = ["FORMATS", "Quantity", "bars", "cells", "choice", "curves", "exponents", "formats", "gradients", "limits"]
 
 Quantity = float | Mapping[str, float]  # in all, or by category
-BARS_RIGHT, BAR_TALL = 104, 16
-HATCH = (
-    f'<pattern id="hatch" width="6" height="6" patternUnits="userSpaceOnUse" patternTransform="rotate(45)">'
-    f'<path d="M0 0V6" stroke="{GREY}" stroke-width="2.5"/></pattern>'
-)
 
 
 def bars(
@@ -31,91 +26,21 @@ def bars(
     limit: float | None = None,
     limit_name: str = "",
 ) -> Picture:
-    """Draws a group of bars for each name: predicted (hatched), then measured (full), in the same color. `limit`, in
-    the same unit, is a line."""
+    """Draws a group of bars for each name: predicted (paler), then measured, in the same colours. `limit`, in the same
+    unit, is a line."""
     measured, predicted = measured or {}, predicted or {}
-    rows: list[tuple[str, str, Quantity]] = []
+    rows = []
     for name in dict.fromkeys([*predicted, *measured]):
-        rows += [(name, "predicted", predicted[name])] if name in predicted else []
-        rows += [(name, "measured", measured[name])] if name in measured else []
-    both = bool(measured) and bool(predicted)
-    parts_of = [_in_order(q) if isinstance(q, Mapping) else {name: q} for name, _, q in rows]
-    categories = [*_in_order({category: 0.0 for _, _, q in rows if isinstance(q, Mapping) for category in q})]
-    colours = _colours(categories)
-    longest = max([*(sum(parts.values()) for parts in parts_of), limit or 0.0]) or 1.0
-    left = min(250.0, 14 + 7.2 * max([len(name) for name, _, _ in rows], default=0))
-    scale = (WIDTH - left - BARS_RIGHT) / longest
-    drawn, y = [HATCH], 0.0
-    if title:
-        drawn.append(words(0, 15, title, bold=True))
-        y = 24
-    legend, y = _legend(categories, colours, y, both)
-    drawn.append(legend)
-    y += 14 if limit else 0
-    top, before = y, ""
-    for (name, how, _), parts in zip(rows, parts_of, strict=True):
-        if name != before:
-            y += 8
-            drawn.append(
-                words(left - 8, y + 13 + (9 if name in measured and name in predicted else 0), name, anchor="end")
-            )
-        x = left
-        for category, value in parts.items():
-            colour = colours.get(category, colour_of(0))
-            drawn.append(box(x, y, value * scale, BAR_TALL, colour, opacity=0.45 if how == "predicted" else 1, round=0))
-            x += max(0.0, value * scale)
-        if how == "predicted":
-            drawn.append(box(left, y, x - left, BAR_TALL, "url(#hatch)", round=0, line=GREY, opacity=0.5))
-        number = _shown(sum(parts.values()), unit)
-        if limit and x < left + limit * scale < x + 12 + 7 * len(number):
-            x = left + limit * scale
-        drawn.append(words(x + 6, y + 13, number, size=12))
-        y, before = y + BAR_TALL + 2, name
-    if limit:
-        x = left + limit * scale
-        drawn.append(f'<path d="M{x:.0f} {top}V{y}" stroke="{Palette.LIMIT}" stroke-width="2" stroke-dasharray="5 3"/>')
-        drawn.append(
-            words(min(x, WIDTH - 60), top - 3, f"{limit_name} {_shown(limit, unit)}".strip(), anchor="middle", size=12)
-        )
-    label = "; ".join(
-        f"{n} {how}: {_shown(sum(p.values()), unit)}" for (n, how, _), p in zip(rows, parts_of, strict=True)
-    )
-    return sheet(drawn, y + 6, f"{title}: {label}" if title else label)
+        for source, of_source in (("predicted", predicted), ("measured", measured)):
+            if name in of_source:
+                size = of_source[name]
+                rows.append(Bar(name, size if isinstance(size, Mapping) else {title or "all": size}, source=source))
+    return drawn(Bars(rows, limit, limit_name, lambda number: _shown(number, unit), title))
 
 
 def _shown(number: float, unit: str) -> str:
     """Rounded, so that bytes of all bars have units of the same kind."""
     return gib(number) if unit == "B" else amount(number, unit)
-
-
-def _in_order(parts: Mapping[str, float]) -> dict[str, float]:
-    """Memory's categories first, in the same order everywhere."""
-    return {name: parts[name] for name in (*Palette.MEMORY, *parts) if name in parts}
-
-
-def _colours(categories: Sequence[str]) -> dict[str, str]:
-    known = {**Palette.MEMORY, "waits": GREY}  # as in a timeline
-    fixed = {name: known[name] for name in categories if name in known}
-    others = [name for name in categories if name not in known]
-    free = [colour for colour in map(colour_of, range(8)) if colour not in fixed.values()]
-    return fixed | dict(zip(others, cycle(free), strict=False))
-
-
-def _legend(categories: Sequence[str], colours: Mapping[str, str], y: float, both: bool) -> tuple[str, float]:
-    marks = [(name, colours[name], 1.0) for name in categories]
-    marks += [("predicted (solid: measured)", "url(#hatch)", 0.5)] if both else []
-    x, drawn = 0.0, ""
-    for name, colour, opacity in marks:
-        wide = 24 + 7 * len(name)
-        x, y = (0.0, y + 18) if x + wide > WIDTH else (x, y)
-        drawn += box(x, y + 2, 11, 11, colour, opacity=opacity, line=GREY if colour.startswith("url") else "")
-        drawn += words(x + 15, y + 12, name, size=12)
-        x += wide
-    return drawn, y + 18 if marks else y
-
-
-CURVES_LEFT, CURVES_HEAD, CURVES_TALL, LETTER = 52.0, 44.0, 170.0, 6.0
-CURVES_WIDE = WIDTH - CURVES_LEFT - 8
 
 
 def curves(
@@ -126,74 +51,29 @@ def curves(
     marks: Mapping[float, str] | None = None,
     ranges: Mapping[str, Iterable[tuple[float, float, float]]] | None = None,
 ) -> Picture:
-    """Draws numbers by step as lines, each thinner than the one below it, so that equal ones are visible. `lines` are
-    pairs of a step and a number; numbers that are not finite are left out. `marks` are texts at steps, and `log` makes
-    the scale of the numbers logarithmic. `ranges` has for some lines a step, and the lowest and the highest number
-    there."""
-    kept = {name: [(x, y) for x, y in line if math.isfinite(y) and (y > 0 or not log)] for name, line in lines.items()}
-    bands = {name: [*band] for name, band in (ranges or {}).items()}
-    steps = [x for line in kept.values() for x, _ in line]
-    heights = [y for line in kept.values() for _, y in line]
-    heights += [y for band in bands.values() for _, *both in band for y in both]
-    numbers = [math.log10(y) if log else y for y in heights]
-    if not steps:
+    """Draws numbers by step as lines. `lines` are pairs of a step and a number; numbers that are not finite are left
+    out. `marks` are texts at steps, and `log` makes the scale of the numbers logarithmic. `ranges` has for some lines a
+    step, and the lowest and the highest number there."""
+    between = {name: {x: both for x, *both in band} for name, band in (ranges or {}).items()}
+    series = {}
+    for number, (name, line) in enumerate(lines.items()):
+        kept = [(x, y) for x, y in line if math.isfinite(y) and (y > 0 or not log)]
+        series[number] = Points([(x, *between.get(name, {}).get(x, (y, y)), y) for x, y in kept])
+    if not any(line.points() for line in series.values()):
         raise ValueError("there is no finite number to draw")
-    first, last, low, high = min(steps), max(steps), min(numbers), max(numbers)
-
-    def across(step: float) -> float:
-        return CURVES_LEFT + (step - first) / ((last - first) or 1.0) * CURVES_WIDE
-
-    marked, top = _marked({across(step): text for step, text in (marks or {}).items()})
-
-    def place(x: float, y: float) -> tuple[float, float]:
-        height = ((math.log10(y) if log else y) - low) / ((high - low) or 1.0)
-        return across(x), top + (1 - height) * CURVES_TALL
-
-    drawn = [
-        words(0, 15, title, bold=True),
-        box(CURVES_LEFT, top, CURVES_WIDE, CURVES_TALL, line=GREY, round=0),
-        marked,
-    ]
-    for value, y in ((high, top + 10), (low, top + CURVES_TALL)):
-        number = 10**value if log else value
-        drawn.append(
-            words(CURVES_LEFT - 6, y, f"{number:,.0f}" if number >= 1000 else f"{number:.3g}", anchor="end", size=11)
+    return drawn(
+        Chart(
+            title,
+            series,
+            quantity,
+            over="step",
+            changes=tuple((marks or {}).items()),
+            from_zero=False,
+            log=log,
+            label=[*lines].__getitem__,
+            legend=len(lines) > 1,
         )
-    for step, anchor in ((first, "start"), (last, "end")):
-        x = CURVES_LEFT if anchor == "start" else WIDTH - 8
-        drawn.append(words(x, top + CURVES_TALL + 16, f"step {step:g}", anchor=anchor, size=11))
-    left, thinner = 0.0, min(2.5, 7.5 / max(1, len(kept) - 1))
-    for number, (name, line) in enumerate(kept.items()):
-        colour, wide = colour_of(number), 2 + thinner * (len(kept) - 1 - number) if not bands else 2.5
-        band = bands.get(name, [])
-        edge = [place(x, y) for x, y, _ in band] + [place(x, y) for x, _, y in reversed(band)]
-        if edge:
-            outline = " ".join(f"{x:.1f},{y:.1f}" for x, y in edge)
-            drawn.append(f'<polygon points="{outline}" fill="{colour}" fill-opacity="0.2"/>')
-        points = " ".join(f"{x:.1f},{y:.1f}" for x, y in (place(*point) for point in line))
-        drawn.append(f'<polyline points="{points}" fill="none" stroke="{colour}" stroke-width="{wide}"/>')
-        drawn.append(box(left, 24, 14, 6, colour) + words(left + 19, 32, name, size=12))
-        left += 36 + 7 * len(name)
-    seen = ", ".join(f"{name} ends at {line[-1][1]:.4g}" for name, line in kept.items() if line)
-    return sheet(drawn, top + CURVES_TALL + 22, f"{title}: {seen}" if title else seen)
-
-
-def _marked(texts: Mapping[float, str]) -> tuple[str, float]:
-    """At each x a dashed line through the plot, and above the plot its text, which no line crosses; the plot's top."""
-    ends: list[float] = []  # of the last text in each row
-    placed = []
-    for x, text in sorted(texts.items()):
-        row = next((row for row in range(len(ends)) if max(ends[row:]) < x), len(ends))
-        left = min(x, WIDTH - LETTER * len(text))
-        ends[row : row + 1] = [left + LETTER * len(text) + 6]
-        placed.append((x, left, CURVES_HEAD + 15 * row, text))
-    top = CURVES_HEAD + 15 * len(ends)
-    drawn = "".join(
-        words(left, y + 4, text, size=11)
-        + f'<path d="M{x:.1f} {y + 8}V{top + CURVES_TALL}" stroke="{GREY}" stroke-dasharray="4 3"/>'
-        for x, left, y, text in placed
     )
-    return drawn, top
 
 
 FORMATS = {"fp32": (8, 23), "bf16": (8, 7), "fp16": (5, 10)}  # bits of exponent and fraction

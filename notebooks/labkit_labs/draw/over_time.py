@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
-from labkit import words as texts
-from labkit.charts import Palette
-from labkit.spans import COMMUNICATION, Span, bubble, elapsed
+from labkit.charts import Lanes, Palette
+from labkit.spans import Span, bubble, elapsed
 from labkit.text import gib
-from labkit_labs.draw.picture import GREY, WIDTH, Picture, box, boxes, colour_of, frames, sheet, sweep, words
+from labkit_labs.draw.picture import GREY, WIDTH, Picture, box, colour_of, drawn, frames, sheet, sweep, words
 
 __all__ = ["buckets", "calls", "filled", "grid", "lanes", "loader", "step"]
-
-LETTER = 7  # the width of one in a legend
-SPANS_LEFT, SPANS_TOP = 56.0, 24
-LANES_ROW, THICK, THIN = 42, 18, 9
 
 
 def lanes(
@@ -24,77 +19,21 @@ def lanes(
     """Draws two lanes for each rank, computation above communication, in the colors of a run's timeline. With `moving`
     the picture plays in a loop. `names` replaces the names of the spans' ranks."""
     called = names or {rank: f"rank {rank}" for rank in sorted({span.rank for span in spans})}
-    end = max(span.end for span in spans)
-    scale = (WIDTH - SPANS_LEFT - 4) / end
-    rows = {rank: SPANS_TOP + i * LANES_ROW for i, rank in enumerate(called)}
-    places: dict[str, list[tuple[float, float, float, float]]] = defaultdict(list)
-    for span in spans:
-        sends = span.kind in COMMUNICATION
-        y, tall = rows[span.rank] + (THICK + 3 if sends else 0), THIN if sends else THICK
-        places[span.kind].append((SPANS_LEFT + span.start * scale, y, max(0.3, span.seconds * scale - 1), tall))
-    bars = "".join(boxes(each, Palette.SPANS[kind]) for kind, each in places.items())
-    height = SPANS_TOP + len(called) * LANES_ROW
-    bars = sweep(bars, SPANS_LEFT, height, moving)
-    labels = "".join(words(0, y + 14, called[rank], size=12) for rank, y in rows.items())
-    whose = ", ".join(called.values()) if names else f"{len(called)} ranks"
-    label = f"{title or 'a step'} of {whose}: {', '.join(places)}; {texts.seconds(end)}"
-    key, _ = _key({kind: kind for kind in places})
-    return sheet([words(0, 15, title, bold=True) if title else "", key, labels, bars], height, label)
-
-
-GRID_ROW, DIGIT = 26, 6
+    picture = drawn(Lanes(spans, called, title or "a step"))
+    before, window, rest = picture.body.partition('<g class="window">')
+    plot, end, after = rest.partition("</g></g>")
+    return replace(picture, body=before + sweep(window + plot + end, 0, picture.height, moving) + after)
 
 
 def grid(spans: Sequence[Span], title: str = "", *, seconds: float | None = None, share: bool = True) -> Picture:
-    """Draws a pipeline's step, a row for each rank; grey is bubble, numbers are micro-batches, where all of a kind have
-    room. `seconds` is the length of the axis, by default that of the step; `share` writes the bubble's share above."""
+    """Draws a pipeline's step, a row for each rank; grey is bubble, numbers are micro-batches. `seconds` is the length
+    of the axis, by default that of the step; `share` writes the bubble's share above."""
     spans = [span for span in spans if span.chunk is not None]
-    ranks = 1 + max(span.rank for span in spans)
-    begin, length = min(span.start for span in spans), elapsed(spans)
-    scale = (WIDTH - SPANS_LEFT - 4) / (seconds or length)
-    idle = bubble(spans)
-    back, bars = "", ""
-    for rank in range(ranks):
-        y = SPANS_TOP + rank * GRID_ROW
-        back += words(0, y + 16, f"rank {rank}", size=12) + box(
-            SPANS_LEFT, y, length * scale, GRID_ROW - 4, GREY, opacity=0.3, round=0
-        )
-    of_colour: dict[tuple[str, float], list[tuple[float, float, float, float]]] = defaultdict(list)
-    numbers = ""
-    room = 2 + DIGIT * max(len(str(span.chunk)) for span in spans)
-    numbered = {kind for kind in Palette.SPANS if all(s.seconds * scale > room for s in spans if s.kind == kind)}
-    for span in spans:
-        x, y, width = SPANS_LEFT + (span.start - begin) * scale, SPANS_TOP + span.rank * GRID_ROW, span.seconds * scale
-        paler = 1.0 if (span.stage or 0) < ranks else 0.6  # a rank's second stage
-        of_colour[Palette.SPANS[span.kind], paler].append((x, y, max(0.2, width - 0.6), GRID_ROW - 4))
-        if span.kind in numbered:
-            numbers += f'<text x="{x + width / 2:.1f}" y="{y + 16}">{span.chunk}</text>'
-    for (colour, opacity), places in of_colour.items():
-        bars += boxes(places, colour, f' fill-opacity="{opacity}"' if opacity < 1 else "")
-    bars += f'<g fill="#fff" text-anchor="middle" font-size="10">{numbers}</g>'
-    height = SPANS_TOP + ranks * GRID_ROW + 6
-    head = words(0, 15, ": ".join(filter(None, [title, f"bubble {idle:.1%}" if share else ""])), bold=True)
-    label = f"{title or 'pipeline'} on {ranks} ranks, {length:.3g} s{f', bubble {idle:.1%}' if share else ''}"
-    key, x = _key(_names_of_kinds(spans))
-    if max(span.stage or 0 for span in spans) >= ranks and "weights" not in {span.kind for span in spans}:
-        key += words(x - 8, 15, "paler: second stage", anchor="end", size=12)
-    return sheet([head, key, back, bars], height, label)
-
-
-def _names_of_kinds(spans: Sequence[Span]) -> dict[str, str]:
-    """By kind, in the order of a step. A backward of two halves has a name for each."""
-    kinds = {span.kind for span in spans}
-    halves = {"backward": "backward: inputs", "weights": "backward: weights"} if "weights" in kinds else {}
-    return {kind: halves.get(kind, kind) for kind in ("forward", "backward", "weights") if kind in kinds}
-
-
-def _key(names: Mapping[str, str]) -> tuple[str, float]:
-    """A legend at the right edge, with the name of each kind of span, and where it begins."""
-    x, drawn = WIDTH - 4.0, ""
-    for kind, name in reversed([*names.items()]):
-        x -= 22 + LETTER * len(name)
-        drawn += box(x, 5, 10, 10, Palette.SPANS[kind]) + words(x + 14, 15, name, size=12)
-    return drawn, x
+    begin = min(span.start for span in spans)
+    placed = [span._replace(start=span.start - begin, end=span.end - begin) for span in spans]
+    names = {rank: f"rank {rank}" for rank in range(1 + max(span.rank for span in spans))}
+    head = ": ".join(filter(None, [title, f"bubble {bubble(spans):.1%}" if share else ""]))
+    return drawn(Lanes(placed, names, head, end=seconds or elapsed(spans), is_timed=False))
 
 
 CALLS_LEFT, CALLS_ROW, APART = 66.0, 38, "#d1495b"

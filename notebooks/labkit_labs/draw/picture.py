@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
-from labkit.charts import Palette, as_image
+from labkit import charts
+from labkit.charts import Palette
 from labkit.text import escaped
 
-__all__ = ["GREY", "WIDTH", "Picture", "box", "boxes", "colour_of", "frames", "sheet", "stacked", "sweep", "words"]
+__all__ = ["GREY", "WIDTH", "Picture", "box", "boxes", "colour_of", "drawn", "frames", "sheet"]
+__all__ += ["stacked", "sweep", "words"]
 
 WIDTH = 700
 INK = (
@@ -20,21 +22,12 @@ GREY = "#8b949e"
 FRAME = "<!--f-->"  # ends a frame
 
 
-@dataclass(frozen=True)
-class Picture:
-    """`body` is SVG without its root; `label` says in words what is to be seen."""
-
-    body: str
-    height: float
-    label: str
+class Picture(charts.Picture):
+    """A drawing that a notebook displays; `still` is without its animation."""
 
     @property
     def svg(self) -> str:
-        return (
-            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {self.height:.0f}" role="img" '
-            f'aria-label="{escaped(self.label)}" style="width:100%;max-width:{WIDTH}px;height:auto;color:{INK}" '
-            f'font-family="system-ui,sans-serif" font-size="13" fill="currentColor">{self.body}</svg>'
-        )
+        return super().svg.replace('style="', f'style="color:{INK};', 1)
 
     def still(self) -> Picture:
         """The picture without animation, as viewers without it show it."""
@@ -42,7 +35,7 @@ class Picture:
         return replace(self, body=re.sub(r"<animate\w*[^>]*/>", "", shown))
 
     def html(self) -> str:
-        return as_image(self.svg)
+        return charts.as_image(self.svg)
 
     def __repr__(self) -> str:
         return self.label
@@ -51,8 +44,14 @@ class Picture:
         return {"text/html": self.html(), "image/svg+xml": self.svg, "text/plain": self.label}
 
 
+def drawn(data: charts.Chart | charts.Bars | charts.Lanes) -> Picture:
+    """The data as labkit draws it."""
+    made = charts.picture(data)
+    return Picture(made.body, made.width, made.height, made.label, made.size)
+
+
 def sheet(parts: Sequence[str], height: float, label: str) -> Picture:
-    return Picture("".join(parts), height, label)
+    return Picture("".join(parts), WIDTH, height, label, 13)
 
 
 def stacked(pictures: Sequence[Picture], titles: Sequence[str] = ()) -> Picture:
@@ -63,9 +62,11 @@ def stacked(pictures: Sequence[Picture], titles: Sequence[str] = ()) -> Picture:
         if title:
             body += words(0, y + 16, title, bold=True)
             y += 26
-        body += f'<g transform="translate(0 {y:.0f})">{picture.body}</g>'
-        y += picture.height + 10
-    return Picture(body, y, "; ".join(f"{title}: {each.label}" if title else each.label for each, title in titled))
+        scale = WIDTH / picture.width
+        body += f'<g transform="translate(0 {y:.0f}) scale({scale:.3g})" font-size="{picture.size}">{picture.body}</g>'
+        y += picture.height * scale + 10
+    label = "; ".join(f"{title}: {each.label}" if title else each.label for each, title in titled)
+    return sheet([body], y, label)
 
 
 def colour_of(number: int) -> str:
