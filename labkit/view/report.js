@@ -94,6 +94,7 @@
       if (ends[1] - ends[0] > (zoom[1] - zoom[0]) / 50) { zoom = ends; show(); }
     }
     dragged = null;
+    read(null, null);
   });
   charts.addEventListener("pointerleave", () => read(null, null));
   charts.addEventListener("dblclick", () => { zoom = [0, 1]; show(); });

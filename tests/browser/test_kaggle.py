@@ -22,7 +22,7 @@ def test_an_exported_notebook_is_live_in_the_editor_and_saves_before_the_session
 
     notebook.wait_for_text(1, kernel.mark)
     notebook.wait_for_text(2, "Kaggle sessions are limited: this run saves and stops after 99", 60)
-    notebook.output(2).locator("svg[role=img]").wait_for(timeout=60_000)
+    notebook.output(2).locator("svg[role=img]").first.wait_for(timeout=60_000)
     notebook.wait_for_text(3, "succeeded after", 120)
     notebook.wait_for_text(2, "step 60 of 60")
     assert not notebook.errors
