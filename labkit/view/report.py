@@ -50,8 +50,8 @@ PNG_COLOURS = 32  # enough for lines and text; a notebook stores every picture
 STYLE = (
     "figure{margin:0;flex:1 1 290px;max-width:434px}figure svg{width:100%;height:auto;touch-action:pan-y;"
     "user-select:none}figure.wide{flex:1 1 100%;max-width:760px}.read{min-height:2.6em;font-size:12px;opacity:.75;"
-    "font-variant-numeric:tabular-nums}.plot *{vector-effect:non-scaling-stroke}.plot [pointer-events] *{vector-effect:none}"
-    "td{overflow-wrap:anywhere}"
+    "font-variant-numeric:tabular-nums}.plot *{vector-effect:non-scaling-stroke}"
+    ".plot [pointer-events] *{vector-effect:none}td{overflow-wrap:anywhere}"
     ".zoomed .window{clip-path:url(#window)}.zoomed .texts{display:none}"
     "button{font:inherit;font-size:12px;margin-right:4px;border:1px solid #8b949e80;border-radius:10px;background:none;"
     "color:inherit}button[aria-pressed=false]{opacity:.6;text-decoration:line-through}table{display:block;"
