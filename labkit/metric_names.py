@@ -17,32 +17,31 @@ TRAINED = ("train", "training")
 
 # By words of the name. The sources are `higher_is_better` of torchmetrics 1.9 (errors, rates of errors, distances,
 # perplexity, calibration; accuracy, overlap, ranking, signals, text) and of EleutherAI's lm-evaluation-harness (bits
-# per byte, exact match), scikit-learn's scorers, whose errors begin with neg_, and MLPerf (latency, throughput). What
-# they do not have, or disagree about, is not listed, nor is what describes a training and not its result: reward,
-# runtime. scripts/extras/validate.py has the words that it needs.
+# per byte, exact match), scikit-learn's scorers, whose errors begin with neg_, and MLPerf (latency). What they
+# do not have, or disagree about, is not listed, nor is what describes a training and not its result: reward, runtime,
+# throughput. scripts/extras/validate.py has the words that it needs.
 LOWER = {
     *("loss", "losses", "error", "errors", "err", "hinge", "mae", "mse", "rmse", "nrmse", "msle", "rmsle", "mape"),
     *("smape", "wmape"),
     *("cross_entropy", "xent", "perplexity", "ppl", "nll", "bpb", "bpc", "bpd", "bits_per_byte", "bits_per_char"),
-    *("bits_per_dim", "bits_per_token"),
+    *("bits_per_dim", "bits_per_token", "negative_log_likelihood"),
     *("wer", "cer", "mer", "ter", "eer", "fpr", "fnr", "false_positive_rate", "false_negative_rate"),
     *("edit_distance", "levenshtein", "hamming"),
     *("fid", "kid", "fvd", "fad", "lpips", "hausdorff", "hd95", "chamfer", "ece", "brier", "crps", "latency"),
 }
 HIGHER = {
-    *("accuracy", "accuracies", "acc", "top1", "top5", "top_1", "top_5", "exact_match", "f1", "precision"),
+    *("accuracy", "accuracies", "acc", "acc_norm", "top1", "top5", "top_1", "top_5", "exact_match", "f1", "precision"),
     *("recall", "specificity", "sensitivity"),
     *("auc", "auroc", "auprc", "logauc", "ap", "map", "average_precision", "ndcg", "mrr", "hit_rate", "kappa"),
     *("mcc", "matthews", "r2", "explained_variance"),
     *("iou", "miou", "giou", "jaccard", "dice", "panoptic_quality", "bleu", "sacrebleu", "chrf", "rouge"),
     *("bertscore", "clip_score", "inception_score"),
-    *("psnr", "ssim", "snr", "sdr", "signal_noise_ratio", "signal_distortion_ratio", "pesq", "stoi", "throughput"),
-    "per_second",
+    *("psnr", "ssim", "snr", "sdr", "signal_noise_ratio", "signal_distortion_ratio", "pesq", "stoi"),
 }
 # Neither is better, whatever the words before say: `accuracy_std`, `loss_scale`, `error_count`.
 NEITHER = {
     *("entropy", "kl", "norm", "lr", "temperature", "weight", "weights", "scale", "threshold", "samples", "time"),
-    *("count", "num", "std", "var", "variance", "ratio", "gap", "delta"),
+    *("count", "num", "std", "stderr", "var", "variance", "ratio", "gap", "delta", "diff", "change", "drop"),
 }
 LONGEST = 3  # words that belong together
 SEPARATORS = re.compile(r"[^A-Za-z0-9]+")

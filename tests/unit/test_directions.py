@@ -20,16 +20,18 @@ from labkit.view.live.verdict import learning
 LOWER = """
 val_loss val_ppl val_nll val_bpb val_loss_ce val_fid eval/cross_entropy val_mape test_logloss validation_perplexity
 val_error_rate val_latency dev_wer val_rmse nll bpb bpc bits_per_byte ece valLoss testloss val/loss_dice val_MSELoss
-val/latency_ms loss/val val_kl_loss val_loss_epoch eval_loss/dataloader_idx_0 fpr95 val_brier_score top5_error
+val/latency_ms loss/val val_negative_log_likelihood val_kl_loss val_loss_epoch eval_loss/dataloader_idx_0 fpr95
+val_brier_score top5_error
 """
 HIGHER = """
 accuracy acc top1 top5 f1 auc auroc map miou iou dice bleu rouge r2 recall precision exact_match psnr ssim acc1
-metrics/mAP50-95(B) rougeL rewards/accuracies val_F1Score recall@5 val/mIoU roc_auc dice_coefficient throughput
-mean_average_precision
+metrics/mAP50-95(B) rougeL rewards/accuracies val_F1Score recall@5 val/mIoU roc_auc dice_coefficient
+mean_average_precision acc_norm,none test_explained_variance
 """
 UNKNOWN = """
 score reward val_score entropy kl grad_norm lr count temperature loss_scale accuracy_std error_top1 val_answer val_power
 eval_runtime learning_rate best_step val_quality error_count latency_f1 val_loss_ratio neg_log_loss test_samples
+acc_stderr,none accuracy_drop eval_samples_per_second
 """
 
 
