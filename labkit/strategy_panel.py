@@ -229,16 +229,28 @@ class Panel:
         values |= needed(self.scripts[strategy], parameters)
         shown = {name: s for name, s in self.scripts.items() if name == strategy or strategy_named(name).is_usual}
         self.candidates = outlook(shown, strategy, self._facts, on, ranks, values, self._speed_model(on))
-        drawn: list[Bar] = []
-        for candidate in self.candidates:
-            drawn.append(candidate.bar(chosen=candidate.strategy == strategy))
-            drawn += (trial.bar() for trial in self.trials if trial.planned.is_like(candidate))
         limit_name = f"a rank's share of {on.name}" if on.shared else on.name
         self.chosen = next(candidate for candidate in self.candidates if candidate.strategy == strategy)
-        verdict, sentence = self.chosen.verdict(on)
+        drawn = self._bars(self.chosen)
+        verdict, sentence = ("", COUNTING) if self._is_being_counted(self.chosen) else self.chosen.verdict(on)
         if not strategy_named(strategy).trains_alike:
             sentence += f". {strategy} does not train the same model as a single rank would"
         return panel_page(verdict, sentence, Bars(drawn, on.usable_by(ranks) or None, limit_name), rows)
+
+    def _bars(self, chosen: Candidate) -> list[Bar]:
+        """Each candidate's, followed by those of its runs. What keeps several from being planned is stated once, and
+        of the chosen one above the bars."""
+        drawn: list[Bar] = []
+        first = {chosen.remark: chosen.strategy}
+        for candidate in self.candidates:
+            bar, like = (
+                candidate.bar(chosen=candidate is chosen),
+                first.setdefault(candidate.remark, candidate.strategy),
+            )
+            if bar.held is None and (candidate is chosen or like != candidate.strategy):
+                bar = bar._replace(note="see above" if candidate is chosen else f"as {like}")
+            drawn += [bar, *(trial.bar() for trial in self.trials if trial.planned.is_like(candidate))]
+        return drawn
 
     def _device(self, name: str) -> Device:
         if name not in self._devices:
@@ -312,13 +324,23 @@ class Panel:
             self.count(splits)
             self._draw()
 
+    def _missing_split(self, candidate: Candidate) -> tuple[int, bool] | None:
+        """How the candidate splits layers, if that is not counted: sequence parallel, or over another number of
+        ranks."""
+        layout, facts = candidate.layout, self._facts
+        if layout is None or facts is None or layout.tensor == 1:
+            return None
+        is_known = layout.variant in facts.profiles or layout.tensor in facts.unsplit
+        return None if is_known else (layout.tensor, bool(layout.options.get("sequence_parallel")))
+
+    def _is_being_counted(self, candidate: Candidate) -> bool:
+        split = self._missing_split(candidate)
+        return self.box is not None and split is not None and (self._counting.locked() or split not in self._splits)
+
     def _count_what_is_missing(self) -> None:
-        """Count layers split as in the setting: sequence parallel, or over another number of ranks."""
-        layout = self.chosen.layout if self.chosen else None
-        if layout is None or self._facts is None or self._counting.locked():
-            return
-        split = layout.tensor, bool(layout.options.get("sequence_parallel"))
-        if layout.tensor > 1 and split not in self._splits and layout.tensor not in self._facts.unsplit:
+        """Count layers split as in the setting, unless that has been tried or something else is being counted."""
+        split = self._missing_split(self.chosen) if self.chosen else None
+        if split and split not in self._splits and not self._counting.locked():
             self._in_thread(lambda: self._count_and_draw(split), "count")
 
     def _count_and_draw(self, split: tuple[int, bool]) -> None:

@@ -17,8 +17,8 @@ from labkit.record import RunFolder
 
 WORKING = ("user", "nice", "system", "irq", "softirq")  # of a core's times; those of guests are among the first two
 SUPPLIES, CORES = Path("/sys/class/power_supply"), Path("/sys/devices/system/cpu")
-REST = 100  # times as long as a look for other runs takes, which reads the command of every process
-PERIOD_SECONDS = 1.0
+REST = 300  # times as long as a look for other runs takes, which reads the command of every process
+PERIOD_SECONDS = 2.0
 
 
 class MachineLoad:

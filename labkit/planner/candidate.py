@@ -243,7 +243,7 @@ def _uncounted(facts: ModelFacts, layout: Layout) -> str:
         raise RecomputedNotCountedError
     if layout.tensor > 1:
         how = " with sequence parallel" if layout.options.get("sequence_parallel") else ""
-        return f"layers split over {layout.tensor} tensor ranks{how} have not been counted yet"
+        return f"the memory of layers split over {layout.tensor} tensor ranks{how} has not been calculated"
     if facts.blocks or facts.layers:
-        return "the layers cannot be counted with activation checkpointing"
+        return "the memory of the layers cannot be calculated with activation checkpointing"
     return "activation checkpointing needs repeated layers such as .blocks; this model has none"

@@ -1,3 +1,4 @@
+import re
 from dataclasses import replace
 
 import pytest
@@ -60,3 +61,32 @@ def test_a_panel_offers_what_the_model_allows_once_it_is_counted(monkeypatch, ta
             assert controls._made[name][option].tooltip
             assert panel.chosen.strategy == name
             assert panel.chosen.peak, panel.chosen.remark
+
+
+def test_what_several_strategies_cannot_do_is_stated_once(monkeypatch):
+    monkeypatch.setattr(strategy_panel, "facts_of", lambda *_, **__: decoder())
+    panel = labkit.panel("fsdp", device="T4", global_batch_size=64)
+    panel.count([])
+
+    page = panel.page("fsdp", 2, "T4", {"accumulate": 7})
+
+    refused = [candidate.remark for candidate in panel.candidates if candidate.peak is None]
+    notes = [re.sub("<title>.*</title>", "", text) for text in re.findall("<text.*?</text>", page)]
+    above, once = panel.chosen.remark, {*refused} - {panel.chosen.remark}
+    assert len(refused) > len({*refused}) > 1
+    assert above in page.partition("<svg")[0] and not any("2 data ranks x 7" in note for note in notes)
+    assert all(sum(remark[:30] in note for note in notes) == 1 for remark in once)
+    assert sum(">as fsdp<" in note for note in notes) == refused.count(above) - 1
+    assert sum(">see above<" in note for note in notes) == 1
+
+
+def test_layers_whose_split_is_being_counted_are_not_called_impossible(monkeypatch):
+    monkeypatch.setattr(strategy_panel, "facts_of", lambda *_, **__: decoder())
+    panel = labkit.panel(Script.load("tensor_parallel"), device="T4", ranks=3, global_batch_size=66)
+    panel.count([])
+    refused = panel.page("tensor_parallel", 3, "T4", {})
+    assert "impossible" in refused and "has not been calculated" in refused
+
+    panel._build()
+
+    assert "without allocating it (a few seconds)" in panel.page("tensor_parallel", 3, "T4", {})

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 ALL_CHARTS = "all charts"
-CULPRIT = "culprit or 0"  # whose log is shown unless another rank's is chosen
+AUTOMATIC = "failed rank, or 0"  # whose log is shown unless another rank's is chosen
 SMOOTHINGS = {"none": 0.0, "some": 0.6, "strong": 0.9}  # the share of the value before that an average keeps
 MANY_NODES_SECONDS = 4.0  # between readings of the state, which is spread over several files a node
 OPEN: dict[Path, Dashboard] = {}  # at most one view of each run per kernel
@@ -59,7 +59,7 @@ class Dashboard(LiveView):
             description="Why is it stuck?", icon="question", tooltip="Ask every rank where it is", **narrow
         )
         self._answer = widgets.HTML()
-        self._rank = widgets.Dropdown(description="Log of rank", options=[(CULPRIT, CULPRIT)], **narrow)
+        self._rank = widgets.Dropdown(description="Log of rank", options=[(AUTOMATIC, AUTOMATIC)], **narrow)
         self._rank.style.description_width = "auto"
         narrow["style"] = self._rank.style
         self._search = widgets.Text(description="Search", placeholder="search the log", continuous_update=False)
@@ -111,7 +111,7 @@ class Dashboard(LiveView):
         state = self._state
         self.reader.poll()
         if len(self._rank.options) != 1 + len(ranks := self.reader.rank_numbers):
-            self._rank.options = [(CULPRIT, CULPRIT), *((str(rank), rank) for rank in ranks)]
+            self._rank.options = [(AUTOMATIC, AUTOMATIC), *((str(rank), rank) for rank in ranks)]
         if [name for name, _ in self._only.options[1:]] != (names := titles(self.reader)):
             kept = self._only.value if self._only.value in names else ""
             self._only.options = [(ALL_CHARTS, ""), *((name, name) for name in names)]
@@ -120,7 +120,7 @@ class Dashboard(LiveView):
         self._reach.update(reachable=reachable, paused=state.is_paused)
         look = Look(self._axis.value, self._scale.value, self._smoothing.value, self._only.value, self._size.value)
         chosen, search = self._rank.value, self._search.value
-        log_rank = None if chosen == CULPRIT else chosen
+        log_rank = None if chosen == AUTOMATIC else chosen
         page = run_html(self.folder, self.reader, state, log_rank=log_rank, search=search, look=look)
         self._update(page)
         return state.is_final

@@ -39,7 +39,8 @@ def run_html(
 ) -> str:
     """State, notices, cause of a failure, headline, verdict, charts, tables of ranks and machines, end of a log.
 
-    The log is that of `log_rank`, by default the culprit or rank 0; `search` selects lines that contain that text.
+    The log is that of `log_rank`, by default the rank that failed or rank 0; `search` selects lines that contain
+    that text.
     Pass `watched=False` for a snapshot of a run that continues unwatched. `look` is how the charts are drawn.
     """
     drawn = with_charts and any(history.step for history in reader.ranks.values())
