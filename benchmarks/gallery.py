@@ -39,7 +39,7 @@ class MadeUp:
 
     `best_at`: the step of the lowest validation loss, if there is any. `late`: a rank and the first step from which it
     waits 30 ms longer for data. `restarted_at`: the step at which the first attempt failed. `lost_at`: the first step
-    whose loss is NaN.
+    whose loss is NaN. `others`: the share of the cores that other programs use, one of them a run of labkit.
     """
 
     def __init__(
@@ -55,6 +55,7 @@ class MadeUp:
         late: tuple[int, int] | None = None,
         restarted_at: int = 0,
         lost_at: int = 0,
+        others: float = 0.0,
         ago: float = 0.3,
     ) -> None:
         self.folder = RunFolder(root / f"20260102T030405Z-{name}-0a1b")
@@ -74,7 +75,7 @@ class MadeUp:
         created = datetime.fromtimestamp(self.launched, UTC).isoformat()
         self.folder.manifest.write_text(json.dumps({"format": 1, "created": created, "world_size": ranks}))
         if cuda and steps:
-            self._write_hosts(min(8, ranks // hosts))
+            self._write_hosts(min(8, ranks // hosts), others)
 
     def running(self, **fields: object) -> tuple[RunFolder, State]:
         return self.folder, State("running", self.launched, **fields)
@@ -134,14 +135,18 @@ class MadeUp:
                 "".join(f"step {r['step']}: loss {float(r['loss']):.3f}\n" for r in steps[49::50])
             )
 
-    def _write_hosts(self, devices: int) -> None:
+    def _write_hosts(self, devices: int, others: float) -> None:
         self.folder.hosts.mkdir()
         card = {"name": "Tesla T4", "memory_total": 15 * GIB}
         seen = {"utilisation": 97, "memory_used": 7.4 * GIB, "power": 68, "temperature": 71}
-        lines = [
-            {"k": "meta", "t": 0, "cores": 64, "memory_total": 256 * GIB, "devices": [card for _ in range(devices)]},
-            {"k": "host", "t": 1, "cpu": 34, "memory_used": 30 * GIB, "devices": [seen for _ in range(devices)]},
-        ]
+        memory = {"memory_total": 256 * GIB, "devices": [card for _ in range(devices)]}
+        lines = [{"k": "meta", "t": 0, "time": self.launched, "cores": 64, "usable_cores": 64} | memory]
+        own = min(8, (1 - others) * 64)
+        sample = {"cpu": 34, "memory_used": 30 * GIB, "busy": own + others * 64, "own": own, "on_battery": None}
+        sample |= {"throttled": None, "devices": [seen for _ in range(devices)]}
+        for second in range(1, int(self.seconds)):
+            lines.append({"k": "host", "t": second} | sample)
+            lines += [{"k": "runs", "t": second, "runs": ["20260102T030405Z-other-0a1b"]}] if others else []
         for host in range(self.hosts):
             self.folder.host(f"node{host}").write_text("".join(json.dumps(line) + "\n" for line in lines))
 
@@ -203,6 +208,7 @@ def made_up(root: Path) -> dict[str, tuple[RunFolder, State]]:
         "wrong": MadeUp(root, "wrong", 2, 1000).ended("succeeded", exit_code=0, notice=replicas, wrong=True),
         "NaN, running": MadeUp(root, "diverging", 2, 400, lost_at=230).running(),
         "NaN, finished": MadeUp(root, "diverged", 2, 1000, lost_at=230).ended("succeeded", exit_code=0),
+        "beside other programs": MadeUp(root, "beside", 2, 400, others=0.875).ended("succeeded", exit_code=0),
         "restarted": MadeUp(root, "again", 2, 400, restarted_at=230).running(attempt=2, earlier=earlier),
         "stopped": MadeUp(root, "stopped", 2, 300).ended("stopped", cause=Cause("stopped", "stopped on request")),
         "finished, eight ranks": MadeUp(root, "finished", 8, 1000).ended("succeeded", exit_code=0),

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import time
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -27,6 +28,7 @@ class Raw:
     """The lines of the newest attempt of a run."""
 
     ranks: list[list[dict]]
+    machine: list[dict]
     has_ended: bool
 
     def of(self, kind: str) -> list[list[dict]]:
@@ -67,7 +69,11 @@ class Raw:
 def read(folder: Path, has_ended: bool) -> Raw:
     newest = max(folder.glob("attempts/*"), default=folder, key=lambda path: int(path.name))
     files = sorted(newest.glob("ranks/*/metrics.jsonl"), key=lambda path: int(path.parent.name))
-    return Raw([[json.loads(line) for line in file.read_text().splitlines()] for file in files], has_ended)
+    return Raw([*map(lines, files)], lines(folder / "hosts" / "node0.jsonl"), has_ended)
+
+
+def lines(file: Path) -> list[dict]:
+    return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
 
 
 def check(pattern: str):
@@ -149,6 +155,23 @@ def the_loss_is_lost(raw, ranks, step):
         assert all(map(math.isfinite, losses)) == (at < int(step))
 
 
+@check(r"other programs used (\d+)% of these cores")
+def other_programs_use_the_cores(raw, share):
+    cores = raw.machine[0]["usable_cores"]
+    samples = [line for line in raw.machine if line["k"] == "host"]
+    others = mean(line["busy"] - line["own"] for line in samples) / cores
+    assert raw.has_ended and others == pytest.approx(int(share) / 100, abs=0.006) and others >= 0.25
+    assert mean(line["busy"] for line in samples) >= 0.9 * cores
+
+
+@check(r"it overlapped with run (\S+) from (\S+) to (\S+), on the same (?:GPUs|cores)")
+def another_run_was_active(raw, run, start, end):
+    shift = raw.machine[0]["time"] - raw.machine[0]["t"]
+    times = [line["t"] + shift for line in raw.machine if line["k"] == "runs" and run in line["runs"]]
+    clocks = [time.strftime("%H:%M:%S", time.localtime(moment)) for moment in (times[0], times[-1])]
+    assert clocks == [start, end]
+
+
 @pytest.fixture(scope="module")
 def runs(gallery, tmp_path_factory):
     return gallery.made_up(tmp_path_factory.mktemp("verdicts"))
@@ -158,7 +181,8 @@ def test_every_sentence_is_true_by_the_records(runs):
     checked = 0
     for name, (folder, state) in runs.items():
         raw = read(folder.path, state.is_final)
-        for sentence in verdict(RunReader(folder).read_all(), state, limit=99):
+        sentences = verdict(RunReader(folder).read_all(), state, limit=99)
+        for sentence in (part for joined in sentences for part in joined.split("; ")):
             matches = [(match, true) for pattern, true in CHECKS.items() if (match := pattern.fullmatch(sentence))]
             assert len(matches) == 1, f"{name}: nothing here checks {sentence!r}"
             match, is_true = matches[0]
@@ -189,6 +213,7 @@ LEADS = {
     "NaN, running": "the loss is NaN or infinite",
     "NaN, finished": "the loss is NaN or infinite",
     "stopped": "stopped on request",
+    "beside other programs": "loss was still falling at the end",
     "finished, eight ranks": "loss was still falling at the end",
 }
 

@@ -23,7 +23,7 @@ class Disturbance:
 
 
 def disturbances(reader: RunReader, state: State) -> list[Disturbance]:
-    """Of all hosts: of a run that goes on in the last minute, once it has ended over all of its time."""
+    """Of all hosts: of a run that goes on over the last minute, once it has ended over all of its time."""
     several = len(reader.hosts) > 1
     return [
         disturbance
@@ -38,8 +38,8 @@ def _of_host(host: HostHistory, where: str, reader: RunReader, state: State) -> 
         same = "GPUs" if reader.folder.glimpsed_manifest().gpus else "cores"
         yield Disturbance("overlapped", f"{overlaps}, on the same {same}{where}")
     if conditions.crowded >= LARGE:
-        when = "" if state.is_final else " in the last minute"
-        yield Disturbance("other load", f"other programs used {conditions.others:.0%} of these cores{where}{when}")
+        use = "used" if state.is_final else "use"
+        yield Disturbance("other load", f"other programs {use} {conditions.others:.0%} of these cores{where}")
     if conditions.throttled >= LARGE:
         slowed = f"heat slowed the processor{where} down for {conditions.throttled:.0%} of the time"
         yield Disturbance("hot", slowed)
