@@ -22,6 +22,7 @@ SCRIPT, RANKS = "script.py", "ranks"
 METRICS, HEARTBEAT, STACKS, ERROR = "metrics.jsonl", "heartbeat.json", "stacks.txt", "error.json"
 COLLECTIVES = "collectives.json"
 RING, WITNESSED = "ring.bin", "witness.jsonl"
+LOG_SIZES = "log_sizes.jsonl"  # by the sampler, see record/log_numbers.py
 DIGESTS = "digests.jsonl"  # what is only read if a line of WITNESSED differs between ranks
 INQUIRY, REQUESTS = "inquiry.json", "requests"  # in the attempt's folder, like RANKS
 EVENTS, RESERVE = "events.jsonl", "reserve"

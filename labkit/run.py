@@ -26,7 +26,18 @@ from labkit.record import Cause, RunFolder, RunReader, State, StateName, Step, r
 from labkit.session import is_session
 from labkit.stored_runs import find_run, list_runs, unfinished_launches
 from labkit.text import gib, plain
-from labkit.view import Dashboard, RunList, Screen, StatusLine, Timeline, run_text, static_bundle, verdict, write_report
+from labkit.view import (
+    Dashboard,
+    RunList,
+    Screen,
+    StatusLine,
+    Timeline,
+    in_log,
+    run_text,
+    static_bundle,
+    verdict,
+    write_report,
+)
 from labkit.witness import Findings
 from labkit.write import Script
 
@@ -146,12 +157,21 @@ class Run(Shown[State], Reachable):
             raise RunFolderError(plain(f"{self.folder.labels} cannot be written: {error.strerror}")) from None
 
     @checked()
-    def metric(self, name: NameOfMetric, *, better: Better) -> None:
-        """Say whether "lower" or "higher" values of a metric are better; all views of the run follow, also open ones.
-        What is said of `val_ppl` holds for `test_ppl`, too. Prints a line if the run is over and never reported it.
-        Raises LabError for any other `better`, and RunFolderError if the folder cannot be written."""
+    def metric(self, name: NameOfMetric, *, better: Better | None = None, from_log: bool | None = None) -> None:
+        """Say whether "lower" or "higher" values of a metric are better, and whether to chart what rank 0 prints of it;
+        all views of the run follow, also open ones. Prints a line if the run is over and never reported it.
+
+        What is said to be better of `val_ppl` holds for `test_ppl`, too. With `from_log`, the numbers after the name in
+        lines such as `epoch 3 val_acc: 0.93` of rank 0's stdout and stderr are charted and tabulated like reported
+        ones. A line's time is when the log, looked at once a second, first had it. Its step is the one that it names
+        (`step 120 …`), if that was made then, and else the last recorded one at that time. Lines of a run whose log
+        nobody looked at, because it ended within a second or two or is older than this, are left out.
+
+        Raises LabError for any other `better` or without both, and RunFolderError if the folder cannot be written."""
+        if better is None and from_log is None:
+            raise LabError(f'run.metric({name!r}) says nothing of it; add better="lower" or "higher", or from_log=True')
         try:
-            self.folder.describe_metric(name, better=better)
+            self.folder.describe_metric(name, better=better, from_log=from_log)
         except OSError as error:
             raise RunFolderError(plain(f"{self.folder.metric_options} cannot be written: {error.strerror}")) from None
         if not self.is_over:
@@ -296,7 +316,8 @@ class Run(Shown[State], Reachable):
         state, reader = self.status(), self._reader.read_all()
         attention = state.notice if state.wrong or state.stuck_seconds is not None else None
         first = state.cause.sentence if state.cause else attention
-        return [*([first] if first else []), *verdict(reader, state)]
+        offer = in_log(reader)
+        return [*([first] if first else []), *verdict(reader, state), *([offer] if offer else [])]
 
     def findings(self) -> Findings:
         """What is wrong with the training although it runs or succeeded, the finding that explains most first: ranks

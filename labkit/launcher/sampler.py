@@ -24,6 +24,7 @@ from labkit.host import Identity, host_name
 from labkit.launcher.loader_memory import LoaderMemory
 from labkit.launcher.machine_load import MachineLoad, OtherRuns
 from labkit.launcher.stopping import descendants
+from labkit.rank_files import LOG_SIZES
 from labkit.record import RunFolder
 
 PERIOD_SECONDS = 1.0
@@ -38,13 +39,14 @@ def main() -> None:
     psutil.cpu_percent()  # the first call only starts the interval
     names = [{"name": card["name"], "uuid": card["uuid"], "memory_total": card["memory"]} for card in read()]
     supervisor, processes, on_gpus = psutil.Process(parent), set[psutil.Process](), set[int]()
-    loaders, others = LoaderMemory(folder, home), OtherRuns(folder)
+    loaders, others, logs = LoaderMemory(folder, home), OtherRuns(folder), LogSizes(folder, home)
     load = MachineLoad([supervisor, psutil.Process()])
     meta = {"k": "meta", "v": 1, "time": time.time(), "host": host, "cores": psutil.cpu_count()}
     meta |= {"usable_cores": len(load.cores), "memory_total": psutil.virtual_memory().total}
     _write(file, meta | {"devices": names})
     while os.getppid() == parent:
         time.sleep(PERIOD_SECONDS)
+        logs.note()
         cards = read()
         before, processes = (processes, on_gpus), set(descendants(supervisor, folder.marker))
         listed = {process["pid"] for card in cards for process in card["processes"] or ()}
@@ -58,6 +60,23 @@ def main() -> None:
             _write(file, {"k": "runs", "runs": runs})
         if ranks := loaders.read(processes):
             _write(file, {"k": "loaders", "ranks": ranks})
+
+
+class LogSizes:
+    """Notes when the logs of rank 0 have grown, which the node with this `home` writes if it is the first."""
+
+    def __init__(self, folder: RunFolder, home: RunFolder):
+        self._folder, self._is_here = folder, home.path.name in (folder.path.name, "0")
+        self._sizes: tuple[int, int] | None = None
+
+    def note(self) -> None:
+        attempt = self._folder.latest
+        with suppress(OSError):  # there is no rank yet, or a full disk
+            stdout, stderr = (attempt.log(0, stream).stat().st_size for stream in ("stdout", "stderr"))
+            if self._is_here and (stdout, stderr) != self._sizes:
+                self._sizes = stdout, stderr
+                with (attempt.rank(0) / LOG_SIZES).open("ab", buffering=0) as file:
+                    _write(file.fileno(), {"stdout": stdout, "stderr": stderr})
 
 
 def _device(card: Mapping[str, Any], own: Collection[int]) -> dict[str, Any]:

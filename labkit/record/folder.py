@@ -199,9 +199,13 @@ class RunFolder:
         said = {name: options.better for name, options in declared.items() if options.better}
         return Directions(said, self.glimpsed_manifest().directions)
 
-    def describe_metric(self, name: str, *, better: Better | None = None) -> None:
+    def metrics_from_log(self) -> list[str]:
+        """The metrics whose values are read from the log of rank 0."""
+        return [name for name, options in MetricOptions.read_all(self.metric_options).items() if options.from_log]
+
+    def describe_metric(self, name: str, *, better: Better | None = None, from_log: bool | None = None) -> None:
         """Keep what the owner says of a metric. Raises OSError."""
-        MetricOptions(better).write(self.metric_options, name)
+        MetricOptions(better, from_log).write(self.metric_options, name)
 
     def original(self) -> Path | None:
         """The folder that this one is a copy of; None if it is the original itself, wherever it is now."""

@@ -27,6 +27,7 @@ from typing import Any
 
 from labkit.dataclass_json import from_json
 from labkit.files import Json, finite, number
+from labkit.record.log_numbers import LogNumbers
 from labkit.record.losses import Losses
 from labkit.record.records import (
     DESCRIBING,
@@ -93,6 +94,8 @@ class RankHistory:
         self.rank = rank
         self.origin = origin
         self._records = Records(metrics)
+        self.from_log: Sequence[str] = ()  # the metrics whose values are read from its log
+        self._log: dict[str, LogNumbers] = {}
         self.restarts: list[float] = []  # when later attempts of the run started, in the seconds of the series
         self.header: Header | None = None
         self.started: float | None = None  # first, in seconds since the epoch
@@ -223,7 +226,7 @@ class RankHistory:
 
     def poll(self) -> bool:
         """Read the new records; returns whether there were any."""
-        return self._take_all(self._records.poll())
+        return self._take_all(self._records.poll()) | self._take_log()
 
     def read_ends(self) -> None:
         """Read only the first and the last 16 KiB, or all if the last step is not among them: they tell its step
@@ -239,6 +242,7 @@ class RankHistory:
         """Read all remaining records."""
         for records in self._records.chunks():
             self._take_all(records)
+        self._take_log(everything=True)
 
     def continue_with(self, metrics: Path) -> None:
         """Read the rest of the rank's records in one attempt, then continue with those of the next."""
@@ -247,6 +251,19 @@ class RankHistory:
         self._records.undecodable = undecodable
         self.header, self.end, self._shift, self._steps_before, self.step = None, None, None, 0, 0
         self.losses = Losses()
+        self._log.clear()
+
+    def _take_log(self, *, everything: bool = False) -> bool:
+        """Take the new values of metrics from the log, which come later than records of the same time."""
+        before = len(self._reported)
+        for name in self.from_log if self._shift is not None else ():
+            log = self._log.setdefault(name, LogNumbers(self._records.path.parent, name))
+            for line in log.poll(everything=everything):
+                self._reported[name].add(max(0.0, line.t + (self._shift or 0.0)), line.value)
+                self.values[name] = line.value
+        found = len(self._reported) > before
+        self._add_reported()
+        return found
 
     def _take_all(self, records: Sequence[Record]) -> bool:
         for record in records:

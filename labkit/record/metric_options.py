@@ -1,6 +1,6 @@
 """What the run's owner says of single metrics by `run.metric(…)`. It is kept in `metrics.json`:
 
-{"val_ppl": {"better": "lower"}}
+{"val_ppl": {"better": "lower", "from_log": true}}
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ class MetricOptions:
     """What is said of one metric; None is unsaid."""
 
     better: Better | None = None
+    from_log: bool | None = None  # whether its values are read from the log of rank 0
 
     @classmethod
     def read_all(cls, path: Path) -> dict[str, MetricOptions]:

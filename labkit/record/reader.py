@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 
+from labkit.files import tail_text
 from labkit.record.fold import NodeFolds
 from labkit.record.folder import RunFolder
 from labkit.record.history import KEPT_CHANGES, HostHistory, RankHistory
+from labkit.record.log_numbers import STREAMS, names_in
 from labkit.record.manifest import Nodes
 from labkit.record.records import Event, Record, Records, Scalar
 from labkit.series import Series
 
 LONGEST_NAME = 60  # in a chart
+LOG_BYTES, FEWEST_LINES = 1 << 15, 3  # in which names are looked for, and in how many lines
+LOG_SECONDS = 5.0  # between two looks, each of which takes up to 20 ms
 
 
 def _change(name: str, value: Scalar) -> str:
@@ -39,12 +44,15 @@ class RunReader:
         self.hosts: dict[str, HostHistory] = {}
         self._read: dict[int, int] = {}  # the attempt that each rank's history has reached
         self._events: list[Records] = []  # of each attempt
+        self._names_in_log: list[str] = []
+        self._look_at_log = 0.0
         self.changes: list[tuple[float, str]] = []  # seconds since the launch, and what the owner set then
 
     def poll(self) -> bool:
         """Read what all ranks have written since the last call; returns whether there was anything."""
         attempts = self.folder.attempts()
         self.attempt = attempts[-1]
+        from_log = self.folder.metrics_from_log()
         is_folded = bool(self._nodes) and (self.folds is not None or NodeFolds.exist(self.attempt))
         for position, attempt in enumerate(attempts):
             if position == len(self._events):
@@ -54,7 +62,9 @@ class RunReader:
                 if rank not in self._own:
                     self._own[rank] = RankHistory(rank, attempt.metrics(rank), self._launched)
                     self._read[rank] = position
-                elif position > self._read[rank]:
+                if rank == 0:
+                    self._own[rank].from_log = from_log
+                if position > self._read[rank]:
                     self._own[rank].continue_with(attempt.metrics(rank))
                     self._read[rank] = position
         if is_folded:
@@ -108,6 +118,14 @@ class RunReader:
         if self.folds:
             return [self.folds.throughput / self.folds.world_size] * self.folds.world_size
         return [h.latest["throughput"] for h in self.current.values() if "throughput" in h.latest]
+
+    def names_in_log(self) -> list[str]:
+        """The names that stand before numbers in several lines at the end of the log of rank 0, some seconds ago."""
+        if time.monotonic() >= self._look_at_log:
+            text = "\n".join(tail_text(self.attempt.log(0, stream), LOG_BYTES) for stream in STREAMS)
+            self._names_in_log = names_in(text, FEWEST_LINES)
+            self._look_at_log = time.monotonic() + LOG_SECONDS
+        return self._names_in_log
 
     def _take_events(self, events: Sequence[Record]) -> None:
         for event in events:

@@ -16,6 +16,7 @@ from statistics import fmean
 from labkit.files import finite, number, opened
 from labkit.metric_names import Better, is_evaluated
 from labkit.record.folder import RunFolder
+from labkit.record.log_numbers import at_end_of_log, with_log
 from labkit.record.losses import Losses
 from labkit.record.records import (
     DESCRIBING,
@@ -43,10 +44,13 @@ def rows(folder: RunFolder) -> Iterator[Row]:
     reports for the same step. A report without a step goes into the row of the preceding step in the rank's file, or,
     unless the name is taken, into the first row; a rank without steps has one row of these. Times are in seconds since
     the rank's first start, memory in bytes."""
+    from_log = folder.metrics_from_log()
     first: dict[int, float] = {}  # each rank's first start by the wall clock
     for position, attempt in enumerate(folder.attempts(), 1):
         for rank in attempt.started_ranks():
             records = Records(attempt.metrics(rank)).read_all()
+            if rank == 0:
+                records = with_log(records, attempt.rank(rank), from_log)
             wall = records[0].time if records and isinstance(records[0], Header) else None
             first.setdefault(rank, wall or 0.0)
             since = max(0.0, (wall or 0.0) - first[rank])
@@ -148,7 +152,9 @@ class Glance:
         latest = folder.latest
         first, *others = latest.started_ranks()[:RANKS] or [0]
         part = (END_BYTES, 1) if only == "loss" else (WHOLE_BYTES, PARTS)
-        seen = _seen(_records(latest.metrics(first), *part, only))
+        from_log = [name for name in folder.metrics_from_log() if first == 0 and only in ("", name)]
+        logged = at_end_of_log(latest.rank(first), from_log, WHOLE_BYTES)
+        seen = _seen([*_records(latest.metrics(first), *part, only), *logged])
         ends = [_seen(_records(latest.metrics(rank), END_BYTES, 1, only)) for rank in others]
         if losses := [end.loss for end in (seen, *ends) if end.loss is not None]:
             seen.loss = fmean(losses)

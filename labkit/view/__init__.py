@@ -7,6 +7,7 @@ if TYPE_CHECKING:
     from labkit.view.comparison import compare as compare  # shows runs side by side
     from labkit.view.comparison import runs_together as runs_together  # the losses of several runs as one figure
     from labkit.view.live.dashboard import Dashboard as Dashboard  # the live view of a run in a notebook
+    from labkit.view.live.offers import in_log as in_log  # offers to chart what a script only prints
     from labkit.view.live.page import run_text as run_text  # a run as plain text
     from labkit.view.live.run_charts import curves as curves  # the loss and the evaluated metrics over steps
     from labkit.view.live.terminal import Screen as Screen  # the live view of a run in a terminal

@@ -51,6 +51,34 @@ def test_what_a_plain_script_logs_is_in_its_metrics_its_view_and_its_report(caps
     assert "error" not in run.folder.exports.read_text()
 
 
+def test_what_a_script_only_prints_is_offered_and_charted_on_request(tmp_path):
+    script = tmp_path / "prints.py"
+    script.write_text(
+        "import time, torch\n"
+        "model = torch.nn.Linear(4, 1); optimizer = torch.optim.SGD(model.parameters(), lr=0.01)\n"
+        "for step in range(1, 41):\n"
+        "    loss = model(torch.ones(8, 4)).square().mean(); optimizer.zero_grad(); loss.backward(); optimizer.step()\n"
+        "    time.sleep(0.1)\n"
+        "    if step % 10 == 0: print(f'step {step} loss {loss:.3f} val_acc: {step / 100}')\n"
+    )
+    run = labkit.launch(script, nproc_per_node=1, runs_dir=tmp_path, wait=True)
+    offer = 'val_acc is in the log; chart it by `run.metric("val_acc", from_log=True)`'
+    assert run.verdict()[-1] == offer
+    assert repr(run).splitlines()[-1] == offer
+
+    run.metric("val_acc", from_log=True)
+
+    for view in (run, labkit.attach(run.path)):
+        assert offer not in repr(view)
+        table = view.metrics().dropna(subset=["val_acc"])
+        assert {*zip(table["step"], table["val_acc"], strict=True)} == {(10 * i, i / 10) for i in range(1, 5)}
+    reader = RunReader(run.folder).read_all()
+    assert "acc" in [chart.title for chart in run_charts(reader, Look())]
+    steps = {round(last): x for x, *_, last in reader.ranks[0].series["step"].points()}
+    seen = [x for x, *_ in reader.ranks[0].scalars["val_acc"].points()]
+    assert all(x >= steps[10 * (i + 1)] - 0.2 for i, x in enumerate(seen))
+
+
 def test_a_rank_that_prints_its_steps_adds_none_to_the_lines_of_progress(monkeypatch, capsys):
     monkeypatch.setenv("LABKIT_UI", "text")
     run = labkit.launch(SCRIPTS / "with_logging.py", nproc_per_node=2, args=["3000"], wait=False)

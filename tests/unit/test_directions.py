@@ -118,6 +118,7 @@ def test_nothing_is_best_while_nobody_says_what_is_better(run, folder):
     ("arguments", "message"),
     [
         ({"name": "val_x", "better": "smaller"}, "better must be 'lower' or 'higher', got 'smaller'"),
+        ({"name": "val_x"}, "says nothing of it; add better"),
         ({"name": 3, "better": "lower"}, "name must be the name of a reported value"),
         ({"name": "", "better": "lower"}, "name must be the name of a reported value"),
     ],

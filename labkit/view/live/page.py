@@ -13,6 +13,7 @@ from labkit.files import read_json, tail_text
 from labkit.record import LeftRunning, RunFolder, RunReader, State
 from labkit.text import escaped, first_line, framed, in_lines, pill, plain, with_code
 from labkit.view.live.hosts import by_host, heat_strips
+from labkit.view.live.offers import in_log
 from labkit.view.live.run_charts import Look, charts_svg
 from labkit.view.live.tables import host_rows, machine_table, rank_rows, rank_table
 from labkit.view.live.verdict import SENTENCES, verdict, weighed
@@ -68,6 +69,7 @@ def run_text(folder: RunFolder, reader: RunReader, state: State) -> str:
     lines += [text for text in (*warnings, *_explanation(state), *verdict(reader, state)) if text]
     for row in (*host_rows(reader), *rank_rows(reader)) if _recorded(reader, state) else ():
         lines.append("  " + "  ".join(f"{name} {value}".strip() for name, value in row.items() if value))
+    lines += [offer] if (offer := in_log(reader)) else []
     return plain("\n".join(lines))
 
 
@@ -90,6 +92,7 @@ def _unread(reader: RunReader) -> str:
     remarks += (
         [f"{escaped(untracked)} and what the script logs under further names is not recorded"] if untracked else []
     )
+    remarks += [with_code(offer)] if (offer := in_log(reader)) else []
     return f'<div style="opacity:.75">{"; ".join(remarks)}</div>' if remarks else ""
 
 

@@ -1,0 +1,151 @@
+"""Reads numbers that rank 0 only prints or logs: `epoch 3 val_acc: 0.93`, `{'val_acc': 0.93}`, `val_acc=93%`.
+
+A log does not say when its lines were written. So the sampler of rank 0's machine notes in `ranks/0/log_sizes.jsonl`
+how long both logs are, once a second if they have grown, by the clock of the rank's records:
+
+    {"t": …, "stdout": 5120, "stderr": 0}
+
+The time of a line is that at which the log was first seen to have it, at most about a second late.
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_left, bisect_right
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator, Sequence
+from operator import attrgetter
+from pathlib import Path
+from typing import NamedTuple
+
+from labkit import rank_files
+from labkit.files import number, opened, tail_text
+from labkit.metric_names import EVALUATED, TRAINED
+from labkit.record.records import Record, Report, Step
+from labkit.tail import CHUNK_BYTES, Tail
+
+STREAMS = ("stdout", "stderr")
+LAST_SECONDS = 1.0  # after the last look at the log, for what was written later
+LONGEST_LINE = 2000  # a longer one is no line about a metric
+NUMBER = r"([-+]?(?:\d+\.?\d*|\.\d+)(?:e[-+]?\d+)?|nan|[-+]?inf)"
+VALUE = rf"""["']?(?:\s*[:=]\s*|\s+)["']?(?:\w+\()?{NUMBER}(?!\.?\w)"""
+DATA = "|".join((*EVALUATED, *TRAINED))
+PAIR = re.compile(rf"(?<![\w.@/-])((?:(?:{DATA}) )?[a-z][\w.@/-]*?){VALUE}", re.IGNORECASE)
+STEP = re.compile(r"""\b(?:global[_ ])?(?:step|iter|iteration)s?["']?\s*[:=#]?\s*\[?(\d{1,15})\b""", re.IGNORECASE)
+
+
+class Line(NamedTuple):
+    """The value of a metric in a line that was written between `since` and `t`, and the step that the line names."""
+
+    t: float
+    since: float
+    step: int | None
+    value: float
+
+
+class LogNumbers:
+    """The lines with one metric in the logs in the folder of a rank, as they are written."""
+
+    def __init__(self, home: Path, name: str):
+        self._streams = {stream: _Stream(home / f"{stream}.log", name) for stream in STREAMS}
+        self._sizes = Tail(home / rank_files.LOG_SIZES, self._take_sizes)
+
+    def poll(self, *, everything: bool = False) -> list[Line]:
+        """The new lines whose time is known; with `everything` all lines so far, if the log was ever looked at."""
+        while self._sizes.poll():
+            pass
+        lines = [line for stream in self._streams.values() for line in stream.poll(everything)]
+        return sorted(lines, key=attrgetter("t"))
+
+    def _take_sizes(self, record: dict[str, object]) -> bool:
+        for name, stream in self._streams.items():
+            size, t = number(record[name]), number(record["t"])
+            if size is not None and t is not None:
+                stream.sizes.append((t, size))
+        return True
+
+
+class _Stream:
+    def __init__(self, path: Path, name: str):
+        self._path = path
+        self._name = name.lower().encode()
+        self._pattern = _pattern(name)
+        self.sizes: deque[tuple[float, float]] = deque()
+        self._since = 0.0  # when it was last seen to be shorter
+        self._offset = 0
+        self._rest = b""
+        self._found: deque[tuple[int, int | None, float]] = deque()  # where the line ends, its step, its value
+
+    def poll(self, everything: bool) -> Iterator[Line]:
+        while self._read() and everything:
+            pass
+        while self._found:
+            end, step, value = self._found[0]
+            while self.sizes and self.sizes[0][1] < end:
+                self._since, _ = self.sizes.popleft()
+            if not self.sizes and not (everything and self._since):
+                return
+            t = self.sizes[0][0] if self.sizes else self._since + LAST_SECONDS
+            self._found.popleft()
+            yield Line(t, self._since, step, value)
+
+    def _read(self) -> bool:
+        """Find the metric in the next part of the log; returns whether there was one."""
+        try:
+            with opened(self._path) as file:
+                file.seek(self._offset)
+                new = file.read(CHUNK_BYTES)
+        except OSError:
+            return False
+        start = self._offset - len(self._rest)
+        self._offset += len(new)
+        *lines, self._rest = (self._rest + new).replace(b"\r", b"\n").split(b"\n")
+        self._rest = self._rest[-CHUNK_BYTES:]
+        for line in lines:
+            start += len(line) + 1
+            if self._name in line[:LONGEST_LINE].lower():
+                text = line[:LONGEST_LINE].decode("utf-8", "replace")
+                if found := self._pattern.search(text):
+                    step = STEP.search(text)
+                    self._found.append((start, int(step[1]) if step else None, float(found[1])))
+        return bool(new)
+
+
+def _pattern(name: str) -> re.Pattern[str]:
+    return re.compile(rf"(?<![\w.@/-]){re.escape(name)}{VALUE}", re.IGNORECASE)
+
+
+def with_log(records: Sequence[Record], home: Path, names: Iterable[str]) -> list[Record]:
+    """The records of a rank, and the values of these metrics in its log, in the order of their times. The step of a
+    value is the one that its line names, if the rank made it between the looks at its log; otherwise none."""
+    steps = [(each.t, each.step) for each in records if isinstance(each, Step) and each.step is not None]
+    times = [t for t, _ in steps]
+    reports = [
+        Report(line.t, _step(line, times, steps), {name: line.value}, is_tracked=True)
+        for name in names
+        for line in LogNumbers(home, name).poll(everything=True)
+    ]
+    return sorted([*records, *reports], key=attrgetter("t")) if reports else list(records)
+
+
+def _step(line: Line, times: Sequence[float], steps: Sequence[tuple[float, int]]) -> int | None:
+    if line.step is None or not steps:
+        return None
+    before, after = bisect_right(times, line.since) - 1, min(bisect_left(times, line.t), len(steps) - 1)
+    least, most = steps[before][1] if before >= 0 else 0, steps[after][1]
+    return line.step if least - 1 <= line.step <= most + 1 else None
+
+
+def at_end_of_log(home: Path, names: Iterable[str], size: int) -> list[Report]:
+    """The values of these metrics in the last `size` bytes of both logs, in order, whenever they were written."""
+    logs = [tail_text(home / f"{stream}.log", size) for stream in STREAMS]
+    values = [(name, float(found[1])) for name in names for log in logs for found in _pattern(name).finditer(log)]
+    return [Report(0.0, None, {name: value}, is_tracked=True) for name, value in values]
+
+
+def names_in(text: str, times: int) -> list[str]:
+    """The names that stand before a number in at least so many lines of a log."""
+    lines = text.replace("\r", "\n").split("\n")
+    named = (dict.fromkeys(found[1] for found in PAIR.finditer(line[:LONGEST_LINE])) for line in lines)
+    counts = Counter(name for names in named for name in names)
+    return [name for name, count in counts.items() if count >= times]

@@ -1,0 +1,193 @@
+"""Numbers that a script only prints: when they were printed, what of them is charted, and which are offered."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from labkit.launcher.sampler import LogSizes
+from labkit.rank_files import LOG_SIZES
+from labkit.record import Glance, RunReader, rows
+from labkit.record.log_numbers import LAST_SECONDS, LogNumbers, names_in
+from labkit.view.live.offers import in_log
+
+
+@pytest.fixture
+def log(folder):
+    """`log(t, text)`: what rank 0 prints, seen at this time; not yet at `None`."""
+    folder.rank(0).mkdir(exist_ok=True)
+    sizes = folder.rank(0) / LOG_SIZES
+
+    def write(t, text="", stream="stdout"):
+        for each in ("stdout", "stderr"):
+            with folder.log(0, each).open("a") as file:
+                file.write(text if each == stream else "")
+        seen = {each: folder.log(0, each).stat().st_size for each in ("stdout", "stderr")}
+        if t is not None:
+            with sizes.open("a") as file:
+                file.write(json.dumps({"t": t, **seen}) + "\n")
+
+    return write
+
+
+def step(number):
+    seconds = [1.0, 1.0, 1.0]
+    return {"k": "step", "t": float(number), "step": number, "n": 1, "seconds": seconds, "loss": 1 / number}
+
+
+@pytest.mark.parametrize(
+    ("line", "value"),
+    [
+        ("epoch 3 val_acc: 0.93", 0.93),
+        ("val_acc=93%", 93.0),
+        ("{'loss': 1.0, 'val_acc': 0.93, 'epoch': 2}", 0.93),
+        ('{"val_acc": 9.3e-1}', 0.93),
+        ("INFO val_acc 0.93, done", 0.93),
+        ("Val_Acc = .93.", 0.93),
+        ("val_acc: tensor(0.9300, device='cuda:0')", 0.93),
+        ("val_acc: -inf", float("-inf")),
+        ("my_val_acc: 0.93", None),
+        ("val_acc/top5: 0.93", None),
+        ("val_acc: 1.2.3", None),
+        ("val_acc: 3GiB", None),
+        ("val_acc is computed", None),
+    ],
+)
+def test_the_number_after_a_name_is_its_value(log, folder, line, value):
+    log(1.0, f"{line}\n")
+
+    assert [each.value for each in LogNumbers(folder.rank(0), "val_acc").poll()] == ([] if value is None else [value])
+
+
+def test_a_line_has_the_time_at_which_the_log_was_first_seen_to_have_it(log, folder):
+    numbers = LogNumbers(folder.rank(0), "acc")
+    log(1.0, "acc 1\nacc 2\nac")
+    log(2.0, "c 3\n")
+    log(2.5, "acc 4\r", stream="stderr")
+    log(None, "acc 5\n")
+
+    assert [(line.t, line.since, line.value) for line in numbers.poll()] == [
+        (1.0, 0.0, 1.0),
+        (1.0, 0.0, 2.0),
+        (2.0, 1.0, 3.0),
+        (2.5, 2.0, 4.0),
+    ]
+    assert numbers.poll() == []
+    assert [line.t for line in numbers.poll(everything=True)] == [2.5 + LAST_SECONDS]
+
+
+def test_a_line_of_a_log_that_nobody_looked_at_has_no_time(log, folder):
+    log(None, "acc 1\n")
+
+    assert LogNumbers(folder.rank(0), "acc").poll(everything=True) == []
+
+
+def test_what_the_owner_chooses_is_in_the_charts_and_tables_of_every_later_view(log, folder, write_metrics):
+    write_metrics(0, {"k": "meta", "t": 0.0}, *map(step, range(1, 9)))
+    write_metrics(1, {"k": "meta", "t": 0.0}, *map(step, range(1, 9)))
+    opened = RunReader(folder)
+    opened.read_all()
+    for t in (2, 4, 6):
+        log(t + 0.5, f"val_acc: 0.{t}\nval_loss 1\n")
+
+    folder.describe_metric("val_acc", from_log=True)
+    folder.describe_metric("val_acc", better="higher")
+
+    for reader in (opened.read_all(), RunReader(folder).read_all()):
+        assert [(x, last) for x, *_, last in reader.ranks[0].scalars["val_acc"].points()] == [
+            (pytest.approx(t + 0.5, abs=0.1), t / 10) for t in (2, 4, 6)
+        ]
+        assert reader.ranks[0].figures == {"val_acc": 0.6}
+        assert "val_acc" not in reader.ranks[1].scalars
+        assert in_log(reader) == 'val_loss is in the log; chart it by `run.metric("val_loss", from_log=True)`'
+    assert {row["step"]: row["val_acc"] for row in rows(folder) if "val_acc" in row} == {2: 0.2, 4: 0.4, 6: 0.6}
+    glance = Glance.read(folder)
+    assert (glance.newest["val_acc"], glance.value("val_acc", "higher")) == (0.6, 0.6)
+    assert Glance.read(folder, only="val_acc").newest == {"val_acc": 0.6}
+
+
+@pytest.mark.parametrize(
+    ("named", "row"),
+    [("step 3", 3), ("global_step: 4", 4), ("iter [2/100]", 2), ("step 1", 1)]
+    + [("step 12", 4), ("epoch 1", 4)],  # micro-batches, or none: the last step that was recorded by then
+)  # fmt: skip
+def test_a_line_is_in_the_row_of_the_step_that_it_names_if_that_was_made_then(log, folder, write_metrics, named, row):
+    write_metrics(0, {"k": "meta", "t": 0.0}, *map(step, range(1, 9)))
+    log(1.5)
+    log(4.5, f"{named} acc: 0.5\n")
+    folder.describe_metric("acc", from_log=True)
+
+    assert [each["step"] for each in rows(folder) if "acc" in each] == [row]
+
+
+def test_the_lines_of_an_attempt_are_placed_in_it(log, folder, write_metrics):
+    folder.describe_metric("acc", from_log=True)
+    write_metrics(0, {"k": "meta", "t": 0.0, "time": 1000.0}, step(1))
+    log(1.5, "acc: 1\n")
+    second = folder.attempt(2)
+    second.rank(0).mkdir(parents=True)
+    second.metrics(0).write_text(json.dumps({"k": "meta", "t": 100.0, "time": 1010.0}) + "\n")
+    second.log(0).write_text("acc: 2\n")
+    (second.rank(0) / LOG_SIZES).write_text('{"t": 102.0, "stdout": 7, "stderr": 0}\n')
+
+    history = RunReader(folder).read_all().ranks[0]
+
+    (first_x, *_, first), (second_x, *_, last) = history.scalars["acc"].points()
+    assert (first, last) == (1.0, 2.0)
+    assert (first_x, second_x) == (pytest.approx(1.5, abs=0.1), pytest.approx(3.0, abs=0.1))
+
+
+def test_a_name_is_found_in_three_lines_of_a_log_of_any_kind():
+    text = "\rVal Acc: 0.1 loss=3\rVal Acc: 0.2\n{'Val Acc': 0.3, 'Val Acc': 0.4} loss: 2 epoch 1\n"
+
+    assert names_in(text, 3) == ["Val Acc"]
+    assert set(names_in(text, 2)) == {"Val Acc", "loss"}
+
+
+@pytest.mark.parametrize(
+    ("printed", "offered"),
+    [
+        ("step 3 loss 0.4 lr 0.1 grad_norm 2.0 time 3", ""),
+        ("train_loss: 0.4", ""),
+        ("eval_runtime: 0.4", ""),
+        ("Error: 404", ""),
+        ("val_loss: 0.4", "val_loss is"),
+        ("top1=0.4", "top1 is"),
+        ("Train Acc: 0.4 Val Acc: 0.3", "Val Acc and Train Acc are"),
+        ("acc 1 f1 2 val_x 3 bleu 4", "val_x, acc and f1 are"),
+        ("val/reported 0.4", ""),
+    ],
+)
+def test_results_that_are_only_printed_are_offered(log, folder, write_metrics, printed, offered):
+    report = {"k": "report", "t": 2.0, "val_reported": 0.4}
+    write_metrics(0, {"k": "meta", "t": 0.0}, step(1), report)
+    log(1.0, f"{printed}\n" * 2)
+    assert in_log(RunReader(folder).read_all()) == ""
+
+    log(2.0, f"{printed}\n")
+
+    assert in_log(RunReader(folder).read_all()).partition(" in the log")[0] == offered
+
+
+def test_the_end_of_a_long_log_is_all_that_is_looked_at_for_offers(log, folder, write_metrics):
+    write_metrics(0, {"k": "meta", "t": 0.0}, step(1))
+    log(1.0, "val_acc 1\n" * 3 + "nothing\n" * 10_000)
+
+    assert in_log(RunReader(folder).read_all()) == ""
+
+
+@pytest.mark.parametrize(("node", "notes"), [(None, True), (0, True), (1, False)])
+def test_the_sampler_notes_how_long_the_logs_of_rank_0_are_when_they_have_grown(folder, node, notes):
+    sizes = LogSizes(folder, folder if node is None else folder.node(node))
+    sizes.note()  # there is no rank yet
+    folder.rank(0).mkdir()
+    for text in ("a\n", "", "bc\n"):
+        with folder.log(0).open("a") as file:
+            file.write(text)
+        folder.log(0, "stderr").touch()
+        sizes.note()
+
+    file = folder.rank(0) / LOG_SIZES
+    lines = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+    assert [(line["stdout"], line["stderr"]) for line in lines] == ([(2, 0), (5, 0)] if notes else [])
