@@ -7,9 +7,10 @@ import pytest
 
 import labkit
 from labkit import cli, words
+from labkit.charts import Palette
 from labkit.record import Cause, RunFolder, RunReader, State
 from labkit.run import Run
-from labkit.view import Palette, run_text
+from labkit.view import run_text
 from labkit.view.live.page import run_html
 from labkit.witness import Finding, Findings
 
