@@ -141,8 +141,9 @@ class MadeUp:
         seen = {"utilisation": 97, "memory_used": 7.4 * GIB, "power": 68, "temperature": 71}
         memory = {"memory_total": 256 * GIB, "devices": [card for _ in range(devices)]}
         lines = [{"k": "meta", "t": 0, "time": self.launched, "cores": 64, "usable_cores": 64} | memory]
-        own = min(8, (1 - others) * 64)
-        sample = {"cpu": 34, "memory_used": 30 * GIB, "busy": own + others * 64, "own": own, "on_battery": None}
+        own = min(0.34, 1 - others)
+        busy = {"cpu": round(100 * (own + others)), "busy": 64 * (own + others), "own": 64 * own}
+        sample = busy | {"memory_used": 30 * GIB, "on_battery": None}
         sample |= {"throttled": None, "devices": [seen for _ in range(devices)]}
         for second in range(1, int(self.seconds)):
             lines.append({"k": "host", "t": second} | sample)
@@ -208,7 +209,7 @@ def made_up(root: Path) -> dict[str, tuple[RunFolder, State]]:
         "wrong": MadeUp(root, "wrong", 2, 1000).ended("succeeded", exit_code=0, notice=replicas, wrong=True),
         "NaN, running": MadeUp(root, "diverging", 2, 400, lost_at=230).running(),
         "NaN, finished": MadeUp(root, "diverged", 2, 1000, lost_at=230).ended("succeeded", exit_code=0),
-        "beside other programs": MadeUp(root, "beside", 2, 400, others=0.875).ended("succeeded", exit_code=0),
+        "beside other programs": MadeUp(root, "beside", 2, 1000, others=0.875).ended("succeeded", exit_code=0),
         "restarted": MadeUp(root, "again", 2, 400, restarted_at=230).running(attempt=2, earlier=earlier),
         "stopped": MadeUp(root, "stopped", 2, 300).ended("stopped", cause=Cause("stopped", "stopped on request")),
         "finished, eight ranks": MadeUp(root, "finished", 8, 1000).ended("succeeded", exit_code=0),

@@ -45,7 +45,7 @@ from labkit.record.records import (
     Untracked,
 )
 from labkit.series import LARGEST, Series
-from labkit.tail import Tail
+from labkit.tail import LATEST_SECONDS, Tail
 
 KEPT_REPORTS = 1000
 KEPT_NAMES = 1000
@@ -541,7 +541,7 @@ class HostHistory:
         return True
 
     def _take_runs(self, now: float, runs: Sequence[str]) -> None:
-        for run in map(str, runs):
+        for run in map(str, runs) if 0 <= now < LATEST_SECONDS else ():
             if run in self.runs or len(self.runs) < KEPT_CHANGES:
                 self.runs[run] = self.runs.get(run, (now, now))[0], now
 

@@ -186,6 +186,15 @@ def test_runs_that_overlapped_for_long_are_named(machine):
     assert reader.hosts["h"].runs["b"] == (1030.0, 1050.0)
 
 
+@pytest.mark.parametrize("wall", [1e17, -1e17, 1e300])
+def test_a_damaged_clock_names_no_run(machine, wall):
+    reader = machine(runs={"b": (30.0, 50.0)})
+    lines = [{"k": "meta", "t": 0.0, "time": wall}, *({"k": "runs", "t": t, "runs": ["c"]} for t in (1.0, 1001.0))]
+    reader.folder.host("h").write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+    assert stated(RunReader(reader.folder).read_all()) == []
+
+
 def test_a_battery_and_heat(machine):
     reader = machine(*[{"on_battery": True, "throttled": 0.5}] * 10)
 
