@@ -44,14 +44,21 @@ NEITHER = {
     *("count", "num", "std", "stderr", "var", "variance", "ratio", "gap", "delta", "diff", "change", "drop"),
 }
 LONGEST = 3  # words that belong together
+FIRST_SEPARATOR = re.compile(r"[/_ ]")
 SEPARATORS = re.compile(r"[^A-Za-z0-9]+")
 CAMEL_CASE = re.compile(r"[A-Z]?[a-z]+\d*|[A-Z]+\d*(?![a-z])|\d+")
 
 
 def parted(name: str) -> tuple[str, str]:
-    """(data, metric): ("val", "accuracy") for "val_accuracy" or "val/accuracy", ("", name) for others."""
-    data, _, metric = name.replace("/", "_", 1).partition("_")
-    return (data, metric) if metric and data in (*EVALUATED, *TRAINED) else ("", name)
+    """(data, metric): ("val", "accuracy") for "val_accuracy", "val/accuracy", "Val Accuracy" or "Accuracy/val", as
+    TensorBoard's own examples name them; ("", name) for others. Lightning's `train_loss_step` is a loss."""
+    first, _, rest = FIRST_SEPARATOR.sub("_", name, count=1).partition("_")
+    before, _, last = name.rpartition("/")
+    for data, metric in ((first, rest), (last, before)):
+        if metric and data.lower() in (*EVALUATED, *TRAINED):
+            metric = metric.lower() if metric.istitle() else metric
+            return data.lower(), "loss" if metric in ("loss_step", "loss_epoch") else metric
+    return "", name
 
 
 def is_evaluated(name: str) -> bool:

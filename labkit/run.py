@@ -291,11 +291,11 @@ class Run(Shown[State], Reachable):
 
     def metrics(self) -> pd.DataFrame:
         """One row per rank and recorded step: `loss`, `throughput` (samples/s of the rank), memory in bytes, and every
-        scalar that the script logged to the logger "metrics". A row covers `steps` steps with `samples` samples in
-        total, unless these are unknown; `step_seconds` and its parts `input`, `forward`, `backward`, `optimizer` and
-        `communication` are means over these steps. Values logged without a step are in the row of the last step before
-        them, or else of the first. If the script reports no `loss`, it is the value on which backward() was called,
-        unless `loss_of` says otherwise."""
+        scalar that the script logged to the logger "metrics" or to a tracker, or that `metric` takes from its log. A
+        row covers `steps` steps with `samples` samples in total, unless these are unknown; `step_seconds` and its parts
+        `input`, `forward`, `backward`, `optimizer` and `communication` are means over these steps. Values logged
+        without a step are in the row of the last step before them, or else of the first. If the script reports no
+        `loss`, it is the value on which backward() was called, unless `loss_of` says otherwise."""
         import pandas as pd
 
         frame = pd.DataFrame(list(rows(self.folder)))

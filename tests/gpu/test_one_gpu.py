@@ -89,6 +89,23 @@ print("skipped", skipped, flush=True)
 dist.destroy_process_group()
 """
 
+LOGGING = """from accelerate import Accelerator
+accelerator, parameter = Accelerator(cpu=not cuda), torch.nn.Parameter(torch.ones((), device=device))
+optimizer = torch.optim.SGD([parameter], lr=0.1)
+for step in range(1, 21):
+    optimizer.zero_grad()
+    loss = parameter * parameter
+    loss.backward()
+    optimizer.step()
+    if cuda:
+        torch.cuda.set_sync_debug_mode("error")
+    accelerator.log({"mine": loss * step}, step=step)
+    if cuda:
+        torch.cuda.set_sync_debug_mode("default")
+torch.cuda.synchronize() if cuda else None
+dist.destroy_process_group()
+"""
+
 
 def wait_for(run: labkit.Run, text: str) -> None:
     deadline = time.monotonic() + 120
@@ -105,6 +122,14 @@ def held_on_gpus() -> int | None:
         return None
     sizes = [(card.memory, card.free) for card in known.cards] if known else []
     return sum(memory - free for memory, free in sizes) if sizes and None not in chain(*sizes) else None
+
+
+@pytest.mark.timeout(60)
+def test_a_number_on_the_gpu_that_is_logged_is_recorded_without_waiting_for_it(tmp_path):
+    run = labkit.launch(raw(tmp_path, "tracking", LOGGING), nproc_per_node=1, wait=True)
+
+    mine = run.metrics().dropna(subset=["mine"]).set_index("step")["mine"]
+    assert mine.to_dict() == {step: pytest.approx(0.64 ** (step - 1) * step, rel=1e-5) for step in range(1, 21)}
 
 
 @in_full

@@ -12,7 +12,7 @@ import pytest
 import labkit
 from labkit import LabError
 from labkit.checking import facts_of
-from labkit.metric_names import Directions, agreed, better
+from labkit.metric_names import Directions, agreed, better, parted
 from labkit.record import RunReader, State
 from labkit.view.live.run_charts import Look, run_charts
 from labkit.view.live.verdict import learning
@@ -235,3 +235,22 @@ def test_labkits_own_scripts_say_nothing_of_their_metrics():
     script = labkit.Script.load("ddp", "checkpoints", "validate")
 
     assert facts_of(str(script)).better == {}
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "metric"),
+    [
+        ("val_accuracy", "val", "accuracy"),
+        ("val/top1_accuracy", "val", "top1_accuracy"),
+        ("Val Acc", "val", "acc"),
+        ("Loss/train", "train", "loss"),
+        ("metrics/Accuracy/test", "test", "metrics/Accuracy"),
+        ("train_loss_step", "train", "loss"),
+        ("train_acc_step", "train", "acc_step"),
+        ("values", "", "values"),
+        ("lr/group", "", "lr/group"),
+        ("test", "", "test"),
+    ],
+)
+def test_a_name_says_on_which_data_it_was_measured(name, data, metric):
+    assert parted(name) == (data, metric)

@@ -34,5 +34,5 @@ def _is_metric(name: str) -> bool:
 
 
 def _canonical(name: str) -> tuple[str, str]:
-    data, metric = parted(name.lower().replace(" ", "_"))
+    data, metric = parted(name.lower())
     return ("" if data in TRAINED else data), metric
