@@ -9,6 +9,7 @@ import plotly.graph_objects as go
 import plotly.io
 from plotly.subplots import make_subplots
 
+from labkit.charts.axes import round_values
 from labkit.charts.bars import bars_picture, colours_of
 from labkit.charts.data import Bars, Chart, Lanes
 from labkit.charts.images import Palette, as_image
@@ -17,6 +18,7 @@ from labkit.charts.line_charts import beside_each_other, pictures
 from labkit.series import Point
 from labkit.spans import COMMUNICATION, COMPUTE, WAITING
 from labkit.text import escaped
+from labkit.words import quantity
 
 DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
 PATTERNS = {WAITING: "/", "weights": "\\", "backward": "."}  # colour is never the only cue
@@ -98,7 +100,8 @@ def _charts(charts: Sequence[Chart], title: str) -> PicturedFigure:
             x, y = [x for x, *_ in points], [y for *_, y in points]
             made.add_scatter(x=x, y=y, name="ideal", mode="lines", line=dotted, hoverinfo="skip", **cell)
         _marks(made, chart, cell)
-        log_x = {"type": "log", "tickvals": list(chart.ticks)} if chart.ticks else {}
+        names = [escaped(quantity(x)) for x in chart.ticks]
+        log_x = {"type": "log", "tickvals": list(chart.ticks), "ticktext": names} if names else {}
         made.update_xaxes(title_text=AXES.get(chart.over, escaped(chart.over)), **log_x, **cell)
         highs = [high for line in chart.lines() for _, _, high, _ in line.points()]
         lows = [low for line in chart.lines() for _, low, _, _ in line.points()]
@@ -106,7 +109,7 @@ def _charts(charts: Sequence[Chart], title: str) -> PicturedFigure:
         rows = {"type": "log"} if log else {"rangemode": "tozero"} if chart.from_zero else {}
         made.update_yaxes(title_text=escaped(chart.note), **rows, **cell)
     height = 400 + 20 * max(0, (len(named) - 8) // 4)
-    drawn = pictures(charts, most_lines=Palette.MOST_LINES * len(charts))
+    drawn = pictures(charts, min(2, len(charts)), most_lines=Palette.MOST_LINES * len(charts))
     return finished(made, title or charts[0].title, height).with_picture(beside_each_other(each.svg for each in drawn))
 
 
@@ -186,7 +189,7 @@ def _bars(drawn: Bars, title: str) -> PicturedFigure:
     if drawn.limit is not None and drawn.limit < NEAR * longest:
         name = escaped(f"{drawn.limit_name} {drawn.show(drawn.limit)}")
         made.add_vline(x=drawn.limit, line_dash="dash", line_color=Palette.LIMIT, annotation_text=name)
-    at = [longest * i / 4 for i in range(5)]
+    at = round_values(0.0, longest, 1.0 if longest < 2**20 else 2**20, 5)
     made.update_xaxes(tickvals=at, ticktext=[escaped(drawn.show(size)) for size in at])
     made.update_yaxes(autorange="reversed", automargin=True)
     made.update_layout(barmode="stack")

@@ -90,8 +90,10 @@ def pictures(
 
 
 def beside_each_other(drawn: Iterable[str]) -> str:
-    """HTML of charts, as many in a row as there is room for."""
-    return f'<div style="display:flex;flex-wrap:wrap;gap:4px 12px;max-width:{2 * WIDEST + 12}px">{"".join(drawn)}</div>'
+    """HTML of charts, two in a row where there is room. The last one is as wide as the others."""
+    space = f'<div style="flex:1 1 {NARROWEST}px"></div>'
+    style = f"display:flex;flex-wrap:wrap;gap:4px 12px;max-width:{2 * WIDEST + 12}px"
+    return f'<div style="{style}">{"".join(drawn)}{space}</div>'
 
 
 def span_of(all_charts: Iterable[Chart]) -> tuple[float, float]:
@@ -192,7 +194,7 @@ class _Drawing:
         sides = [(x + 5, "start"), (x - 5, "end")]
         places = [
             (side, bottom, anchor)
-            for bottom in (y - 4, y + 12)
+            for bottom in (y - 4, y + 12, y - 16, y + 24, TOP + 10, self.bottom - 4)
             for side, anchor in (sides if x <= self.sheet.width / 2 else sides[::-1])
         ]
         return self.text(name, places, ' font-weight="600"')

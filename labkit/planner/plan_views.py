@@ -71,9 +71,8 @@ def scaling_chart(curves: Mapping[str, Sequence[Point]], box: int, name: str) ->
     everything = [point for points in curves.values() for point in points]
     first = min(everything, key=lambda point: (point.x, -point.value))
     ticks = tuple(sorted({point.x for point in everything}))
-    beyond = f"beyond {box} rank{'s' if box > 1 else ''}: several such machines over a network"
     return Chart(
-        f"Scaling on {name}, predicted; {beyond}",
+        f"Scaling on {name} (predicted; beyond {box} rank{'s' if box > 1 else ''} over a network)",
         {i: _line(points) for i, points in enumerate(curves.values())},
         words.quantity,
         note="tokens/s over all ranks",

@@ -359,7 +359,10 @@ class Comparison:
         ]
         page = ""
         for title, key, show in figures:
-            rows = [Bar(plain(s["name"]), {title: s[key]} if s[key] else None, "n/a") for s in self.summaries]
+            rows = [
+                Bar(plain(s["name"]), {title: s[key]} if s[key] else None, "" if s[key] else "n/a")
+                for s in self.summaries
+            ]
             page += drawn(Bars(rows, show=show, title=title))
         return page
 
