@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from labkit.charts.interactive import figure as figure  # makes a plotly figure of the data
     from labkit.charts.lanes import lanes_picture as lanes_picture  # lanes whose bars have titles, for a report
     from labkit.charts.line_charts import CLIPS as CLIPS  # by which a page clips charts that it has zoomed
-    from labkit.charts.line_charts import are_banded as are_banded  # which charts draw their ranks as a band
     from labkit.charts.line_charts import beside_each_other as beside_each_other  # charts as HTML
     from labkit.charts.line_charts import pictures as pictures  # draws each chart for itself
+    from labkit.charts.raster import png as png  # draws charts as PNG, for viewers that strip SVG
     from labkit.charts.still import drawn as drawn  # draws the data as HTML with SVG
     from labkit.charts.still import picture as picture  # draws the data as one SVG element
 else:

@@ -4,7 +4,6 @@ use, whose content security policy allows only its own script, by its hash."""
 from __future__ import annotations
 
 import base64
-import io
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -25,13 +24,13 @@ from labkit.charts import (
     Column,
     Palette,
     Points,
-    are_banded,
     as_image,
     beside_each_other,
     columns,
     drawn,
     lanes_picture,
     pictures,
+    png,
 )
 from labkit.errors import LabError
 from labkit.files import read_json, read_source, read_text
@@ -45,8 +44,6 @@ from labkit.view.timeline import Timeline
 from labkit.witness import Findings
 
 REPORT_LOG_LINES = 200
-MOST_PICTURED = 8
-PNG_COLOURS = 32  # enough for lines and text; a notebook stores every picture
 STYLE = (
     "figure{margin:0;flex:1 1 290px;max-width:434px}figure svg{width:100%;height:auto;touch-action:pan-y;"
     "user-select:none}figure.wide{flex:1 1 100%;max-width:760px}.read{min-height:2.6em;font-size:12px;opacity:.75;"
@@ -76,7 +73,8 @@ def static_bundle(folder: RunFolder, reader: RunReader, state: State) -> dict[st
     """The MIME bundle that replaces the live view: HTML with images, PNG, plain text; no scripts, no widgets."""
     page = run_html(folder, reader, state, watched=state.is_final)
     bundle = {"text/html": as_image(page), "text/plain": run_text(folder, reader, state)}
-    picture = _png(reader)
+    moves = any(history.step for history in reader.ranks.values())
+    picture = png(run_charts(reader, Look())) if moves else None
     return bundle | ({"image/png": picture} if picture else {})
 
 
@@ -159,52 +157,6 @@ def _escaped(value: Any) -> str:
 
 def _folded(title: str, text: str) -> str:
     return f"<details><summary>{escaped(title)}</summary><pre>{escaped(text)}</pre></details>"
-
-
-def _png(reader: RunReader) -> str | None:
-    """The charts as PNG, for viewers that strip HTML (mail, code hosting); None without data or matplotlib."""
-    if not any(history.step for history in reader.ranks.values()):
-        return None
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-        from PIL import Image  # matplotlib's own dependency
-    except ImportError:
-        return None
-    drawn = run_charts(reader, Look())
-    banded = are_banded(drawn)
-    drawn = drawn[:MOST_PICTURED]
-    rows = (len(drawn) + 1) // 2
-    figure = Figure(figsize=(7.6, 1.7 * rows), dpi=64, layout="constrained")  # pyplot has global state
-    for axes, chart, is_band in zip(figure.subplots(rows, 2).flat, drawn, banded, strict=False):
-        if is_band:
-            _band(axes, chart)
-        for rank, series in chart.series.items() if not is_band else ():
-            points = series.points()
-            axes.plot([p[0] for p in points], [p[3] for p in points], label=chart.label(rank), linewidth=1)
-        if chart.evaluated:
-            points = chart.evaluated.points()
-            axes.plot([p[0] for p in points], [p[3] for p in points], label="evaluated", linewidth=2, color="black")
-        axes.set_title(chart.title, fontsize=8, loc="left")
-        axes.yaxis.set_major_formatter(lambda value, _, show=chart.show: show(value))
-        axes.tick_params(labelsize=7)
-        if chart.from_zero:
-            axes.set_ylim(bottom=min(0.0, *axes.get_ylim()))
-    figure.axes[0].legend(fontsize=7)
-    out = io.BytesIO()
-    FigureCanvasAgg(figure).print_png(out)
-    small = io.BytesIO()
-    Image.open(out).convert("RGB").quantize(PNG_COLOURS).save(small, "png", optimize=True)
-    return base64.b64encode(small.getvalue()).decode()
-
-
-def _band(axes: Any, chart: Chart) -> None:
-    """Draw the minimum, maximum and median, for more ranks than distinguishable lines."""
-    grid = [(x, [*column.values()]) for x, column in columns(chart.series)]
-    times = [x for x, _ in grid]
-    lows, highs = ([pick(v[i] for v in values) for _, values in grid] for i, pick in ((0, min), (1, max)))
-    axes.fill_between(times, lows, highs, alpha=0.3, linewidth=0, label=f"all {len(chart.series)} ranks")
-    axes.plot(times, [median(v[2] for v in values) for _, values in grid], linewidth=1, label="median")
 
 
 def report_charts(reader: RunReader) -> str:
