@@ -273,27 +273,50 @@ def validate(step, total_steps, measure, notes, args):
     """No validation before the end. Returns the reason to stop, the same on every rank, or None."""
 
 
-# %% evaluate
+# %% pairs
 from functools import partial
 
 import torch
+
+
+def pairs_of(outputs, batch):
+    """{name: tensor of sum and count} over a batch: the loss and the metrics."""
+    loss, count, metrics = loss_of(outputs, batch), count_of(batch), metrics_of(outputs, batch)
+    as_double = partial(torch.as_tensor, dtype=torch.float64, device=loss.device)
+    try:
+        pairs = {"loss": (loss, count), **metrics}
+        return {name: torch.stack([*map(as_double, pair)]).reshape(2) for name, pair in pairs.items()}
+    except (TypeError, ValueError, RuntimeError):
+        raise SystemExit(
+            "metrics_of must return a (sum, count) pair for each name, such as {'accuracy': (correct, "
+            f"samples)}}, and count_of a number; they returned {metrics!r:.200}, {count!r:.60}"
+        ) from None
+
+
+# %% evaluate
+import torch
 import torch.distributed as dist
+
+
+@torch.no_grad()
+def try_evaluation(model, batch):
+    """Before the training, because a mistake in the task would otherwise show after hours of it."""
+    pairs_of(outputs_of(model.eval(), batch), batch)
+    model.train()
 
 
 @torch.no_grad()
 def evaluate(model, dataset, batch_size, data, on_device, args):
     """The mean loss and the metrics over a whole data set, on all ranks; every sample counts once."""
     sums = 0.0
-    as_double = partial(torch.as_tensor, dtype=torch.float64, device=data.device_type)
     model.eval()
     for buffer in model.buffers():  # BatchNorm's statistics differ between ranks: use those that checkpoints save
         dist.broadcast(buffer, group=data.get_group(), group_src=0)
     for number, batch in enumerate(batches(dataset, batch_size, data, args)):
         batch = map_tensors(batch, on_device)
-        outputs = outputs_of(model, batch)
-        pairs = {"loss": (loss_of(outputs, batch), count_of(batch)), **metrics_of(outputs, batch)}
+        pairs = pairs_of(outputs_of(model, batch), batch)
         real = (number * data.size() + data.get_local_rank()) * batch_size < len(dataset)
-        sums += real * torch.stack([torch.stack([*map(as_double, pair)]) for pair in pairs.values()])
+        sums += real * torch.stack([*pairs.values()])
     dist.all_reduce(sums, group=data.get_group())
     if show_sample := globals().get("show_sample"):  # defined by some tasks
         show_sample(model, on_device)
@@ -372,6 +395,8 @@ def main():
     part = max(1, batch_size // (getattr(args, "accumulate", 1) or 1))  # as much memory as in training
     measure = cache(lambda step, model=model: evaluate(model, test, part, data, on_device, args))  # once a step
     checkpoints = Checkpoints(model, optimizer, scaler, device, args)
+    if (trial := globals().get("try_evaluation")) and len(test) and not checkpoints.start:
+        trial(model, map_tensors(collate([test[i] for i in range(min(part, len(test)))]), on_device))
     step, stopped, reported, began = checkpoints.start, None, 0.0, time.monotonic()
     report(parameters=size, data_ranks=data.size(), total_steps=total_steps, steps_per_epoch=per_epoch, start_step=step)
     while step < total_steps and not stopped:

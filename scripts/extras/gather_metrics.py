@@ -23,27 +23,41 @@ def gathered_metrics(predicted, labels):
 
 
 # %% evaluate
-from functools import partial
-
 import torch
 import torch.distributed as dist
+
+
+def predicted_in(outputs, batch):
+    parts = predictions_of(outputs, batch)
+    if not isinstance(parts, tuple | list) or not all(torch.is_tensor(part) and part.ndim for part in parts):
+        raise SystemExit(f"predictions_of returned {parts!r:.60} …; expected a tuple of tensors with samples along "
+                         "the first axis, such as (predicted, labels)")  # fmt: skip
+    return [part.cpu() for part in parts]
+
+
+@torch.no_grad()
+def try_evaluation(model, batch):
+    """Before the training, because a mistake in the task would otherwise show after hours of it."""
+    outputs = outputs_of(model.eval(), batch)
+    pairs_of(outputs, batch)
+    predicted_in(outputs, batch)
+    model.train()
 
 
 @torch.no_grad()
 def evaluate(model, dataset, batch_size, data, on_device, args):
     """The mean loss and the metrics over a whole data set, on all ranks, every sample counted once."""
     sums, gathered = 0.0, []
-    as_double = partial(torch.as_tensor, dtype=torch.float64, device=data.device_type)
     model.eval()
     for buffer in model.buffers():  # BatchNorm's statistics differ between ranks: use those that checkpoints save
         dist.broadcast(buffer, group=data.get_group(), group_src=0)
     for number, batch in enumerate(batches(dataset, batch_size, data, args)):
         batch = map_tensors(batch, on_device)
         outputs = outputs_of(model, batch)
-        pairs = {"loss": (loss_of(outputs, batch), count_of(batch)), **metrics_of(outputs, batch)}
+        pairs = pairs_of(outputs, batch)
         real = (number * data.size() + data.get_local_rank()) * batch_size < len(dataset)
-        sums += real * torch.stack([torch.stack([*map(as_double, pair)]) for pair in pairs.values()])
-        gathered += [[part.cpu() for part in predictions_of(outputs, batch)]] if real else []
+        sums += real * torch.stack([*pairs.values()])
+        gathered += [predicted_in(outputs, batch)] if real else []
     dist.all_reduce(sums, group=data.get_group())
     everyone = [None] * data.size()
     dist.all_gather_object(everyone, gathered, group=data.get_group())

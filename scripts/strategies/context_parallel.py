@@ -270,6 +270,14 @@ import torch.distributed as dist
 
 
 @torch.no_grad()
+def try_evaluation(model, batch):
+    """Before the training, because a mistake in the task would otherwise show after hours of it."""
+    own = own_part(batch, model.context)
+    pairs_of(outputs_of(model.eval(), own), own)
+    model.train()
+
+
+@torch.no_grad()
 def evaluate(model, dataset, batch_size, data, on_device, args):
     """The mean loss and the metrics over a whole data set, on all ranks; every position counts once."""
     sums = 0.0
@@ -278,10 +286,9 @@ def evaluate(model, dataset, batch_size, data, on_device, args):
         dist.broadcast(buffer, src=0)
     for number, batch in enumerate(batches(dataset, batch_size, data, args)):
         batch = own_part(map_tensors(batch, on_device), model.context)
-        outputs = outputs_of(model, batch)
-        pairs = {"loss": (loss_of(outputs, batch), count_of(batch)), **metrics_of(outputs, batch)}
+        pairs = pairs_of(outputs_of(model, batch), batch)
         real = (number * data.size() + data.get_local_rank()) * batch_size < len(dataset)
-        sums += real * torch.stack([torch.stack([part.double() for part in pair]) for pair in pairs.values()])
+        sums += real * torch.stack([*pairs.values()])
     dist.all_reduce(sums)
     model.train()
     return {f"test_{name}": (total / count).item() for name, (total, count) in zip(pairs, sums, strict=True)}

@@ -201,6 +201,21 @@ SPARSE = MODEL.replace("nn.Embedding(vocabulary, width)", "nn.EmbeddingBag(vocab
 )
 
 
+MEAN = """def metrics_of(outputs, batch):
+    return {"acc": (outputs.argmax(-1) == batch[1]).float().mean()}
+"""
+NO_PAIR = r"metrics_of must return a \(sum, count\) pair for each name, .* they returned \{'acc': "
+IN_NUMPY = MEAN.replace(".mean()", ".numpy().mean()")
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp", "pipeline"])
+def test_a_plan_evaluates_two_samples_with_the_users_own_functions(strategy):
+    with pytest.raises(labkit.LaunchError, match=NO_PAIR):
+        labkit.plan(Script.load(strategy).with_cells(metrics_of=MEAN), nproc_per_node=2)
+
+    assert labkit.plan(Script.load(strategy).with_cells(metrics_of=IN_NUMPY), nproc_per_node=2).fits
+
+
 PENALTY = MODEL + "\ndef slope(y, x):\n    return torch.autograd.grad(y, x, create_graph=True)\n"
 
 

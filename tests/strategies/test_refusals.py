@@ -164,6 +164,39 @@ def test_a_model_or_task_that_context_ranks_cannot_split_is_refused(title, edits
     refused(script("context_parallel").with_cells(**{title: text}), 2, {"global_batch_size": 4}, sentence)
 
 
+MEAN = """def metrics_of(outputs, batch):
+    return {"acc": (outputs.argmax(-1) == batch[1]).float().mean()}
+"""
+EACH = "def count_of(batch):\n    return batch[1] != -100\n"
+DICT = "def predictions_of(outputs, batch):\n    return {'predicted': outputs.argmax(-1), 'labels': batch[1]}\n"
+
+
+@pytest.mark.parametrize(
+    ("what", "cells", "sentence"),
+    [
+        (script("ddp"), {"metrics_of": MEAN}, "they returned {'acc': tensor(0."),
+        pytest.param(script("context_parallel"), {"metrics_of": MEAN}, "they returned {'acc': ", marks=rarely),
+        pytest.param(script("pipeline"), {"metrics_of": MEAN}, "they returned {'acc': tensor(0.", marks=rarely),
+        pytest.param(
+            script("ddp"),
+            {"count_of": EACH},
+            "and count_of a number; they returned {'accuracy': (tensor(",
+            marks=rarely,
+        ),
+        (
+            Script.load("ddp", "gather_metrics", task="digits"),
+            {"predictions_of": DICT},
+            "predictions_of returned {'predicted': ",
+        ),
+    ],
+)
+def test_a_task_that_cannot_be_evaluated_is_refused_before_the_first_step(what, cells, sentence):
+    refused(what.with_cells(**cells), 2, {"global_batch_size": 4}, sentence)
+
+    metrics = labkit.attach("latest").metrics()
+    assert metrics.empty or metrics["step"].max() == 0
+
+
 def test_data_that_is_not_there_is_named(tmp_path):
     refused(script("ddp"), 2, {"data_dir": tmp_path}, f"{tmp_path} has 0 bytes of *.txt; at least 2560 are needed")
 

@@ -34,6 +34,7 @@ PEFT = "import torch\nfrom peft import get_peft_model\nmodel = get_peft_model(ba
 OUTER = "outer = torch.optim.SGD(kept, lr=0.7, momentum=0.9, nesterov=True)  # HERE\nouter.step()\n"
 NUMBERS = "class Numbers(torch.utils.data.IterableDataset):"
 READS = "\n    pass\n\ndef loader_of(dataset):\n    pass\n\ndef load_datasets(data_dir):\n"
+TRIAL = "def try_evaluation(model, batch):\n    pass\n\n"
 COUNT = "def count_of(b):\n    return b.n\n\n"
 
 IN_CONTEXT = "from torch.distributed.tensor.experimental import context_parallel\nfreqs_cis = rotary(length)\n"
@@ -280,9 +281,29 @@ def loss_of(body: str) -> str:
     return within(f"{COUNT}def loss_of(o, b):\n" + textwrap.indent(body, "    "))
 
 
+def metrics_of(body: str) -> str:
+    return within(f"{COUNT}{TRIAL}def metrics_of(o, b):\n    {body}")
+
+
+def predictions_of(value: str) -> str:
+    return within(f"{TRIAL}def gathered_metrics(p, y):\n    pass\n\ndef predictions_of(o, b):\n    return {value}")
+
+
 # rule: pairs of (a script with the mistake, the same without it)
 SEEDED: dict[str, list[tuple[str, str]]] = {
     **SETTINGS,
+    "metric-without-count": [
+        *(
+            (metrics_of(mistaken), metrics_of("return {'acc': (right(o, b).sum(), len(b.y))}"))
+            for mistaken in (
+                "return {'acc': right(o, b).float().mean()}  # HERE",
+                "return {'acc': right(o, b).sum() / len(b.y)}  # HERE",
+                "return {'acc': (right(o, b).sum(),)}  # HERE",
+                "return right(o, b).float().mean().item()  # HERE",
+            )
+        ),
+        (predictions_of("{'p': o.argmax(-1), 'y': b.y}  # HERE"), predictions_of("o.argmax(-1), b.y")),
+    ],
     "mean-in-loss-of": [
         (
             within(f"{COUNT}def mine(o, b):\n    return F.mse_loss(o, b.y)  # HERE\n\n\nloss_of = mine"),

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator
 
 from labkit.checking.rules import Mistakes, rule
+from labkit.checking.rules.cells import own_functions
 from labkit.checking.rules.sampling import is_for_tests
 from labkit.checking.syntax.flow import surely_before
 from labkit.checking.syntax.models import backwards, loss_divisions
@@ -39,10 +40,7 @@ ASSIGNMENT = ast.Assign | ast.AnnAssign | ast.AugAssign
     "over a single item in a loop; a mean in another function; modules such as nn.CrossEntropyLoss().",
 )
 def mean_in_loss_of(tree: Tree) -> Mistakes:
-    functions = {node.name: node for node in tree.nodes[ast.FunctionDef]}
-    for target, value, _ in tree.assigns:  # with_cells(loss_of=mine) appends `loss_of = mine`
-        if target == "loss_of" and spelled(value) in functions:
-            functions["loss_of"] = functions[spelled(value)]
+    functions = own_functions(tree)
     for function in [functions["loss_of"]] if {"loss_of", "count_of"} <= functions.keys() else []:
         for call in tree.calls_in(function):
             if tree.function_of(call) is not function or not _is_mean(tree, call):

@@ -24,6 +24,7 @@ from labkit.record import Peak
 from labkit.write import Script, command_line
 
 MOMENTS = 2  # of AdamW
+SAMPLES = 2  # that are evaluated
 
 
 def states_alone(script: Script, layout: Layout, parameters: Parameters, *, path: str = "") -> dict[str, int]:
@@ -130,6 +131,7 @@ def step(
     dtype = floating_type(model)
     batches = fake_run.batches()
     batch = batches.make(args.global_batch_size // data.size(), dtype)
+    fake_run.try_evaluation(model, batches.make(SAMPLES, dtype))
     if PIPELINE_AXIS in mesh.mesh_dim_names:
         micro_batch = args.global_batch_size // (data.size() * args.accumulate)
         fake_run.tell_stages(model, batches.make(micro_batch, dtype))

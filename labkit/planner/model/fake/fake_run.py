@@ -13,7 +13,7 @@ import sys
 import types
 import warnings
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from itertools import cycle, islice
 from pathlib import Path
 from typing import Any, ClassVar
@@ -47,6 +47,7 @@ from labkit.write import Script, library
 CPU = torch.device("cpu")
 _library = torch.library.Library("aten", "IMPL")  # what it registers ends with it
 SCRIPT_FILE = "script.py"
+EVALUATED = ("outputs_of", "loss_of", "count_of", "metrics_of", "predictions_of")  # what an evaluation calls
 # Exceptions of torch's fake tensors, most of which torch does not export.
 DEPENDS_ON_DATA = ("DataDependentOutputException", "DynamicOutputShapeException", "GuardOnDataDependentSymNode")
 
@@ -75,7 +76,8 @@ class FakeRun:
         _patch_transformers()
         self.script.arriving_of = _as_many_from_each_rank
         self.script.check_parts = lambda batch, context: None  # it counts labels, which are not known
-        if _makes_labkits_optimizer(Script.parse(text)):
+        self._cells = Script.parse(text)
+        if _are_labkits(self._cells, "optimizer_of", "make_optimizer"):
             self.script.optimizer_of = _scaled(self.script.optimizer_of)
         sys.argv = [SCRIPT_FILE, *argv]
         args, defaults = _parsed(self.script.parse_args)
@@ -136,6 +138,15 @@ class FakeRun:
         model, scaler = self.script.in_precision(self.model(), CPU, self.args)
         self.script.change_layers(model, self.args)
         return model.train(), scaler
+
+    def try_evaluation(self, model: nn.Module, batch: Any) -> None:
+        """Evaluate a batch with the user's own functions, which raises SystemExit if they return something else than
+        they should. Other errors may be those of tensors without data; a run has them before its first step."""
+        trial = getattr(self.script, "try_evaluation", None)
+        if trial and not _are_labkits(self._cells, *(name for name in EVALUATED if hasattr(self.script, name))):
+            with suppress(Exception), self.fake:
+                trial(model, batch)
+            model.train()
 
     def batches(self) -> Batches:
         """The script's training batches."""
@@ -308,10 +319,10 @@ def _ctc_loss(log_probs: torch.Tensor, targets: torch.Tensor, lengths: Any, targ
     )
 
 
-def _makes_labkits_optimizer(script: Script) -> bool:
-    """Whether all of the script that knows its optimizer is labkit's own."""
+def _are_labkits(script: Script, *names: str) -> bool:
+    """Whether the cells that define these names are all labkit's own."""
     cells = {name: cell for cell in script.cells.values() for name in cell.defines}
-    return all(name in cells and library().owners(cells[name]) for name in ("optimizer_of", "make_optimizer"))
+    return all(name in cells and library().owners(cells[name]) for name in names)
 
 
 def _scaled(optimizer_of: Callable[..., Any]) -> Callable[..., Any]:
