@@ -20,6 +20,7 @@ TIMEOUT = 30.0
 POLL_SECONDS = 0.02
 RECORD_POLL_SECONDS = 0.2
 RECORD_FIELDS = ("k", "t", "step", "time")  # of metrics.jsonl
+STATE_SECONDS = 10.0  # for which a request may be carried out before the run's state says so
 SEEN_SECONDS = 5.0  # within which a rank that lives sees a request, once it is the next
 
 
@@ -102,9 +103,12 @@ class Reachable:
 
     @checked()
     def pause(self, *, timeout: Seconds = TIMEOUT) -> int:
-        """Pause all ranks at the end of the same step, and return that step. A paused run counts as alive: its watchdog
-        and the timeouts of collectives do not expire, and you can still query it."""
-        return _step_of(self._request("pause", timeout=timeout))
+        """Pause all ranks at the end of the same step, and return that step, once `status()` says so, too. A paused run
+        counts as alive: its watchdog and the timeouts of collectives do not expire, and you can still query it. If a
+        rank cannot come, none is paused, and LabError names it."""
+        step = _step_of(self._request("pause", timeout=timeout))
+        self._await_state(paused=True)
+        return step
 
     @checked()
     def breakpoint(self, condition: str | None) -> None:
@@ -127,6 +131,7 @@ class Reachable:
             if not isinstance(event, Event):
                 continue
             if event.kind == "hit" and event.step is not None:
+                self._await_state(paused=True)
                 return event.step
             if event.kind == "breakpoint" and event.condition != condition:
                 break
@@ -174,11 +179,22 @@ class Reachable:
     @checked()
     def step(self, steps: AtLeastOne = 1, *, timeout: Seconds = TIMEOUT) -> int:
         """Resume a paused run for `steps` steps and pause it again; returns the step after which it is paused."""
-        return _step_of(self._request("resume", timeout=timeout, steps=steps))
+        step = _step_of(self._request("resume", timeout=timeout, steps=steps))
+        self._await_state(paused=True)
+        return step
 
     def resume(self) -> None:
-        """Resume a paused run."""
+        """Resume a paused run; returns once `status()` says so, too."""
         self._request("resume", steps=None)
+        self._await_state(paused=False)
+
+    def _await_state(self, *, paused: bool) -> None:
+        """Wait for the run's supervisor, which reads once a second whether ranks are paused, to write it."""
+        deadline = time.monotonic() + STATE_SECONDS
+        while not (state := state_of_run(self.folder)).is_final and state.is_paused != paused:
+            if time.monotonic() > deadline:
+                break
+            time.sleep(POLL_SECONDS)
 
     def _request(
         self, kind: str, ranks: Sequence[int] | None = None, timeout: Seconds = TIMEOUT, **content: Any
