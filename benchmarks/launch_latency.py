@@ -30,7 +30,7 @@ for launch in range(3):
     session.FORKS = launch < 2
     began = time.time()
     run = labkit.launch(sys.argv[1], nproc_per_node=int(sys.argv[2]), args=sys.argv[3:], wait=True)
-    print("seconds", float(run.logs(rank=0).split("first ")[1].split()[0]) - began, flush=True)
+    print("seconds", float(run.logs(rank=0, stream="stdout").split("first ")[1].split()[0]) - began, flush=True)
     select.select([session._warm[0].control], [], [])  # until it is ready
 """
 

@@ -55,7 +55,7 @@ def watched(script: Path) -> float:
     """In a session of its own: forks of one process share how its memory lies, which decides on some percent."""
     command = [sys.executable, "-m", "labkit.cli", "launch", str(script), "--nproc-per-node", "1"]
     subprocess.run(command, capture_output=True, check=True)
-    return milliseconds(labkit.attach("latest").logs(rank=0))
+    return milliseconds(labkit.attach("latest").logs(rank=0, stream="stdout"))
 
 
 def main() -> None:

@@ -64,7 +64,7 @@ dist.destroy_process_group()
 def microseconds(script: Path) -> tuple[float, float]:
     """A step without the witness, and how much longer one with it takes, of rank 0."""
     run = labkit.launch(script, nproc_per_node=2, env={"OMP_NUM_THREADS": "1"}, wait=True)
-    written = next(line for line in run.logs(rank=0).splitlines() if "us:" in line)
+    written = next(line for line in run.logs(rank=0, stream="stdout").splitlines() if "us:" in line)
     without, more = json.loads(written.partition("us:")[2])
     return without, more
 

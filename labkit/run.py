@@ -277,8 +277,9 @@ class Run(Shown[State], Reachable):
             raise RunFolderError(plain(f"the ranks of {self.id} cannot be inspected: {error}")) from None
 
     @checked()
-    def logs(self, *, rank: int | None = None, stream: Literal["stdout", "stderr"] = "stdout") -> str:
-        """What a rank printed, as text without terminal codes; all ranks one after another if `rank` is None.
+    def logs(self, *, rank: int | None = None, stream: Literal["stdout", "stderr"] | None = None) -> str:
+        """What a rank printed, as text without terminal codes; all ranks one after another if `rank` is None. Both
+        streams if `stream` is None, first stdout: they are separate files, so that no order between them is known.
 
         A log of more than 1 MiB is truncated to its end; the first line then gives the path of the full log.
         """
@@ -286,8 +287,8 @@ class Run(Shown[State], Reachable):
         if rank is not None and rank not in ranks:
             raise LabError(f"{self.id} has no rank {rank!r}; its ranks are {', '.join(map(str, ranks))}")
         if rank is not None:
-            return _read(folder.log(rank, stream))
-        return "\n".join(f"== rank {r} ==\n{_read(folder.log(r, stream))}" for r in folder.started_ranks())
+            return _streams(folder, rank, stream)
+        return "\n".join(f"== rank {r} ==\n{_streams(folder, r, stream)}" for r in folder.started_ranks())
 
     def metrics(self) -> pd.DataFrame:
         """One row per rank and recorded step: `loss`, `throughput` (samples/s of the rank), memory in bytes, and every
@@ -442,6 +443,15 @@ def _text(path: Path) -> str:
         return read_text(path)
     except OSError as error:
         raise RunFolderError(plain(f"{path} cannot be read: {error.strerror}")) from None
+
+
+def _streams(folder: RunFolder, rank: int, stream: str | None) -> str:
+    if stream is not None:
+        return _read(folder.log(rank, stream))
+    printed, errors = _read(folder.log(rank, "stdout")), _read(folder.log(rank, "stderr"))
+    if printed and errors and not printed.endswith("\n"):
+        printed += "\n"
+    return printed + (f"== rank {rank}, stderr ==\n{errors}" if errors else "")
 
 
 def _read(path: Path) -> str:

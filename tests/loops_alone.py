@@ -37,7 +37,9 @@ def train_alone(folder: Path, programs: Mapping[str, str], **options: Any) -> di
     assert not any(history.end.dropped for history in histories.values())
     return {
         name: Trained(
-            metrics[metrics["rank"] == rank], histories[rank], json.loads(run.logs(rank=rank).splitlines()[-1])
+            metrics[metrics["rank"] == rank],
+            histories[rank],
+            json.loads(run.logs(rank=rank, stream="stdout").splitlines()[-1]),
         )
         for rank, name in enumerate(programs)
     }

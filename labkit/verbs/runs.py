@@ -58,7 +58,14 @@ def add_run_verbs(verb: Callable[..., argparse.ArgumentParser]) -> None:
     logs = verb("logs", _logs, "print the logs of a run's ranks, at most the last 1 MiB of each")
     logs.add_argument("which", nargs="?", default="latest", help="an id, part of one, a path, or latest")
     logs.add_argument("--rank", type=int, metavar="N", help="only this rank (default: every rank)")
-    logs.add_argument("--stderr", action="store_true", help="stderr instead of stdout")
+    logs.add_argument(
+        "--stdout",
+        dest="stream",
+        action="store_const",
+        const="stdout",
+        help="only stdout (default: both, stdout first)",
+    )
+    logs.add_argument("--stderr", dest="stream", action="store_const", const="stderr", help="only stderr")
     ask = verb("ask", _ask, "evaluate an expression on every rank of a run, at the same step")
     ask.add_argument("which", help="an id, part of one, a path, or latest")
     ask.add_argument("expression", help='for example "loss.item(), x.shape"')
@@ -150,7 +157,7 @@ def _stacks(arguments: argparse.Namespace, rest: list[str]) -> None:
 
 def _logs(arguments: argparse.Namespace, rest: list[str]) -> None:
     run = _run(arguments)
-    print(run.logs(rank=arguments.rank, stream="stderr" if arguments.stderr else "stdout"), end="")
+    print(run.logs(rank=arguments.rank, stream=arguments.stream), end="")
 
 
 def _ask(arguments: argparse.Namespace, rest: list[str]) -> None:

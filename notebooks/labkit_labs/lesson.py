@@ -213,7 +213,7 @@ def _script(lab: str, called: str, own: Mapping[str, Any]) -> Script:
 
 
 def _answer(run: Run, rank: int) -> Any:
-    for line in reversed(run.logs(rank=rank).splitlines()):
+    for line in reversed(run.logs(rank=rank, stream="stdout").splitlines()):
         try:
             return json.loads(line)
         except ValueError:

@@ -197,7 +197,7 @@ def test_a_folder_that_cannot_be_one_ends_every_rank_with_a_sentence(tmp_path: P
     (tmp_path / "file").touch()
     with pytest.raises(labkit.RankFailedError, match="--checkpoint-dir cannot be used: .*File exists: .*file"):
         train("ddp", 2, tmp_path / "file", steps=2, save_every=1)
-    assert "Traceback" not in labkit.attach("latest").logs(rank=1)
+    assert "Traceback" not in labkit.attach("latest").logs(rank=1, stream="stdout")
 
 
 # --- resumed
@@ -377,7 +377,7 @@ def spread(tmp_path: Path, ranks: int, saved: str, loaded: str) -> set[str]:
     text = labkit.Script.parse(cells + main.read_text(), name="strategies")
     (tmp_path / "spread").mkdir(exist_ok=True)
     run = labkit.launch(text, nproc_per_node=ranks, args=[str(tmp_path / "spread"), saved, loaded], wait=True)
-    return {line for line in run.logs(rank=0).splitlines() if " -> " in line}
+    return {line for line in run.logs(rank=0, stream="stdout").splitlines() if " -> " in line}
 
 
 @pytest.mark.soak  # test_relay.py has a pipeline

@@ -41,7 +41,7 @@ while time.monotonic() < started + 60:
     if {until}:
         break
     time.sleep(0.1)
-print(state.state, round(time.monotonic() - started), state.notice, run.logs(rank=0).strip(), sep="|")
+print(state.state, round(time.monotonic() - started), state.notice, run.logs(rank=0, stream="stdout").strip(), sep="|")
 run.stop(grace=0)
 """
 

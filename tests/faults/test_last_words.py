@@ -64,7 +64,7 @@ def test_a_script_whose_own_module_hides_labkit_trains_and_is_said_not_to_be_mea
 
     says = ", but rank 0 is not measured: ImportError: the script's own module labkit hides labkit"
     assert repr(run.wait(60)).endswith(says)
-    assert run.logs(rank=0).strip() == str(tmp_path / "labkit.py")
+    assert run.logs(rank=0, stream="stdout").strip() == str(tmp_path / "labkit.py")
 
 
 @pytest.mark.parametrize(
@@ -88,7 +88,7 @@ def test_a_hook_of_the_scripts_own_is_called_and_changes_nothing(tmp_path, endin
 
     assert error.cause["sentence"] == "rank 0 failed: ValueError: boom (train.py line 7)"
     assert error.cause["traceback"][-1] == "ValueError: boom\n"
-    assert run.logs(rank=0).strip() == "heard of boom"
+    assert run.logs(rank=0, stream="stdout").strip() == "heard of boom"
 
 
 def test_a_failure_that_a_hook_of_the_scripts_own_makes_a_success_is_named(tmp_path):

@@ -45,7 +45,7 @@ def test_a_flood_of_lines_stays_in_its_file_and_the_view_is_bounded() -> None:
     log = run.folder.log(1)
     assert log.stat().st_size > 10 << 20
     assert log.read_bytes().splitlines()[-1] == b"rank 1 step 3 line 199999"
-    shown = run.logs(rank=1)
+    shown = run.logs(rank=1, stream="stdout")
     assert len(shown) < 1.1 * (1 << 20)
     assert shown.endswith("line 199999\n")
     assert str(log) in shown.splitlines()[0]
@@ -66,9 +66,9 @@ def test_hostile_output_is_kept_as_it_is_and_shown_as_text(tmp_path: Path) -> No
     page = run.report().read_text(encoding="utf-8")
     assert "<img" not in page
     assert "<script" not in page
-    assert "link" in run.logs(rank=0)
-    assert "]8;;" not in run.logs(rank=0)
-    assert "progress 1" not in run.logs(rank=0)
+    assert "link" in run.logs(rank=0, stream="stdout")
+    assert "]8;;" not in run.logs(rank=0, stream="stdout")
+    assert "progress 1" not in run.logs(rank=0, stream="stdout")
 
 
 def listening(pids: set[int]) -> set[int]:

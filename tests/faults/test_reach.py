@@ -22,7 +22,7 @@ WATCHDOG_SECONDS = 12
 
 def printed(run: labkit.Run, rank: int) -> dict[int, list[str]]:
     """What the script prints after each step."""
-    *lines, _ = run.logs(rank=rank).split("\n")
+    *lines, _ = run.logs(rank=rank, stream="stdout").split("\n")
     return {int(step): values for step, *values in map(str.split, lines)}
 
 
@@ -47,7 +47,7 @@ def test_ranks_answer_pause_and_change_at_the_same_step_and_the_training_is_othe
     run.watch("grad_norm(model)", every=7, name="norm")
     paused_at = run.pause()
     assert [*run.ask("step")["step"]] == [paused_at] * 2
-    wait_until(lambda: str(run.status()).startswith("paused after "), what=run.status)
+    assert str(run.status()).startswith("paused after ")
     time.sleep(WATCHDOG_SECONDS + 4)
     assert run.status().state == "running"
     assert run.status().notice == "paused; resume it with run.resume() or `labkit resume`"
@@ -136,6 +136,29 @@ def test_sharded_tensors_are_gathered_and_a_rank_that_does_not_come_ends_the_req
     with pytest.raises(labkit.LabError, match="ended before every rank had answered"):
         asking.result(timeout=30)
     assert run.status().cause["rank"] == 1
+
+
+def test_the_state_says_that_a_run_is_paused_as_soon_as_pause_returns() -> None:
+    run = labkit.launch(ASKED, nproc_per_node=2, args=["--sleep", "0.002"], wait=False)
+    elsewhere = labkit.attach(run.path)
+    for _ in range(3):
+        run.pause()
+        assert run.status().is_paused
+        assert str(elsewhere.status()).startswith("paused after ")
+        run.step()
+        assert run.status().is_paused
+        elsewhere.resume()
+        assert not run.status().is_paused
+    stopped = ranks_of(run.folder)[1]
+    stopped.suspend()
+    with pytest.raises(labkit.LabError, match="rank 1 did not"):
+        run.pause(timeout=3)
+    stopped.resume()
+    assert not run.status().is_paused
+    last = last_step(run.folder, 0)
+    wait_until(lambda: last_step(run.folder, 0) > last + 20)
+    assert not run.status().is_paused
+    run.stop()
 
 
 def test_a_breakpoint_pauses_all_ranks_at_the_first_step_where_it_holds_on_one() -> None:

@@ -143,8 +143,8 @@ def test_stop_of_a_process_whose_main_thread_has_ended_and_whose_others_have_not
     (tmp_path / "child.py").write_text(MAIN_THREAD_ENDS)
     (tmp_path / "train.py").write_text(STARTS_IT)
     run = labkit.launch(tmp_path / "train.py", nproc_per_node=1, wait=False)
-    wait_until(lambda: run.logs(rank=0).strip())
-    child = psutil.Process(int(run.logs(rank=0)))
+    wait_until(lambda: run.logs(rank=0, stream="stdout").strip())
+    child = psutil.Process(int(run.logs(rank=0, stream="stdout")))
     wait_until(lambda: child.status() == psutil.STATUS_ZOMBIE)
     threads = Path(f"/proc/{child.pid}/task")
     assert len([*threads.glob("*")]) == 2

@@ -159,7 +159,7 @@ def test_torchrun_is_a_fork_that_looks_and_ends_like_any_other(
 
 def seen(script: Path | labkit.Script, ranks: int = 1, **options: Any) -> list[dict[str, Any]]:
     run = labkit.launch(script, nproc_per_node=ranks, args=["a b", "--c"], wait=True, **options)
-    return [json.loads(str(run.logs(rank=rank))) for rank in range(ranks)]
+    return [json.loads(str(run.logs(rank=rank, stream="stdout"))) for rank in range(ranks)]
 
 
 def test_a_rank_is_a_fork_that_sees_what_a_new_process_sees(

@@ -18,6 +18,7 @@ from conftest import SCRIPTS
 
 import labkit
 from labkit import LabError, LaunchError, RankFailedError, Script, ScriptError, words
+from labkit.cli import main
 from labkit.record import RunReader
 
 TINY = """
@@ -64,7 +65,7 @@ def test_launch_returns_before_the_script_has_started_and_what_it_was_then_is_wh
     assert run.status().state in ("starting", "running")
     script.write_text("print('version 2')\n")
     run.wait(120)
-    assert run.logs(rank=0).strip() == "version 1"
+    assert run.logs(rank=0, stream="stdout").strip() == "version 1"
 
 
 @pytest.mark.soak  # lab 06 measures it
@@ -89,7 +90,9 @@ def test_a_plain_ddp_loop_is_seen_without_a_line_of_ours():
     run = labkit.launch(SCRIPTS / "plain_ddp.py", nproc_per_node=2, args=["400"])
     metrics = run.metrics()
     last = metrics.groupby("rank").last()
-    lines = [line.split() for line in run.logs(rank=1).splitlines()]  # torch 2.10 prints one of its own
+    lines = [
+        line.split() for line in run.logs(rank=1, stream="stdout").splitlines()
+    ]  # torch 2.10 prints one of its own
     printed = {int(line[0]): float(line[1]) for line in lines if len(line) == 2}
     seen = metrics.query("rank == 1").dropna(subset=["loss"]).set_index("step")["loss"]
     assert metrics.groupby("rank")["steps"].sum().eq(400).all()
@@ -167,7 +170,7 @@ def test_a_module_beside_the_script_is_found_and_one_named_like_pythons_own_coun
     (tmp_path / "helper.py").write_text("WORD = 'found'\n")
     (tmp_path / "train.py").write_text("import helper, torch\nprint(helper.WORD, __name__, __file__)\n")
     run = labkit.launch(tmp_path / "train.py", nproc_per_node=1)
-    assert run.logs(rank=0).strip() == f"found __main__ {tmp_path / 'train.py'}"
+    assert run.logs(rank=0, stream="stdout").strip() == f"found __main__ {tmp_path / 'train.py'}"
     (tmp_path / "random.py").write_text("raise RuntimeError('hid the real one')\n")
     with pytest.raises(labkit.RankFailedError, match="hid the real one"):
         labkit.launch(tmp_path / "train.py", nproc_per_node=1)
@@ -187,7 +190,7 @@ def test_a_script_in_another_encoding_runs_as_under_python_and_its_lines_are_its
         labkit.launch(script, nproc_per_node=1, wait=True)
 
     run = labkit.attach()
-    assert run.logs(rank=0) == plain.stdout.decode()
+    assert run.logs(rank=0, stream="stdout") == plain.stdout.decode()
     assert run.folder.script.read_bytes() == source
     assert run.script.encoded() == source
     assert "rank 0 failed: ValueError: naïve (train.py line 7)" in str(failed.value)
@@ -196,13 +199,37 @@ def test_a_script_in_another_encoding_runs_as_under_python_and_its_lines_are_its
     assert "naïve" in run.report().read_text(encoding="utf-8")
 
 
+def test_logs_are_those_of_both_streams_each_in_its_order(tmp_path, capfd):
+    (tmp_path / "train.py").write_text(
+        "import os, sys, time\n"
+        "for number in (1, 2):\n"
+        "    print('out', number, flush=True)\n"
+        "    if os.environ['RANK'] == '1':\n"
+        "        print('err', number, file=sys.stderr, flush=True)\n"
+    )
+    run = labkit.launch(tmp_path / "train.py", nproc_per_node=2, wait=True)
+
+    assert run.logs(rank=0) == "out 1\nout 2\n"
+    assert run.logs(rank=1) == "out 1\nout 2\n== rank 1, stderr ==\nerr 1\nerr 2\n"
+    assert run.logs(rank=1, stream="stdout") == "out 1\nout 2\n"
+    assert run.logs() == f"== rank 0 ==\n{run.logs(rank=0)}\n== rank 1 ==\n{run.logs(rank=1)}"
+    capfd.readouterr()
+    for arguments, shown in (
+        ([], run.logs()),
+        (["--stdout"], run.logs(stream="stdout")),
+        (["--stderr"], run.logs(stream="stderr")),
+    ):
+        main(["logs", run.id, *arguments])
+        assert capfd.readouterr().out == shown
+
+
 def test_a_script_in_a_folder_with_spaces_and_quotes_runs(tmp_path):
     folder = tmp_path / "it's $(a) folder"
     folder.mkdir()
     (folder / "train it.py").write_text("import sys\nprint(sys.argv[1:])\n")
     arguments = ["a b", "$HOME", "'", "--log", "x"]  # --log: torchrun has --log-dir and --logs-specs
     run = labkit.launch(folder / "train it.py", nproc_per_node=1, args=arguments)
-    assert run.logs(rank=0).strip() == str(arguments)
+    assert run.logs(rank=0, stream="stdout").strip() == str(arguments)
     assert shlex.split(run.command)[-5:] == arguments
 
 
@@ -303,7 +330,7 @@ def test_a_users_own_script_is_never_refused_for_what_it_imports(tmp_path, capsy
     (tmp_path / "lacks.py").write_text("import sys\nimport no_such_package\n")
 
     for name in ("link.py", "appends.py"):
-        assert labkit.launch(tmp_path / name, nproc_per_node=1, wait=True).logs(rank=0) == "ok 2\n"
+        assert labkit.launch(tmp_path / name, nproc_per_node=1, wait=True).logs(rank=0, stream="stdout") == "ok 2\n"
         assert capsys.readouterr().err == ""
     with pytest.raises(RankFailedError, match="ModuleNotFoundError: No module named 'no_such_package'"):
         labkit.launch(tmp_path / "lacks.py", nproc_per_node=1, wait=True)

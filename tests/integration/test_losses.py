@@ -633,7 +633,10 @@ def test_hugging_faces_trainer_with_micro_batches_has_the_loss_that_it_logs(tmp_
 
     run = labkit.launch(path, nproc_per_node=1, wait=True)
 
-    history, losses = RunReader(run.folder).read_all().ranks[0], json.loads(run.logs(rank=0).splitlines()[-1])
+    history, losses = (
+        RunReader(run.folder).read_all().ranks[0],
+        json.loads(run.logs(rank=0, stream="stdout").splitlines()[-1]),
+    )
     assert history.step == history.totals["steps"] == len(losses) == 8
     assert history.totals["samples"] == 64
     recorded = run.metrics().dropna(subset=["loss"]).set_index("step")["loss"].to_dict()

@@ -87,7 +87,7 @@ def test_each_rank_has_its_own_loss_if_the_script_reduces_it_in_place(tmp_path, 
     run = launched(tmp_path, monkeypatch, REDUCED_IN_PLACE, wait=True)
 
     for rank, metrics in run.metrics().groupby("rank"):
-        losses = json.loads(run.logs(rank=rank).splitlines()[-1])
+        losses = json.loads(run.logs(rank=rank, stream="stdout").splitlines()[-1])
         assert metrics["loss"].notna().all()
         assert metrics["loss"].tolist() == pytest.approx([losses[step - 1] for step in metrics["step"]], rel=1e-5)
 

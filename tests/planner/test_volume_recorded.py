@@ -164,7 +164,7 @@ def test_a_ring_sends_what_the_formulas_say():
     run = labkit.launch(script, nproc_per_node=2, steps=1, wait=True, **options)
     sends = [each for each in volume(facts(), layout_of(script, 2, options)) if each.kind == "send"]
     for rank in range(2):
-        step, _, _ = run.logs(rank=rank).partition("step ends")
+        step, _, _ = run.logs(rank=rank, stream="stdout").partition("step ends")
         sent = [int(line.split()[1]) for line in step.splitlines() if line.startswith("sent ")]
         assert len(sent) == sum(each.count for each in sends)
         assert sum(sent) == sum(each.bytes for each in sends)

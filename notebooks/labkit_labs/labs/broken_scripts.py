@@ -56,7 +56,7 @@ class Ended:
     @property
     def different(self) -> int:
         """How many different numbers are in the lists that ranks printed."""
-        logs = [self.run.logs(rank=rank) for rank in self.run.folder.latest.started_ranks()]
+        logs = [self.run.logs(rank=rank, stream="stdout") for rank in self.run.folder.latest.started_ranks()]
         lines = [line for log in logs for line in log.splitlines() if line.startswith("[")]
         return len({number for line in lines for number in json.loads(line)})
 

@@ -70,7 +70,7 @@ def killed_while_saving(lab: Lesson, script: Script, step: int, **options: Any) 
 
 def _noted(run: Run) -> list[list[tuple[float, list[int]]]]:
     """By rank and step, the JSON lists (seconds, numbers of the samples) that the model printed."""
-    logs = [run.logs(rank=rank).splitlines() for rank in run.folder.latest.started_ranks()]
+    logs = [run.logs(rank=rank, stream="stdout").splitlines() for rank in run.folder.latest.started_ranks()]
     return [[json.loads(line) for line in lines if line.startswith("[")] for lines in logs]
 
 
