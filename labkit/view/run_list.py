@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,8 +17,9 @@ from labkit.charts import as_image, spark_svg, spark_text
 from labkit.errors import LabError, did_you_mean
 from labkit.files import finite
 from labkit.metric_names import Better, Directions, agreed, parted
-from labkit.record import Glance, Manifest, State
+from labkit.record import Glance, Manifest, RunFolder, State
 from labkit.text import escaped, plain
+from labkit.view.live.page import state_pill
 from labkit.view.tables import GAP, WIDEST
 
 T = TypeVar("T")
@@ -150,7 +152,7 @@ class RunList(list[Any]):
             {
                 "run": run.id,
                 "started": time.strftime("%b %d %H:%M", time.localtime(state.started)),
-                "state": words.status(state, seen.loss),
+                "state": _State(state, seen.loss),
                 "loss": words.quantity(seen.loss, 4),
                 CURVE: seen,
                 **{title: words.quantity(seen.value(name, better), 4) for name, (title, better) in metrics.items()},
@@ -163,7 +165,7 @@ class RunList(list[Any]):
             }
             for run, manifest, state, seen in shown
         ]
-        killed = {"state": "lost", "why": KILLED}
+        killed = {"state": _State(State("lost", 0.0, ended=0.0), None), "why": KILLED}
         by_turns = [
             name
             for pair in zip_longest((title for title, _ in metrics.values()), parameters)
@@ -203,12 +205,15 @@ class RunList(list[Any]):
         cell = f"{CELL};text-align:left;vertical-align:middle"
         head = "".join(f'<th style="{cell};{HEAD}">{_wrapping(name)}</th>' for name in columns)
         body = ""
-        for row in rows:
+        for row, run in zip_longest(rows, self[:SHOWN]):
             cells = "".join(f'<td style="{cell}">{_html(row.get(name, ""))}</td>' for name in columns)
             body += f"{ROW}{cells}</tr>"
-            if below := " · ".join(str(row[name]) for name in ("note", "why") if row.get(name)):
+            below = [escaped(str(row[name])) for name in ("note", "why") if row.get(name)]
+            if run is not None and isinstance(state := row["state"], _State):
+                below += _links(run.folder, state)
+            if below:
                 wide = f'colspan="{len(columns) - 1}" style="{cell};opacity:.75"'
-                body += f"{ROW}<td></td><td {wide}>{escaped(below)}</td></tr>"
+                body += f"{ROW}<td></td><td {wide}>{' · '.join(below)}</td></tr>"
         left_out = self._left_out([name for name in names if name not in columns])
         text = "".join(f'<div style="font-size:12px;opacity:.75">{escaped(line)}</div>' for line in left_out)
         return as_image(f'<div style="overflow-x:auto">{TABLE}{ROW}{head}</tr>{body}</table></div>') + text
@@ -261,6 +266,31 @@ def differing(parameters: Sequence[Mapping[str, Any]], by: str = "", most: int =
     return [name for name in names if name == by or len({str(each.get(name)) for each in parameters}) > 1][:most]
 
 
+class _State(str):
+    """The state of a run in words; `html` also has its mark and its colour."""
+
+    def __new__(cls, state: State, loss: float | None) -> _State:
+        self = super().__new__(cls, words.status(state, loss))
+        self.html, self.ended_badly = state_pill(state, loss), state.state in ("failed", "lost")
+        return self
+
+    html: str
+    ended_badly: bool
+
+
+def _links(folder: RunFolder, state: _State) -> list[str]:
+    """A link to a run's report, or if it ended badly how to write one, and its folder. A notebook's links are relative
+    to its own folder, in which its kernel works."""
+    if folder.report.exists():
+        links = [f'<a href="{escaped(os.path.relpath(folder.report))}" target="_blank">report</a>']
+    elif state.ended_badly:
+        name = escaped(repr(folder.id.partition("-")[2]))
+        links = [f"<code>labkit.attach({name}).report()</code> writes a report"]
+    else:
+        return []
+    return [*links, f"<code>{escaped(os.path.relpath(folder.path))}</code>"]
+
+
 class _Value(str):
     """The value of an option, which is shown in at most 24 characters."""
 
@@ -274,6 +304,8 @@ def _text(value: str | Glance) -> str:
 def _html(value: str | Glance) -> str:
     if isinstance(value, Glance):
         return spark_svg(value.losses)
+    if isinstance(value, _State):
+        return value.html
     shown = _wrapping(_text(value))
     return shown if _text(value) == value else f'<span title="{escaped(value)}">{shown}</span>'
 

@@ -13,8 +13,10 @@ import pytest
 import labkit
 from labkit import LabError, cli
 from labkit.launcher.locks import lock_checkpoints
-from labkit.record import RunFolder, State
+from labkit.record import Cause, RunFolder, State
 from labkit.record.table import WHOLE_BYTES, Glance
+from labkit.view import Palette
+from labkit.view.live.page import state_pill
 
 
 def ended(root, number, *, name="ddp", state="succeeded", parameters=None, losses=(3.0, 2.0, 1.0), reports=()):
@@ -72,6 +74,31 @@ def test_a_comparison_never_calls_values_the_same_that_differ_where_they_are_cut
 
     assert "the same in all runs" in str(labkit.compare(labkit.runs()))
     assert "challenge" not in str(labkit.compare(labkit.runs())).partition("the same in all runs")[2]
+
+
+def test_a_run_that_failed_has_a_mark_a_colour_and_the_way_to_its_report_and_folder(root):
+    ended(root, 1)
+    failed = ended(root, 2, state="failed")
+    State("failed", 1000.0, ended=1060.0, cause=Cause("error", "rank 1 failed: <b>")).write(failed)
+    place = os.path.relpath(failed.path)
+    page = labkit.runs()._repr_html_()
+
+    assert f"border:1px solid {Palette.RED};" in page and "✖ failed" in page
+    assert f"rank 1 failed: &lt;b&gt; · <code>labkit.attach(&#x27;{failed.id.partition('-')[2]}&#x27;).report()" in page
+    assert f"<code>{place}</code>" in page
+    assert page.count("<code>") == 2  # nothing of those that succeeded
+
+    labkit.attach(failed.id).report()
+    page = labkit.runs()._repr_html_()
+    assert f'<a href="{place}/report.html" target="_blank">report</a> · <code>{place}</code>' in page
+    assert "writes a report" not in page
+
+
+def test_a_paused_run_has_a_mark_and_a_colour_of_its_own():
+    paused = state_pill(State("running", 1000.0, notice="paused; resume it with run.resume()"), 0.5)
+
+    assert "‖ paused" in paused and Palette.AMBER in paused
+    assert "● running" in state_pill(State("running", 1000.0), 0.5)
 
 
 def test_filters_select_by_script_state_and_tag(root):

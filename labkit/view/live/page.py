@@ -97,19 +97,27 @@ def _unread(reader: RunReader) -> str:
 
 
 def _pill(folder: RunFolder, reader: RunReader, state: State, watched: bool) -> str:
-    loss = words.mean_latest(reader, "loss")
-    mark = "▲" if words.is_doubtful(state, loss) else Palette.MARKS[state.state]
     suffix = "" if watched else " when last seen"
     return (
         '<div style="display:flex;gap:12px;flex-wrap:wrap;align-items:baseline">'
-        f"{pill(f'{mark} {words.status(state, loss)}{suffix}', _tint(reader, state))}<code>{escaped(folder.id)}</code>"
+        f"{state_pill(state, words.mean_latest(reader, 'loss'), suffix)}<code>{escaped(folder.id)}</code>"
         f"<span>{words.seconds(state.seconds)}</span></div>"
     )
 
 
+def state_pill(state: State, loss: float | None, suffix: str = "") -> str:
+    """The state of a run in words, with its mark and in its colour; `loss` is the newest."""
+    is_doubtful = words.is_doubtful(state, loss)
+    mark = "▲" if is_doubtful else "‖" if state.is_paused else Palette.MARKS[state.state]
+    return pill(f"{mark} {words.status(state, loss)}{suffix}", _colour(state, is_doubtful or state.is_paused))
+
+
+def _colour(state: State, is_unusual: bool) -> str:
+    return Palette.AMBER if is_unusual else Palette.STATES[state.state]
+
+
 def _tint(reader: RunReader, state: State) -> str:
-    is_doubtful = words.is_doubtful(state, words.mean_latest(reader, "loss"))
-    return Palette.AMBER if is_doubtful else Palette.STATES[state.state]
+    return _colour(state, words.is_doubtful(state, words.mean_latest(reader, "loss")))
 
 
 def _progress(reader: RunReader, state: State) -> str:
