@@ -12,7 +12,7 @@ from typing import Any, Generic, Literal, Protocol, TypeVar, cast
 import psutil
 
 from labkit.errors import LabError
-from labkit.text import escaped
+from labkit.text import escaped, framed
 
 Ui = Literal["svg", "display", "static", "text"]
 CHOICES = ("svg", "display", "static", "text")
@@ -22,6 +22,13 @@ SHARE_OF_A_CORE = 0.02  # the most that drawing it may take
 STRIKES = 3  # failures in a row after which it is given up
 # jupyter_server, VS Code and Colab set them for the kernels they start; papermill and nbclient do not.
 INTERACTIVE_MARKS = ("JPY_SESSION_NAME", "VSCODE_PID", "VSCODE_CWD", "COLAB_RELEASE_TAG")
+# ipywidgets marks the views of a kernel that is gone by a class, and with a picture of a broken chain.
+WITHOUT_KERNEL = (
+    "<style>.labkit-ended{display:none}.jupyter-widgets-disconnected .labkit-ended{display:block;font-weight:600}"
+    ".labkit-live.jupyter-widgets-disconnected::before,.labkit-live .jupyter-widgets-disconnected::before,"
+    ".labkit-live.jupyter-widgets-disconnected>:not(.widget-html),"
+    ".jupyter-widgets-disconnected .labkit-state{display:none!important}</style>"
+)
 
 
 def ui() -> Ui:
@@ -123,6 +130,7 @@ class LiveView:
         from IPython.display import display
 
         self._draw()
+        self.box.add_class("labkit-live")
         bundle = dict(self.box._repr_mimebundle_())
         # For whoever opens the saved file without this kernel.
         hint = f"This view is no longer live. {self.hint}"
@@ -139,6 +147,8 @@ class LiveView:
         close_widget(self.box)
 
     def _update(self, page: str) -> None:
+        ended = f"This view ended with its kernel, and this is its last picture. {self.hint}"
+        page = f'{WITHOUT_KERNEL}<div class="labkit-ended">{framed(escaped(ended))}</div>{page}'
         if page != self._html.value:  # an unchanged page needs no message
             self._html.value = page
 

@@ -36,9 +36,10 @@ def framed(html: str) -> str:
 
 
 def pill(text: str, tint: str) -> str:
-    """A word or two about a state as HTML, with a border and a background in its colour."""
+    """A word or two about a state as HTML, with a border and a background in its colour. A live view hides it when its
+    kernel is gone."""
     style = f"border:1px solid {tint};background:{tint}30;border-radius:10px;padding:0 9px"
-    return f'<b style="{style}">{escaped(text)}</b>'
+    return f'<b class="labkit-state" style="{style}">{escaped(text)}</b>'
 
 
 def in_lines(notice: str) -> str:

@@ -116,7 +116,17 @@ def test_the_run_is_found_again_after_the_kernel_was_restarted(notebook):
     notebook.open([launch(10_000), "import labkit\nrun = labkit.attach('latest')\nrun", "run.stop()"])
     notebook.run(0)
     wait_until_moving(notebook, 0)
+    view = notebook.output(0)
+    assert view.get_by_text("● running").is_visible()
+    assert not view.get_by_text("This view ended with its kernel").is_visible()
     notebook.restart_kernel()
+    view.get_by_text("This view ended with its kernel, and this is its last picture.").wait_for(timeout=10_000)
+    notebook.picture("kernel-restarted")
+    assert "running" not in view.inner_text()
+    assert view.get_by_role("img", name="throughput").first.is_visible()
+    assert not any(control.is_visible() for control in view.locator("button, select, input").all())
+    icons = "all => all.map(view => getComputedStyle(view, '::before').display)"
+    assert {*view.locator(".jupyter-widgets-disconnected").evaluate_all(icons)} == {"none"}
     notebook.run(1)
     wait_until_moving(notebook, 1)
     notebook.run(2)
