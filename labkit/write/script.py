@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import re
 import shlex
@@ -145,6 +146,9 @@ class Script(ScriptText):
         Raises ScriptError, with the cell and the names, when a title is unknown, the text is not valid Python or also
         runs code, a name that other cells use is missing, or the cell uses a name that it does not import or that no
         cell defines.
+
+        What each cell defines, by its title:
+
         """
         script, changed = self, {}
         for key, value in cells.items():
@@ -242,3 +246,7 @@ class Script(ScriptText):
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
         return {"text/plain": repr(self), "text/html": script_html(self)}
+
+
+CONTRACTS = Path(__file__).with_name("contracts.txt").read_text(encoding="utf-8")  # of all cells
+Script.with_cells.__doc__ = (inspect.getdoc(Script.with_cells) or "") + f"\n\n{CONTRACTS}"
