@@ -300,7 +300,7 @@ import torch.distributed as dist
 
 @torch.no_grad()
 def try_evaluation(model, batch):
-    """Before the training, because a mistake in the task would otherwise show after hours of it."""
+    """After the first step: a mistake in the task would otherwise show at the first evaluation, perhaps hours later."""
     pairs_of(outputs_of(model.eval(), batch), batch)
     model.train()
 
@@ -395,8 +395,6 @@ def main():
     part = max(1, batch_size // (getattr(args, "accumulate", 1) or 1))  # as much memory as in training
     measure = cache(lambda step, model=model: evaluate(model, test, part, data, on_device, args))  # once a step
     checkpoints = Checkpoints(model, optimizer, scaler, device, args)
-    if (trial := globals().get("try_evaluation")) and len(test) and not checkpoints.start:
-        trial(model, map_tensors(collate([test[i] for i in range(min(part, len(test)))]), on_device))
     step, stopped, reported, began = checkpoints.start, None, 0.0, time.monotonic()
     report(parameters=size, data_ranks=data.size(), total_steps=total_steps, steps_per_epoch=per_epoch, start_step=step)
     while step < total_steps and not stopped:
@@ -410,6 +408,8 @@ def main():
                 values |= globals().get("observed", lambda model: {})(model)  # some tasks report more
                 report(step=step, epoch=epoch, **{name: float(value) for name, value in values.items()})
             paused = time.monotonic()
+            if step == 1 and len(test) and (trial := globals().get("try_evaluation")):
+                trial(model, map_tensors(collate([test[i] for i in range(min(part, len(test)))]), on_device))
             stopped = validate(step, total_steps, measure, checkpoints.notes, args)
             began += time.monotonic() - paused  # validation is not training
             stopped = checkpoints.after_step(step, total_steps, stopped)

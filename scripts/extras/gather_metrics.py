@@ -37,7 +37,7 @@ def predicted_in(outputs, batch):
 
 @torch.no_grad()
 def try_evaluation(model, batch):
-    """Before the training, because a mistake in the task would otherwise show after hours of it."""
+    """After the first step: a mistake in the task would otherwise show at the first evaluation, perhaps hours later."""
     outputs = outputs_of(model.eval(), batch)
     pairs_of(outputs, batch)
     predicted_in(outputs, batch)

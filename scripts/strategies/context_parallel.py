@@ -271,7 +271,7 @@ import torch.distributed as dist
 
 @torch.no_grad()
 def try_evaluation(model, batch):
-    """Before the training, because a mistake in the task would otherwise show after hours of it."""
+    """After the first step: a mistake in the task would otherwise show at the first evaluation, perhaps hours later."""
     own = own_part(batch, model.context)
     pairs_of(outputs_of(model.eval(), own), own)
     model.train()

@@ -141,7 +141,7 @@ class FakeRun:
 
     def try_evaluation(self, model: nn.Module, batch: Any) -> None:
         """Evaluate a batch with the user's own functions, which raises SystemExit if they return something else than
-        they should. Other errors may be those of tensors without data; a run has them before its first step."""
+        they should. Other errors may be those of tensors without data; a run has them after its first step."""
         trial = getattr(self.script, "try_evaluation", None)
         if trial and not _are_labkits(self._cells, *(name for name in EVALUATED if hasattr(self.script, name))):
             with suppress(Exception), self.fake:
