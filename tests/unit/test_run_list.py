@@ -12,10 +12,10 @@ import pytest
 
 import labkit
 from labkit import LabError, cli
+from labkit.charts import Palette
 from labkit.launcher.locks import lock_checkpoints
 from labkit.record import Cause, RunFolder, State
 from labkit.record.table import WHOLE_BYTES, Glance
-from labkit.view import Palette
 from labkit.view.live.page import state_pill
 
 
