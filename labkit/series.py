@@ -28,7 +28,8 @@ class Series:
     and a bin does not move when points are added; `x` must not decrease.
 
     `low`, `high` and `last` are lists of equal length, bin i covering x from `origin + i * width`; `lowest` and
-    `highest` are the extremes of all. Reading the points again costs as much as is new.
+    `highest` are the extremes of all, and `added` is how many values were added. Reading the points again costs as much
+    as is new.
     """
 
     def __init__(self, width: float = NARROWEST, bins: int = BINS):
@@ -38,6 +39,7 @@ class Series:
         self.high: list[float] = []
         self.last: list[float] = []
         self.lowest, self.highest = math.inf, -math.inf
+        self.added = 0
         self._points: list[Point] | None = []  # None when out of date
         self._settled: list[Point] = []  # of the bins before the newest, which no longer change
         self._settled_bins = 0
@@ -54,6 +56,7 @@ class Series:
             xs, values = [xs[i] for i in kept], [values[i] for i in kept]
         if not xs:
             return
+        self.added += len(xs)
         if self.origin is None:
             self.origin = xs[0]
         origin = self.origin

@@ -91,7 +91,7 @@ def said_of(folder):
 def test_a_metric_that_falls_and_should_is_still_improving(run, folder, name):
     run(name, [100.0 / n for n in range(1, 9)])
 
-    assert said_of(folder) == (f"{name} is still improving: 12.5, the best so far", 12.5)
+    assert said_of(folder) == (f"{name} is still improving: 12.5, the best so far (20 three evaluations before)", 12.5)
 
 
 def test_nothing_is_best_while_nobody_says_what_is_better(run, folder):

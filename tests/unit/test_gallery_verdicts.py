@@ -94,11 +94,12 @@ def the_loss_changes(raw, verb, how, end, after, steps, before):
     assert (median(last) < median(earlier)) == (how == "still falling")
 
 
-@check(r"(\w+) (is|was) still improving(?: at the end|): (\S+), the best so far")
-def an_evaluation_improves(raw, name, verb, best):
+@check(r"(\w+) (is|was) still improving(?: at the end|): (\S+), the best so far \((\S+) three .* before\)")
+def an_evaluation_improves(raw, name, verb, best, before):
     values = list(raw.evaluated(name).values())
     assert raw.has_ended == (verb == "was")
     assert values[-1] == min(values) == pytest.approx(float(best), rel=1e-3)
+    assert values[-4] == pytest.approx(float(before), rel=1e-3)
 
 
 @check(r"(\w+) has risen since step (\d+) \(best (\S+)\) while the training loss fell: overfitting")

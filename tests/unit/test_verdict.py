@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from types import SimpleNamespace
 
 import pytest
@@ -224,17 +225,35 @@ def evaluations(folder, write_metrics, losses, evaluated):
 @pytest.mark.parametrize(
     ("losses", "evaluated", "sentence"),
     [
-        (lambda i: 1 / i, [8, 7, 6, 5, 4, 3, 2, 1], "val_loss is still improving: 1, the best so far"),
+        (
+            lambda i: 1 / i,
+            [8, 7, 6, 5, 4, 3, 2, 1],
+            "val_loss is still improving: 1, the best so far (4 three evaluations before)",
+        ),
         (
             lambda i: 1 / i,
             [8, 4, 3, 4, 5, 6, 7, 8],
             "val_loss has risen since step 15 (best 3) while the training loss fell: overfitting",
         ),
         (lambda i: 1.0, [8, 4, 3, 4, 5, 6, 7, 8], "val_loss was best at step 15: 3, no better in 5 evaluations since"),
+        (lambda i: 1.0, [8, 4, 3, 3, 3, 3, 3, 3], "val_loss was best at step 15: 3, no better in 5 evaluations since"),
     ],
 )
 def test_whether_it_learns(folder, write_metrics, losses, evaluated, sentence):
     assert evaluations(folder, write_metrics, losses, evaluated) == [sentence]
+
+
+def test_of_more_evaluations_than_are_kept_the_best_is_named_and_none_counted(folder, write_metrics):
+    """The best one is between two others in the same bin of time."""
+    write_metrics(0, {"k": "meta", "t": 0.0})
+    for i in range(1, 2001):
+        value = 0.5 if i == 777 else 1.0
+        step = {"k": "step", "t": i / 10, "step": i, "n": 1, "seconds": [0.1] * 3}
+        write_metrics(0, step, {"k": "report", "t": i / 10 + 0.01, "step": i, "val_loss": value})
+
+    (sentence,) = verdict(RunReader(folder).read_all(), RUNNING)
+    step = re.fullmatch(r"val_loss was best at step ([\d,]+): 0.5, no better since", sentence)
+    assert abs(int(step[1]) - 777) <= 2000 // 128
 
 
 @pytest.mark.parametrize(

@@ -364,19 +364,24 @@ def learning(histories: list[RankHistory], state: State, directions: Directions)
     if not evaluated:
         return ""
     name, history = next((each for each in evaluated if parted(each[0])[1] == "loss"), evaluated[0])
-    points, sign = history.scalars[name].points(), 1.0 if directions.better(name) == "lower" else -1.0
-    best = min(range(len(points)), key=lambda i: sign * points[i][3])
-    at, value, newest = points[best][0], points[best][3], points[-1][3]
+    series, is_lower = history.scalars[name], directions.better(name) == "lower"
+    points = series.points()
+    values = [low if is_lower else -high for _, low, high, _ in points]
+    best = min(range(len(points)), key=values.__getitem__)
     since = len(points) - 1 - best
-    if not since:
+    at, value, newest = points[best][0], values[best] if is_lower else -values[best], points[-1][3]
+    are_alone = series.added == len(points)  # each evaluation in a bin of its own
+    figure = words.quantity(value, 4)
+    if not since and newest == value:
         improves = "was still improving at the end" if state.is_final else "is still improving"
-        return f"{name} {improves}: {words.quantity(value, 4)}, the best so far"
-    where, figure = f"step {_step_of(history, name, value, at):,}", words.quantity(value, 4)
+        before = f" ({words.quantity(points[-1 - PATIENCE][3], 4)} three evaluations before)" if are_alone else ""
+        return f"{name} {improves}: {figure}, the best so far{before}"
+    where = f"step {_step_of(history, name, value, at):,}"
     if since < PATIENCE:
         return ""
     if parted(name)[1] == "loss" and newest > RISES * value > 0 and _falls(history, at):
         return f"{name} has risen since {where} (best {figure}) while the training loss fell: overfitting"
-    return f"{name} was best at {where}: {figure}, no better in {since} evaluations since"
+    return f"{name} was best at {where}: {figure}, no better {f'in {since} evaluations ' if are_alone else ''}since"
 
 
 def training_loss(reader: RunReader, state: State) -> str:
@@ -441,8 +446,8 @@ def _halves(places: Sequence[float]) -> _Halves:
 
 
 def _step_of(history: RankHistory, name: str, value: float, x: float) -> int:
-    """The step that the script reported with a value, or the last one before x, which is the middle of a bin."""
-    reported = (finite(report.get("step")) for report in reversed(history.reports) if report.get(name) == value)
+    """The step that the script first reported with a value, or the last one before x, which is the middle of a bin."""
+    reported = (finite(report.get("step")) for report in history.reports if report.get(name) == value)
     if (step := next(reported, None)) is not None:
         return int(step)
     return _step_at(history.series["step"].points(), x)
