@@ -195,6 +195,16 @@ def test_a_damaged_clock_names_no_run(machine, wall):
     assert stated(RunReader(reader.folder).read_all()) == []
 
 
+def test_of_many_hosts_the_first_are_named(machine):
+    reader = machine(*[{"busy": 4.0, "own": 1.0}] * 10)
+    for i in range(9):
+        (reader.folder.hosts / f"node{i}.jsonl").write_bytes(reader.folder.host("h").read_bytes())
+    reader.folder.host("h").unlink()
+
+    sentences = stated(RunReader(reader.folder).read_all())
+    assert sentences == [f"other programs used 75% of these cores on node{i}" for i in range(4)]
+
+
 def test_a_battery_and_heat(machine):
     reader = machine(*[{"on_battery": True, "throttled": 0.5}] * 10)
 

@@ -6,12 +6,14 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 
 from labkit.record import HostHistory, RunReader, State
 from labkit.text import plain
 
 LARGE = 0.25  # of the cores, or of the time
 OVERLAPS, SHORTEST_SECONDS = 0.05, 2.0  # of the run's time, and at least
+MOST = 4  # of the same may be true of hundreds of hosts
 
 
 @dataclass(frozen=True)
@@ -23,13 +25,15 @@ class Disturbance:
 
 
 def disturbances(reader: RunReader, state: State) -> list[Disturbance]:
-    """Of all hosts: of a run that goes on over the last minute, once it has ended over all of its time."""
+    """The first MOST, in the order of the hosts: of a run that goes on over the last minute, once it has ended over all
+    of its time."""
     several = len(reader.hosts) > 1
-    return [
+    every = (
         disturbance
         for name, host in sorted(reader.hosts.items())
         for disturbance in _of_host(host, f" on {plain(name)}" if several else "", reader, state)
-    ]
+    )
+    return [*islice(every, MOST)]
 
 
 def _of_host(host: HostHistory, where: str, reader: RunReader, state: State) -> Iterator[Disturbance]:
