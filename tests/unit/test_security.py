@@ -48,8 +48,9 @@ CODES = {name: text for name, text in HOSTILE.items() if not text.isprintable()}
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 SCRIPT = re.compile("<script>(.*?)</script>", re.DOTALL)
 ELEMENTS = {"div", "b", "code", "span", "svg", "g", "text", "tspan", "path", "rect", "table", "tr", "th", "td", "pre"}
-ELEMENTS |= {"details", "summary", "html", "meta", "title", "style", "h1", "h2", "wbr"}
+ELEMENTS |= {"details", "summary", "html", "meta", "title", "style", "h1", "h2", "wbr", "figure", "clippath", "circle"}
 PICTURE = re.compile(r'<img src="data:image/svg\+xml;base64,([\w+/=]+)"([^<>]*)>')
+TEXTS = ("alt", "aria-label", "data-line")  # attributes that are read out or compared, as text
 RANKS = 9  # from which on hosts are told by name
 NAMESPACE = ' xmlns="http://www.w3.org/2000/svg"'
 
@@ -89,7 +90,7 @@ def assert_harmless(source, hostile=None):
     for name, value in page.attributes:
         assert not name.startswith("on")
         assert name not in ("src", "href", "xlink:href", "srcset", "action", "data", "ping")
-        assert hostile is None or hostile not in (value or "")
+        assert hostile is None or hostile not in (value or "") or name in TEXTS
     assert "<script" not in source.lower()
     assert not re.search(r"<[^>]*\son\w+\s*=", source)
     assert not CONTROL.search(source)
@@ -261,7 +262,7 @@ def test_the_report_forbids_whatever_is_not_in_it(make_run):
     hashes = [f"'sha256-{base64.b64encode(sha256(script.encode()).digest()).decode()}'" for script in scripts]
 
     assert policy.pop("script-src") == hashes
-    assert len(hashes) == 2
+    assert len(hashes) == 1
     assert set(policy.pop("img-src")) <= {"data:", "blob:"}
     assert policy == {"default-src": ["'none'"], "style-src": ["'unsafe-inline'"]}
 
@@ -279,11 +280,9 @@ def test_a_report_without_steps_holds_no_script_and_allows_none(make_run):
 
 @pytest.mark.parametrize("text", HOSTILE.values(), ids=HOSTILE)
 def test_no_text_of_a_run_gets_into_the_scripts_of_its_report(make_run, text):
-    page, (library, drawing) = report_of(make_run(text))
+    page, scripts = report_of(make_run(text))
 
-    assert json.loads(drawing.removeprefix("draw(").removesuffix(")"))["axes"]  # nothing but data
-    assert "<" not in drawing
-    assert library == report_of(make_run("x", name="other"))[1][0]
+    assert scripts == report_of(make_run("x", name="other"))[1]
     assert "</script" not in page.lower()
 
 
@@ -291,14 +290,14 @@ def test_no_text_of_a_run_gets_into_the_scripts_of_its_report(make_run, text):
 def test_a_page_names_no_address(make_run, page):
     source = PAGES[page](make_run("x")).replace(NAMESPACE, "")
 
-    assert not re.search(r"https?:|//\w|url\(|@import|javascript:", source)
+    assert not re.search(r"https?:|//\w|url\(|@import|javascript:", source.replace("url(#window)", ""))
     assert len(source) > 100
 
 
-def test_the_drawing_of_a_report_names_no_address(make_run):
-    _, (_, drawing) = report_of(make_run("x"))
+def test_the_script_of_a_report_names_no_address(make_run):
+    _, (script,) = report_of(make_run("x"))
 
-    assert not re.search(r"https?:|//\w|fetch\(|import\(|eval\(", drawing)
+    assert not re.search(r"https?:|//\w|fetch\(|import\(|eval\(|innerHTML", script)
 
 
 def spoken_by(run, capsys):
