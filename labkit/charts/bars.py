@@ -161,5 +161,6 @@ def _cut(text: str, room: float) -> str:
 def _summary(drawn: Bars, row: Bar) -> str:
     if row.held is None:
         return f"{row.name}: {row.note}"
-    held = ", ".join(f"{name} {drawn.show(size)}" for name, size in row.held.items() if size)
-    return f"{row.name} {row.source}: {drawn.shown(row)} ({held})" + ("" if row.fits else ", does not fit")
+    held = [f"{name} {drawn.show(size)}" for name, size in row.held.items() if size]
+    parts = f" ({', '.join(held)})" if len(held) > 1 else ""
+    return f"{row.name} {row.source}: {drawn.shown(row)}{parts}" + ("" if row.fits else ", does not fit")

@@ -360,7 +360,7 @@ class Comparison:
         page = ""
         for title, key, show in figures:
             rows = [
-                Bar(plain(s["name"]), {title: s[key]} if s[key] else None, "" if s[key] else "n/a")
+                Bar(plain(s["name"]), {title: s[key]} if s[key] else None, "" if s[key] else "n/a", "measured")
                 for s in self.summaries
             ]
             page += drawn(Bars(rows, show=show, title=title))

@@ -213,7 +213,7 @@ def memory_held(reader: RunReader) -> str:
         if held and history.memory_name == "allocated":
             held["activations"] = max(0, int(history.memory_peak) - sum(held.values()))
         if held:
-            rows.append(Bar(f"rank {history.rank}", held))
+            rows.append(Bar(f"rank {history.rank}", held, source="measured"))
     limits = [h.memory_limit for h in reader.ranks.values() if h.memory_limit]
     if not rows:
         return ""
