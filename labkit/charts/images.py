@@ -9,13 +9,13 @@ from dataclasses import dataclass
 
 from labkit.record import Peak
 from labkit.spans import WAITING
-from labkit.text import escaped
 
 SPARKS = "▁▂▃▄▅▆▇█"
 SPARK_LETTERS = 24
 SPARK_WIDTH, SPARK_HEIGHT, SPARK_POINTS = 96, 20, 32
 SVG = re.compile(r"<svg ([^>]*)>.*?</svg>", re.DOTALL)
 TOOLTIPS = re.compile(r'<g stroke-width="\d+" pointer-events="stroke">.*?</g>|<title>.*?</title>', re.DOTALL)
+MARKUP = re.compile(r"[<>\"'&=]")
 FAINT = re.compile(r'(<(?:text|tspan|g)\b[^>]*?) (?:fill-)?opacity="\.[5-9]\d*"')  # fainter still in an image
 
 
@@ -56,6 +56,11 @@ class Palette:
         return cls.LINES[number % len(cls.LINES)], cls.DASHES[number % len(cls.DASHES)]
 
 
+def in_attribute(text: str) -> str:
+    """Text to be read out, without what means something in HTML."""
+    return " ".join(MARKUP.sub(" ", text).split())
+
+
 @dataclass(frozen=True)
 class Picture:
     """A drawing as the `body` of an SVG element. `label` says in words what is to be seen, `size` is that of text, and
@@ -74,7 +79,7 @@ class Picture:
         style = self.style or f"width:100%;max-width:{self.width:g}px;height:auto"
         return (
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {self.width:g} {self.height:.0f}" role="img" '
-            f'aria-label="{escaped(self.label)}" style="{style}" '
+            f'aria-label="{in_attribute(self.label)}" style="{style}" '
             f'font-family="system-ui,sans-serif" font-size="{self.size}" fill="currentColor">{self.body}</svg>'
         )
 

@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 from labkit.charts.axes import Axis, ends, round_values
 from labkit.charts.bands import CELLS, Column, Grid, band, columns, most_apart, path, ranges, thinned
 from labkit.charts.data import Chart
-from labkit.charts.images import Palette, Picture
+from labkit.charts.images import Palette, Picture, in_attribute
 from labkit.series import Point
 from labkit.text import escaped
 from labkit.words import quantity
@@ -332,7 +332,7 @@ def _line(drawing: _Drawing, rank: int, line: list[Point]) -> str:
     colour, dash = Palette.line(rank)
     faint = f'<path d="{strokes}" stroke="{colour}" stroke-opacity=".4"/>' if strokes else ""
     shape = f'{faint}<path d="{path(places)}" stroke="{colour}" stroke-width="1.6" stroke-dasharray="{dash}"/>'
-    name = escaped(drawing.chart.label(rank))
+    name = in_attribute(drawing.chart.label(rank))
     return f'<g data-line="{name}">{shape}</g>' if drawing.sheet.interactive else shape
 
 
