@@ -47,7 +47,7 @@ def _tags(_: Any, main_tag: Any, tag_scalar_dict: Any, global_step: Any = None, 
 def _values(_: Any, *args: Any, **named: Any) -> Logged:
     values = args[0] if args else next(named[name] for name in ("data", "metrics", "values") if name in named)
     step = args[1] if len(args) > 1 else named.get("step")
-    return values, values.get("step") if step is None else step
+    return values, values.get("step", values.get("global_step")) if step is None else step
 
 
 def _metric(_: Any, run_id: Any, key: Any, value: Any, timestamp: Any = None, step: Any = None, **__: Any) -> Logged:
@@ -70,13 +70,12 @@ def _of_lightning(connector: Any, *args: Any, **named: Any) -> Logged:
 
 
 def _of_trainer(_: Any, args: Any, state: Any, control: Any, logs: Any, **__: Any) -> Logged:
-    if not state.is_world_process_zero:
-        return NOTHING
-    return {name: value for name, value in logs.items() if not str(name).endswith(SPEEDS)}, state.global_step
+    return (logs, state.global_step) if state.is_world_process_zero else NOTHING
 
 
 NOTHING: Logged = {}, None
-SPEEDS = ("_runtime", "_per_second", "total_flos")  # which Trainer logs beside the metrics
+# About no metric: the step, and what Trainer measures of its speed.
+OTHERS = ("_runtime", "_samples_per_second", "_steps_per_second", "_total_flos", "_global_step")
 TENSORBOARD = ("SummaryWriter", {"add_scalar": _tag, "add_scalars": _tags})
 LIGHTNING = ("_LoggerConnector", {"log_metrics": _of_lightning})
 # By the module that defines it: a class, and its methods that log numbers. guest.TRACKERS has the same modules.
@@ -127,24 +126,31 @@ class Trackers:
                 self._reports.flush(everything=everything)
 
     def _observe(self, read: Read, *args: Any, **named: Any) -> Callable[[Any], None] | None:
-        """Take what a call logs, unless another one that was observed makes it."""
-        if getattr(self._calls, "is_inside", False) or os.getpid() != self._process:
+        """Take what a call logs, without what a call that is not over has logged: Trainer and accelerate hand theirs on
+        to trackers, some of which name it otherwise."""
+        if os.getpid() != self._process:
             return None
-        self._calls.is_inside = True
+        outer, names = getattr(self._calls, "names", None), set[str]()
         try:
             values, step = read(*args, **named)
-            self._take(values, step)
+            by_name = {name: (_unprefixed(name), value) for name, value in _flat(values)}
+            names = {name for name, _ in by_name.values()}
+            new = {name: value for name, (plain, value) in by_name.items() if not outer or plain not in outer}
+            self._take(new, step)
         except Exception as error:  # arguments that the call will refuse, or objects that raise
             self._recorder.drop(error)
+        if outer is not None:
+            return None
+        self._calls.names = names
         return self._leave
 
     def _leave(self, _: Any) -> None:
-        self._calls.is_inside = False
+        self._calls.names = None
 
-    def _take(self, values: Mapping[Any, Any], step: Any) -> None:
+    def _take(self, values: Mapping[str, Any], step: Any) -> None:
         at, tensors = self._place(step), dict[str, Any]()
         with self._lock:
-            for name, value in _flat(values):
+            for name, value in values.items():
                 if type(value) in (self._torch.Tensor, self._torch.nn.Parameter):
                     tensors[name] = value
                 else:
@@ -219,5 +225,11 @@ def _flat(values: Mapping[Any, Any], before: str = "") -> Iterable[tuple[str, An
     for name, value in values.items():
         if isinstance(value, Mapping):
             yield from _flat(value, f"{before}{name}.")
-        elif before or name != "step":
+        elif before or (name != "step" and not f"_{_unprefixed(str(name))}".endswith(OTHERS)):
             yield renamed(f"{before}{name}"), value
+
+
+def _unprefixed(name: str) -> str:
+    """`loss` for `train/loss` and `train/train_loss`, `eval_loss` for `eval/loss`, which Trainer's callbacks make of
+    `loss`, `train_loss` and `eval_loss`."""
+    return name.replace("/", "_").removeprefix("train_").removeprefix("train_")

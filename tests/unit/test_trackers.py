@@ -75,7 +75,7 @@ from transformers.trainer_callback import CallbackHandler
 handler = CallbackHandler([], None, None, None, None)
 def log(value, at):
     state = SimpleNamespace(is_world_process_zero=True, global_step=at)
-    handler.on_log(None, state, SimpleNamespace(), {"val/accuracy": value, "eval_runtime": 3.0})
+    handler.on_log(None, state, SimpleNamespace(), {"val/accuracy": value, "eval_runtime": 3.0, "train_runtime": 4.0})
 """,
 }
 
@@ -188,7 +188,8 @@ class Writer:
         return step
 
     def log_inside(self, data, step=None):
-        return self.log(data, step)
+        handed_on = {name if name.startswith("eval") else f"train/{name}": value for name, value in data.items()}
+        return self.log({**handed_on, "train/global_step": step, "own": 7}, step)
 
 
 @pytest.fixture
@@ -264,10 +265,16 @@ def test_numbers_of_a_mapping_within_are_named_as_wandb_names_them(tracker):
 
 
 def test_what_one_call_hands_to_another_is_taken_once(tracker):
-    tracker.log_inside({"a": 1})
-    tracker.log({"a": 2})
+    tracker.log_inside({"a": 1, "eval_a": 2})
+    tracker.log({"train/a": 3})
 
-    assert [record["a"] for record in written(tracker)] == [1.0, 2.0]
+    (record,) = written(tracker)
+    assert {name: record[name] for name in record.keys() - {"k", "t", "step"}} == {
+        "a": 1.0,
+        "eval_a": 2.0,
+        "own": 7.0,
+        "train/a": 3.0,
+    }
 
 
 def test_numbers_of_one_step_are_one_record(tracker):
