@@ -22,9 +22,11 @@ SHARE_OF_A_CORE = 0.02  # the most that drawing it may take
 STRIKES = 3  # failures in a row after which it is given up
 # jupyter_server, VS Code and Colab set them for the kernels they start; papermill and nbclient do not.
 INTERACTIVE_MARKS = ("JPY_SESSION_NAME", "VSCODE_PID", "VSCODE_CWD", "COLAB_RELEASE_TAG")
-# ipywidgets marks the views of a kernel that is gone by a class, and with a picture of a broken chain.
-WITHOUT_KERNEL = (
-    "<style>.labkit-ended{display:none}.jupyter-widgets-disconnected .labkit-ended{display:block;font-weight:600}"
+# A view is never wider than the page. ipywidgets marks the views of a kernel that is gone by a class, and with a picture
+# of a broken chain.
+STYLE = (
+    "<style>.labkit-live .widget-html-content{min-width:0}"
+    ".labkit-ended{display:none}.jupyter-widgets-disconnected .labkit-ended{display:block;font-weight:600}"
     ".labkit-live.jupyter-widgets-disconnected::before,.labkit-live .jupyter-widgets-disconnected::before,"
     ".labkit-live.jupyter-widgets-disconnected>:not(.widget-html),"
     ".jupyter-widgets-disconnected .labkit-state{display:none!important}</style>"
@@ -148,7 +150,7 @@ class LiveView:
 
     def _update(self, page: str) -> None:
         ended = f"This view ended with its kernel, and this is its last picture. {self.hint}"
-        page = f'{WITHOUT_KERNEL}<div class="labkit-ended">{framed(escaped(ended))}</div>{page}'
+        page = f'{STYLE}<div class="labkit-ended">{framed(escaped(ended))}</div>{page}'
         if page != self._html.value:  # an unchanged page needs no message
             self._html.value = page
 
