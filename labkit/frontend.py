@@ -22,8 +22,8 @@ SHARE_OF_A_CORE = 0.02  # the most that drawing it may take
 STRIKES = 3  # failures in a row after which it is given up
 # jupyter_server, VS Code and Colab set them for the kernels they start; papermill and nbclient do not.
 INTERACTIVE_MARKS = ("JPY_SESSION_NAME", "VSCODE_PID", "VSCODE_CWD", "COLAB_RELEASE_TAG")
-# A view is never wider than the page. ipywidgets marks the views of a kernel that is gone by a class, and with a picture
-# of a broken chain.
+# A view is never wider than the page. ipywidgets marks the views of a kernel that is gone by a class, and with a
+# picture of a broken chain.
 STYLE = (
     "<style>.labkit-live .widget-html-content{min-width:0}"
     ".labkit-ended{display:none}.jupyter-widgets-disconnected .labkit-ended{display:block;font-weight:600}"

@@ -38,7 +38,7 @@ def framed(html: str) -> str:
 def pill(text: str, tint: str) -> str:
     """A word or two about a state as HTML, with a border and a background in its colour. A live view hides it when its
     kernel is gone."""
-    style = f"border:1px solid {tint};background:{tint}30;border-radius:10px;padding:0 9px"
+    style = f"border:1px solid {tint};background:{tint}30;border-radius:10px;padding:0 9px;display:inline-block"
     return f'<b class="labkit-state" style="{style}">{escaped(text)}</b>'
 
 

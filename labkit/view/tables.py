@@ -37,7 +37,8 @@ def grid(
     cells = [[escaped(text) for text in line] for line in texts]
     for line, mark in zip(cells[1:], marks or [""] * len(rows), strict=True):
         line[0] = mark + line[0]
-    if transposes and _width(texts) > max(WIDEST, _width(_transposed(texts))):
+    is_transposed = transposes and _width(texts) > max(WIDEST, _width(_transposed(texts)))
+    if is_transposed:
         texts, cells = _transposed(texts), _transposed(cells)
     if pictures:
         title, drawn = pictures
@@ -45,7 +46,7 @@ def grid(
         for line, picture in zip(cells, [title, *drawn], strict=True):
             line.append(picture)
     kinds = [' class="text"' if name in sentences else "" for name in texts[0]]
-    if transposes and _width(texts) > WIDEST:
+    if is_transposed:
         kinds[1:] = [' class="narrow"'] * (len(kinds) - 1)
     head, *body = (
         "".join(f"<{tag}{kind}>{cell}</{tag}>" for kind, cell in zip(kinds, line, strict=True))
