@@ -825,7 +825,7 @@ def test_a_comparison_that_is_too_wide_has_a_column_for_each_run(tmp_path):
             folder.manifest.write_text(json.dumps(manifest | {"parameters": each}))
         runs = [SimpleNamespace(folder=RunFolder(folder.path)) for folder in folders]
         html = compare(runs)._repr_mimebundle_()["text/html"]
-        return [re.sub("<.*?>", "", head) for head in re.findall("<th>(.*?)</th>", html)]
+        return [re.sub("<.*?>", "", head) for head in re.findall("<th[^>]*>(.*?)</th>", html)]
 
     many = {f"a_long_parameter_{i}": None for i in range(12)}
     assert heads(lr=None)[:2] == ["run", "lr"]
