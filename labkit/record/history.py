@@ -282,7 +282,7 @@ class RankHistory:
             values = [*filter(math.isfinite, points.values), *self.extremes.get(name, ())]
             if name in self.values and values:
                 self.extremes[name] = min(values), max(values)
-            if self.rank < CHARTED_RANKS and name not in DESCRIBING and len(self._equal.get(name, ())) < REPEATS:
+            if self.rank < CHARTED_RANKS and name not in DESCRIBING:
                 if name not in self.scalars and len(self.scalars) < CHARTED:
                     self.scalars[name] = Series()
                 if name in self.scalars:

@@ -88,6 +88,8 @@ class _Stream:
             t = self.sizes[0][0] if self.sizes else self._since + LAST_SECONDS
             self._found.popleft()
             yield Line(t, self._since, step, value)
+        while self.sizes and self.sizes[0][1] <= self._offset - len(self._rest):  # there is no line of that time
+            self._since, _ = self.sizes.popleft()
 
     def _read(self) -> bool:
         """Find the metric in the next part of the log; returns whether there was one."""

@@ -77,6 +77,17 @@ def test_a_line_has_the_time_at_which_the_log_was_first_seen_to_have_it(log, fol
     assert [line.t for line in numbers.poll(everything=True)] == [2.5 + LAST_SECONDS]
 
 
+def test_a_log_without_the_metric_is_read_in_bounded_memory(log, folder):
+    numbers = LogNumbers(folder.rank(0), "acc")
+    for t in range(1, 100):
+        log(float(t), "nothing\n")
+        numbers.poll()
+    log(100.0, "acc 1\n")
+
+    assert {len(stream.sizes) for stream in numbers._streams.values()} <= {0, 1}
+    assert [(line.t, line.since) for line in numbers.poll()] == [(100.0, 99.0)]
+
+
 def test_a_line_of_a_log_that_nobody_looked_at_has_no_time(log, folder):
     log(None, "acc 1\n")
 
