@@ -14,7 +14,7 @@ from labkit.charts.bars import bars_picture, colours_of
 from labkit.charts.data import Bars, Chart, Lanes
 from labkit.charts.images import Palette, as_image
 from labkit.charts.lanes import IDLE, LATER, lanes_picture, later_stages, said
-from labkit.charts.line_charts import beside_each_other, pictures
+from labkit.charts.line_charts import beside_each_other, pictures, show_x
 from labkit.series import Point
 from labkit.spans import COMMUNICATION, COMPUTE, WAITING
 from labkit.text import escaped
@@ -99,13 +99,13 @@ def _charts(charts: Sequence[Chart], title: str) -> PicturedFigure:
             points, dotted = chart.ideal.points(), {"dash": "dot", "color": Palette.GREY}
             x, y = [x for x, *_ in points], [y for *_, y in points]
             made.add_scatter(x=x, y=y, name="ideal", mode="lines", line=dotted, hoverinfo="skip", **cell)
-        _marks(made, chart, cell)
+        points = [point for line in chart.lines() for point in line.points()]
+        low, high = (pick(point[i] for point in points) if points else 0.0 for i, pick in ((1, min), (2, max)))
+        log = chart.is_logarithmic(low, high)
+        _marks(made, chart, low if log else 0.0, high, cell)
         names = [escaped(quantity(x)) for x in chart.ticks]
         log_x = {"type": "log", "tickvals": list(chart.ticks), "ticktext": names} if names else {}
         made.update_xaxes(title_text=AXES.get(chart.over, escaped(chart.over)), **log_x, **cell)
-        highs = [high for line in chart.lines() for _, _, high, _ in line.points()]
-        lows = [low for line in chart.lines() for _, low, _, _ in line.points()]
-        log = bool(highs) and chart.is_logarithmic(min(lows), max(highs))
         rows = {"type": "log"} if log else {"rangemode": "tozero"} if chart.from_zero else {}
         made.update_yaxes(title_text=escaped(chart.note), **rows, **cell)
     height = 400 + 20 * max(0, (len(named) - 8) // 4)
@@ -149,14 +149,13 @@ def _line(
         mode="lines+markers" if len(points) < 30 else "lines",
         line=dict(style),
         showlegend=shows_legend,
-        customdata=[escaped(chart.show(last)) for *_, last in points],
-        hovertemplate=f"{name}<br>{escaped(chart.over)} %{{x:,.5~g}}<br>%{{customdata}}<extra></extra>",
+        customdata=[escaped(f"{show_x(chart.over, x)}: {chart.show(last)}") for x, *_, last in points],
+        hovertemplate="%{fullData.name}<br>%{customdata}<extra></extra>",
         **cell,
     )
 
 
-def _marks(made: go.Figure, chart: Chart, cell: Mapping[str, int]) -> None:
-    highest = max((high for line in chart.lines() for _, _, high, _ in line.points()), default=0.0)
+def _marks(made: go.Figure, chart: Chart, bottom: float, highest: float, cell: Mapping[str, int]) -> None:
     for y, text in chart.levels.items():
         made.add_hline(y=y, line_dash="dot", line_color=Palette.GREY, annotation_text=escaped(text), **cell)
     if chart.limit is not None and chart.limit < NEAR * highest:
@@ -165,7 +164,7 @@ def _marks(made: go.Figure, chart: Chart, cell: Mapping[str, int]) -> None:
     for x, text in [*((x, "restarted") for x in chart.restarts), *chart.changes]:
         dashed = {"dash": "dash", "color": Palette.LIMIT}
         made.add_scatter(
-            x=[x, x], y=[0, highest], name=escaped(text), mode="lines", line=dashed, hoverinfo="name", **cell
+            x=[x, x], y=[bottom, highest], name=escaped(text), mode="lines", line=dashed, hoverinfo="name", **cell
         )
 
 

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 import labkit
-from labkit.charts import Bar, Bars, Palette, drawn, figure
+from labkit.charts import Bar, Bars, Chart, Palette, Points, drawn, figure
 from labkit.cli import main
 from labkit.planner.measured import Trial
 from labkit.planner.plan_views import break_even_chart, memory_rows, plan_html, plan_text, scaling_chart
@@ -136,6 +136,24 @@ def test_scaling_has_a_band_around_each_curve_and_the_ideal_line():
     band = next(trace for trace in found["data"] if trace.get("fill") == "toself" and trace["name"] == "ddp")
     assert list(band["y"]) == [120, 240, 150, 80]
     assert found["layout"]["xaxis"]["type"] == found["layout"]["yaxis"]["type"] == "log"
+
+
+def test_what_was_changed_is_a_line_on_a_logarithmic_axis_too():
+    line = {0: Points.of([(1.0, 0.001), (2.0, 1000.0)])}
+    chart = Chart("loss", line, str, changes=((1.5, "lr=0.1"),), from_zero=False, log=None)
+
+    *_, changed = figure([chart]).to_dict()["data"]
+
+    assert (changed["name"], list(changed["y"])) == ("lr=0.1", [0.001, 1000.0])
+
+
+def test_a_long_number_of_steps_is_whole_under_the_pointer_and_a_name_is_no_template():
+    line = {0: Points.of([(123_456.0, 1.0)])}
+
+    (trace,) = figure([Chart("loss", line, str, over="step", label=lambda _: "%{x}")]).to_dict()["data"]
+
+    assert list(trace["customdata"]) == ["step 123,456: 1.0"]
+    assert "%{x}" not in trace["hovertemplate"]
 
 
 def test_break_even_is_where_two_devices_begin_to_be_faster_than_one():
