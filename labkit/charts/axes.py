@@ -47,6 +47,9 @@ def ends(low: float, high: float, unit: float, *, log: bool, from_zero: bool) ->
     if log:  # whole powers of ten, or a factor of their own if the values are close together
         bottom, top = 10.0 ** math.floor(math.log10(low)), 10.0 ** math.ceil(math.log10(high))
         return (bottom, top) if top > bottom else (bottom, 10 * bottom)
+    if low < 0 and high <= 0:
+        bottom, top = ends(-high, -low, unit, log=False, from_zero=from_zero)
+        return -top, 0.0 - bottom
     if not from_zero and 0 < FLAT * high < low < high:
         step = round_up((high - low) / 2, unit)
         bottom = math.floor(low / step + 1e-9) * step

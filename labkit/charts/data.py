@@ -13,6 +13,7 @@ from labkit.series import Point
 from labkit.spans import Span
 from labkit.text import gib
 
+LEAST = 1e-300  # on a logarithmic axis: below it floats lose digits, and a power of ten may be zero
 DECADES = 30.0  # values that span more than this factor are drawn on a logarithmic axis
 
 
@@ -76,8 +77,8 @@ class Chart:
 
     def is_logarithmic(self, low: float, high: float) -> bool:
         """Whether the y axis of values from `low` to `high` is."""
-        spans = low > 0 and high / low > DECADES and not self.from_zero
-        return low > 0 and math.isfinite(high / low) and (spans if self.log is None else self.log)
+        spans = low > LEAST and high / low > DECADES and not self.from_zero
+        return low > LEAST and math.isfinite(high / low) and (spans if self.log is None else self.log)
 
     def lines(self) -> list[Line]:
         """All that are drawn from end to end."""

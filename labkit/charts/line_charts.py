@@ -69,7 +69,7 @@ def pictures(
     """Each chart drawn, to be seen beside each other in at most so many `columns`. Those over the same axis have a
     common span. With more than `most_lines` ranks are drawn as bands, see `are_banded`. All together fit into one
     message to a notebook, unless they are `interactive`: then lines have their names in `data-line`, and there are more
-    values under the pointer."""
+    values under the pointer and more labels on the axis that is zoomed."""
     banded = are_banded(charts, most_lines)
     values = sum(3 if band else len(chart.series) for chart, band in zip(charts, banded, strict=True))
     hovered = min(MOST_COLUMNS, max(FEWEST_COLUMNS, HOVERED // max(1, values))) * (2 if interactive else 1)
@@ -133,7 +133,8 @@ class _Sheet:
         """Round values of x; times are round in the unit in which `clock` shows them, others are whole numbers."""
         is_time = self.over == "time"
         unit = 1.0 if not is_time or self.x1 < 100 else 60.0 if self.x1 < 6000 else 3600.0
-        values = round_values(self.x0, self.x1, unit, X_TICKS if self.charts <= FEW else FEW_TICKS)
+        most = X_TICKS if self.charts <= FEW or self.interactive else FEW_TICKS
+        values = round_values(self.x0, self.x1, unit, most)
         return [x for x in values if is_time or x == round(x)]
 
 
@@ -170,7 +171,7 @@ class _Drawing:
 
     @cached_property
     def covered(self) -> list[tuple[float, float]]:
-        """Pixels every few along the lines."""
+        """Pixels every few along the lines and the texts so far."""
         lines = [*self.lines.values(), self.evaluated, self.summary]
         return [pixel for line in lines for pixel in _between(self.pixels(line))]
 
@@ -187,6 +188,8 @@ class _Drawing:
             )
 
         x, bottom, anchor = min(places, key=faults)
+        left = round(x if anchor == "start" else x - wide)
+        self.covered.extend((px, py) for px in range(left, round(left + wide), 4) for py in (bottom - 8, bottom))
         return f'<text x="{x:.0f}" y="{bottom:.0f}" text-anchor="{anchor}"{more}>{escaped(text)}</text>'
 
     def named(self, name: str, x: float, y: float) -> str:
@@ -194,7 +197,7 @@ class _Drawing:
         sides = [(x + 5, "start"), (x - 5, "end")]
         places = [
             (side, bottom, anchor)
-            for bottom in (y - 4, y + 12, y - 16, y + 24, TOP + 10, self.bottom - 4)
+            for bottom in (y - 4, y + 12, y - 16, y + 24, TOP + 10, TOP + 22, self.bottom - 4)
             for side, anchor in (sides if x <= self.sheet.width / 2 else sides[::-1])
         ]
         return self.text(name, places, ' font-weight="600"')
@@ -235,7 +238,8 @@ def _chart(chart: Chart, sheet: _Sheet, banded: bool, is_first: bool) -> str:
     drawn = {rank: thinned(line, each // ranks) for rank, line in lines.items()}
     thin = {rank: thinned(line, each // (4 * ranks)) for rank, line in thins.items()}
     evaluated = thinned(chart.evaluated, each // 4) if chart.evaluated else []
-    points = [point for line in (*drawn.values(), evaluated, ranges(grid)) for point in line]
+    ideal = chart.ideal.points() if chart.ideal else []
+    points = [point for line in (*drawn.values(), evaluated, ideal, ranges(grid)) for point in line]
     if not points:
         middle = f'x="{(LEFT + sheet.width - RIGHT) / 2}" y="{sheet.height / 2}" text-anchor="middle" opacity=".75"'
         return f"<text {middle}>no data</text>"
@@ -388,7 +392,7 @@ def _hover(drawing: _Drawing) -> str:
     named = {chart.label(rank): line for rank, line in drawing.lines.items()}
     named[chart.evaluated_name] = drawing.evaluated
     for i in range(1, sheet.columns + 1):
-        edge = drawing.x.value(LEFT + width * i)
+        edge = drawing.x.value(LEFT + width * i) if i < sheet.columns else math.inf  # rounding hides no last point
         newest = {name: point for name, line in named.items() if (point := _newest(line, edge))}
         times, rows = [*map(X, newest.values())], [f"{name} {chart.show(point[3])}" for name, point in newest.items()]
         if column := _newest(drawing.grid, edge):

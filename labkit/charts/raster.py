@@ -10,6 +10,7 @@ from typing import Any
 from labkit.charts.bands import columns, ranges
 from labkit.charts.data import Chart
 from labkit.charts.line_charts import are_banded
+from labkit.text import plain
 
 MOST = 8  # charts
 COLOURS = 32  # enough for lines and text; a notebook stores every picture
@@ -35,12 +36,13 @@ def png(charts: Sequence[Chart]) -> str | None:
             axes.plot(*_coordinates(line.points()), label=name, linewidth=1)
         if chart.evaluated:
             axes.plot(*_coordinates(chart.evaluated.points()), label="evaluated", linewidth=2, color="black")
-        axes.set_title(chart.title, fontsize=8, loc="left")
+        axes.set_title(plain(chart.title), fontsize=8, loc="left", parse_math=False)
         axes.yaxis.set_major_formatter(lambda value, _, show=chart.show: show(value))
         axes.tick_params(labelsize=7)
         if chart.from_zero:
             axes.set_ylim(bottom=min(0.0, *axes.get_ylim()))
-    figure.axes[0].legend(fontsize=7)
+    for axes in [each for each in figure.axes if each.lines][:1]:
+        axes.legend(fontsize=7)
     whole, small = io.BytesIO(), io.BytesIO()
     FigureCanvasAgg(figure).print_png(whole)
     Image.open(whole).convert("RGB").quantize(COLOURS).save(small, "png", optimize=True)

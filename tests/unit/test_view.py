@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from labkit import words
-from labkit.charts import Chart, Palette, dot, drawn
+from labkit.charts import Chart, Palette, Points, dot, drawn, png
 from labkit.record import Cause, RunFolder, RunReader, State
 from labkit.series import Series
 from labkit.view.comparison import compare
@@ -462,6 +462,13 @@ def test_any_values_of_a_training_can_be_drawn(values):
     ET.fromstring(page)
 
 
+@pytest.mark.parametrize("log", [None, True])
+def test_values_near_the_smallest_float_can_be_drawn_on_any_scale(log):
+    line = {0: series_of([(0.0, 5e-324), (1.0, 1e-20)])}
+
+    ET.fromstring(drawn([Chart("loss", line, words.quantity, from_zero=False, log=log)]))
+
+
 @pytest.mark.parametrize("value", [5e-324, 1e308, -1.7e308])
 def test_the_largest_and_smallest_floats_can_be_drawn(value):
     ET.fromstring(drawn([Chart("loss", {0: series_of([(0.0, value), (1.0, -value)])}, words.quantity)]))
@@ -703,7 +710,13 @@ def test_smoothing_changes_the_line_and_keeps_the_extremes(tmp_path):
 
 @pytest.mark.parametrize(
     ("values", "labels"),
-    [([3.0, 0.03, 0.003], ["0.001", "10"]), ([3.0, 2.9, 2.8], ["2.8", "3"]), ([3.0, 1.0, 0.5], ["0", "3"])],
+    [
+        ([3.0, 0.03, 0.003], ["0.001", "10"]),
+        ([3.0, 2.9, 2.8], ["2.8", "3"]),
+        ([3.0, 1.0, 0.5], ["0", "3"]),
+        ([-3.0, -2.9, -2.8], ["-3", "-2.8"]),
+        ([-0.003, -0.001], ["-0.003", "0"]),
+    ],
 )
 def test_the_axis_of_a_loss_fits_what_it_shows(values, labels):
     line = series_of(enumerate(values))
@@ -712,6 +725,50 @@ def test_the_axis_of_a_loss_fits_what_it_shows(values, labels):
 
     shown = re.findall(r'<text x="48" y="\d+">([^<]*)<', page)
     assert shown[0] == labels[0] and labels[1] in shown
+
+
+def test_the_last_column_under_the_pointer_has_the_last_value_however_the_axis_is_rounded():
+    start, end = next(
+        (a / 10, b / 10) for a in range(1, 99) for b in range(101, 999) if a / 10 + (b / 10 - a / 10) < b / 10
+    )
+
+    *_, last = re.findall(
+        r"<title>([^<]*)", drawn([Chart("loss", {0: Points.of([(start, 1.0), (end, 2.0)])}, words.quantity)])
+    )
+
+    assert last.endswith("rank 0 2")
+
+
+def test_an_ideal_line_above_all_others_is_within_the_chart():
+    lines = {0: Points.of([(1.0, 1.0), (8.0, 4.0)])}
+    chart = Chart("scaling", lines, words.quantity, over="ranks", ideal=Points.of([(1.0, 1.0), (8.0, 8.0)]))
+
+    page = drawn([chart])
+
+    assert ">8<" in "".join(re.findall(r'<text x="48" y="\d+">[^<]*<', page))
+    x, y, dx, dy = map(int, re.search(r'd="M(\d+) (\d+)l(\d+) ?(-\d+)" fill="none" stroke="currentC', page).groups())
+    assert 20 <= y + dy < y
+
+
+def test_the_best_value_does_not_cover_what_was_changed():
+    course = [(float(x), 0.3 + 3 * math.exp(-x / 20) + abs(x - 80) / 150) for x in range(200)]
+    lines = {rank: Points.of((x, y + rank / 5) for x, y in course) for rank in range(4)}
+    changes = ((60.0, "lr=0.01"),)
+    chart = Chart("loss", lines, words.quantity, evaluated=lines[0], best="lowest", changes=changes)
+
+    page = drawn([chart])
+
+    places = {text: (int(x), int(y)) for x, y, text in re.findall(r'<text x="(\d+)" y="(\d+)"[^>]*>(\w+)', page)}
+    changed, best = places["lr"], places["best"]
+    assert abs(changed[1] - best[1]) > 8 or abs(changed[0] - best[0]) > 50
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("title", ["$\\frac{$", "\x1b[31mred\x00", "loss"])
+def test_any_title_is_drawn_as_png_without_a_warning(title):
+    line = {0: series_of([(0.0, 1.0), (1.0, 2.0)])}
+
+    assert png([Chart("loss", {}, words.quantity), Chart(title, line, words.quantity)])
 
 
 def test_a_column_under_the_pointer_names_every_rank():
