@@ -7,6 +7,8 @@ if TYPE_CHECKING:
     from labkit.charts.animated import animation as animation  # Lanes with a Play button, by plotly
     from labkit.charts.bands import Column as Column  # the values of ranks at one place of a chart
     from labkit.charts.bands import columns as columns  # the points of all ranks on one grid
+    from labkit.charts.bands import outlier as outlier  # the rank that stands out
+    from labkit.charts.bands import ranges as ranges  # the extremes and the median of each place on the grid
     from labkit.charts.data import Bar as Bar  # memory by category, of a plan or as measured
     from labkit.charts.data import Bars as Bars  # stacked bars against a limit
     from labkit.charts.data import Chart as Chart  # lines over one axis
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
     from labkit.charts.images import dot as dot  # a rank's line style as a mark for tables
     from labkit.charts.images import spark_svg as spark_svg  # draws a curve in the space of a word
     from labkit.charts.images import spark_text as spark_text  # the same as text
+    from labkit.charts.images import without_columns as without_columns  # a chart without values under the pointer
     from labkit.charts.interactive import figure as figure  # makes a plotly figure of the data
     from labkit.charts.lanes import lanes_picture as lanes_picture  # lanes whose bars have titles, for a report
     from labkit.charts.line_charts import CLIPS as CLIPS  # by which a page clips charts that it has zoomed

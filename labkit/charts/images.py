@@ -14,7 +14,8 @@ SPARKS = "▁▂▃▄▅▆▇█"
 SPARK_LETTERS = 24
 SPARK_WIDTH, SPARK_HEIGHT, SPARK_POINTS = 96, 20, 32
 SVG = re.compile(r"<svg ([^>]*)>.*?</svg>", re.DOTALL)
-TOOLTIPS = re.compile(r'<g stroke-width="\d+" pointer-events="stroke">.*?</g>|<title>.*?</title>', re.DOTALL)
+HOVERED = r'<g stroke-width="\d+" pointer-events="stroke">.*?</g>'  # the columns of a chart that have titles
+TOOLTIPS = re.compile(rf"{HOVERED}|<title>.*?</title>", re.DOTALL)
 MARKUP = re.compile(r"[<>\"'&=]")
 FAINT = re.compile(r'(<(?:text|tspan|g)\b[^>]*?) (?:fill-)?opacity="\.[5-9]\d*"')  # fainter still in an image
 
@@ -87,6 +88,11 @@ class Picture:
 def as_image(page: str) -> str:
     """The page with its SVG as `<img>`: JupyterLab strips SVG in untrusted HTML down to its text."""
     return SVG.sub(_replaced, page)
+
+
+def without_columns(svg: str) -> str:
+    """A chart without the values under the pointer."""
+    return re.sub(HOVERED, "", svg, flags=re.DOTALL)
 
 
 def _replaced(match: re.Match[str]) -> str:

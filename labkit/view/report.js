@@ -4,6 +4,7 @@
 {
   const charts = document.getElementById("charts"), looks = {over: "time", scale: "automatic"}, hidden = new Set();
   let zoom = [0, 1], dragged = null; // shares of the axis
+  const SMALLEST = 1 / 100; // of the axis: lines have few points in less, and labels few digits
 
   function make(name, attributes, ...children) {
     const node = Object.assign(document.createElement(name), attributes);
@@ -15,7 +16,7 @@
       const svg = box.querySelector("svg"), labels = svg.querySelector(".x");
       const [x0, x1, left, right] = labels ? labels.dataset.x.split(" ").map(Number) : [0, 1, 0, 1];
       const columns = [...svg.querySelectorAll('g[pointer-events="stroke"] > path')];
-      return {box, svg, labels, x0, x1, left, right, columns, wide: box.parentNode.className.includes("wide")};
+      return {box, svg, labels, x0, x1, left, right, columns, text: box.querySelector(".read"), wide: box.parentNode.className.includes("wide")};
     });
   }
   function shown(x, over) {
@@ -28,23 +29,26 @@
     return zoom[0] + seen * (zoom[1] - zoom[0]);
   }
   function read(from, to) { // says the values at `to`, and marks what lies between
-    for (const figure of figures()) {
-      if (figure.wide) continue;
-      const place = (column) => (Number(column.getAttribute("d").match(/[\d.]+/)[0]) - figure.left) / (figure.right - figure.left);
-      const half = 0.5 / Math.max(1, figure.columns.length);
-      let said = "";
-      for (const column of figure.columns) {
-        const at = place(column), is = from !== null && at + half > Math.min(from, to) && at - half <= Math.max(from, to);
-        column.setAttribute("stroke", is ? "currentColor" : "none");
+    for (const {text, columns, left, right} of figures()) {
+      const place = (column) => (Number(column.getAttribute("d").match(/[\d.]+/)[0]) - left) / (right - left);
+      const near = (at) => columns.reduce((best, each) => Math.abs(place(each) - at) < Math.abs(place(best) - at) ? each : best);
+      const [first, last] = columns.length && to !== null ? [near(from), near(to)].map(place).sort((a, b) => a - b) : [1, 0];
+      for (const column of columns) {
+        column.setAttribute("stroke", place(column) >= first && place(column) <= last ? "currentColor" : "none");
         column.setAttribute("stroke-opacity", 0.12);
-        if (to !== null && Math.abs(at - to) <= half) said = column.textContent;
       }
-      figure.box.querySelector(".read").textContent = said.split("\n").join(" · ");
+      const rows = first <= last ? near(to).textContent.split("\n") : [];
+      text.textContent = rows.filter((row) => ![...hidden].some((name) => row.startsWith(`${name} `))).join(" · ");
     }
   }
   function show() {
     for (const box of charts.querySelectorAll("[data-looks]"))
       if (box.dataset.looks) box.hidden = !box.dataset.looks.split("|").includes(`${looks.over} ${looks.scale}`);
+    for (const {box, svg} of figures()) { // the values under the pointer are in one picture of each axis
+      const columns = [...box.parentNode.querySelectorAll('g[pointer-events="stroke"]')];
+      const own = columns.find((each) => each.closest("[data-looks]").dataset.looks.startsWith(`${looks.over} `));
+      if (own && !svg.contains(own)) svg.querySelector(".plot").append(own);
+    }
     for (const line of charts.querySelectorAll("[data-line]")) line.style.display = hidden.has(line.dataset.line) ? "none" : "";
     const zoomed = zoom[0] > 0 || zoom[1] < 1, scale = 1 / (zoom[1] - zoom[0]);
     for (const figure of figures()) {
@@ -82,20 +86,20 @@
   });
   charts.addEventListener("pointermove", (event) => {
     const figure = figures().find((each) => each.svg.contains(event.target));
-    if (!figure) return read(null, null);
-    if (figure.wide) return void (figure.box.querySelector(".read").textContent = event.target.querySelector?.(":scope > title")?.textContent ?? "");
-    const at = share(event, figure);
-    read(dragged ?? at, at);
+    const at = figure && !figure.wide ? share(event, figure) : null;
+    read(at === null ? null : dragged ?? at, at);
+    if (figure?.wide) figure.text.textContent = event.target.querySelector?.(":scope > title")?.textContent ?? "";
   });
   charts.addEventListener("pointerup", (event) => {
     const figure = figures().find((each) => each.svg.contains(event.target));
     if (dragged !== null && figure) {
       const ends = [dragged, share(event, figure)].sort((a, b) => a - b);
-      if (ends[1] - ends[0] > (zoom[1] - zoom[0]) / 50) { zoom = ends; show(); }
+      if (ends[1] - ends[0] > Math.max(SMALLEST, (zoom[1] - zoom[0]) / 50)) { zoom = ends; show(); }
     }
     dragged = null;
     read(null, null);
   });
-  charts.addEventListener("pointerleave", () => read(null, null));
+  for (const end of ["pointerleave", "pointercancel"]) // a finger that scrolls the page cancels its drag
+    charts.addEventListener(end, () => { dragged = null; read(null, null); });
   charts.addEventListener("dblclick", () => { zoom = [0, 1]; show(); });
 }

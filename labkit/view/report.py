@@ -12,7 +12,6 @@ from dataclasses import replace
 from hashlib import sha256
 from itertools import product
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 from labkit import words
@@ -21,7 +20,7 @@ from labkit.charts import (
     Bar,
     Bars,
     Chart,
-    Column,
+    Line,
     Palette,
     Points,
     as_image,
@@ -29,13 +28,15 @@ from labkit.charts import (
     columns,
     drawn,
     lanes_picture,
+    outlier,
     pictures,
     png,
+    ranges,
+    without_columns,
 )
 from labkit.errors import LabError
 from labkit.files import read_json, read_source, read_text
 from labkit.record import RunFolder, RunReader, State
-from labkit.series import Point
 from labkit.text import escaped, plain
 from labkit.view.live.hosts import by_host, host_memory, rank_ranges
 from labkit.view.live.page import run_html, run_text, tail_of_log
@@ -177,31 +178,35 @@ def report_charts(reader: RunReader) -> str:
 
 
 def _looks(pictures: Mapping[str, Sequence[str]]) -> str:
-    """The pictures of one chart, all but the first hidden, and a place for the values under the pointer."""
-    first, hidden = next(iter(pictures)), ' hidden=""'
-    return "".join(
-        f'<div data-looks="{"|".join(looks)}"{"" if picture is first else hidden}>{picture}'
-        '<div class="read"></div></div>'
-        for picture, looks in pictures.items()
-    )
+    """The pictures of one chart, all but the first hidden, and a place for the values under the pointer. These are the
+    same on all scales: only the first picture over an axis has them, and the script moves them to the one that is
+    seen."""
+    page, axes = "", set[str]()
+    for picture, looks in pictures.items():
+        axis = looks[0].partition(" ")[0] if looks else ""
+        drawing = without_columns(picture) if axis in axes else picture
+        hidden = ' hidden=""' if axes else ""
+        page += f'<div data-looks="{"|".join(looks)}"{hidden}>{drawing}<div class="read"></div></div>'
+        axes.add(axis)
+    return page
 
 
 def _by_host(reader: RunReader, chart: Chart) -> Chart:
-    """For many ranks on a few hosts, the median of each host instead."""
+    """For many ranks on a few hosts, the median of each host instead, and the rank that stands out where there is room
+    for another line."""
     hosts = by_host(reader.ranks.values())
     if len(chart.series) <= Palette.MOST_LINES or not 1 < len(hosts) <= Palette.MOST_LINES:
         return chart
-    lines = {}
-    for i, histories in enumerate(hosts.values()):
+    names, lines = [*map(plain, hosts)], list[Line]()
+    for histories in hosts.values():
         own = {h.rank: chart.series[h.rank] for h in histories if h.rank in chart.series}
-        lines[i] = Points([_median(x, column) for x, column in columns(own)])
+        lines.append(Points(ranges(columns(own))))
+    grid = columns(chart.series)
+    if len(lines) < Palette.MOST_LINES and (rank := outlier(grid, ranges(grid))) is not None:
+        names.append(chart.label(rank))
+        lines.append(chart.series[rank])
     note = " · ".join(filter(None, [chart.note, "median of each host"]))
-    return replace(chart, series=lines, thin={}, note=note, label=[*map(plain, hosts)].__getitem__)
-
-
-def _median(x: float, column: Column) -> Point:
-    lows, highs, lasts = zip(*column.values(), strict=True)
-    return x, min(lows), max(highs), median(lasts)
+    return replace(chart, series=dict(enumerate(lines)), thin={}, note=note, label=names.__getitem__)
 
 
 def memory_held(reader: RunReader) -> str:

@@ -175,6 +175,13 @@ def test_a_report_answers_to_the_pointer_in_jupyterlab_and_offline_without_an_er
     assert "rank 1" in page.locator(SEEN).locator(".read").nth(1).inner_text()  # values are read in all charts
     page.get_by_role("combobox").first.select_option("step")
     assert "step" in page.locator(SEEN).first.inner_text()
+    page.get_by_role("combobox").last.select_option("logarithmic")
+    page.locator(SEEN).locator("svg").first.hover()
+    expect(page.locator(SEEN).locator(".read").first).to_contain_text("rank 0")
+    page.get_by_role("button", name="rank 0").click()
+    page.locator(SEEN).locator("svg").first.hover()
+    expect(page.locator(SEEN).locator(".read").first).to_contain_text("rank 1")
+    expect(page.locator(SEEN).locator(".read").first).not_to_contain_text("rank 0")
     assert not errors, json.dumps(errors)
     page.context.set_offline(False)
     notebook.picture("report")

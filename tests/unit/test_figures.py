@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import math
 import re
 from itertools import chain
+from types import SimpleNamespace
 from xml.etree import ElementTree
 
 import pytest
 
+from labkit.charts import Chart, Points
 from labkit.files import write_json
 from labkit.record import RunReader, State
 from labkit.view.comparison import runs_together, scaling
-from labkit.view.report import memory_held, report_charts, write_report
+from labkit.view.report import _by_host, memory_held, report_charts, write_report
+from unit.test_view import reporting
 
 GIB = 2**30
 SVG = "{http://www.w3.org/2000/svg}"
@@ -91,6 +95,43 @@ def test_the_report_shows_each_chart_once(reader):
 
     seen = [box for box in re.findall(r"<div data-looks[^>]*>", page) if " hidden" not in box]
     assert len(seen) == 4  # without JavaScript
+
+
+def test_twelve_metrics_on_eight_ranks_are_a_small_report(tmp_path):
+    curves = {f"own{n}": (1, lambda step, n=n: math.sin(step * n) + 2) for n in range(12)}
+    for ranks in (1, 8):
+        folder = reporting(tmp_path / str(ranks), ranks, 400, **curves)
+        State("succeeded", 0.0, 15.0).write(folder)
+        assert write_report(folder).stat().st_size <= 145_000
+
+
+def test_the_values_under_the_pointer_are_in_the_report_once_for_each_axis(tmp_path):
+    reader = RunReader(reporting(tmp_path, 2, 100)).read_all()
+
+    loss, *_ = looks(report_charts(reader))
+
+    assert {look: bool([*svg.iter(f"{SVG}title")]) for look, svg in loss.items()} == {
+        "time automatic": True,
+        "time logarithmic": True,
+        "time linear": False,
+        "step automatic": True,
+        "step logarithmic": True,
+        "step linear": False,
+    }
+
+
+@pytest.mark.parametrize(("hosts", "shown"), [(3, [0, 1, 2, "rank 5"]), (8, [*range(8)])])
+def test_beside_the_medians_of_hosts_is_the_rank_that_stands_out(hosts, shown):
+    ranks = [SimpleNamespace(rank=rank, host=f"{rank % hosts}") for rank in range(hosts * 4)]
+    lines = {
+        each.rank: Points.of((x, 9.0 if each.rank == 5 else 1 + each.rank / 99) for x in range(9)) for each in ranks
+    }
+    reader = SimpleNamespace(ranks={each.rank: each for each in ranks})
+
+    chart = _by_host(reader, Chart("loss", lines, str))
+
+    assert [chart.label(i) for i in chart.series] == [*map(str, shown)]
+    assert chart.series[0].points()[-1][3] < 2
 
 
 def test_memory_by_what_holds_it(reader):
