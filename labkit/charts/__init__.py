@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from labkit.charts.images import dot as dot  # a rank's line style as a mark for tables
     from labkit.charts.images import spark_svg as spark_svg  # draws a curve in the space of a word
     from labkit.charts.images import spark_text as spark_text  # the same as text
-    from labkit.charts.images import without_columns as without_columns  # a chart without values under the pointer
     from labkit.charts.interactive import figure as figure  # makes a plotly figure of the data
     from labkit.charts.lanes import lanes_picture as lanes_picture  # lanes whose bars have titles, for a report
     from labkit.charts.line_charts import CLIPS as CLIPS  # by which a page clips charts that it has zoomed

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from labkit.record import Peak
 from labkit.spans import WAITING
@@ -84,15 +84,14 @@ class Picture:
             f'font-family="system-ui,sans-serif" font-size="{self.size}" fill="currentColor">{self.body}</svg>'
         )
 
+    def without_columns(self) -> Picture:
+        """The chart without the values under the pointer."""
+        return replace(self, body=re.sub(HOVERED, "", self.body, flags=re.DOTALL))
+
 
 def as_image(page: str) -> str:
     """The page with its SVG as `<img>`: JupyterLab strips SVG in untrusted HTML down to its text."""
     return SVG.sub(_replaced, page)
-
-
-def without_columns(svg: str) -> str:
-    """A chart without the values under the pointer."""
-    return re.sub(HOVERED, "", svg, flags=re.DOTALL)
 
 
 def _replaced(match: re.Match[str]) -> str:

@@ -22,6 +22,7 @@ from labkit.charts import (
     Chart,
     Line,
     Palette,
+    Picture,
     Points,
     as_image,
     beside_each_other,
@@ -32,7 +33,6 @@ from labkit.charts import (
     pictures,
     png,
     ranges,
-    without_columns,
 )
 from labkit.errors import LabError
 from labkit.files import read_json, read_source, read_text
@@ -165,28 +165,28 @@ def report_charts(reader: RunReader) -> str:
     a profiled run."""
     if not any(history.step for history in reader.ranks.values()):
         return ""
-    figures: dict[str, dict[str, list[str]]] = {}  # by title and picture: the looks that have it
+    figures: dict[str, dict[Picture, list[str]]] = {}  # by title and picture: the looks that have it
     for axis, scale in product(AXES, SCALES):
         drawn = [_by_host(reader, chart) for chart in run_charts(reader, Look(axis, scale))]
         for chart, picture in zip(drawn, pictures(drawn, interactive=True), strict=True):
-            figures.setdefault(chart.title, {}).setdefault(picture.svg, []).append(f"{axis} {scale}")
+            figures.setdefault(chart.title, {}).setdefault(picture, []).append(f"{axis} {scale}")
     page = [f"<figure>{_looks(of_title)}</figure>" for of_title in figures.values()]
     with suppress(LabError):  # most runs were not profiled
         lanes = lanes_picture(Timeline(reader.folder).lanes(), titled=True)
-        page.append(f'<figure class="wide">{_looks({lanes.svg: []})}</figure>')
+        page.append(f'<figure class="wide">{_looks({lanes: []})}</figure>')
     return f'{CLIPS}<div id="charts">{beside_each_other(page)}</div>'
 
 
-def _looks(pictures: Mapping[str, Sequence[str]]) -> str:
+def _looks(pictures: Mapping[Picture, Sequence[str]]) -> str:
     """The pictures of one chart, all but the first hidden, and a place for the values under the pointer. These are the
     same on all scales: only the first picture over an axis has them, and the script moves them to the one that is
     seen."""
     page, axes = "", set[str]()
     for picture, looks in pictures.items():
         axis = looks[0].partition(" ")[0] if looks else ""
-        drawing = without_columns(picture) if axis in axes else picture
+        drawing = picture.without_columns() if axis in axes else picture
         hidden = ' hidden=""' if axes else ""
-        page += f'<div data-looks="{"|".join(looks)}"{hidden}>{drawing}<div class="read"></div></div>'
+        page += f'<div data-looks="{"|".join(looks)}"{hidden}>{drawing.svg}<div class="read"></div></div>'
         axes.add(axis)
     return page
 
