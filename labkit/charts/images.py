@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 
 from labkit.record import Peak
 from labkit.spans import WAITING
+from labkit.text import plain
 
 SPARKS = "▁▂▃▄▅▆▇█"
 SPARK_LETTERS = 24
@@ -59,7 +60,7 @@ class Palette:
 
 def in_attribute(text: str) -> str:
     """Text to be read out, without what means something in HTML."""
-    return " ".join(MARKUP.sub(" ", text).split())
+    return " ".join(MARKUP.sub(" ", plain(text)).split())
 
 
 @dataclass(frozen=True)

@@ -447,6 +447,13 @@ def test_a_chart_tells_its_last_values_to_a_screen_reader():
     assert ET.fromstring(page)[0].get("aria-label") == "loss: rank 0 3, rank 1 2"
 
 
+@pytest.mark.parametrize("name", ["\x1b[31mred\x00", "a\x1b]0;title\x07b", "\ud800"])
+def test_what_is_read_out_has_no_control_characters(name):
+    line = {0: series_of([(0.0, 1.0)])}
+
+    ET.fromstring(drawn([Chart(name, line, words.quantity, label=lambda _: name)]))
+
+
 def test_a_charts_words_are_escaped():
     page = drawn([Chart(f'{IMAGE}"', {0: series_of([(0.0, 1.0)])}, lambda value: IMAGE)])
 
