@@ -65,11 +65,11 @@ def bars_picture(drawn: Bars) -> Picture:
 def _frame(drawn: Bars) -> _Frame:
     longest, limit = max((row.total for row in drawn.rows if row.held), default=0) or 1, drawn.limit
     near = limit is not None and limit <= NEAR * longest
-    end = min(max(longest, limit), FAR * limit) if near and limit else longest
+    end = min(max(longest, limit), FAR * limit) if near and limit and limit > 0 else longest
     left = _room(NAMES, (f"▸ {row.name}" for row in drawn.rows))
     right = WIDTH - _room(NOTES, (_measure(drawn, row, "▸ ") for row in drawn.rows if row.held))
     scale = (right - left) / (1.02 * end)
-    line = left + limit * scale if near and limit else None
+    line = left + max(0.0, limit) * scale if near and limit is not None else None  # nothing may be left of a device
     return _Frame(drawn, left, right, scale, line, colours_of(drawn), len({row.source for row in drawn.rows}) > 1)
 
 

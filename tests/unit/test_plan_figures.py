@@ -65,6 +65,15 @@ def test_a_limit_is_drawn_when_it_is_near_and_told_when_it_is_far():
     assert "H100 100.00 GiB: far beyond all of these" in words_in(tree_of(far))
 
 
+@pytest.mark.parametrize("limit", [0.0, -1.0 * GIB])
+def test_a_device_of_which_nothing_is_left_has_its_limit_where_bars_begin(limit):
+    page = bars([Bar("ddp", HELD)], limit, "T4")
+
+    assert "far beyond" not in page
+    (line,) = re.findall(r'<path d="M([\d.]+) ', page)
+    assert float(line) == min(float(x) for x in re.findall(r'<rect x="([\d.]+)"[^>]*height="14"', page))
+
+
 def test_a_bar_far_beyond_the_limit_is_cut_and_says_so():
     tree = tree_of(bars([Bar("ddp", {"parameters": 100 * GIB}, fits=False)], GIB, "T4"))
 
