@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import cycle
 
 from labkit.charts.data import Bar, Bars
-from labkit.charts.images import Palette, Picture
+from labkit.charts.images import Palette, Picture, legend, swatch
 from labkit.text import escaped
 
 WIDTH = 560
@@ -40,8 +40,8 @@ def bars_picture(drawn: Bars) -> Picture:
     if drawn.title:
         parts.append(f'<text x="0" y="{y + 9}" font-weight="600">{escaped(drawn.title)}</text>')
         y += LINE + 2
-    legend, y = _legend(frame, y)
-    parts.append(legend)
+    key, y = legend(_in_legend(frame), 0.0, y, WIDTH)
+    parts.append(key)
     if drawn.limit is not None:
         words = f"{drawn.limit_name} {drawn.show(drawn.limit)}".strip()
         words += "" if frame.line else ": far beyond all of these"
@@ -87,19 +87,13 @@ def colours_of(drawn: Bars) -> dict[str, str]:
     return fixed | dict(zip([name for name in names if name not in known], cycle(free), strict=False))
 
 
-def _legend(frame: _Frame, y: float) -> tuple[str, float]:
-    """The legend, in as many lines as it needs; and where it ends."""
-    marks = [(name, colour, "") for name, colour in frame.colours.items()] if len(frame.colours) > 1 else []
-    sources = dict.fromkeys(row.source for row in frame.drawn.rows) if frame.mixed else ()
-    marks += [(f"paler: {source}", Palette.GREY, _pale(frame, source)) for source in sources if _pale(frame, source)]
-    x, drawn = 0.0, ""
-    for name, colour, pale in marks:
-        wide = 26 + BROAD * len(name)
-        x, y = (0.0, y + LINE) if x + wide > WIDTH and x else (x, y)
-        drawn += f'<rect x="{x:.0f}" y="{y:.0f}" width="10" height="10" rx="2" fill="{colour}"{pale}/>'
-        drawn += f'<text x="{x + 14:.0f}" y="{y + 9:.0f}">{escaped(name)}</text>'
-        x += wide
-    return drawn, y + LINE + 2 if marks else y
+def _in_legend(frame: _Frame) -> list[tuple[str, str]]:
+    """The categories, and what is paler."""
+    marks = [(f'fill="{colour}"', name) for name, colour in frame.colours.items()] if len(frame.colours) > 1 else []
+    for source in dict.fromkeys(row.source for row in frame.drawn.rows):
+        if pale := _pale(frame, source):
+            marks.append((f'fill="{Palette.GREY}"{pale}', f"paler: {source}"))
+    return [(swatch(look), name) for look, name in marks]
 
 
 def _pale(frame: _Frame, source: str) -> str:

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import base64
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from labkit.record import Peak
 from labkit.spans import WAITING
-from labkit.text import plain
+from labkit.text import escaped, plain
 
 SPARKS = "▁▂▃▄▅▆▇█"
 SPARK_LETTERS = 24
 SPARK_WIDTH, SPARK_HEIGHT, SPARK_POINTS = 96, 20, 32
+LETTER, LEGEND_LINE = 6, 14  # pixels: of a letter in a legend, and from line to line
 SVG = re.compile(r"<svg ([^>]*)>.*?</svg>", re.DOTALL)
 HOVERED = r'<g stroke-width="\d+" pointer-events="stroke">.*?</g>'  # the columns of a chart that have titles
 TOOLTIPS = re.compile(rf"{HOVERED}|<title>.*?</title>", re.DOTALL)
@@ -88,6 +89,22 @@ class Picture:
     def without_columns(self) -> Picture:
         """The chart without the values under the pointer."""
         return replace(self, body=re.sub(HOVERED, "", self.body, flags=re.DOTALL))
+
+
+def swatch(look: str) -> str:
+    """The mark, in a legend, of what is filled like this. `look` are attributes."""
+    return f'<rect width="16" height="9" rx="2" {look}/>'
+
+
+def legend(marks: Iterable[tuple[str, str]], left: float, top: float, right: float) -> tuple[str, float]:
+    """Marks, each with its name, in as many lines as they need; and where the next line would begin."""
+    drawn, x, y = "", left, top
+    for mark, name in marks:
+        wide = 32 + LETTER * len(name)
+        x, y = (left, y + LEGEND_LINE) if x + wide > right and x > left else (x, y)
+        drawn += f'<g transform="translate({x:.0f} {y:.0f})">{mark}<text x="20" y="8">{escaped(name)}</text></g>'
+        x += wide
+    return drawn, y + LEGEND_LINE if drawn else y
 
 
 def as_image(page: str) -> str:

@@ -6,7 +6,7 @@ from collections import defaultdict
 
 from labkit.charts.axes import round_values
 from labkit.charts.data import Lanes
-from labkit.charts.images import Palette, Picture
+from labkit.charts.images import Palette, Picture, legend, swatch
 from labkit.spans import COMMUNICATION, Span
 from labkit.text import escaped
 from labkit.words import seconds
@@ -15,7 +15,7 @@ WIDTH, LEFT, RIGHT, ROW, TOP = 560, 52, 6, 34, 16
 STYLE = "width:100%;max-width:760px;height:auto"
 THIN, THICK = 5, 16
 SMALLEST = 0.3  # pixels
-LETTER, DIGIT = 5.6, 6
+DIGIT = 6
 IDLE = "rgba(139,148,158,.25)"
 LATER = 0.6  # the opacity of a rank's second stage
 
@@ -25,7 +25,7 @@ def lanes_picture(drawn: Lanes, *, titled: bool = False) -> Picture:
     spans, talks = drawn.spans, any(span.kind in COMMUNICATION for span in drawn.spans)
     end = drawn.end or max((span.end for span in spans), default=0.0) or 1.0
     scale, row = (WIDTH - LEFT - RIGHT) / end, ROW if talks else THICK + 8
-    key, top = _key(drawn)
+    key, top = legend(_in_legend(drawn), LEFT, TOP, WIDTH)
     rows = {rank: top + row * float(i) for i, rank in enumerate(drawn.names)}
     bars = ""
     if chunks := [span for span in spans if span.chunk is not None]:
@@ -100,17 +100,8 @@ def _kinds(drawn: Lanes) -> dict[str, str]:
     return {kind: halves.get(kind, kind.replace("_", "-")) for kind in Palette.SPANS if kind in kinds}
 
 
-def _key(drawn: Lanes) -> tuple[str, float]:
-    """The legend, in as many lines as it needs, and where the lanes begin."""
-    parts, x, y = "", float(LEFT), float(TOP)
-    entries = [(Palette.SPANS[kind], name) for kind, name in _kinds(drawn).items()]
-    entries += [(IDLE, "bubble")] if any(span.chunk is not None for span in drawn.spans) else []
-    for colour, name in entries:
-        wide = 24 + LETTER * len(name)
-        x, y = (float(LEFT), y + 14) if x + wide > WIDTH else (x, y)
-        parts += f'<rect x="{x:.0f}" y="{y}" width="9" height="9" fill="{colour}"/>'
-        parts += f'<text x="{x + 13:.0f}" y="{y + 8}">{name}</text>'
-        x += wide
-    if later_stages(drawn):
-        parts += f'<text x="{x:.0f}" y="{y + 8}">paler: second stage</text>'
-    return parts, y + 18
+def _in_legend(drawn: Lanes) -> list[tuple[str, str]]:
+    marks = [(swatch(f'fill="{Palette.SPANS[kind]}"'), name) for kind, name in _kinds(drawn).items()]
+    if any(span.chunk is not None for span in drawn.spans):
+        marks.append((swatch(f'fill="{IDLE}"'), "bubble"))
+    return [*marks, ("", "paler: second stage")] if later_stages(drawn) else marks

@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 from labkit.charts.axes import Axis, ends, round_values
 from labkit.charts.bands import CELLS, Column, Grid, band, columns, most_apart, path, ranges, thinned
 from labkit.charts.data import Chart
-from labkit.charts.images import Palette, Picture, in_attribute
+from labkit.charts.images import Palette, Picture, in_attribute, legend
 from labkit.series import Point
 from labkit.text import escaped
 from labkit.words import quantity
@@ -44,7 +44,7 @@ X, LOW, HIGH = itemgetter(0), itemgetter(1), itemgetter(2)  # of a series' point
 NEAR = 4.0  # a limit up to this multiple of the data is drawn to scale
 X_TICKS, Y_TICKS, FEW_TICKS = 6, 5, 3  # at most this many intervals; few where many charts share the message
 ZEROS = re.compile(r"\.0+ ")  # in 15.00 GiB
-ROW = 12  # of a legend
+KEY = 15  # where a legend begins
 LETTER = 6.5  # pixels, of bold text
 # by which a page clips a chart, and lanes, that it has zoomed
 CLIPS = (
@@ -81,11 +81,11 @@ def pictures(
     style = f"flex:1 1 {smallest}px;max-width:{largest}px;min-width:0;height:auto"
     drawn = []
     for i, (chart, is_band) in enumerate(zip(charts, banded, strict=True)):
-        sheet, (legend, rows) = sheets[chart.over], _legend(chart, size[0]) if chart.legend and not is_band else ("", 0)
-        body = _chart(chart, sheet, is_band, is_first=i == 0)
-        body = f'{legend}<g transform="translate(0 {rows * ROW})">{body}</g>' if rows else body
-        title = _title(chart, is_band, is_first=i == 0)
-        drawn.append(Picture(title + body, size[0], size[1] + rows * ROW, _summary(chart, is_band), style=style))
+        body = _chart(chart, sheets[chart.over], is_band, is_first=i == 0)
+        key, below = legend(_in_legend(chart) if chart.legend and not is_band else [], LEFT, KEY, size[0])
+        body = f'{key}<g transform="translate(0 {below - KEY})">{body}</g>' if key else body
+        title, height = _title(chart, is_band, is_first=i == 0), size[1] + below - KEY
+        drawn.append(Picture(title + body, size[0], height, _summary(chart, is_band), style=style))
     return drawn
 
 
@@ -216,19 +216,11 @@ def _title(chart: Chart, banded: bool, is_first: bool) -> str:
     return f'<text x="{LEFT}" y="12" font-weight="600">{escaped(chart.title)}{note}</text>'
 
 
-def _legend(chart: Chart, width: int) -> tuple[str, int]:
-    """The names of the lines, and how many rows they take."""
-    x, rows, drawn = float(LEFT), 1, ""
-    names = [(*Palette.line(number), chart.label(number)) for number in chart.series]
-    names += [("currentColor", "1 3", "ideal")] if chart.ideal else []
-    for colour, dash, name in names:
-        wide = 30 + 5.4 * len(name)
-        x, rows = (float(LEFT), rows + 1) if x + wide > width and x > LEFT else (x, rows)
-        y = 11 + rows * ROW
-        drawn += f'<path d="M{x:.0f} {y - 3}h16" stroke="{colour}" stroke-width="2" stroke-dasharray="{dash}"/>'
-        drawn += f'<text x="{x + 20:.0f}" y="{y}">{escaped(name)}</text>'
-        x += wide
-    return drawn, rows
+def _in_legend(chart: Chart) -> list[tuple[str, str]]:
+    lines = [(*Palette.line(number), chart.label(number)) for number in chart.series]
+    lines += [("currentColor", "1 3", "ideal")] if chart.ideal else []
+    look = '<path d="M0 5h16" stroke="{}" stroke-width="2" stroke-dasharray="{}"/>'
+    return [(look.format(colour, dash), name) for colour, dash, name in lines]
 
 
 def _chart(chart: Chart, sheet: _Sheet, banded: bool, is_first: bool) -> str:
