@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from labkit.charts import Bar, Bars, Chart, Points
 from labkit.text import gib
 from labkit.words import quantity
 from labkit_labs.claims import amount
-from labkit_labs.draw.picture import GREY, WIDTH, Picture, box, colour_of, drawn, sheet, words
+from labkit_labs.draw.picture import GREY, WIDTH, Picture, box, colour_of, drawn, key, sheet, words
 
 __all__ = ["FORMATS", "Quantity", "bars", "cells", "choice", "curves", "exponents", "formats", "gradients", "limits"]
 
@@ -80,6 +80,7 @@ FORMATS = {"fp32": (8, 23), "bf16": (8, 7), "fp16": (5, 10)}  # bits of exponent
 FULL, FEWER, LOST = colour_of(2), colour_of(4), colour_of(5)
 FORMATS_KEY = ((FULL, "all digits"), (FEWER, "fewer digits (subnormal)"), (LOST, "zero or infinite"))
 FORMATS_LEFT = 62.0
+SHOWN = -150, 130  # exponents
 
 
 def limits(exponent_bits: int, fraction_bits: int) -> tuple[float, float, float]:
@@ -91,32 +92,15 @@ def limits(exponent_bits: int, fraction_bits: int) -> tuple[float, float, float]
 def formats() -> Picture:
     """Draws what each floating-point format can hold: green with all of its digits, yellow with fewer (subnormal
     numbers)."""
-    drawn, label = _key_of_formats(56 + 26 * len(FORMATS), FORMATS_KEY[:2]), []
+    drawn, label = key(FORMATS_KEY[:2], FORMATS_LEFT, 56 + 26 * len(FORMATS)), []
     for row, (name, (exponent, fraction)) in enumerate(FORMATS.items()):
         y, (low, normal, high) = 22 + 26 * row, _borders(exponent, fraction)
         drawn += words(0, y + 14, name, bold=True)
-        drawn += box(
-            _x_of_exponent(low, -150, 130),
-            y,
-            _x_of_exponent(normal, -150, 130) - _x_of_exponent(low, -150, 130),
-            18,
-            FEWER,
-            round=0,
-        )
-        drawn += box(
-            _x_of_exponent(normal, -150, 130),
-            y,
-            _x_of_exponent(high, -150, 130) - _x_of_exponent(normal, -150, 130),
-            18,
-            FULL,
-            round=0,
-        )
-        drawn += words(
-            _x_of_exponent(0, -150, 130), y + 13, f"{fraction + 1} bits", anchor="middle", size=12, fill="#fff"
-        )
+        drawn += _ranges_of_format(low, normal, high, y, 18, *SHOWN)
+        drawn += words(_x_of_exponent(0, *SHOWN), y + 13, f"{fraction + 1} bits", anchor="middle", size=12, fill="#fff")
         label.append(f"{name} from 2^{low} to 2^{high} with {fraction + 1} bits")
     return sheet(
-        [drawn, _axis_of_exponents(22 + 26 * len(FORMATS), -150, 130, 25)], 64 + 26 * len(FORMATS), "; ".join(label)
+        [drawn, _axis_of_exponents(22 + 26 * len(FORMATS), *SHOWN, 25)], 64 + 26 * len(FORMATS), "; ".join(label)
     )
 
 
@@ -137,18 +121,10 @@ def gradients(shares: Mapping[int, float], scale: float = 1) -> Picture:
         colour = LOST if there < low - 1 or there >= high else FEWER if there < normal else colour_of(0)
         lost, fewer = lost + share * (colour == LOST), fewer + share * (colour == FEWER)
         drawn += box(_x_of_exponent(there, first, last), 136 - share * tall, wide - 1, share * tall, colour, round=0)
-    for begin, end, colour in ((low, normal, FEWER), (normal, high, FULL)):
-        drawn += box(
-            _x_of_exponent(begin, first, last),
-            140,
-            _x_of_exponent(end, first, last) - _x_of_exponent(begin, first, last),
-            10,
-            colour,
-            round=0,
-        )
+    drawn += _ranges_of_format(low, normal, high, 140, 10, first, last)
     title = f"scale {scale:,.0f}: {lost:.3%} lost, {fewer:.1%} with fewer digits"
     drawn += words(0, 14, title, bold=True) + words(0, 149, "fp16", bold=True)
-    return sheet([drawn, _axis_of_exponents(150, first, last, 10), _key_of_formats(186, FORMATS_KEY)], 196, title)
+    return sheet([drawn, _axis_of_exponents(150, first, last, 10), key(FORMATS_KEY, FORMATS_LEFT, 186)], 196, title)
 
 
 def _borders(exponent_bits: int, fraction_bits: int) -> tuple[int, int, int]:
@@ -156,6 +132,12 @@ def _borders(exponent_bits: int, fraction_bits: int) -> tuple[int, int, int]:
     begins."""
     bias = 2 ** (exponent_bits - 1) - 1
     return 1 - bias - fraction_bits, 1 - bias, bias + 1
+
+
+def _ranges_of_format(low: int, normal: int, high: int, y: float, tall: float, first: int, last: int) -> str:
+    """Boxes from border to border: numbers with fewer digits, then those with all."""
+    left, middle, right = (_x_of_exponent(border, first, last) for border in (low, normal, high))
+    return box(left, y, middle - left, tall, FEWER, round=0) + box(middle, y, right - middle, tall, FULL, round=0)
 
 
 def _x_of_exponent(exponent: float, first: int, last: int) -> float:
@@ -168,14 +150,6 @@ def _axis_of_exponents(y: float, first: int, last: int, every: int) -> str:
     return line + "".join(
         words(_x_of_exponent(at, first, last), y + 17, f"2^{at}", anchor="middle", size=11) for at in ticks
     )
-
-
-def _key_of_formats(y: float, marks: Sequence[tuple[str, str]]) -> str:
-    drawn, x = "", FORMATS_LEFT
-    for colour, text in marks:
-        drawn += box(x, y - 9, 10, 10, colour) + words(x + 14, y, text, size=12)
-        x += 34 + 6.6 * len(text)
-    return drawn
 
 
 MAP_LEFT, MAP_TOP, MAP_WIDE, MAP_TALL = 70.0, 26.0, 500.0, 230.0
@@ -220,10 +194,7 @@ def cells(titles: Collection[str], marked: Mapping[str, Collection[str]]) -> Pic
     """Draws a box for each cell of a script, in order, by rows. `marked`: the titles of a kind, which get its color."""
     kinds = {title: number for number, of_kind in enumerate(marked.values()) for title in of_kind}
     wide = WIDTH / CELLS_ACROSS
-    parts, left = [], 0.0
-    for number, kind in enumerate(marked):
-        parts.append(box(left, 5, 11, 11, colour_of(number)) + words(left + 16, 15, kind, size=12))
-        left += 40 + 7 * len(kind)
+    parts = [key([(colour_of(number), kind) for number, kind in enumerate(marked)], 0, 15)]
     for place, title in enumerate(titles):
         x, y = place % CELLS_ACROSS * wide, 28 + place // CELLS_ACROSS * (CELL_TALL + 8)
         colour = colour_of(kinds[title]) if title in kinds else ""

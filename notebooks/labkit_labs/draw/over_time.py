@@ -8,7 +8,7 @@ from dataclasses import replace
 from labkit.charts import Lanes, Palette
 from labkit.spans import Span, bubble, elapsed
 from labkit.text import gib
-from labkit_labs.draw.picture import GREY, WIDTH, Picture, box, colour_of, drawn, frames, sheet, sweep, words
+from labkit_labs.draw.picture import GREY, WIDTH, Picture, box, colour_of, drawn, frames, key, sheet, sweep, words
 
 __all__ = ["buckets", "calls", "filled", "grid", "lanes", "loader", "step"]
 
@@ -101,12 +101,13 @@ def loader(load: float, compute: float, workers: int, *, steps: int = 6, moving:
     names += "".join(words(0, LOADER_TOP + (1 + w) * LOADER_ROW + 17, f"worker {w}", size=12) for w in range(workers))
     height = LOADER_TOP + (1 + workers) * LOADER_ROW
     waits = sum(finish - begin for _, kind, _, begin, finish in bars if kind == "forward") / end
-    key = box(WIDTH - 132, 5, 10, 10, Palette.SPANS["input"]) + words(WIDTH - 118, 15, "load", size=12)
-    key += box(WIDTH - 76, 5, 10, 10, Palette.SPANS["forward"]) + words(WIDTH - 62, 15, "compute", size=12)
+    kinds = key([(Palette.SPANS["input"], "load"), (Palette.SPANS["forward"], "compute")], WIDTH - 140, 15)
     title = f"{workers} workers: the rank computes {waits:.0%} of the time" if workers else "no workers"
     label = f"{steps} batches, {load:g} to load, {compute:g} to compute, {workers} workers: {end:g} in all"
     return sheet(
-        [words(LOADER_LEFT, 15, title, bold=True), key, names, sweep(drawn, LOADER_LEFT, height, moving)], height, label
+        [words(LOADER_LEFT, 15, title, bold=True), kinds, names, sweep(drawn, LOADER_LEFT, height, moving)],
+        height,
+        label,
     )
 
 

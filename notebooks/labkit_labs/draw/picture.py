@@ -11,7 +11,7 @@ from labkit import charts
 from labkit.charts import Palette
 from labkit.text import escaped
 
-__all__ = ["GREY", "WIDTH", "Picture", "box", "boxes", "colour_of", "drawn", "frames", "sheet"]
+__all__ = ["GREY", "WIDTH", "Picture", "box", "boxes", "colour_of", "drawn", "frames", "key", "sheet"]
 __all__ += ["stacked", "sweep", "words"]
 
 WIDTH = 700
@@ -101,6 +101,15 @@ def box(
         f'<rect x="{x:.1f}" y="{y:.1f}" width="{max(0.0, width):.1f}" height="{height:.1f}" rx="{round}" '
         f'fill="{fill}"{faint}{edge}/>'
     )
+
+
+def key(marks: Iterable[tuple[str, str]], left: float, y: float) -> str:
+    """Colours with what they mean, beside each other, with text at `y`."""
+    drawn = ""
+    for colour, text in marks:
+        drawn += box(left, y - 9, 10, 10, colour) + words(left + 14, y, text, size=12)
+        left += 34 + 6.6 * len(text)
+    return drawn
 
 
 def boxes(places: Iterable[tuple[float, float, float, float]], fill: str, more: str = "") -> str:
