@@ -211,7 +211,9 @@ def _between(line: Pixels) -> Iterator[tuple[float, float]]:
 
 def _title(chart: Chart, banded: bool, is_first: bool) -> str:
     notes = [chart.note, f"thin: {chart.thin_name}" if chart.thin and not banded else ""]
-    text = " · ".join(filter(None, [*notes, "band: all ranks" if banded and is_first else ""]))
+    text = " · ".join(
+        filter(None, [*notes, f"band: all {'lines' if chart.legend else 'ranks'}" if banded and is_first else ""])
+    )
     note = f'<tspan font-weight="400" fill-opacity=".75"> {escaped(text)}</tspan>' if text else ""
     return f'<text x="{LEFT}" y="12" font-weight="600">{escaped(chart.title)}{note}</text>'
 

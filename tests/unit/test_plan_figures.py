@@ -165,6 +165,14 @@ def test_a_long_number_of_steps_is_whole_under_the_pointer_and_a_name_is_no_temp
     assert "%{x}" not in trace["hovertemplate"]
 
 
+def test_a_band_of_runs_is_not_said_to_be_of_ranks():
+    lines = {i: Points.of([(1.0, i), (2.0, i)]) for i in range(10)}
+
+    page = drawn([Chart("loss", lines, str, label="run {}".format, legend=True)])
+
+    assert "band: all lines" in page and "rank" not in page
+
+
 def test_break_even_is_where_two_devices_begin_to_be_faster_than_one():
     points = [Point(x, y, y * 0.8, y * 1.2) for x, y in ((100, 0.3), (1000, 0.5), (4000, 1.5), (10_000, 1.9))]
     names = [trace["name"] for trace in finished(figure([break_even_chart(points)]))["data"]]
