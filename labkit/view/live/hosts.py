@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterable, Mapping
 from statistics import median
 
-from labkit.charts import Column, columns
+from labkit.charts import Column, Picture, columns
 from labkit.record import HostHistory, RankHistory, RunReader
 from labkit.series import Series
 from labkit.text import escaped, gib, slug
@@ -113,19 +113,17 @@ def heat_strips(
         fewer *= 2
     marks, frames = _late_marks(named, rows, tops, late, bottom) if crowded else _marks(named, rows, tops, height)
     marks += "" if single else _latest(rows, tops, late, height)
-    label = escaped(f"{title}, {ranks_shown} ranks")
     what = "of each host's slowest rank" if single else "of each rank"
     axis = (
         f'<text x="{LEFT}" y="{bottom + 12}" opacity=".75">{start:.3g} s</text>'
         f'<text x="{WIDTH - RIGHT}" y="{bottom + 12}" text-anchor="end" opacity=".75">{end:.3g} s after launch</text>'
     )
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {bottom + BOTTOM}" role="img" '
-        f'aria-label="{label}: darker is slower than the median" style="width:100%;max-width:{WIDTH}px;height:auto" '
-        'font-family="system-ui,sans-serif" font-size="10" fill="currentColor">'
+    body = (
         f'<text x="0" y="12" font-weight="600">{escaped(title)}'
-        f'<tspan font-weight="400" fill-opacity=".75"> {what}</tspan></text>{_key()}{frames}{marks}{drawn}{axis}</svg>'
+        f'<tspan font-weight="400" fill-opacity=".75"> {what}</tspan></text>{_key()}{frames}{marks}{drawn}{axis}'
     )
+    label = f"{title}, {ranks_shown} ranks: darker is slower than the median"
+    return Picture(body, WIDTH, bottom + BOTTOM, label).svg
 
 
 def _slower(
