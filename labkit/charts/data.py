@@ -12,6 +12,7 @@ from typing import NamedTuple, Protocol
 from labkit.series import Point
 from labkit.spans import Span
 from labkit.text import gib
+from labkit.words import quantity
 
 LEAST = 1e-300  # on a logarithmic axis: below it floats lose digits, and a power of ten may be zero
 DECADES = 30.0  # values that span more than this factor are drawn on a logarithmic axis
@@ -74,6 +75,24 @@ class Chart:
     ticks: tuple[float, ...] = ()
     label: Callable[[int], str] = "rank {}".format
     legend: bool = False
+
+    @classmethod
+    def over_ranks(cls, title: str, curves: Mapping[str, Sequence[Point]], note: str, *, log: bool = False) -> Chart:
+        """Rates over numbers of ranks, by name. The ideal is linear scaling from the best rate on the fewest ranks."""
+        points = [(x, -last) for line in curves.values() for x, *_, last in line]
+        ticks, (fewest, rate) = tuple(sorted({x for x, _ in points})), min(points, default=(1.0, 0.0))
+        return cls(
+            title,
+            {i: Points(line) for i, line in enumerate(curves.values())},
+            quantity,
+            note=note,
+            over="ranks",
+            ticks=ticks,
+            log=log,
+            ideal=Points.of((x, -rate * x / fewest) for x in ticks) if ticks else None,
+            label=[*curves].__getitem__,
+            legend=True,
+        )
 
     def is_logarithmic(self, low: float, high: float) -> bool:
         """Whether the y axis of values from `low` to `high` is."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
-from labkit import words
 from labkit.charts import Bars, Chart, Line, Points, drawn
 from labkit.planner.scaling import Point
 from labkit.record import Peak
@@ -68,21 +67,9 @@ def memory_rows(peaks: Mapping[str, Peak]) -> list[dict[str, str]]:
 def scaling_chart(curves: Mapping[str, Sequence[Point]], box: int, name: str) -> Chart:
     """Throughput over ranks, both logarithmic, with its band; the dotted line is linear scaling from the fewest ranks.
     Beyond `box` ranks there are several identical machines."""
-    everything = [point for points in curves.values() for point in points]
-    first = min(everything, key=lambda point: (point.x, -point.value))
-    ticks = tuple(sorted({point.x for point in everything}))
-    return Chart(
-        f"Scaling on {name} (predicted; beyond {box} rank{'s' if box > 1 else ''} over a network)",
-        {i: _line(points) for i, points in enumerate(curves.values())},
-        words.quantity,
-        note="tokens/s over all ranks",
-        over="ranks",
-        ticks=ticks,
-        log=True,
-        ideal=Points.of((x, first.value * x / first.x) for x in ticks),
-        label=[*curves].__getitem__,
-        legend=True,
-    )
+    title = f"Scaling on {name} (predicted; beyond {box} rank{'s' if box > 1 else ''} over a network)"
+    lines = {strategy: _line(points).points() for strategy, points in curves.items()}
+    return Chart.over_ranks(title, lines, "tokens/s over all ranks", log=True)
 
 
 def break_even_chart(points: Sequence[Point]) -> Chart:

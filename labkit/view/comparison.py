@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from labkit import words
 from labkit.arguments import checked
-from labkit.charts import Bar, Bars, Chart, Line, Palette, Points, as_image, dot, drawn
+from labkit.charts import Bar, Bars, Chart, Line, Palette, as_image, dot, drawn
 from labkit.errors import LabError
 from labkit.files import finite, number
 from labkit.metric_names import Better, Directions, agreed, is_evaluated
@@ -394,29 +394,10 @@ def scaling(points: Sequence[tuple[str, int, float]]) -> Figure:
     """Throughput over ranks from `(script, ranks, samples/s)`; the dotted line is linear scaling from the fewest."""
     from labkit.charts import figure
 
-    names = [*dict.fromkeys(name for name, _, _ in points)]
-    ticks = tuple(sorted({float(ranks) for _, ranks, _ in points}))
-    fewest, rate = min(((ranks, rate) for _, ranks, rate in points), default=(1, 0.0))
-    lines = {
-        i: Points.of(sorted((ranks, rate) for label, ranks, rate in points if label == name))
-        for i, name in enumerate(names)
-    }
-    ideal = Points.of((ranks, rate * ranks / fewest) for ranks in ticks)
-    return figure(
-        [
-            Chart(
-                "Scaling",
-                lines,
-                words.quantity,
-                note="samples/s over all ranks",
-                over="ranks",
-                ticks=ticks,
-                ideal=ideal if points else None,
-                label=names.__getitem__,
-                legend=True,
-            )
-        ]
-    )
+    curves: dict[str, list[tuple[float, float, float, float]]] = {}
+    for name, ranks, rate in sorted(points, key=lambda point: point[1]):
+        curves.setdefault(name, []).append((ranks, rate, rate, rate))
+    return figure([Chart.over_ranks("Scaling", curves, "samples/s over all ranks")])
 
 
 def findings(summaries: Sequence[dict[str, Any]]) -> list[str]:
