@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
-from labkit.charts import Bars, Chart, Line, Points, drawn
+from labkit.charts import Bars, Chart, Points, drawn
 from labkit.planner.scaling import Point
 from labkit.record import Peak
 from labkit.text import escaped, framed, gib, plain
@@ -68,8 +68,7 @@ def scaling_chart(curves: Mapping[str, Sequence[Point]], box: int, name: str) ->
     """Throughput over ranks, both logarithmic, with its band; the dotted line is linear scaling from the fewest ranks.
     Beyond `box` ranks there are several identical machines."""
     title = f"Scaling on {name} (predicted; beyond {box} rank{'s' if box > 1 else ''} over a network)"
-    lines = {strategy: _line(points).points() for strategy, points in curves.items()}
-    return Chart.over_ranks(title, lines, "tokens/s over all ranks", log=True)
+    return Chart.over_ranks(title, curves, "tokens/s over all ranks", log=True)
 
 
 def break_even_chart(points: Sequence[Point]) -> Chart:
@@ -80,7 +79,7 @@ def break_even_chart(points: Sequence[Point]) -> Chart:
     crossing = _crossing(points)
     return Chart(
         "When a second device pays off",
-        {0: _line(points)},
+        {0: Points(points)},
         "{:.2f}x".format,
         note="speed of two devices relative to one",
         over="tokens",
@@ -98,7 +97,3 @@ def _crossing(points: Sequence[Point]) -> float | None:
             share = (1 - before.value) / (after.value - before.value)
             return float(before.x * (after.x / before.x) ** share)
     return None
-
-
-def _line(points: Sequence[Point]) -> Line:
-    return Points([(point.x, point.low, point.high, point.value) for point in points])

@@ -20,12 +20,12 @@ MOST_SAMPLES = 1 << 30
 
 
 class Point(NamedTuple):
-    """A point of a curve with its band from `low` to `high`."""
+    """A point of a chart's line with its band from `low` to `high`."""
 
     x: float
-    value: float
     low: float
     high: float
+    value: float
 
 
 def scaling_curves(candidates: Iterable[Candidate], speed_model: SpeedModel) -> dict[str, list[Point]]:
@@ -38,7 +38,7 @@ def scaling_curves(candidates: Iterable[Candidate], speed_model: SpeedModel) -> 
         steps = speed_model.scaling(one.layout) if one.layout and one.fits else {}
         if steps:
             curves[one.strategy] = [
-                Point(n, t.predictions_per_second, t.predictions / t.high, t.predictions / t.low if t.low else 0.0)
+                Point(n, t.predictions / t.high, t.predictions / t.low if t.low else 0.0, t.predictions_per_second)
                 for n, t in steps.items()
             ]
     return curves
@@ -64,7 +64,7 @@ def break_even_curve(layout: Layout, speed_model: SpeedModel) -> list[Point]:
         if alone and together:
             ratios = [2 * a / b for a, b in ((alone.low, together.low), (alone.high, together.high)) if b]
             value = 2 * alone.seconds / together.seconds
-            points.append(Point(alone.predictions, value, min(value, *ratios), max(value, *ratios)))
+            points.append(Point(alone.predictions, min(value, *ratios), max(value, *ratios), value))
     return points
 
 

@@ -136,7 +136,7 @@ def test_a_limit_far_beyond_the_bars_is_not_in_their_figure():
 
 
 def test_scaling_has_a_band_around_each_curve_and_the_ideal_line():
-    curves = {"ddp": [Point(1, 100, 80, 120), Point(2, 190, 150, 240)], "fsdp": [Point(2, 180, 150, 200)]}
+    curves = {"ddp": [Point(1, 80, 120, 100), Point(2, 150, 240, 190)], "fsdp": [Point(2, 150, 200, 180)]}
     found = finished(figure([scaling_chart(curves, 2, "T4")]))
 
     by_name = {trace["name"]: trace for trace in found["data"] if trace.get("showlegend") is not False}
@@ -174,7 +174,7 @@ def test_a_band_of_runs_is_not_said_to_be_of_ranks():
 
 
 def test_break_even_is_where_two_devices_begin_to_be_faster_than_one():
-    points = [Point(x, y, y * 0.8, y * 1.2) for x, y in ((100, 0.3), (1000, 0.5), (4000, 1.5), (10_000, 1.9))]
+    points = [Point(x, y * 0.8, y * 1.2, y) for x, y in ((100, 0.3), (1000, 0.5), (4000, 1.5), (10_000, 1.9))]
     names = [trace["name"] for trace in finished(figure([break_even_chart(points)]))["data"]]
 
     assert "break-even: 2,000 tokens" in names
