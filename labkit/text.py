@@ -32,14 +32,16 @@ def escaped(text: str) -> str:
 
 def framed(html: str) -> str:
     """The HTML in the font, the size and the greatest width of every view of labkit's."""
-    return f'<div style="font-family:system-ui,sans-serif;font-size:13px;line-height:1.5;max-width:760px">{html}</div>'
+    style = "font-family:system-ui,sans-serif;font-size:13px;line-height:1.5;max-width:760px;overflow-wrap:break-word"
+    return f'<div style="{style}">{html}</div>'
 
 
 def pill(text: str, tint: str) -> str:
-    """A word or two about a state as HTML, with a border and a background in its colour. A live view hides it when its
-    kernel is gone."""
+    """A word or two about a state as HTML, with a border and a background in its colour; a mark in front stays with its
+    word. A live view hides it when its kernel is gone."""
     style = f"border:1px solid {tint};background:{tint}30;border-radius:10px;padding:0 9px;display:inline-block"
-    return f'<b class="labkit-state" style="{style}">{escaped(text)}</b>'
+    shown = escaped(text).replace(" ", "&nbsp;", 1)
+    return f'<b class="labkit-state" style="{style}">{shown}</b>'
 
 
 def in_lines(notice: str) -> str:

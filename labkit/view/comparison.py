@@ -18,7 +18,7 @@ from labkit.files import finite, number
 from labkit.metric_names import Better, Directions, agreed, is_evaluated
 from labkit.record import Glance, Manifest, RankHistory, RunFolder, RunReader, State
 from labkit.stored_runs import find_run
-from labkit.text import escaped, plain, slug
+from labkit.text import plain, slug, with_code
 from labkit.view.live.disturbances import disturbances
 from labkit.view.live.run_charts import curves
 from labkit.view.run_list import OWN_KEYS, SortKeys, differing, metric_columns, order_in_words, sort_keys, sorted_by
@@ -301,7 +301,7 @@ class Comparison:
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
         rows, common = self._folded()
-        text = "".join(f'<div style="font-size:12px">{escaped(each)}</div>' for each in [*common, *self._remarks()])
+        text = "".join(f'<div style="font-size:12px">{with_code(each)}</div>' for each in [*common, *self._remarks()])
         marks = [f"{dot(i)} " for i in range(len(rows))] if any(self.curves) else []
         html = f"{self._overlay()}{grid(rows, marks, transposes=True)}{text}{self._bars()}"
         return {"text/plain": str(self), "text/html": as_image(html)}
@@ -347,22 +347,27 @@ class Comparison:
         by, given = self.sorted_by, [s["parameters_given"] for s in self.summaries]
         is_metric = by not in ("", *OWN_KEYS) and not any(by in each for each in given)
         order = order_in_words(by, self._better(by)) if is_metric else ""
-        machines = [f"{plain(s['name'])}: {each.sentence}" for s in self.summaries for each in s["disturbances"]]
+        machines = [
+            f"{plain(s['name'])}: {'; '.join(each.sentence for each in s['disturbances'])}"
+            for s in self.summaries
+            if s["disturbances"]
+        ]
         is_repeated = any(REPEAT in doubts for doubts in self._speedup_doubts())
         return [*filter(None, [order]), *notices, *machines, *([REPEATS] if is_repeated else []), *self.findings]
 
     def _bars(self) -> str:
-        """Training time and state held per rank, each relative to the largest."""
+        """Training time and state held per rank, each relative to the largest; and how a run ended that did not finish,
+        because it did not train for long."""
         figures = [
             ("training time", "training_seconds", words.seconds),
             ("state held per rank", "held_bytes", words.gib),
         ]
         page = ""
         for title, key, show in figures:
-            rows = [
-                Bar(plain(s["name"]), {title: s[key]} if s[key] else None, "" if s[key] else "n/a", "measured")
-                for s in self.summaries
-            ]
+            rows = []
+            for s in self.summaries:
+                note = s["result"] if s["state"] != "succeeded" else "" if s[key] else "n/a"
+                rows.append(Bar(plain(s["name"]), {title: s[key]} if s[key] else None, note, "measured"))
             page += drawn(Bars(rows, show=show, title=title))
         return page
 

@@ -117,7 +117,7 @@ def write_report(folder: RunFolder) -> Path:
     new.write_text(
         f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{escaped(folder.id)}</title>'
         f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
-        "<style>:root{color-scheme:light dark}body{font-family:system-ui,sans-serif;max-width:900px;margin:2em auto;"
+        "<style>:root{color-scheme:light dark}body{font:13px/1.5 system-ui,sans-serif;max-width:900px;margin:2em auto;"
         "padding:0 1em}pre{white-space:pre-wrap;overflow-wrap:anywhere;font-size:12px}"
         "th{text-align:left;font-weight:400;opacity:.7;padding-right:1em}"
         f"{STYLE}</style>"

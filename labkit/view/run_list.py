@@ -18,7 +18,7 @@ from labkit.errors import LabError, did_you_mean
 from labkit.files import finite
 from labkit.metric_names import Better, Directions, agreed, parted
 from labkit.record import Glance, Manifest, RunFolder, State
-from labkit.text import escaped, plain
+from labkit.text import escaped, plain, with_code
 from labkit.view.live.page import state_pill
 from labkit.view.tables import GAP, WIDEST
 
@@ -151,7 +151,9 @@ class RunList(list[Any]):
         rows = [
             {
                 "run": run.id,
-                "started": time.strftime("%b %d %H:%M", time.localtime(state.started)),
+                "started": time.strftime("%b %d %H:%M", time.localtime(state.started)).replace(
+                    " ", "\N{NO-BREAK SPACE}", 1
+                ),
                 "state": _State(state, seen.loss),
                 "loss": words.quantity(seen.loss, 4),
                 CURVE: seen,
@@ -208,7 +210,7 @@ class RunList(list[Any]):
         for row, run in zip_longest(rows, self[:SHOWN]):
             cells = "".join(f'<td style="{cell}">{_html(row.get(name, ""))}</td>' for name in columns)
             body += f"{ROW}{cells}</tr>"
-            below = [escaped(str(row[name])) for name in ("note", "why") if row.get(name)]
+            below = [with_code(str(row[name])) for name in ("note", "why") if row.get(name)]
             if run is not None and isinstance(state := row["state"], _State):
                 below += _links(run.folder, state)
             if below:

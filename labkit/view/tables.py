@@ -10,11 +10,11 @@ from labkit.text import escaped
 WIDEST, GAP = 105, 2  # characters of a line in JupyterLab at 1,200 pixels, and between its cells
 # Classes take a fourth of the bytes of styles in every cell. Notebooks have rules of their own for tables.
 STYLE = (
-    "<style>.labkit-grid{border-collapse:collapse;margin:6px 0;font-size:12px;font-variant-numeric:tabular-nums}"
+    "<style>table.labkit-grid{border-collapse:collapse;margin:6px 0;font-size:12px;font-variant-numeric:tabular-nums}"
     ".labkit-grid tr{background:none!important}"
     ".labkit-grid :is(td,th){border:0;padding:1px 10px 1px 0;white-space:nowrap;text-align:right!important}"
     ".labkit-grid :is(.text,:first-child){text-align:left!important}.labkit-grid td.text{white-space:normal}"
-    ".labkit-grid :is(td,th).narrow{white-space:normal;overflow-wrap:anywhere;min-width:5em}"
+    ".labkit-grid :is(td,th).narrow{white-space:normal;overflow-wrap:anywhere;min-width:6em}"
     ".labkit-grid th{font-weight:500;opacity:1;white-space:normal;vertical-align:bottom}</style>"
 )
 

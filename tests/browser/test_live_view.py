@@ -147,7 +147,7 @@ def test_a_run_that_is_stuck_says_so_and_answers_where_every_rank_is(notebook):
     notebook.open([launch(10_000, fault="hang")])
     notebook.run(0)
     notebook.wait_for_text(0, "no rank has made progress since", 60)
-    notebook.output(0).get_by_text(re.compile(r"▲ stuck \d+ s")).wait_for(timeout=10_000)
+    notebook.output(0).get_by_text(re.compile(r"▲\sstuck \d+ s")).wait_for(timeout=10_000)
     notebook.output(0).get_by_role("button", name="Why is it stuck?").click()
     notebook.output(0).get_by_text("rank 1, step 4, sleeping").wait_for(timeout=15_000)
     notebook.output(0).get_by_text("rank 1, step 4, sleeping").click()

@@ -79,14 +79,15 @@ def test_a_comparison_never_calls_values_the_same_that_differ_where_they_are_cut
 def test_a_run_that_failed_has_a_mark_a_colour_and_the_way_to_its_report_and_folder(root):
     ended(root, 1)
     failed = ended(root, 2, state="failed")
-    State("failed", 1000.0, ended=1060.0, cause=Cause("error", "rank 1 failed: <b>")).write(failed)
+    State("failed", 1000.0, ended=1060.0, cause=Cause("error", "rank 1 failed: <b> in `step`")).write(failed)
     place = os.path.relpath(failed.path)
     page = labkit.runs()._repr_html_()
 
-    assert f"border:1px solid {Palette.RED};" in page and "✖ failed" in page
-    assert f"rank 1 failed: &lt;b&gt; · <code>labkit.attach(&#x27;{failed.id.partition('-')[2]}&#x27;).report()" in page
+    assert f"border:1px solid {Palette.RED};" in page and "✖&nbsp;failed" in page
+    why = "rank 1 failed: &lt;b&gt; in <code>step</code>"
+    assert f"{why} · <code>labkit.attach(&#x27;{failed.id.partition('-')[2]}&#x27;).report()" in page
     assert f"<code>{place}</code>" in page
-    assert page.count("<code>") == 2  # nothing of those that succeeded
+    assert page.count("<code>") == 3  # nothing of those that succeeded
 
     labkit.attach(failed.id).report()
     page = labkit.runs()._repr_html_()
@@ -97,8 +98,8 @@ def test_a_run_that_failed_has_a_mark_a_colour_and_the_way_to_its_report_and_fol
 def test_a_paused_run_has_a_mark_and_a_colour_of_its_own():
     paused = state_pill(State("running", 1000.0, notice="paused; resume it with run.resume()"), 0.5)
 
-    assert "‖ paused" in paused and Palette.AMBER in paused
-    assert "● running" in state_pill(State("running", 1000.0), 0.5)
+    assert "‖&nbsp;paused" in paused and Palette.AMBER in paused
+    assert "●&nbsp;running" in state_pill(State("running", 1000.0), 0.5)
 
 
 def test_filters_select_by_script_state_and_tag(root):

@@ -16,9 +16,11 @@ from hypothesis import strategies as st
 
 from labkit import words
 from labkit.charts import Chart, Palette, Points, dot, drawn, png
+from labkit.frontend import close_widget
 from labkit.record import Cause, RunFolder, RunReader, State
 from labkit.series import Series
 from labkit.view.comparison import compare
+from labkit.view.live.dashboard import Dashboard
 from labkit.view.live.page import plain, run_html, run_text, tail_of_log
 from labkit.view.live.run_charts import Look, charts_svg, curves, run_charts
 from labkit.view.live.tables import rank_rows, rank_table
@@ -552,18 +554,18 @@ def test_a_run_in_plain_text_tells_the_same(folder, reader):
 
 def test_a_run_that_failed_is_marked_as_such_even_if_it_was_wrong_before(folder, reader):
     cause = Cause("slip", "rank 0 left out `all_reduce`; `a; b`", advice=("Call `it`.",))
-    page = run_html(folder, reader, State("failed", 0.0, 5.0, 1, cause, wrong=True))
-    assert "✖ failed" in page and "▲" not in page
+    page = run_html(folder, reader, State("failed", 0.0, 5.0, 1, cause, notice="note: same samples", wrong=True))
+    assert "✖&nbsp;failed" in page and "▲" not in page
     assert "<b>rank 0 left out <code>all_reduce</code>; <code>a; b</code></b>" in page
-    assert "Call <code>it</code>." in page
-    assert "▲ succeeded, but wrong" in run_html(folder, reader, State("succeeded", 0.0, 5.0, 0, wrong=True))
+    assert page.index("Call <code>it</code>.") < page.index("note: same samples")
+    assert "▲&nbsp;succeeded, but wrong" in run_html(folder, reader, State("succeeded", 0.0, 5.0, 0, wrong=True))
 
 
 @pytest.mark.parametrize("name", ["starting", "running", "succeeded", "failed", "stopped", "lost"])
 def test_every_state_has_a_page_and_a_text(folder, reader, name):
     state = State(name, 0.0, 5.0)
 
-    assert f" {name}</b>" in run_html(folder, reader, state)
+    assert f"&nbsp;{name}</b>" in run_html(folder, reader, state)
     assert f": {name} after 5 s" in run_text(folder, reader, state)
 
 
@@ -869,6 +871,19 @@ def test_runs_are_compared_by_their_curves_first(tmp_path):
     assert "steps" not in comparison._rows()[0]
 
 
+def test_a_bar_says_how_a_run_ended_that_did_not_finish(tmp_path):
+    folders = [reporting(tmp_path / name, 1, 30) for name in "ab"]
+    State("succeeded", 0.0, 5.0).write(folders[0])
+    State("failed", 0.0, 5.0, notice="`all_reduce` is left out").write(folders[1])
+
+    page = compare([SimpleNamespace(folder=folder) for folder in folders])._repr_mimebundle_()["text/html"]
+
+    pictures = [base64.b64decode(data).decode() for data in re.findall(r"base64,([^\"]+)", page)]
+    bars = next(picture for picture in pictures if ">training time<" in picture)
+    assert re.findall(">3 s([^<]*)<", bars) == ["", " · failed"]
+    assert "<code>all_reduce</code> is left out" in page
+
+
 def test_each_of_eight_compared_runs_has_a_line_in_each_of_six_charts(tmp_path):
     curves = {f"val_{n}": (10, lambda step: step / 100) for n in range(5)}
     folders = [reporting(tmp_path / str(i), 1, 30, **curves) for i in range(8)]
@@ -894,3 +909,11 @@ def test_a_comparison_that_is_too_wide_has_a_column_for_each_run(tmp_path):
     many = {f"a_long_parameter_{i}": None for i in range(12)}
     assert heads(lr=None)[:2] == ["run", "lr"]
     assert heads(**many)[0] == "run" and len(heads(**many)) == 3
+
+
+def test_a_live_view_has_controls_of_charts_once_there_are_charts(whole_folder, tmp_path):
+    for folder, shown in ((RunFolder.create(tmp_path, "starting"), "none"), (whole_folder, None)):
+        view = Dashboard(folder, RUNNING, print, print, lambda: RUNNING, SimpleNamespace())
+        view._draw()
+        assert view._look.layout.display == shown
+        close_widget(view.box)

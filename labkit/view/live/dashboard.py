@@ -77,9 +77,9 @@ class Dashboard(LiveView):
         self._search.layout.width, self._search.style.description_width = "200px", "auto"
         self._reach = ReachControls(run, self._answer)
         buttons = widgets.HBox([self._stop_button, why, detach, self._reach.box, self._rank, self._search])
-        charts = widgets.HBox(look)
-        buttons.layout.flex_flow = charts.layout.flex_flow = "row wrap"
-        self.box = widgets.VBox([self._html, charts, buttons, self._answer])
+        self._look = widgets.HBox(look)
+        buttons.layout.flex_flow = self._look.layout.flex_flow = "row wrap"
+        self.box = widgets.VBox([self._html, self._look, buttons, self._answer])
 
     def show(self) -> None:
         if other := OPEN.get(self.folder.path):
@@ -116,6 +116,7 @@ class Dashboard(LiveView):
             kept = self._only.value if self._only.value in names else ""
             self._only.options = [(ALL_CHARTS, ""), *((name, name) for name in names)]
             self._only.value = kept
+        self._look.layout.display = None if any(h.step for h in self.reader.ranks.values()) else "none"
         reachable = state.state == "running" and self.reader.attempt.requests.is_dir()
         self._reach.update(reachable=reachable, paused=state.is_paused)
         look = Look(self._axis.value, self._scale.value, self._smoothing.value, self._only.value, self._size.value)

@@ -38,7 +38,7 @@ def run_html(
     search: str = "",
     look: Look | None = None,
 ) -> str:
-    """State, notices, cause of a failure, headline, verdict, charts, tables of ranks and machines, end of a log.
+    """State, cause of a failure, notices, headline, verdict, charts, tables of ranks and machines, end of a log.
 
     The log is that of `log_rank`, by default the rank that failed or rank 0; `search` selects lines that contain
     that text.
@@ -48,7 +48,7 @@ def run_html(
     if log_rank is None:
         log_rank = (state.cause and state.cause.rank) or 0
     return framed(
-        f"{_pill(folder, reader, state, watched)}{_notices(folder, state)}{_cause(state)}{_tracebacks(folder, state)}"
+        f"{_pill(folder, reader, state, watched)}{_cause(state)}{_tracebacks(folder, state)}{_notices(folder, state)}"
         f"{_progress(reader, state)}{_earlier(state)}"
         f"{charts_svg(reader, look or Look(), _stall(folder, state)) if drawn else ''}{_strips(reader)}"
         f"{_tables(reader, state)}{_unread(reader)}"
