@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
 FIGURES = {"training_seconds": "training time", "throughput": "mean samples/s", "memory_peak": "peak memory"}
+SPEEDS = ("training_seconds", "throughput")
 STUDENTS_T = (12.7, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23, 2.20)  # two-sided 95%, by degrees of freedom
 SEED = re.compile(r"--seed[=\n][^\n]*\n?")
 REPEAT = "repeat"
@@ -270,12 +271,12 @@ class Comparison:
         ]
 
     def _marked(self, name: str) -> list[str]:
-        """A metric of each run as text, with ★ at the best loss or evaluation of good runs, unless all look equal or it
-        is unknown which values are better."""
+        """A metric of each run as text, with ★ at the best evaluation of good runs, unless all look equal or it is
+        unknown which values are better. The last training loss is that of other samples in each run."""
         better = self._better(name)
         values = [glance.value(name, better) for glance in self.glances]
         texts = [_measured(name, value) for value in values]
-        if better is None or (name != "loss" and not is_evaluated(name)):
+        if better is None or not is_evaluated(name):
             return texts
         known = {
             i: value
@@ -462,7 +463,9 @@ def _difference(
 
 
 def _values(figure: str, group: list[dict[str, Any]]) -> list[float]:
-    return [value for summary in group if (value := finite(summary.get(figure))) is not None]
+    """The speed of a run that something disturbed says nothing."""
+    kept = [summary for summary in group if figure not in SPEEDS or not summary.get("disturbances")]
+    return [value for summary in kept if (value := finite(summary.get(figure))) is not None]
 
 
 def _name(group: list[dict[str, Any]], varied: Sequence[str]) -> str:

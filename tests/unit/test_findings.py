@@ -139,7 +139,7 @@ def test_a_run_whose_loss_is_nan_is_not_the_best_and_not_a_plain_success(folder,
     assert [row["result"] for row in rows] == [state, "succeeded"]
     assert [row["best val_accuracy"] for row in rows] == ["0.9", "0.8"]
     page = run_html(runs[0], RunReader(runs[0]).read_all(), State.read(runs[0]))
-    assert f"▲ {state}" in page and Palette.GREEN not in page
+    assert f"▲&nbsp;{state}" in page and Palette.GREEN not in page
 
 
 def test_a_run_that_failed_says_what_else_was_wrong_with_it(folder):

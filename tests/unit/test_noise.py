@@ -84,3 +84,11 @@ def test_every_figure_that_was_measured_is_compared():
     [sentence] = findings(runs)
     names = ["training time", "peak memory", "test accuracy", "test bits per byte"]
     assert sorted(re.findall(r"[:,] ([a-z ]+) [+-]\d", sentence)) == sorted(names)
+
+
+def test_the_speed_of_a_disturbed_run_is_not_compared():
+    busy = run("fsdp", 12.2, throughput=5.0, memory_peak=2.0, disturbances=["other programs used 80% of these cores"])
+    calm = [run("ddp", seconds, throughput=9.0, memory_peak=1.0) for seconds in (10.0, 10.2)]
+    (said,) = findings([*calm, busy])
+
+    assert said.endswith("more than noise: peak memory +100.0% (repeats differ by 0.0%)")
