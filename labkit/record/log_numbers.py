@@ -27,11 +27,14 @@ from labkit.tail import CHUNK_BYTES, Tail
 STREAMS = ("stdout", "stderr")
 LAST_SECONDS = 1.0  # after the last look at the log, for what was written later
 LONGEST_LINE = 2000  # a longer one is no line about a metric
-NUMBER = r"([-+]?(?:\d+\.?\d*|\.\d+)(?:e[-+]?\d+)?|nan|[-+]?inf)"
-VALUE = rf"""["']?(?:\s*[:=]\s*|\s+)["']?(?:\w+\()?{NUMBER}(?!\.?\w)"""
+GROUPED = r"[1-9]\d{0,2}(?:,\d{3})+"  # 1,234,567; any other comma between digits may be a decimal one or part of a list
+NUMBER = rf"([-+]?(?:{GROUPED}(?:\.\d*)?|\d+\.?\d*|\.\d+)(?:e[-+]?\d+)?|nan|[-+]?inf)"
+VALUE = rf"""["']?(?:\s*[:=]\s*|\s+)["']?(?:\w+\()?{NUMBER}(?!\.?\w|,\d)"""
 DATA = "|".join((*EVALUATED, *TRAINED))
 PAIR = re.compile(rf"(?<![\w.@/-])((?:(?:{DATA}) )?[a-z][\w.@/-]*?){VALUE}", re.IGNORECASE)
-STEP = re.compile(r"""\b(?:global[_ ])?(?:step|iter|iteration)s?["']?\s*[:=#]?\s*\[?(\d{1,15})\b""", re.IGNORECASE)
+STEP = re.compile(
+    rf"""\b(?:global[_ ])?(?:step|iter|iteration)s?["']?\s*[:=#]?\s*\[?({GROUPED}|\d{{1,15}})\b(?!,\d)""", re.IGNORECASE
+)
 
 
 class Line(NamedTuple):
@@ -109,12 +112,17 @@ class _Stream:
                 text = line[:LONGEST_LINE].decode("utf-8", "replace")
                 if found := self._pattern.search(text):
                     step = STEP.search(text)
-                    self._found.append((start, int(step[1]) if step else None, float(found[1])))
+                    self._found.append((start, int(_plain(step[1])) if step else None, float(_plain(found[1]))))
         return bool(new)
 
 
 def _pattern(name: str) -> re.Pattern[str]:
     return re.compile(rf"(?<![\w.@/-]){re.escape(name)}{VALUE}", re.IGNORECASE)
+
+
+def _plain(number: str) -> str:
+    """The number without the commas between its thousands."""
+    return number.replace(",", "")
 
 
 def with_log(records: Sequence[Record], home: Path, names: Iterable[str]) -> list[Record]:
@@ -141,7 +149,9 @@ def _step(line: Line, times: Sequence[float], steps: Sequence[tuple[float, int]]
 def at_end_of_log(home: Path, names: Iterable[str], size: int) -> list[Report]:
     """The values of these metrics in the last `size` bytes of both logs, in order, whenever they were written."""
     logs = [tail_text(home / f"{stream}.log", size) for stream in STREAMS]
-    values = [(name, float(found[1])) for name in names for log in logs for found in _pattern(name).finditer(log)]
+    values = [
+        (name, float(_plain(found[1]))) for name in names for log in logs for found in _pattern(name).finditer(log)
+    ]
     return [Report(0.0, None, {name: value}, is_tracked=True) for name, value in values]
 
 

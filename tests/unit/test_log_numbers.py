@@ -47,6 +47,13 @@ def step(number):
         ("Val_Acc = .93.", 0.93),
         ("val_acc: tensor(0.9300, device='cuda:0')", 0.93),
         ("val_acc: -inf", float("-inf")),
+        ("val_acc: 123,456.7", 123456.7),
+        ("val_acc -1,234,567, done", -1234567.0),
+        ("val_acc: 1,234.5e3", 1234500.0),
+        ("val_acc: 0,93", None),  # a decimal comma, or two numbers
+        ("val_acc: 1.234,5", None),
+        ("val_acc: 12,3456", None),
+        ("val_acc: 1,234,56", None),
         ("my_val_acc: 0.93", None),
         ("val_acc/top5: 0.93", None),
         ("val_acc: 1.2.3", None),
@@ -120,7 +127,7 @@ def test_what_the_owner_chooses_is_in_the_charts_and_tables_of_every_later_view(
 
 @pytest.mark.parametrize(
     ("named", "row"),
-    [("step 3", 3), ("global_step: 4", 4), ("iter [2/100]", 2), ("step 1", 1)]
+    [("step 3", 3), ("global_step: 4", 4), ("iter [2/100]", 2), ("step 1", 1), ("step 3,5", 4)]
     + [("step 12", 4), ("epoch 1", 4)],  # micro-batches, or none: the last step that was recorded by then
 )  # fmt: skip
 def test_a_line_is_in_the_row_of_the_step_that_it_names_if_that_was_made_then(log, folder, write_metrics, named, row):
