@@ -12,7 +12,7 @@ from labkit.text import escaped
 from labkit.words import seconds
 
 WIDTH, LEFT, RIGHT, ROW, TOP = 560, 52, 6, 34, 16
-STYLE = "width:100%;max-width:760px;height:auto"
+STYLE = "width:100%;min-width:520px;max-width:760px;height:auto"  # or its text is too small
 THIN, THICK = 5, 16
 SMALLEST = 0.3  # pixels
 DIGIT = 6

@@ -22,9 +22,9 @@ def picture(data: Chart | Bars | Lanes) -> Picture:
 
 def drawn(data: Sequence[Chart] | Bars | Lanes, columns: int = 2, *, most_lines: int = LINES) -> str:
     """HTML for a page; empty if there is nothing to draw. Charts are in at most so many `columns`, fewer on a narrow
-    page; with more than `most_lines` their ranks are drawn as bands."""
-    if isinstance(data, Bars):
-        return picture(data).svg if data.rows else ""
-    if isinstance(data, Lanes):
-        return picture(data).svg
+    page, on which bars and lanes scroll; with more than `most_lines` their ranks are drawn as bands."""
+    if isinstance(data, Bars) and not data.rows:
+        return ""
+    if isinstance(data, Bars | Lanes):
+        return f'<div style="overflow-x:auto">{picture(data).svg}</div>'
     return beside_each_other(each.svg for each in pictures(data, columns, most_lines=most_lines)) if data else ""

@@ -47,8 +47,8 @@ from labkit.witness import Findings
 REPORT_LOG_LINES = 200
 STYLE = (
     "figure{margin:0;flex:1 1 290px;max-width:434px}figure svg{width:100%;height:auto;touch-action:pan-y;"
-    "user-select:none}figure.wide{flex:1 1 100%;max-width:760px}.read{min-height:2.6em;font-size:12px;opacity:.75;"
-    "font-variant-numeric:tabular-nums}.plot *{vector-effect:non-scaling-stroke}"
+    "user-select:none}figure.wide{flex:1 1 100%;max-width:760px;overflow-x:auto}.read{min-height:2.6em;font-size:12px;"
+    "opacity:.75;font-variant-numeric:tabular-nums}.plot *{vector-effect:non-scaling-stroke}"
     ".plot [pointer-events] *{vector-effect:none}td{overflow-wrap:anywhere}"
     ".zoomed .window{clip-path:url(#window)}.zoomed .texts{display:none}"
     "button{font:inherit;font-size:12px;margin-right:4px;border:1px solid #8b949e80;border-radius:10px;background:none;"

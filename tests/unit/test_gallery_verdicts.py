@@ -168,7 +168,9 @@ def other_programs_use_the_cores(raw, share):
 @check(r"it overlapped with run (\S+) from (\S+) to (\S+), on the same (?:GPUs|cores)")
 def another_run_was_active(raw, run, start, end):
     shift = raw.machine[0]["time"] - raw.machine[0]["t"]
-    times = [line["t"] + shift for line in raw.machine if line["k"] == "runs" and run in line["runs"]]
+    times = [
+        line["t"] + shift for line in raw.machine if line["k"] == "runs" and any(run in each for each in line["runs"])
+    ]
     clocks = [time.strftime("%H:%M:%S", time.localtime(moment)) for moment in (times[0], times[-1])]
     assert clocks == [start, end]
 
@@ -231,4 +233,4 @@ def test_a_run_whose_loss_is_nan_is_not_green(runs):
     for name in ("NaN, running", "NaN, finished"):
         folder, state = runs[name]
         page = run_html(folder, RunReader(folder).read_all(), state, with_charts=False, with_log=False)
-        assert f"▲ {state.state}, but the loss is NaN" in page
+        assert f"▲&nbsp;{state.state}, but the loss is NaN" in page

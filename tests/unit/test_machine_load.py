@@ -178,12 +178,12 @@ def test_other_programs_that_left_enough_or_cannot_be_told_are_not_stated(machin
 
 
 def test_runs_that_overlapped_for_long_are_named(machine):
-    reader = machine(runs={"a": (10.0, 20.0), "b": (30.0, 50.0), "c": (55.0, 56.0)})
+    reader = machine(runs={"a": (10.0, 20.0), "20260102T030405Z-b-0a1b": (30.0, 50.0), "c": (55.0, 56.0)})
     (sentence,) = stated(reader)
 
-    assert sentence.startswith("it overlapped with run b from ")
+    assert sentence.startswith("it overlapped with run b-0a1b from ")
     assert sentence.endswith(", and with 1 more, on the same cores")
-    assert reader.hosts["h"].runs["b"] == (1030.0, 1050.0)
+    assert reader.hosts["h"].runs["20260102T030405Z-b-0a1b"] == (1030.0, 1050.0)
 
 
 @pytest.mark.parametrize("wall", [1e17, -1e17, 1e300])

@@ -87,7 +87,7 @@ def test_what_cannot_be_planned_has_its_reason_in_place_of_a_bar():
     )
 
     assert "4 blocks cannot be split into 3 stages" in words_in(tree)
-    assert "pipeline: 4 blocks cannot be split into 3 stages" in tree[0].get("aria-label")
+    assert "pipeline: 4 blocks cannot be split into 3 stages" in tree[0][0].get("aria-label")
 
 
 def test_a_measured_bar_stands_under_the_planned_one_without_its_name():

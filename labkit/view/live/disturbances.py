@@ -67,4 +67,5 @@ def _overlaps(host: HostHistory, state: State) -> str:
     run = max(long, key=lambda run: long[run][1] - long[run][0])
     start, end = (time.strftime("%H:%M:%S", time.localtime(seconds)) for seconds in long[run])
     more = f", and with {len(long) - 1} more" if len(long) > 1 else ""
-    return f"it overlapped with run {plain(run)} from {start} to {end}{more}"
+    name = plain(run.partition("-")[2] or run)  # enough to attach to it
+    return f"it overlapped with run {name} from {start} to {end}{more}"
