@@ -164,8 +164,9 @@ class Run(Shown[State], Reachable):
         What is said to be better of `val_ppl` holds for `test_ppl`, too. With `from_log`, the numbers after the name in
         lines such as `epoch 3 val_acc: 0.93` of rank 0's stdout and stderr are charted and tabulated like reported
         ones. A line's time is when the log, looked at once a second, first had it. Its step is the one that it names
-        (`step 120 …`), if that was made then, and else the last recorded one at that time. Lines of a run whose log
-        nobody looked at, because it ended within a second or two or is older than this, are left out.
+        (`step 120 …`), if that was made then; lines that name none are spread over the steps recorded between two
+        looks. Lines of a run whose log nobody looked at, because it ended within a second or two or is older than this,
+        are left out.
 
         Raises LabError for any other `better` or without both, and RunFolderError if the folder cannot be written."""
         if better is None and from_log is None:
@@ -295,8 +296,9 @@ class Run(Shown[State], Reachable):
         scalar that the script logged to the logger "metrics" or to a tracker, or that `metric` takes from its log. A
         row covers `steps` steps with `samples` samples in total, unless these are unknown; `step_seconds` and its parts
         `input`, `forward`, `backward`, `optimizer` and `communication` are means over these steps. Values logged
-        without a step are in the row of the last step before them, or else of the first. If the script reports no
-        `loss`, it is the value on which backward() was called, unless `loss_of` says otherwise."""
+        without a step are in the row of the last step before them, or else of the first; values that were printed
+        faster than steps are recorded have further rows of their step. If the script reports no `loss`, it is the value
+        on which backward() was called, unless `loss_of` says otherwise."""
         import pandas as pd
 
         frame = pd.DataFrame(list(rows(self.folder)))

@@ -14,6 +14,7 @@ import re
 from bisect import bisect_left, bisect_right
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby
 from operator import attrgetter
 from pathlib import Path
 from typing import NamedTuple
@@ -21,7 +22,7 @@ from typing import NamedTuple
 from labkit import rank_files
 from labkit.files import number, opened, tail_text
 from labkit.metric_names import EVALUATED, TRAINED
-from labkit.record.records import Record, Report, Step
+from labkit.record.records import Record, Report, Scalar, Step
 from labkit.tail import CHUNK_BYTES, Tail
 
 STREAMS = ("stdout", "stderr")
@@ -125,16 +126,28 @@ def _plain(number: str) -> str:
     return number.replace(",", "")
 
 
+class Printed(Report):
+    """A number in the log of a rank."""
+
+    __slots__ = ()
+
+
 def with_log(records: Sequence[Record], home: Path, names: Iterable[str]) -> list[Record]:
     """The records of a rank, and the values of these metrics in its log, in the order of their times. The step of a
-    value is the one that its line names, if the rank made it between the looks at its log; otherwise none."""
+    value is the one that its line names, if the rank made it between the looks at its log. Otherwise it has none, and
+    the values between two looks are spread over the steps recorded meanwhile, the last one at the last."""
     steps = [(each.t, each.step) for each in records if isinstance(each, Step) and each.step is not None]
     times = [t for t, _ in steps]
-    reports = [
-        Report(line.t, _step(line, times, steps), {name: line.value}, is_tracked=True)
-        for name in names
-        for line in LogNumbers(home, name).poll(everything=True)
-    ]
+    reports = []
+    for name in names:
+        for t, group in groupby(LogNumbers(home, name).poll(everything=True), attrgetter("t")):
+            lines = [*group]
+            meanwhile = times[bisect_right(times, lines[0].since) : bisect_right(times, t)] or [t]
+            for count, line in enumerate(lines, 1):
+                spread = meanwhile[max(0, count * len(meanwhile) // len(lines) - 1)]
+                step = _step(line, times, steps)
+                values: dict[str, Scalar] = {name: line.value}
+                reports.append(Printed(spread if step is None else t, step, values, is_tracked=True))
     return sorted([*records, *reports], key=attrgetter("t")) if reports else list(records)
 
 
@@ -147,12 +160,17 @@ def _step(line: Line, times: Sequence[float], steps: Sequence[tuple[float, int]]
 
 
 def at_end_of_log(home: Path, names: Iterable[str], size: int) -> list[Report]:
-    """The values of these metrics in the last `size` bytes of both logs, in order, whenever they were written."""
-    logs = [tail_text(home / f"{stream}.log", size) for stream in STREAMS]
-    values = [
-        (name, float(_plain(found[1]))) for name in names for log in logs for found in _pattern(name).finditer(log)
+    """The values of these metrics in the last `size` bytes of both logs, in order, if the log was ever looked at."""
+    if not (home / rank_files.LOG_SIZES).exists():
+        return []
+    logs = [tail_text(home / f"{stream}.log", size).replace("\r", "\n").split("\n")[:-1] for stream in STREAMS]
+    return [
+        Printed(0.0, None, {name: float(_plain(found[1]))}, is_tracked=True)
+        for name, pattern in ((name, _pattern(name)) for name in names)
+        for lines in logs
+        for line in lines
+        if (found := pattern.search(line[:LONGEST_LINE]))
     ]
-    return [Report(0.0, None, {name: value}, is_tracked=True) for name, value in values]
 
 
 def names_in(text: str, times: int) -> list[str]:

@@ -6,6 +6,7 @@ A glance reads at most 256 KiB of one rank's records and the ends of seven other
 from __future__ import annotations
 
 import json
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -16,7 +17,7 @@ from statistics import fmean
 from labkit.files import finite, number, opened
 from labkit.metric_names import Better, is_evaluated
 from labkit.record.folder import RunFolder
-from labkit.record.log_numbers import at_end_of_log, with_log
+from labkit.record.log_numbers import Printed, at_end_of_log, with_log
 from labkit.record.losses import Losses
 from labkit.record.records import (
     DESCRIBING,
@@ -42,8 +43,9 @@ END_BYTES = 1 << 13  # of the other ranks
 def rows(folder: RunFolder) -> Iterator[Row]:
     """One row per attempt, rank and logged step, from all records: the probe's values, overridden by the script's
     reports for the same step. A report without a step goes into the row of the preceding step in the rank's file, or,
-    unless the name is taken, into the first row; a rank without steps has one row of these. Times are in seconds since
-    the rank's first start, memory in bytes."""
+    unless the name is taken, into the first row; a rank without steps has one row of these. A number in the log whose
+    name is taken has a further row of the step, without what was measured. Times are in seconds since the rank's first
+    start, memory in bytes."""
     from_log = folder.metrics_from_log()
     first: dict[int, float] = {}  # each rank's first start by the wall clock
     for position, attempt in enumerate(folder.attempts(), 1):
@@ -63,6 +65,8 @@ def _rows_of_rank(records: Sequence[Record], since: float) -> Iterator[Row]:
     measured: dict[int, Row] = {}
     reported: dict[int, Row] = {}
     before: Row = {}  # reports before the first step
+    further: defaultdict[int | None, dict[int, Row]] = defaultdict(dict)  # by step, and before the first one
+    printed: Counter[tuple[int | None, str]] = Counter()
     first = newest = None
     steps_before = 0
     losses = Losses()
@@ -86,9 +90,15 @@ def _rows_of_rank(records: Sequence[Record], since: float) -> Iterator[Row]:
             newest = record.step + (steps_before if isinstance(record, Step) else 0)
             first = newest if first is None else first
             values |= {"step": newest, "time": since + record.t - records[0].t}
-            rows_of_kind.setdefault(newest, {}).update(values)
-        elif isinstance(record, Report):
-            (before if newest is None else reported.setdefault(newest, {})).update(values)
+        elif isinstance(record, Step):
+            continue
+        row = before if newest is None else rows_of_kind.setdefault(newest, {})
+        if isinstance(record, Printed):
+            place = newest, next(iter(record.values))
+            if printed[place]:
+                row = further[newest].setdefault(printed[place], {"time": since + record.t - records[0].t})
+            printed[place] += 1
+        row.update(values)
     if losses.are_scripts:
         for row in measured.values():
             row.pop("loss_of", None)
@@ -97,6 +107,8 @@ def _rows_of_rank(records: Sequence[Record], since: float) -> Iterator[Row]:
     for step in sorted(measured.keys() | reported.keys()):
         row = measured.get(step, {}) | reported.get(step, {})
         yield row | {name: value for name, value in before.items() if step == first and name not in row}
+        for row in (*(further[None].values() if step == first else ()), *further[step].values()):
+            yield {"step": step} | row
 
 
 def _of_report(record: Report) -> Row:

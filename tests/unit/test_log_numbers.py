@@ -139,6 +139,54 @@ def test_a_line_is_in_the_row_of_the_step_that_it_names_if_that_was_made_then(lo
     assert [each["step"] for each in rows(folder) if "acc" in each] == [row]
 
 
+@pytest.mark.parametrize(
+    ("lines", "steps"),
+    [
+        (["acc 1", "acc 2", "acc 3"], [4, 6, 8]),  # over the steps of t from 3 to 8
+        (["acc 1 loss 9", "acc 2 loss 8"], [5, 8]),
+        (["step 7 acc 1", "acc 2"], [7, 8]),
+        (["step 7 acc 1", "step 7 acc 2"], [7, 7]),
+        ([f"acc {value}" for value in range(1, 10)], [3, 3, 4, 4, 5, 6, 6, 7, 8]),
+    ],
+)
+def test_each_value_between_two_looks_at_the_log_has_a_row(log, folder, write_metrics, lines, steps):
+    write_metrics(0, {"k": "meta", "t": 0.0}, *map(step, range(1, 9)))
+    log(2.5)
+    log(8.5, "\n".join(lines) + "\n")
+    folder.describe_metric("acc", from_log=True)
+
+    table = [*rows(folder)]
+
+    assert sorted((row["acc"], row["step"]) for row in table if "acc" in row) == [*enumerate(steps, 1)]
+    assert [row["step"] for row in table if "loss" in row] == [*range(1, 9)]
+    assert all("time" in row for row in table)
+    assert Glance.read(folder).newest["acc"] == len(lines)
+
+
+def test_each_value_of_a_rank_without_steps_has_a_row(log, folder, write_metrics):
+    write_metrics(0, {"k": "meta", "t": 0.0})
+    log(1.0, "acc 1\nacc 2\n")
+    folder.describe_metric("acc", from_log=True)
+
+    assert [(row["step"], row["acc"]) for row in rows(folder)] == [(0, 1.0), (0, 2.0)]
+
+
+@pytest.mark.parametrize(
+    ("t", "printed", "values"),
+    [
+        (1.0, "val_acc 0.5 (best val_acc 0.7)\nval_acc 0.6\nval_acc 0.", [0.5, 0.6]),
+        (None, "val_acc 0.5\n", []),  # nobody looked at the log
+    ],
+)
+def test_the_list_of_runs_has_the_values_of_the_table(log, folder, write_metrics, t, printed, values):
+    write_metrics(0, {"k": "meta", "t": 0.0}, *map(step, range(1, 9)))
+    log(t, printed)
+    folder.describe_metric("val_acc", from_log=True)
+
+    assert [row["val_acc"] for row in rows(folder) if "val_acc" in row] == values
+    assert Glance.read(folder).extremes == ({"val_acc": (min(values), max(values))} if values else {})
+
+
 def test_the_lines_of_an_attempt_are_placed_in_it(log, folder, write_metrics):
     folder.describe_metric("acc", from_log=True)
     write_metrics(0, {"k": "meta", "t": 0.0, "time": 1000.0}, step(1))
