@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_left, bisect_right
-from collections import Counter, deque
+from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator, Sequence
+from decimal import Decimal
 from itertools import groupby
 from operator import attrgetter
 from pathlib import Path
@@ -173,9 +174,14 @@ def at_end_of_log(home: Path, names: Iterable[str], size: int) -> list[Report]:
     ]
 
 
-def names_in(text: str, times: int) -> list[str]:
-    """The names that stand before a number in at least so many lines of a log."""
-    lines = text.replace("\r", "\n").split("\n")
-    named = (dict.fromkeys(found[1] for found in PAIR.finditer(line[:LONGEST_LINE])) for line in lines)
-    counts = Counter(name for names in named for name in names)
-    return [name for name, count in counts.items() if count >= times]
+def numbers_in(text: str, times: int) -> dict[str, list[Decimal]]:
+    """The numbers, one of a line and as precise as printed, by the name before them, if that is in at least so many
+    lines of a log."""
+    numbers: defaultdict[str, list[Decimal]] = defaultdict(list)
+    for line in text.replace("\r", "\n").split("\n"):
+        first: dict[str, str] = {}
+        for found in PAIR.finditer(line[:LONGEST_LINE]):
+            first.setdefault(found[1], found[2])
+        for name, text_of_number in first.items():
+            numbers[name].append(Decimal(_plain(text_of_number)))
+    return {name: each for name, each in numbers.items() if len(each) >= times}

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from decimal import Decimal
 
 from labkit.files import tail_text
 from labkit.record.fold import NodeFolds
 from labkit.record.folder import RunFolder
 from labkit.record.history import KEPT_CHANGES, HostHistory, RankHistory
-from labkit.record.log_numbers import STREAMS, names_in
+from labkit.record.log_numbers import STREAMS, numbers_in
 from labkit.record.manifest import Nodes
 from labkit.record.records import Event, Record, Records, Scalar
 from labkit.series import Series
@@ -44,7 +45,7 @@ class RunReader:
         self.hosts: dict[str, HostHistory] = {}
         self._read: dict[int, int] = {}  # the attempt that each rank's history has reached
         self._events: list[Records] = []  # of each attempt
-        self._names_in_log: list[str] = []
+        self._numbers_in_log: dict[str, list[Decimal]] = {}
         self._look_at_log = 0.0
         self.changes: list[tuple[float, str]] = []  # seconds since the launch, and what the owner set then
 
@@ -119,13 +120,13 @@ class RunReader:
             return [self.folds.throughput / self.folds.world_size] * self.folds.world_size
         return [h.latest["throughput"] for h in self.current.values() if "throughput" in h.latest]
 
-    def names_in_log(self) -> list[str]:
-        """The names that stand before numbers in several lines at the end of the log of rank 0, some seconds ago."""
+    def numbers_in_log(self) -> dict[str, list[Decimal]]:
+        """The numbers in several lines at the end of the log of rank 0, some seconds ago, by the names before them."""
         if time.monotonic() >= self._look_at_log:
             text = "\n".join(tail_text(self.attempt.log(0, stream), LOG_BYTES) for stream in STREAMS)
-            self._names_in_log = names_in(text, FEWEST_LINES)
+            self._numbers_in_log = numbers_in(text, FEWEST_LINES)
             self._look_at_log = time.monotonic() + LOG_SECONDS
-        return self._names_in_log
+        return self._numbers_in_log
 
     def _take_events(self, events: Sequence[Record]) -> None:
         for event in events:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+from decimal import Decimal
 
 import pytest
 
 from labkit.launcher.sampler import LogSizes
 from labkit.rank_files import LOG_SIZES
 from labkit.record import Glance, RunReader, rows
-from labkit.record.log_numbers import LAST_SECONDS, LogNumbers, names_in
+from labkit.record.log_numbers import LAST_SECONDS, LogNumbers, numbers_in
 from labkit.view.live.offers import in_log
 
 
@@ -207,8 +208,8 @@ def test_the_lines_of_an_attempt_are_placed_in_it(log, folder, write_metrics):
 def test_a_name_is_found_in_three_lines_of_a_log_of_any_kind():
     text = "\rVal Acc: 0.1 loss=3\rVal Acc: 0.2\n{'Val Acc': 0.3, 'Val Acc': 0.4} loss: 2 epoch 1\n"
 
-    assert names_in(text, 3) == ["Val Acc"]
-    assert set(names_in(text, 2)) == {"Val Acc", "loss"}
+    assert numbers_in(text, 3) == {"Val Acc": [Decimal("0.1"), Decimal("0.2"), Decimal("0.3")]}
+    assert set(numbers_in(text, 2)) == {"Val Acc", "loss"}
 
 
 @pytest.mark.parametrize(
@@ -232,6 +233,25 @@ def test_results_that_are_only_printed_are_offered(log, folder, write_metrics, p
     assert in_log(RunReader(folder).read_all()) == ""
 
     log(2.0, f"{printed}\n")
+
+    assert in_log(RunReader(folder).read_all()).partition(" in the log")[0] == offered
+
+
+@pytest.mark.parametrize(
+    ("printed", "offered"),
+    [
+        ("fid {:.2f}", ""),
+        ("FID: {:.1e}", ""),
+        ("val_fid {:.2f}", ""),
+        ("fid 0.5{:.0f}", "fid is"),  # of the training
+        ("test_fid {:.2f}", "test_fid is"),
+    ],
+)
+def test_what_is_charted_under_a_longer_name_is_not_offered(log, folder, write_metrics, printed, offered):
+    values = [0.1234, 0.1188, 0.0951]
+    reports = [{"k": "tracked", "t": float(t), "step": t, "val/fid": value} for t, value in enumerate(values, 1)]
+    write_metrics(0, {"k": "meta", "t": 0.0}, step(1), *reports)
+    log(4.0, "".join(f"{printed.format(value)}\n" for value in [*values, 0.08]))  # the last one is not recorded yet
 
     assert in_log(RunReader(folder).read_all()).partition(" in the log")[0] == offered
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from decimal import Decimal
+
 from labkit.metric_names import TRAINED, better, parted
 from labkit.record import RunReader
 
@@ -14,7 +17,10 @@ NOT_OFFERED |= {"error", "errors", "err", "map", "ap", "precision"}
 def in_log(reader: RunReader) -> str:
     """Names metrics that are in the log of rank 0 and in no chart, and what charts them; empty if there are none."""
     known = {_canonical(name) for history in reader.reporting for name in history.values}
-    names = {_canonical(name): name for name in reader.names_in_log() if _is_metric(name)}
+    numbers = reader.numbers_in_log()
+    names = {
+        _canonical(name): name for name in numbers if _is_metric(name) and not _is_charted(name, numbers[name], reader)
+    }
     evaluated_first = sorted(names, key=lambda metric: not metric[0])
     new = [names[metric] for metric in evaluated_first if metric not in known][:MOST]
     if not new:
@@ -31,6 +37,25 @@ def _is_metric(name: str) -> bool:
     if data:
         return metric.split("_")[-1] not in NOT_OFFERED
     return better(metric) is not None and not {*metric.split("_")} & (NOT_OFFERED | {"loss"})
+
+
+def _is_charted(name: str, printed: Sequence[Decimal], reader: RunReader) -> bool:
+    """Whether a name that says nothing of the data, such as `fid`, has the numbers of a charted metric, such as
+    `val/fid`. The newest of them may not have been printed or recorded yet."""
+    charted = [
+        value
+        for history in reader.reporting
+        for each, series in history.scalars.items()
+        if parted(each.lower())[1] == name.lower()
+        for *_, value in series.points()
+    ]
+    return any(_is_rounded(number, value) for number in printed[-2:] for value in charted)
+
+
+def _is_rounded(printed: Decimal, value: float) -> bool:
+    """Whether a value is printed like this."""
+    exponent = printed.as_tuple().exponent
+    return isinstance(exponent, int) and abs(value - float(printed)) <= 0.500001 * 10.0**exponent
 
 
 def _canonical(name: str) -> tuple[str, str]:
