@@ -159,7 +159,7 @@ class Run(Shown[State], Reachable):
     @checked()
     def metric(self, name: NameOfMetric, *, better: Better | None = None, from_log: bool | None = None) -> None:
         """Say whether "lower" or "higher" values of a metric are better, and whether to chart what rank 0 prints of it;
-        all views of the run follow, also open ones. Prints a line if the run is over and never reported it.
+        all views of the run follow, also open ones. Prints a line if the run is over and never reported or printed it.
 
         What is said to be better of `val_ppl` holds for `test_ppl`, too. With `from_log`, the numbers after the name in
         lines such as `epoch 3 val_acc: 0.93` of rank 0's stdout and stderr are charted and tabulated like reported
@@ -177,8 +177,15 @@ class Run(Shown[State], Reachable):
             raise RunFolderError(plain(f"{self.folder.metric_options} cannot be written: {error.strerror}")) from None
         if not self.is_over:
             return
-        reported = {"loss", *(each for history in self._reader.read_all().reporting for each in history.figures)}
-        if not any(parted(each)[1] == parted(name)[1] for each in reported):
+        reader = self._reader.read_all()
+        reported = {"loss", *(each for history in reader.reporting for each in history.figures)}
+        printed = reader.numbers_in_log()
+        if from_log and name not in reported:
+            problem = f"and {name!r} is not in its log{did_you_mean(name, printed)}"
+            if name in printed:
+                problem = f"before labkit looked at its log, so that it is not known when {name!r} was printed"
+            print(plain(f"{self.id} has ended {problem}"))
+        elif not any(parted(each)[1] == parted(name)[1] for each in reported):
             print(plain(f"{self.id} has ended and never reported {name!r}{did_you_mean(name, sorted(reported))}"))
 
     def rm(self) -> None:

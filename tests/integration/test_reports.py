@@ -62,7 +62,8 @@ def test_what_a_script_only_prints_is_offered_and_charted_on_request(tmp_path):
         "    if step % 10 == 0: print(f'step {step} loss {loss:.3f} val_acc: {step / 100}')\n"
     )
     run = labkit.launch(script, nproc_per_node=1, runs_dir=tmp_path, wait=True)
-    offer = 'val_acc is in the log; chart it by `run.metric("val_acc", from_log=True)`'
+    end = run.id.partition("-")[2]
+    offer = f'val_acc is in the log; chart it by `labkit.attach("{end}").metric("val_acc", from_log=True)`'
     assert run.verdict()[-1] == offer
     assert repr(run).splitlines()[-1] == offer
 

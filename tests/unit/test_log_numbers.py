@@ -7,9 +7,10 @@ from decimal import Decimal
 
 import pytest
 
+import labkit
 from labkit.launcher.sampler import LogSizes
 from labkit.rank_files import LOG_SIZES
-from labkit.record import Glance, RunReader, rows
+from labkit.record import Glance, RunReader, State, rows
 from labkit.record.log_numbers import LAST_SECONDS, LogNumbers, numbers_in
 from labkit.view.live.offers import in_log
 
@@ -30,6 +31,16 @@ def log(folder):
                 file.write(json.dumps({"t": t, **seen}) + "\n")
 
     return write
+
+
+@pytest.fixture
+def ended(folder, write_metrics):
+    """A run of one step that is over."""
+    content = {"format": 1, "id": folder.id, "name": "demo", "world_size": 1, "parameters": {}, "args": []}
+    folder.manifest.write_text(json.dumps(content))
+    State("succeeded", 0.0, ended=1.0).write(folder)
+    write_metrics(0, {"k": "meta", "t": 0.0}, step(1))
+    return labkit.attach(folder.path)
 
 
 def step(number):
@@ -119,7 +130,7 @@ def test_what_the_owner_chooses_is_in_the_charts_and_tables_of_every_later_view(
         ]
         assert reader.ranks[0].figures == {"val_acc": 0.6}
         assert "val_acc" not in reader.ranks[1].scalars
-        assert in_log(reader) == 'val_loss is in the log; chart it by `run.metric("val_loss", from_log=True)`'
+        assert in_log(reader).startswith("val_loss is in the log; chart it by ")
     assert {row["step"]: row["val_acc"] for row in rows(folder) if "val_acc" in row} == {2: 0.2, 4: 0.4, 6: 0.6}
     glance = Glance.read(folder)
     assert (glance.newest["val_acc"], glance.value("val_acc", "higher")) == (0.6, 0.6)
@@ -235,6 +246,43 @@ def test_results_that_are_only_printed_are_offered(log, folder, write_metrics, p
     log(2.0, f"{printed}\n")
 
     assert in_log(RunReader(folder).read_all()).partition(" in the log")[0] == offered
+
+
+@pytest.mark.parametrize(("ui", "run"), [("text", 'labkit.attach("demo-0a1b")'), ("static", "run")])
+def test_a_terminal_is_told_how_to_get_at_the_run(log, folder, write_metrics, monkeypatch, ui, run):
+    monkeypatch.setenv("LABKIT_UI", ui)
+    write_metrics(0, {"k": "meta", "t": 0.0}, step(1))
+    log(1.0, "acc 1\n" * 3)
+
+    assert (
+        in_log(RunReader(folder).read_all()) == f'acc is in the log; chart it by `{run}.metric("acc", from_log=True)`'
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("nope", "has ended and 'nope' is not in its log; there are: val_acc"),
+        ("val_ac", "has ended and 'val_ac' is not in its log; did you mean 'val_acc'? There are: val_acc"),
+        ("val_acc", ""),
+    ],
+)
+def test_a_name_that_is_not_in_the_log_is_said_to_be_missing_there(log, ended, capsys, name, said):
+    log(1.0, "val_acc 1\n" * 3)
+
+    ended.metric(name, from_log=True)
+
+    assert capsys.readouterr().out.strip().removeprefix(ended.id).strip() == said
+
+
+def test_a_name_in_a_log_that_nobody_looked_at_is_said_to_have_no_time(log, ended, capsys):
+    log(None, "val_acc 1\n" * 3)
+
+    ended.metric("val_acc", from_log=True)
+
+    assert (
+        "before labkit looked at its log, so that it is not known when 'val_acc' was printed" in capsys.readouterr().out
+    )
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from decimal import Decimal
 
+from labkit.frontend import ui
 from labkit.metric_names import TRAINED, better, parted
 from labkit.record import RunReader
 
@@ -15,7 +16,8 @@ NOT_OFFERED |= {"error", "errors", "err", "map", "ap", "precision"}
 
 
 def in_log(reader: RunReader) -> str:
-    """Names metrics that are in the log of rank 0 and in no chart, and what charts them; empty if there are none."""
+    """Names metrics that are in the log of rank 0 and in no chart, and the call that charts them, which a terminal has
+    to complete with the run; empty if there are none."""
     known = {_canonical(name) for history in reader.reporting for name in history.values}
     numbers = reader.numbers_in_log()
     names = {
@@ -27,7 +29,8 @@ def in_log(reader: RunReader) -> str:
         return ""
     are, which = ("is", "it") if len(new) == 1 else ("are", "each")
     named = " and ".join(filter(None, (", ".join(new[:-1]), new[-1])))
-    return f'{named} {are} in the log; chart {which} by `run.metric("{new[0]}", from_log=True)`'
+    run = "run" if ui() != "text" else f'labkit.attach("{reader.folder.id.partition("-")[2]}")'
+    return f'{named} {are} in the log; chart {which} by `{run}.metric("{new[0]}", from_log=True)`'
 
 
 def _is_metric(name: str) -> bool:
