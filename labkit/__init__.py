@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from labkit.errors import RankFailedError as RankFailedError  # a rank failed; carries the cause
     from labkit.errors import RunFolderError as RunFolderError  # a run's folder cannot be used
     from labkit.errors import ScriptError as ScriptError  # a script cannot be read, composed or launched
-    from labkit.launching import launch as launch  # starts a training with torchrun and returns at once
+    from labkit.launching import launch as launch  # starts a training with torchrun
     from labkit.machine import doctor as doctor  # reports what this machine has, and what will go wrong on it
     from labkit.planner import Plan as Plan  # what `plan` returns
     from labkit.planner import plan as plan  # predicts memory and time of a training

@@ -32,7 +32,7 @@ def launch(
     module: str | None = None,
     **parameters: Any,
 ) -> Run:
-    """Start a script on every rank with torchrun and return immediately; a notebook shows the live view.
+    """Start a script on every rank with torchrun; a notebook returns at once and shows the live view, a program waits.
 
     `script` is a Script, the name of one of labkit's own ("ddp"), or a path to any torchrun script, folder or
     archive with a `__main__.py`; `module="package.train"` starts a module instead, as `torchrun -m` does. The fields of

@@ -61,7 +61,7 @@ STOPPING_SECONDS = 120.0  # a run that saves when it is stopped may take a minut
 
 
 def sweep(script: Script | str | os.PathLike[str], **parameters: Any) -> Sweep:
-    """Run a script once for each point of a grid, of random draws or of a list, and return immediately.
+    """Run a script once for each point of a grid, of random draws or of a list.
 
     A parameter that is a list is an axis (`lr=[1e-3, 3e-4], seed=[0, 1]` makes four points); any other value is the
     same for all points. With `samples=20`, that many different points are drawn from the lists and from ranges:

@@ -48,8 +48,13 @@ def add_run_verbs(verb: Callable[..., argparse.ArgumentParser]) -> None:
         ("stop", _stop, "stop a run on every rank; without an id, the newest active one", None),
         ("stacks", _stacks, "show where every rank of a run is now, for example if it is stuck", "latest"),
         ("findings", _findings, "print what is wrong with a training that runs or succeeded", "latest"),
-        ("pause", _pause, "pause a run: all ranks wait at the end of the same step", "latest"),
-        ("resume", _resume, "resume a paused run", "latest"),
+        (
+            "pause",
+            _pause,
+            "pause a run, all ranks at the end of the same step; without an id, the newest active one",
+            None,
+        ),
+        ("resume", _resume, "resume a paused run; without an id, the newest one", None),
         ("timeline", _timeline, "print the seconds of each phase of a run launched with --profile", "latest"),
         ("report", _report, "write report.html into a run's folder", "latest"),
     ):
@@ -143,12 +148,17 @@ def _stop(arguments: argparse.Namespace, rest: list[str]) -> None:
     if arguments.which is not None:
         _run(arguments).stop()
         return
-    active = [run for run in labkit.runs(runs_dir=arguments.runs_dir) if not run.status().is_final]
-    active = [run for run in active if not belongs_to_another_user(run.path)]
+    active = _active(arguments)
     if not active:
         print("no run is active")
     for run in active[:1]:
         run.stop()
+
+
+def _active(arguments: argparse.Namespace) -> list[Run]:
+    """This user's runs that have not ended, the newest first."""
+    active = [run for run in labkit.runs(runs_dir=arguments.runs_dir) if not run.status().is_final]
+    return [run for run in active if not belongs_to_another_user(run.path)]
 
 
 def _stacks(arguments: argparse.Namespace, rest: list[str]) -> None:
@@ -166,12 +176,27 @@ def _ask(arguments: argparse.Namespace, rest: list[str]) -> None:
 
 
 def _pause(arguments: argparse.Namespace, rest: list[str]) -> None:
-    run = _run(arguments)
+    run = _named_or_newest(arguments, paused=False)
     print(f"{plain(run.id)}: paused at the end of step {run.pause()}")
 
 
 def _resume(arguments: argparse.Namespace, rest: list[str]) -> None:
-    _run(arguments).resume()
+    run = _named_or_newest(arguments, paused=True)
+    run.resume()
+    print(f"{plain(run.id)}: resumed")
+
+
+def _named_or_newest(arguments: argparse.Namespace, *, paused: bool) -> Run:
+    """The run that is named, or else the newest active one, or paused one. Raises LabError if there is none."""
+    if arguments.which is not None:
+        return _run(arguments)
+    active = _active(arguments)
+    if not active:
+        raise LabError("no run is active")
+    for run in active:
+        if run.status().is_paused or not paused:
+            return run
+    raise LabError(plain(f"no run is paused; active: {', '.join(run.id for run in active)}"))
 
 
 def _timeline(arguments: argparse.Namespace, rest: list[str]) -> None:

@@ -12,6 +12,7 @@ import pytest
 from faults.scene import last_step, ranks_of, wait_until
 
 import labkit
+from labkit import cli
 
 SCRIPTS = Path(__file__).parents[1] / "scripts"
 ASKED = SCRIPTS / "asked.py"
@@ -159,6 +160,24 @@ def test_the_state_says_that_a_run_is_paused_as_soon_as_pause_returns() -> None:
     wait_until(lambda: last_step(run.folder, 0) > last + 20)
     assert not run.status().is_paused
     run.stop()
+
+
+def test_pause_takes_the_newest_active_run_and_resume_the_newest_paused_one(capsys) -> None:
+    older, newer = (labkit.launch(ASKED, nproc_per_node=1, args=["--sleep", "0.002"], wait=False) for _ in range(2))
+    ended = labkit.launch(ASKED, nproc_per_node=1, args=["--sleep", "0.002"], wait=False)
+    ended.stop()
+    older.pause()
+    capsys.readouterr()
+
+    assert cli.main(["resume"]) == 0
+    assert capsys.readouterr().out == f"{older.id}: resumed\n"
+    assert not older.status().is_paused
+
+    assert cli.main(["pause"]) == 0
+    assert capsys.readouterr().out.startswith(f"{newer.id}: paused at the end of step ")
+    assert [run.status().is_paused for run in (older, newer)] == [False, True]
+    older.stop()
+    newer.stop()
 
 
 def test_a_breakpoint_pauses_all_ranks_at_the_first_step_where_it_holds_on_one() -> None:

@@ -200,6 +200,17 @@ def test_a_slice_is_a_table_too(root):
     assert len(labkit.runs()[50:]._repr_html_().split("<tr")) == 12
 
 
+def test_pause_and_resume_without_an_id_say_which_runs_there_are(root, capsys):
+    ended(root, 1)
+    assert cli.main(["pause"]) == cli.main(["resume"]) == 2
+    assert capsys.readouterr().err.count("no run is active") == 2
+
+    active = ended(root, 0)
+    State("running", time.time()).write(active)
+    assert cli.main(["resume"]) == 2
+    assert f"no run is paused; active: {active.id}" in capsys.readouterr().err
+
+
 def test_only_runs_that_have_ended_are_deleted(root, capsys):
     old, new = ended(root, 1), ended(root, 2)
     active = ended(root, 3)
