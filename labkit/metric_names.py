@@ -15,6 +15,11 @@ Better = Literal["lower", "higher"]
 EVALUATED = ("test", "val", "valid", "validation", "eval", "evaluation", "dev")
 TRAINED = ("train", "training")
 
+LIKELIHOODS = {  # functions of a cross-entropy that rise and fall with it
+    *("cross_entropy", "xent", "nll", "negative_log_likelihood", "ppl", "perplexity"),
+    *("bpb", "bpc", "bpd", "bits_per_byte", "bits_per_char", "bits_per_dim", "bits_per_token"),
+}
+
 # By words of the name. The sources are `higher_is_better` of torchmetrics 1.9 (errors, rates of errors, distances,
 # perplexity, calibration; accuracy, overlap, ranking, signals, text) and of EleutherAI's lm-evaluation-harness (bits
 # per byte, exact match), scikit-learn's scorers, whose errors begin with neg_, and MLPerf (latency). What they
@@ -23,8 +28,7 @@ TRAINED = ("train", "training")
 LOWER = {
     *("loss", "losses", "error", "errors", "err", "hinge", "mae", "mse", "rmse", "nrmse", "msle", "rmsle", "mape"),
     *("smape", "wmape"),
-    *("cross_entropy", "xent", "perplexity", "ppl", "nll", "bpb", "bpc", "bpd", "bits_per_byte", "bits_per_char"),
-    *("bits_per_dim", "bits_per_token", "negative_log_likelihood"),
+    *LIKELIHOODS,
     *("wer", "cer", "mer", "ter", "eer", "fpr", "fnr", "false_positive_rate", "false_negative_rate"),
     *("edit_distance", "levenshtein", "hamming"),
     *("fid", "kid", "fvd", "fad", "lpips", "hausdorff", "hd95", "chamfer", "ece", "brier", "crps", "latency"),
@@ -63,6 +67,12 @@ def parted(name: str) -> tuple[str, str]:
 
 def is_evaluated(name: str) -> bool:
     return parted(name)[0] in EVALUATED
+
+
+def is_a_loss(name: str) -> bool:
+    """Whether a metric is the loss on some data, or rises and falls with a loss that is a cross-entropy."""
+    metric = parted(name)[1]
+    return metric == "loss" or "_".join(_words(metric)) in LIKELIHOODS
 
 
 def better(name: str) -> Better | None:

@@ -33,6 +33,7 @@ from labkit.view import (
     StatusLine,
     Timeline,
     in_log,
+    not_a_number,
     run_text,
     static_bundle,
     verdict,
@@ -322,9 +323,10 @@ class Run(Shown[State], Reachable):
 
     def verdict(self) -> list[str]:
         """The sentence that matters most, and one or two more, as in the live view: why the run failed or what is wrong
-        with it, a loss that is NaN, whether it learns, what it waits for, or how much memory it takes."""
+        with it, that it is paused, a loss that is NaN, whether it learns, what it waits for, or how much memory it
+        takes."""
         state, reader = self.status(), self._reader.read_all()
-        attention = state.notice if state.wrong or state.stuck_seconds is not None else None
+        attention = state.notice if state.wrong or state.is_paused or state.stuck_seconds is not None else None
         first = state.cause.sentence if state.cause else attention
         offer = in_log(reader)
         return [*([first] if first else []), *verdict(reader, state), *([offer] if offer else [])]
@@ -332,8 +334,15 @@ class Run(Shown[State], Reachable):
     def findings(self) -> Findings:
         """What is wrong with the training although it runs or succeeded, the finding that explains most first: ranks
         whose weights differ, that train on the same samples, that left out a collective, and so on. Empty if nothing
-        was found; what torch does not declare is not judged."""
-        return Findings.read(self.folder.latest)
+        was found; what torch does not declare is not judged. Displayed, they then say why the run failed, or that its
+        loss is NaN, which is no finding."""
+        found, state = Findings.read(self.folder.latest), self.status()
+        if not found:
+            ended = {"failed": "it failed", "lost": "it was lost"}.get(state.state)
+            failed = f"{ended}: {state.cause.sentence}" if ended and state.cause else ""
+            lost = not_a_number(self._reader.read_all().current.values())
+            found.beside = tuple(filter(None, (failed, lost)))
+        return found
 
     def memory(self) -> Memory:
         """What each rank held at the peak of a traced step, by category, compared with the plan."""

@@ -21,13 +21,14 @@ import math
 from collections import defaultdict, deque
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, astuple, dataclass
+from operator import itemgetter
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 from labkit.dataclass_json import from_json
 from labkit.files import Json, finite, number
-from labkit.record.log_numbers import LogNumbers
+from labkit.record.log_numbers import Line, LogNumbers, named_step
 from labkit.record.losses import Losses
 from labkit.record.records import (
     DESCRIBING,
@@ -118,6 +119,7 @@ class RankHistory:
         self.reports: deque[dict[str, Scalar]] = deque(maxlen=KEPT_REPORTS)
         self.values: dict[str, Scalar] = {}  # the newest value of every name that the script reported
         self.extremes: dict[str, tuple[float, float]] = {}  # the lowest and highest finite value of each of these names
+        self.steps_of_extremes: dict[str, dict[float, int]] = {}  # at which these were first reported, if that is known
         self.end: End | None = None
         self.untracked = ""  # the first name that the script logged to a tracker and that is not recorded
         self.series = {name: Series() for name in SERIES}
@@ -258,12 +260,25 @@ class RankHistory:
         before = len(self._reported)
         for name in self.from_log if self._shift is not None else ():
             log = self._log.setdefault(name, LogNumbers(self._records.path.parent, name))
-            for line in log.poll(everything=everything):
-                self._reported[name].add(max(0.0, line.t + (self._shift or 0.0)), line.value)
-                self.values[name] = line.value
+            for t, step, value in sorted(map(self._placed, log.poll(everything=everything)), key=itemgetter(0)):
+                self._reported[name].add(t, value)
+                self.values[name] = value
+                self._keep_step(name, value, step)
         found = len(self._reported) > before
         self._add_reported()
         return found
+
+    def _placed(self, line: Line) -> tuple[float, int | None, float]:
+        """The time, the step and the value of a line in the log. If the step that it names was made between the looks
+        at the log, the time is that of this step, else that of the look, and the step is unknown."""
+        since, t = (max(0.0, time + (self._shift or 0.0)) for time in (line.since, line.t))
+        series = self.series["step"]
+        steps = [(x, int(last)) for x, _, _, last in series.points()]
+        step = named_step(line._replace(since=since - series.width, t=t + series.width), steps)
+        if step is None:
+            return t, None, line.value
+        made = next((x for x, number in steps if x >= since and number >= step), t)
+        return min(made, t), step, line.value
 
     def _take_all(self, records: Sequence[Record]) -> bool:
         for record in records:
@@ -375,9 +390,18 @@ class RankHistory:
         self.reports.append(values)
         has_room = len(self.values) < KEPT_NAMES
         self.values |= values if has_room else {k: v for k, v in values.items() if k in self.values}
+        for name in values.keys() & self.values.keys():
+            self._keep_step(name, number(values[name]), record.step or self.step)
         if str(values.get("checkpoint", "")).removeprefix("step-").isdecimal():  # "step 8 not saved: …" otherwise
             self.saved.append(t)
         self._take_loss(t, record)
+
+    def _keep_step(self, name: str, value: float | None, step: int | None) -> None:
+        if step is not None and value is not None and math.isfinite(value):
+            steps = self.steps_of_extremes.setdefault(name, {})
+            steps.setdefault(value, step)
+            for between in steps.keys() - {min(steps), max(steps)}:
+                del steps[between]
 
     def _compare(self, own: int, loss: float, step: int, tracked: dict[str, Scalar]) -> None:
         """Note which of a step's tracked numbers are exactly the loss of this step or one beside it: loops count from

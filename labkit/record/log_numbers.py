@@ -16,7 +16,7 @@ from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator, Sequence
 from decimal import Decimal
 from itertools import groupby
-from operator import attrgetter
+from operator import attrgetter, itemgetter
 from pathlib import Path
 from typing import NamedTuple
 
@@ -146,16 +146,19 @@ def with_log(records: Sequence[Record], home: Path, names: Iterable[str]) -> lis
             meanwhile = times[bisect_right(times, lines[0].since) : bisect_right(times, t)] or [t]
             for count, line in enumerate(lines, 1):
                 spread = meanwhile[max(0, count * len(meanwhile) // len(lines) - 1)]
-                step = _step(line, times, steps)
+                step = named_step(line, steps)
                 values: dict[str, Scalar] = {name: line.value}
                 reports.append(Printed(spread if step is None else t, step, values, is_tracked=True))
     return sorted([*records, *reports], key=attrgetter("t")) if reports else list(records)
 
 
-def _step(line: Line, times: Sequence[float], steps: Sequence[tuple[float, int]]) -> int | None:
+def named_step(line: Line, steps: Sequence[tuple[float, int]]) -> int | None:
+    """The step that a line names, if it was made between the looks at the log. `steps` are the recorded ones with their
+    times."""
     if line.step is None or not steps:
         return None
-    before, after = bisect_right(times, line.since) - 1, min(bisect_left(times, line.t), len(steps) - 1)
+    before = bisect_right(steps, line.since, key=itemgetter(0)) - 1
+    after = min(bisect_left(steps, line.t, key=itemgetter(0)), len(steps) - 1)
     least, most = steps[before][1] if before >= 0 else 0, steps[after][1]
     return line.step if least - 1 <= line.step <= most + 1 else None
 

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from labkit.view.live.run_charts import curves as curves  # the loss and the evaluated metrics over steps
     from labkit.view.live.terminal import Screen as Screen  # the live view of a run in a terminal
     from labkit.view.live.terminal import StatusLine as StatusLine  # a terminal line that is rewritten in place
+    from labkit.view.live.verdict import not_a_number as not_a_number  # says since when losses are NaN or infinite
     from labkit.view.live.verdict import verdict as verdict  # what is wrong with a run, the most urgent first
     from labkit.view.report import static_bundle as static_bundle  # a run without scripts or widgets, as a MIME bundle
     from labkit.view.report import write_report as write_report  # writes report.html

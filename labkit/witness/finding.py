@@ -55,26 +55,31 @@ class Finding:
 
 class Findings(tuple[Finding, ...]):
     """What is wrong with a training, the finding that explains most first. `witnessed` is False if none of its steps
-    was looked at, so that it is not known whether something is wrong."""
+    was looked at, so that it is not known whether something is wrong. `beside` are sentences about what went wrong and
+    is no finding: why the run failed, that its loss is NaN."""
 
     witnessed = True
+    beside: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
         return "\n".join(_in_words(finding) for finding in self) or self._none
 
     def _repr_html_(self) -> str:
-        return "".join(map(_in_html, self)) or f"<div>{escaped(self._none)}</div>"
+        return "".join(map(_in_html, self)) or '<div style="white-space:pre-line">' + escaped(self._none) + "</div>"
 
     @property
     def _none(self) -> str:
         if self.witnessed:
-            return "nothing was found to be wrong"
-        return "it is not known whether anything is wrong: no optimizer step was witnessed yet, or the witness was off"
+            none = f"{'beside that, ' if self.beside else ''}nothing was found to be wrong"
+        else:
+            anything = f"anything {'else ' if self.beside else ''}is wrong"
+            none = f"it is not known whether {anything}: no optimizer step was witnessed yet, or the witness was off"
+        return "\n".join((*self.beside, none))
 
     @property
     def certain(self) -> Findings:
         certain = Findings(finding for finding in self if finding.certain)
-        certain.witnessed = self.witnessed
+        certain.witnessed, certain.beside = self.witnessed, self.beside
         return certain
 
     @classmethod

@@ -92,6 +92,36 @@ def test_a_strict_wait_fails_for_what_is_certain(folder, capsys):
     assert "it is not known whether anything is wrong" in capsys.readouterr().out
 
 
+def test_a_run_without_findings_says_what_else_went_wrong(folder, write_metrics, capsys):
+    Findings().write(folder)
+    losses = [1.0, 1.0, 1.0, "nan", "nan", "nan"]
+    steps = (
+        {"k": "step", "t": i, "step": i, "n": 1, "seconds": [0.1] * 3, "loss": loss} for i, loss in enumerate(losses, 1)
+    )
+    folder.ranks.mkdir(exist_ok=True)
+    write_metrics(0, {"k": "meta", "t": 0.0}, *steps)
+    State("succeeded", 1.0, 2.0, exit_code=0).write(folder)
+
+    lost = "the loss is NaN or infinite on rank 0 since step 4: lower the learning rate or check the data"
+    assert repr(Run(folder).findings()) == f"{lost}\nbeside that, nothing was found to be wrong"
+    assert lost in Run(folder).findings().certain._repr_html_()
+
+    State("failed", 1.0, 2.0, exit_code=1, cause=Cause("rank", "rank 1 failed: ValueError")).write(folder)
+
+    assert cli.main(["findings", str(folder.path)]) == 0
+    failed = "it failed: rank 1 failed: ValueError"
+    assert capsys.readouterr().out == f"{failed}\n{lost}\nbeside that, nothing was found to be wrong\n"
+    folder.findings.unlink()
+    assert repr(Run(folder).findings()).startswith(f"{failed}\n{lost}\nit is not known whether anything else is wrong")
+
+
+def test_the_verdict_of_a_paused_run_begins_with_that(folder):
+    notice = "paused; resume it with run.resume() or `labkit resume`"
+    State("running", time.time(), notice=notice).write(folder)
+
+    assert Run(folder).verdict() == [notice]
+
+
 def test_findings_are_told_in_a_terminal(folder, capsys):
     from labkit.cli import main
 

@@ -13,6 +13,8 @@ from labkit.rank_files import LOG_SIZES
 from labkit.record import Glance, RunReader, State, rows
 from labkit.record.log_numbers import LAST_SECONDS, LogNumbers, numbers_in
 from labkit.view.live.offers import in_log
+from labkit.view.live.run_charts import Look, run_charts
+from labkit.view.live.verdict import verdict
 
 
 @pytest.fixture
@@ -197,6 +199,24 @@ def test_the_list_of_runs_has_the_values_of_the_table(log, folder, write_metrics
 
     assert [row["val_acc"] for row in rows(folder) if "val_acc" in row] == values
     assert Glance.read(folder).extremes == ({"val_acc": (min(values), max(values))} if values else {})
+
+
+@pytest.mark.parametrize(("named", "place"), [("step {}", "step 3"), ("", "about step 8")])
+def test_the_best_line_is_at_the_step_that_it_names(log, folder, write_metrics, named, place):
+    write_metrics(0, {"k": "meta", "t": 0.0}, *map(step, range(1, 31)))
+    log(0.5)
+    losses = [3, 2, 1, 1, 4, 5, 6, 7, 8, *[9] * 21]
+    for second in (8.5, 16.5, 24.5, 30.5):
+        numbers = range(int(second) - 7 if second < 30 else 25, int(second) + 1)
+        log(second, "".join(f"{named.format(n)} val_fid: {losses[n - 1]}\n" for n in numbers))
+    folder.describe_metric("val_fid", from_log=True)
+
+    reader = RunReader(folder).read_all()
+
+    (sentence,) = verdict(reader, State("running", 0.0))
+    assert sentence.startswith(f"val_fid was best at {place}: 1, no better")
+    (chart,) = (chart for chart in run_charts(reader, Look(axis="step")) if chart.title == "fid")
+    assert f"step {chart.best_point()[0]:.0f}" == place.removeprefix("about ")
 
 
 def test_the_lines_of_an_attempt_are_placed_in_it(log, folder, write_metrics):

@@ -7,16 +7,15 @@ most urgent rules come first. Once a run has ended, its verdict is about the end
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import sqrt
 from operator import itemgetter
-from statistics import median
+from statistics import median, quantiles
 
 from labkit import words
-from labkit.files import finite
-from labkit.metric_names import Directions, is_evaluated, parted
+from labkit.metric_names import Directions, is_a_loss, is_evaluated
 from labkit.record import RankHistory, RunReader, State
 from labkit.series import Point, Series
 from labkit.text import gib
@@ -41,6 +40,7 @@ PATIENCE = 3  # evaluations without a better value
 RISES = 1.05  # a loss this many times its best
 LOSSES = 50  # fewest of them
 NEWEST, SHARE = 20, 0.2  # losses whose halves are compared: at least this many, in a long run this share
+OUTLIER = 3.0  # interquartile ranges above the upper quartile: no scatter
 ERRORS = 3.0  # standard errors by which means differ, if that is not noise
 
 
@@ -117,7 +117,7 @@ def weighed(reader: RunReader, state: State) -> tuple[list[str], list[str]]:
         return [], []
     risks = [] if _is_out_of_memory(state) else [host_memory(ranks, reader), retries(ranks), nearly_full(ranks)]
     limits = [sentence for rule in LIMITS if (sentence := rule(ranks))]
-    lost = not_a_number(ranks)
+    lost = not_a_number(ranks.histories)
     matters = [
         lost,
         *([] if state.is_final else risks),
@@ -159,9 +159,9 @@ def host_verdicts(reader: RunReader) -> dict[str, str]:
     return verdicts
 
 
-def not_a_number(ranks: Ranks) -> str:
+def not_a_number(histories: Iterable[RankHistory]) -> str:
     """Once the loss is nan or infinite, further steps are wasted, unless it has become finite again."""
-    bad = {h: h.lost_at for h in ranks.histories if h.lost_at is not None and h.has_lost_loss}
+    bad = {h: h.lost_at for h in histories if h.lost_at is not None and h.has_lost_loss}
     if not bad:
         return ""
     step = min(bad.values())
@@ -353,8 +353,8 @@ def _names(histories: list[RankHistory]) -> str:
 
 def learning(histories: list[RankHistory], state: State, directions: Directions) -> str:
     """`val_loss has risen since step 300 (best 0.5) while the training loss fell: overfitting`. If several metrics are
-    evaluated, a loss counts, otherwise the first. Empty for fewer than four evaluations, and unless it is known whether
-    lower or higher values are better."""
+    evaluated, a loss counts, otherwise the first. One or two worse evaluations are only stated. Empty for fewer than
+    four evaluations, and unless it is known whether lower or higher values are better."""
     evaluated = [
         (name, history)
         for history in histories[:1]
@@ -363,7 +363,7 @@ def learning(histories: list[RankHistory], state: State, directions: Directions)
     ]
     if not evaluated:
         return ""
-    name, history = next((each for each in evaluated if parted(each[0])[1] == "loss"), evaluated[0])
+    name, history = next((each for each in evaluated if is_a_loss(each[0])), evaluated[0])
     series, is_lower = history.scalars[name], directions.better(name) == "lower"
     points = series.points()
     values = [low if is_lower else -high for _, low, high, _ in points]
@@ -376,10 +376,10 @@ def learning(histories: list[RankHistory], state: State, directions: Directions)
         improves = "was still improving at the end" if state.is_final else "is still improving"
         before = f" ({words.quantity(points[-1 - PATIENCE][3], 4)} three evaluations before)" if are_alone else ""
         return f"{name} {improves}: {figure}, the best so far{before}"
-    where = f"step {_step_of(history, name, value, at):,}"
+    where = _step_of(history, name, value, at)
     if since < PATIENCE:
-        return ""
-    if parted(name)[1] == "loss" and newest > RISES * value > 0 and _falls(history, at):
+        return f"{name}: {words.quantity(newest, 4)}, best {figure} at {where}"
+    if is_a_loss(name) and newest > RISES * value > 0 and _falls(history, at):
         return f"{name} has risen since {where} (best {figure}) while the training loss fell: overfitting"
     return f"{name} was best at {where}: {figure}, no better {f'in {since} evaluations ' if are_alone else ''}since"
 
@@ -409,8 +409,10 @@ def training_loss(reader: RunReader, state: State) -> str:
         before, after = (words.quantity(median(part), 4) for part in (means[-changed:][:half], means[-half:]))
         steps_each = (last - first) // 2 + 1
         return f"loss {how}: median {after} over the last {steps_each:,} steps, {before} over the {steps_each:,} before"
+    if not changed:
+        flat = count - _outliers_before_scatter(means)
     start = "the restart" if reader.restarts else "the start"
-    since = f"step {_step_at(steps, losses[-flat][0]):,}" if changed else start
+    since = start if flat == count else f"step {_step_at(steps, losses[-flat][0]):,}"
     typical = words.quantity(median(means[-flat:]), 4)
     return f"loss has not fallen by more than its noise since {since}: median {typical}"
 
@@ -445,12 +447,19 @@ def _halves(places: Sequence[float]) -> _Halves:
     return _Halves(after - before, ERRORS * sqrt(squares / (half * (half - 1))))
 
 
-def _step_of(history: RankHistory, name: str, value: float, x: float) -> int:
-    """The step that the script first reported with a value, or the last one before x, which is the middle of a bin."""
-    reported = (finite(report.get("step")) for report in history.reports if report.get(name) == value)
-    if (step := next(reported, None)) is not None:
-        return int(step)
-    return _step_at(history.series["step"].points(), x)
+def _outliers_before_scatter(means: Sequence[float]) -> int:
+    """How many of the first losses are above all that the scatter of the second half explains, in which the order of
+    losses counts a short steep fall for as little as any other."""
+    lower, _, upper = quantiles(means[len(means) // 2 :])
+    highest = upper + OUTLIER * (upper - lower)
+    return next(i for i, mean in enumerate(means) if mean <= highest)
+
+
+def _step_of(history: RankHistory, name: str, value: float, x: float) -> str:
+    """`step 120`, at which a value was first reported; if that is not known, `about step 120` at x."""
+    if (step := history.steps_of_extremes.get(name, {}).get(value)) is not None:
+        return f"step {step:,}"
+    return f"about step {_step_at(history.series['step'].points(), x):,}"
 
 
 def _step_at(steps: Sequence[Point], x: float) -> int:
