@@ -246,7 +246,9 @@ def _chart(chart: Chart, sheet: _Sheet, banded: bool, is_first: bool) -> str:
     # a script that zooms moves what is in "plot", and clips it by "window"
     plot = f"{_marks(drawing)}{_levels(drawing, near)}{_lines(drawing)}{_evaluated(drawing)}{_hover(drawing)}"
     texts = _texts(drawing, near, is_first)
-    return f'{_axes(drawing)}<g class="window"><g class="plot">{plot}</g></g><g class="texts">{texts}</g>'
+    if sheet.interactive:
+        plot, texts = f'<g class="window"><g class="plot">{plot}</g></g>', f'<g class="texts">{texts}</g>'
+    return f"{_axes(drawing)}{plot}{texts}"
 
 
 def _axes(drawing: _Drawing) -> str:
@@ -265,13 +267,14 @@ def _axes(drawing: _Drawing) -> str:
         inside = min(max(x, LEFT + half - 4), drawing.right - half + 4)
         below += f'<text x="{inside}" y="{sheet.height - 5}">{escaped(text)}</text>'
     lines = "".join(f"M{LEFT} {y}H{drawing.right}" for y in heights)
+    zoomable = f' class="x" data-x="{sheet.x0:.6g} {sheet.x1:.6g} {LEFT} {drawing.right}"' if sheet.interactive else ""
     upright = "".join(f"M{x} {drawing.bottom}v3" for x in places)
     return (
         f'<path d="{lines}" stroke="currentColor" stroke-opacity=".15"/>'
         f'<path d="{upright}" stroke="currentColor" stroke-opacity=".6"/>'
         f'<g opacity=".75"><g text-anchor="end">{labels}'
         f'<text x="{LEFT - 8}" y="{sheet.height - 5}">{escaped(chart.over)}</text></g>'
-        f'<g text-anchor="middle" class="x" data-x="{sheet.x0:.6g} {sheet.x1:.6g} {LEFT} {drawing.right}">{below}</g>'
+        f'<g text-anchor="middle"{zoomable}>{below}</g>'
         "</g>"
     )
 
