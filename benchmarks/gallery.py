@@ -99,7 +99,7 @@ class MadeUp:
         self.seconds += longest
         for rank, work in enumerate(works):
             record = {"k": "step", "t": self.seconds, "step": step - first, "n": 1, "seconds": [longest] * 3}
-            loss = 0.2 + 2.3 * math.exp(-step / 200) + 0.05 * self.chance.random()
+            loss = self._loss(step) + 0.05 * self.chance.random()
             is_lost = self.lost_at and step >= self.lost_at
             record |= work | {"samples": 32, "loss": "nan" if is_lost else loss}
             record |= {"communication": longest - sum(work.values())} if len(works) > 1 else {}
@@ -116,6 +116,9 @@ class MadeUp:
             accuracy = 0.8 - 0.3 * off + 0.01 * self.chance.random()
             values = {"val_loss": 0.5 + off, "val_accuracy": accuracy}
             records[0].append({"k": "report", "t": self.seconds, "step": step} | values)
+
+    def _loss(self, step: int) -> float:
+        return 0.2 + 2.3 * math.exp(-step / 200)
 
     def _work(self, rank: int, step: int, slow: float) -> dict[str, float]:
         """Seconds of each phase in which a rank does not wait for others."""

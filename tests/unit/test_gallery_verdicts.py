@@ -10,7 +10,7 @@ import time
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from statistics import mean, median
+from statistics import mean, median, stdev
 
 import pytest
 
@@ -102,6 +102,25 @@ def an_evaluation_improves(raw, name, verb, best, before):
     assert values[-4] == pytest.approx(float(before), rel=1e-3)
 
 
+@check(r"loss has not fallen by more than its noise since step (\d+): median (\S+)")
+def the_loss_is_flat(raw, step, typical):
+    means = {at: mean(losses) for at, losses in sorted(raw.losses.items())}
+    flat = [value for at, value in means.items() if at >= int(step)]
+    assert median(flat) == pytest.approx(float(typical), rel=0.02)
+    assert all(value > max(flat) for at, value in means.items() if at < int(step))
+    half = len(flat) // 2
+    assert abs(mean(flat[half:]) - mean(flat[:half])) < 3 * stdev(flat) * math.sqrt(2 / half)
+
+
+@check(r"(\w+): (\S+), best (\S+) at step (\d+)")
+def the_best_evaluation_was_one_of_the_last(raw, name, newest, best, step):
+    values = raw.evaluated(name)
+    assert min(values, key=values.get) == int(step)
+    assert values[int(step)] == pytest.approx(float(best), rel=1e-3)
+    assert [*values.values()][-1] == pytest.approx(float(newest), rel=1e-3)
+    assert 1 <= sum(at > int(step) for at in values) <= 2
+
+
 @check(r"(\w+) has risen since step (\d+) \(best (\S+)\) while the training loss fell: overfitting")
 def it_overfits(raw, name, step, best):
     values = raw.evaluated(name)
@@ -177,7 +196,16 @@ def another_run_was_active(raw, run, start, end):
 
 @pytest.fixture(scope="module")
 def runs(gallery, tmp_path_factory):
-    return gallery.made_up(tmp_path_factory.mktemp("verdicts"))
+    class Flat(gallery.MadeUp):
+        def _loss(self, step):
+            return 20.0 / step if step < 6 else 0.3
+
+    root = tmp_path_factory.mktemp("verdicts")
+    more = {
+        "flat": Flat(root, "flat", 2, 200).running(),
+        "shortly after the best": gallery.MadeUp(root, "after", 2, 400, best_at=330).running(),
+    }
+    return gallery.made_up(root) | more
 
 
 def test_every_sentence_is_true_by_the_records(runs):
@@ -206,6 +234,8 @@ LEADS = {
     "starting": "",
     "running on one CPU": "loss is still falling",
     "one rank waits for data": "loss is still falling",
+    "flat": "loss has not fallen by more than its noise since step 6",
+    "shortly after the best": "val_loss: 0.675, best 0.525 at step 320",
     "still improving": "val_loss is still improving",
     "overfitting": "val_loss has risen",
     "stuck": "no rank has made progress",
