@@ -112,6 +112,15 @@ def the_loss_is_flat(raw, step, typical):
     assert abs(mean(flat[half:]) - mean(flat[:half])) < 3 * stdev(flat) * math.sqrt(2 / half)
 
 
+@check(r"loss (fell|rose) from (\S+) to (\S+) \(medians of the first and the last (\d+) losses recorded\)")
+def the_last_losses_are_apart_from_the_first(raw, how, before, after, count):
+    means = [mean(losses) for _, losses in sorted(raw.losses.items())]
+    first, last = means[: int(count)], means[-int(count) :]
+    assert median(first) == pytest.approx(float(before), rel=0.02)
+    assert median(last) == pytest.approx(float(after), rel=0.02)
+    assert max(last) < min(first) if how == "fell" else min(last) > max(first)
+
+
 @check(r"(\w+): (\S+), best (\S+) at step (\d+)")
 def the_best_evaluation_was_one_of_the_last(raw, name, newest, best, step):
     values = raw.evaluated(name)

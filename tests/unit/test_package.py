@@ -169,11 +169,11 @@ def test_labkit_stays_small():
         sum(count for path, count in lines.items() if path.parts[0] == name) for name in ("checking", "planner")
     )
 
-    assert len(MODULES) <= 339
-    assert witness <= 6_560
-    assert checking <= 7_230
-    assert planner <= 10_920
-    assert sum(lines.values()) - witness - checking - planner <= 31_450
+    assert len(MODULES) <= 351
+    assert witness <= 6_565
+    assert checking <= 7_360
+    assert planner <= 10_840
+    assert sum(lines.values()) - witness - checking - planner <= 32_930
 
 
 @pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(PACKAGE)))

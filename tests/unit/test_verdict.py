@@ -275,6 +275,24 @@ def test_whether_the_loss_falls_by_more_than_its_noise(folder, write_metrics, lo
     assert verdict(RunReader(folder).read_all(), RUNNING) == [sentence]
 
 
+@pytest.mark.parametrize(
+    ("loss", "sentences"),
+    [
+        (lambda i: 3 - i / 10, ["loss fell from 2.7 to 1.2 (medians of the first and the last 5 losses recorded)"]),
+        (
+            lambda i: 2.3 * 1.3**i,
+            ["loss rose from 5.053 to 258.6 (medians of the first and the last 5 losses recorded)"],
+        ),
+        (lambda i: 2 + i % 2, []),
+    ],
+)
+def test_of_few_losses_the_first_and_the_last_are_compared(folder, write_metrics, loss, sentences):
+    steps = ({"k": "step", "t": i / 10, "step": i, "loss": loss(i)} for i in range(1, 21))
+    write_metrics(0, {"k": "meta", "t": 0.0}, *steps)
+
+    assert verdict(RunReader(folder).read_all(), RUNNING) == sentences
+
+
 @pytest.mark.parametrize("steps", [60, 400])
 def test_noise_is_rarely_taken_for_a_fall_or_a_rise(steps):
     draw, changes = random.Random(0), 0

@@ -39,6 +39,7 @@ FEWEST = 4  # evaluations
 PATIENCE = 3  # evaluations without a better value
 RISES = 1.05  # a loss this many times its best
 LOSSES = 50  # fewest of them
+APART = 5  # of fewer, the fewest at the start and at the end
 NEWEST, SHARE = 20, 0.2  # losses whose halves are compared: at least this many, in a long run this share
 OUTLIER = 3.0  # interquartile ranges above the upper quartile: no scatter
 ERRORS = 3.0  # standard errors by which means differ, if that is not noise
@@ -388,12 +389,12 @@ def training_loss(reader: RunReader, state: State) -> str:
     """`loss is still falling: median 1.87 over the last 40 steps, 2.31 over the 40 before`, or since which step it has
     not fallen. It compares places in the order of all losses, which a few very large losses do not decide. Only a
     change of more than three standard errors counts; that of a longer part counts if the newest losses do not
-    contradict it. Empty for fewer than 50 losses."""
+    contradict it. Of fewer than 50 losses only the first and the last quarter are compared."""
     steps = next((points for line in reader.lines("step").values() if (points := line.points())), [])
     losses = _mean_losses(reader)
     count, means = len(losses), [mean for _, mean in losses]
     if count < LOSSES or not steps:
-        return ""
+        return _apart(means)
     newest = max(NEWEST, round(SHARE * count))
     parts = [*range(newest, count, newest), count]  # of the losses, from the end
     ordered = sorted(means)
@@ -415,6 +416,17 @@ def training_loss(reader: RunReader, state: State) -> str:
     since = start if flat == count else f"step {_step_at(steps, losses[-flat][0]):,}"
     typical = words.quantity(median(means[-flat:]), 4)
     return f"loss has not fallen by more than its noise since {since}: median {typical}"
+
+
+def _apart(means: Sequence[float]) -> str:
+    """Whether all of the last losses are lower, or higher, than all of the first. That is chance in one of 126 runs."""
+    quarter = len(means) // 4
+    first, last = means[:quarter], means[-quarter:]
+    if quarter < APART or max(min(first), min(last)) <= min(max(first), max(last)):
+        return ""
+    before, after = (words.quantity(median(part), 4) for part in (first, last))
+    how = "fell" if max(last) < min(first) else "rose"
+    return f"loss {how} from {before} to {after} (medians of the first and the last {quarter} losses recorded)"
 
 
 def _mean_losses(reader: RunReader) -> list[tuple[float, float]]:
