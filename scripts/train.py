@@ -299,13 +299,6 @@ import torch.distributed as dist
 
 
 @torch.no_grad()
-def try_evaluation(model, batch):
-    """After the first step: a mistake in the task would otherwise show at the first evaluation, perhaps hours later."""
-    pairs_of(outputs_of(model.eval(), batch), batch)
-    model.train()
-
-
-@torch.no_grad()
 def evaluate(model, dataset, batch_size, data, on_device, args):
     """The mean loss and the metrics over a whole data set, on all ranks; every sample counts once."""
     sums = 0.0
@@ -408,8 +401,6 @@ def main():
                 values |= globals().get("observed", lambda model: {})(model)  # some tasks report more
                 report(step=step, epoch=epoch, **{name: float(value) for name, value in values.items()})
             paused = time.monotonic()
-            if step == 1 and len(test) and (trial := globals().get("try_evaluation")):
-                trial(model, map_tensors(collate([test[i] for i in range(min(part, len(test)))]), on_device))
             stopped = validate(step, total_steps, measure, checkpoints.notes, args)
             began += time.monotonic() - paused  # validation is not training
             stopped = checkpoints.after_step(step, total_steps, stopped)

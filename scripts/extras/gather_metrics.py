@@ -36,15 +36,6 @@ def predicted_in(outputs, batch):
 
 
 @torch.no_grad()
-def try_evaluation(model, batch):
-    """After the first step: a mistake in the task would otherwise show at the first evaluation, perhaps hours later."""
-    outputs = outputs_of(model.eval(), batch)
-    pairs_of(outputs, batch)
-    predicted_in(outputs, batch)
-    model.train()
-
-
-@torch.no_grad()
 def evaluate(model, dataset, batch_size, data, on_device, args):
     """The mean loss and the metrics over a whole data set, on all ranks, every sample counted once."""
     sums, gathered = 0.0, []

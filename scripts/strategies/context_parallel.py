@@ -270,14 +270,6 @@ import torch.distributed as dist
 
 
 @torch.no_grad()
-def try_evaluation(model, batch):
-    """After the first step: a mistake in the task would otherwise show at the first evaluation, perhaps hours later."""
-    own = own_part(batch, model.context)
-    pairs_of(outputs_of(model.eval(), own), own)
-    model.train()
-
-
-@torch.no_grad()
 def evaluate(model, dataset, batch_size, data, on_device, args):
     """The mean loss and the metrics over a whole data set, on all ranks; every position counts once."""
     sums = 0.0

@@ -190,10 +190,8 @@ DICT = "def predictions_of(outputs, batch):\n    return {'predicted': outputs.ar
         ),
     ],
 )
-def test_a_task_that_cannot_be_evaluated_is_refused_after_the_first_step(what, cells, sentence):
-    refused(what.with_cells(**cells), 2, {"global_batch_size": 4}, sentence)
-
-    assert labkit.attach("latest").metrics()["step"].max() == 1
+def test_a_task_that_cannot_be_evaluated_is_refused_at_the_first_evaluation(what, cells, sentence):
+    refused(what.with_cells(**cells), 2, {"global_batch_size": 4, "steps": 2}, sentence)
 
 
 def test_data_that_is_not_there_is_named(tmp_path):

@@ -34,7 +34,7 @@ PEFT = "import torch\nfrom peft import get_peft_model\nmodel = get_peft_model(ba
 OUTER = "outer = torch.optim.SGD(kept, lr=0.7, momentum=0.9, nesterov=True)  # HERE\nouter.step()\n"
 NUMBERS = "class Numbers(torch.utils.data.IterableDataset):"
 READS = "\n    pass\n\ndef loader_of(dataset):\n    pass\n\ndef load_datasets(data_dir):\n"
-TRIAL = "def try_evaluation(model, batch):\n    pass\n\n"
+PAIRS = "def pairs_of(outputs, batch):\n    pass\n\n"
 COUNT = "def count_of(b):\n    return b.n\n\n"
 
 IN_CONTEXT = "from torch.distributed.tensor.experimental import context_parallel\nfreqs_cis = rotary(length)\n"
@@ -282,11 +282,11 @@ def loss_of(body: str) -> str:
 
 
 def metrics_of(body: str) -> str:
-    return within(f"{COUNT}{TRIAL}def metrics_of(o, b):\n    {body}")
+    return within(f"{COUNT}{PAIRS}def metrics_of(o, b):\n    {body}")
 
 
 def predictions_of(value: str) -> str:
-    return within(f"{TRIAL}def gathered_metrics(p, y):\n    pass\n\ndef predictions_of(o, b):\n    return {value}")
+    return within(f"{PAIRS}def gathered_metrics(p, y):\n    pass\n\ndef predictions_of(o, b):\n    return {value}")
 
 
 # rule: pairs of (a script with the mistake, the same without it)

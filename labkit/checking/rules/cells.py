@@ -31,7 +31,7 @@ def own_functions(tree: Tree) -> dict[str, ast.FunctionDef]:
 )
 def metric_without_count(tree: Tree) -> Mistakes:
     functions = own_functions(tree)
-    if "try_evaluation" not in functions:  # the evaluation is not labkit's
+    if "pairs_of" not in functions:  # the evaluation is not labkit's
         return
     if "metrics_of" in functions:
         for value in _returned(tree, functions["metrics_of"]):

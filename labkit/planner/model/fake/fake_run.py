@@ -141,11 +141,13 @@ class FakeRun:
 
     def try_evaluation(self, model: nn.Module, batch: Any) -> None:
         """Evaluate a batch with the user's own functions, which raises SystemExit if they return something else than
-        they should. Other errors may be those of tensors without data; a run has them after its first step."""
-        trial = getattr(self.script, "try_evaluation", None)
-        if trial and not _are_labkits(self._cells, *(name for name in EVALUATED if hasattr(self.script, name))):
-            with suppress(Exception), self.fake:
-                trial(model, batch)
+        they should. Other errors may be those of tensors without data; a run has them in its first evaluation."""
+        looks = [look for name in ("pairs_of", "predicted_in") if (look := getattr(self.script, name, None))]
+        if looks and not _are_labkits(self._cells, *(name for name in EVALUATED if hasattr(self.script, name))):
+            with suppress(Exception), self.fake, torch.no_grad():
+                outputs = self.script.outputs_of(model.eval(), batch)
+                for look in looks:
+                    look(outputs, batch)
             model.train()
 
     def batches(self) -> Batches:
