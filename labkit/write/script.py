@@ -9,6 +9,7 @@ import shlex
 import stat
 from dataclasses import replace
 from pathlib import Path
+from textwrap import indent
 from typing import Annotated, Any
 
 from labkit.arguments import Expected, checked
@@ -249,4 +250,4 @@ class Script(ScriptText):
 
 
 CONTRACTS = Path(__file__).with_name("contracts.txt").read_text(encoding="utf-8")  # of all cells
-Script.with_cells.__doc__ = (inspect.getdoc(Script.with_cells) or "") + f"\n\n{CONTRACTS}"
+Script.with_cells.__doc__ = f"{inspect.getdoc(Script.with_cells)}\n\nThe cells::\n\n{indent(CONTRACTS, '    ')}"
