@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import cycle
 
-from labkit.charts.data import Bar, Bars
+from labkit.charts.data import NEAR, Bar, Bars
 from labkit.charts.images import Palette, Picture, legend, swatch
 from labkit.text import escaped
 
@@ -15,7 +15,6 @@ STYLE = "width:100%;min-width:360px;max-width:680px;height:auto"  # or its text 
 NAMES, NOTES = (60, 190), (70, 230)  # the least and the most room for names to the left, for notes to the right
 ROW, GAP, MARGIN = 16, 5, 4
 LINE = 15  # of text above the bars
-NEAR = 4.0  # a limit up to this multiple of the longest bar is drawn
 FAR = 2.5  # a bar longer than this multiple of the limit is cut
 LETTER, BROAD = 5.6, 6.1  # pixels per character at this font size: the usual, and the most of a category's name
 SIZE = 11

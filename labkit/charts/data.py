@@ -15,6 +15,7 @@ from labkit.text import gib
 from labkit.words import quantity
 
 LEAST = 1e-300  # on a logarithmic axis: below it floats lose digits, and a power of ten may be zero
+NEAR = 4.0  # a limit up to this multiple of the data is drawn to scale
 DECADES = 30.0  # values that span more than this factor are drawn on a logarithmic axis
 
 

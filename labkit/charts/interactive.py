@@ -11,7 +11,7 @@ from plotly.subplots import make_subplots
 
 from labkit.charts.axes import round_values
 from labkit.charts.bars import bars_picture, colours_of
-from labkit.charts.data import Bars, Chart, Lanes
+from labkit.charts.data import NEAR, Bars, Chart, Lanes
 from labkit.charts.images import Palette, as_image
 from labkit.charts.lanes import IDLE, LATER, lanes_picture, later_stages, said
 from labkit.charts.line_charts import beside_each_other, pictures, show_x
@@ -24,7 +24,6 @@ DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
 PATTERNS = {WAITING: "/", "weights": "\\", "backward": "."}  # colour is never the only cue
 GRID = "rgba(128,128,128,.25)"
 MARGINS = 180  # pixels above and below the data
-NEAR = 4.0  # a limit up to this multiple of the data is drawn
 GAP = 1 / 400  # of the width, at the end of each collective, or successive ones would look like one
 MILLISECONDS = 1e3
 WITHOUT_A_PICTURE = {"plotly_mimetype", "jupyterlab", "nteract", "vscode"}  # renderers of plotly's

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 from labkit.charts.axes import Axis, ends, round_values
 from labkit.charts.bands import CELLS, Column, Grid, band, columns, most_apart, path, ranges, thinned
-from labkit.charts.data import Chart
+from labkit.charts.data import NEAR, Chart
 from labkit.charts.images import Palette, Picture, in_attribute, legend
 from labkit.series import Point
 from labkit.text import escaped
@@ -41,7 +41,6 @@ NAMED = 8  # restarts, and changes, the newest of which are marked
 MARKED = 40  # points of an evaluated line beyond which they are not marked
 VISIBLE = 2  # pixels between a bin's last value and its extremes before they are drawn
 X, LOW, HIGH = itemgetter(0), itemgetter(1), itemgetter(2)  # of a series' point
-NEAR = 4.0  # a limit up to this multiple of the data is drawn to scale
 X_TICKS, Y_TICKS, FEW_TICKS = 6, 5, 3  # at most this many intervals; few where many charts share the message
 ZEROS = re.compile(r"\.0+ ")  # in 15.00 GiB
 KEY = 15  # where a legend begins
