@@ -170,7 +170,7 @@ print(json.dumps({"a": 1}), "torch" in sys.modules, "labkit" in sys.modules, sor
 
 # %% modules_with_torch
 import torch, sys
-print(torch.__spec__.name, type(torch.__spec__.loader).__name__, vars(torch.__loader__).keys(), torch.__file__, [type(f).__name__ for f in sys.meta_path if not isinstance(f, type)])
+print(torch.__spec__.name, type(torch.__spec__.loader).__name__, vars(torch.__loader__).keys(), torch.__file__, [type(f).__name__ for f in sys.meta_path if not isinstance(f, type) and type(f).__name__ != "Finder"])
 print("torch.distributed" in sys.modules, "torch._dynamo" in sys.modules, "psutil" in sys.modules, "resource" in sys.modules, "secrets" in sys.modules, "html" in sys.modules)
 
 # %% torch_twice

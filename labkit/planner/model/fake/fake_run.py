@@ -14,6 +14,7 @@ import types
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext, suppress
+from copy import deepcopy
 from itertools import cycle, islice
 from pathlib import Path
 from typing import Any, ClassVar
@@ -141,14 +142,14 @@ class FakeRun:
 
     def try_evaluation(self, model: nn.Module, batch: Any) -> None:
         """Evaluate a batch with the user's own functions, which raises SystemExit if they return something else than
-        they should. Other errors may be those of tensors without data; a run has them in its first evaluation."""
+        they should. Other errors may be those of tensors without data; a run has them in its first evaluation. It is a
+        copy that evaluates: the first batch of a model may set it up, and that should be one of training."""
         looks = [look for name in ("pairs_of", "predicted_in") if (look := getattr(self.script, name, None))]
         if looks and not _are_labkits(self._cells, *(name for name in EVALUATED if hasattr(self.script, name))):
             with suppress(Exception), self.fake, torch.no_grad():
-                outputs = self.script.outputs_of(model.eval(), batch)
+                outputs = self.script.outputs_of(deepcopy(model).eval(), batch)
                 for look in looks:
                     look(outputs, batch)
-            model.train()
 
     def batches(self) -> Batches:
         """The script's training batches."""
