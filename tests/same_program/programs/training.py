@@ -360,6 +360,7 @@ def main():
         loss = model(batch).square().mean(); optimizer.zero_grad(); loss.backward(); optimizer.step()
         if step == 5: kept = None
     print(old() is None, [each() is None for each in batches])
+    model = optimizer = loss = None  # DDP that outlives its group keeps the GIL while it waits for gloo, which wants it
     dist.destroy_process_group()
 def logged(rate):
     config = locals()
