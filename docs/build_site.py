@@ -49,6 +49,9 @@ EVIDENCE = [
 EVIDENCE += ["faults", "peers", "check_findings", "claims", "decisions", "witness_reports", "log"]
 EVIDENCE += ["gpu/README", "gpu/1x-nvidia-h100-80gb-hbm3", "/benchmarks/README"]
 DIAGRAM = "docs/static/diagram.svg"
+PICTURE = re.compile(
+    r'<picture>.*?srcset="(?P<dark>.*?)".*?src="(?P<light>.*?)".*?alt="(?P<alt>.*?)".*?</picture>', re.S
+)
 
 
 def copy_repository() -> None:
@@ -65,6 +68,7 @@ def write_pages() -> None:
     readme = (SOURCE / "README.md").read_text(encoding="utf-8")
     diagram = (ROOT / DIAGRAM).read_text(encoding="utf-8")
     readme = re.sub(r"```mermaid\n.*?```", lambda _: f'<div class="diagram">{diagram}</div>', readme, flags=re.S)
+    readme = re.sub(PICTURE, lambda picture: image(picture, "light") + image(picture, "dark"), readme, flags=re.S)
     labs = sorted(f"notebooks/{path.stem}" for path in (SOURCE / "notebooks").glob("[0-9]*.ipynb"))
     shelves = {
         "Learn": labs,
@@ -81,6 +85,11 @@ def write_pages() -> None:
     for page in SOURCE.rglob("*.md"):
         text = page.read_text(encoding="utf-8")
         page.write_text(re.sub(r"\]\(((?:\.\./)*)README\.md", r"](\1index.md", text), encoding="utf-8")
+
+
+def image(picture: re.Match[str], theme: str) -> str:
+    """One of a <picture>'s two images, for pages of that theme: the site's theme need not be the system's."""
+    return f"```{{image}} {picture[theme]}\n:alt: {picture['alt']}\n:class: only-{theme}\n```\n"
 
 
 def toctree(pages: list[str], caption: str = "") -> str:

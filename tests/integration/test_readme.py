@@ -108,7 +108,7 @@ def test_names_used_in_the_code_exist():
 )
 def test_links_lead_somewhere(page):
     text = (ROOT / page).read_text()
-    for link in re.findall(r"\]\(([^)#]+)", text):
+    for link in re.findall(r"\]\(([^)#]+)", text) + re.findall(r'\bsrc(?:set)?="([^"]+)', text):
         assert link.startswith("http") or ((ROOT / page).parent / link).exists(), link
 
 
