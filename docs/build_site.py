@@ -49,9 +49,7 @@ EVIDENCE = [
 EVIDENCE += ["faults", "peers", "check_findings", "claims", "decisions", "witness_reports", "log"]
 EVIDENCE += ["gpu/README", "gpu/1x-nvidia-h100-80gb-hbm3", "/benchmarks/README"]
 DIAGRAM = "docs/static/diagram.svg"
-PICTURE = re.compile(
-    r'<picture>.*?srcset="(?P<dark>.*?)".*?src="(?P<light>.*?)".*?alt="(?P<alt>.*?)".*?</picture>', re.S
-)
+PICTURE = r'<picture>.*?srcset="(?P<dark>.*?)".*?src="(?P<light>.*?)".*?alt="(?P<alt>.*?)".*?</picture>'
 
 
 def copy_repository() -> None:
