@@ -15,5 +15,6 @@ if TYPE_CHECKING:
     from labkit.checking.formats import github as github  # findings as annotations of a pull request on GitHub
     from labkit.checking.formats import sarif as sarif  # findings in the format of code scanning, SARIF 2.1.0
     from labkit.checking.source import files_in as files_in  # lists the scripts and notebooks below a folder
+    from labkit.checking.source import python_of_cell as python_of_cell  # a notebook cell without IPython's syntax
 else:
     __getattr__, __dir__ = face(__name__)

@@ -166,7 +166,7 @@ def _notebook(path: Path) -> Source:
                 pieces.append(Piece(python, places=places_of_own, original=own))
             except ValueError as error:
                 broken.append(f"cell {number} {error}")
-        elif (known := _python(lines)) is not None:
+        elif (known := python_of_cell(lines)) is not None:
             program += known
             places += [(number, line) for line in range(1, len(known) + 1)]
         else:
@@ -195,7 +195,7 @@ def _members(node: Any) -> dict[str, Any]:
     return {key.value: value for key, value in zip(node.keys, node.values, strict=True)}
 
 
-def _python(lines: list[str]) -> list[str] | None:
+def python_of_cell(lines: list[str]) -> list[str] | None:
     """A cell's lines without IPython syntax; no lines if the cell is in another language; None if it is not Python."""
     if RUNS_ITS_CELL.match(lines[0]):
         lines = ["pass", *lines[1:]]

@@ -12,5 +12,6 @@ if TYPE_CHECKING:
     from labkit.kaggle.kernel_files import build as build  # makes a kernel from a notebook
     from labkit.kaggle.kernel_files import check_address as check_address  # raises LabError unless it is USER/SLUG
     from labkit.kaggle.service import Service as Service  # Kaggle, for a user who is logged in
+    from labkit.kaggle.versions import what_is_missing as what_is_missing  # the packages that labkit lacks in a session
 else:
     __getattr__, __dir__ = face(__name__)

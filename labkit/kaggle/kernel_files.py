@@ -3,143 +3,26 @@
 from __future__ import annotations
 
 import ast
-import importlib.util
-import io
 import json
-import lzma
 import math
 import re
-import sys
-import zipfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from typing import Any
 
 from labkit.arguments import Parameters
 from labkit.errors import LabError
 from labkit.files import Json
-from labkit.version import __version__
-from labkit.write import script_files
-
-TAG = "py3-none-any"
-MADE = (1980, 1, 1, 0, 0, 0)  # a constant, so that the same labkit gives the same bytes
-
-
-def wheel(package: str = "labkit") -> tuple[str, bytes]:
-    """`(file name, content)`; not compressed, because it is compressed as a whole when embedded.
-
-    `package` is labkit or labkit_labs, which have the same version.
-    """
-    stem = f"{package}-{__version__}"
-    files = dict(_package(package)) | dict(_metadata(package, f"{stem}.dist-info"))
-    record = f"{stem}.dist-info/RECORD"
-    # Without digests, which would be 4 % of a notebook: what is embedded has a checksum as a whole.
-    files[record] = "".join(f"{name},,\n" for name in (*files, record)).encode()
-    out = io.BytesIO()
-    with zipfile.ZipFile(out, "w", zipfile.ZIP_STORED) as archive:
-        for name, data in files.items():
-            entry = zipfile.ZipInfo(name, MADE)
-            entry.external_attr = 0o644 << 16
-            archive.writestr(entry, data)
-    return f"{stem}-{TAG}.whl", out.getvalue()
-
-
-def _package(package: str) -> Iterator[tuple[str, bytes]]:
-    folder = _folder(package)
-    for path in sorted(folder.rglob("*")):
-        inside = path.relative_to(folder)
-        # the scripts are added below: in a checkout they are next to the package, otherwise inside it
-        if path.is_file() and "__pycache__" not in inside.parts and inside.parts[0] != "scripts":
-            yield f"{package}/{inside.as_posix()}", path.read_bytes()
-    for name, path in script_files().items() if package == "labkit" else ():
-        yield f"labkit/scripts/{name}", path.read_bytes()
-
-
-def _folder(package: str) -> Path:
-    spec = importlib.util.find_spec(package)
-    if spec is None or spec.origin is None:
-        raise LabError(
-            f"{package} is not installed for {sys.executable}, so it cannot be packed for Kaggle. Install it, in the "
-            f"folder of a clone of labkit: {sys.executable} -m pip install . ./notebooks"
-        )
-    return Path(spec.origin).parent
-
-
-def _metadata(package: str, folder: str) -> Iterator[tuple[str, bytes]]:
-    try:
-        own = distribution(package)
-    except PackageNotFoundError:
-        raise LabError(
-            f"{package} is not installed for {sys.executable}, only imported from {_folder(package).parent}, so it "
-            f"cannot be packed for Kaggle. Install it there: {sys.executable} -m pip install {_folder(package).parent}"
-        ) from None
-    headers = (own.read_text("METADATA") or "").partition("\n\n")[0].strip()  # without the README
-    yield f"{folder}/METADATA", f"{headers}\n".encode()
-    yield f"{folder}/WHEEL", f"Wheel-Version: 1.0\nGenerator: labkit\nRoot-Is-Purelib: true\nTag: {TAG}\n".encode()
-    for file in sorted(own.files or ()):
-        if file.name in ("entry_points.txt", "LICENSE") and file.parts[0].endswith(".dist-info"):
-            yield "/".join([folder, *file.parts[1:]]), Path(str(file.locate())).read_bytes()
-
+from labkit.kaggle.cells import IN_TEXT, embedded_cell
+from labkit.kaggle.wheels import wheel
 
 TWO_T4 = "NvidiaTeslaT4"  # Kaggle offers pairs only
 # Kaggle documents no limit; others who push generated kernels stay below about one megabyte.
 MOST_BYTES = 1_000_000
 SHORTEST_TITLE = 5  # of title and slug; the client refuses shorter ones
 
-WHEEL_CELL = "as a wheel in text, because a session may have no internet"  # identifies an export
 LABS = re.compile(r"^\s*(?:from|import) labkit_labs\b", re.MULTILINE)
-INSTALL = """\
-# labkit {version} as a wheel in text, because a session may have no internet and Kaggle takes one file. `labkit kaggle`
-# put it here. Where this version can already be imported, this does nothing.
-def install(wheel, packed):
-    import importlib.util, lzma, os, re, shutil, subprocess, sys, tempfile
-    from functools import reduce
-    from importlib.metadata import PackageNotFoundError, requires, version
-    from pathlib import Path
-
-    def installed(package):
-        try:
-            return version(package)
-        except PackageNotFoundError:
-            return None
-
-    package, its_version = wheel.split("-")[:2]
-
-    def is_here():
-        importlib.invalidate_caches()
-        spec = importlib.util.find_spec(package)  # a folder of that name has no origin
-        return bool(spec and spec.origin) and installed(package) == its_version
-
-    if not is_here():
-        digits = {{chr(c): i for i, c in enumerate(c for c in range(33, 127) if c not in (34, 92))}}
-        text = "".join(packed.split())  # 16 digits are 13 bytes
-        numbers = (reduce(lambda n, c: n * 92 + digits[c], text[i : i + 16], 0) for i in range(0, len(text), 16))
-        file = Path(tempfile.mkdtemp(), wheel)
-        file.write_bytes(lzma.LZMADecompressor().decompress(b"".join(n.to_bytes(13, "big") for n in numbers)))
-        pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps", str(file)]
-        done = subprocess.run(pip, capture_output=True, text=True)
-        if done.returncode or not is_here():
-            why = (done.stderr.strip().splitlines() or ["it is not on sys.path"])[-1]
-            print(f"{{package}}: pip could not install it ({{why}}); it is used from {{file.parent}}")
-            shutil.unpack_archive(file, file.parent, "zip")
-            sys.path.insert(0, str(file.parent))
-            path = [str(file.parent), os.environ.get("PYTHONPATH")]
-            os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, path))  # for the ranks
-    needed = [re.match(r"[\\w.-]+", need)[0] for need in requires(package) if "extra ==" not in need]
-    if lacking := [package for package in needed if not installed(package)]:
-        print(f"{{package}}: not installed here, so code that needs it will fail:", ", ".join(lacking))
-
-
-{calls}del install
-print("{mark}")
-"""
-CALL = '''\
-install("{wheel}", """
-{packed}
-""")
-'''
 
 
 @dataclass(frozen=True)
@@ -159,7 +42,7 @@ class Kernel:
         notebook, described = folder / str(self.metadata["code_file"]), folder / "kernel-metadata.json"
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            earlier = notebook.exists() and WHEEL_CELL in notebook.read_text(encoding="utf-8", errors="replace")
+            earlier = notebook.exists() and IN_TEXT in notebook.read_text(encoding="utf-8", errors="replace")
             if not earlier and (there := [path.name for path in (notebook, described) if path.exists()]):
                 raise LabError(f"{folder} has a {there[0]} that is not an export; choose another folder with --into")
             notebook.write_text(self.notebook, encoding="utf-8")
@@ -199,7 +82,9 @@ def build(
     mark = f"labkit {version}, push {push}"
     if parameters:
         cells = _with_parameters(cells, parameters, name)
-    cells.insert(0, _install_cell(wheels, version, mark))
+    # folded: in Kaggle's editor and in JupyterLab
+    folded = {"_kg_hide-input": True, "jupyter": {"source_hidden": True}}
+    cells.insert(0, _code_cell(embedded_cell(wheels, mark), **folded))
     if (book["nbformat"], book.get("nbformat_minor", 0)) >= (4, 5):
         for number, cell in enumerate(cells):
             cell.setdefault("id", f"labkit-{number}")
@@ -260,24 +145,6 @@ def _code_cell(source: str, **metadata: Any) -> dict[str, Any]:
 
 def _imports_labs(cells: Sequence[Mapping[str, Any]]) -> bool:
     return any(cell.get("cell_type") == "code" and LABS.search(cell["source"]) for cell in cells)
-
-
-def _install_cell(wheels: Sequence[tuple[str, bytes]], version: str, mark: str) -> dict[str, Any]:
-    calls = ""
-    for name, content in wheels:
-        packed = _in_text(lzma.compress(content, preset=9 | lzma.PRESET_EXTREME))
-        lines = "\n".join(packed[i : i + 1000] for i in range(0, len(packed), 1000))
-        calls += CALL.format(wheel=name, packed=lines)
-    source = INSTALL.format(version=version, calls=calls, mark=mark)
-    # folded: in Kaggle's editor and in JupyterLab
-    return _code_cell(source, **{"_kg_hide-input": True, "jupyter": {"source_hidden": True}})
-
-
-def _in_text(data: bytes) -> str:
-    """The data in 16 digits for 13 bytes, all printable characters that JSON leaves alone: 1.5 % less than base 85."""
-    digits = [chr(c) for c in range(33, 127) if c not in (34, 92)]  # neither " nor \\
-    numbers = (int.from_bytes(data[i : i + 13].ljust(13, b"\0"), "big") for i in range(0, len(data), 13))
-    return "".join(digits[number // 92**place % 92] for number in numbers for place in range(15, -1, -1))
 
 
 def _with_parameters(cells: list[dict[str, Any]], values: Mapping[str, Any], name: str) -> list[dict[str, Any]]:

@@ -17,7 +17,7 @@ import pytest
 
 import labkit
 from labkit.cli import main
-from labkit.kaggle.kernel_files import wheel
+from labkit.kaggle.wheels import wheel
 from labkit.view.live.terminal import read_progress_line
 
 pytestmark = [pytest.mark.kaggle, pytest.mark.timeout(900)]

@@ -45,8 +45,9 @@ MAY_IMPORT = {
     "link": BASIC | {"launcher"},
     "charts": SMALL | {"record", "words"},
     "view": BASIC | {"charts"},
-    "cluster": BASIC | {"launcher"},
-    "kaggle": BASIC | {"view"},
+    "needs": BASIC | {"checking"},
+    "cluster": BASIC | {"launcher", "needs"},
+    "kaggle": BASIC | {"needs", "view"},
     "sweeps": BASIC | {"cluster", "charts", "export", "launcher", "view"},
     "export": BASIC | {"view"},
     "planner": BASIC | {"checking", "worker", "charts", "launcher", "link", "view"},
@@ -169,11 +170,11 @@ def test_labkit_stays_small():
         sum(count for path, count in lines.items() if path.parts[0] == name) for name in ("checking", "planner")
     )
 
-    assert len(MODULES) <= 351
+    assert len(MODULES) <= 358
     assert witness <= 6_565
     assert checking <= 7_360
     assert planner <= 10_840
-    assert sum(lines.values()) - witness - checking - planner <= 32_930
+    assert sum(lines.values()) - witness - checking - planner <= 33_950
 
 
 @pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(PACKAGE)))
