@@ -26,7 +26,8 @@ def runs_root(runs_dir: str | os.PathLike[str] | None = None) -> Path:
     """Where runs are stored: the argument, `LABKIT_RUNS`, or `runs` in the current folder (on Kaggle in its output)."""
     if runs_dir is not None and not str(runs_dir).strip():
         raise RunFolderError(f"runs_dir must be the path of a folder, got {runs_dir!r}")
-    return Path(runs_dir or os.environ.get("LABKIT_RUNS") or working_folder() / "runs").absolute()
+    root = Path(runs_dir or os.environ.get("LABKIT_RUNS") or working_folder() / "runs").absolute()
+    return root.resolve() if ".." in root.parts else root  # other hosts may lack the folders that it leads through
 
 
 def list_runs(runs_dir: str | os.PathLike[str] | None = None) -> list[RunFolder]:

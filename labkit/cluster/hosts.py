@@ -93,7 +93,7 @@ def lines_to_paste(
     path = os.environ.get("PYTHONPATH")
     modules = f"PYTHONPATH={shlex.quote(path)} " if path else ""
     commands = [shlex.join(node_command(folder, node, address, port)) for node in range(nodes.count)]
-    lines = [f"cd {shlex.quote(str(Path.cwd()))} && {modules}{command}" for command in commands]
+    lines = [f"cd {shlex.quote(str(Path.cwd()))}; {modules}{command}" for command in commands]
     return folder, list(zip(names, lines, strict=True))
 
 

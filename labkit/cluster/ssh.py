@@ -104,12 +104,12 @@ def ask(host: str, question: str, **request: Any) -> dict[str, Any]:
 
 
 def _there(question: str) -> str:
-    """The command for the other host's shell: same interpreter, modules and folder."""
+    """The command for the other host's shell: same interpreter, modules and, if it has it, folder."""
     path = os.environ.get("PYTHONPATH")
     settings = ["env", f"PYTHONPATH={path}"] if path else []
     # -P: a `random.py` in the folder must not be imported instead of the standard library's
     words = [*settings, sys.executable, "-P", "-m", "labkit.cluster.ssh", question]
-    return f"cd {shlex.quote(str(Path.cwd()))} && exec {shlex.join(words)}"
+    return f"cd {shlex.quote(str(Path.cwd()))} 2>/dev/null; exec {shlex.join(words)}"
 
 
 def _answer(text: str) -> dict[str, Any] | None:
@@ -130,8 +130,6 @@ def _why(host: str, code: int, errors: str) -> str:
         return f"{host} has no {sys.executable}: every host needs the same Python at the same path ({last})"
     if "No module named" in errors:
         return f"{host} has no labkit for {sys.executable} ({last}): install it there in the same environment"
-    if "cd:" in last:
-        return f"{host} has no folder {Path.cwd()}: launch from a folder that all hosts share ({last})"
     return f"{host} could not be queried: {last}"
 
 

@@ -31,6 +31,7 @@ from labkit.errors import LabError, LaunchError
 from labkit.files import in_parallel, log, read_object, refresh
 from labkit.hardware import check_interface, interface_of, is_loopback, own_address_towards, resolved
 from labkit.host import Identity, host_name
+from labkit.launcher.carried import enter
 from labkit.launcher.causes.explain import conclusion
 from labkit.launcher.causes.killed import oom_kills
 from labkit.launcher.locks import lock_checkpoints
@@ -80,6 +81,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error("no command; expected this node's torchrun command after --")
     try:
         nodes = check_folder(options.run_folder, options.node)
+        command = enter(options.run_folder, command)
         return NodeSupervisor(options.run_folder, nodes, options.node, options.attempt, command).run_node()
     except LabError as error:
         print(f"labkit: {error}", file=sys.stderr)
@@ -186,7 +188,7 @@ class NodeSupervisor(Supervisor):
         if self.node == 0:
             check_port(_option(self.command, "--master-port"), self.name)
             if chosen := self.manifest.parameters.get("checkpoint_dir"):
-                lock_checkpoints(Path(self.manifest.cwd, str(chosen)), self.folder)  # for as long as this process lives
+                lock_checkpoints(Path(str(chosen)).absolute(), self.folder)  # for as long as this process lives
         deadline = time.monotonic() + MEETING_SECONDS
         while not self.all_have_started():
             if reason := self.reason_to_stop():
@@ -213,7 +215,7 @@ class NodeSupervisor(Supervisor):
 
     def environment(self) -> dict[str, str]:
         """The environment of this node's ranks, with the settings of this host. Raises LaunchError."""
-        modules = {} if self.manifest.script.path else {MODULES: self.manifest.cwd}
+        modules = {} if self.manifest.script.path else {MODULES: str(Path.cwd())}
         environment, _ = rank_environment(os.environ, modules, self.interface())
         check_interface(environment["GLOO_SOCKET_IFNAME"])
         return environment | {NODE_MARKER: str(self.node)}

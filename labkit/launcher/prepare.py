@@ -26,6 +26,7 @@ from labkit.files import Json, is_a, removed_on_failure, write_json
 from labkit.hardware import Hardware, check_interface, hardware, platform_name
 from labkit.launch_options import LaunchOptions
 from labkit.launcher import checks
+from labkit.launcher.carried import carry
 from labkit.launcher.torchrun_command import (
     assignments,
     guest_node_command,
@@ -284,6 +285,7 @@ def create_run(
         folder.ranks.mkdir()
         if launch.nodes is not None:
             folder.nodes.mkdir()
+            carry(folder, launch.script, launch.path, launch.program, launch.argv)
         manifest = _manifest(launch, folder, address, port, sweep)
         lines = _lines_without_labkit(launch, manifest.program, address, port)
         folder.command.write_text("".join(line + "\n" for line in lines), encoding="utf-8")

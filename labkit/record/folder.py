@@ -59,6 +59,7 @@ class RunFolder:
     ranks = _In(rank_files.RANKS)
     hosts = _In("hosts")
     nodes = _In("nodes")  # in a run on several nodes
+    carried = _In("carried")  # what the program needs, for nodes that do not see where it was launched
     node_heartbeat = _In("heartbeat.json")  # of a node, see `node`
     fold = _In("fold.json")  # of a node, see fold.py
     fold_series = _In("fold-series.json")

@@ -50,8 +50,9 @@ def why_not() -> str:
 class TwoHosts:
     """Hosts A and B; names are unique per process. `close` leaves nothing of them."""
 
-    def __init__(self, folder: Path, *, names=RIGHT, called=("hA", "hB")):
+    def __init__(self, folder: Path, *, names=RIGHT, called=("hA", "hB"), unseen: Path | None = None):
         self.folder, self.called = folder, dict(zip("AB", called, strict=True))
+        self.unseen = unseen  # a folder that is not there on B
         self.unique = f"lk{os.getpid()}"
         self.daemons: list[subprocess.Popen[bytes]] = []
         folder.mkdir()
@@ -99,27 +100,32 @@ class TwoHosts:
         Path("/run/sshd").mkdir(exist_ok=True)  # sshd refuses to start without
         self.daemons.append(self.start("B", [SSHD, "-D", "-e", "-f", str(self.folder / "sshd_config")], log="sshd.log"))
 
-    def start(self, host: str, command: list[str], *, log: str) -> subprocess.Popen[bytes]:
+    def start(self, host: str, command: list[str], *, log: str, cwd: Path | None = None) -> subprocess.Popen[bytes]:
         """Start a process on a host."""
         boot = self.folder / f"boot_{host}"
         boot.write_text(f"another-boot-{host}\n")
         own = f'mount --bind {boot} {BOOT_ID} && hostname {self.called[host]} && exec "$@"'
+        if self.unseen is not None and host == "B":
+            own = f"mount -t tmpfs none {self.unseen.parent} && {own}"
         setting = ["unshare", "-u", "sh", "-c", own, "x"]
         with (self.folder / log).open("ab") as file:
             return subprocess.Popen(
                 ["ip", "netns", "exec", self.space(host), *setting, *command],
                 env=self._environment(),
+                cwd=cwd,
                 stdin=subprocess.DEVNULL,
                 stdout=file,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
 
-    def labkit(self, *words: str, host: str = "A", seconds: float = 60) -> tuple[int, str]:
-        """The exit code and the words of a `labkit` command on a host."""
+    def labkit(
+        self, *words: str, host: str = "A", seconds: float = 60, cwd: Path | None = None
+    ) -> tuple[int, str]:
+        """The exit code and the words of a `labkit` command on a host, in a folder."""
         log = self.folder / "labkit.log"
         before = log.stat().st_size if log.exists() else 0
-        process = self.start(host, [sys.executable, "-m", "labkit.cli", *words], log=log.name)
+        process = self.start(host, [sys.executable, "-m", "labkit.cli", *words], log=log.name, cwd=cwd)
         try:
             code = process.wait(seconds)
         finally:

@@ -326,6 +326,20 @@ def test_a_node_that_does_not_see_the_run_folder_says_so(cluster, runs_dir):
             run.wait(timeout=50)
 
 
+def test_nodes_that_do_not_see_the_scripts_folder_run_the_copy_in_the_runs(cluster, tmp_path, monkeypatch):
+    project = tmp_path / "login" / "project"
+    project.mkdir(parents=True)
+    (project / "beside.py").write_text("from pathlib import Path\nSAID = Path('said.txt').read_text()\n")
+    (project / "said.txt").write_text("of the login node")
+    (project / "train.py").write_text("import torch\nfrom beside import SAID\nprint(SAID, flush=True)\n")
+    monkeypatch.chdir(project)
+    with cluster.hidden("nodeA", project.parent), cluster.hidden("nodeB", project.parent):
+        run = submit("train.py")
+        run.wait(timeout=60)
+
+    assert [run.folder.log(rank).read_text() for rank in (0, 1)] == ["of the login node\n"] * 2
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [
