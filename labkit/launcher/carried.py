@@ -72,8 +72,8 @@ def enter(folder: RunFolder, command: list[str]) -> list[str]:
         )
     if saves := _relative_checkpoints(manifest):
         raise LaunchError(
-            f"host {host_name()} cannot see {manifest.cwd}, where checkpoint_dir={saves!r} lies: pass the whole path of "
-            "a folder that all hosts share"
+            f"host {host_name()} cannot see {manifest.cwd}, where checkpoint_dir={saves!r} lies: pass the whole path "
+            "of a folder that all hosts share"
         )
     os.chdir(_place(folder.carried, manifest.cwd))
     own = manifest.program[0] if manifest.script.path and Path(manifest.program[0]).is_absolute() else None

@@ -119,9 +119,7 @@ class TwoHosts:
                 start_new_session=True,
             )
 
-    def labkit(
-        self, *words: str, host: str = "A", seconds: float = 60, cwd: Path | None = None
-    ) -> tuple[int, str]:
+    def labkit(self, *words: str, host: str = "A", seconds: float = 60, cwd: Path | None = None) -> tuple[int, str]:
         """The exit code and the words of a `labkit` command on a host, in a folder."""
         log = self.folder / "labkit.log"
         before = log.stat().st_size if log.exists() else 0
