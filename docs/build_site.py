@@ -33,7 +33,7 @@ NOT_EXECUTED = (
 DOWNLOAD = "{{download}}`Download this notebook <../downloads/{name}>`"  # without results, to be executed
 # The folders of docs/, shelves of every page's sidebar. GitHub shows the README, which has no sidebar.
 HOW_TO = ["scripts", "models", "launch", "view", "reach", "sweep", "export", "plan", "beyond", "cluster", "kaggle"]
-HOW_TO += ["check_in_ci", "troubleshooting", "faq"]
+HOW_TO += ["pipelines", "check_in_ci", "troubleshooting", "faq"]
 REFERENCE = ["concepts", "architecture", "api", "check", "witness", "same_program", "platforms", "security"]
 # A single entry of the sidebar, closed, because other pages state the results and link here.
 EVIDENCE = [

@@ -6,7 +6,9 @@ import os
 import sys
 import threading
 import time
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import Any, Generic, Literal, Protocol, TypeVar, cast
 
 import psutil
@@ -20,8 +22,11 @@ BROKEN_KERNELS = ("7.0.0", "7.0.1")  # ipykernel releases in which a thread cann
 LONGEST_PERIOD_SECONDS = 5.0  # between two drawings of a live view
 SHARE_OF_A_CORE = 0.02  # the most that drawing it may take
 STRIKES = 3  # failures in a row after which it is given up
-# jupyter_server, VS Code and Colab set them for the kernels they start; papermill and nbclient do not.
-INTERACTIVE_MARKS = ("JPY_SESSION_NAME", "VSCODE_PID", "VSCODE_CWD", "COLAB_RELEASE_TAG")
+# jupyter_server, VS Code and Colab set them for the kernels they start; papermill and nbclient do not, but pass on
+# those of the notebook or the editor in which they run.
+SESSION_MARK, EDITOR_MARKS = "JPY_SESSION_NAME", ("VSCODE_PID", "VSCODE_CWD")
+INTERACTIVE_MARKS = (SESSION_MARK, *EDITOR_MARKS, "COLAB_RELEASE_TAG")
+EXECUTORS = {"papermill", "jupyter-execute", "jupyter-nbconvert"}
 # A view is never wider than the page. ipywidgets marks the views of a kernel that is gone by a class, and with a
 # picture of a broken chain.
 STYLE = (
@@ -43,11 +48,13 @@ def ui() -> Ui:
     if notebook_shell() is None:
         return "text"
     run_type = os.environ.get("KAGGLE_KERNEL_RUN_TYPE")
+    if run_type == "Batch" or is_executed_by_a_program():
+        return "static"
     if run_type:
-        return "static" if run_type == "Batch" else "svg"
+        return "svg"
     if "COLAB_RELEASE_TAG" in os.environ and not _colab_draws_widgets():
         return "display"
-    return "svg" if any(mark in os.environ and not _is_inherited(mark) for mark in INTERACTIVE_MARKS) else "static"
+    return "svg" if any(mark in os.environ for mark in INTERACTIVE_MARKS) else "static"
 
 
 def check_kernel(version: str) -> None:
@@ -68,15 +75,25 @@ def _colab_draws_widgets() -> bool:
         return False
 
 
-def _is_inherited(mark: str) -> bool:
-    """Whether the mark comes from a parent process: papermill in a notebook cell inherits that notebook's name."""
-    if mark != "JPY_SESSION_NAME":
-        return False
+@cache
+def is_executed_by_a_program() -> bool:
+    """Whether papermill or the like has started this kernel from within a notebook or an editor, whose marks it
+    inherits. The parent has the same session then, or is such a program; or another kernel is among the ancestors; or
+    in VS Code, which starts kernels without Python, the parent is Python."""
+    session = os.environ.get(SESSION_MARK)
     try:
-        parent = psutil.Process().parent()
-        return parent is not None and parent.environ().get(mark) == os.environ[mark]
-    except (psutil.Error, AttributeError, OSError):
+        parent, *_ = parents = psutil.Process().parents()
+        if session is not None:
+            return parent.environ().get(SESSION_MARK) == session
+        commands = [process.cmdline() for process in parents]
+        is_python = Path(parent.exe()).name.startswith("python") and "vscode" not in " ".join(commands[0])
+    except (psutil.Error, ValueError, OSError):
         return False
+    return (
+        not EXECUTORS.isdisjoint(Path(word).name for word in commands[0][:3])
+        or any("kernel_launcher" in word for command in commands for word in command)
+        or (is_python and any(mark in os.environ for mark in EDITOR_MARKS))
+    )
 
 
 def is_headless() -> bool:

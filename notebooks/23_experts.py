@@ -24,7 +24,7 @@
 
 # %% tags=["parameters"]
 nproc_per_node: int = 2  # ranks; they must divide the 8 experts
-steps: int = 40
+steps: int = 40  # of each training
 
 # %%
 import labkit

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import shutil
 import sys
 from collections.abc import Callable
@@ -16,16 +17,19 @@ from labkit.place import belongs_to_another_user
 from labkit.record import StateName
 from labkit.text import plain
 from labkit.verbs.launch import follow
+from labkit.view import RunList
 
 if TYPE_CHECKING:
     from labkit.run import Run
-    from labkit.view import RunList
 
 SORT = "a metric (the best first), a parameter, duration, ranks, or started (the newest first)"
 
 
 def add_run_verbs(verb: Callable[..., argparse.ArgumentParser]) -> None:
     listing = verb("runs", _runs, "list runs: states, the options they differ in, losses")
+    listing.add_argument("which", nargs="*", metavar="RUN", help="only these: ids, parts of them, paths, or latest")
+    listing.add_argument("--last", type=int, metavar="N", help="only the newest N, or with --sort the first N")
+    listing.add_argument("--json", action="store_true", help="print a list of objects, see docs/how_to/pipelines.md")
     listing.add_argument("--clean", action="store_true", help="delete the folders of launches that were killed")
     prune = verb("prune", _prune, "delete the folders of ended runs, with logs and checkpoints")
     prune.add_argument(
@@ -128,13 +132,26 @@ def _named_exactly(which: str, runs_dir: str | None) -> Run:
 
 
 def _runs(arguments: argparse.Namespace, rest: list[str]) -> None:
-    runs = _chosen(arguments)
     if arguments.clean:
-        for folder in runs.unfinished:
+        for folder in _chosen(arguments).unfinished:
             shutil.rmtree(folder)
-            print(f"deleted {plain(str(folder))}")
+            print(f"deleted {plain(str(folder))}", file=sys.stderr if arguments.json else sys.stdout)
+    runs = _listed(arguments)
+    print(json.dumps(runs.facts(), indent=2, allow_nan=False) if arguments.json else repr(runs))
+
+
+def _listed(arguments: argparse.Namespace) -> RunList:
+    if arguments.last is not None and arguments.last < 1:
+        raise LabError(f"--last must be 1 or more, got {arguments.last}")
+    filters = [f"--{name}" for name in ("script", "state", "tag") if getattr(arguments, name) is not None]
+    if not arguments.which:
         runs = _chosen(arguments)
-    print(repr(runs))
+    elif filters:
+        raise LabError(f"{filters[0]} selects among all runs; give it, or ids, but not both")
+    else:
+        runs = RunList(labkit.attach(which, runs_dir=arguments.runs_dir) for which in arguments.which)
+        runs = runs if arguments.sort is None else runs.sorted(arguments.sort)
+    return runs if arguments.last is None else runs[: arguments.last]
 
 
 def _attach(arguments: argparse.Namespace, rest: list[str]) -> None:

@@ -21,6 +21,7 @@ from labkit.stored_runs import find_run
 from labkit.text import plain, slug, with_code
 from labkit.view.live.disturbances import disturbances
 from labkit.view.live.run_charts import curves
+from labkit.view.run_facts import glance_at, is_tested
 from labkit.view.run_list import OWN_KEYS, SortKeys, differing, metric_columns, order_in_words, sort_keys, sorted_by
 from labkit.view.tables import grid
 
@@ -61,7 +62,7 @@ def compare(runs: Any, *, sort: str | None = None) -> Comparison:
         tuple(map(summary, readers)),
         tuple(reader.folder for reader in readers),
         tuple(map(curves, readers)),
-        tuple(map(_glance, readers)),
+        tuple(map(glance_at, readers)),
         tuple(reader.folder.directions() for reader in readers),
         sort or "",
     )
@@ -69,22 +70,7 @@ def compare(runs: Any, *, sort: str | None = None) -> Comparison:
 
 def _sort_keys(reader: RunReader, better: Better | None) -> SortKeys:
     manifest, state = reader.folder.read_manifest(), State.read(reader.folder)
-    return sort_keys(state, manifest.world_size, _glance(reader), manifest.parameters, better)
-
-
-def _glance(reader: RunReader) -> Glance:
-    """What the run reported: newest values are the mean over ranks, extremes those of the lowest rank that has them.
-    What was measured on the test set counts at the end of the run."""
-    seen, newest = Glance(words.mean_latest(reader, "loss")), dict[str, list[float]]()
-    for history in reader.reporting:
-        for name, figure in history.figures.items():
-            if name.startswith("best_"):
-                continue
-            newest.setdefault(name, []).append(figure)
-            if is_evaluated(name) and not is_tested(name) and name in history.extremes:
-                seen.extremes.setdefault(name, history.extremes[name])
-    seen.newest = {name: mean(figures) for name, figures in newest.items()}
-    return seen
+    return sort_keys(state, manifest.world_size, glance_at(reader), manifest.parameters, better)
 
 
 def summary(reader: RunReader) -> dict[str, Any]:
@@ -435,11 +421,6 @@ def findings(summaries: Sequence[dict[str, Any]]) -> list[str]:
         text = "; ".join(f"{verdict}: {', '.join(sizes)}" for verdict, sizes in parts if sizes)
         sentences += [f"{_name(other, varied)} vs. {_name(base, varied)}: {text}"] if text else []
     return sentences
-
-
-def is_tested(name: str) -> bool:
-    """Whether a reported value is a measurement on the test set."""
-    return name.startswith("test_") and name != "test_samples"
 
 
 def tested_name(name: str) -> str:

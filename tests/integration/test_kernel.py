@@ -65,10 +65,14 @@ def test_a_class_of_a_cell_goes_into_a_script_and_an_error_comes_back_to_its_cel
     assert "Traceback" not in said
 
 
-def papermill(cells: list[str], tmp_path: Path, **env: str) -> tuple[int, str, nbformat.NotebookNode]:
+def book_of(cells: list[str]) -> nbformat.NotebookNode:
     book = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source) for source in cells])
     book.metadata["kernelspec"] = {"name": "python3", "display_name": "Python 3", "language": "python"}
-    nbformat.write(book, tmp_path / "in.ipynb")
+    return book
+
+
+def papermill(cells: list[str], tmp_path: Path, **env: str) -> tuple[int, str, nbformat.NotebookNode]:
+    nbformat.write(book_of(cells), tmp_path / "in.ipynb")
     command = [sys.executable, "-m", "papermill", "--no-progress-bar", "in.ipynb", "out.ipynb"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, env=os.environ | env, timeout=150)
     return done.returncode, done.stderr, nbformat.read(tmp_path / "out.ipynb", 4)
@@ -120,3 +124,50 @@ def test_papermill_fails_with_the_cause_when_the_training_fails(tmp_path):
     outputs = str(book.cells)
     assert "rank 1 failed: ValueError: boom <script>alert(1)</script> (faulty.py line" in outputs
     assert not book.cells[-1].outputs
+
+
+BOOM = "import torch.distributed as dist\ndist.init_process_group('gloo')\nraise ValueError('boom')\n"
+PAPERMILL = [sys.executable, "-m", "papermill", "--no-progress-bar"]
+EXECUTIONS = {
+    "papermill, in VS Code": ([*PAPERMILL, "in.ipynb", "0.ipynb"], {"VSCODE_PID": "1"}),
+    "papermill, in a console of Kaggle": (
+        [*PAPERMILL, "in.ipynb", "1.ipynb"],
+        {"KAGGLE_KERNEL_RUN_TYPE": "Interactive"},
+    ),
+    "nbconvert, in JupyterLab": (
+        ["jupyter", "nbconvert", "--to", "notebook", "--execute", "in.ipynb", "--output", "2.ipynb"],
+        {"JPY_SESSION_NAME": "/lab.ipynb"},
+    ),
+    "jupyter execute, in Colab": (["jupyter", "execute", "in.ipynb", "--output=3.ipynb"], {"COLAB_RELEASE_TAG": "1"}),
+    "papermill, in a cell of Kaggle's editor": (
+        [*PAPERMILL, "outer.ipynb", "4.ipynb"],
+        {"KAGGLE_KERNEL_RUN_TYPE": "Interactive"},
+    ),
+}
+
+
+def test_a_failing_training_fails_its_notebook_also_when_a_notebook_or_an_editor_executes_it(tmp_path):
+    """The kernel inherits their marks, by which labkit knows that somebody watches. The marks are set by this test."""
+    (tmp_path / "boom.py").write_text(BOOM)
+    launch = "import labkit\nrun = labkit.launch('boom.py', nproc_per_node=1)"
+    inner = "import papermill\npapermill.execute_notebook('in.ipynb', 'inner.ipynb', progress_bar=False)"
+    for name, cells in (("in.ipynb", [launch, "print('not reached')"]), ("outer.ipynb", [inner])):
+        nbformat.write(book_of(cells), tmp_path / name)
+    marks = {"JPY_SESSION_NAME", "VSCODE_PID", "VSCODE_CWD", "COLAB_RELEASE_TAG", "KAGGLE_KERNEL_RUN_TYPE", "LABKIT_UI"}
+    env = {name: value for name, value in os.environ.items() if name not in marks}
+    env["PATH"] = f"{Path(sys.executable).parent}:{env['PATH']}"
+    output = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+
+    started = {
+        name: subprocess.Popen(command, cwd=tmp_path, env=env | added, **output)
+        for name, (command, added) in EXECUTIONS.items()
+    }
+
+    said = {name: process.communicate(timeout=150)[0] for name, process in started.items()}
+    assert {name: process.returncode for name, process in started.items()} == dict.fromkeys(EXECUTIONS, 1)
+    assert [name for name, text in said.items() if "rank 0 failed: ValueError: boom (boom.py line 3)" not in text] == []
+    for name in ("0.ipynb", "1.ipynb", "inner.ipynb"):
+        failed, after = nbformat.read(tmp_path / name, 4).cells[-2:]
+        assert [output.ename for output in failed.outputs if output.output_type == "error"] == ["RankFailedError"]
+        assert "widget-view" not in str(failed.outputs)
+        assert not after.outputs

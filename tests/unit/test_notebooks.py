@@ -8,6 +8,7 @@ from pathlib import Path
 import jupytext
 import nbformat
 import pytest
+from papermill import inspect_notebook
 
 FOLDER = Path(__file__).parents[2] / "notebooks"
 NOTEBOOKS = sorted(FOLDER.glob("[0-9]*.ipynb"))
@@ -35,6 +36,14 @@ def test_a_notebook_has_no_outputs_one_parameters_cell_and_at_most_25_code_cells
     assert len(code) <= 25
     assert all(cell.source.strip() for cell in book.cells)
     assert book.metadata.kernelspec.name == "python3"
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_papermill_shows_the_type_and_the_meaning_of_every_parameter(path):
+    """As `papermill --help-notebook` prints them."""
+    parameters = inspect_notebook(str(path)).values()
+    assert parameters
+    assert [each for each in parameters if each["inferred_type_name"] in ("None", "") or not each["help"]] == []
 
 
 SCRIPT = {"text/html": "<script>draw()</script>"}

@@ -170,11 +170,11 @@ def test_labkit_stays_small():
         sum(count for path, count in lines.items() if path.parts[0] == name) for name in ("checking", "planner")
     )
 
-    assert len(MODULES) <= 358
+    assert len(MODULES) <= 360
     assert witness <= 6_565
     assert checking <= 7_360
     assert planner <= 10_840
-    assert sum(lines.values()) - witness - checking - planner <= 33_950
+    assert sum(lines.values()) - witness - checking - planner <= 34_080
 
 
 @pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(PACKAGE)))

@@ -102,6 +102,105 @@ def test_a_paused_run_has_a_mark_and_a_colour_of_its_own():
     assert "●&nbsp;running" in state_pill(State("running", 1000.0), 0.5)
 
 
+FACTS = [
+    "run",
+    "state",
+    "seconds",
+    "step",
+    "total_steps",
+    "loss",
+    "throughput",
+    "memory_peak",
+    "exit_code",
+    "cause",
+    "notice",
+    "wrong",
+    "findings",
+    "verdict",
+    "metrics",
+    "started",
+    "ended",
+    "ranks",
+    "attempt",
+    "parameters",
+    "script",
+    "script_path",
+    "folder",
+    "tags",
+    "note",
+]
+
+
+def listed_as_json(capsys, *words, code=0):
+    capsys.readouterr()
+    assert cli.main(["runs", "--json", *words]) == code
+    return json.loads(capsys.readouterr().out, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
+
+
+def test_a_program_reads_runs_as_json_with_null_for_what_is_unknown(root, capsys):
+    ended(root, 1, losses=(3.0, "nan"), parameters={"lr": "0.001"})
+    failed = ended(root, 2, state="failed", losses=(), name="a\x1b[31mb")
+    cause = Cause("error", "rank 1 failed: ValueError: boom", ranks=(1,))
+    State("failed", 1000.0, ended=1060.0, exit_code=1, cause=cause).write(failed)
+    reports = [{"val_accuracy": each, "score": 1.0} for each in (0.5, 0.75, 0.625)]
+    labkit.Run(ended(root, 3, reports=reports)).tag("kept", note="a note")
+
+    newest, middle, oldest = listed_as_json(capsys)
+
+    assert [*newest] == [*middle] == [*oldest] == FACTS
+    assert newest["metrics"] == {
+        "val_accuracy": {"last": 0.625, "best": 0.75, "better": "higher"},
+        "score": {"last": 1.0, "best": None, "better": None},
+    }
+    assert (newest["loss"], newest["step"], newest["exit_code"], newest["cause"]) == (1.0, 3, None, None)
+    assert (newest["tags"], newest["note"], oldest["tags"], oldest["note"]) == (["kept"], "a note", [], None)
+    assert (newest["started"], newest["ended"], newest["seconds"]) == (
+        "1970-01-01T00:16:40Z",
+        "1970-01-01T00:17:40Z",
+        60.0,
+    )
+    assert newest["findings"] is None  # these ranks had no witness
+    assert newest["throughput"] is newest["memory_peak"] is None
+    assert middle["cause"] == {"kind": "error", "sentence": "rank 1 failed: ValueError: boom", "rank": 1}
+    assert (middle["state"], middle["exit_code"], middle["loss"], middle["script"]) == ("failed", 1, None, "ab")
+    assert oldest["loss"] is None  # it is NaN
+    assert oldest["parameters"] == {"lr": "0.001"}
+    assert oldest["script_path"] == f"{oldest['folder']}/script.py"
+    assert labkit.runs()[:1].facts() == [newest]
+
+
+def test_runs_lists_those_that_are_named_or_the_last(root, capsys):
+    for number in range(1, 4):
+        ended(root, number, state="failed" if number == 2 else "succeeded", losses=(float(number),))
+
+    def numbers(*words):
+        return [int(facts["run"][-4:], 16) for facts in listed_as_json(capsys, *words)]
+
+    assert numbers("--last", "2") == [3, 2]
+    assert numbers("--sort", "loss", "--last", "1") == [1]
+    assert numbers("--state", "failed") == [2]
+    assert numbers("0001", "latest") == [1, 3]
+    assert numbers("0003", "0001", "--sort", "loss") == [1, 3]
+    assert numbers("--state", "lost") == []
+    assert cli.main(["runs", "0002"]) == 0
+    assert [line[-4:] for line in re.findall(r"^\S+-ddp-\w+", capsys.readouterr().out, re.M)] == ["0002"]
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (["nothing"], "no run"),
+        (["--last", "0"], "--last must be 1 or more, got 0"),
+        (["0001", "--tag", "a"], "--tag selects among all runs; give it, or ids, but not both"),
+    ],
+)
+def test_what_runs_cannot_list_is_refused(root, words, why, capsys):
+    ended(root, 1)
+    assert cli.main(["runs", "--json", *words]) == 2
+    said = capsys.readouterr()
+    assert why in said.err and said.out == ""
+
+
 def test_filters_select_by_script_state_and_tag(root):
     ended(root, 1)
     ended(root, 2, name="fsdp", state="failed")

@@ -18,6 +18,7 @@ from labkit.text import plain, without_nan
 from labkit.view.live.page import tail_of_log
 from labkit.view.live.tables import host_rows, rank_rows
 from labkit.view.live.verdict import SENTENCES, weighed
+from labkit.view.run_facts import progress_facts
 
 LOG_LINES = 6
 STYLES = {"running": "blue", "succeeded": "green", "failed": "bold red", "stopped": "yellow", "lost": "red"}
@@ -150,21 +151,8 @@ def _table(rows: list[dict[str, str]]) -> Any:
 
 
 def progress_line(reader: RunReader, state: State) -> str:
-    """`labkit: step 30 of 60 (50%) · loss 1.2 · … {"run": …, "state": "running", "step": 30, "loss": 1.2, …}`
-
-    `throughput` is in samples/s over all ranks, for a run that has ended the mean; `memory_peak` is in bytes, the
-    highest of all ranks.
-    """
-    facts = {
-        "run": reader.folder.id,
-        "state": state.state,
-        "seconds": round(state.seconds, 1),
-        "step": words.slowest_step(reader),
-        "total_steps": words.total_steps(reader) or None,
-        "loss": words.mean_latest(reader, "loss"),
-        "throughput": words.throughput(reader, state),
-        "memory_peak": int(max((h.memory_peak for h in reader.ranks.values()), default=0)) or None,
-    }
+    """`labkit: step 30 of 60 (50%) · loss 1.2 · … {"run": …, "state": "running", "step": 30, "loss": 1.2, …}`"""
+    facts = progress_facts(reader, state)
     known = without_nan({name: value for name, value in facts.items() if value is not None})
     # one line, including the notice: a queued run has nothing else to show
     text = " · ".join(filter(None, [words.headline(reader, state), " ".join((state.notice or "").split())]))
