@@ -11,6 +11,7 @@ from typing import Any
 
 import labkit
 from labkit.errors import LabError
+from labkit.install import pip_install
 from labkit.text import plain
 from labkit.verbs import (
     add_check_verb,
@@ -58,6 +59,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 3
     except LabError as error:
         print(f"labkit: {plain(str(error))}", file=sys.stderr)
+        return 2
+    except ModuleNotFoundError as error:
+        if not error.name or error.name.partition(".")[0] == "labkit":
+            raise
+        package = error.name.partition(".")[0]
+        print(f"labkit: this needs {package}, which is not installed: {pip_install(package)}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         return 130

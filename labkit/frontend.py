@@ -14,11 +14,13 @@ from typing import Any, Generic, Literal, Protocol, TypeVar, cast
 import psutil
 
 from labkit.errors import LabError
+from labkit.install import pip_install
 from labkit.text import escaped, framed
 
 Ui = Literal["svg", "display", "static", "text"]
 CHOICES = ("svg", "display", "static", "text")
 BROKEN_KERNELS = ("7.0.0", "7.0.1")  # ipykernel releases in which a thread cannot update a widget
+WORKING_KERNELS = f"ipykernel{','.join(f'!={release}' for release in BROKEN_KERNELS)}"
 LONGEST_PERIOD_SECONDS = 5.0  # between two drawings of a live view
 SHARE_OF_A_CORE = 0.02  # the most that drawing it may take
 STRIKES = 3  # failures in a row after which it is given up
@@ -62,7 +64,7 @@ def check_kernel(version: str) -> None:
     if version in BROKEN_KERNELS:
         raise LabError(
             f"ipykernel {version} raises LookupError when a thread updates a widget, so no live view can work in it. "
-            f"Install another: {sys.executable} -m pip install 'ipykernel!=7.0.0,!=7.0.1', then restart the kernel; "
+            f"Install another: {pip_install(WORKING_KERNELS)}, then restart the kernel; "
             "or set LABKIT_UI=static"
         )
 

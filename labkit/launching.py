@@ -7,6 +7,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from importlib.metadata import version
+from importlib.util import find_spec
 from typing import Any
 
 from labkit.arguments import Parameters
@@ -16,6 +17,7 @@ from labkit.errors import LaunchError
 from labkit.export import check_live, start_exporter
 from labkit.files import Json
 from labkit.frontend import check_kernel, is_headless, notebook_shell, ui
+from labkit.install import pip_install
 from labkit.launch_options import LaunchOptions
 from labkit.launcher import Launchable, Module, prepare_launch, start
 from labkit.link import link_settings
@@ -118,6 +120,9 @@ def start_run(
 ) -> Run:
     """Start a run like `launch`, without a display. If `tied`, it stops with this process."""
     formats = check_live(options.export)
+    if is_witnessed(options) and find_spec("numpy") is None:
+        message = "which samples the ranks read will not be witnessed, because numpy is not installed"
+        print(f"{message}: {pip_install('numpy')}", file=sys.stderr, flush=True)
     options = replace(options, env=settings_for(options))
     if options.hosts is not None:
         folder = begin_on_hosts(script, options, parameters, tied=tied, prediction=prediction)

@@ -16,6 +16,7 @@ from labkit.checking.syntax.settings import configurations, python_of_json, pyth
 from labkit.checking.syntax.tree import Tree
 from labkit.errors import ScriptError
 from labkit.files import is_a
+from labkit.install import pip_install
 from labkit.write import Script, is_python, read_file, script_names, text_of
 
 FENCE = re.compile(r"^(?P<indent>[ \t]*)(?P<fence>```+|~~~+)[ \t]*(?P<language>[\w.+-]*)")
@@ -137,7 +138,7 @@ def _python_of_settings(text: str, suffix: str) -> str:
     try:
         return python_of_json(text) if suffix == ".json" else python_of_yaml(text)
     except ImportError:
-        raise ValueError("can only be read with PyYAML: pip install pyyaml") from None
+        raise ValueError(f"can only be read with PyYAML: {pip_install('yaml')}") from None
     except (ValueError, RecursionError) as error:
         raise ValueError(f"cannot be parsed: {error or type(error).__name__}") from None
 

@@ -19,6 +19,7 @@ from typing import Any, BinaryIO
 
 from labkit.errors import LabError, did_you_mean
 from labkit.export.points import Point, needs, no_records, not_written, points
+from labkit.install import pip_install
 from labkit.rank_files import MARKER, NODE_MARKER
 from labkit.record import RunFolder, Step, rows
 from labkit.text import plain
@@ -59,7 +60,7 @@ def check_live(formats: str | Sequence[str] | None) -> list[str]:
         package = "pyarrow" if name == "parquet" else name
         if name != "csv" and find_spec(package) is None:
             raise LabError(
-                f"export={name!r} needs the package {package}, which is not installed: pip install {package}"
+                f"export={name!r} needs the package {package}, which is not installed: {pip_install(package)}"
             )
     return names
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from labkit.errors import LabError
 from labkit.files import number
+from labkit.install import pip_install
 from labkit.record import RunFolder, RunReader, Step, rows
 from labkit.text import plain
 from labkit.words import together
@@ -28,7 +29,7 @@ def needs(package: str) -> Iterator[None]:
         yield
     except ImportError as error:
         raise LabError(
-            f"this export needs the package {package}, which cannot be imported ({error}): pip install {package}"
+            f"this export needs the package {package}, which cannot be imported ({error}): {pip_install(package)}"
         ) from None
 
 

@@ -25,6 +25,7 @@ import psutil
 
 from labkit.errors import LaunchError
 from labkit.hardware.container import memory_left
+from labkit.install import pip_install
 
 # Any of them is a driver; gVisor (Modal, Cloud Run, GKE's sandbox) has only the second, WSL2 only the third.
 DRIVER_FILES = (Path("/proc/driver/nvidia/version"), Path("/dev/nvidiactl"), Path("/dev/dxg"))
@@ -312,6 +313,6 @@ def install_for(gpus: Sequence[Gpu], driver_cuda: str | None) -> str:
     major = int(driver_cuda.split(".")[0]) if driver_cuda else WHEELS[0].cuda[0]
     for wheels in WHEELS:
         if wheels.cuda[0] <= major and gpus and all(wheels.run_on(gpu) for gpu in gpus):
-            torch = f"'torch<{wheels.ends_with}'" if wheels.ends_with else "torch"
-            return f"python -m pip install {torch} --index-url {WHEELS_INDEX}cu{wheels.cuda[0]}{wheels.cuda[1]}"
+            torch = f"torch<{wheels.ends_with}" if wheels.ends_with else "torch"
+            return f"{pip_install(torch)} --index-url {WHEELS_INDEX}cu{wheels.cuda[0]}{wheels.cuda[1]}"
     return ""

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from labkit.errors import LabError
+from labkit.install import pip_install
 
 OVER = ("COMPLETE", "ERROR", "CANCEL_ACKNOWLEDGED")
 # Checkpoints are not downloaded: they may be gigabytes, and comparisons do not need them.
@@ -86,7 +87,7 @@ def _logged_in() -> Any:
             api = KaggleApi()
             api.authenticate()
     except ImportError:
-        raise LabError("Kaggle's client is missing; install it: pip install kaggle") from None
+        raise LabError(f"Kaggle's client is missing; install it: {pip_install('kaggle')}") from None
     except SystemExit:
         raise LoginError(
             "you are not logged in to Kaggle: run `kaggle auth login`, or put a token from "

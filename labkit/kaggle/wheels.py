@@ -11,6 +11,7 @@ from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 
 from labkit.errors import LabError
+from labkit.install import install_the_labs, pip_install
 from labkit.version import __version__
 from labkit.write import script_files
 
@@ -52,8 +53,8 @@ def _folder(package: str) -> Path:
     spec = importlib.util.find_spec(package)
     if spec is None or spec.origin is None:
         raise LabError(
-            f"{package} is not installed for {sys.executable}, so it cannot be packed for Kaggle. Install it, in the "
-            f"folder of a clone of labkit: {sys.executable} -m pip install . ./notebooks"
+            f"{package} is not installed for {sys.executable}, so it cannot be packed for Kaggle. Install it, "
+            f"{install_the_labs()}"
         )
     return Path(spec.origin).parent
 
@@ -64,7 +65,7 @@ def _metadata(package: str, folder: str) -> Iterator[tuple[str, bytes]]:
     except PackageNotFoundError:
         raise LabError(
             f"{package} is not installed for {sys.executable}, only imported from {_folder(package).parent}, so it "
-            f"cannot be packed for Kaggle. Install it there: {sys.executable} -m pip install {_folder(package).parent}"
+            f"cannot be packed for Kaggle. Install it there: {pip_install(str(_folder(package).parent))}"
         ) from None
     headers = (own.read_text("METADATA") or "").partition("\n\n")[0].strip()  # without the README
     yield f"{folder}/METADATA", f"{headers}\n".encode()

@@ -7,16 +7,16 @@ import importlib.util
 import math
 import os
 import re
-import shlex
 import subprocess
 import sys
 from collections.abc import Iterable, Mapping
 from importlib.machinery import PathFinder
-from importlib.metadata import PackageNotFoundError, requires, version
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from labkit.errors import LaunchError
 from labkit.hardware import Hardware, install_for, torch_report, without_kernels
+from labkit.install import pip_install
 from labkit.launch_options import LaunchOptions
 from labkit.launcher.torchrun_command import LEFTOVER_PREFIXES
 from labkit.version import TORCH_FLOOR, release_of
@@ -31,7 +31,6 @@ SECRET_FLAG = re.compile(
     re.IGNORECASE,
 )
 SPLITS_REPLICAS = re.compile(r'mesh_dim_names=\([^)]*"(tensor|pipeline|context)"')
-PROVIDED_BY = {"PIL": "pillow", "cv2": "opencv-python", "skimage": "scikit-image", "sklearn": "scikit-learn"}
 RUNS_CODE = (ast.Call, ast.If, ast.For, ast.While, ast.With, ast.Try, ast.Match, ast.Delete, ast.Attribute)
 FIND = "import sys; sys.path.insert(0, sys.argv[1]); from importlib.util import find_spec; " + (
     "print(*(name for name in sys.argv[2:] if find_spec(name) is None))"
@@ -49,11 +48,12 @@ def check_torch(platform: str) -> None:
         installed = version("torch")
     except PackageNotFoundError:
         raise LaunchError(
-            f"torch is not installed for {sys.executable}. Install it there: {sys.executable} -m pip install torch"
+            f"torch is not installed for {sys.executable}. Install it there: {pip_install('torch')}"
         ) from None
     if release_of(installed) < TORCH_FLOOR:
         raise LaunchError(
-            f"torch {installed} is too old; labkit needs 2.8 or newer (older versions hang or sum wrongly with gloo)"
+            f"torch {installed} is too old; labkit needs 2.8 or newer (older versions hang or sum wrongly with gloo): "
+            f"{pip_install('torch>=2.8')}"
         )
 
 
@@ -183,7 +183,7 @@ def check_imports(script: Script, folders: list[str]) -> None:
     if missing:
         raise LaunchError(
             f"{script.name}.py imports {', '.join(missing)}, which {sys.executable} cannot find. Install it: "
-            f"{_installation(missing)}; or start labkit from an environment that has it. Your own modules must be in "
+            f"{pip_install(*missing)}; or start labkit from an environment that has it. Your own modules must be in "
             "the current folder"
         )
 
@@ -207,7 +207,7 @@ def imports_in_doubt(script: Script, folder: str, python_path: str) -> list[str]
     missing = [name for name in names if not _can_be_found(name, [])]
     return [
         f"{script.name}.py:{names[name]}: imports {name}, which {sys.executable} does not find; to install it: "
-        f"{_installation([name])}"
+        f"{pip_install(name)}"
         for name in (_not_found_in_new_interpreter(missing, folder, python_path) if missing else [])
     ]
 
@@ -222,17 +222,6 @@ def _not_found_in_new_interpreter(names: list[str], folder: str, python_path: st
     except (OSError, subprocess.SubprocessError):
         return []
     return done.stdout.split()
-
-
-def _installation(names: list[str]) -> str:
-    """The command that installs the packages of these modules, in the versions that labkit works with."""
-    try:
-        ours = [requirement.partition(";")[0].strip() for requirement in requires("labkit") or ()]
-    except PackageNotFoundError:  # labkit runs from a folder on PYTHONPATH
-        ours = []
-    versions = {re.split(r"[^\w.-]", each)[0]: each for each in ours}
-    packages = [PROVIDED_BY.get(name, name) for name in names]
-    return shlex.join([sys.executable, "-m", "pip", "install", *(versions.get(each, each) for each in packages)])
 
 
 def imported(script: Script) -> set[str]:

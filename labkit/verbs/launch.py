@@ -6,12 +6,14 @@ import argparse
 import os
 import sys
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import labkit
 from labkit.cluster import JobOptions
 from labkit.errors import LabError
+from labkit.install import pip_install
 from labkit.launch_options import LaunchOptions
 from labkit.launching import is_witnessed
 from labkit.text import plain
@@ -52,6 +54,8 @@ def _launch(arguments: argparse.Namespace, rest: list[str]) -> int:
         raise LabError("--strict waits for the end, which --detach does not: leave out one of them")
     if arguments.strict and not is_witnessed(options):
         raise LabError("--strict asks the witness, which --no-witness or LABKIT_WITNESS=0 turns off")
+    if arguments.watch and find_spec("rich") is None:
+        raise LabError(f"--watch draws with rich, which is not installed: {pip_install('rich')}")
     if arguments.only_print:
         return _print_lines(arguments.script, options)
     run = labkit.launch(arguments.script, module=arguments.module, **vars(options))
@@ -119,8 +123,12 @@ def _doctor(arguments: argparse.Namespace, rest: list[str]) -> int:
 
 def follow(run: Run) -> None:
     """Wait until a run has ended, with the live view in a terminal. Ctrl-C leaves it running."""
+    is_drawn = sys.stdout.isatty()
+    if is_drawn and find_spec("rich") is None:
+        print(f"one line instead of the view, which is drawn with rich: {pip_install('rich')}")
+        is_drawn = False
     try:
-        run.wait(stop_on_interrupt=False, watch=sys.stdout.isatty())
+        run.wait(stop_on_interrupt=False, watch=is_drawn)
     except KeyboardInterrupt:
         print(plain(f"\n{run.id} is still running; stop it with: labkit stop {run.id}"))
         raise

@@ -102,22 +102,24 @@ class Timeline:
 
     def _title(self, step: int | None = None) -> str:
         """The title, with fractions as means over all recorded steps, but a pipeline's bubble in the drawn step."""
-        mean = self.table.mean()
-        computing = sum(mean[kind] for kind in COMPUTE) / mean["step_seconds"]
-        parts = [f"{computing:.0%} of a step is compute", f"{mean['waiting'] / mean['step_seconds']:.0%} waiting"]
+        rows = [self._row(rank) for rank in self.ranks]
+        seconds = sum(row["step_seconds"] for row in rows)
+        computing, waiting = (sum(row[kind] for row in rows for kind in kinds) for kinds in (COMPUTE, (WAITING,)))
+        hidden = [row["hidden"] for row in rows if not math.isnan(row["hidden"])]
+        parts = [f"{computing / seconds:.0%} of a step is compute", f"{waiting / seconds:.0%} waiting"]
         idle = bubble(self.of_step(step))
         if idle is not None:
             parts = [f"bubble {idle:.0%}"]
-        elif not math.isnan(mean["hidden"]):
-            parts.append(f"{mean['hidden']:.0%} of communication is hidden")
+        elif hidden:
+            parts.append(f"{sum(hidden) / len(hidden):.0%} of communication is hidden")
         return f"{plain(self.name)} on {len(self.ranks)} rank{'s' if len(self.ranks) > 1 else ''}: " + ", ".join(parts)
 
     def __repr__(self) -> str:
-        shown = self.table.dropna(axis=1, how="all").loc[:, lambda t: (t != 0).any()]
+        values = [self._row(rank) for rank in self.ranks]
+        shown = [name for name in values[0] if name != "rank" and any(v[name] and v[name] == v[name] for v in values)]
         rows = [
-            {"rank": str(rank)}
-            | {str(name): f"{v:.0%}" if name == "hidden" else f"{v * 1e3:.1f} ms" for name, v in row.items()}
-            for rank, row in shown.iterrows()
+            {"rank": str(rank)} | {n: f"{v[n]:.0%}" if n == "hidden" else f"{v[n] * 1e3:.1f} ms" for n in shown}
+            for rank, v in zip(self.ranks, values, strict=True)
         ]
         return f"{self._title()}\n{aligned(rows)}"
 

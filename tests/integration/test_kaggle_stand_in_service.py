@@ -16,6 +16,7 @@ from kagglesdk import kaggle_env
 
 import labkit
 from labkit.cli import main
+from labkit.install import pip_install
 from labkit.files import write_json
 from labkit.kaggle import following
 from labkit.record import RunFolder, State
@@ -175,8 +176,7 @@ def test_without_the_client_one_sentence_says_what_to_install(notebook, monkeypa
 
     assert main(["kaggle", "push", str(notebook("x = 1"))]) == 2
 
-    told = "labkit: Kaggle's client is missing; install it: pip install kaggle\n"
-    assert capsys.readouterr().err == told
+    assert capsys.readouterr().err == f"labkit: Kaggle's client is missing; install it: {pip_install('kaggle')}\n"
 
 
 def test_a_service_that_does_not_answer_is_reported(tmp_path, notebook, monkeypatch, capsys):

@@ -73,7 +73,7 @@ def test_a_missing_torch_is_refused_with_the_command_that_installs_it(torch_vers
     with pytest.raises(LaunchError) as caught:
         check_torch("linux")
 
-    assert f"{sys.executable} -m pip install torch" in str(caught.value)
+    assert f"{sys.executable} -m pip install 'torch>=2.8'" in str(caught.value)
 
 
 def test_native_windows_is_refused_with_the_way_out():
@@ -336,12 +336,6 @@ def test_an_import_that_fails_for_sure_is_named_with_its_line_and_its_package(tm
         f"train.py:5: imports not_there_b, which {sys.executable} does not find; to install it: "
         f"{sys.executable} -m pip install not_there_b",
     ]
-
-
-def test_what_is_advised_to_install_can_be_installed_from_an_index():
-    advised = checks._installation(["transformers", "PIL", "numpy_financial"])
-
-    assert re.fullmatch(r".* -m pip install 'transformers>=[\d.]+' pillow numpy_financial", advised)
 
 
 def test_looking_for_imports_imports_nothing(tmp_path):

@@ -309,10 +309,10 @@ def test_kernels_run_on_the_gpus_they_are_compiled_for(capability, built, runs):
         ((6, 0), "12.4", "'torch<2.15' --index-url https://download.pytorch.org/whl/cu126"),  # P100
         ((6, 0), "13.0", "'torch<2.15' --index-url https://download.pytorch.org/whl/cu126"),
         ((7, 0), None, "'torch<2.15' --index-url https://download.pytorch.org/whl/cu126"),  # V100
-        ((7, 5), "13.0", "torch --index-url https://download.pytorch.org/whl/cu130"),  # T4
+        ((7, 5), "13.0", "'torch>=2.8' --index-url https://download.pytorch.org/whl/cu130"),  # T4
         ((7, 5), "12.2", "'torch<2.12' --index-url https://download.pytorch.org/whl/cu128"),
         ((10, 0), "12.8", "'torch<2.12' --index-url https://download.pytorch.org/whl/cu128"),  # B200
-        ((12, 0), "13.2", "torch --index-url https://download.pytorch.org/whl/cu130"),  # RTX 5090
+        ((12, 0), "13.2", "'torch>=2.8' --index-url https://download.pytorch.org/whl/cu130"),  # RTX 5090
         ((7, 5), "11.8", ""),
         ((3, 7), "13.0", ""),
     ],
@@ -320,7 +320,7 @@ def test_kernels_run_on_the_gpus_they_are_compiled_for(capability, built, runs):
 def test_the_newest_torch_for_a_made_up_gpu_and_driver(capability, driver, wheels):
     command = install_for([Gpu("made up", 16 << 30, capability)], driver)
 
-    assert command == (f"python -m pip install {wheels}" if wheels else "")
+    assert command == (f"{sys.executable} -m pip install {wheels}" if wheels else "")
 
 
 def test_the_doctor_names_the_wheel_for_a_p100_and_for_an_old_driver():
@@ -376,7 +376,7 @@ def test_a_missing_torch_is_told_with_the_command_that_installs_it():
     facts = facts_of("laptop-cpu")
     said = found(dataclasses.replace(facts, packages={**facts.packages, "torch": None}))["torch"]
 
-    assert (said.level, said.todo) == ("stop", "python -m pip install torch")
+    assert (said.level, said.todo) == ("stop", f"{sys.executable} -m pip install 'torch>=2.8'")
 
 
 def test_settings_that_nccl_needs_are_no_trouble_but_slower():

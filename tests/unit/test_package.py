@@ -21,6 +21,7 @@ SMALL = {
     "files",
     "frontend",
     "host",
+    "install",
     "launch_options",
     "metric_names",
     "place",
@@ -171,7 +172,7 @@ def test_labkit_stays_small():
     )
 
     assert len(MODULES) <= 360
-    assert witness <= 6_565
+    assert witness <= 6_567
     assert checking <= 7_360
     assert planner <= 10_840
     assert sum(lines.values()) - witness - checking - planner <= 34_080

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from labkit.diagnosis.detections import Diagnosis, detection
 from labkit.diagnosis.facts import MachineFacts
-from labkit.frontend import BROKEN_KERNELS
+from labkit.frontend import BROKEN_KERNELS, WORKING_KERNELS
+from labkit.install import pip_install
 from labkit.version import TORCH_FLOOR, release_of
 
 
@@ -20,12 +21,12 @@ def torch(facts: MachineFacts) -> Diagnosis | None:
         return None
     installed = facts.packages.get("torch")
     if installed is None:
-        return Diagnosis("torch", "missing", "nothing can be trained", "python -m pip install torch", "stop")
+        return Diagnosis("torch", "missing", "nothing can be trained", pip_install("torch"), "stop")
     if release_of(installed) >= TORCH_FLOOR:
         return None
     floor = ".".join(map(str, TORCH_FLOOR))
     why = "launch would fail: older versions hang or compute wrong sums with gloo"
-    return Diagnosis("torch", installed, why, f"python -m pip install 'torch>={floor}'", "stop")
+    return Diagnosis("torch", installed, why, pip_install(f"torch>={floor}"), "stop")
 
 
 @detection
@@ -37,6 +38,6 @@ def ipykernel(facts: MachineFacts) -> Diagnosis | None:
         "ipykernel",
         installed,
         "it raises LookupError when a thread updates a widget: no live view",
-        "python -m pip install 'ipykernel!=7.0.0,!=7.0.1' and restart the kernel, or LABKIT_UI=static",
+        f"{pip_install(WORKING_KERNELS)} and restart the kernel, or LABKIT_UI=static",
         "warning",
     )

@@ -170,11 +170,11 @@ def import_torchrun() -> None:
     gc.disable()  # the import allocates much and frees little
     try:
         with suppress(Exception), _printing() as printed:  # torchrun itself shows what is wrong with torch
-            import threadpoolctl  # noqa: F401
             import torch._dynamo  # noqa: F401  # every optimizer imports it when it is created
             import torch.distributed.run  # noqa: F401
 
             import_guest(printed)
+            import threadpoolctl  # noqa: F401
     finally:
         gc.enable()
         gc.freeze()  # forks share what is never collected

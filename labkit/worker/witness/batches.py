@@ -18,10 +18,9 @@ from pathlib import Path
 from typing import Any
 from zlib import crc32
 
-import numpy as np
-
 from labkit.ring import is_checked
 from labkit.worker.witness.area import Observed
+from labkit.worker.witness.digest import numpy
 
 EPOCHS, MOST_EPOCHS = 2, 64  # of each place, and of a rank
 BATCHES, FORWARDS = 16, 4  # of a place whose contents are written, and steps, and forward passes of one
@@ -43,7 +42,7 @@ class Source:
         subset = sys.modules["torch"].utils.data.Subset
         base = dataset
         while type(base) is subset:
-            self._maps.append(np.asarray(base.indices, dtype=np.int64))
+            self._maps.append(numpy().asarray(base.indices, dtype=numpy().int64))
             base = base.dataset
         self.base, self.type = _reference(base), type(base).__name__
         self.length = 0 if is_stream or not hasattr(type(base), "__len__") else len(base)
@@ -63,12 +62,12 @@ class Source:
         seen[indices // self._part] = True
 
     def nothing_seen(self) -> Any:
-        return np.zeros(self.length // self._part + 1, dtype=bool)
+        return numpy().zeros(self.length // self._part + 1, dtype=bool)
 
     def of_subset(self) -> Any:
         """All samples that the Subset declares."""
         seen = self.nothing_seen()
-        self.mark(seen, self.base_indices(np.arange(self.size)))
+        self.mark(seen, self.base_indices(numpy().arange(self.size)))
         return seen
 
 
@@ -114,7 +113,7 @@ class Epoch:
             return
         self.count += len(numbers)
         self.order = crc32(numbers.tobytes(), self.order)
-        self.source.mark(self._seen, self.source.base_indices(np.frombuffer(numbers, dtype=np.int64)))
+        self.source.mark(self._seen, self.source.base_indices(numpy().frombuffer(numbers, dtype=numpy().int64)))
 
 
 class Place:
@@ -144,9 +143,12 @@ class Batches:
         self.place: dict[str, Any] = {"order": [], "passed": 0, "trained": 0, "first": []}
         self._inputs: dict[int, list[list[Any]]] = {}  # of each model, not written yet
         self._calls: dict[int, tuple[int, int]] = {}  # of each model: in which step, and how many so far
+        self._is_on = numpy() is not None  # launch has said that samples are not witnessed without it
 
     def after_draw(self, iterator: Any, index: Any) -> None:
         """A sampler has given the index of a batch; None if it has no more."""
+        if not self._is_on:
+            return
         own = iterator.__dict__
         epoch: Epoch | None = own.get(EPOCH)
         if epoch is None or own[DRAWN] is not own["_sampler_iter"]:
@@ -218,7 +220,7 @@ class Batches:
         newest, times = self._calls.get(model, (0, 0))
         times = times + 1 if newest == step else 1
         self._calls[model] = step, times
-        if times > FORWARDS:
+        if times > FORWARDS or not self._is_on:
             return
         leaves = list(_leaves(inputs))
         new = self._inputs.setdefault(model, [])
@@ -303,18 +305,18 @@ class Batches:
     def _write_bits(self, name: str, seen: Any) -> None:
         path = self._folder / name
         new = path.with_suffix(".new")
-        new.write_bytes(np.packbits(seen, bitorder="little").tobytes())
+        new.write_bytes(numpy().packbits(seen, bitorder="little").tobytes())
         new.replace(path)
 
     def _add_rows(self, epoch: Epoch, index: tuple[Any, ...], leaves: list[Any]) -> None:
         assert epoch.source is not None
         try:
-            numbers = np.array(index, dtype=np.int64)
+            numbers = numpy().array(index, dtype=numpy().int64)
         except (TypeError, ValueError, OverflowError):  # they are no numbers
             return
         indices = epoch.source.base_indices(numbers)
         every = max(1, epoch.source.length // ROWS)
-        places = np.flatnonzero(indices % every == 0)
+        places = numpy().flatnonzero(indices % every == 0)
         if len(places):
             leaves = [leaf for leaf in leaves if leaf.ndim and len(leaf) == len(indices)]
             for place in places.tolist() if leaves else ():
@@ -393,7 +395,7 @@ def _leaves(value: Any) -> Iterator[Any]:
             if value.device.type == "cpu" and value.layout is sys.modules["torch"].strided and value.numel():
                 found += 1
                 yield _array(value)
-        elif isinstance(value, np.ndarray):
+        elif isinstance(value, numpy().ndarray):
             if value.size and value.dtype != object:
                 found += 1
                 yield value
@@ -417,7 +419,7 @@ def _array(tensor: Any) -> Any:
 def _digest(values: Any) -> tuple[int, int]:
     """A checksum of sampled elements, and 1 if they are many different floating-point numbers."""
     step = max(1, values.size // SAMPLED)
-    sampled = np.ascontiguousarray(values.flat[::step][:SAMPLED] if values.ndim else values.reshape(1))
+    sampled = numpy().ascontiguousarray(values.flat[::step][:SAMPLED] if values.ndim else values.reshape(1))
     is_random = sampled.dtype.kind == "f" and len(set(sampled.tolist())) >= VALUES
     return crc32(sampled.tobytes(), crc32(repr(values.shape).encode())), int(is_random)
 
@@ -448,7 +450,7 @@ def _fingerprint(base: Any, length: int) -> str:
 
 
 def _print_of(value: Any, length: int, deep: bool = True) -> Any:
-    if isinstance(value, np.ndarray | sys.modules["torch"].Tensor):
+    if isinstance(value, numpy().ndarray | sys.modules["torch"].Tensor):
         leaves = list(_leaves(value))
         return _digest(leaves[0]) if leaves and leaves[0].ndim and len(leaves[0]) == length else None
     if not isinstance(value, list | tuple):

@@ -24,7 +24,7 @@ def read_digests(torch: Any, tensors: Sequence[Any], later: Later, then: Callabl
     """Call `then` with the digest of each of the tensors, at once or later; zero for one of another device than the
     first."""
     device = tensors[0].device if tensors else None
-    if device is None or (device.type == "cpu" and _numpy()):
+    if device is None or (device.type == "cpu" and numpy()):
         then([_sum_on_cpu(tensor) if tensor.device == device else 0 for tensor in tensors])
     elif device.type in ("cpu", "cuda"):
         nothing = torch.zeros((), dtype=torch.int64, device=device)
@@ -79,16 +79,16 @@ class Scrubber:
         return total & WORD
 
 
-def _numpy() -> Any:
+def numpy() -> Any:
     return sys.modules.get("numpy")  # torch has imported it, if it is there
 
 
 def _add(words: Any) -> Any:
-    return _numpy().add.reduce(words)
+    return numpy().add.reduce(words)
 
 
 def _is_on_cpu(tensor: Any) -> bool:
-    return tensor.device.type == "cpu" and tensor.is_contiguous() and _numpy() is not None
+    return tensor.device.type == "cpu" and tensor.is_contiguous() and numpy() is not None
 
 
 def _words(tensor: Any) -> Any:
@@ -96,7 +96,7 @@ def _words(tensor: Any) -> Any:
     count = tensor.numel() * tensor.element_size() // 8
     if not count:
         return None
-    return _numpy().frombuffer((ctypes.c_uint64 * count).from_address(tensor.data_ptr()), "u8", count)
+    return numpy().frombuffer((ctypes.c_uint64 * count).from_address(tensor.data_ptr()), "u8", count)
 
 
 def _sum_on_cpu(tensor: Any) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ctypes import string_at
 from typing import Any
 from zlib import crc32
 
@@ -68,4 +69,4 @@ class Seeds(Area):
             states = [self._torch.default_generator.get_state()]
             if cuda.is_initialized():
                 states.append(cuda.default_generators[cuda.current_device()].get_state())
-            return crc32(b"".join(state.numpy().tobytes() for state in states))
+            return crc32(b"".join(string_at(state.data_ptr(), state.nbytes) for state in states))
