@@ -120,9 +120,6 @@ def start_run(
 ) -> Run:
     """Start a run like `launch`, without a display. If `tied`, it stops with this process."""
     formats = check_live(options.export)
-    if is_witnessed(options) and find_spec("numpy") is None:
-        message = "which samples the ranks read will not be witnessed, because numpy is not installed"
-        print(f"{message}: {pip_install('numpy')}", file=sys.stderr, flush=True)
     options = replace(options, env=settings_for(options))
     if options.hosts is not None:
         folder = begin_on_hosts(script, options, parameters, tied=tied, prediction=prediction)
@@ -132,6 +129,9 @@ def start_run(
         launched = prepare_launch(script, options, parameters, ends_with_session=of_session)
         refuse(launched.script, launched.world_size, launched.argv)
         folder = start(launched, tied=tied, prediction=prediction)
+    if is_witnessed(options) and find_spec("numpy") is None:
+        message = "which samples the ranks read is not witnessed, because numpy is not installed"
+        print(f"{message}: {pip_install('numpy')}", file=sys.stderr, flush=True)
     if formats:
         start_exporter(folder, formats)
     return Run(folder)

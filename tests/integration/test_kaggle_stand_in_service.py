@@ -16,8 +16,8 @@ from kagglesdk import kaggle_env
 
 import labkit
 from labkit.cli import main
-from labkit.install import pip_install
 from labkit.files import write_json
+from labkit.install import pip_install
 from labkit.kaggle import following
 from labkit.record import RunFolder, State
 from labkit.view.live.terminal import read_progress_line

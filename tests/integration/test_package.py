@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import json
-import os
 import re
+import shutil
 import subprocess
 import sys
+import tarfile
 import tomllib
-import venv
 import zipfile
 from pathlib import Path
 
 import nbformat
 import pytest
 import yaml
+from environments import environment_with, environment_without_labkit, install, output_of, refusal_of, site_of
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
@@ -63,38 +64,38 @@ def test_the_supported_pythons_are_the_same_everywhere():
     assert workflow["jobs"]["test"]["strategy"]["matrix"]["python"] == ["3.11", "3.12", "3.13"]
 
 
-def environment_without_labkit(folder: Path, *, with_pip: bool) -> Path:
-    """The Python of a new environment that finds this one's packages, to spare their download, except labkit's."""
-    venv.create(folder / "clean", with_pip=with_pip)
-    (packages := folder / "packages").mkdir()
-    for path in Path(next(path for path in sys.path if path.endswith("site-packages"))).iterdir():
-        if "labkit" not in path.name:
-            (packages / path.name).symlink_to(path)
-    (site_of(folder) / "dependencies.pth").write_text(f"{packages}\n")
-    return folder / "clean" / "bin" / "python"
+@pytest.fixture(scope="module")
+def built(tmp_path_factory) -> Path:
+    """What a release has: of labkit and of the labs' package an sdist, and the wheel that is built from it."""
+    folder = tmp_path_factory.mktemp("dist")
+    for project in (ROOT, ROOT / "notebooks"):
+        output_of(sys.executable, "-m", "build", "--outdir", folder, project, cwd=folder)
+    return folder
 
 
-def site_of(folder: Path) -> Path:
-    return next((folder / "clean" / "lib").glob("python*/site-packages"))
+def wheel_of(built: Path, package: str) -> Path:
+    return built / f"{package}-{__version__}-py3-none-any.whl"
 
 
-def output_of(*command: str | Path, cwd: Path, **env: str) -> str:
-    done = subprocess.run(command, capture_output=True, text=True, cwd=cwd, env=os.environ | env, timeout=300)
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    return done.stdout
+def test_a_release_has_two_sdists_and_two_wheels_of_one_version_and_nothing_else_is_in_them(built):
+    names = {f"{package}-{__version__}" for package in ("labkit", "labkit_labs")}
+    assert {path.name for path in built.iterdir()} == {
+        f"{name}{kind}" for name in names for kind in (".tar.gz", "-py3-none-any.whl")
+    }
+    with tarfile.open(built / f"labkit-{__version__}.tar.gz") as archive:
+        tops = {name.split("/")[1] for name in archive.getnames()}
+    meta = {".gitignore", "CHANGELOG.md", "LICENSE", "PKG-INFO", "README.md", "pyproject.toml"}
+    assert tops == {"labkit", "scripts", *meta}
+    modules = {path.relative_to(ROOT).as_posix() for path in (ROOT / "labkit").rglob("*.py")}
+    installed = {*zipfile.ZipFile(wheel_of(built, "labkit")).namelist()}
+    assert modules <= installed
+    assert not [name for name in installed if "lesson" in name or "claims" in name or "labkit_labs" in name]
 
 
-def test_the_wheels_installed_into_a_clean_environment_launch_and_labkits_is_without_the_labs(tmp_path):
-    build = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", tmp_path]
-    output_of(*build, ROOT, ROOT / "notebooks", cwd=tmp_path)
-    wheels = sorted(tmp_path.glob("*.whl"))
-    assert [wheel.name.split("-")[:2] for wheel in wheels] == [["labkit", __version__], ["labkit_labs", __version__]]
-    python = environment_without_labkit(tmp_path, with_pip=True)
-    install = [python, "-m", "pip", "install", "--quiet", "--no-deps"]
+def test_the_wheels_installed_into_a_clean_environment_launch(built, tmp_path):
+    python = environment_without_labkit(tmp_path, with_pip=False)
 
-    output_of(*install, wheels[0], cwd=tmp_path)
-    names = zipfile.ZipFile(wheels[0]).namelist()
-    assert not [name for name in names if "lesson" in name or "claims" in name or "labkit_labs" in name]
+    install(python, wheel_of(built, "labkit"))
     program = (
         "import labkit; print(labkit.__file__); print(labkit.launch('ddp', steps=2, global_batch_size=4).status())"
     )
@@ -102,10 +103,88 @@ def test_the_wheels_installed_into_a_clean_environment_launch_and_labkits_is_wit
     assert where.startswith(str(site_of(tmp_path)))
     assert "succeeded" in "\n".join(status)
 
-    output_of(*install, wheels[1], cwd=tmp_path)
+    install(python, wheel_of(built, "labkit_labs"))
     assert output_of(python, "-c", "import labkit_labs as l; print(l.__file__)", cwd=tmp_path).startswith(
         str(site_of(tmp_path))
     )
+
+
+TRAINING = """
+import torch
+import torch.distributed as dist
+from torch.utils.data import DataLoader, TensorDataset
+
+dist.init_process_group("gloo")
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 1))
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+for (batch,) in DataLoader(TensorDataset(torch.randn(64, 4)), batch_size=8):
+    model(batch).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+dist.destroy_process_group()
+"""
+
+
+def test_torch_and_psutil_are_enough_to_launch_and_to_read_what_ran(built, tmp_path):
+    """As on a node of a cluster: no numpy, pandas, plotly, ipywidgets, rich, … are there."""
+    python = environment_with(tmp_path, "torch", "psutil")
+    install(python, wheel_of(built, "labkit"))
+    names = "import importlib.metadata as m; print(*(d.name.lower() for d in m.distributions()))"
+    there = {*output_of(python, "-c", names, cwd=tmp_path).split()}
+    assert {"labkit", "torch", "psutil"} <= there
+    assert not there & {"numpy", "pandas", "plotly", "ipywidgets", "ipython", "ipykernel", "rich", "threadpoolctl"}
+    (tmp_path / "train.py").write_text(TRAINING)
+
+    def labkit(*words: str) -> str:
+        return output_of(python.with_name("labkit"), *words, cwd=tmp_path)
+
+    ended = labkit("launch", "ddp", "--nproc-per-node", "2", "--steps", "3", "--global-batch-size", "4")
+    assert "step 3 of 3" in ended
+    assert "not measured" not in ended
+    ended = labkit("launch", "train.py", "--nproc-per-node", "2", "--profile")
+    assert re.search("step 8 · loss .*rank 0 .*rank 1 ", ended, re.S), ended
+    assert labkit("runs").count("succeeded") == 2
+    assert labkit("report", "latest").strip().endswith("report.html")
+    assert "compute" in labkit("timeline", "latest")
+    assert labkit("export", "latest", "csv").strip().endswith("metrics.csv")
+    assert "nothing was found to be wrong" in labkit("findings", "latest")
+    assert labkit("compare", "--last", "2")
+    assert "sbatch" in labkit("slurm", "print", "ddp", "--time", "10", "--nproc-per-node", "2").lower()
+    assert "changed" in labkit("check", "--from", "ddp", "fsdp")
+
+    refused = refusal_of(python.with_name("labkit"), "launch", "ddp", "--watch", cwd=tmp_path)
+    assert re.fullmatch(r"labkit: --watch draws with rich, .* -m pip install 'rich>=\d+'\n", refused)
+
+
+def python_of(version: str) -> str | None:
+    """A Python of that version, where they are usually found: on PATH, of pyenv, of GitHub's runners."""
+    others = [*Path.home().glob(f".pyenv/versions/{version}.*/bin/python")]
+    others += Path("/opt/hostedtoolcache/Python").glob(f"{version}.*/x64/bin/python")
+    for python in [*filter(None, [shutil.which(f"python{version}")]), *map(str, others)]:
+        asked = [python, "-c", "import sys, venv; print(*sys.version_info[:2], sep='.')"]
+        if subprocess.run(asked, capture_output=True, text=True).stdout.strip() == version:
+            return python
+    return None
+
+
+OTHERS = sorted({"3.11", "3.12", "3.13"} - {"{}.{}".format(*sys.version_info)})
+
+
+@pytest.mark.parametrize("version", OTHERS)
+def test_without_torch_the_wheel_and_psutil_check_and_write_scripts_under_other_pythons(built, tmp_path, version):
+    if (base := python_of(version)) is None:
+        pytest.skip(f"no Python {version} on this machine")
+    python = environment_with(tmp_path, "psutil", python=base)
+    install(python, wheel_of(built, "labkit"))
+    labkit = python.with_name("labkit")
+
+    assert output_of(labkit, "--version", cwd=tmp_path) == f"labkit {__version__}\n"
+    (tmp_path / "mine.py").write_text(script := output_of(labkit, "write", "fsdp", "checkpoints", cwd=tmp_path))
+    assert "fully_shard" in script
+    assert output_of(labkit, "check", "mine.py", cwd=tmp_path)
+    assert output_of(labkit, "runs", cwd=tmp_path)
+    refused = refusal_of(labkit, "launch", "mine.py", cwd=tmp_path)
+    assert re.fullmatch(r"labkit: torch is not installed for .* -m pip install 'torch>=2.8'\n", refused)
 
 
 def test_an_exported_lab_runs_where_neither_labkit_nor_the_labs_package_is(tmp_path):

@@ -7,12 +7,12 @@ import re
 import shlex
 import subprocess
 import sys
-import tomllib
 from pathlib import Path
 
 import pytest
 
 import labkit
+from labkit.install import SOURCE
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
@@ -23,7 +23,6 @@ COMMANDS = [
     for line in block.splitlines()
 ]
 CI_RUN = (ROOT / ".ci" / "run").read_text()
-EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
 # What .ci/run calls as `make <target>`.
 CALLED = re.findall(r"^for name in ([\w -]+);|(?:^|&& )suite ([\w-]+)", CI_RUN, re.M)
 CI_TARGETS = set(" ".join(map(" ".join, CALLED)).split())
@@ -39,27 +38,10 @@ def test_the_first_screen_says_for_whom_what_must_be_there_and_the_two_commands_
 
     assert "For people who" in first
     assert "You need git, Python 3.11 to 3.13 with venv (Debian and Ubuntu: `python3-venv`), and make." in first
-    assert [line.split("#")[0].strip() for line in commands.splitlines()] == ["make demo", "make test"]
+    *clone, demo, test = (line.split("#")[0].strip() for line in commands.splitlines())
+    assert (demo, test) == ("make demo", "make test")
+    assert clone == ([f"git clone {SOURCE.address} labkit && cd labkit"] if SOURCE.address else [])
     assert {"demo", "test"} <= CI_TARGETS
-
-
-def test_labkit_is_installed_only_from_where_it_is():
-    """It is on no index: in a clone's folder it is `.`, in a published lab the address of a commit."""
-    suffixes = (".md", ".py", ".ipynb", ".yml", ".yaml")
-    folders = [path for name in ("docs", "labkit", "notebooks", "scripts") for path in (ROOT / name).rglob("*")]
-    pages = [path for path in [*ROOT.iterdir(), *folders] if path.suffix in suffixes]
-    lines = [line for page in pages for line in page.read_text(encoding="utf-8").splitlines() if "pip install" in line]
-    extras = [extra for line in lines for extra in re.findall(r"""install ['"]\.\[(.*?)\]""", line)]
-
-    assert len(lines) > 10
-    assert [line for line in lines if re.search(r"install [^`]*labkit(?!(-labs)? @)", line)] == []
-    assert {"notebooks", "kaggle", "models"} <= {*extras} <= {*EXTRAS}
-    assert "Would install labkit" in dry_run(f".[{','.join(sorted({*extras}))}]")
-
-
-def dry_run(requirement: str) -> str:
-    pip = [sys.executable, "-m", "pip", "install", "--dry-run", "--no-deps", requirement]
-    return subprocess.run(pip, cwd=ROOT, capture_output=True, text=True, timeout=300, check=True).stdout
 
 
 def test_there_are_commands():
