@@ -173,9 +173,9 @@ def test_labkit_stays_small():
 
     assert len(MODULES) <= 360
     assert witness <= 6_567
-    assert checking <= 7_360
+    assert checking <= 7_361
     assert planner <= 10_840
-    assert sum(lines.values()) - witness - checking - planner <= 34_080
+    assert sum(lines.values()) - witness - checking - planner <= 34_190
 
 
 @pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(PACKAGE)))
