@@ -13,10 +13,10 @@ from labkit.kaggle.wheels import MADE
 
 FROM_UPLOAD = """\
 # labkit from its wheel: a dataset that was added to this notebook (Kaggle), or a file in the folder /content (Colab)
-from glob import glob
+import sys; from glob import glob
 wheels = [w for f in ("kaggle/input/*", "kaggle/input/*/*/*", "content") for w in glob(f"/{f}/labkit*.whl")]
 assert wheels, "there is no labkit-….whl: add its dataset with Add Input (Kaggle), or upload it into /content (Colab)"
-%pip install --quiet --no-index --no-deps {" ".join(wheels)}
+!{sys.executable} -m pip install --quiet --no-index --no-deps {" ".join(wheels)}
 import labkit.kaggle; print(labkit.kaggle.what_is_missing())
 """
 """The cell for an editor: short, for a wheel that has been uploaded."""

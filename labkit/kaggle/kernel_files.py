@@ -1,4 +1,5 @@
-"""Makes the two files of a Kaggle kernel from a notebook, which bring labkit as a wheel. service.py pushes them."""
+"""Makes the two files of a Kaggle kernel from a notebook, which bring labkit as a wheel and the files that the notebook
+needs. service.py pushes them."""
 
 from __future__ import annotations
 
@@ -6,20 +7,25 @@ import ast
 import json
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from labkit.arguments import Parameters
 from labkit.errors import LabError
 from labkit.files import Json
 from labkit.kaggle.cells import IN_TEXT, embedded_cell
 from labkit.kaggle.wheels import wheel
+from labkit.text import gib
+
+if TYPE_CHECKING:
+    from labkit.needs import NeededFile, Needs
 
 TWO_T4 = "NvidiaTeslaT4"  # Kaggle offers pairs only
 # Kaggle documents no limit; others who push generated kernels stay below about one megabyte.
 MOST_BYTES = 1_000_000
+MOST_PACKED_BYTES = 20_000_000  # before they are compressed: more would never fit
 SHORTEST_TITLE = 5  # of title and slug; the client refuses shorter ones
 
 LABS = re.compile(r"^\s*(?:from|import) labkit_labs\b", re.MULTILINE)
@@ -32,6 +38,7 @@ class Kernel:
     notebook: str
     metadata: dict[str, Json]
     mark: str  # the line that its first cell prints
+    files: tuple[NeededFile, ...] = ()  # what its first cell brings besides labkit
 
     @property
     def id(self) -> str:
@@ -57,6 +64,8 @@ def build(
     name: str,
     user: str,
     push: str,
+    folder: Path | None = None,
+    there: Collection[str] = (),
     wheel_of: Callable[[str], tuple[str, bytes]] = wheel,
     title: str | None = None,
     parameters: Parameters | None = None,
@@ -66,9 +75,10 @@ def build(
 ) -> Kernel:
     """The kernel of a notebook with this text and `name` ("03_ddp.ipynb").
 
-    It brings labkit and, if it imports that, labkit_labs: `wheel_of` them. `inputs` are kernels whose output it reads.
-    `push` identifies the push: the first cell prints it. Raises LabError for invalid notebooks, unknown parameters and
-    invalid addresses.
+    It brings labkit and, if it imports that, labkit_labs: `wheel_of` them. It also brings the files in `folder` that it
+    needs, except modules and files that will be `there` anyway. `inputs` are kernels whose output it reads. `push`
+    identifies the push: the first cell prints it. Raises LabError for invalid notebooks, unknown parameters and invalid
+    addresses, and for files that are missing or too large.
     """
     if not re.fullmatch(r"[\w-]+", user):
         raise LabError(f"a Kaggle user name has only letters, digits, - and _; got {user!r}")
@@ -82,16 +92,20 @@ def build(
     mark = f"labkit {version}, push {push}"
     if parameters:
         cells = _with_parameters(cells, parameters, name)
+    needs = _needs(cells, name, folder, there)
     # folded: in Kaggle's editor and in JupyterLab
     folded = {"_kg_hide-input": True, "jupyter": {"source_hidden": True}}
-    cells.insert(0, _code_cell(embedded_cell(wheels, mark), **folded))
+    cells.insert(0, _code_cell(embedded_cell(wheels, mark, _contents(needs.files)), **folded))
     if (book["nbformat"], book.get("nbformat_minor", 0)) >= (4, 5):
         for number, cell in enumerate(cells):
             cell.setdefault("id", f"labkit-{number}")
     kept = {key: value for key, value in book.get("metadata", {}).items() if key in ("kernelspec", "language_info")}
     text = json.dumps(book | {"cells": cells, "metadata": kept}, ensure_ascii=False, indent=1) + "\n"
     if (size := len(text.encode())) > MOST_BYTES:
-        raise LabError(f"{name} would be a kernel of {size / 1e6:.2f} MB; Kaggle accepts about {MOST_BYTES / 1e6:g} MB")
+        advice = f". {_too_large(needs)}" if needs.files else ""
+        raise LabError(
+            f"{name} would be a kernel of {size / 1e6:.2f} MB; Kaggle accepts about {MOST_BYTES / 1e6:g} MB{advice}"
+        )
     return Kernel(
         text,
         {
@@ -111,7 +125,54 @@ def build(
             "model_sources": [],
         },
         mark,
+        needs.files,
     )
+
+
+def _needs(cells: Sequence[Mapping[str, Any]], name: str, folder: Path | None, there: Collection[str]) -> Needs:
+    """The files that the notebook needs in the folder; none without one. Raises LabError if some are missing, or cannot
+    be brought."""
+    from labkit.needs import Needs, needs_of_notebook  # parses programs, which the help does not need
+
+    if folder is None:
+        return Needs(())
+    sources = [str(cell["source"]) for cell in cells if cell.get("cell_type") == "code"]
+    needs = needs_of_notebook(sources, folder, there=there)
+    if needs.missing:
+        first = needs.missing[0].partition(" ")[0]
+        raise LabError(
+            f"{name} needs what is neither installed here nor beside it: {', '.join(needs.missing)}. Put it "
+            f"there; or, if Kaggle will have it, for example because its image does, pass --there {first}"
+        )
+    if needs.outside:
+        raise LabError(
+            f"{name} needs files outside of its folder, which cannot be at the same place on Kaggle: "
+            f"{', '.join(needs.outside)}. Copy them beside the notebook and change their paths in it"
+        )
+    if needs.size > MOST_PACKED_BYTES:
+        raise LabError(
+            f"{name} needs {gib(needs.size)} of files, and a kernel is one file of 1 MB. {_too_large(needs)}"
+        )
+    return needs
+
+
+def _too_large(needs: Needs) -> str:
+    """What to do with files that do not fit into a kernel."""
+    largest = sorted(needs.files, key=lambda file: -file.size)
+    largest = [file for file in largest[:3] if file.size * 10 >= largest[0].size]
+    told = ", ".join(f"{file.name} ({gib(file.size)}, {file.why})" for file in largest)
+    return (
+        f"Largest of the files that it brings: {told}. Upload large ones as a dataset (kaggle.com/datasets, New "
+        "Dataset), add it to the notebook with Add Input, open them below /kaggle/input, and pass "
+        f"--there {largest[0].name} here"
+    )
+
+
+def _contents(files: Sequence[NeededFile]) -> dict[str, tuple[bytes, int]]:
+    try:
+        return {file.name: (file.path.read_bytes(), file.path.stat().st_mode & 0o777) for file in files}
+    except OSError as error:
+        raise LabError(f"{error.filename} is needed and cannot be read: {error.strerror}") from None
 
 
 def check_address(kernel: str) -> None:

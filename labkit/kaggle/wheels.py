@@ -1,12 +1,14 @@
-"""Packs labkit and the labs' package as wheels, from the installation that runs, also where pip is not."""
+"""Packs labkit and the labs' package as wheels, from the installation that runs, and as a dataset for Kaggle."""
 
 from __future__ import annotations
 
 import importlib.util
 import io
+import json
+import re
 import sys
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 
@@ -73,3 +75,35 @@ def _metadata(package: str, folder: str) -> Iterator[tuple[str, bytes]]:
     for file in sorted(own.files or ()):
         if file.name in ("entry_points.txt", "LICENSE") and file.parts[0].endswith(".dist-info"):
             yield "/".join([folder, *file.parts[1:]]), Path(str(file.locate())).read_bytes()
+
+
+DATASET = "labkit-wheel"  # the slug of the dataset
+
+
+def write_dataset(folder: Path, user: str, packages: Sequence[str]) -> list[Path]:
+    """Write a dataset of these packages' wheels, for `kaggle datasets create -p FOLDER`; the wheels' paths.
+
+    Replaces an earlier one. Raises LabError if the folder has another dataset's metadata, or cannot be written.
+    """
+    if not re.fullmatch(r"[\w-]+", user):
+        raise LabError(f"a Kaggle user name has only letters, digits, - and _; got {user!r}")
+    described, address = folder / "dataset-metadata.json", f"{user}/{DATASET}"
+    metadata = {
+        "title": "labkit wheel",
+        "id": address,
+        "licenses": [{"name": "other"}],
+        "description": f"The wheel of labkit {__version__}, under the MIT license, for notebooks without internet.",
+    }
+    wheels = [wheel(package) for package in packages]
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if described.exists() and f'"{address}"' not in described.read_text(encoding="utf-8", errors="replace"):
+            raise LabError(f"{folder} has the metadata of another dataset; choose another folder with --into")
+        for earlier in folder.glob("labkit*.whl"):
+            earlier.unlink()
+        for name, content in wheels:
+            (folder / name).write_bytes(content)
+        described.write_text(json.dumps(metadata, indent=1) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise LabError(f"the dataset cannot be written into {folder}: {error.strerror}") from None
+    return [folder / name for name, _ in wheels]

@@ -9,9 +9,29 @@ from pathlib import Path
 from typing import Any
 
 from labkit.errors import LabError
-from labkit.kaggle import TWO_T4, Kernel, Service, build, check_address
+from labkit.kaggle import (
+    DATASET,
+    FROM_UPLOAD,
+    MOST_BYTES,
+    TWO_T4,
+    Kernel,
+    Service,
+    build,
+    check_address,
+    embedded_cell,
+    wheel,
+    write_dataset,
+)
 from labkit.stored_runs import runs_root
 from labkit.text import gib, plain
+from labkit.version import __version__
+
+CELL_HELP = """Print a cell for Kaggle's or Colab's editor. It installs labkit from its wheel, without internet, and
+says which of the packages that labkit needs are missing. Add the wheel as a dataset first (labkit kaggle dataset), or
+upload it into Colab's /content; with --embedded the cell itself holds it."""
+DATASET_HELP = (
+    """Write a folder with labkit's wheel and the metadata of a private dataset, for `kaggle datasets create`."""
+)
 
 
 def add_kaggle_verbs(parser: argparse.ArgumentParser) -> None:
@@ -28,7 +48,17 @@ def add_kaggle_verbs(parser: argparse.ArgumentParser) -> None:
     pull = verbs.add_parser("pull", help=(text := "follow a kernel to its end, fetch its runs"), description=text)
     pull.add_argument("kernel", help="USER/SLUG, as in kaggle.com/code/USER/SLUG")
     pull.set_defaults(run=_pull)
-    for verb in (export, push, pull):
+    cell = verbs.add_parser("cell", help="print a cell for Kaggle's or Colab's editor", description=CELL_HELP)
+    cell.add_argument("--embedded", action="store_true", help="labkit in the cell's own text, instead of a wheel")
+    dataset = verbs.add_parser(
+        "dataset", help="write the wheel that this cell installs, as a dataset for Kaggle", description=DATASET_HELP
+    )
+    dataset.add_argument("--into", type=Path, default=Path(DATASET), metavar="DIR", help=f"default: {DATASET}")
+    dataset.add_argument("--user", help="owner of the dataset (default: the logged-in user)")
+    for verb, run in ((cell, _cell), (dataset, _dataset)):
+        verb.add_argument("--labs", action="store_true", help="with the package of the labs")
+        verb.set_defaults(run=run)
+    for verb in (export, push, pull, cell, dataset):
         verb.add_argument("--runs-dir", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
 
 
@@ -48,22 +78,68 @@ def _kernel_options(parser: argparse.ArgumentParser) -> None:
         metavar="KERNEL",
         help="USER/SLUG of a kernel whose output it reads, to resume from checkpoints",
     )
+    parser.add_argument(
+        "--there",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="a module or file that Kaggle will have, which is therefore neither brought nor missed",
+    )
     parser.add_argument("--user", help="owner of the kernel (default: the logged-in user)")
     parser.add_argument("--title", help="title, which determines the slug (default: labkit and the notebook's name)")
 
 
 def _export(arguments: argparse.Namespace, rest: list[str]) -> int:
-    if not arguments.user:
-        try:
-            arguments.user = Service().user
-        except LabError as error:
-            raise LabError(f"a kernel's name starts with a user name: pass --user, or log in. {error}") from None
+    arguments.user = arguments.user or _logged_in("a kernel")
     kernel = _kernel(arguments)
     folder = arguments.into or Path(kernel.id.partition("/")[2])
     kernel.write(folder)
-    size = len(kernel.notebook.encode())
-    print(f"{folder}: {kernel.id}, {gib(size)}. Push it with: kaggle kernels push -p {folder}")
+    print(f"{folder}: {kernel.id}, {_size(kernel)}. Push it with: kaggle kernels push -p {folder}")
+    _print_files(kernel)
     return 0
+
+
+def _logged_in(what: str) -> str:
+    try:
+        return Service().user
+    except LabError as error:
+        raise LabError(f"{what}'s name starts with a user name: pass --user, or log in. {error}") from None
+
+
+def _size(kernel: Kernel) -> str:
+    return f"{len(kernel.notebook.encode()) / 1e6:.2f} of {MOST_BYTES / 1e6:g} MB"
+
+
+def _print_files(kernel: Kernel) -> None:
+    """The files that the kernel brings, with their sizes and the places that need them."""
+    if not kernel.files:
+        return
+    print("its first cell also brings, unless they are there already:")
+    width = max(len(file.name) for file in kernel.files)
+    for file in kernel.files:
+        print(plain(f"  {file.name:<{width}}  {gib(file.size):>9}  {file.why}"))
+
+
+def _cell(arguments: argparse.Namespace, rest: list[str]) -> int:
+    if not arguments.embedded:
+        print(FROM_UPLOAD, end="")
+        return 0
+    print(embedded_cell([wheel(package) for package in _packages(arguments)], f"labkit {__version__}"), end="")
+    return 0
+
+
+def _dataset(arguments: argparse.Namespace, rest: list[str]) -> int:
+    folder = arguments.into
+    for file in write_dataset(folder, arguments.user or _logged_in("a dataset"), _packages(arguments)):
+        print(f"{file}, {gib(file.stat().st_size)}")
+    print(f"Upload it with: kaggle datasets create -p {folder}")
+    print(f"or, if it is there already: kaggle datasets version -p {folder} -m 'labkit {__version__}'")
+    print("or in a browser: kaggle.com/datasets, New Dataset. Then: labkit kaggle cell")
+    return 0
+
+
+def _packages(arguments: argparse.Namespace) -> list[str]:
+    return ["labkit", *(["labkit_labs"] if arguments.labs else [])]
 
 
 def _push(arguments: argparse.Namespace, rest: list[str]) -> int:
@@ -73,7 +149,8 @@ def _push(arguments: argparse.Namespace, rest: list[str]) -> int:
     with tempfile.TemporaryDirectory(prefix="labkit-kaggle-") as folder:
         kernel.write(Path(folder))
         url = service.push(Path(folder))
-    print(f"{kernel.id} runs at {url}", flush=True)
+    print(f"{kernel.id}, {_size(kernel)}, runs at {url}", flush=True)
+    _print_files(kernel)
     if arguments.no_follow:
         print(_come_back(kernel.id))
         return 0
@@ -123,6 +200,8 @@ def _kernel(arguments: argparse.Namespace) -> Kernel:
         name=arguments.notebook.name,
         user=arguments.user,
         push=secrets.token_hex(4),
+        folder=arguments.notebook.parent,
+        there=arguments.there,
         title=arguments.title,
         parameters={name: _value(text) for name, text in arguments.p},
         internet=arguments.internet,

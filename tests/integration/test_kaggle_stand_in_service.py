@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -50,7 +51,7 @@ def test_a_notebook_goes_to_a_stand_in_for_kaggle_is_followed_and_its_run_comes_
 
     out = capsys.readouterr().out
     assert code == 0, out
-    assert f"{KERNEL} runs at https://www.kaggle.com/code/{KERNEL}" in out
+    assert re.search(rf"{KERNEL}, 0\.\d\d of 1 MB, runs at https://www.kaggle.com/code/{KERNEL}", out)
     assert "of the version before" not in out
     assert f"labkit {labkit.__version__}, push" not in out.partition("runs at")[0]
     lines = [line for line in out.splitlines() if read_progress_line(line)]

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 import json
+import random
 import re
 import subprocess
 import sys
 import time
 import zipfile
-from ast import literal_eval
+from importlib.metadata import version
 from io import BytesIO
 from pathlib import Path
 
@@ -21,9 +23,10 @@ from kaggle.api.kaggle_api_extended import KaggleApi
 from slugify import slugify
 
 import labkit
+from labkit.cli import main
 from labkit.errors import LabError
 from labkit.files import write_json
-from labkit.kaggle import following, previous_checkpoints
+from labkit.kaggle import following, previous_checkpoints, versions
 from labkit.kaggle.kernel_files import MOST_BYTES, TWO_T4, build
 from labkit.kaggle.service import Status
 from labkit.kaggle.wheels import wheel
@@ -88,7 +91,7 @@ def test_a_kernel_brings_the_labs_package_if_it_imports_it(source, wheels):
     first = cells_of(kernel(prose, code(source)))[0].source
 
     (sizes,) = re.findall(r"^install\((.*), ", first, re.M)
-    assert [name.partition("-")[0] for name in literal_eval(sizes)] == wheels
+    assert [name.partition("-")[0] for name in ast.literal_eval(sizes)] == wheels
 
 
 def test_outputs_stay_behind():
@@ -140,6 +143,157 @@ def test_what_is_not_a_notebook_is_refused(text):
 def test_a_kernel_that_kaggle_would_not_take_is_refused():
     with pytest.raises(labkit.LabError, match="would be a kernel of 1.0. MB; Kaggle accepts about 1 MB"):
         kernel(code("#" * MOST_BYTES))
+
+
+@pytest.fixture
+def project(tmp_path):
+    """A folder with a script of one's own, a package beside it, and its data."""
+    files = {
+        "train.py": "from mymodel import Net\nopen('data.csv')\n",
+        "mymodel/__init__.py": "Net = 1\n",
+        "data.csv": "x\n1\n",
+        "go.sh": "echo\n",
+    }
+    for name, text in files.items():
+        (tmp_path / "project" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "project" / name).write_text(text)
+    (tmp_path / "project" / "go.sh").chmod(0o755)
+    return tmp_path / "project"
+
+
+OWN = [code("import labkit\nrun = labkit.launch('train.py', nproc_per_node=2)"), code("!bash go.sh")]
+
+
+def test_a_kernel_brings_what_its_notebook_needs_and_unpacks_it_where_it_runs(project, tmp_path):
+    sent = kernel(*OWN, folder=project, wheel_of=wheel)
+
+    names = ["data.csv", "go.sh", "mymodel/__init__.py", "train.py"]
+    assert sorted(file.name for file in sent.files) == names
+    (tmp_path / "there").mkdir()
+    (tmp_path / "there" / "data.csv").write_text("of another day")
+    (tmp_path / "there" / "cell.py").write_text(cells_of(sent)[0].source)
+    cell = [sys.executable, "cell.py"]
+    done = subprocess.run(cell, cwd=tmp_path / "there", capture_output=True, text=True, check=True)
+    assert "data.csv is left as it is; the one that came with the notebook differs" in done.stdout
+    assert (tmp_path / "there" / "data.csv").read_text() == "of another day"
+    for name in names[1:]:
+        assert (tmp_path / "there" / name).read_bytes() == (project / name).read_bytes()
+        assert (tmp_path / "there" / name).stat().st_mode == (project / name).stat().st_mode
+    again = subprocess.run(cell, cwd=tmp_path / "there", capture_output=True, text=True, check=True)
+    assert again.stdout == done.stdout
+
+
+def test_what_a_notebook_lacks_is_refused_with_its_name_unless_kaggle_has_it(project):
+    (project / "data.csv").unlink()
+    cells = [*OWN, code("import lightgbm_of_nobody")]
+    told = r"beside it: lightgbm_of_nobody \(imported in cell 3, line 1\), data.csv \(train.py, line 2\)\. Put it there"
+    with pytest.raises(LabError, match=told):
+        kernel(*cells, folder=project)
+    assert kernel(*cells, folder=project, there=["lightgbm_of_nobody", "data.csv"]).files
+
+
+def test_what_lies_outside_of_a_notebooks_folder_is_refused(project):
+    with pytest.raises(
+        LabError, match=r"outside of its folder.*: \.\./train\.py \(cell 1, line 1\)\. Copy them beside"
+    ):
+        kernel(code("labkit.launch('../train.py')"), folder=project / "mymodel")
+
+
+@pytest.mark.parametrize(
+    ("size", "told"), [(400_000, "would be a kernel of 1.[23]. MB"), (21_000_000, "needs 20.0 MiB of")]
+)
+def test_files_that_are_too_large_are_refused_with_what_to_do_instead(project, size, told):
+    noise = random.Random(0).randbytes(400_000)
+    (project / "data.csv").write_bytes(noise if size == len(noise) else bytes(size))
+    advice = rf"{told}.*: data\.csv \(.*, train\.py, line 2\)\. Upload large ones .* --there data\.csv"
+    with pytest.raises(LabError, match=advice):
+        kernel(*OWN, folder=project, wheel_of=wheel)
+    assert "data.csv" not in {file.name for file in kernel(*OWN, folder=project, there=["data.csv"]).files}
+
+
+def test_every_lab_is_a_kernel_that_kaggle_takes():
+    """labkit and the labs' package are packed once, because that takes seconds."""
+    empty = code("import labkit_labs")
+    packages = len(kernel(empty, wheel_of=wheel).notebook) - len(kernel(empty).notebook)
+    labs = sorted(LABS.glob("[0-9]*.ipynb"))
+    assert len(labs) == 23
+    for path in labs:
+        sent = build(path.read_text(), name=path.name, user="me", push="", folder=LABS, there=["timm"], wheel_of=small)
+        assert not sent.files
+        assert len(sent.notebook.encode()) + packages < MOST_BYTES * 0.95, path
+
+
+def test_the_export_lists_what_it_brings_with_sizes_and_places(project, monkeypatch, capsys):
+    (project / "mine.ipynb").write_text(notebook(*OWN))
+    monkeypatch.chdir(project)
+
+    assert main(["kaggle", "export", "mine.ipynb", "--user", "me"]) == 0
+
+    first, second, *files = capsys.readouterr().out.splitlines()
+    assert re.fullmatch(
+        r"labkit-mine: me/labkit-mine, 0\.\d\d of 1 MB\. Push it with: kaggle kernels push -p labkit-mine", first
+    )
+    assert second == "its first cell also brings, unless they are there already:"
+    assert sorted(line.split()[0] for line in files) == ["data.csv", "go.sh", "mymodel/__init__.py", "train.py"]
+    assert "  data.csv                   4 B  train.py, line 2" in files
+
+
+def test_a_cell_for_an_editor_installs_what_was_uploaded_and_says_when_nothing_was(capsys):
+    assert main(["kaggle", "cell"]) == 0
+    cell = capsys.readouterr().out
+    assert len(cell.splitlines()) <= 6
+    assert {"/kaggle/input/*", "/kaggle/input/*/*/*", "/content"} == {
+        f"/{place}" for place in re.findall(r'"(\w[\w/*]+)"', cell)
+    }
+    nothing = cell.partition("!")[0]
+    with pytest.raises(AssertionError, match="there is no labkit-….whl: add its dataset with Add Input"):
+        exec(nothing, {})
+
+    assert main(["kaggle", "cell", "--embedded"]) == 0
+    embedded = capsys.readouterr().out
+    ast.parse(embedded)
+    assert embedded.startswith(f"# labkit {labkit.__version__} in text")
+
+
+def test_the_dataset_is_what_kaggles_client_uploads(tmp_path, capsys, own):
+    """All its checks of a folder, up to where it would connect."""
+    folder = tmp_path / "wheel"
+    (folder).mkdir()
+    (folder / "labkit-0.0.1-py3-none-any.whl").write_text("of an earlier version")
+
+    assert main(["kaggle", "dataset", "--user", "me", "--labs", "--into", str(folder)]) == 0
+    names = {f"{package}-{labkit.__version__}-py3-none-any.whl" for package in ("labkit", "labkit_labs")}
+    assert {path.name for path in folder.iterdir()} == {*names, "dataset-metadata.json"}
+    assert (folder / own[0]).read_bytes() == own[1]
+    assert f"kaggle datasets create -p {folder}" in capsys.readouterr().out
+
+    class Unconnected(KaggleApi):
+        def build_kaggle_client(self):
+            raise ConnectionAbortedError
+
+    client = Unconnected()
+    client.config_values[client.CONFIG_NAME_USER] = "me"
+    with pytest.raises(ConnectionAbortedError):
+        client.dataset_create_new(str(folder))
+    assert main(["kaggle", "dataset", "--user", "me", "--into", str(folder)]) == 0
+    assert main(["kaggle", "dataset", "--user", "another", "--into", str(folder)]) != 0
+    assert "has the metadata of another dataset; choose another folder" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("needed", "told"),
+    [
+        (["torch>=2.8", "pandas!=0.0.1", "x>=9; extra == 'labs'"], "has all packages that it needs here."),
+        (["of-nobody>=1.5"], "needs of-nobody>=1.5 (not installed). What uses them will fail."),
+        (["torch>=99.1"], "needs torch>=99.1 ("),
+        (["torch>=2.8,<2.8.0; sys_platform == 'linux'"], "needs torch>=2.8,<2.8.0 ("),
+        (["pytest!=PYTEST"], "needs pytest!=PYTEST ("),
+    ],
+)
+def test_packages_that_are_missing_or_too_old_are_told_in_one_sentence(monkeypatch, needed, told):
+    here = version("pytest")
+    monkeypatch.setattr(versions, "requires", lambda name: [each.replace("PYTEST", here) for each in needed])
+    assert versions.what_is_missing().startswith(f"labkit {labkit.__version__} {told.replace('PYTEST', here)}")
 
 
 def test_two_t4s_no_internet_and_nobody_else_looks():
