@@ -16,6 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import yaml
 from environments import environment_without_labkit, output_of, site_of
 
 from labkit.export import FORMATS
@@ -96,7 +97,7 @@ def environment(tmp_path_factory) -> Path:
     """With what builds labkit, which pip would otherwise install for every build."""
     python = environment_without_labkit(folder := tmp_path_factory.mktemp("environment"), with_pip=True)
     try:
-        output_of(python, "-m", "pip", "install", "--quiet", "hatchling>=1.26", cwd=folder)
+        output_of(python, "-m", "pip", "install", "--quiet", "hatchling>=1.26", "editables", cwd=folder)
     except AssertionError as error:
         if "connection broken by" in str(error):
             pytest.skip("no network for hatchling, which builds labkit")
@@ -204,6 +205,16 @@ def changes(root: Path, source: Source) -> dict[str, str]:
                 found[command] = f"{found.get(command, '')} {path.name}"
     assert len(found) >= 3
     return found
+
+
+def test_what_condas_environment_installs_with_pip_installs_labkit_and_the_labs(run, environment, clone):
+    """conda gives Python and pip to it, and writes these lines into a file of requirements."""
+    *_, nested = yaml.safe_load((clone / "environment.yml").read_text())["dependencies"]
+    (clone / "requirements.txt").write_text("\n".join(nested["pip"]))
+    run("pip install -r requirements.txt", clone)
+    program = "import labkit, labkit_labs; print(labkit.__file__, labkit_labs.__file__, sep='\\n')"
+    for path in run(f'python -c "{program}"', environment).splitlines():
+        assert path.startswith(str(clone))
 
 
 def test_pip_finds_the_other_packages_that_texts_and_messages_name(run, clone):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -21,7 +22,7 @@ from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
 from labkit.cli import main
-from labkit.version import __version__
+from labkit.version import TORCH_FLOOR, __version__
 
 pytestmark = pytest.mark.timeout(600)  # environments are made
 
@@ -53,6 +54,67 @@ def test_condas_environment_is_python_pip_and_this_package():
     assert SpecifierSet(python.removeprefix("python ")) == SpecifierSet(PROJECT["requires-python"])
     assert pip == "pip"
     assert nested == {"pip": ["--constraint constraints.txt", "--editable .[notebooks]", "--editable notebooks"]}
+
+
+def test_the_development_container_makes_what_ci_makes_first():
+    text = (ROOT / ".devcontainer" / "devcontainer.json").read_text()
+    container = json.loads(re.sub(r"^ *//.*$", "", text, flags=re.M))
+    assert container["postCreateCommand"] == "make .venv/dev"
+    assert "make .venv/dev " in (ROOT / ".ci" / "run").read_text()
+    python = container["image"].partition(":")[2]
+    assert python in SpecifierSet(PROJECT["requires-python"])
+
+
+RELEASE = yaml.safe_load((ROOT / ".github" / "workflows" / "release.yml").read_text(encoding="utf-8"))["jobs"]
+
+
+@pytest.fixture
+def release_step(tmp_path):
+    """Runs a step of the release's build, as GitHub does, on a copy of what it reads."""
+    for name in ("labkit/version.py", "labkit/install.py", "CHANGELOG.md", "README.md"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        shutil.copy2(ROOT / name, tmp_path / name)
+
+    def run(name: str) -> int:
+        (script,) = (step["run"] for step in RELEASE["build"]["steps"] if step.get("name", "").startswith(name))
+        env = os.environ | {"GITHUB_REF_NAME": f"v{__version__}", "GITHUB_REPOSITORY": "me/labkit"}
+        return subprocess.run(["bash", "-e", "-c", script], cwd=tmp_path, env=env).returncode
+
+    return run
+
+
+def test_a_release_is_refused_until_changes_version_and_texts_are_those_of_the_release(release_step, tmp_path):
+    def edit(name: str, pattern: str, text: str) -> None:
+        old = (tmp_path / name).read_text(encoding="utf-8")
+        (tmp_path / name).write_text(re.sub(pattern, text, old, flags=re.M), encoding="utf-8")
+
+    edit("CHANGELOG.md", "^## .*", f"## {__version__}")
+    edit("labkit/install.py", "released=False", "released=True")
+    assert release_step("The tag is") == 0
+    edit("labkit/install.py", "released=True", "released=False")
+    assert release_step("The tag is") != 0
+    edit("labkit/install.py", "released=False", "released=True")
+    edit("CHANGELOG.md", f"^## {__version__}", "## Unreleased")
+    assert release_step("The tag is") != 0
+    edit("CHANGELOG.md", "^## Unreleased", f"## {__version__}")
+    edit("labkit/version.py", "^__version__ = .*", '__version__ = "9.9.9"')
+    assert release_step("The tag is") != 0
+
+
+def test_the_readme_of_a_release_has_no_link_into_the_repository(release_step, tmp_path):
+    assert release_step("The README") == 0
+    text = (tmp_path / "README.md").read_text(encoding="utf-8")
+    links = re.findall(r"\]\(([^)]+)\)|(?:src|srcset|href)=\"([^\"]+)\"", text)
+    assert len(links) > 30
+    assert [link for pair in links for link in pair if link and not link.startswith("https://")] == []
+    assert f"](https://github.com/me/labkit/blob/v{__version__}/docs/how_to/scripts.md)" in text
+
+
+def test_a_release_is_tested_with_every_python_the_oldest_torch_and_both_kinds_of_files():
+    rows = RELEASE["test"]["strategy"]["matrix"]["include"]
+    assert {row["python"] for row in rows} == {"3.11", "3.12", "3.13"}
+    assert {"locked", "{}.{}.0".format(*TORCH_FLOOR)} <= {row["torch"] for row in rows}
+    assert {row["dist"] for row in rows} == {"py3-none-any.whl", "tar.gz"}
 
 
 def test_the_supported_pythons_are_the_same_everywhere():
