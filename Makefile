@@ -1,7 +1,7 @@
 # Each target makes .venv if it is missing, from constraints.txt.
 #
 #   make demo        run the quickstart notebook headless on two ranks, print the comparison
-#   make lab         open the notebooks in JupyterLab
+#   make lab         open the quickstart in JupyterLab, with the other notebooks beside it
 #   make quick       the unit tests without torch, in seconds
 #   make test        the tests every commit must pass: all unit tests and real two-rank launches
 #   make integration  kernels, papermill, losses, your own models, reports, the Kaggle stand-in, the package
@@ -42,9 +42,14 @@ export OMP_WAIT_POLICY := PASSIVE
 demo: .venv/notebooks
 	$(BIN)/python notebooks/run.py --into build/demo notebooks/01_quickstart.ipynb
 	cd build/demo && ../../$(BIN)/labkit compare --last 3
+	@echo
+	@echo "What to try next:"
+	@echo "- Make your own predictions, and change the model: make lab opens the notebook that has just run."
+	@echo "- Train with a script of your own: $(BIN)/labkit launch train.py --nproc-per-node 2 ($(BIN)/labkit write ddp > train.py makes one)"
+	@echo "- See what fits before you rent GPUs: $(BIN)/labkit plan fsdp --nproc-per-node 8 --device A100-40 -- --global-batch-size 512"
 
 lab: .venv/notebooks
-	$(BIN)/jupyter lab $(if $(filter 0,$(shell id -u)),--allow-root) notebooks
+	$(BIN)/jupyter lab $(if $(filter 0,$(shell id -u)),--allow-root) notebooks/01_quickstart.ipynb
 
 # Unit tests that import torch, start processes or draw whole reports.
 SLOW := advice bad_inputs check_settings checking compose data export figures fuzz kaggle many_hosts memory_formulas probe reports sbatch \

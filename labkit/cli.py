@@ -15,6 +15,7 @@ from labkit.install import pip_install
 from labkit.text import plain
 from labkit.verbs import (
     add_check_verb,
+    add_demo_verb,
     add_doctor_verb,
     add_kaggle_verbs,
     add_launch_verb,
@@ -26,6 +27,7 @@ from labkit.verbs import (
 )
 
 EXAMPLES = """examples:
+  labkit demo                                            trains a small model in three ways, in about a minute
   labkit doctor
   labkit launch ddp --nproc-per-node 2 --steps 100      one of labkit's own scripts, with its options
   labkit write fsdp checkpoints --task digits > mine.py  the script as a file
@@ -99,6 +101,7 @@ def _parser() -> argparse.ArgumentParser:
         sub.set_defaults(run=run, parser=sub)
         return sub
 
+    add_demo_verb(verb)
     add_doctor_verb(verb)
     add_launch_verb(verb)
     add_check_verb(verb)

@@ -4,6 +4,7 @@ from labkit.faces import face
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from labkit.verbs.demo import add_demo_verb as add_demo_verb  # demo
     from labkit.verbs.kaggle import add_kaggle_verbs as add_kaggle_verbs  # kaggle export, push, pull
     from labkit.verbs.launch import add_doctor_verb as add_doctor_verb  # doctor
     from labkit.verbs.launch import add_launch_verb as add_launch_verb  # launch

@@ -20,6 +20,7 @@ from environments import environment_with, environment_without_labkit, install, 
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
+from papermill import inspect_notebook
 
 from labkit.cli import main
 from labkit.version import TORCH_FLOOR, __version__
@@ -165,6 +166,8 @@ def test_the_wheels_installed_into_a_clean_environment_launch(built, tmp_path):
     assert where.startswith(str(site_of(tmp_path)))
     assert "succeeded" in "\n".join(status)
 
+    the_demo_works(python.with_name("labkit"), tmp_path)
+
     install(python, wheel_of(built, "labkit_labs"))
     assert output_of(python, "-c", "import labkit_labs as l; print(l.__file__)", cwd=tmp_path).startswith(
         str(site_of(tmp_path))
@@ -247,6 +250,40 @@ def test_without_torch_the_wheel_and_psutil_check_and_write_scripts_under_other_
     assert output_of(labkit, "runs", cwd=tmp_path)
     refused = refusal_of(labkit, "launch", "mine.py", cwd=tmp_path)
     assert re.fullmatch(r"labkit: torch is not installed for .* -m pip install 'torch>=2.8'\n", refused)
+
+
+def the_demo_works(labkit: Path, folder: Path) -> None:
+    """`labkit demo` of an installed wheel: its notebook is written once, executed each time, and never overwritten."""
+    said = output_of(labkit, "demo", "tried", cwd=folder)
+    tried = folder / "tried"
+    (executed,) = tried.glob("executed-*.ipynb")
+    assert {path.name for path in tried.iterdir()} == {"demo.ipynb", executed.name, "runs"}
+    assert [line.split("-")[0].strip() for line in said.splitlines()[2:5]] == ["single", "ddp", "fsdp"]
+    assert "result succeeded" in said
+    assert len(re.findall("^- ", said.partition("What to try next:")[2], re.M)) == 3
+    assert f"jupyter lab tried/{executed.name}" in said
+    assert executed.stat().st_size < 200_000
+    notebook = tried / "demo.ipynb"
+    assert notebook.stat().st_size < 5_000
+    assert all(each["help"] and each["inferred_type_name"] == "int" for each in inspect_notebook(notebook).values())
+    written = notebook.stat().st_mtime_ns, executed.stat().st_mtime_ns
+
+    def again(*words: str) -> tuple[int, str]:
+        done = subprocess.run([labkit, *words], cwd=folder, capture_output=True, text=True, timeout=120)
+        return done.returncode, done.stderr
+
+    code, why = again("--runs-dir", "/dev/null/runs", "demo", "tried")
+    assert code == 1 and "/dev/null/runs" in why and "the demo's notebook failed; " in why
+    assert len([*tried.glob("executed-*.ipynb")]) == 2
+    assert (notebook.stat().st_mtime_ns, executed.stat().st_mtime_ns) == written
+
+    notebook.write_text(notebook.read_text().replace("= 3", "= 4"))
+    code, why = again("demo", "tried")
+    assert code == 2 and "demo.ipynb differs from the demo's notebook; name another folder" in why
+    (folder / "packages" / "papermill").unlink()
+    code, why = again("demo")
+    assert code == 2 and why.startswith("labkit: the demo needs papermill: ") and "-m pip install" in why
+    assert not (folder / "labkit-demo").exists()
 
 
 def test_an_exported_lab_runs_where_neither_labkit_nor_the_labs_package_is(tmp_path):
