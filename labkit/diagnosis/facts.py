@@ -100,6 +100,20 @@ class Kaggle:
 
 
 @dataclass(frozen=True)
+class Wsl:
+    """`gpu_device` is the kernel's, `windows_driver` NVIDIA's for Windows; `linux_drivers` are packages
+    of its driver for Linux. `networking` is "nat" or "mirrored", `localhost_forwarding` as .wslconfig says, and
+    `clock_error` the seconds by which the clock is behind the computer's."""
+
+    gpu_device: bool
+    windows_driver: bool
+    linux_drivers: tuple[str, ...] = ()
+    networking: str | None = None
+    localhost_forwarding: bool = True
+    clock_error: float | None = None
+
+
+@dataclass(frozen=True)
 class Preflight:
     """What a trial of the ranks' communication showed, when, and the variables with which it works, None if none."""
 
@@ -130,6 +144,7 @@ class MachineFacts:
     runs_free: int | None = None  # bytes for runs and their checkpoints
     refusals: Mapping[str, str] | None = None  # what a launch would refuse now, and why
     wslconfig: str | None = None  # what is wrong with it, or ""
+    wsl: Wsl | None = None
     front_end: str | None = None
     is_headless: bool | None = None
     leftovers: tuple[str, ...] | None = None

@@ -11,9 +11,11 @@ import platform
 import re
 import shutil
 import socket
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from datetime import datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path, PurePosixPath
@@ -31,10 +33,20 @@ from labkit.diagnosis.facts import (
     Nvml,
     Preflight,
     TorchBuild,
+    Wsl,
     nvml_from_json,
 )
 from labkit.errors import LabError
-from labkit.hardware import GpusUnknownError, Hardware, ask_nvml, check_interface, hardware, has_driver, torch_report
+from labkit.hardware import (
+    WSL_DRIVER,
+    GpusUnknownError,
+    Hardware,
+    ask_nvml,
+    check_interface,
+    hardware,
+    may_have_gpus,
+    torch_report,
+)
 from labkit.hardware import memory_limit as _memory_limit
 from labkit.launcher import without_leftovers
 from labkit.link import remembered_links, remembered_preflight
@@ -46,6 +58,9 @@ PACKAGES = ("torch", "ipykernel", "ipywidgets", "IPython")
 NVML_SECONDS = 10.0
 MOUNTS = Path("/proc/self/mounts")
 WINDOWS_USERS = Path("/mnt/c/Users")
+WSL_DEVICE, CLOCK = Path("/dev/dxg"), Path("/sys/class/rtc/rtc0/since_epoch")
+PACKAGES_INSTALLED = Path("/var/lib/dpkg/info")
+LINUX_DRIVER = "libnvidia-compute-*.list"  # the packages with libcuda.so.1, which the other packages of the driver need
 LOOK_SECONDS = 0.2  # limit for each of the two folders
 # The address of Google's name server: without internet, resolving a name would take seconds.
 OUTSIDE = ("8.8.8.8", 53)
@@ -93,7 +108,7 @@ def torch_build(here: Hardware) -> TorchBuild | None:
 
 
 def nvml(here: Hardware) -> Nvml | None:
-    if not has_driver():
+    if not may_have_gpus(None):  # NVML knows no CUDA_VISIBLE_DEVICES
         return None
     report = ask_nvml(NVML_SECONDS)
     cards = [
@@ -195,20 +210,51 @@ def refusals(here: Hardware) -> dict[str, str]:
 
 
 def wslconfig(here: Hardware) -> str | None:
-    """What is wrong with the .wslconfig of a Windows user, or "". It reads the first bytes only."""
+    """What is wrong with the .wslconfig of a Windows user, or ""."""
+    if here.platform != "wsl2" or (text := _wslconfig()) is None:
+        return None
+    if text.startswith((b"\xff\xfe", b"\xfe\xff")):
+        return "UTF-16"
+    return "lines end in CR LF" if b"\r\n" in text else ""
+
+
+def _wslconfig() -> bytes | None:
+    """The start of the .wslconfig of a Windows user."""
+    for file in WINDOWS_USERS.glob("*/.wslconfig"):
+        with suppress(OSError):  # another user's
+            return file.read_bytes()[:4096]
+    return None
+
+
+def wsl(here: Hardware) -> Wsl | None:
     if here.platform != "wsl2":
         return None
-    for file in WINDOWS_USERS.glob("*/.wslconfig"):
-        try:
-            text = file.read_bytes()[:4096]
-        except OSError:  # another user's
-            continue
-        if text.startswith((b"\xff\xfe", b"\xfe\xff")):
-            return "UTF-16"
-        if b"\r\n" in text:
-            return "lines end in CR LF"
-        return ""
-    return None
+    forwarding = re.search(rb"^\s*localhostForwarding\s*=\s*false\b", _wslconfig() or b"", re.IGNORECASE | re.MULTILINE)
+    return Wsl(
+        gpu_device=WSL_DEVICE.exists(),
+        windows_driver=WSL_DRIVER.exists(),
+        linux_drivers=tuple(sorted(re.split("[:.]", path.name)[0] for path in PACKAGES_INSTALLED.glob(LINUX_DRIVER))),
+        networking=_wsl_networking(),
+        localhost_forwarding=forwarding is None,
+        clock_error=_clock_error(),
+    )
+
+
+def _wsl_networking() -> str | None:
+    """What WSL's own program says; None in a version that has none."""
+    try:
+        asked = ["wslinfo", "--networking-mode"]
+        done = subprocess.run(asked, capture_output=True, text=True, timeout=PROBE_SECONDS)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() or None if done.returncode == 0 else None
+
+
+def _clock_error() -> float | None:
+    try:
+        return round(int(CLOCK.read_text()) - time.time(), 1)
+    except (OSError, ValueError):
+        return None
 
 
 def front_end(here: Hardware) -> str:

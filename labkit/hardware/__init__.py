@@ -9,12 +9,12 @@ if TYPE_CHECKING:
     from labkit.hardware.machine import ASKED_AGAIN as ASKED_AGAIN  # the middle sentence of a GpusUnknownError
     from labkit.hardware.machine import FP8 as FP8  # the first compute capability with fp8
     from labkit.hardware.machine import SYMMETRIC_MEMORY as SYMMETRIC_MEMORY  # the first one with symmetric memory
+    from labkit.hardware.machine import WSL_DRIVER as WSL_DRIVER  # where WSL2 has NVIDIA's driver for Windows
     from labkit.hardware.machine import Gpu as Gpu  # a GPU's name, memory and compute capability
     from labkit.hardware.machine import GpusUnknownError as GpusUnknownError  # there is a driver, but no list of GPUs
     from labkit.hardware.machine import Hardware as Hardware  # a machine's GPUs, cores and memory
     from labkit.hardware.machine import driver_version as driver_version  # the version of NVIDIA's driver
     from labkit.hardware.machine import hardware as hardware  # this machine now, or as ranks will see it
-    from labkit.hardware.machine import has_driver as has_driver  # whether NVIDIA's driver is installed
     from labkit.hardware.machine import install_for as install_for  # the pip command for a torch that fits these GPUs
     from labkit.hardware.machine import may_have_gpus as may_have_gpus  # whether a driver may show GPUs
     from labkit.hardware.machine import platform_name as platform_name  # linux, wsl2, kaggle, colab, macos, windows

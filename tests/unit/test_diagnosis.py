@@ -11,6 +11,7 @@ import re
 import socket
 import subprocess
 import sys
+import time
 import types
 from pathlib import Path
 
@@ -21,7 +22,16 @@ import labkit
 from labkit import cli, data, frontend, session
 from labkit.diagnosis import Diagnosis, MachineFacts, detections, diagnose, gather, probes
 from labkit.diagnosis.detections import COLUMNS
-from labkit.diagnosis.facts import UNLIMITED, Kaggle, NotebookKernel, Preflight, Process, TorchBuild, nvml_from_json
+from labkit.diagnosis.facts import (
+    UNLIMITED,
+    Kaggle,
+    NotebookKernel,
+    Preflight,
+    Process,
+    TorchBuild,
+    Wsl,
+    nvml_from_json,
+)
 from labkit.errors import LabError, LaunchError
 from labkit.hardware import container
 from labkit.hardware import machine as hardware_module
@@ -54,6 +64,7 @@ def facts_from_json(value):
         "kernel": from_json(NotebookKernel),
         "kaggle": from_json(Kaggle),
         "preflight": from_json(Preflight),
+        "wsl": from_json(Wsl),
         "leftovers": tuple,
     }
     return MachineFacts(**{k: nested[k](v) if k in nested and v is not None else v for k, v in value.items()})
@@ -105,6 +116,13 @@ CASES = {
     ("NCCL settings", "note"): ("kaggle-batch", "kaggle-2xt4-interactive"),
     ("NVML", "note"): ("wsl2-rtx", "8xa100"),
     ("WSL memory", "note"): ("wsl2-rtx", "wsl1"),
+    ("WSL kernel", "warning"): ("wsl2-troubled", "wsl2-rtx"),
+    ("WSL GPU", "note"): ("wsl2-troubled", "wsl2-rtx"),
+    ("WSL network", "fine"): ("wsl2-rtx", "wsl2-troubled"),
+    ("Linux driver", "warning"): ("wsl2-troubled", "wsl2-rtx"),
+    ("clock", "warning"): ("wsl2-troubled", "wsl2-rtx"),
+    ("detached runs", "note"): ("wsl2-rtx", "wsl1"),
+    ("localhost", "warning"): ("wsl2-troubled", "wsl2-rtx"),
     ("WSL", "fine"): ("wsl2-rtx", "laptop-cpu"),
     ("WSL", "warning"): ("wsl1", "wsl2-rtx"),
     ("accelerator", "fine"): ("kaggle-batch", "kaggle-p100"),
@@ -691,6 +709,49 @@ def test_a_wslconfig_that_windows_would_ignore_is_known(tmp_path, monkeypatch, t
 
     assert probes.wslconfig(facts_of("wsl2-rtx").hardware) == problem
     assert probes.wslconfig(facts_of("laptop-cpu").hardware) is None
+
+
+WSLINFO = "#!/bin/sh\necho {mode}; exit {code}\n"
+
+
+@pytest.mark.parametrize(("code", "mode"), [(0, "mirrored"), (1, None)])
+def test_what_made_up_files_of_wsl_say(tmp_path, monkeypatch, code, mode):
+    """Files and a program as NVIDIA's guide, learn.microsoft.com and issues of microsoft/WSL describe them."""
+    device, driver, clock = tmp_path / "dxg", tmp_path / "libcuda.so.1", tmp_path / "since_epoch"
+    for name, path in (("WSL_DEVICE", device), ("WSL_DRIVER", driver), ("CLOCK", clock)):
+        monkeypatch.setattr(probes, name, path)
+    monkeypatch.setattr(probes, "PACKAGES_INSTALLED", tmp_path)
+    monkeypatch.setattr(probes, "WINDOWS_USERS", tmp_path / "users")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    hardware = facts_of("wsl2-rtx").hardware
+    assert probes.wsl(facts_of("laptop-cpu").hardware) is None
+    assert probes.wsl(hardware) == Wsl(gpu_device=False, windows_driver=False)
+
+    for path in (device, driver, tmp_path / "libnvidia-compute-550:amd64.list", tmp_path / "libnvidia-ml-dev.list"):
+        path.touch()
+    clock.write_text(f"{int(time.time()) + 3600}\n")
+    program = tmp_path / "wslinfo"
+    program.write_text(WSLINFO.format(mode="mirrored", code=code))
+    program.chmod(0o700)
+    (tmp_path / "users" / "me").mkdir(parents=True)
+    (tmp_path / "users" / "me" / ".wslconfig").write_bytes(b"[wsl2]\r\nLocalhostForwarding = False\r\n")
+
+    found = probes.wsl(hardware)
+    assert found.clock_error == pytest.approx(3600, abs=2)
+    expected = Wsl(True, True, ("libnvidia-compute-550",), mode, False, found.clock_error)
+    assert found == expected
+
+
+def test_wsl_says_of_a_gpu_what_is_missing_and_of_a_network_what_it_means():
+    """From documentation: no such machine was at hand."""
+    without_driver = dataclasses.replace(facts_of("wsl2-troubled"), wsl=Wsl(gpu_device=True, windows_driver=False))
+    assert found(without_driver)["WSL GPU"].value == "no driver of NVIDIA's for Windows"
+    mirrored = Wsl(True, True, networking="mirrored", localhost_forwarding=False)
+    said = found(dataclasses.replace(facts_of("wsl2-troubled"), wsl=mirrored))
+    assert said["WSL network"].value == "mirrored"
+    assert "localhost" not in said and "WSL GPU" not in said and "clock" not in said
+    late = dataclasses.replace(facts_of("wsl2-troubled"), wsl=Wsl(True, True, clock_error=3725.0))
+    assert found(late)["clock"].value == "3,725 s behind the computer's"
 
 
 def test_a_driver_that_crashes_who_asks_it_does_not_crash_the_doctor(tmp_path, monkeypatch):

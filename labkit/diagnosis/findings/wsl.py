@@ -3,12 +3,16 @@ yet."""
 
 from __future__ import annotations
 
+import re
+
 from labkit.diagnosis.detections import Diagnosis, detection
 from labkit.diagnosis.facts import MachineFacts
 from labkit.text import gib
 
 WINDOWS_DRIVES = ("9p", "drvfs")
 MOSTLY_FREE = 0.9
+OLDEST_KERNEL = (5, 10, 16, 3)
+LATE_SECONDS = 5.0
 READINGS = ("free", "utilisation", "power", "temperature")
 
 
@@ -30,6 +34,102 @@ def version(facts: MachineFacts) -> Diagnosis | None:
         "it has no Linux kernel and no GPU: CUDA is for WSL2 only",
         "in PowerShell: wsl --set-version <distribution> 2",
         "warning",
+    )
+
+
+@detection
+def kernel(facts: MachineFacts) -> Diagnosis | None:
+    numbers = re.match(r"(\d+)\.(\d+)\.(\d+)(?:\.(\d+))?", facts.release or "")
+    if not is_wsl2(facts) or numbers is None or tuple(int(each or 0) for each in numbers.groups()) >= OLDEST_KERNEL:
+        return None
+    return Diagnosis(
+        "WSL kernel",
+        str(numbers[0]),
+        f"NVIDIA's guide for WSL2 recommends {'.'.join(map(str, OLDEST_KERNEL))} or newer",
+        "in PowerShell: wsl --update, then wsl --shutdown",
+        "warning",
+    )
+
+
+@detection
+def gpu(facts: MachineFacts) -> Diagnosis | None:
+    """Why there is no GPU: nothing inside WSL can change it."""
+    if not is_wsl2(facts) or facts.wsl is None or (facts.wsl.gpu_device and facts.wsl.windows_driver):
+        return None
+    missing = "driver of NVIDIA's for Windows" if facts.wsl.gpu_device else "/dev/dxg"
+    return Diagnosis(
+        "WSL GPU",
+        f"no {missing}",
+        "ranks train on the CPU",
+        "if this computer has an NVIDIA GPU: update Windows, wsl --update, and install NVIDIA's driver for Windows; "
+        "none belongs into WSL",
+        "note",
+    )
+
+
+@detection
+def linux_driver(facts: MachineFacts) -> Diagnosis | None:
+    if not is_wsl2(facts) or facts.wsl is None or not facts.wsl.linux_drivers:
+        return None
+    packages = facts.wsl.linux_drivers
+    return Diagnosis(
+        "Linux driver",
+        ", ".join(packages),
+        "NVIDIA's guide for WSL2: install no driver for Linux there, because it hides that of Windows",
+        f"sudo apt remove {' '.join(packages)}, then wsl --shutdown; torch from pip needs no CUDA toolkit",
+        "warning",
+    )
+
+
+@detection
+def clock(facts: MachineFacts) -> Diagnosis | None:
+    error = (facts.wsl.clock_error if facts.wsl else None) or 0.0
+    if not is_wsl2(facts) or abs(error) < LATE_SECONDS:
+        return None
+    return Diagnosis(
+        "clock",
+        f"{abs(error):,.0f} s {'behind' if error > 0 else 'ahead of'} the computer's",
+        "it stops while the computer sleeps (microsoft/WSL #5324, #10006): times of runs and TLS go wrong",
+        "sudo hwclock -s, or wsl --shutdown",
+        "warning",
+    )
+
+
+@detection
+def network(facts: MachineFacts) -> Diagnosis | None:
+    if not is_wsl2(facts) or facts.wsl is None or facts.wsl.networking is None:
+        return None
+    if facts.wsl.networking != "nat":
+        return Diagnosis("WSL network", facts.wsl.networking, "it decides who can reach ranks and Jupyter here")
+    return Diagnosis(
+        "WSL network", "nat", "other machines reach no rank here; for several of them: networkingMode=mirrored"
+    )
+
+
+@detection
+def localhost(facts: MachineFacts) -> Diagnosis | None:
+    """In mirrored mode, WSL ignores the setting."""
+    if not is_wsl2(facts) or facts.wsl is None or facts.wsl.localhost_forwarding or facts.wsl.networking == "mirrored":
+        return None
+    return Diagnosis(
+        "localhost",
+        "localhostForwarding=false",
+        "a browser in Windows does not find Jupyter at localhost",
+        "remove that line from .wslconfig, then wsl --shutdown; or open the address that hostname -I prints",
+        "warning",
+    )
+
+
+@detection
+def idle(facts: MachineFacts) -> Diagnosis | None:
+    if not is_wsl2(facts):
+        return None
+    return Diagnosis(
+        "detached runs",
+        "end with WSL",
+        "it may stop soon after its last terminal is closed (microsoft/WSL #8854, #9667, #9968)",
+        "keep a terminal open while runs with detach=True train",
+        "note",
     )
 
 
