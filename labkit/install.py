@@ -10,6 +10,8 @@ import shlex
 import sys
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, requires
+from importlib.util import find_spec
+from shutil import which
 
 from labkit.version import __version__
 
@@ -66,7 +68,10 @@ def pip_install(*packages: str) -> str:
         ours = []
     versions = {re.split(r"[^\w.-]", each)[0]: each for each in ours}
     names = [PROVIDED_BY.get(package, package) for package in packages]
-    return shlex.join([sys.executable, "-m", "pip", "install", *(versions.get(name, name) for name in names)])
+    pip = [sys.executable, "-m", "pip", "install"]
+    if find_spec("pip") is None and which("uv"):  # an environment of uv's has no pip
+        pip = ["uv", "pip", "install", "--python", sys.executable]
+    return shlex.join([*pip, *(versions.get(name, name) for name in names)])
 
 
 def install_the_labs() -> str:

@@ -10,11 +10,14 @@ neither: they cannot know from which fork they will be opened.
 from __future__ import annotations
 
 import argparse
+import shlex
 import sys
 from pathlib import Path
 from typing import Any
 
 import nbformat
+
+from labkit.install import Source
 
 BRANCH = "labs"
 BADGES = {
@@ -26,8 +29,7 @@ INSTALL = """\
 import importlib.util
 
 if not importlib.util.find_spec("labkit_labs"):
-    source = "git+https://github.com/{repository}@{commit}"
-    %pip install --quiet "labkit @ {{source}}" "labkit-labs @ {{source}}#subdirectory=notebooks"\
+    %pip install --quiet {requirements}\
 """
 
 
@@ -50,7 +52,9 @@ def published(book: Any, name: str, repository: str, commit: str) -> Any:
         for service, address in addresses(name, repository).items()
     ]
     book.cells[first].source += "\n\n" + " ".join(buttons)
-    install = nbformat.v4.new_code_cell(INSTALL.format(repository=repository, commit=commit), id="install-labkit")
+    source = Source(f"https://github.com/{repository}@{commit}")
+    text = INSTALL.format(requirements=shlex.join([source.labkit(), source.labs()]))
+    install = nbformat.v4.new_code_cell(text, id="install-labkit")
     book.cells.insert(first + 1, install)
     for cell in book.cells:
         cell.metadata.pop("papermill", None)

@@ -17,6 +17,15 @@ def test_what_is_advised_is_for_this_interpreter_in_versions_that_labkit_works_w
     assert re.fullmatch(r".* 'transformers>=[\d.]+' pillow numpy_financial 'torch<2.12'", advised)
 
 
+def test_in_an_environment_without_pip_the_advice_is_uvs_if_there_is_uv(monkeypatch):
+    """Both made up."""
+    monkeypatch.setattr(install, "find_spec", lambda name: None)
+    monkeypatch.setattr(install, "which", {"uv": "/usr/bin/uv"}.get)
+    assert pip_install("pillow") == f"uv pip install --python {sys.executable} pillow"
+    monkeypatch.setattr(install, "which", lambda name: None)
+    assert pip_install("pillow") == f"{sys.executable} -m pip install pillow"
+
+
 @pytest.mark.parametrize(
     ("source", "labkit", "labs"),
     [
