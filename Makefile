@@ -45,7 +45,7 @@ demo: .venv/notebooks
 	@echo
 	@echo "What to try next:"
 	@echo "- Make your own predictions, and change the model: make lab opens the notebook that has just run."
-	@echo "- Train with a script of your own: $(BIN)/labkit launch train.py --nproc-per-node 2 ($(BIN)/labkit write ddp > train.py makes one)"
+	@echo "- Train with your own script: $(BIN)/labkit launch train.py --nproc-per-node 2 --watch ($(BIN)/labkit write ddp > train.py makes one)"
 	@echo "- See what fits before you rent GPUs: $(BIN)/labkit plan fsdp --nproc-per-node 8 --device A100-40 -- --global-batch-size 512"
 
 lab: .venv/notebooks

@@ -22,7 +22,7 @@ NEEDS = ("papermill", "sklearn")  # scikit-learn has the digits
 NEXT = """
 What to try next:
 - See how the three trainings went: jupyter lab {executed}
-- Train with a script of your own: labkit launch train.py --nproc-per-node 2 (labkit write ddp > train.py makes one)
+- Train with your own script: labkit launch train.py --nproc-per-node 2 --watch (labkit write ddp > train.py makes one)
 - See what fits before you rent GPUs: labkit plan fsdp --nproc-per-node 8 --device A100-40 -- --global-batch-size 512"""
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib.util
 import re
 import shlex
 import subprocess
@@ -30,6 +31,15 @@ CI_TARGETS = set(" ".join(map(" ".join, CALLED)).split())
 
 def test_the_readme_is_short():
     assert len(README.splitlines()) <= 120
+
+
+def test_the_badges_state_what_pyproject_does_and_come_from_no_service():
+    spec = importlib.util.spec_from_file_location("badges", ROOT / "docs" / "badges.py")
+    spec.loader.exec_module(module := importlib.util.module_from_spec(spec))
+    drawn = module.badges()
+
+    assert re.findall(r"docs/images/(badge-.*?)\)", README) == [*drawn]
+    assert {name: (module.IMAGES / name).read_text() for name in drawn} == drawn, "run: python docs/badges.py"
 
 
 def test_the_first_screen_says_for_whom_what_must_be_there_and_the_two_commands_that_ci_runs_too():
