@@ -235,7 +235,7 @@ def test_pip_finds_the_other_packages_that_texts_and_messages_name(run, clone):
     others = [command for command in TEXTS if not installs_labkit(command) and "--no-index" not in command]
     words = [word.strip("'\"") for command in others for word in WORD.findall(command)[2:]]
     names = sorted({*words, *advised()})
-    assert {"bitsandbytes", "pre-commit", "pyarrow", "timm", "torchao"} <= {*names}
+    assert {"bitsandbytes", "pyarrow", "timm", "torchao"} <= {*names}
 
     run(pip_install(*names).replace(sys.executable, "python"), clone, PIP_DRY_RUN="1", PIP_NO_DEPS="1")
 

@@ -108,6 +108,9 @@ def test_the_readme_of_a_release_has_no_link_into_the_repository(release_step, t
     links = re.findall(r"\]\(([^)]+)\)|(?:src|srcset|href)=\"([^\"]+)\"", text)
     assert len(links) > 30
     assert [link for pair in links for link in pair if link and not link.startswith("https://")] == []
+    images = re.findall(r"!\[[^]]*\]\(([^)]+)\)|(?:src|srcset)=\"([^\"]+)\"", text)
+    assert len(images) >= 2
+    assert all(first.startswith("https://raw.githubusercontent.com/me/labkit/") for first in map("".join, images))
     assert f"](https://github.com/me/labkit/blob/v{__version__}/docs/how_to/scripts.md)" in text
 
 
