@@ -14,13 +14,66 @@
 # %% [markdown]
 # # 16 · Kaggle: a session ends, training need not
 #
-# **You will be able to** end a run at a deadline and go on in another session as if nothing had happened, and say how
-# large a model two T4s can train and whether its checkpoints fit into 20 GB. **20 minutes. You need** labs 06, 07 and
-# 11.
+# **You will be able to** train your own script on Kaggle's two T4s, end a run at a deadline and go on in another
+# session as if nothing had happened, and say how large a model two T4s can train and whether its checkpoints fit into
+# 20 GB.
+# **25 minutes. You need** labs 06, 07 and 11.
 #
 # Kaggle lends two T4s for free, at most twelve hours at a time. Each **session** is a new machine; only 20 GB in
 # `/kaggle/working` outlive it. At a **deadline** all ranks finish the same step, save a checkpoint, and end without an
 # error; the next session loads it. This notebook runs on a laptop and on Kaggle, cell for cell.
+#
+# ## On Kaggle: what to click, paste and expect
+#
+# Once: register at kaggle.com and verify a phone number in its settings, without which there are neither GPUs nor
+# internet. Then, with your own script:
+#
+# 1. In a terminal here, `labkit kaggle dataset --user ME` writes labkit's wheel as a dataset and says how to upload it
+#    (or in the browser: Datasets → New Dataset, and drop the wheel into it).
+# 2. On Kaggle: Create → New Notebook. Settings → Accelerator → GPU T4 x2. Add Input → your dataset with the wheel.
+#    Internet may stay off.
+# 3. In a terminal here, `labkit kaggle cell` prints a cell. Paste it as the first one and run it. Expect, after some
+#    seconds: `labkit 0.1.0 has all packages that it needs here.`
+# 4. Write your script there with a cell that begins with `%%writefile train.py`, and launch it:
+#    `run = labkit.launch("train.py", nproc_per_node=2)`. The call returns, and this view moves below the cell:
+#
+# ![The live view of a script on two ranks: charts, a row for each rank, its log, and buttons](attachment:view.webp)
+#
+# 5. Look at `labkit.doctor()`: how much time and disk the session has left. Stop with `run.stop()`.
+# 6. Save Version → Save & Run All runs all of it again in a new session, also with the browser closed. There labkit
+#    waits for each run, and a run that fails also fails the notebook. The Output tab then has `runs/`; with
+#    `run.report()` as the last line, also a page about the run.
+#
+# **A notebook that you have here**, such as this lab, goes in one file, with labkit, the modules beside it, the scripts
+# that it launches and its small data files:
+#
+#     labkit kaggle export 16_kaggle.ipynb --user ME -p plans False
+#
+# On Kaggle: Create → New Notebook, File → Import Notebook, and choose the file in `labkit-16-kaggle`; set the
+# accelerator; run its first, folded cell, and go on as in step 5. Or let `labkit kaggle push 16_kaggle.ipynb -p plans
+# False` do all of this: it sends the notebook to two T4s, prints here what it prints there, and puts its runs into
+# `runs/` beside yours.
+#
+# The picture is from a real run on two CPU cores, in JupyterLab with Kaggle's versions (Python 3.12, torch 2.10,
+# ipykernel 6.17.1, ipywidgets 8.1.5, IPython 7.34). labkit itself has not yet run on Kaggle. What is said of it is from
+# others. *Docs* means copies of kaggle.com/docs/notebooks and /docs/efficient-gpu-usage that others have kept (August
+# and September 2026):
+#
+# | | | from |
+# |---|---|---|
+# | two T4s | in the editor: Settings → Accelerator → GPU T4 x2; 4 cores, 29 GB of memory | docs |
+# | internet | Settings → Internet, on in a new notebook; asks for a verified phone number | docs; a secondary source |
+# | import | File → Import Notebook, which replaces the new notebook's cell | fastai/course22-web #47 |
+# | a dataset | lies in `/kaggle/input/datasets/USER/NAME`, earlier in `/kaggle/input/NAME` | m45-imf-analysis #18 |
+# | a session | 12 hours at most; when idle, 20 minutes (another page of theirs says 60) | docs |
+# | Save & Run All | a new, clean session, goes on with the browser closed, the same 12 hours | docs |
+# | quota | 30 hours of GPU a week "or sometimes higher"; two T4s count once | docs; staff, topic 361104 |
+# | what is kept | 20 GB in `/kaggle/working`; all else goes | docs |
+# | go on later | a version's output is input of the next (Add Input), read-only below `/kaggle/input` | docs |
+# | software | Python 3.12, torch 2.10 with CUDA 12.8 | issue kaggle-cli #1151, July 2026 |
+# | a T4's memory | torch sees 14.74 GiB; no bf16 | out-of-memory messages in issues |
+#
+# The rest of this lab is about the line "a session".
 
 # %% tags=["parameters"]
 nproc_per_node: int = 2  # ranks of the runs
@@ -187,30 +240,11 @@ else:
 # On two T4s FSDP trains almost twice as many parameters as DDP. But the disk is the tighter limit: for more than 520
 # million parameters, upload checkpoints during the session and delete them.
 #
-# ## There and back
+# ## The next session
 #
-#     labkit kaggle push 16_kaggle.ipynb -p plans False
-#
-# in a terminal sends this notebook to two T4s, prints here what it prints there, and puts its runs into `runs/` beside
-# yours. There one of labkit's scripts gets its deadline from the session: its end, less half an hour. For a run that
-# outlives a session, push again with `--input` and the kernel's name; `labkit.kaggle.previous_checkpoints()` is then
-# the folder for `checkpoint_dir`. In "Save & Run All" labkit waits for each run, and a run that fails also fails the
-# notebook.
-#
-# None of the following was measured here. *Docs* means copies of kaggle.com/docs/notebooks and
-# /docs/efficient-gpu-usage that others have kept (August and September 2026).
-#
-# | | | from |
-# |---|---|---|
-# | two T4s | in the editor: Settings → Accelerator → GPU T4 x2; 4 cores, 29 GB of memory | docs |
-# | internet | Settings → Internet, on in a new notebook; asks for a verified phone number | docs; a secondary source |
-# | a session | 12 hours at most; when idle, 20 minutes (another page of theirs says 60) | docs |
-# | Save & Run All | a new, clean session, goes on with the browser closed, the same 12 hours | docs |
-# | quota | 30 hours of GPU a week "or sometimes higher"; two T4s count once | docs; staff, topic 361104 |
-# | what is kept | 20 GB in `/kaggle/working`; all else goes | docs |
-# | go on later | a version's output is input of the next (Add Input), read-only below `/kaggle/input` | docs |
-# | software | Python 3.12, torch 2.10 with CUDA 12.8 | issue kaggle-cli #1151, July 2026 |
-# | a T4's memory | torch sees 14.74 GiB; no bf16 | out-of-memory messages in issues |
+# On Kaggle one of labkit's scripts gets its deadline from the session: its end, less half an hour. For a run that
+# outlives a session, push again with `--input` and the kernel's name, or add the earlier version with Add Input;
+# `labkit.kaggle.previous_checkpoints()` is then the folder for `checkpoint_dir`.
 #
 # ## Try this
 #
@@ -227,7 +261,7 @@ else:
 #
 # ## Sources
 #
-# The table above. docs/how_to/kaggle.md; docs/evidence/memory.md.
+# The table at the top. docs/how_to/kaggle.md; docs/evidence/memory.md.
 #
 # ### Appendix: what was claimed, and what the articles say
 #

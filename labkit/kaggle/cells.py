@@ -63,7 +63,7 @@ def install(wheels, text):
         done = subprocess.run(pip, capture_output=True, text=True)
         if done.returncode or not is_here(wheel):
             why = (done.stderr.strip().splitlines() or ["it is not on sys.path"])[-1]
-            print(f"{{wheel}}: pip could not install it ({{why}}); it is used from {{file.parent}}")
+            print(f"{{wheel.split('-')[0]}}: pip could not install it ({{why}}); it is used from {{file.parent}}")
             shutil.unpack_archive(file, file.parent, "zip")
             sys.path.insert(0, str(file.parent))
             path = [str(file.parent), os.environ.get("PYTHONPATH")]

@@ -16,6 +16,7 @@ from labkit.arguments import Parameters
 from labkit.errors import LabError
 from labkit.files import Json
 from labkit.kaggle.cells import IN_TEXT, embedded_cell
+from labkit.kaggle.image import MODULES
 from labkit.kaggle.wheels import wheel
 from labkit.text import gib
 
@@ -137,7 +138,7 @@ def _needs(cells: Sequence[Mapping[str, Any]], name: str, folder: Path | None, t
     if folder is None:
         return Needs(())
     sources = [str(cell["source"]) for cell in cells if cell.get("cell_type") == "code"]
-    needs = needs_of_notebook(sources, folder, there=there)
+    needs = needs_of_notebook(sources, folder, there=there, installed=MODULES)
     if needs.missing:
         first = needs.missing[0].partition(" ")[0]
         raise LabError(

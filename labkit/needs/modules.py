@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import cache
 from importlib.metadata import distributions
 from pathlib import Path
@@ -16,15 +16,16 @@ PLATFORMS = {"google", "kaggle_secrets", "kaggle_datasets", "kaggle_web_client",
 INSTALLED = ("site-packages", "dist-packages")
 
 
-def local_place(name: str, folders: Sequence[Path]) -> Path | None:
+def local_place(name: str, folders: Sequence[Path], installed: Collection[str] = ()) -> Path | None:
     """The folder in which the user's own module or package `name` lies: one of the `folders`, else any other that this
-    interpreter would import it from, such as an editable installation's. None if it is installed, or nowhere."""
+    interpreter would import it from, such as an editable installation's. None if it is nowhere, or installed, as those
+    in `installed` will be."""
     if name in OURS or name in PLATFORMS or name in sys.builtin_module_names:
         return None
     for folder in folders:
         if (folder / f"{name}.py").is_file() or (folder / name / "__init__.py").is_file():
             return folder
-    if is_installed(name):
+    if name in installed or is_installed(name):
         return None
     if (found := _found(name)) is not None:
         return found

@@ -46,13 +46,16 @@ class Needs:
         return sum(file.size for file in self.files)
 
 
-def needs_of_notebook(cells: Sequence[str], folder: Path, *, there: Collection[str] = ()) -> Needs:
+def needs_of_notebook(
+    cells: Sequence[str], folder: Path, *, there: Collection[str] = (), installed: Collection[str] = ()
+) -> Needs:
     """What the code cells of a notebook need in `folder`, in which they run.
 
     Included are modules that they import, scripts that they launch and files whose paths they name, and what those
-    need. `there` are modules and paths that will be there without being carried. What is computed is not known.
+    need. `there` are modules and paths that will be there without being carried; `installed` are modules that will be
+    installed there, though they may not be here. What is computed is not known.
     """
-    walk = _Walk(folder, there)
+    walk = _Walk(folder, there, installed)
     walk.add(of_cells(cells), folder)
     return walk.result()
 
@@ -85,6 +88,7 @@ class _Walk:
 
     folder: Path
     there: Collection[str]
+    installed: Collection[str] = ()
     files: dict[str, NeededFile] = field(default_factory=dict)
     outside: dict[str, str] = field(default_factory=dict)
     programs: list[Program] = field(default_factory=list)
@@ -115,9 +119,9 @@ class _Walk:
         top = module.partition(".")[0]
         if not top or top in self.there or f"{top}.py" in self._written():
             return
-        place = local_place(top, folders)
+        place = local_place(top, folders, self.installed)
         if place is None:
-            if mention.sure and not is_somewhere(top):
+            if mention.sure and top not in self.installed and not is_somewhere(top):
                 self.lacking.setdefault(top, mention.place)
             return
         base = own if not _is_within(place, self.folder) else place  # elsewhere it is put beside what imports it

@@ -14,6 +14,9 @@ from typing import Any
 import nbformat
 import psutil
 import pytest
+from integration.own_project import LAUNCH as PROJECTS_LAUNCH
+from integration.own_project import SHOW, SHOWN, own_project, shown_in
+from integration.own_project import written as own_cells
 
 import labkit
 from labkit.cli import main
@@ -148,6 +151,31 @@ def test_a_lab_runs_as_save_and_run_all_runs_it_and_its_runs_are_like_others(ses
     assert {facts["run"] for facts in told} == {run.id for run in runs}
     assert main(["compare", runs[0].id]) == main(["report", runs[0].id]) == main(["timeline", runs[0].id]) == 0
     assert runs[0].folder.read_manifest().versions["torch"].startswith(TORCH)
+
+
+def test_a_script_of_ones_own_trains_by_the_exported_notebook(session, tmp_path) -> None:
+    session.save_and_run_all(own_project(tmp_path / "mine"))
+
+    assert all(text in shown_in(session.working / "__notebook__.ipynb") for text in SHOWN)
+
+
+def test_a_script_of_ones_own_trains_by_the_editors_cell(session, tmp_path, capsys) -> None:
+    """The wheel lies in a stand-in for /kaggle/input, whose path takes its place in the printed cell."""
+    session.env |= {"KAGGLE_KERNEL_RUN_TYPE": "Interactive"}
+    wheel = session.root / "input" / "datasets" / "me" / "labkit-wheel"
+    assert main(["kaggle", "dataset", "--user", "me", "--into", str(wheel)]) == 0
+    capsys.readouterr()
+    assert main(["kaggle", "cell"]) == 0
+    cell = capsys.readouterr().out.replace('glob(f"/{', f'glob(f"{session.root.parent}/{{')
+    own_project(session.working)
+    own_cells(session.working / "editor.ipynb", cell, PROJECTS_LAUNCH, SHOW)
+
+    done = session.run("-m", "papermill", "--kernel", "python3", "editor.ipynb", "executed.ipynb")
+
+    assert done.returncode == 0, done.stderr[-5000:]
+    shown = shown_in(session.working / "executed.ipynb")
+    assert "has all packages that it needs here." in shown
+    assert all(text in shown for text in SHOWN)
 
 
 LAUNCH = "import labkit\nrun = labkit.launch('single', nproc_per_node=1, steps=2, global_batch_size=4)"

@@ -17,6 +17,7 @@ import nbformat
 import pytest
 import yaml
 from environments import environment_with, environment_without_labkit, install, output_of, refusal_of, site_of
+from integration.own_project import LAUNCH, SHOW, SHOWN, own_project, shown_in, written
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
@@ -309,6 +310,37 @@ def test_an_exported_lab_runs_where_neither_labkit_nor_the_labs_package_is(tmp_p
     shown = json.dumps([cell.get("outputs", []) for cell in executed.cells])
     assert "pip could not" not in shown and "not installed here" not in shown
     assert "<svg" in shown
+
+
+def test_a_script_of_ones_own_trains_by_the_editors_cell_and_by_the_exported_notebook(tmp_path, capsys):
+    """As docs/how_to/kaggle.md says, where only the pins are: a script, a package and a data file. The stand-in for
+    /kaggle/input is a folder whose path takes its place in the printed cell."""
+    python = environment_without_labkit(tmp_path, with_pip=True)
+    notebook = own_project(tmp_path / "mine")
+    papermill = [python, "-m", "papermill", "--kernel", "python3"]
+    page = (ROOT / "docs" / "how_to" / "kaggle.md").read_text()
+
+    def command(text: str, *more: str) -> str:
+        assert f"    labkit kaggle {text}\n" in page
+        assert main(["kaggle", *text.replace("ME", "me").replace("mine.ipynb", str(notebook)).split(), *more]) == 0
+        return capsys.readouterr().out
+
+    command("dataset --user ME", "--into", str(tmp_path / "kaggle" / "input" / "datasets" / "me" / "labkit-wheel"))
+    cell = command("cell").replace('glob(f"/{', f'glob(f"{tmp_path}/{{')
+    written(tmp_path / "mine" / "editor.ipynb", cell, LAUNCH, SHOW)
+    output_of(*papermill, "editor.ipynb", "executed.ipynb", cwd=tmp_path / "mine")
+
+    shown = shown_in(tmp_path / "mine" / "executed.ipynb")
+    assert f"labkit {__version__} has all packages that it needs here." in shown
+    assert all(text in shown for text in SHOWN)
+
+    output_of(python, "-m", "pip", "uninstall", "--quiet", "--yes", "labkit", cwd=tmp_path)
+    command("export mine.ipynb --user ME", "--into", str(tmp_path / "out"))
+    output_of(*papermill, "mine.ipynb", "executed.ipynb", cwd=tmp_path / "out")
+
+    shown = shown_in(tmp_path / "out" / "executed.ipynb")
+    assert "is left as it is" not in shown
+    assert all(text in shown for text in SHOWN)
 
 
 def test_a_labkit_that_is_not_installed_launches_from_its_folder(tmp_path):

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 import zipfile
-from importlib.metadata import version
+from importlib.metadata import requires, version
 from io import BytesIO
 from pathlib import Path
 
@@ -27,9 +27,11 @@ from labkit.cli import main
 from labkit.errors import LabError
 from labkit.files import write_json
 from labkit.kaggle import following, previous_checkpoints, versions
+from labkit.kaggle.image import MODULES
 from labkit.kaggle.kernel_files import MOST_BYTES, TWO_T4, build
 from labkit.kaggle.service import Status
 from labkit.kaggle.wheels import wheel
+from labkit.needs import needs
 from labkit.record import RunFolder
 from labkit.session import RESERVED_SECONDS, seconds_left, seconds_to_train, working_folder
 from labkit.stored_runs import runs_root
@@ -190,6 +192,21 @@ def test_what_a_notebook_lacks_is_refused_with_its_name_unless_kaggle_has_it(pro
     with pytest.raises(LabError, match=told):
         kernel(*cells, folder=project)
     assert kernel(*cells, folder=project, there=["lightgbm_of_nobody", "data.csv"]).files
+
+
+def test_what_kaggles_image_has_need_not_be_installed_here(project, monkeypatch):
+    """As with the wheel alone: the export itself needs none of what labkit's runs need."""
+    monkeypatch.setattr(needs, "is_somewhere", lambda name: name == "labkit")
+    cells = [*OWN, code("import torch, numpy as np\nimport sklearn.datasets\nfrom PIL import Image")]
+    assert kernel(*cells, folder=project).files
+    with pytest.raises(LabError, match="nowhere"):
+        kernel(code("import nowhere"), folder=project)
+
+
+def test_labkits_own_requirements_are_on_kaggles_list():
+    names = [re.split(r"[^\w-]", each)[0] for each in requires("labkit") if "extra ==" not in each]
+    imported = {"ipython": "IPython", "nvidia-ml-py": "pynvml"}
+    assert {imported.get(name, name) for name in names} <= MODULES
 
 
 def test_what_lies_outside_of_a_notebooks_folder_is_refused(project):

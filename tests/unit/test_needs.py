@@ -179,6 +179,12 @@ def test_a_module_that_a_cell_writes_needs_what_it_imports(folder):
     assert sorted(file.name for file in needs.files) == sorted(["helper.py", *PACKAGE])
 
 
+def test_what_will_be_installed_is_not_missing_and_a_module_of_that_name_beside_comes_first(folder):
+    needs = needs_of_notebook(["import nowhere, helper"], folder, installed=["nowhere", "helper"])
+    assert needs.missing == ()
+    assert "helper.py" in {file.name for file in needs.files}
+
+
 @pytest.mark.parametrize(
     "cell", ["open('../data.csv')", "labkit.launch('../train.py')", "Path('..', 'data.csv').read_text()"]
 )
