@@ -14,6 +14,7 @@ import pytest
 
 import labkit
 from labkit.install import SOURCE
+from labkit.verbs.demo import NEXT
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
@@ -65,6 +66,19 @@ def test_make_targets_exist_and_ci_calls_them(target):
     # `lab` waits for a person and is what the browser tests open; `kaggle` makes an environment of its own, which takes
     # minutes: the workflow has a job for it; `kaggle-table` needs an account.
     assert target in ("lab", "bench", "kaggle", "kaggle-table", "quick", "soak") or target in CI_TARGETS
+
+
+def test_make_lab_opens_the_quickstart_and_make_demo_ends_as_labkit_demo_does():
+    lab, demo = (
+        subprocess.run(["make", "--dry-run", target], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+        for target in ("lab", "demo")
+    )
+    proposed = re.findall(r'^echo "(- .*)"$', demo, re.M)
+
+    assert lab.split()[-1] == "notebooks/01_quickstart.ipynb"
+    assert len(proposed) == 3
+    assert [line.replace(".venv/bin/", "") for line in proposed[1:]] == NEXT.splitlines()[-2:]
+    assert NEXT.splitlines()[-1].partition(": ")[2] in COMMANDS  # which are tested below
 
 
 @pytest.mark.parametrize("arguments", [c.split("-m ")[1].split() for c in COMMANDS if " -m pytest " in c])
