@@ -91,22 +91,39 @@ class _Walk:
     installed: Collection[str] = ()
     files: dict[str, NeededFile] = field(default_factory=dict)
     outside: dict[str, str] = field(default_factory=dict)
-    programs: list[Program] = field(default_factory=list)
     lacking: dict[str, str] = field(default_factory=dict)  # modules
-    modules: set[tuple[Path, str]] = field(default_factory=set)
+    programs: list[tuple[Program, Path, tuple[str, ...]]] = field(default_factory=list)
+    made: set[str] = field(default_factory=set)  # paths that programs write before they read them
+    followed: set[Path] = field(default_factory=set)  # modules and whole packages
 
     def add(self, program: Program, own: Path, package: tuple[str, ...] = ()) -> None:
         """A program whose modules are first looked for in `own`; of a module, `package` is what holds it."""
-        self.programs.append(program)
+        self.programs.append((program, own, package))
+        first: dict[str, Mention] = {}
+        for mention in program.mentions:
+            if mention.kind in ("read", "written"):
+                first.setdefault(mention.name, mention)
+                read_first = first[mention.name].kind == "read" and first[mention.name].sure
+                if mention.kind == "written" and not read_first:
+                    self.made.add(mention.name)
+        self.made |= {*program.writes}
         for name, text in program.writes.items():
             if name.endswith(".py"):
                 self.add(of_script(text.encode(), name, file=name), self.folder)
-        folders = [own, self.folder, *(self.folder / each for each in program.search)]
-        for mention in program.mentions:
-            if mention.kind == "module":
-                self._module(mention, own, folders, package)
-            elif mention.kind in ("script", "read", "named", "passed", "listed"):
-                self._path(mention, own)
+
+    def _walk(self) -> None:
+        """Follow all modules and scripts, then take the other files, when all that write files are known."""
+        for program, own, package in self.programs:  # which grows meanwhile
+            folders = [own, self.folder, *(self.folder / each for each in program.search)]
+            for mention in program.mentions:
+                if mention.kind == "module":
+                    self._module(mention, own, folders, package)
+                elif mention.name.endswith((".py", ".sh")):
+                    self._path(mention, own)
+        for program, own, _ in self.programs:
+            for mention in program.mentions:
+                if mention.kind in ("read", "named", "passed", "listed"):
+                    self._path(mention, own)
 
     def _module(self, mention: Mention, own: Path, folders: list[Path], package: tuple[str, ...]) -> None:
         module, _, member = mention.name.partition(":")
@@ -117,7 +134,7 @@ class _Walk:
             module = ".".join([*package[: len(package) - level + 1], *filter(None, [module[level:]])])
         names = [module, f"{module}.{member}"] if member and member != "*" else [module]
         top = module.partition(".")[0]
-        if not top or top in self.there or f"{top}.py" in self._written():
+        if not top or top in self.there or f"{top}.py" in self.made:
             return
         place = local_place(top, folders, self.installed)
         if place is None:
@@ -125,7 +142,8 @@ class _Walk:
                 self.lacking.setdefault(top, mention.place)
             return
         base = own if not _is_within(place, self.folder) else place  # elsewhere it is put beside what imports it
-        if (place / top / "__init__.py").is_file():
+        if base / top not in self.followed and (place / top / "__init__.py").is_file():
+            self.followed.add(base / top)
             for path in sorted((place / top).rglob("*.py")):
                 self._take(path, base / path.relative_to(place), mention)
         for each in names:
@@ -137,10 +155,10 @@ class _Walk:
             path = place.joinpath(*parts[:length])
             is_package = (path / "__init__.py").is_file()
             file = path / "__init__.py" if is_package else path.with_name(f"{path.name}.py")
-            if not file.is_file() or (place, str(file)) in self.modules:
-                continue
-            self.modules.add((place, str(file)))
             target = base / file.relative_to(place)
+            if target in self.followed or not file.is_file():
+                continue
+            self.followed.add(target)
             self._take(file, target, mention)
             package = tuple(parts[:length] if is_package else parts[: length - 1])
             shown = _relative(target, self.folder)
@@ -150,7 +168,7 @@ class _Walk:
 
     def _path(self, mention: Mention, own: Path) -> None:
         name = mention.name
-        if not _is_judged(name) or name in self.there or self._is_written(mention):
+        if not _is_judged(name) or name in self.there or name in self.made:
             return
         if mention.kind == "listed":
             for path in self._listed(name):
@@ -201,33 +219,21 @@ class _Walk:
         self.files[name] = NeededFile(path, name, path.stat().st_size, mention.place)
         return True
 
-    def _is_written(self, mention: Mention) -> bool:
-        """Whether the program makes this file itself, before anything reads it."""
-        if mention.name in self._written():
-            return True
-        for program in self.programs:
-            same = [m for m in program.mentions if m.name == mention.name and m.kind in ("read", "written")]
-            if any(m.kind == "written" for m in same) and not (same[0].kind == "read" and same[0].sure):
-                return True
-        return False
-
-    def _written(self) -> Collection[str]:
-        return {name for program in self.programs for name in program.writes}
-
     def result(self) -> Needs:
+        self._walk()
+        programs = [program for program, *_ in self.programs]
         missing = {f"{name} (imported in {place})": place for name, place in self.lacking.items()}
-        if any(program.installs for program in self.programs):
+        if any(program.installs for program in programs):
             missing = {}
-        if not any(program.moves or program.downloads for program in self.programs):
-            missing |= {f"{mention.name} ({mention.place})": mention.place for mention in self._unreadable()}
+        if not any(program.moves or program.downloads for program in programs):
+            missing |= {f"{mention.name} ({mention.place})": mention.place for mention in self._unreadable(programs)}
         outside = tuple(f"{name} ({place})" for name, place in self.outside.items())
         return Needs(tuple(self.files.values()), tuple(missing), outside)
 
-    def _unreadable(self) -> Iterator[Mention]:
+    def _unreadable(self, programs: list[Program]) -> Iterator[Mention]:
         """What is surely read, is not there, and that nothing in the programs could make."""
-        mentions = [mention for program in self.programs for mention in program.mentions]
-        made = {mention.name for mention in mentions if mention.kind in ("written", "passed", "listed")}
-        made |= {*self._written()}
+        mentions = [mention for program in programs for mention in program.mentions]
+        made = self.made | {mention.name for mention in mentions if mention.kind in ("written", "passed", "listed")}
         told: set[str] = set()
         for mention in mentions:
             name = mention.name
