@@ -8,6 +8,7 @@ that leads nowhere fails the build.
 from __future__ import annotations
 
 import argparse
+import base64
 import re
 import shutil
 import subprocess
@@ -111,6 +112,10 @@ def write_labs() -> int:
         if not executed.exists():
             book.cells.insert(1, nbformat.v4.new_markdown_cell(NOT_EXECUTED))
         (SOURCE / "downloads").mkdir(exist_ok=True)
+        for cell in book.cells:  # MyST-NB does not read attachments
+            for name, picture in cell.pop("attachments", {}).items():
+                (path.with_name(f"{path.stem}-{name}")).write_bytes(base64.b64decode(*picture.values()))
+                cell.source = cell.source.replace(f"attachment:{name}", f"{path.stem}-{name}")
         shutil.copy2(ROOT / "notebooks" / path.name, SOURCE / "downloads")
         book.cells.insert(1, nbformat.v4.new_markdown_cell(DOWNLOAD.format(name=path.name)))
         if figures:
