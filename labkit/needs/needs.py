@@ -5,19 +5,21 @@ from __future__ import annotations
 import glob
 import os
 from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from itertools import islice
 from pathlib import Path
 
+from labkit.errors import LabError
 from labkit.files import is_a
-from labkit.needs.mentions import Mention, Program, of_cells, of_script, of_shell_script
+from labkit.needs.mentions import PROGRAMS, Mention, Program, of_cells, of_notebook, of_script, of_shell_script
 from labkit.needs.modules import is_somewhere, local_place
 
 # Made by what a program uses, in folders of these names; none of it is an input.
 OUTPUTS = {"runs", "lightning_logs", "wandb", "mlruns", "__pycache__", ".ipynb_checkpoints", ".git"}
 # Kaggle's own folders, seen from its working folder.
 KAGGLES = ("../input", "../working", "../temp")
-MOST_LISTED = 10_000  # files of one folder
+MAIN = "__main__.py"
+LARGEST_FOLDER = 100_000_000  # bytes after which no more of its files are listed: more than anybody carries
 
 
 @dataclass(frozen=True)
@@ -55,9 +57,10 @@ def needs_of_notebook(
     need. `there` are modules and paths that will be there without being carried; `installed` are modules that will be
     installed there, though they may not be here. What is computed is not known.
     """
-    walk = _Walk(folder, there, installed)
-    walk.add(of_cells(cells), folder)
-    return walk.result()
+    with _readable():
+        walk = _Walk(folder, there, installed)
+        walk.add(of_cells(cells), folder)
+        return walk.result()
 
 
 def needs_of_script(
@@ -71,20 +74,32 @@ def needs_of_script(
 ) -> Needs:
     """What a script needs when it is started in `folder` with `args`. `name` is displayed; `own` is the folder in which
     it lies, where Python looks for its modules first, by default the same. The script itself is not included."""
-    walk = _Walk(folder, there)
     own = own or folder
     file = os.path.relpath(own / Path(name).name, folder)
     program = of_script(script, name, file=file)
-    for word in args:
-        path = str(word).rpartition("=")[2] if str(word).startswith("-") else str(word)
-        program.see("named", os.path.normpath(path), f"the argument {word}")
-    walk.add(program, own)
-    return walk.result()
+    for before, word in zip(["", *args], map(str, args), strict=False):
+        program.see_word(word, str(before), f"the argument {word}")
+    with _readable():
+        walk = _Walk(folder, there)
+        walk.add(program, own)
+        return walk.result()
+
+
+@contextmanager
+def _readable() -> Iterator[None]:
+    """Raises LabError for files that cannot be read."""
+    try:
+        yield
+    except OSError as error:
+        raise LabError(f"{error.filename} is needed and cannot be read: {error.strerror}") from None
 
 
 @dataclass
 class _Walk:
-    """`folder` is where everything runs. `files` are found so far, by name."""
+    """Follows programs in the order in which they run. `folder` is where they do, `places` are others to which they
+    change, `search` where their modules may be. `files` are found so far, by name; `texts` are of cells that write
+    programs, until they are followed; `made` are paths that programs write before they read them. Modules are followed
+    after all scripts, as they may be deeply nested, and files at last, when it is known what writes them."""
 
     folder: Path
     there: Collection[str]
@@ -92,40 +107,40 @@ class _Walk:
     files: dict[str, NeededFile] = field(default_factory=dict)
     outside: dict[str, str] = field(default_factory=dict)
     lacking: dict[str, str] = field(default_factory=dict)  # modules
-    programs: list[tuple[Program, Path, tuple[str, ...]]] = field(default_factory=list)
-    made: set[str] = field(default_factory=set)  # paths that programs write before they read them
-    followed: set[Path] = field(default_factory=set)  # modules and whole packages
+    absent: list[Mention] = field(default_factory=list)  # files that are surely read, and not there
+    programs: list[Program] = field(default_factory=list)
+    places: list[Path] = field(default_factory=list)
+    search: list[Path] = field(default_factory=list)
+    texts: dict[str, str] = field(default_factory=dict)
+    made: set[str] = field(default_factory=set)
+    made_modules: set[str] = field(default_factory=set)
+    has_run: bool = False  # another program, which may have made files
+    modules: list[tuple[Program, Path, tuple[str, ...], bool]] = field(default_factory=list)  # the last is `has_run`
+    others: list[tuple[Mention, Path, bool]] = field(default_factory=list)
+    followed: set[Path | tuple[str, bool]] = field(default_factory=set)  # modules, packages, programs and if it is sure
 
     def add(self, program: Program, own: Path, package: tuple[str, ...] = ()) -> None:
         """A program whose modules are first looked for in `own`; of a module, `package` is what holds it."""
-        self.programs.append((program, own, package))
-        first: dict[str, Mention] = {}
+        self.programs.append(program)
+        self.texts |= program.writes
+        self.made |= (made := {*program.writes, *_made_first(program)})
+        self.made_modules |= _modules(made)
+        self.places += [self.folder / each for each in program.folders]
+        search = [own, *(self.folder / each for each in program.search)]
+        self.search += [each for each in search if each not in self.search]
         for mention in program.mentions:
-            if mention.kind in ("read", "written"):
-                first.setdefault(mention.name, mention)
-                read_first = first[mention.name].kind == "read" and first[mention.name].sure
-                if mention.kind == "written" and not read_first:
-                    self.made.add(mention.name)
-        self.made |= {*program.writes}
-        for name, text in program.writes.items():
-            if name.endswith(".py"):
-                self.add(of_script(text.encode(), name, file=name), self.folder)
+            if mention.kind == "module":
+                self._module(mention, own, package)
+            elif mention.kind == "ran":
+                self.has_run = True
+            elif mention.name.endswith(PROGRAMS) or is_a(Path.is_file, self.folder / mention.name / MAIN):
+                self._path(mention, own.joinpath(*package))
+            elif mention.kind != "written":
+                self.others.append((mention, own.joinpath(*package), self.has_run))
+        for name in program.writes:
+            self._follow_text(name)
 
-    def _walk(self) -> None:
-        """Follow all modules and scripts, then take the other files, when all that write files are known."""
-        for program, own, package in self.programs:  # which grows meanwhile
-            folders = [own, self.folder, *(self.folder / each for each in program.search)]
-            for mention in program.mentions:
-                if mention.kind == "module":
-                    self._module(mention, own, folders, package)
-                elif mention.name.endswith((".py", ".sh")):
-                    self._path(mention, own)
-        for program, own, _ in self.programs:
-            for mention in program.mentions:
-                if mention.kind in ("read", "named", "passed", "listed"):
-                    self._path(mention, own)
-
-    def _module(self, mention: Mention, own: Path, folders: list[Path], package: tuple[str, ...]) -> None:
+    def _module(self, mention: Mention, own: Path, package: tuple[str, ...]) -> None:
         module, _, member = mention.name.partition(":")
         level = len(module) - len(module.lstrip("."))
         if level:
@@ -134,9 +149,9 @@ class _Walk:
             module = ".".join([*package[: len(package) - level + 1], *filter(None, [module[level:]])])
         names = [module, f"{module}.{member}"] if member and member != "*" else [module]
         top = module.partition(".")[0]
-        if not top or top in self.there or f"{top}.py" in self.made:
+        if not top or top in self.there or top in self.made_modules:
             return
-        place = local_place(top, folders, self.installed)
+        place = local_place(top, [own, self.folder, *self.places, *self.search], self.installed)
         if place is None:
             if mention.sure and top not in self.installed and not is_somewhere(top):
                 self.lacking.setdefault(top, mention.place)
@@ -147,9 +162,9 @@ class _Walk:
             for path in sorted((place / top).rglob("*.py")):
                 self._take(path, base / path.relative_to(place), mention)
         for each in names:
-            self._read_module(each.split("."), place, base, folders, mention)
+            self._read_module(each.split("."), place, base, mention)
 
-    def _read_module(self, parts: list[str], place: Path, base: Path, folders: list[Path], mention: Mention) -> None:
+    def _read_module(self, parts: list[str], place: Path, base: Path, mention: Mention) -> None:
         """Follow a module and the packages that hold it."""
         for length in range(1, len(parts) + 1):
             path = place.joinpath(*parts[:length])
@@ -163,87 +178,127 @@ class _Walk:
             package = tuple(parts[:length] if is_package else parts[: length - 1])
             shown = _relative(target, self.folder)
             program = of_script(file.read_bytes(), shown, file=shown, is_module=True, sure=mention.sure)
-            program.search = [_relative(each, self.folder) for each in folders]
-            self.add(program, base, package)
+            self.modules.append((program, base, package, self.has_run))
 
-    def _path(self, mention: Mention, own: Path) -> None:
+    def _path(self, mention: Mention, beside: Path) -> None:
+        """`beside` is the folder of the program or module, in which importlib.resources looks."""
         name = mention.name
+        if mention.kind == "script":
+            self._follow_text(name)
         if not _is_judged(name) or name in self.there or name in self.made:
             return
+        folders = [self.folder, *self.places]
+        folders += [] if mention.sure or "." not in name else [beside]
         if mention.kind == "listed":
-            for path in self._listed(name):
-                self._take(path, path, mention)
+            for folder in folders:
+                for path in self._listed(folder, name):
+                    self._take(path, path, mention)
             return
-        path = self.folder / name
-        if not is_a(Path.is_file, path):
-            beside = own / name  # what importlib.resources opens
-            if own == self.folder or mention.sure or not is_a(Path.is_file, beside) or "." not in name:
-                return
-            path = beside
-        if not _is_within(path, self.folder):
-            if mention.kind in ("script", "read"):
-                self.outside.setdefault(name, mention.place)
+        if not (found := [folder / name for folder in folders if is_a(Path.is_file, folder / name)]):
+            self._not_a_file(mention)
+        elif _is_within(found[0], self.folder):
+            self._take(found[0], found[0], mention)
+            self._follow(found[0], mention)
+        elif mention.kind in ("script", "read") and mention.sure:
+            self.outside.setdefault(name, mention.place)
+
+    def _not_a_file(self, mention: Mention) -> None:
+        path = self.folder / mention.name
+        if is_a(Path.is_file, path / MAIN):  # a folder that is a program
+            for file in sorted(path.rglob("*.py")):
+                self._take(file, file, mention)
+            self._follow(path / MAIN, mention)
             return
-        if self._take(path, path, mention):
-            self._follow(path)
+        is_missed = mention.kind == "script" or (mention.kind == "read" and not self.has_run)
+        if is_missed and mention.sure and not glob.has_magic(mention.name) and not is_a(Path.exists, path):
+            self.absent.append(mention)
 
-    def _follow(self, path: Path) -> None:
-        name = _relative(path, self.folder)
-        if path.suffix == ".py":
-            self.add(of_script(path.read_bytes(), name, file=name), path.parent)
-        elif path.suffix == ".sh":
-            self.add(of_shell_script(path.read_bytes(), name), self.folder)
+    def _follow(self, path: Path, mention: Mention) -> None:
+        """What a program needs that was found. It surely runs only where it is surely run."""
+        name, sure = _relative(path, self.folder), mention.kind == "script" and mention.sure
+        if path.suffix in PROGRAMS and (name, sure) not in self.followed:
+            self.followed.add((name, sure))
+            self._read(name, path.read_bytes(), sure)
 
-    def _listed(self, name: str) -> Iterator[Path]:
+    def _follow_text(self, name: str) -> None:
+        """What a program needs that a cell writes."""
+        if (text := self.texts.pop(name, None)) is not None:
+            self._read(name, text.encode(), True)
+
+    def _read(self, name: str, source: bytes, sure: bool) -> None:
+        if name.endswith(".py"):
+            self.add(of_script(source, name, file=name, sure=sure), (self.folder / name).parent)
+        elif name.endswith(".sh"):
+            self.add(of_shell_script(source, name), self.folder)
+        elif name.endswith(".ipynb"):
+            self.add(of_notebook(source), self.folder)
+
+    def _listed(self, folder: Path, name: str) -> Iterator[Path]:
         """The files of a folder, or of a pattern."""
         found: Iterator[Path]
         if glob.has_magic(name):
-            found = self.folder.glob(name)
-        elif is_a(Path.is_dir, self.folder / name):
-            found = (self.folder / name).rglob("*")
+            found = folder.glob(name)
+        elif is_a(Path.is_dir, folder / name):
+            found = (folder / name).rglob("*")
         else:
-            found = iter([self.folder / name])
-        for path in islice(found, MOST_LISTED):
+            found = iter([folder / name])
+        size = 0
+        for path in found:
             if (
-                path.is_file()
+                is_a(Path.is_file, path)
                 and _is_within(path, self.folder)
                 and not OUTPUTS & {*path.relative_to(self.folder).parts}
             ):
                 yield path
+                if (size := size + path.stat().st_size) > LARGEST_FOLDER:
+                    return
 
-    def _take(self, path: Path, target: Path, mention: Mention) -> bool:
-        """Whether the file is a new one."""
+    def _take(self, path: Path, target: Path, mention: Mention) -> None:
         name = _relative(target, self.folder)
-        if name in self.files or name in self.there:
-            return False
-        self.files[name] = NeededFile(path, name, path.stat().st_size, mention.place)
-        return True
+        if name not in self.files and name not in self.there:
+            self.files[name] = NeededFile(path, name, path.stat().st_size, mention.place)
 
     def result(self) -> Needs:
-        self._walk()
-        programs = [program for program, *_ in self.programs]
-        missing = {f"{name} (imported in {place})": place for name, place in self.lacking.items()}
-        if any(program.installs for program in programs):
-            missing = {}
-        if not any(program.moves or program.downloads for program in programs):
-            missing |= {f"{mention.name} ({mention.place})": mention.place for mention in self._unreadable(programs)}
+        for program, own, package, has_run in self.modules:  # which grows meanwhile
+            self.has_run = has_run
+            self.add(program, own, package)
+        for mention, beside, has_run in self.others:
+            self.has_run = has_run
+            self._path(mention, beside)
+        mentions = [mention for program in self.programs for mention in program.mentions]
+        made = self.made | {mention.name for mention in mentions if mention.kind in ("written", "passed", "listed")}
+        modules, installs = _modules(made), any(program.installs for program in self.programs)
+        missing = {
+            f"{name} (imported in {place})": place
+            for name, place in self.lacking.items()
+            if not installs and name not in modules
+        }
+        if not any(program.moves or program.makes for program in self.programs):
+            for mention in self.absent:
+                if not any(_makes_file(name, mention.name) for name in made):
+                    missing.setdefault(f"{mention.name} ({mention.place})", mention.place)
         outside = tuple(f"{name} ({place})" for name, place in self.outside.items())
         return Needs(tuple(self.files.values()), tuple(missing), outside)
 
-    def _unreadable(self, programs: list[Program]) -> Iterator[Mention]:
-        """What is surely read, is not there, and that nothing in the programs could make."""
-        mentions = [mention for program in programs for mention in program.mentions]
-        made = self.made | {mention.name for mention in mentions if mention.kind in ("written", "passed", "listed")}
-        told: set[str] = set()
-        for mention in mentions:
-            name = mention.name
-            if mention.kind not in ("read", "script") or not mention.sure or name in told or name in self.there:
-                continue
-            if not _is_judged(name) or glob.has_magic(name) or is_a(Path.exists, self.folder / name):
-                continue
-            told.add(name)
-            if not any(name == each or name.startswith((f"{each}/", f"{each}.")) or each == "." for each in made):
-                yield mention
+
+def _made_first(program: Program) -> Iterator[str]:
+    """The paths that a program writes, unless it surely reads them before."""
+    first: dict[str, Mention] = {}
+    for mention in program.mentions:
+        if mention.kind in ("read", "written"):
+            earliest = first.setdefault(mention.name, mention)
+            if mention.kind == "written" and not (earliest.kind == "read" and earliest.sure):
+                yield mention.name
+
+
+def _makes_file(made: str, name: str) -> bool:
+    """Whether a path that may have been made is that of a file, or of a folder that it is in."""
+    return name == made or name.startswith((f"{made}/", f"{made}.")) or made == "."
+
+
+def _modules(made: Collection[str]) -> set[str]:
+    """The modules and packages that paths may be those of, or are in."""
+    return {part.partition(".")[0] for name in made for part in name.split("/")}
 
 
 def _is_judged(name: str) -> bool:
@@ -263,4 +318,4 @@ def _relative(path: Path, folder: Path) -> str:
 
 
 def _is_within(path: Path, folder: Path) -> bool:
-    return not _relative(path, folder).startswith("..")
+    return Path(_relative(path, folder)).parts[:1] != ("..",)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import subprocess
 import sys
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from labkit.errors import LabError
 from labkit.needs import needs_of_notebook, needs_of_script
 
 ROOT = Path(__file__).parents[2]
@@ -18,6 +20,7 @@ ROOT = Path(__file__).parents[2]
 def folder(tmp_path: Path) -> Path:
     """A project: a package, a module, scripts, and small data."""
     files = {
+        "eval.py": "import nowhere",
         "helper.py": "import json\nfrom mymodel import Net\n",
         "mymodel/__init__.py": "from .net import Net\n",
         "mymodel/net.py": "from . import layers\nfrom .layers import Layer\n",
@@ -31,6 +34,13 @@ def folder(tmp_path: Path) -> Path:
         "sub/beside.py": "",
         "sub/vocab.txt": "a b",
         "run.sh": "torchrun --nproc-per-node 2 \\\n  train.py --config config.yaml\n",
+        "uses_beside.py": "import beside",
+        "app/__main__.py": "import part",
+        "app/part.py": "",
+        "other.ipynb": json.dumps({"cells": [{"cell_type": "code", "source": ["open('data.csv')"]}]}),
+        "with_data/__init__.py": "",
+        "with_data/load.py": "from importlib.resources import files\nfiles(__package__).joinpath('words.json')",
+        "with_data/words.json": "{}",
         "config.yaml": "lr: 1",
         "data.csv": "x,y\n1,2\n",
         "data/a.csv": "1",
@@ -82,6 +92,26 @@ TRAIN = ["config.yaml", "helper.py", *PACKAGE, "train.py"]
         ("my_loader({'train': 'data.csv'})", ["data.csv"]),
         ("for name in Path('data').glob('*.csv'): print(name)", ["data/a.csv", "data/b.csv"]),
         ("import glob\nglob.glob('data/*.csv')", ["data/a.csv", "data/b.csv"]),
+        ("from glob import glob\nfor name in sorted(glob('data/*.csv')): print(name)", ["data/a.csv", "data/b.csv"]),
+        ("!torchrun -m plain.parts --data-dir data", ["data/a.csv", "data/b.csv", "data/c.txt", "plain/parts.py"]),
+        ("labkit.launch('ddp', args=['--data-dir', 'data'])", ["data/a.csv", "data/b.csv", "data/c.txt"]),
+        ("parser.add_argument('--data-dir', default='data')", ["data/a.csv", "data/b.csv", "data/c.txt"]),
+        # in another folder
+        ("!cd sub && torchrun beside.py > ../log.txt", ["sub/beside.py"]),
+        ("%cd sub\n!torchrun beside.py", ["sub/beside.py"]),
+        ("import os\nos.chdir('sub')\nopen('vocab.txt')", ["sub/vocab.txt"]),
+        ("!PYTHONPATH=sub python uses_beside.py", ["sub/beside.py", "uses_beside.py"]),
+        ("%env PYTHONPATH=sub\n!python uses_beside.py", ["sub/beside.py", "uses_beside.py"]),
+        ("os.environ['PYTHONPATH'] = 'sub'\n!python uses_beside.py", ["sub/beside.py", "uses_beside.py"]),
+        ("labkit.launch('uses_beside.py', env={'PYTHONPATH': 'sub'})", ["sub/beside.py", "uses_beside.py"]),
+        ("import sys\nsys.path += ['sub']\nimport beside", ["sub/beside.py"]),
+        # other ways to start a program
+        ("!bash -c 'python train.py'", TRAIN),
+        ("import subprocess\nsubprocess.Popen(f'torchrun train.py --lr {lr}', shell=True)", TRAIN),
+        ("labkit.launch(module='mymodel.net')", PACKAGE),
+        ("labkit.launch('app')", ["app/__main__.py", "app/part.py"]),
+        ("%run other.ipynb", ["data.csv", "other.ipynb"]),
+        ("import with_data.load", ["with_data/__init__.py", "with_data/load.py", "with_data/words.json"]),
         ("ImageFolder('data')", ["data/a.csv", "data/b.csv", "data/c.txt"]),
         ("%%time\ndf = pd.read_csv('data.csv')", ["data.csv"]),
         ("if x:\n    import helper\n    open('config.yaml')", ["config.yaml", "helper.py", *PACKAGE]),
@@ -121,6 +151,10 @@ def test_a_file_comes_with_the_place_that_needs_it(folder):
         ("Path('absent.txt').read_text()", "absent.txt (cell 1, line 1)"),
         ("def main():\n    return open('absent.csv')\n\n\nmain()", "absent.csv (cell 1, line 2)"),
         ("labkit.launch('absent.py')", "absent.py (cell 1, line 1)"),
+        ("open('absent.csv')\n!python train.py\n%run train.py", "absent.csv (cell 1, line 1)"),
+        ("labkit.launch('train.py')\nlabkit.launch('absent.py')", "absent.py (cell 1, line 2)"),
+        ("!nvidia-smi\n!pip install x\nopen('absent.csv')", "absent.csv (cell 1, line 3)"),
+        ("def main(rank):\n    open('absent.csv')\n\n\nmp.spawn(main, nprocs=2)", "absent.csv (cell 1, line 2)"),
         ("!torchrun absent.py", "absent.py (cell 1, line 1)"),
     ],
 )
@@ -141,6 +175,9 @@ def test_what_a_carried_module_lacks_is_missing_unless_only_its_functions_need_i
         "try:\n    import nowhere\nexcept ImportError:\n    nowhere = None",
         "if x:\n    import nowhere\n    open('absent.csv')",
         "def never_called():\n    open('absent.csv')",
+        "def not_always_called():\n    open('absent.csv')\n\n\nif x:\n    not_always_called()",
+        "if 'absent.csv' not in os.listdir():\n    download()\nopen('absent.csv')",
+        "SCRIPT = 'eval.py'",
         "with contextlib.suppress(OSError):\n    open('absent.csv')",
         "x = open('absent.csv') if there else None",
         "!pip install nowhere\nimport nowhere",
@@ -161,6 +198,21 @@ def test_what_a_carried_module_lacks_is_missing_unless_only_its_functions_need_i
         "open('../input/titanic/train.csv')\nopen('~/x')",
         "import kaggle_secrets\nfrom google.colab import drive",
         "open('data/*.csv')",
+        "pd.read_csv('https://a.org/b.csv')\ntorch.load('s3://a/b.pt')",
+        # made by what was run before
+        "def load():\n    open('absent.csv')\n\n\n!python helper.py\nload()",
+        "if x:\n    !python absent.py",
+        "!torchrun helper.py --out absent.pt\ntorch.load('absent.pt')",
+        "labkit.launch('ddp')\nopen('absent.csv')",
+        "!labkit write ddp > absent.py\n!torchrun absent.py",
+        "!some-tool\nopen('absent.csv')",
+        "!python helper.py | tee absent.txt\nopen('absent.txt')",
+        "import subprocess\nsubprocess.run(['some-tool'])\nopen('absent.csv')",
+        "tarfile.open('x.tar', 'w')\ntarfile.open('x.tar').extractall()\nopen('absent/a.csv')",
+        "%%writefile made/__init__.py\n",
+        "Path('made.py').write_text('x = 1')",
+        "%env PYTHONPATH=/some/folder\nimport nowhere",
+        "os.environ['PYTHONPATH'] = folder\nimport nowhere",
         "from __future__ import annotations\nif TYPE_CHECKING:\n    import nowhere",
         "%%writefile made.py\nimport torch",
         "not python at all",
@@ -170,7 +222,7 @@ def test_what_a_carried_module_lacks_is_missing_unless_only_its_functions_need_i
     ],
 )
 def test_what_may_be_there_or_is_computed_is_no_alarm(folder, cell):
-    needs = needs_of_notebook([cell, "import made" if "made.py" in cell else ""], folder)
+    needs = needs_of_notebook([cell, "import made" if "made" in cell else ""], folder)
     assert (needs.missing, needs.outside) == ((), ())
 
 
@@ -192,6 +244,7 @@ def test_what_lies_outside_of_the_folder_is_named(folder, cell):
     (folder / "inner").mkdir()
     (outside,) = needs_of_notebook([cell], folder / "inner").outside
     assert outside.startswith("../") and outside.endswith("(cell 1, line 1)")
+    assert needs_of_notebook([f"if x:\n    {cell}"], folder / "inner").outside == ()
 
 
 def test_a_package_that_python_finds_elsewhere_is_put_beside_the_program(folder, tmp_path_factory, monkeypatch):
@@ -238,6 +291,22 @@ def test_labkits_own_scripts_need_nothing(path):
     optional = ["transformers", "peft", "datasets", "torchao", "bitsandbytes", "schedulefree", "sklearn"]
     needs = needs_of_script(path.read_bytes(), path.name, path.parent.parent, there=optional)
     assert (needs.files, needs.missing, needs.outside) == ((), (), ())
+
+
+def test_a_file_that_cannot_be_read_is_named(folder, monkeypatch):
+    def refused(path: Path) -> bytes:
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "read_bytes", refused)  # root may read everything
+    with pytest.raises(LabError, match=r"helper\.py is needed and cannot be read: Permission denied"):
+        needs_of_notebook(["import helper"], folder)
+
+
+def test_a_cell_writes_modules_and_scripts_in_a_folder_of_its_own(folder):
+    cells = ["%%writefile made/model.py\nx = 1", "%%writefile made/train.py\nimport model, helper"]
+    needs = needs_of_notebook([*cells, "!torchrun made/train.py"], folder)
+    assert needs.missing == ()
+    assert sorted(file.name for file in needs.files) == sorted(["helper.py", *PACKAGE])
 
 
 def test_nothing_is_run_or_imported(folder):
