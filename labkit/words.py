@@ -82,7 +82,7 @@ def ranks(launched: int, last: int | None) -> str:
 
 
 def throughput(reader: RunReader, state: State) -> float | None:
-    """Samples per second over all ranks: of each rank's newest record, and once the run has ended the mean over its
+    """Samples per second over all ranks: of each rank's last steps, and once the run has ended the mean over its
     steps; None before the first record."""
     if state.is_final and not reader.folds:
         return mean_throughput(reader)

@@ -14,7 +14,8 @@ from labkit.kaggle.wheels import MADE
 FROM_UPLOAD = """\
 # labkit from its wheel: a dataset that was added to this notebook (Kaggle), or a file in the folder /content (Colab)
 import sys; from glob import glob
-wheels = [w for f in ("kaggle/input/*", "kaggle/input/*/*/*", "content") for w in glob(f"/{f}/labkit*.whl")]
+found = [w for f in ("kaggle/input/*", "kaggle/input/*/*/*", "content") for w in glob(f"/{f}/labkit*.whl")]
+wheels = {w.split("/")[-1].split("-")[0]: w for w in sorted(found, key=lambda w: w.split("/")[-1])}.values()
 assert wheels, "there is no labkit-….whl: add its dataset with Add Input (Kaggle), or upload it into /content (Colab)"
 !{sys.executable} -m pip install --quiet --no-index --no-deps {" ".join(wheels)}
 import labkit.kaggle; print(labkit.kaggle.what_is_missing())
@@ -99,6 +100,7 @@ bring("""
 {files}
 """)
 '''
+LINE = 8000  # characters: a page of the notebook shows every line of its cells
 DIGITS = [chr(c) for c in range(33, 127) if c not in (34, 92)]  # neither " nor \\
 WORD = re.compile(rb"[A-Za-z_]{2,}|\n? {4,}")
 
@@ -145,4 +147,4 @@ def _in_text(data: bytes) -> str:
     packed = lzma.compress(data, filters=filters)
     numbers = (int.from_bytes(packed[i : i + 13].ljust(13, b"\0"), "big") for i in range(0, len(packed), 13))
     text = "".join(DIGITS[number // 92**place % 92] for number in numbers for place in range(15, -1, -1))
-    return "\n".join(text[i : i + 1000] for i in range(0, len(text), 1000))
+    return "\n".join(text[i : i + LINE] for i in range(0, len(text), LINE))

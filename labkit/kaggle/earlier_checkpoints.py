@@ -17,16 +17,21 @@ OUTPUTS = ("notebooks/*/*", "*")
 def previous_checkpoints(name: str = "") -> Path:
     """The folder to pass as `checkpoint_dir=`, so that training resumes where your previous session stopped.
 
-    It is the folder `checkpoints` in the directory that Kaggle keeps. If it is empty, checkpoints are copied there from
-    an earlier version of the kernel that was added as input, because inputs are read-only: those of the same folder,
-    otherwise those of its newest run with checkpoints. In a notebook with several launches, pass `name`, the script's
-    or the launch's, for each. Without earlier checkpoints, training starts from the beginning.
+    It is the folder `checkpoints` in the directory that Kaggle keeps, and is made if it is not there. If it is empty,
+    checkpoints are copied there from an earlier version of the kernel that was added as input, because inputs are
+    read-only: those of the same folder, otherwise those of its newest run with checkpoints. In a notebook with several
+    launches, pass `name`, the script's or the launch's, for each. Without earlier checkpoints, training starts from the
+    beginning. A script of your own that saves in this folder, in files of any names, finds them there again.
     """
     folder = working_folder() / "checkpoints" / slug(name) if name else working_folder() / "checkpoints"
-    if not _committed(folder):
-        place = next(filter(_committed, _places(name)), None)
-        for kept in [*_committed(place), *place.glob("best")] if place else []:
-            shutil.copytree(kept, folder / kept.name, dirs_exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
+    if not _saved(folder):
+        place = next(filter(_saved, _places(name)), None)
+        for saved in _saved(place) if place else []:
+            if saved.is_dir():
+                shutil.copytree(saved, folder / saved.name, dirs_exist_ok=True)
+            else:
+                shutil.copyfile(saved, folder / saved.name)
     return folder
 
 
@@ -41,5 +46,9 @@ def _places(name: str) -> Iterator[Path]:
             yield run.checkpoints
 
 
-def _committed(folder: Path) -> list[Path]:
-    return sorted(commit.parent for commit in folder.glob("step-*/COMMIT.json"))
+def _saved(folder: Path) -> list[Path]:
+    """The complete checkpoints of a script of labkit's, or all that another script has left there."""
+    complete = sorted(commit.parent for commit in folder.glob("step-*/COMMIT.json"))
+    if complete:
+        return [*complete, *folder.glob("best")]
+    return sorted(path for path in folder.glob("[!.]*") if not (path.is_dir() and path.name.startswith("step-")))

@@ -99,7 +99,7 @@ class NodeFold:
             "ranges": ranges,
             "void": self._cut,
             "own": {rank: series.last[-1] for rank, series in self._own.items()},
-            "throughput": sum(history.latest.get("throughput", 0.0) for history in alive),
+            "throughput": sum(history.recent_throughput or 0.0 for history in alive),
             "samples": sum(history.totals["samples"] for history in alive),
             "undecodable": sum(history.undecodable for history in every),
             "dropped": sum(history.end.dropped for history in every if history.end),

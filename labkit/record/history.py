@@ -172,6 +172,14 @@ class RankHistory:
     def recent_step_seconds(self) -> float:
         return self.recent_seconds("seconds")
 
+    @property
+    def recent_throughput(self) -> float | None:
+        """Samples per second over the steps of the step time; None where no sample was counted."""
+        samples, steps = (self.totals[name] for name in ("samples", "counted_steps"))
+        if samples and steps and self.recent_step_seconds:
+            return samples / steps / self.recent_step_seconds
+        return self.latest.get("throughput")
+
     def recent_share(self, phase: str) -> float:
         """The fraction of the newest steps' time that a phase took, 0 to 1."""
         return self.recent_seconds(phase) / self.recent_step_seconds if self.recent_step_seconds else 0.0

@@ -115,10 +115,10 @@ class RunReader:
         return [h.totals["samples"] for h in self.ranks.values() if h.totals["samples"]]
 
     def throughputs(self) -> list[float]:
-        """Samples per second of each rank, from its newest record; for a folded run the mean as that of each."""
+        """Samples per second of each rank, over its last steps; for a folded run the mean as that of each."""
         if self.folds:
             return [self.folds.throughput / self.folds.world_size] * self.folds.world_size
-        return [h.latest["throughput"] for h in self.current.values() if "throughput" in h.latest]
+        return [rate for h in self.current.values() if (rate := h.recent_throughput) is not None]
 
     def numbers_in_log(self) -> dict[str, list[Decimal]]:
         """The numbers in several lines at the end of the log of rank 0, some seconds ago, by the names before them."""

@@ -103,7 +103,7 @@ def _logged_in(what: str) -> str:
     try:
         return Service().user
     except LabError as error:
-        raise LabError(f"{what}'s name starts with a user name: pass --user, or log in. {error}") from None
+        raise LabError(f"{what}'s name starts with a user name, so pass --user; {error}") from None
 
 
 def _size(kernel: Kernel) -> str:

@@ -325,7 +325,9 @@ def test_a_script_of_ones_own_trains_by_the_editors_cell_and_by_the_exported_not
         assert main(["kaggle", *text.replace("ME", "me").replace("mine.ipynb", str(notebook)).split(), *more]) == 0
         return capsys.readouterr().out
 
-    command("dataset --user ME", "--into", str(tmp_path / "kaggle" / "input" / "datasets" / "me" / "labkit-wheel"))
+    dataset = tmp_path / "kaggle" / "input" / "datasets" / "me" / "labkit-wheel"
+    command("dataset --user ME", "--into", str(dataset))
+    shutil.copytree(dataset, tmp_path / "kaggle" / "input" / "labkit-wheel")  # one dataset, mounted in both places
     cell = command("cell").replace('glob(f"/{', f'glob(f"{tmp_path}/{{')
     written(tmp_path / "mine" / "editor.ipynb", cell, LAUNCH, SHOW)
     output_of(*papermill, "editor.ipynb", "executed.ipynb", cwd=tmp_path / "mine")

@@ -258,7 +258,7 @@ def test_the_export_lists_what_it_brings_with_sizes_and_places(project, monkeypa
 def test_a_cell_for_an_editor_installs_what_was_uploaded_and_says_when_nothing_was(capsys):
     assert main(["kaggle", "cell"]) == 0
     cell = capsys.readouterr().out
-    assert len(cell.splitlines()) <= 6
+    assert len(cell.splitlines()) <= 7
     assert {"/kaggle/input/*", "/kaggle/input/*/*/*", "/content"} == {
         f"/{place}" for place in re.findall(r'"(\w[\w/*]+)"', cell)
     }
@@ -590,7 +590,7 @@ def test_a_session_that_is_nearly_over_leaves_half_to_train_and_one_that_is_over
 
 def test_the_first_session_has_nothing_to_go_on_with(session):
     assert previous_checkpoints() == working_folder() / "checkpoints"
-    assert not (session / "working" / "checkpoints").exists()
+    assert not [*(session / "working" / "checkpoints").iterdir()]
 
 
 @pytest.mark.parametrize("place", ["notebooks/me/labkit-03-ddp", "labkit-03-ddp"])
@@ -612,6 +612,21 @@ def test_what_this_session_has_saved_is_not_replaced(session):
     left_behind(session / "working", "20260102T000000Z-ddp-0002", 9, own=False)
 
     assert [path.name for path in previous_checkpoints().glob("step-*")] == ["step-9"]
+
+
+def test_what_another_script_has_saved_is_there_again(session):
+    place = session / "input" / "notebooks" / "me" / "mine"
+    left_behind(place, "20260101T000000Z-train-0001")
+    (place / "checkpoints" / "weights").mkdir(parents=True)
+    (place / "checkpoints" / "state.pt").write_text("of epoch 4")
+    (place / "checkpoints" / "weights" / "rank0.pt").write_text("0")
+
+    folder = previous_checkpoints()
+
+    assert (folder / "state.pt").read_text() == "of epoch 4"
+    assert (folder / "weights" / "rank0.pt").exists()
+    (folder / "state.pt").write_text("of epoch 5")
+    assert (previous_checkpoints() / "state.pt").read_text() == "of epoch 5"
 
 
 def test_several_trainings_go_on_each_with_its_own(session):

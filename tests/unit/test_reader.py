@@ -353,7 +353,7 @@ def test_the_mean_throughput_is_that_of_the_steps_whose_samples_are_known(folder
     write_metrics(0, META, known, unknown | {"step": 3})
     reader = RunReader(folder).read_all()
     assert words.mean_throughput(reader) == 32
-    assert reader.throughputs() == []
+    assert reader.throughputs() == [32]
 
     write_metrics(0, META, known, unknown | {"step": 3}, unknown | {"step": 4})
     assert words.mean_throughput(RunReader(folder).read_all()) is None

@@ -54,14 +54,6 @@ def rank_rows(reader: RunReader) -> list[dict[str, str]]:
     ]
 
 
-def _rate(history: RankHistory) -> float | None:
-    """Samples per second, over the steps of the step time."""
-    samples, steps = (history.totals[name] for name in ("samples", "counted_steps"))
-    if samples and steps and history.recent_step_seconds:
-        return samples / steps / history.recent_step_seconds
-    return history.latest.get("throughput")
-
-
 def _rank_row(history: RankHistory, host: str) -> dict[str, str]:
     latest = history.latest
     return {
@@ -70,7 +62,7 @@ def _rank_row(history: RankHistory, host: str) -> dict[str, str]:
         "device": history.device,
         "step": f"{history.step:,}",
         "loss": words.quantity(latest.get("loss"), 4),
-        "samples/s": words.quantity(_rate(history)),
+        "samples/s": words.quantity(history.recent_throughput),
         "step time": words.seconds(history.recent_step_seconds or latest.get("step_seconds")),
         "input wait": words.percent(history.recent_share("input") if history.recent_step_seconds else None),
         **({"communication": words.percent(history.recent_share("communication"))} if history.communicates else {}),
