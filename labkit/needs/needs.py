@@ -114,6 +114,7 @@ class _Walk:
     texts: dict[str, str] = field(default_factory=dict)
     made: set[str] = field(default_factory=set)
     made_modules: set[str] = field(default_factory=set)
+    outputs: dict[Path, bool] = field(default_factory=dict)  # whether a folder is of a run, by path
     has_run: bool = False  # another program, which may have made files
     modules: list[tuple[Program, Path, tuple[str, ...], bool]] = field(default_factory=list)  # the last is `has_run`
     others: list[tuple[Mention, Path, bool]] = field(default_factory=list)
@@ -244,14 +245,19 @@ class _Walk:
             found = iter([folder / name])
         size = 0
         for path in found:
-            if (
-                is_a(Path.is_file, path)
-                and _is_within(path, self.folder)
-                and not OUTPUTS & {*path.relative_to(self.folder).parts}
-            ):
+            if is_a(Path.is_file, path) and _is_within(path, self.folder) and not self._is_output(path):
                 yield path
                 if (size := size + path.stat().st_size) > LARGEST_FOLDER:
                     return
+
+    def _is_output(self, path: Path) -> bool:
+        """Whether a file or folder is of a run, or of what other tools write."""
+        if path == self.folder:
+            return False
+        if path not in self.outputs:
+            of_run = path.name in OUTPUTS or is_a(Path.is_file, path / "run.json")
+            self.outputs[path] = of_run or self._is_output(path.parent)
+        return self.outputs[path]
 
     def _take(self, path: Path, target: Path, mention: Mention) -> None:
         name = _relative(target, self.folder)

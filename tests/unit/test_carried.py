@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from zipfile import ZipFile
 
 import pytest
 
@@ -86,9 +87,58 @@ def test_what_is_too_large_or_missing_is_only_refused_where_it_is_missed(project
         entered(run)
 
 
+def test_a_file_that_was_changed_is_named_where_the_copy_is_not_whole(project):
+    (project / "train.py").write_text("import beside\nfrom glob import glob\nglob('data/*')\n")
+    (project / "data").mkdir()
+    for number in range(5):
+        (project / "data" / f"{number}.bin").write_bytes(bytes(MOST_BYTES // 2))
+    run = created("train.py")
+    (project / "beside.py").write_text("changed")
+
+    with pytest.raises(LaunchError, match=r"lacks .*project/beside\.py, or has another .* and 1 more: launch from"):
+        entered(run)
+
+    shutil.rmtree(project)
+    with pytest.raises(LaunchError, match="cannot see .*project, and"):
+        entered(run)
+
+
+def test_the_modules_in_an_archive_are_not_missed(project):
+    with ZipFile("app.pyz", "w") as archive:
+        archive.writestr("__main__.py", "import inside\nimport package.part\nopen('said.txt')\n")
+        archive.writestr("inside.py", "")
+        archive.writestr("package/part.py", "")
+    run = created("app.pyz")
+    shutil.rmtree(project)
+
+    program, folder = entered(run, "app.pyz")
+
+    assert (folder / program).is_file()
+    assert brought(run, project) == {"app.pyz", "said.txt"}
+
+
+def test_a_script_that_is_a_link_finds_the_modules_beside_the_file(project):
+    (project / "links").mkdir()
+    (project / "links" / "mine.py").symlink_to(project / "train.py")
+    run = created("links/mine.py")
+    shutil.rmtree(project)
+
+    program, folder = entered(run, "links/mine.py")
+
+    assert ((folder / program).resolve().parent / "beside.py").is_file()
+
+
+def test_earlier_runs_are_not_brought_wherever_they_are(project):
+    (project / "train.py").write_text("from pathlib import Path\nfor f in Path('.').rglob('*.txt'): print(f)\n")
+    for _ in range(2):
+        launch = prepare_launch("train.py", LaunchOptions(runs_dir="kept"), {}, nodes=Nodes(2, 1))
+        run = create_run(launch)
+    assert brought(run, project) == {"train.py", "said.txt"}
+
+
 def test_checkpoints_in_a_folder_that_a_host_does_not_see_are_refused(project):
     run = created(Script.load("ddp", "checkpoints"), checkpoint_dir="saved", save_every=2)
     shutil.rmtree(project)
 
-    with pytest.raises(LaunchError, match="where checkpoint_dir='saved' lies: pass the whole path"):
+    with pytest.raises(LaunchError, match="checkpoint_dir='saved' lies: pass the whole path"):
         entered(run)
