@@ -44,12 +44,12 @@ demo: .venv/notebooks
 	cd build/demo && ../../$(BIN)/labkit compare --last 3
 	@echo
 	@echo "What to try next:"
-	@echo "- Make your own predictions, and change the model: make lab opens the notebook that has just run."
+	@echo "- Make your own predictions, and change the model: make lab opens the notebook that has just run, without its results."
 	@echo "- Train with your own script: $(BIN)/labkit launch train.py --nproc-per-node 2 --watch ($(BIN)/labkit write ddp > train.py makes one)"
 	@echo "- See what fits before you rent GPUs: $(BIN)/labkit plan fsdp --nproc-per-node 8 --device A100-40 -- --global-batch-size 512"
 
 lab: .venv/notebooks
-	$(BIN)/jupyter lab $(if $(filter 0,$(shell id -u)),--allow-root) notebooks/01_quickstart.ipynb
+	$(BIN)/jupyter lab $(if $(filter 0,$(shell id -u)),--allow-root) --LabApp.default_url=/lab/tree/01_quickstart.ipynb notebooks
 
 # Unit tests that import torch, start processes or draw whole reports.
 SLOW := advice bad_inputs check_settings checking compose data export figures fuzz kaggle many_hosts memory_formulas probe reports sbatch \

@@ -60,7 +60,9 @@ class CallOptions:
             if "argparse" in each.metadata:
                 default = {"required": True} if each.default is MISSING else {"default": each.default}
                 options = {"dest": each.name, **default, **each.metadata["argparse"]}
-                parser.add_argument(options.pop("flag", f"--{each.name.replace('_', '-')}"), **options)
+                own = options.pop("flag", f"--{each.name.replace('_', '-')}")
+                torchruns = ["--nproc_per_node"] if own == "--nproc-per-node" else []  # it takes both
+                parser.add_argument(own, *torchruns, **options)
 
     @classmethod
     def parsed(cls, arguments: argparse.Namespace, **more: Any) -> Self:

@@ -160,6 +160,11 @@ def prepare_launch(
         ranks = nodes.nproc_per_node
     text, path = script_and_file(script)
     path = path or source
+    if isinstance(script, Module) and parameters and path is not None and not is_a(Path.is_file, path):
+        raise ScriptError(
+            f"module {script.name!r} was not found in {current_folder()} or on Python's path, so its options are not "
+            "known. Correct its name, or pass its arguments with args=[…]"
+        )
     python_path = env.get("PYTHONPATH", "")
     if path is None:
         text.check()

@@ -15,6 +15,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+BYTES = 1024  # of what a rank tells of itself
 FLOATS = 4 << 20  # 16 MiB: transfers between GPUs may work for a few KiB and break for large ones
 
 
@@ -51,10 +52,12 @@ def main() -> None:
     properties = torch.cuda.get_device_properties(device) if on_gpu else None
     here = {"rank": rank, "host": socket.gethostname(), "device": properties.name if properties else "cpu"}
     here["uuid"] = str(getattr(properties, "uuid", ""))
-    everyone = [None] * world_size
-    dist.all_gather_object(everyone, here)
+    told = torch.tensor(list(json.dumps(here).encode().ljust(BYTES)), dtype=torch.uint8, device=device)
+    everyone = [torch.empty_like(told) for _ in range(world_size)]
+    dist.all_gather(everyone, told)  # not all_gather_object, which needs NumPy
     if rank == 0:
-        answer.write_text(json.dumps({"ranks": everyone, "all_reduce_seconds": seconds}))
+        ranks = [json.loads(bytes(each.tolist())) for each in everyone]
+        answer.write_text(json.dumps({"ranks": ranks, "all_reduce_seconds": seconds}))
     dist.barrier()
     dist.destroy_process_group()
 

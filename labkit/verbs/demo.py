@@ -21,7 +21,7 @@ NOTEBOOK = Path(labkit.__file__).with_name("demo.ipynb")
 NEEDS = ("papermill", "sklearn")  # scikit-learn has the digits
 NEXT = """
 What to try next:
-- See how the three trainings went: jupyter lab {executed}
+- See how the three trainings went: {jupyter} {executed}
 - Train with your own script: labkit launch train.py --nproc-per-node 2 --watch (labkit write ddp > train.py makes one)
 - See what fits before you rent GPUs: labkit plan fsdp --nproc-per-node 8 --device A100-40 -- --global-batch-size 512"""
 
@@ -43,11 +43,18 @@ def _demo(arguments: argparse.Namespace, rest: list[str]) -> int:
     command = [sys.executable, "-m", "papermill", "--cwd", folder, "--log-level", "ERROR", "--kernel", "python3"]
     command += ["--progress-bar" if sys.stderr.isatty() else "--no-progress-bar", notebook, executed]
     env = os.environ | {"LABKIT_UI": "static", "LABKIT_RUNS": str(runs)}
-    if subprocess.run(command, env=env, check=False).returncode:
+    try:
+        failed = subprocess.run(command, env=env, check=False).returncode != 0
+    except KeyboardInterrupt:
+        executed.unlink(missing_ok=True)
+        print(plain(f"labkit: interrupted; what has been trained is in {runs}"), file=sys.stderr)
+        return 130
+    if failed:
         print(plain(f"labkit: the demo's notebook failed; {executed} shows where"), file=sys.stderr)
         return 1
     print(labkit.compare(list(reversed(labkit.runs(runs_dir=runs)[:3]))))
-    print(plain(NEXT.format(executed=shlex.quote(os.path.relpath(executed)))))
+    jupyter = "jupyter lab --allow-root" if os.geteuid() == 0 else "jupyter lab"
+    print(plain(NEXT.format(jupyter=jupyter, executed=shlex.quote(os.path.relpath(executed)))))
     return 0
 
 

@@ -15,6 +15,7 @@ from labkit.errors import LabError
 from labkit.export import FORMATS
 from labkit.place import belongs_to_another_user
 from labkit.record import StateName
+from labkit.stored_runs import runs_root
 from labkit.text import plain
 from labkit.verbs.launch import follow
 from labkit.view import RunList
@@ -137,6 +138,8 @@ def _runs(arguments: argparse.Namespace, rest: list[str]) -> None:
             shutil.rmtree(folder)
             print(f"deleted {plain(str(folder))}", file=sys.stderr if arguments.json else sys.stdout)
     runs = _listed(arguments)
+    if arguments.json and not (root := runs_root(arguments.runs_dir)).is_dir():
+        print(plain(f"labkit: there is no folder {root}"), file=sys.stderr)
     print(json.dumps(runs.facts(), indent=2, allow_nan=False) if arguments.json else repr(runs))
 
 

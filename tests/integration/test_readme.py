@@ -75,7 +75,7 @@ def test_make_lab_opens_the_quickstart_and_make_demo_ends_as_labkit_demo_does():
     )
     proposed = re.findall(r'^echo "(- .*)"$', demo, re.M)
 
-    assert lab.split()[-1] == "notebooks/01_quickstart.ipynb"
+    assert lab.split()[-2:] == ["--LabApp.default_url=/lab/tree/01_quickstart.ipynb", "notebooks"]
     assert len(proposed) == 3
     assert [line.replace(".venv/bin/", "") for line in proposed[1:]] == NEXT.splitlines()[-2:]
     assert NEXT.splitlines()[-1].partition(": ")[2] in COMMANDS  # which are tested below

@@ -1,3 +1,4 @@
+import argparse
 import importlib.metadata
 import os
 import re
@@ -7,10 +8,11 @@ from dataclasses import replace
 import pytest
 
 import labkit
-from labkit.errors import LabError, LaunchError
+from labkit.errors import LabError, LaunchError, ScriptError
 from labkit.hardware import machine as hardware_module
 from labkit.hardware.machine import Gpu, Hardware
-from labkit.launcher import checks
+from labkit.launch_options import LaunchOptions
+from labkit.launcher import Module, checks, prepare_launch
 from labkit.launcher.checks import (
     check_arguments,
     check_batch,
@@ -401,3 +403,16 @@ def test_bf16_is_refused_where_a_made_up_gpu_would_emulate_it():
     check_precision("bf16", machine, 1)
     check_precision("fp16", machine, 2)
     check_precision("bf16", replace(machine, gpus=()), 2)
+
+
+def test_a_module_that_is_nowhere_has_no_options():
+    with pytest.raises(
+        ScriptError, match="module 'nowhere.train' was not found in .*Correct its name, or pass its arg"
+    ):
+        prepare_launch(Module("nowhere.train"), LaunchOptions(), {"steps": 3})
+
+
+def test_the_number_of_ranks_may_be_written_as_for_torchrun():
+    parser = argparse.ArgumentParser()
+    LaunchOptions.add_arguments(parser)
+    assert parser.parse_args(["--nproc_per_node", "3"]).nproc_per_node == 3

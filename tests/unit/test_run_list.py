@@ -137,6 +137,11 @@ def listed_as_json(capsys, *words, code=0):
     return json.loads(capsys.readouterr().out, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
 
 
+def test_a_folder_of_runs_that_is_not_there_is_named_beside_the_empty_list(tmp_path, capsys):
+    assert cli.main(["--runs-dir", str(tmp_path / "none"), "runs", "--json"]) == 0
+    assert capsys.readouterr() == ("[]\n", f"labkit: there is no folder {tmp_path / 'none'}\n")
+
+
 def test_a_program_reads_runs_as_json_with_null_for_what_is_unknown(root, capsys):
     ended(root, 1, losses=(3.0, "nan"), parameters={"lr": "0.001"})
     failed = ended(root, 2, state="failed", losses=(), name="a\x1b[31mb")
