@@ -188,10 +188,15 @@ def _parsed(text: str, name: str) -> dict[str, Any]:
     except ValueError as error:
         raise LabError(f"{name} is not a notebook: {error}") from None
     cells = book.get("cells") if isinstance(book, dict) else None
-    of_dicts = isinstance(cells, list) and all(isinstance(cell, dict) for cell in cells)
-    if not isinstance(book, dict) or not of_dicts or book.get("nbformat") != 4:
+    are_cells = isinstance(cells, list) and all(isinstance(cell, dict) and _has_text(cell) for cell in cells)
+    if not isinstance(book, dict) or not are_cells or book.get("nbformat") != 4:
         raise LabError(f"{name} is not a notebook of format 4, which has a list of cells")
     return book
+
+
+def _has_text(cell: Mapping[str, Any]) -> bool:
+    source = cell.get("source", "")
+    return isinstance(source, str) or (isinstance(source, list) and all(isinstance(line, str) for line in source))
 
 
 def _stripped(cell: Mapping[str, Any]) -> dict[str, Any]:

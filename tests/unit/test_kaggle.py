@@ -135,7 +135,17 @@ def test_a_parameter_that_the_notebook_lacks_raises(cells, told):
 
 @pytest.mark.parametrize(
     "text",
-    ["", "{", "[]", '{"cells": 1, "nbformat": 4}', '{"cells": [1], "nbformat": 4}', '{"cells": [], "nbformat": 3}'],
+    [
+        *(
+            "",
+            "{",
+            "[]",
+            '{"cells": 1, "nbformat": 4}',
+            '{"cells": [1], "nbformat": 4}',
+            '{"cells": [], "nbformat": 3}',
+        ),
+        *('{"cells": [{"source": null}], "nbformat": 4}', '{"cells": [{"source": [1]}], "nbformat": 4}'),
+    ],
 )
 def test_what_is_not_a_notebook_is_refused(text):
     with pytest.raises(labkit.LabError, match="x.ipynb is not a notebook"):
