@@ -40,6 +40,7 @@ class Kernel:
     metadata: dict[str, Json]
     mark: str  # the line that its first cell prints
     files: tuple[NeededFile, ...] = ()  # what its first cell brings besides labkit
+    unsure: tuple[str, ...] = ()  # paths of data that are not here, which it may read
 
     @property
     def id(self) -> str:
@@ -127,6 +128,7 @@ def build(
         },
         mark,
         needs.files,
+        needs.unsure,
     )
 
 

@@ -16,6 +16,8 @@ from labkit.needs.modules import is_somewhere, local_place
 
 # Made by what a program uses, in folders of these names; none of it is an input.
 OUTPUTS = {"runs", "lightning_logs", "wandb", "mlruns", "__pycache__", ".ipynb_checkpoints", ".git"}
+# Of files that programs rather read than make.
+DATA = {".csv", ".tsv", ".jsonl", ".parquet", ".feather", ".yaml", ".yml", ".toml", ".npy", ".npz", ".h5", ".txt"}
 # Kaggle's own folders, seen from its working folder.
 KAGGLES = ("../input", "../working", "../temp")
 MAIN = "__main__.py"
@@ -35,12 +37,14 @@ class NeededFile:
 
 @dataclass(frozen=True)
 class Needs:
-    """What a program needs beside it. `missing` and `outside` are sentences: what is nowhere, and what lies outside of
-    the folder and therefore cannot be found by the same path elsewhere."""
+    """What a program needs beside it. The others are names with the place that names them: `missing` is nowhere,
+    `outside` lies outside of the folder and cannot be found by the same path elsewhere, and `unsure` are paths of data
+    that are not there, which the program may read, or make itself."""
 
     files: tuple[NeededFile, ...]
     missing: tuple[str, ...] = ()
     outside: tuple[str, ...] = ()
+    unsure: tuple[str, ...] = ()
 
     @property
     def size(self) -> int:
@@ -108,6 +112,7 @@ class _Walk:
     outside: dict[str, str] = field(default_factory=dict)
     lacking: dict[str, str] = field(default_factory=dict)  # modules
     absent: list[Mention] = field(default_factory=list)  # files that are surely read, and not there
+    doubted: dict[str, str] = field(default_factory=dict)  # files that may be read, and are not there
     programs: list[Program] = field(default_factory=list)
     places: list[Path] = field(default_factory=list)
     search: list[Path] = field(default_factory=list)
@@ -164,6 +169,9 @@ class _Walk:
                 self._take(path, base / path.relative_to(place), mention)
         for each in names:
             self._read_module(each.split("."), place, base, mention)
+        inner = place.joinpath(*module.split("."))
+        if mention.sure and (place / top / "__init__.py").is_file() and not any(inner.parent.glob(f"{inner.name}*")):
+            self.lacking.setdefault(module, mention.place)
 
     def _read_module(self, parts: list[str], place: Path, base: Path, mention: Mention) -> None:
         """Follow a module and the packages that hold it."""
@@ -211,8 +219,12 @@ class _Walk:
             self._follow(path / MAIN, mention)
             return
         is_missed = mention.kind == "script" or (mention.kind == "read" and not self.has_run)
-        if is_missed and mention.sure and not glob.has_magic(mention.name) and not is_a(Path.exists, path):
+        if glob.has_magic(mention.name) or is_a(Path.exists, path):
+            return
+        if is_missed and mention.sure:
             self.absent.append(mention)
+        elif path.suffix in DATA:
+            self.doubted.setdefault(mention.name, mention.place)
 
     def _follow(self, path: Path, mention: Mention) -> None:
         """What a program needs that was found. It surely runs only where it is surely run."""
@@ -284,7 +296,9 @@ class _Walk:
                 if not any(_makes_file(name, mention.name) for name in made):
                     missing.setdefault(f"{mention.name} ({mention.place})", mention.place)
         outside = tuple(f"{name} ({place})" for name, place in self.outside.items())
-        return Needs(tuple(self.files.values()), tuple(missing), outside)
+        written = self.made | {mention.name for mention in mentions if mention.kind == "written"}
+        unsure = [f"{name} ({place})" for name, place in self.doubted.items() if name not in written]
+        return Needs(tuple(self.files.values()), tuple(missing), outside, tuple(unsure))
 
 
 def _made_first(program: Program) -> Iterator[str]:

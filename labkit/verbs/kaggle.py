@@ -111,13 +111,14 @@ def _size(kernel: Kernel) -> str:
 
 
 def _print_files(kernel: Kernel) -> None:
-    """The files that the kernel brings, with their sizes and the places that need them."""
-    if not kernel.files:
-        return
-    print("its first cell also brings, unless they are there already:")
-    width = max(len(file.name) for file in kernel.files)
+    """The files that the kernel brings, with their sizes and the places that need them; and what it may lack."""
+    if kernel.files:
+        print("its first cell also brings, unless they are there already:")
+    width = max((len(file.name) for file in kernel.files), default=0)
     for file in kernel.files:
         print(plain(f"  {file.name:<{width}}  {gib(file.size):>9}  {file.why}"))
+    if kernel.unsure:
+        print(plain(f"not here, so not brought, if it does not make them itself: {', '.join(kernel.unsure)}"))
 
 
 def _cell(arguments: argparse.Namespace, rest: list[str]) -> int:

@@ -316,3 +316,20 @@ def test_nothing_is_run_or_imported(folder):
     code += "import sys; print('torch' in sys.modules, 'helper' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "False False\n"
+
+
+def test_a_package_of_ones_own_without_the_module_is_missed(folder):
+    (folder / "own").mkdir()
+    (folder / "own" / "__init__.py").touch()
+    (folder / "own" / "here.py").write_text("from .gone import x\n")
+
+    assert needs_of_notebook(["import own.here"], folder).missing == ("own.gone (imported in own/here.py, line 1)",)
+    assert needs_of_notebook(["import own.away"], folder).missing == ("own.away (imported in cell 1, line 1)",)
+    assert needs_of_notebook(["try:\n    import own.away\nexcept ImportError:\n    pass"], folder).missing == ()
+
+
+def test_data_that_is_not_there_and_may_be_read_is_doubted(folder):
+    reads = "from helper import load\nrows = load('rows_of_may.csv')"
+    assert needs_of_notebook([reads], folder).unsure == ("rows_of_may.csv (cell 1, line 2)",)
+    assert needs_of_notebook(["open('rows_of_may.csv', 'w').write('1')", reads], folder).unsure == ()
+    assert needs_of_notebook(["%%writefile rows_of_may.csv\n1,2", reads], folder).unsure == ()
