@@ -175,7 +175,7 @@ def test_labkit_stays_small():
     assert witness <= 6_567
     assert checking <= 7_361
     assert planner <= 10_840
-    assert sum(lines.values()) - witness - checking - planner <= 34_890
+    assert sum(lines.values()) - witness - checking - planner <= 34_930
 
 
 @pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(PACKAGE)))
