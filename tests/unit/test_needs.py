@@ -215,6 +215,7 @@ def test_what_a_carried_module_lacks_is_missing_unless_only_its_functions_need_i
         "os.environ['PYTHONPATH'] = folder\nimport nowhere",
         "from __future__ import annotations\nif TYPE_CHECKING:\n    import nowhere",
         "%%writefile made.py\nimport torch",
+        "%%writefile {name}.py\nimport nowhere",
         "not python at all",
         "%%html\n<b>import nowhere</b>",
         "NAME = 'absent.csv'\nNAME = computed()\nopen(NAME)",
