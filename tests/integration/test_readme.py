@@ -70,7 +70,9 @@ def test_make_targets_exist_and_ci_calls_them(target):
 
 def test_make_lab_opens_the_quickstart_and_make_demo_ends_as_labkit_demo_does():
     lab, demo = (
-        subprocess.run(["make", "--dry-run", target], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+        subprocess.run(
+            ["make", "--dry-run", "--no-print-directory", target], cwd=ROOT, capture_output=True, text=True, check=True
+        ).stdout
         for target in ("lab", "demo")
     )
     proposed = re.findall(r'^echo "(- .*)"$', demo, re.M)
