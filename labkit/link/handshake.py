@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-BYTES = 1024  # of what a rank tells of itself
+BYTES = 1024  # for the description of a rank
 FLOATS = 4 << 20  # 16 MiB: transfers between GPUs may work for a few KiB and break for large ones
 
 
