@@ -41,7 +41,7 @@ draw.replicas(nproc_per_node)
 # ## Your model is an ordinary cell
 #
 # Run it, change it, test it here. When you launch, labkit copies the cell as it stands into the script, which calls
-# `Model()` without arguments and applies cross-entropy to the scores that it returns. (Lab 18 does this with a Hugging
+# `Model()` without arguments and applies cross-entropy to the scores that it returns. (Lab 21 does this with a Hugging
 # Face model.)
 
 # %%
@@ -138,7 +138,7 @@ ddp.wait()
 #
 # DDP keeps the whole model on every rank. **FSDP** (fully sharded data parallel) cuts the model up: each rank keeps a
 # part, a **shard**. Every rank still computes all layers: for each layer it gathers the shards of the other ranks, and
-# frees them afterwards (lab 07 draws this).
+# frees them afterwards (lab 05 draws this).
 
 # %%
 draw.replicas(nproc_per_node, share=1 / nproc_per_node)
@@ -199,7 +199,7 @@ lab.plans({"DDP": scripts["ddp"], "FSDP": scripts["fsdp"]}, global_batch_size=gl
 # %% [markdown]
 # A model this small fits everywhere, so the few MiB that FSDP saves do not matter, and its step is longer: on two T4s
 # because it waits more; on eight A100s because the CPU takes longer to launch its many small operations than the GPU
-# takes to run them. Labs 06 and 07 have models that need FSDP. The bars show one moment, the peak of a step. At that
+# takes to run them. Labs 04 and 05 have models that need FSDP. The bars show one moment, the peak of a step. At that
 # moment an FSDP rank also holds gathered parameters and gradients that are not yet reduced; both are shown as
 # *communication*.
 #
@@ -213,7 +213,7 @@ lab.plans({"DDP": scripts["ddp"], "FSDP": scripts["fsdp"]}, global_batch_size=gl
 # `labkit.launch("my_trainer.py", nproc_per_node=2)` runs a script of your own and watches it. But torchrun only starts
 # it twice. A Hugging Face Trainer does the rest by itself; its batch size is per device, so two ranks double the global
 # batch. A loop of your own must start the process group, choose its GPU, wrap the model and give each rank different
-# samples (`DistributedSampler`), as labkit's script does; lab 15 has a larger model of your own.
+# samples (`DistributedSampler`), as labkit's script does; lab 18 has a larger model of your own.
 
 # %%
 lab.check()
@@ -229,7 +229,7 @@ print(ddp.command.replace(" --", " \\\n    --"))
 #    fails, and what does labkit say?
 #    <details><summary>Answer</summary>DDP and FSDP fail: each of their two ranks gets 64 samples, the single rank all
 #    128. "ranks 0, 1 failed: ValueError: boom", and then the cell, <code>model</code>, and the line in it.</details>
-# 3. Launch DDP with `precision="bf16", save_every=10` in addition to the options ("fp16" on a T4, lab 05). What has
+# 3. Launch DDP with `precision="bf16", save_every=10` in addition to the options ("fp16" on a T4, lab 10). What has
 #    changed in the script?
 #    <details><summary>Answer</summary>Two cells, <code>precision</code> and <code>checkpoints</code>, have replaced
 #    trivial ones. The script has about twice as many lines; it contains only what you ask for.</details>

@@ -104,7 +104,7 @@ for name in seen[0]:
 # %% [markdown]
 # Compare `reduce_scatter` and `all_reduce`: an `all_reduce` is a `reduce_scatter` followed by an `all_gather`. DDP
 # needs the whole of it; FSDP needs its two halves, at different times. `all_to_all` turns rows into columns. Mixtures
-# of experts need it: in such a layer each token goes to a few of many MLPs, on whichever ranks these are (lab 23).
+# of experts need it: in such a layer each token goes to a few of many MLPs, on whichever ranks these are (lab 26).
 #
 # ## What does it cost?
 #
@@ -206,7 +206,7 @@ lab.score()
 #
 # ## On 2 × T4 and 8 × A100
 #
-# DDP all-reduces every gradient once in a step, while backward goes on. Tensor parallelism (lab 09) makes four
+# DDP all-reduces every gradient once in a step, while backward goes on. Tensor parallelism (lab 13) makes four
 # all-reduces in every block, and nothing hides them. How much of a step is spent waiting?
 
 # %%

@@ -68,7 +68,7 @@ def test_launch_returns_before_the_script_has_started_and_what_it_was_then_is_wh
     assert run.logs(rank=0, stream="stdout").strip() == "version 1"
 
 
-@pytest.mark.soak  # lab 06 measures it
+@pytest.mark.soak  # lab 04 measures it
 def test_a_rank_holds_half_of_the_state_under_fsdp():
     held = {}
     for name in ("ddp", "fsdp"):

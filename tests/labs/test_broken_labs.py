@@ -36,89 +36,89 @@ BROKEN = [
         "bytes in a step with no_sync",
     ),
     (
-        "04_input_pipeline",
+        "09_input_pipeline",
         "self.rank * worker.num_workers + worker.id, self.ranks * worker.num_workers",
         "worker.id, worker.num_workers",
         "the same by worker and rank",
     ),
     (
-        "05_mixed_precision",
+        "10_mixed_precision",
         "overflowing(DistributedDataParallel(tower(64, 5, device)), x)",
         "overflowing(tower(64, 5, device), x)",
         "DDP: ranks that see one's infinity",
     ),
     (
-        "06_memory",
+        "04_memory",
         "for name, plan in plans.items()}\noffloaded",
         'for name, plan in plans.items()}\nruns["DDP"] = lab.launch(scripts["DDP"].with_cells('
         f"model={TWICE}), steps=4, trace_memory=True, **options)\noffloaded",
         "DDP: peak",
     ),
-    ("07_fsdp", '"never": False}', '"never": True}', "never: all-gathers"),
+    ("05_fsdp", '"never": False}', '"never": True}', "never: all-gathers"),
     (
-        "08_pipeline",
+        "12_pipeline",
         "get_schedule_class(name)(",
         'get_schedule_class(name if v > 1 else "GPipe")(',
         "1F1B: ranks that hold as many micro-batches as predicted",
     ),
     (
-        "09_tensor_parallel",
+        "13_tensor_parallel",
         'Script.load("tensor_parallel"), Script.load("single")',
         f'Script.load("tensor_parallel").with_cells({PARTIAL}), Script.load("single")',
         "loss",
     ),
     (
-        "10_meshes",
+        "14_meshes",
         'sized(Script.load("hybrid"), width=64), sized',
         'sized(Script.load("hybrid"), width=64).with_cells(strategy=Script.load("hybrid").cells["strategy"]'
         '.text.replace("reshard_after_forward=False", "reshard_after_forward=True")), sized',
         "all-gathers of a rank in the same step",
     ),
     (
-        "11_checkpoints",
+        "15_checkpoints",
         "for name in both)\n",
         'for name in both)\nscript = script.with_cells(main=script.cells["main"].text.replace("divmod(step, '
         'per_epoch)", "(step // per_epoch, 0)"))\n',
         "skipped or trained on twice",
     ),
     (
-        "12_which_strategy",
+        "06_which_strategy",
         "lab.launch(planned, steps=steps, shown=False)",
         'lab.launch(planned.script, steps=steps, precision="bf16", global_batch_size=batch, trace_memory=True)',
         "fsdp: sent by all ranks in a step",
     ),
     (
-        "13_profiling",
+        "16_profiling",
         'profiled("straggler", slow=slow,',
         'profiled("straggler", slow=0.0,',
         "straggler: the rank that labkit names",
     ),
     (
-        "14_when_it_breaks",
+        "17_when_it_breaks",
         'broken(sound, "        dist.barrier()", "            dist.barrier()")',
         "sound",
         "four spaces: rank that called barrier",
     ),
     (
-        "15_your_own_model",
+        "18_your_own_model",
         "    random = torch.Generator().manual_seed(0)",
         "    random = torch.Generator()\n    random.seed()",
         "largest relative difference to a loss",
     ),
     (
-        "16_kaggle",
+        "19_kaggle",
         'shutil.copytree(working[0] / "checkpoints", working[1] / "checkpoints")',
         '(working[1] / "checkpoints").mkdir()',
         "session 2",
     ),
     (
-        "17_cluster",
+        "20_cluster",
         'name="two-nodes", wait=True, **options)',
         'name="two-nodes", wait=True, **options, seed=1)',
         "two nodes: largest difference of a loss",
     ),
     (
-        "18_fine_tuning",
+        "21_fine_tuning",
         'return Script.load(strategy, "precision", "checkpoints", "export", *extras, task="causal_lm")',
         'loaded = Script.load(strategy, "precision", "checkpoints", "export", *extras, task="causal_lm"); '
         'text = loaded.cells["checkpoints"].text; '
@@ -126,33 +126,33 @@ BROKEN = [
         "LoRA, DDP: numbers in a checkpoint",
     ),
     (
-        "19_images",
+        "22_images",
         '{"weights": weights} if name.startswith("trained") else {}',
         "{}",
         "test loss from trained weights: how many times that from random ones",
     ),
     (
-        "20_taken_apart",
+        "23_taken_apart",
         "parameter += 0.2 * parameter.grad",
         "parameter += 0",
         "after the repair: largest loss of any rank",
     ),
     (
-        "21_long_context",
+        "24_long_context",
         'for name in ("single", "context_parallel"))\n',
         'for name in ("single", "context_parallel"))\nsplit = split.with_cells(strategy=split.cells["strategy"].text'
         '.replace("embedding.register_forward_pre_hook", "str"))\n',
         "gather: largest difference of a loss",
     ),
     (
-        "22_talk_less",
+        "25_talk_less",
         'width=32, layers=2)) for name in ("ddp", "diloco")}\n',
         'width=32, layers=2)) for name in ("ddp", "diloco")}\nscripts["diloco"] = scripts["diloco"].with_cells('
         'strategy=scripts["diloco"].cells["strategy"].text.replace("self.mean(start - p)", "start - p"))\n',
         "DiLoCo: sent by all ranks in a step",
     ),
     (
-        "23_experts",
+        "26_experts",
         "layers=blocks)) for way, script in task.items()}\n",
         'layers=blocks)) for way, script in task.items()}\nbroken = scripts["expert parallel"]\n'
         'scripts["expert parallel"] = broken.with_cells(experts=broken.cells["experts"].text'

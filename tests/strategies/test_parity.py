@@ -124,7 +124,7 @@ def test_the_same_order_in_every_epoch_is_caught(reference):
 # gradients and AdamW's two moments at the end of a step. ZeRO's table (arXiv 1910.02054, section 5).
 HELD = [
     pytest.param("ddp", {}, 1, 1, 2, marks=pytest.mark.soak),
-    pytest.param("zero1", {}, 1, 1, 1, marks=pytest.mark.soak),  # lab 06 measures this, and FSDP
+    pytest.param("zero1", {}, 1, 1, 1, marks=pytest.mark.soak),  # lab 04 measures this, and FSDP
     ("zero2", {"accumulate": 2}, 1, 0.5, 1),
     pytest.param("fsdp", {}, 0.5, 0.5, 1, marks=pytest.mark.soak),
     pytest.param("fsdp1", {}, 0.5, 0.5, 1, marks=pytest.mark.soak),
