@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
@@ -43,12 +44,20 @@ class Claim:
     measured: float | None = None
     because: str = ""
     planned: bool = False
+    load: float = 0.0  # processes that wanted to run when a timed claim was measured, per core
     options: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def holds(self) -> bool | None:
         """Whether the prediction holds; None until it is measured. With a measured NaN no claim holds."""
         return None if self.measured is None else self._fits(self.predicted)
+
+    @property
+    def undecided(self) -> str:
+        """Why a measurement that disagrees decides nothing: "too noisy to decide (load 3.1 per core)"; else empty."""
+        if not self.timed or self.measured is None or self.holds:
+            return ""
+        return f"too noisy to decide (load {self.load:.1f} per core)"
 
     @property
     def article_holds(self) -> bool | None:
@@ -73,8 +82,7 @@ class Claim:
         off = ""
         if self.measured is not None and math.isfinite(self.measured) and self.predicted and self.how == "equals":
             off = f"{self.measured / self.predicted - 1:+.2%}" if self.measured != self.predicted else "0"
-        wrong = "not at this machine's load" if self.timed else "does not hold"
-        verdict = {None: "not measured", True: "holds", False: wrong}[self.holds]
+        verdict = {None: "not measured", True: "holds", False: self.undecided or "does not hold"}[self.holds]
         agreement = {None: "", True: ": true", False: ": not true"}[self.article_holds]
         return {
             "claim": self.name,
@@ -107,9 +115,9 @@ def amount(number: float, unit: str) -> str:
 
 
 class Claims:
-    """The claims of one lab. `predict` before the run, `measure` after it, `check` at the end raises if one is false.
+    """The claims of one lab: `verify` compares the value of a formula with a measurement.
 
-    Timed claims that are false are shown but do not raise, because a busy machine is not a mistake in the lab."""
+    Timed claims that disagree are shown but do not fail the lab, because a busy machine is not a mistake in it."""
 
     def __init__(self, lab: str):
         self.lab = lab
@@ -153,7 +161,8 @@ class Claims:
         launched = run.folder.read_manifest().launched if run is not None else None
         if launched is not None and launched < claim.at:
             raise LabError(f"{name!r} was predicted after {run and run.id} was launched: predict first, then run")
-        self._claims[name] = replace(claim, measured=float(value), because=because)
+        load = os.getloadavg()[0] / (os.cpu_count() or 1) if claim.timed else 0.0
+        self._claims[name] = replace(claim, measured=float(value), because=because, load=load)
         self._write()
         return value
 
@@ -167,6 +176,27 @@ class Claims:
         self._write()
         return value
 
+    def verify(
+        self,
+        name: str,
+        predicted: float,
+        measured: float,
+        unit: str = "",
+        *,
+        because: str = "",
+        planned: bool = False,
+        **how: Any,
+    ) -> None:
+        """Record what a formula predicts and what was measured (with `planned`: calculated in a second, independent
+        way). `how` is that of `predict`."""
+        self.predict(name, predicted, unit, **how)
+        (self.calculated if planned else self.measure)(name, measured, because=because)
+
+    def verify_each(self, values: Mapping[str, tuple[float, float]], unit: str = "", **how: Any) -> None:
+        """`verify` for several claims of the same kind: by name, the formula's value and the measured one."""
+        for name, (predicted, measured) in values.items():
+            self.verify(name, predicted, measured, unit, **how)
+
     def check(self, articles: Mapping[str, tuple[str, float | None]] | None = None) -> Self:
         """Raise LabError when a claim that is not timed is false, or any claim is not measured. Returns the claims.
 
@@ -175,16 +205,23 @@ class Claims:
         for name, (article, value) in (articles or {}).items():
             self._claims[name] = replace(self._claim(name), article=article, article_value=value)
         self._write()
-        wrong = [c.row() for c in self._claims.values() if not c.holds and not (c.timed and c.measured is not None)]
+        missing = [name for name, claim in self._claims.items() if claim.measured is None]
+        if missing:
+            raise LabError(f"predicted, but never measured: {', '.join(map(repr, missing))}")
+        self._require_true()
+        return self
+
+    def _require_true(self) -> None:
+        """Raise LabError when a claim that has been measured does not hold, unless the measurement decides nothing."""
+        wrong = [c.row() for c in self._claims.values() if c.holds is False and not c.undecided]
         if wrong:
             details = "; ".join(
                 f"{row['claim']}: predicted {row['predicted']}, "
-                + (f"planned {row['planned']}" if row["planned"] else f"measured {row['measured'] or 'nothing'}")
+                + (f"planned {row['planned']}" if row["planned"] else f"measured {row['measured']}")
                 + (f" ({row['off by']}, allowed {row['allowed']})" if row["off by"] else "")
                 for row in wrong
             )
             raise LabError(plain(f"{len(wrong)} of {len(self._claims)} claims of {self.lab} do not hold: {details}"))
-        return self
 
     def _claim(self, name: str) -> Claim:
         if name not in self._claims:

@@ -18,6 +18,7 @@ from labkit.frontend import ui
 from labkit.hardware import hardware
 from labkit.launching import launch
 from labkit.run import Run
+from labkit.text import plain
 from labkit.view import aligned, grid
 from labkit.write import Script, as_cell
 from labkit_labs.claims import Claims, amount
@@ -124,17 +125,18 @@ class Lesson(Claims):
         """Display `drawn(*fixed, **values)`, with a slider for each value in a live notebook."""
         explore(partial(drawn, *fixed), positions)
 
-    def verify(self, name: str, predicted: float, measured: float, unit: str = "", **how: Any) -> None:
-        """Predict and measure something that needs no run."""
-        self.predict(name, predicted, unit, **how)
-        self.measure(name, measured)
-
     def score(self) -> Score:
-        """Compare every question with what was measured. Raises LabError when one was predicted but not measured."""
+        """The reader's predictions beside the formulas and the measurements, and below them all claims so far.
+
+        What was measured with a clock is graded by its formula, for a busy machine is not the reader's mistake. Raises
+        LabError when a claim does not hold, unless the measurement is too noisy to decide, or when a question was
+        predicted but not measured.
+        """
         missing = [name for name in self._guesses if name in self._claims and self._measured(name) is None]
         if missing:
             raise LabError(f"predicted, but never measured: {', '.join(map(repr, missing))}")
-        return Score([self._scored(guess) for guess in self._guesses.values()], has_reader=ui() == "svg")
+        self._require_true()
+        return Score([self._scored(guess) for guess in self._guesses.values()], self._rows(), has_reader=ui() == "svg")
 
     def _measured(self, name: str) -> float | None:
         return self._claims[name].measured if name in self._claims else None
@@ -143,38 +145,47 @@ class Lesson(Claims):
         claim = self._claims.get(guess.name)
         if claim is None or claim.measured is None:
             return {"question": guess.name, "predicted": guess.text, "measured": "not on this machine"}
+        measured = guess.option_near(claim.measured) or amount(claim.measured, claim.unit)
+        if claim.timed:  # with a clock
+            measured += f", {claim.undecided or f'load {claim.load:.1f} per core'}"
         return {
             "question": guess.name,
             "predicted": guess.text,
             "by the formula": guess.option_near(claim.predicted) or claim.row()["predicted"],
-            "measured": guess.option_near(claim.measured) or amount(claim.measured, claim.unit),
-            "the prediction was": guess.verdict(claim.measured),
+            "measured": measured,
+            "the prediction was": guess.verdict(claim.predicted if claim.timed else claim.measured),
         }
 
 
 class Score:
-    """The reader's predictions beside the measurements. Without `has_reader`, the predictions are the questions'
-    defaults. It displays itself."""
+    """The reader's predictions beside the measurements, and every claim of the lab, folded. Without `has_reader`, the
+    predictions are the questions' defaults. It displays itself."""
 
-    def __init__(self, rows: list[dict[str, str]], *, has_reader: bool):
-        self.rows, self.has_reader = rows, has_reader
+    def __init__(self, rows: list[dict[str, str]], claims: list[dict[str, str]], *, has_reader: bool):
+        self.rows, self.claims, self.has_reader = rows, claims, has_reader
 
     @property
     def right(self) -> int:
         return sum(row.get("the prediction was") == "right" for row in self.rows)
 
     def __repr__(self) -> str:
-        return f"{self._title()}\n{aligned(self.rows)}"
+        return plain(f"{self._title()}\n{aligned(self.rows)}\n\n{self._held()}\n{aligned(self.claims)}")
 
     def _title(self) -> str:
         if not self.has_reader:
             return "No one was asked: these are the default predictions."
         return f"{self.right} of {len(self.rows)} predictions {'was' if self.right == 1 else 'were'} right."
 
+    def _held(self) -> str:
+        holding = sum(claim["verdict"] == "holds" for claim in self.claims)
+        return f"{holding} of the {len(self.claims)} claims of this lab so far hold."
+
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
         dot = f'<span style="color:{YOURS}">■</span> '
         table = grid(self.rows, sentences=("question", "the prediction was"))
-        return {"text/plain": repr(self), "text/html": f"<b>{dot}{self._title()}</b>{table}"}
+        claims = grid(self.claims, sentences=("claim", "because"))
+        folded = f"<details><summary>{self._held()}</summary>{claims}</details>"
+        return {"text/plain": repr(self), "text/html": f"<b>{dot}{self._title()}</b>{table}{folded}"}
 
 
 def sized(script: Script, **sizes: int) -> Script:

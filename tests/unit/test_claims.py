@@ -60,13 +60,11 @@ def test_a_false_claim_says_by_how_much_and_shows_the_term(claims):
 def test_a_claim_measured_with_a_clock_is_shown_and_does_not_fail_the_lab(claims):
     claims.predict("step", 0.1, "s", within=0.1)
     claims.predict("idle", 0.3, "%", within=0.1, timed=True)
-    with pytest.raises(
-        LabError, match="2 of 2 claims of 02 a lab do not hold: step: predicted 100 ms, measured nothing"
-    ):
+    with pytest.raises(LabError, match="predicted, but never measured: 'step', 'idle'"):
         claims.check()
     claims.measure("step", 0.2)
     claims.measure("idle", 0.6)
-    assert repr(claims.check()).count("not at this machine's load") == 2
+    assert repr(claims.check()).count("too noisy to decide") == 2
     claims.predict("timeout", 8, "s", timed=False)
     claims.measure("timeout", 9)
     with pytest.raises(LabError, match="1 of 3 claims"):
@@ -86,7 +84,7 @@ def test_an_article_is_compared(claims, runs_dir):
 
 def test_what_was_not_measured_is_not_passed_over(claims):
     claims.predict("x", 1)
-    with pytest.raises(LabError, match="x: predicted 1, measured nothing"):
+    with pytest.raises(LabError, match="predicted, but never measured: 'x'"):
         claims.check()
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import json
 import math
+import re
 import sys
 import xml.etree.ElementTree as ElementTree
 from types import SimpleNamespace
@@ -243,9 +244,26 @@ def test_the_score_holds_every_question_and_wants_all_measured(runs_dir, capsys)
         }
     ]
     assert "No one was asked" in repr(score)
-    assert "0 of 1 predictions were right" in repr(Score(score.rows, has_reader=True))
+    assert "0 of 1 predictions were right" in repr(Score(score.rows, score.claims, has_reader=True))
     lab.verify("sum", 4, 2 + 2)
     assert lab.check() is lab
+
+
+def test_what_was_timed_is_graded_by_the_formula_and_says_how_busy_the_machine_was(runs_dir):
+    lab = Lesson("99 a lab")
+    lab.ask("idle", default=27.3, unit="%")
+    lab.verify("idle", 0.273, 0.6, "%", within=0.2, timed=True)
+    score = lab.score()
+    assert score.rows[0]["the prediction was"] == "right"
+    assert re.fullmatch(r"60.0%, too noisy to decide \(load \d+\.\d per core\)", score.rows[0]["measured"])
+    assert "0 of the 1 claims of this lab so far hold." in repr(score)
+
+
+def test_the_score_fails_a_lab_whose_formula_is_wrong(runs_dir):
+    lab = Lesson("99 a lab")
+    lab.verify_each({"sum": (4, 2 + 2), "product": (5, 2 * 2)})
+    with pytest.raises(LabError, match="1 of 2 claims of 99 a lab do not hold: product: predicted 5, measured 4"):
+        lab.score()
 
 
 def test_what_was_calculated_is_not_called_measured(runs_dir):
