@@ -33,7 +33,7 @@ disk_seconds: float = 0.5  # how long a slow disk takes for a checkpoint
 from labkit import Script
 from labkit_labs import Lesson, defined, draw, saving, sized
 
-lab, N = Lesson("15_checkpoints", ranks=nproc_per_node), nproc_per_node
+lab = Lesson("15_checkpoints", ranks=nproc_per_node)
 draw.calls(
     {0: ["step 8", "copy", "write shard", "COMMIT.json", "rename"], 1: ["step 8", "copy", "write shard"]}, first=None
 )
@@ -92,8 +92,9 @@ def load_datasets(data_dir, samples=80):
 
 
 # %%
-SAVED, KILLED, both = 4, 8, ("fsdp", "single")
-script, single = (Script.load(name, "checkpoints").with_cells(model=Model, data=load_datasets) for name in both)
+SAVED, KILLED = 4, 8  # steps
+own = {"model": Model, "data": load_datasets}
+script, single = (Script.load(name, "checkpoints").with_cells(**own) for name in ("fsdp", "single"))
 options = {"global_batch_size": 8, "precision": "fp64", "deterministic": True, "steps": 14}
 slow = saving.on_slow_disk(script, disk_seconds)
 uninterrupted = lab.launch(slow, save_every=SAVED, async_save=True, shown=False, **options)
@@ -105,11 +106,10 @@ uninterrupted = lab.launch(slow, save_every=SAVED, async_save=True, shown=False,
 # catch it; it is also what the system sends when memory runs out.
 
 # %%
-lab.predict_each({"killed: checkpoints marked as complete": 1, again_trained: KILLED - SAVED, wrong: 0, flipped: 12})
 killed = saving.killed_while_saving(lab, script, KILLED, save_every=SAVED, **options)
 folder = killed.path / "checkpoints"
-results = {"killed: checkpoints marked as complete": len([*folder.glob("step-*/COMMIT.json")])}
 print("\n".join(f"{file.stat().st_size:9,} {file.relative_to(folder)}" for file in sorted(folder.glob("*/*"))))
+lab.verify("killed: checkpoints marked as complete", 1, len([*folder.glob("step-*/COMMIT.json")]))
 
 # %% [markdown]
 # The files of step 8 may well be whole, but nothing says so. One dead rank ends the run of all, under DDP as under
@@ -124,29 +124,30 @@ print("\n".join(f"{file.stat().st_size:9,} {file.relative_to(folder)}" for file 
 # (AdamW also counts the steps of each tensor, in 4 bytes; rank 0 writes what is the same on all ranks.)
 
 # %%
-parts = [[24 * part.numel() for part in parameter.chunk(N)] for parameter in Model().parameters()]
-writes = {f"bytes that rank {r} writes": sum(p[r] for p in parts) + 4 * len(parts) * (r == 0) for r in range(N)}
-lab.predict_each(writes, "B")
-same, one_rank, outside = (f"{what}: difference" for what in ("resumed: loss", "on one rank: loss", "file: weights"))
-lab.predict_each({same: 1e-12, one_rank: 1e-9, outside: 1e-9}, how="at most")
-asynchronous = "an asynchronous save stops training, compared with a synchronous one, for"
-lab.predict(asynchronous, 0.5, "%", how="at most", timed=True)
 copy = saving.copied(folder, "for one rank")
 options |= {"shown": False}
 again = lab.launch(slow, save_every=SAVED, checkpoint_dir=folder, **options)
 alone = lab.launch(single, ranks=1, checkpoint_dir=copy, full_checkpoints=True, **options)
 
 # %%
-results |= {again_trained: saving.trained_again(killed, again)}
-results |= {wrong: saving.not_once(80, (killed, SAVED), (again, 10 - SAVED))}  # ten steps are an epoch
-results |= {same: saving.apart(again, uninterrupted), one_rank: saving.apart(alone, uninterrupted)}
-results |= {f"bytes that rank {r} writes": size for r, size in saving.tensor_bytes(folder / "step-14").items()}
-still = {"synchronous": saving.still_at(again, SAVED), "asynchronous": saving.still_at(uninterrupted, SAVED)}
-lab.measure_each(results | {asynchronous: still["asynchronous"] / still["synchronous"]}, run=alone)
 runs = {"uninterrupted": uninterrupted, "killed": killed, "resumed": again, "on one rank": alone}
 lines = {name: run.losses().items() for name, run in runs.items()}
 display(draw.curves(lines, "loss", marks={SAVED: "the last complete checkpoint", KILLED: "killed"}))
-draw.bars(still, unit="s", title="how long training stands still")
+still = {"synchronous": saving.still_at(again, SAVED), "asynchronous": saving.still_at(uninterrupted, SAVED)}
+display(draw.bars(still, unit="s", title="how long training stands still"))
+shards = [[24 * part.numel() for part in parameter.chunk(lab.ranks)] for parameter in Model().parameters()]
+formula = {f"rank {r}": sum(shard[r] for shard in shards) + 4 * len(shards) * (r == 0) for r in range(lab.ranks)}
+written = {f"rank {r}": size for r, size in saving.tensor_bytes(folder / "step-14").items()}
+draw.bars(written, formula, unit="B", title="what a rank writes")
+
+# %%
+lab.verify(again_trained, KILLED - SAVED, saving.trained_again(killed, again))
+lab.verify(wrong, 0, saving.not_once(80, (killed, SAVED), (again, 10 - SAVED)))  # ten steps are an epoch
+lab.verify("resumed: loss: difference", 1e-12, saving.apart(again, uninterrupted), how="at most")
+lab.verify("on one rank: loss: difference", 1e-9, saving.apart(alone, uninterrupted), how="at most")
+lab.verify_each({f"bytes that {rank} writes": (formula[rank], written[rank]) for rank in formula}, "B")
+name = "an asynchronous save stops training, compared with a synchronous one, for"
+lab.verify(name, 0.5, still["asynchronous"] / still["synchronous"], "%", how="at most", timed=True)
 
 # %% [markdown]
 # ## What a checkpoint holds
@@ -165,7 +166,9 @@ from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 dcp_to_torch_save(folder / "step-14", killed.path / "one.pt")
 one, other = (torch.load(f, weights_only=True)["model"] for f in (killed.path / "one.pt", copy / "step-14" / "full.pt"))
-lab.measure_each({outside: max((one[name] - other[name]).abs().max() for name in one)})
+differences = {name: (one[name] - other[name]).abs().max().item() for name in one}
+print("the largest difference to the file that one rank wrote:", max(differences.values()))
+lab.verify("file: weights: difference", 1e-9, max(differences.values()), how="at most")
 
 # %% [markdown]
 # A disk may damage a file long after it was written. Flip one bit of the newest checkpoint, and let the script choose
@@ -173,7 +176,9 @@ lab.measure_each({outside: max((one[name] - other[name]).abs().max() for name in
 
 # %%
 damaged = saving.copy_with_a_bit_flipped(folder, "step-14/__0_0.distcp")
-lab.measure(flipped, int(defined(script, "checkpoints").newest_whole(damaged).name.removeprefix("step-")))
+chosen = defined(script, "checkpoints").newest_whole(damaged).name
+print("resumes from", chosen)
+lab.verify(flipped, 12, int(chosen.removeprefix("step-")))
 lab.score()
 
 # %% [markdown]
@@ -255,12 +260,3 @@ display(planned, draw.bars(predicted=each, unit="B", title="planned, not run: by
 #
 # torch/distributed/checkpoint: `save`, `async_save`, `FileSystemReader`. Young, *A first order approximation to the
 # optimum checkpoint interval* (CACM 17, 1974). *The Llama 3 Herd of Models* (arXiv 2407.21783), section 3.3.4.
-#
-# ### Appendix: what was claimed, and what the articles say
-#
-# The guide (001) has a recipe. Its file (lines 144-147) holds `model` and `optimizer`, but neither the step nor random
-# states. It has no mark of completeness, so a job that is killed while saving to a path that it used before has neither
-# the old checkpoint nor the new one. The third article (003, line 225) counts fault tolerance among DDP's advantages.
-
-# %%
-lab.check({again_trained: ("fault tolerance (003, line 225)", None)})

@@ -63,8 +63,6 @@ def profiled(name, strategy="ddp", slow=0.0, **options):
     return lab.launch(sleeping(strategy), name=name, env=env, **options)
 
 
-sent_late, waits = "one bucket: all-reduces that backward hides", "straggler: the other rank waits"
-lab.predict_each({covered: layers - 1, sent_late: 0}, timed=True)
 healthy = profiled("healthy", bucket_mib=1)
 
 # %%
@@ -80,7 +78,6 @@ healthy.timeline()
 
 # %%
 late = profiled("one-bucket", bucket_mib=8 * layers)
-lab.measure_each({covered: all_reduces(healthy)[1], sent_late: all_reduces(late)[1]})
 late.timeline()
 
 # %% [markdown]
@@ -92,21 +89,27 @@ late.timeline()
 # One rank pauses longer in its forward. Play the animation.
 
 # %%
-other, slow = (slow_rank + 1) % lab.ranks, slow_ms / 1000
-lab.predict(apart, 1, within=0.1, timed=True)
-lab.predict_each({longest: 0, "straggler: the rank that labkit names": slow_rank})
-lab.predict(waits, slow, "s", within=0.15)
-straggling = profiled("straggler", slow=slow, bucket_mib=1, shown=True)
+straggling = profiled("straggler", slow=slow_ms / 1000, bucket_mib=1, shown=True)
 straggling.timeline().animation()
 
 # %%
-times = straggling.metrics().query("step > 2").groupby("rank")["step_seconds"].median()
-table = straggling.timeline().table
-results = {apart: times[slow_rank] / times[other], longest: int(table["communication"].idxmax() == slow_rank)}
-results |= {waits: table["waiting"][other], "straggler: the rank that labkit names": straggler(straggling)}
-lab.measure_each(results, run=straggling)
+other = (slow_rank + 1) % lab.ranks
 runs = {"healthy": healthy, "one bucket": late, "straggler": straggling}
 display(draw.bars(parts(runs), unit="s", title="a step of each rank"))
+times = straggling.metrics().query("step > 2").groupby("rank")["step_seconds"].median()
+table = straggling.timeline().table
+print(f"median step: {times[slow_rank]:.3f} s on rank {slow_rank}, {times[other]:.3f} s on rank {other}")
+hidden = {name: all_reduces(run)[1] for name, run in runs.items()}
+print("all-reduces that backward hides:", hidden, "· labkit names rank", straggler(straggling))
+display(table)
+
+# %%
+lab.verify(covered, layers - 1, hidden["healthy"], timed=True)
+lab.verify("one bucket: all-reduces that backward hides", 0, hidden["one bucket"], timed=True)
+lab.verify(apart, 1, times[slow_rank] / times[other], within=0.1, timed=True)
+lab.verify(longest, 0, int(table["communication"].idxmax() == slow_rank))
+lab.verify("straggler: the other rank waits", slow_ms / 1000, table["waiting"][other], "s", within=0.15)
+lab.verify("straggler: the rank that labkit names", slow_rank, straggler(straggling))
 lab.score()
 
 # %% [markdown]
@@ -192,13 +195,3 @@ lab.plans(gpt, global_batch_size=64)
 #
 # Li et al., *PyTorch Distributed* (arXiv 2006.15704): overlap. torch/profiler/profiler.py. The traces of a labkit run
 # are in its folder `profile`.
-#
-# ### Appendix: what was claimed, and what the articles say
-#
-# The second article (002, line 130) says that gradients are sent after backward; the guide (001, line 14) says that
-# sending "overlaps with backward pass", which holds except for the last bucket. The third (003, line 235) is right that
-# all wait for the slowest.
-
-# %%
-synchronized = "after backward pass, gradients are synchronized (002, line 130)", 0
-lab.check({covered: synchronized, waits: ("all GPUs must wait for slowest one (003, line 235)", slow)})

@@ -248,12 +248,3 @@ lab.plans(texts, global_batch_size=16)
 #
 # torch/distributed/elastic: how torchrun chooses the root cause. torch/nn/parallel/distributed.py: unused parameters.
 # docs.pytorch.org, *Flight Recorder*: hangs.
-#
-# ### Appendix: what was claimed, and what the articles say
-#
-# *Distributed Training with PyTorch: DDP vs FSDP* (002) calls evaluation on rank 0 alone correct in line 1031, and
-# again in the best practices (line 1178); its own FSDP example (line 709) evaluates on all ranks. Line 1013 rightly
-# warns of the forgotten sampler.
-
-# %%
-lab.check({"rank 0 evaluates alone: errors": ("correct (002, line 1031)", 0)})

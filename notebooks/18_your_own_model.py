@@ -41,7 +41,7 @@ draw.cells([*Script.load("ddp").cells], {"yours": ["model", "data", "task"], "th
 # trained.
 
 # %%
-cells = lab.ask("cells that change from DDP to FSDP, of the 20 above", default=5)
+cells = lab.ask("cells that change from DDP to FSDP, of all of them", default=5)
 moments = lab.ask("DDP: AdamW's state, how many times the size of the parameters", default=2, unit="times")
 apart = {"rounding, below 0.1%": 1e-4, "about 1%": 0.01, "10% or more": 0.1}
 same = lab.ask("FSDP: largest relative difference to a loss of DDP", default=0.01, options=apart)
@@ -127,6 +127,7 @@ def loss_of(outputs, batch):
 # %%
 own = {"model": Model, "data": load_datasets, "loss_of": loss_of}
 scripts = {name: Script.load(name).with_cells(**own) for name in ("ddp", "fsdp")}
+print("cells that change:", changed(scripts["fsdp"], scripts["ddp"]))
 lab.verify(cells, 1, len(changed(scripts["fsdp"], scripts["ddp"])))
 scripts["fsdp"].diff(scripts["ddp"])
 
@@ -137,15 +138,17 @@ scripts["fsdp"].diff(scripts["ddp"])
 # ## Train under both
 
 # %%
-trained = sum(p.numel() for p in Model().parameters() if p.requires_grad)
-lab.predict(moments, 2 * trained / sum(p.numel() for p in Model().parameters()), "times", within=0.001)
-lab.predict(same, 1e-3, how="at most")
 options = {"steps": steps, "global_batch_size": global_batch_size, "trace_memory": True, "shown": False}
 ddp, fsdp = (lab.launch(script, **options) for script in scripts.values())
 peaks = {name: run.memory().ranks[0].traced.categories for name, run in (("DDP", ddp), ("FSDP", fsdp))}
-lab.measure(moments, peaks["DDP"]["optimizer"] / peaks["DDP"]["parameters"], run=ddp)
-lab.measure(same, (fsdp.losses() / ddp.losses() - 1).abs().max(), run=fsdp)
 draw.bars(peaks, unit="B", title="rank 0 at its peak")
+
+# %%
+parameters = [*Model().parameters()]
+trained = sum(p.numel() for p in parameters if p.requires_grad)
+state = 2 * trained / sum(p.numel() for p in parameters)
+lab.verify(moments, state, peaks["DDP"]["optimizer"] / peaks["DDP"]["parameters"], "times", within=0.001)
+lab.verify(same, 1e-3, (fsdp.losses() / ddp.losses() - 1).abs().max(), how="at most")
 
 # %% [markdown]
 # Frozen parameters have neither gradients nor AdamW's state. FSDP divides parameters, gradients and state; in a small
@@ -221,11 +224,3 @@ lab.plans(wide, global_batch_size=512, precision="fp16")
 # ## Sources
 #
 # docs/how_to/scripts.md: what each cell defines. docs.pytorch.org, *torchrun*.
-#
-# ### Appendix: what was claimed, and what the articles say
-#
-# A guide to DDP and FSDP (001, line 208) expects that FSDP may need another learning rate; its gradients are DDP's.
-# *Distributed Training with PyTorch: DDP vs FSDP* (002, line 752) is right that the command stays the same.
-
-# %%
-lab.check({same: ("001, line 208: the learning rate may need adjustment", None)})

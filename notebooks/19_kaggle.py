@@ -144,12 +144,13 @@ def load_datasets(data_dir):
 working = folders(2)  # each session's /kaggle/working
 script = Script.load("fsdp").with_cells(model=Model, data=load_datasets)
 options = {"steps": steps, "global_batch_size": 16, "deterministic": True}
-lab.predict(done, deadline_seconds / STEP_SECONDS, within=1.5 / deadline_seconds, timed=True)
-lab.predict(per_parameter, 3 * 4, within=0.05)
 first_folder = working[0] / "checkpoints"
 one = lab.launch(script, checkpoint_dir=first_folder, deadline_seconds=deadline_seconds, **options)
 last, path = newest(first_folder)
-lab.measure_each({done: last, per_parameter: size_of(path) / sum(p.numel() for p in Model().parameters())}, run=one)
+bytes_each = size_of(path) / sum(p.numel() for p in Model().parameters())
+print(f"stopped after step {last}; the checkpoint has {bytes_each:.2f} bytes for each parameter")
+lab.verify(done, deadline_seconds / STEP_SECONDS, last, within=1.5 / deadline_seconds, timed=True)
+lab.verify(per_parameter, 3 * 4, bytes_each, within=0.05)
 
 # %% [markdown]
 # A checkpoint holds the weights and AdamW's two moments, 12 bytes per parameter in fp32. Gradients are not in it: the
@@ -164,13 +165,12 @@ lab.measure_each({done: last, per_parameter: size_of(path) / sum(p.numel() for p
 import shutil
 
 shutil.copytree(working[0] / "checkpoints", working[1] / "checkpoints")
-lab.predict_each({"session 2: resumes after step": last, apart: 0})
 two = lab.launch(script, checkpoint_dir=working[1] / "checkpoints", shown=False, **options)
 whole = lab.launch(script, shown=False, **options)
 
 # %%
-lab.measure("session 2: resumes after step", losses(two).index[0] - 1, run=two)
-lab.measure(apart, (losses(two) - losses(whole)).abs().max(), run=two)
+lab.verify("session 2: resumes after step", last, losses(two).index[0] - 1)
+lab.verify(apart, 0, (losses(two) - losses(whole)).abs().max())
 lines = {"uninterrupted": losses(whole).items(), "session 1": losses(one).items(), "session 2": losses(two).items()}
 draw.curves(lines, "loss of rank 0", marks={last + 0.5: "the deadline"})
 
@@ -262,12 +262,3 @@ else:
 # ## Sources
 #
 # The table at the top. docs/how_to/kaggle.md; docs/evidence/memory.md.
-#
-# ### Appendix: what was claimed, and what the articles say
-#
-# *Distributed Training with PyTorch: DDP vs FSDP* (002, lines 940-964) recommends Kaggle and says nothing about the end
-# of a session. The menu that it names for the accelerator (line 947, Runtime → Change Runtime Type) is Colab's. It
-# recommends DDP up to 1B parameters on two to four GPUs (line 882) and names no GPU there; for two T4s see above.
-
-# %%
-lab.check()

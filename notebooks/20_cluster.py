@@ -62,14 +62,12 @@ warmed = lab.ask("8 times the batch and the rate, after a warm-up of 16 steps: t
 script, hosts = labkit.Script.load("ddp"), ["localhost", "localhost"]
 env = {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}  # two nodes on one machine cannot share its GPUs
 options = {"steps": steps, "global_batch_size": batch, "env": env}
-lab.predict_each({same: 0, words: 1})
 one = labkit.launch(script, nproc_per_node=2, name="one-node", wait=True, **options)
 two = labkit.launch(script, hosts=hosts, nproc_per_node=1, name="two-nodes", wait=True, **options)
 
 # %%
 alone, joined = of_ranks(one), of_ranks(two)
-results = {same: (alone - joined).abs().max().max(), words: differing_words(two.command)}
-lab.measure_each(results, run=two)
+lab.verify(same, 0, (alone - joined).abs().max().max())
 draw.curves({"one node": alone[0].items(), "two nodes": joined[0].items()}, "loss of rank 0")
 
 # %% [markdown]
@@ -78,6 +76,8 @@ draw.curves({"one node": alone[0].items(), "two nodes": joined[0].items()}, "los
 
 # %%
 print(one.command, two.command, sep="\n")
+print("words in which the lines of the two nodes differ:", differing_words(two.command))
+lab.verify(words, 1, differing_words(two.command))
 lab.explore(draw.hosts, nproc_per_node=[1, 2, 4, 8], nnodes=[1, 2, 4])
 
 # %% [markdown]
@@ -161,17 +161,17 @@ def optimizer_of(parameters, args):
 digits = labkit.Script.load("ddp", task="digits").with_cells(optimizer_of=optimizer_of)
 ways = {"32 samples": (32, 0.01, 0), "256 samples": (256, 0.01, 0), "256, 8 x the rate": (256, 0.08, 0)}
 ways["256, 8 x, warm-up"] = 256, 0.08, 16  # samples, learning rate, steps in which it rises
-lab.predict(slower, 1.2, how="at least")
-lab.predict(warmed, 1.2, how="at most")
 trained = {}
 for name, (samples, lr, rising) in ways.items():
     options = {"global_batch_size": samples, "lr": lr, "warmup_steps": rising}
     trained[name] = lab.launch(digits, epochs=10, name="digits", shown=False, **options)
 
 # %%
-losses, small = {name: run.losses() for name, run in trained.items()}, test_loss(trained["32 samples"])
-results = {slower: test_loss(trained["256 samples"]) / small, warmed: test_loss(trained["256, 8 x, warm-up"]) / small}
-lab.measure_each(results)
+ends = {name: test_loss(run) for name, run in trained.items()}
+print("test loss:", {name: round(loss, 3) for name, loss in ends.items()})
+lab.verify(slower, 1.2, ends["256 samples"] / ends["32 samples"], "times", how="at least")
+lab.verify(warmed, 1.2, ends["256, 8 x, warm-up"] / ends["32 samples"], "times", how="at most")
+losses = {name: run.losses() for name, run in trained.items()}
 scaled = {name: [(step * ways[name][0] / 32, y) for step, y in each.items() if y < 20] for name, each in losses.items()}
 display(draw.curves(scaled, "training loss up to 20, after as many samples: a step is 32 of them", log=True))
 lab.score()
@@ -218,6 +218,3 @@ lab.plans({"1 host": gpt} | networks, global_batch_size=64)
 #
 # Goyal et al. (arXiv 1706.02677) and Malladi et al. (arXiv 2205.10287): learning rate and batch. docs.pytorch.org,
 # *torchrun*: static and elastic rendezvous. slurm.schedmd.com, *sbatch* and *srun*. docs/how_to/cluster.md.
-
-# %%
-lab.check()

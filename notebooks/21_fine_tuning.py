@@ -92,15 +92,6 @@ def script_of(name):
     return Script.load(strategy, "precision", "checkpoints", "export", *extras, task="causal_lm")
 
 
-base = AutoModelForCausalLM.from_pretrained(model)
-layers = [layer for layer in base.model.layers.modules() if isinstance(layer, torch.nn.Linear)]
-W = sum(parameter.numel() for parameter in base.parameters())
-A = sum(RANK * (layer.in_features + layer.out_features) for layer in layers)
-held = {"all weights": 16 * W, "LoRA": 2 * W + 16 * A}  # bytes, under DDP
-held = {way: held[way.split(",")[0]] / (lab.ranks if way.endswith("FSDP") else 1) for way in WAYS}
-lab.predict_each({share: A / W, holds: held["LoRA, DDP"] / held["all weights, DDP"]}, "%", within=0.05)
-lab.predict_each({saved: 3, "LoRA, DDP: numbers in a checkpoint, how many times the adapter's": 3}, "times")
-
 # %%
 runs = {}
 for name in WAYS:
@@ -112,15 +103,24 @@ for name in WAYS:
     )  # fmt: skip
 
 # %%
-numbers = {way: numbers_saved(folder / f"{way}-DDP" / f"step-{steps}") for way in ("all-weights", "LoRA")}
+base = AutoModelForCausalLM.from_pretrained(model)
+layers = [layer for layer in base.model.layers.modules() if isinstance(layer, torch.nn.Linear)]
+W = sum(parameter.numel() for parameter in base.parameters())
+A = sum(RANK * (layer.in_features + layer.out_features) for layer in layers)
+held = {"all weights": 16 * W, "LoRA": 2 * W + 16 * A}  # bytes, under DDP
+held = {way: held[way.split(",")[0]] / (lab.ranks if way.endswith("FSDP") else 1) for way in WAYS}
 seen = dict(zip(runs, labkit.compare([*runs.values()]).table.held_bytes, strict=True))
-results = {
-    saved: numbers["all-weights"] / W,
-    "LoRA, DDP: numbers in a checkpoint, how many times the adapter's": numbers["LoRA"] / A,
-}
+draw.bars(seen, held, unit="B", title="a rank holds, of weights, gradients and AdamW's state")
+
+# %%
 trained = runs["LoRA, DDP"].metrics().trained_parameters.dropna().iloc[0]
-lab.measure_each(results | {share: trained / W, holds: seen["LoRA, DDP"] / seen["all weights, DDP"]})
-display(draw.bars(seen, held, unit="B", title="a rank holds, of weights, gradients and AdamW's state"))
+saves = {way: numbers_saved(folder / f"{way}-DDP" / f"step-{steps}") for way in ("all-weights", "LoRA")}
+print(f"{trained:,.0f} of {W:,} numbers are trained; numbers in a checkpoint: {saves}")
+lab.verify(share, A / W, trained / W, "%", within=0.05)
+ratio = held["LoRA, DDP"] / held["all weights, DDP"]
+lab.verify(holds, ratio, seen["LoRA, DDP"] / seen["all weights, DDP"], "%", within=0.05)
+lab.verify(saved, 3, saves["all-weights"] / W, "times")
+lab.verify("LoRA, DDP: numbers in a checkpoint, how many times the adapter's", 3, saves["LoRA"] / A, "times")
 lab.score()
 
 # %% [markdown]
@@ -205,6 +205,3 @@ else:
 # ## Sources
 #
 # Hu et al., *LoRA* (arXiv 2106.09685). huggingface.co/docs/peft: `LoraConfig`. docs/how_to/models.md.
-
-# %%
-lab.check()

@@ -82,8 +82,6 @@ if not weights:
 # All three see the same images in the same order.
 
 # %%
-lab.predict(start, 0.75, "times", how="at most")
-lab.predict(apart, 0.01, how="at least")
 WAYS = {"random": ("ddp", 2), "trained": ("ddp", 2), "trained, one rank": ("single", 1)}
 runs = {}
 for name, (strategy, ranks) in WAYS.items():
@@ -97,7 +95,8 @@ for name, (strategy, ranks) in WAYS.items():
 test = {name: run.metrics().dropna(subset=["test_loss"]).drop_duplicates("step") for name, run in runs.items()}
 last = {name: table["test_loss"].iloc[-1] for name, table in test.items()}
 two, one = (runs[name].losses().loc[1:5] for name in ("trained", "trained, one rank"))
-lab.measure_each({start: last["trained"] / last["random"], apart: (two / one - 1).abs().max()}, run=runs["trained"])
+lab.verify(start, 0.75, last["trained"] / last["random"], "times", how="at most")
+lab.verify(apart, 0.01, (two / one - 1).abs().max(), how="at least")
 curves = {name: [*zip(table["step"], table["test_loss"], strict=True)] for name, table in test.items()}
 draw.curves(curves, "loss on the test images", log=True)
 
@@ -129,9 +128,10 @@ own = timm.create_model(model, num_classes=classes, **size)
 own.load_state_dict(load_file(folder / "trained" / "model.safetensors"))
 
 side = image_size or preset.input_size[-1]
-lab.predict(unprepared, 0.6, "%", how="at most")
-lab.measure(unprepared, accuracy(own, data_dir, side, mean=(0, 0, 0), std=(1, 1, 1)))
-print(f"normalized, {accuracy(own, data_dir, side, preset.mean, preset.std):.0%} of the test images are right")
+normalized = accuracy(own, data_dir, side, preset.mean, preset.std)
+only_scaled = accuracy(own, data_dir, side, mean=(0, 0, 0), std=(1, 1, 1))
+print(f"right of the test images: normalized {normalized:.0%}, only scaled {only_scaled:.0%}")
+lab.verify(unprepared, 0.6, only_scaled, "%", how="at most")
 lab.score()
 
 # %% [markdown]
@@ -178,6 +178,3 @@ else:
 #
 # He et al., *Deep Residual Learning* (arXiv 1512.03385). Ioffe and Szegedy, *Batch Normalization* (arXiv 1502.03167).
 # huggingface.co/docs/timm. docs/how_to/models.md.
-
-# %%
-lab.check()

@@ -85,15 +85,13 @@ def main():
 # %%
 script = labkit.Script.of("train", main=main)
 per_epoch = SAMPLES // lab.ranks // BATCH
-lab.predict_each({before: 0, meets: BAD % lab.ranks, damaged: lab.ranks})
-lab.predict(after := "after the repair: largest loss of any rank", 3, how="at most")
 run = labkit.launch(script, nproc_per_node=lab.ranks, env=lab.env, wait=False, reachable=True)
 
 # %%
 zeros, norm = f"(model.module[:{DEAD + 2}](x) == 0).float().mean().item()", "model.module[0].weight.grad.norm().item()"
 dead = run.ask(f"loss.item(), {zeros}, {norm}")
 dead.columns = ["rank", "step", "loss", "zeros behind the layer", "gradient norm before it"]
-lab.measure(before, dead["gradient norm before it"].max(), run=run)
+lab.verify(before, 0, dead["gradient norm before it"].max())
 display(dead)
 
 # %% [markdown]
@@ -113,7 +111,8 @@ run.until("loss > 3")
 caught = run.ask(f"loss.item(), int(numbers[x.abs().amax(1).argmax()]), {norm}")
 caught.columns = ["rank", "step", "loss", "sample", "gradient norm"]
 worst = caught.loc[caught["loss"].idxmax()]
-lab.measure_each({meets: worst["rank"], damaged: (caught["gradient norm"] > 50).sum()}, run=run)
+lab.verify(meets, BAD % lab.ranks, worst["rank"])
+lab.verify(damaged, lab.ranks, (caught["gradient norm"] > 50).sum())
 display(caught)
 
 # %% [markdown]
@@ -141,7 +140,8 @@ while run.ask("0")["step"][0] < first + 2 * per_epoch:
 run.stop()
 
 # %%
-lab.measure(after, run.metrics().query(f"step >= {first}")["loss"].max(), run=run)
+after = run.metrics().query(f"step >= {first}")["loss"].max()
+lab.verify("after the repair: largest loss of any rank", 3, after, how="at most")
 marks = done_to(run, exec="repaired", hit="caught")
 display(draw.curves(loss_lines(run, caught), "loss", log=True, marks=marks))
 lab.score()
@@ -195,6 +195,3 @@ lab.plans({"DDP": sized(labkit.Script.load("ddp"), width=768, layers=16, heads=1
 # ## Sources
 #
 # labkit's docs/how_to/reach.md. torch/distributed/\_\_init\_\_.py: `breakpoint`.
-
-# %%
-lab.check()

@@ -58,19 +58,18 @@ saves = lab.ask("ring: its peak at 512 positions, how many times gather's", defa
 sizes = {"width": 32, "layers": 2, "context": context}
 single, split = (sized(labkit.Script.load(name), **sizes) for name in ("single", "context_parallel"))
 options = {"global_batch_size": 4}
-plans = {way: labkit.plan(split, nproc_per_node=lab.ranks, attention=way, **options) for way in ("gather", "ring")}
-lab.predict_each({apart: 1e-4, "ring: largest difference of a loss to one rank's": 1e-4}, how="at most")
-lab.predict(saves, plans["ring"].bytes / plans["gather"].bytes, "times", within=0.08)
+ways = ("gather", "ring")
 one = lab.launch(single, ranks=1, steps=4, shown=False, **options)
-runs = {way: lab.launch(split, attention=way, steps=4, trace_memory=True, shown=False, **options) for way in plans}
+runs = {way: lab.launch(split, attention=way, steps=4, trace_memory=True, shown=False, **options) for way in ways}
 
 # %%
 peaks = {way: max((rank.traced for rank in run.memory().ranks), key=lambda it: it.bytes) for way, run in runs.items()}
+planned = {way: labkit.plan(split, nproc_per_node=lab.ranks, attention=way, **options) for way in ways}
+display(draw.bars({way: peak.categories for way, peak in peaks.items()}, unit="B", title="the fuller rank at its peak"))
 off = {way: (run.losses() / one.losses() - 1).abs().max() for way, run in runs.items()}
-results = {f"{way}: largest difference of a loss to one rank's": difference for way, difference in off.items()}
-results |= {saves: peaks["ring"].bytes / peaks["gather"].bytes}
-lab.measure_each(results)
-draw.bars({way: peak.categories for way, peak in peaks.items()}, unit="B", title="the fuller rank at its peak")
+lab.verify_each({f"{way}: largest difference of a loss to one rank's": (1e-4, off[way]) for way in ways}, how="at most")
+smaller = planned["ring"].bytes / planned["gather"].bytes
+lab.verify(saves, smaller, peaks["ring"].bytes / peaks["gather"].bytes, "times", within=0.08)
 
 # %% [markdown]
 # Both train the same as one rank. `gather` keeps the keys and values of the whole sequence for backward, and a mask. A
@@ -165,6 +164,3 @@ lab.plans(ways, global_batch_size=1)
 #
 # Liu et al., *Ring Attention* (arXiv 2310.01889). Llama Team, *The Llama 3 Herd of Models* (arXiv 2407.21783), section
 # 3.3.2: all-gather of keys and values, 2N chunks. torch/distributed/tensor/experimental: context parallelism.
-
-# %%
-lab.check()

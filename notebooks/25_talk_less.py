@@ -35,7 +35,7 @@ from labkit_labs.labs.traffic import noting_bytes, sent_in_a_step
 from labkit_labs.labs.slow_links import at_the_end, between_hosts, break_even
 from labkit_labs.labs.slow_links import difference_curves, differences, timeline, validation_losses
 
-lab, N = Lesson("25_talk_less", ranks=nproc_per_node), nproc_per_node
+lab = Lesson("25_talk_less", ranks=nproc_per_node)
 ways = {
     "DDP": ("ddp", {}),
     "int8": ("ddp", {"compress": "int8"}),
@@ -71,17 +71,6 @@ pays = lab.ask("DiLoCo: the fastest link between hosts over which it saves 5% of
 
 # %%
 scripts = {name: noting_bytes(sized(labkit.Script.load(name), width=32, layers=2)) for name in ("ddp", "diloco")}
-shapes = [p.shape for p in defined(scripts["ddp"], "model").Model().parameters()]
-sizes = [(shape.numel(), shape[0] + shape.numel() // shape[0]) for shape in shapes]
-P = 4 * sum(numbers for numbers, _ in sizes)  # bytes of the gradients
-factors = 4 * sum(ends if 2 * ends < numbers else numbers for numbers, ends in sizes)
-sent = {"DDP": 2 * P, "int8": N * (P / 4 + 4 * len(sizes)), "PowerSGD": 2 * factors}
-sent = {way: (N - 1) * bytes for way, bytes in (sent | dict.fromkeys(("local SGD", "DiLoCo"), 2 * P / 10)).items()}
-if lab.counts_bytes:
-    for way, bytes in sent.items():  # of small tensors, the headers are more
-        lab.predict(f"{way}: sent by all ranks in a step", bytes, "B", within=0.02 if way in ("DDP", "int8") else 0.2)
-    lab.predict_each({share: sent["int8"] / sent["DDP"], rank_1: sent["PowerSGD"] / sent["DDP"]}, "%", within=0.2)
-lab.predict(worst, by_way["PowerSGD"])
 runs, options = {}, {"steps": steps, "global_batch_size": 16, "validate_every": 30}
 for way, (name, own) in ways.items():
     runs[way] = {s: lab.launch(scripts[name], name=way, seed=s, shown=False, **own, **options) for s in range(seeds)}
@@ -89,14 +78,32 @@ for way, (name, own) in ways.items():
 # %%
 above = differences({way: {s: validation_losses(run) for s, run in each.items()} for way, each in runs.items()}, "DDP")
 end = at_the_end(above)
-results = {worst: by_way[max(end, key=end.get)]}
-if lab.counts_bytes:
-    seen = {way: sent_in_a_step(each[0], N, steps, after=2) for way, each in runs.items()}
-    results |= {f"{way}: sent by all ranks in a step": bytes for way, bytes in seen.items()}
-    results |= {share: seen["int8"] / seen["DDP"], rank_1: seen["PowerSGD"] / seen["DDP"]}
-    display(draw.bars(seen, sent, unit="B", title="sent by all ranks in a step"))
-lab.measure_each(results)
+print("test loss above DDP's at the end:", {way: round(loss, 3) for way, loss in end.items()})
+lab.verify(worst, by_way["PowerSGD"], by_way[max(end, key=end.get)])
 difference_curves(above, f"test loss above DDP's from the same seed: median and range of {seeds} seeds")
+
+# %% [markdown]
+# The bytes by the formulas, and what the kernel counted:
+
+# %%
+peers = nproc_per_node - 1
+shapes = [p.shape for p in defined(scripts["ddp"], "model").Model().parameters()]
+whole = [shape.numel() for shape in shapes]  # of each tensor: its numbers, and those of PowerSGD's two vectors
+vectors = [shape[0] + shape.numel() // shape[0] for shape in shapes]
+of_ddp = 2 * peers * 4 * sum(whole)
+powersgd = [v if 2 * v < n else n for n, v in zip(whole, vectors, strict=True)]
+of_int8 = nproc_per_node * peers * (sum(whole) + 4 * len(whole))  # a byte for each number, a scale for each tensor
+formula = {"DDP": of_ddp, "int8": of_int8, "PowerSGD": 2 * peers * 4 * sum(powersgd)}
+formula |= {"local SGD": of_ddp / 10, "DiLoCo": of_ddp / 10}
+sent = {way: sent_in_a_step(each[0], nproc_per_node, steps, after=2) for way, each in runs.items() if lab.counts_bytes}
+draw.bars(sent, formula, unit="B", title="sent by all ranks in a step")
+
+# %%
+for way, size in sent.items():  # of small tensors, the headers are more
+    near = 0.02 if way in ("DDP", "int8") else 0.2
+    lab.verify(f"{way}: sent by all ranks in a step", formula[way], size, "B", within=near)
+for name, way in ((share, "int8"), (rank_1, "PowerSGD")) if sent else ():
+    lab.verify(name, formula[way] / formula["DDP"], sent[way] / sent["DDP"], "%", within=0.2)
 
 # %% [markdown]
 # ## Why
@@ -138,10 +145,14 @@ def at(Gbit_per_s):
 
 
 lab.explore(at, Gbit_per_s=[1, 10, 25, 50, 100, 200, 400])
+
+# %%
 parts = steps_at(100)["DDP"].parts
 W, b, C = 2 * 15 / 16 * 4 * 405.8e6, 2 / 3 * parts["compute"], sum(parts.values()) - parts["communication"]
-lab.predict(pays, 0.9 * W / (b + C / 20) / 0.8 * 8 / 1e9, within=0.1)
-lab.calculated(pays, break_even(lambda B: steps_at(B)["DDP"].seconds / steps_at(B)["DiLoCo"].seconds))
+formula = 0.9 * W / (b + C / 20) / 0.8 * 8 / 1e9
+planned = break_even(lambda Gbit: steps_at(Gbit)["DDP"].seconds / steps_at(Gbit)["DiLoCo"].seconds)
+print(f"DiLoCo saves 5% of a step up to {formula:.0f} Gbit/s by the formula, {planned:.0f} by the plans")
+lab.verify(pays, formula, planned, within=0.1, planned=True)
 lab.score()
 
 # %% [markdown]
@@ -198,6 +209,3 @@ else:
 # Douillard et al., *DiLoCo* (arXiv 2311.08105). Stich, *Local SGD Converges Fast and Communicates Little* (arXiv
 # 1805.09767). Vogels et al., *PowerSGD* (arXiv 1905.13727). Seide et al., *1-Bit Stochastic Gradient Descent*
 # (Interspeech 2014): adding what was left out to the next gradient.
-
-# %%
-lab.check()

@@ -51,7 +51,16 @@ slower = lab.ask("half of the tokens choose one expert: step time, how many time
 
 # %% [markdown]
 # ## Run both
-#
+
+# %%
+names = {"FSDP": "fsdp", "expert parallel": "expert_parallel"}
+w, k, blocks, samples = 64, 2, 2, 8
+task = {way: labkit.Script.load(name, "precision", task="mixture") for way, name in names.items()}
+scripts = {way: noting_bytes(sized(script, width=w, layers=blocks)) for way, script in task.items()}
+options = {"global_batch_size": samples, "precision": "fp64", "top_k": k, "experts": EXPERTS, "steps": steps}
+runs = {way: lab.launch(script, shown=False, **options) for way, script in scripts.items()}
+
+# %% [markdown]
 # In a model that is w wide an expert has 8 w² numbers. All ranks together send, in a step:
 #
 # - FSDP: N − 1 times a block for each of two gathers, and 2 (N − 1) times for its gradients, because gloo implements
@@ -61,32 +70,16 @@ slower = lab.ask("half of the tokens choose one expert: step time, how many time
 #   keeps those for its own experts: 4 k T w (N − 1) over all ranks.
 
 # %%
-names = {"FSDP": "fsdp", "expert parallel": "expert_parallel"}
-w, k, blocks, samples = 64, 2, 2, 8
-task = {way: labkit.Script.load(name, "precision", task="mixture") for way, name in names.items()}
-scripts = {way: noting_bytes(sized(script, width=w, layers=blocks)) for way, script in task.items()}
 experts, rest, ends = 8 * w * w * EXPERTS * blocks, (4 * w + 8 + EXPERTS) * w * blocks, 642 * w  # numbers
 tokens = 4 * k * (samples // N * 128) * w * blocks
-sent = {"FSDP": 4 * (experts + rest) + 3 * ends, "expert parallel": tokens + 4 * rest + 3 * ends}
-sent = {way: 8 * (N - 1) * numbers for way, numbers in sent.items()}  # float64
-if lab.counts_bytes:
-    lab.predict_each({f"{way}: sent by all ranks in a step": size for way, size in sent.items()}, "B", within=0.05)
-    lab.predict(share, sent["expert parallel"] / sent["FSDP"], "%", within=0.05)
-lab.predict(apart := "largest difference of a loss to FSDP's, in float64", 1e-9, how="at most")
-lab.predict(busiest, 0.15, "%", how="at least")
-options = {"global_batch_size": samples, "precision": "fp64", "top_k": k, "experts": EXPERTS, "steps": steps}
-runs = {way: lab.launch(script, shown=False, **options) for way, script in scripts.items()}
-
-# %%
+numbers = {"FSDP": 4 * (experts + rest) + 3 * ends, "expert parallel": tokens + 4 * rest + 3 * ends}
+formula = {way: 8 * (N - 1) * number for way, number in numbers.items()}  # float64
+sent = {way: sent_in_a_step(run, N, steps) for way, run in runs.items() if lab.counts_bytes}
+less = formula["expert parallel"] / formula["FSDP"]
+display(draw.bars(sent, formula, unit="B", title=f"sent by all ranks in a step: {less:.0%} by the formula"))
 shares = shares_by_step(runs["expert parallel"])
 off = (runs["expert parallel"].losses() / runs["FSDP"].losses() - 1).abs().max()
-results = {apart: off, busiest: max(shares[steps])}
-if lab.counts_bytes:
-    seen = {way: sent_in_a_step(run, N, steps) for way, run in runs.items()}
-    results |= {f"{way}: sent by all ranks in a step": size for way, size in seen.items()}
-    results |= {share: seen["expert parallel"] / seen["FSDP"]}
-    display(draw.bars(seen, sent, unit="B", title="sent by all ranks in a step"))
-lab.measure_each(results)
+print("the largest relative difference of a loss between the two:", off)
 lines = {"busiest expert": max, "an even share": lambda of: sum(of) / len(of), "least busy": min}
 draw.curves({name: [(i, of(each)) for i, each in shares.items()] for name, of in lines.items()}, "share of the tokens")
 
@@ -123,24 +116,27 @@ lab.explore(a_block, tokens=[1024, 8192, 24576, 65536], top_k=[1, 2, 4], ranks=[
 
 # %%
 cases = {"an even choice": 0.0, "half choose expert 0": 0.5}
-seconds = {case: 4 * SECONDS * 4 * 128 * (s + (1 - s) / N) for case, s in cases.items()}  # 2 blocks, there and back
-lab.predict(slower, N * (0.5 + 0.5 / N), within=0.1, timed=True)
-lab.predict("half choose expert 0: share of the tokens on its rank", 0.5 + 0.5 / N, "%", within=0.01)
-if lab.counts_bytes:
-    lab.predict(more, 1, within=0.02)
 options = {"steps": 4, "global_batch_size": 4, "top_k": 1, "experts": EXPERTS}
 busy = {case: lab.launch(noting_bytes(sleeping_experts(s)), shown=False, **options) for case, s in cases.items()}
 
 # %%
-even, uneven = busy.values()
+seconds = {case: 4 * SECONDS * 4 * 128 * (s + (1 - s) / N) for case, s in cases.items()}  # 2 blocks, there and back
 times = {case: run.metrics()["step_seconds"].dropna().median() for case, run in busy.items()}
+even, uneven = busy.values()
 on_its_rank = by_rank(shares_by_step(uneven)[4], N)[0]
-results = {"half choose expert 0: share of the tokens on its rank": on_its_rank}
-results |= {slower: times["half choose expert 0"] / times["an even choice"]}
+ratio = sent_in_a_step(uneven, N, 4) / sent_in_a_step(even, N, 4) if lab.counts_bytes else float("nan")
+print(f"half choose expert 0: {on_its_rank:.1%} of the tokens are on its rank, {ratio:.3f} times the bytes are sent")
+draw.bars(times, seconds, unit="s", title="a step; predicted: what the experts take")
+
+# %%
+lab.verify("largest difference of a loss to FSDP's, in float64", 1e-9, off, how="at most")
+lab.verify(busiest, 0.15, max(shares[steps]), "%", how="at least")
+lab.verify(slower, N * (0.5 + 0.5 / N), times["half choose expert 0"] / times["an even choice"], within=0.1, timed=True)
 if lab.counts_bytes:
-    results |= {more: sent_in_a_step(uneven, N, 4) / sent_in_a_step(even, N, 4)}
-lab.measure_each(results)
-display(draw.bars(times, seconds, unit="s", title="a step; predicted: what the experts take"))
+    both = {f"{way}: sent by all ranks in a step": (formula[way], size) for way, size in sent.items()}
+    lab.verify_each(both, "B", within=0.05)
+    lab.verify(share, less, sent["expert parallel"] / sent["FSDP"], "%", within=0.05)
+    lab.verify(more, 1, ratio, "times", within=0.02)
 lab.score()
 
 # %% [markdown]
@@ -219,6 +215,3 @@ lab.plans(larger, experts=32, top_k=k, precision="fp16", global_batch_size=16)
 # Lepikhin et al., *GShard* (arXiv 2006.16668): all-to-all, capacity. Fedus et al., *Switch Transformers* (arXiv
 # 2101.03961): one expert per token, the balancing loss. DeepSeek-AI, *DeepSeek-V3* (arXiv 2412.19437), section 2.1.2: a
 # bias instead of that loss.
-
-# %%
-lab.check()

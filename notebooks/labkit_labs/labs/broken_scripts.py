@@ -1,4 +1,4 @@
-"""Breaks a script in one place on purpose, predicts how its run will end, and runs it."""
+"""Breaks a script in one place on purpose, runs it, and verifies how it ends."""
 
 from __future__ import annotations
 
@@ -125,13 +125,11 @@ def attempt(
     until: str = "",
     **expected: float,
 ) -> Ended:
-    """Predict the `expected` properties of `Ended`, run a script of `Lesson.run`'s, and measure them.
+    """Run a script of `Lesson.run`'s, and verify the `expected` properties of `Ended`.
 
     With `until` the run is stopped when labkit's notice has this word; `watchdog` is the number of seconds without
     progress after which a run is ended.
     """
-    for field, value in expected.items():
-        lab.predict(f"{name}: {NAMES[field]}", value)
     options: dict[str, Any] = {"nproc_per_node": lab.ranks, "args": ["[]"], "env": ENV, "wait": False}
     run, error = launch(script, name=name.replace(" ", "-"), watchdog=watchdog, **options), None
     while until and not run.status().is_final and until not in (run.status().notice or ""):
@@ -145,8 +143,8 @@ def attempt(
     except RankFailedError as failure:
         error = failure
     ended = Ended(run, error, notice)
-    for field in expected:
-        lab.measure(f"{name}: {NAMES[field]}", getattr(ended, field), run=run)
+    for field, value in expected.items():
+        lab.verify(f"{name}: {NAMES[field]}", value, getattr(ended, field))
     return ended
 
 
