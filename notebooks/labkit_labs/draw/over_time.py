@@ -3,43 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from itertools import pairwise
 
-from labkit.charts import Lanes, Palette
-from labkit.spans import Span, bubble, elapsed
+from labkit.charts import Palette
 from labkit.text import gib
-from labkit_labs.draw.picture import GREY, WIDTH, Picture, box, colour_of, drawn, frames, key, sheet, sweep, words
+from labkit_labs.draw.picture import GREY, WIDTH, Picture, box, colour_of, key, sheet, words
+from labkit_labs.draw.player import Film, Frame, film
+from labkit_labs.draw.timelines import Bar, added, cursor, moments, sentence
 
-__all__ = ["buckets", "calls", "filled", "grid", "lanes", "loader", "step"]
-
-
-def lanes(
-    spans: Sequence[Span], title: str = "", *, moving: bool = False, names: Mapping[int, str] | None = None
-) -> Picture:
-    """Draws two lanes for each rank, computation above communication, in the colors of a run's timeline. With `moving`
-    the picture plays in a loop. `names` replaces the names of the spans' ranks."""
-    called = names or {rank: f"rank {rank}" for rank in sorted({span.rank for span in spans})}
-    picture = drawn(Lanes(spans, called, title or "a step"))
-    before, window, rest = picture.body.partition('<g class="window">')
-    plot, end, after = rest.partition("</g></g>")
-    return replace(picture, body=before + sweep(window + plot + end, 0, picture.height, moving) + after)
-
-
-def grid(spans: Sequence[Span], title: str = "", *, seconds: float | None = None, share: bool = True) -> Picture:
-    """Draws a pipeline's step, a row for each rank; grey is bubble, numbers are micro-batches. `seconds` is the length
-    of the axis, by default that of the step; `share` writes the bubble's share above."""
-    spans = [span for span in spans if span.chunk is not None]
-    begin = min(span.start for span in spans)
-    placed = [span._replace(start=span.start - begin, end=span.end - begin) for span in spans]
-    names = {rank: f"rank {rank}" for rank in range(1 + max(span.rank for span in spans))}
-    head = ": ".join(filter(None, [title, f"bubble {bubble(spans):.1%}" if share else ""]))
-    return drawn(Lanes(placed, names, head, end=seconds or elapsed(spans), is_timed=False))
+__all__ = ["buckets", "calls", "filled", "loader", "step"]
 
 
 CALLS_LEFT, CALLS_ROW, APART = 66.0, 38, "#d1495b"
 
 
-def calls(made: Mapping[int | str, Sequence[str]], first: int | None = 1) -> Picture:
+def calls(made: Mapping[int | str, Sequence[str]], first: int | None = 1) -> Film:
     """Draws the collectives that ranks call, one after another. `made` has the names of the calls of each rank, or of
     another name, in order, numbered from `first`, if any; "" is no call. Calls with the same number must have the same
     name; where they do not, all wait."""
@@ -49,23 +27,34 @@ def calls(made: Mapping[int | str, Sequence[str]], first: int | None = 1) -> Pic
         {rank: names[i] for rank, names in made.items() if names[i : i + 1] not in ([], [""])} for i in range(count)
     ]
     apart = next((i for i, column in enumerate(columns) if len(set(column.values())) > 1), None)
-    parts = [words(0, 44 + row * CALLS_ROW, _name_of(rank), size=12) for row, rank in enumerate(made)]
-    shown, done = [], ""
+    base = [words(0, 44 + row * CALLS_ROW, _name_of(rank)) for row, rank in enumerate(made)]
+    shown, done = [], list[str]()
     for i, column in enumerate(columns[: None if apart is None else apart + 1]):
         x = CALLS_LEFT + i * wide
-        done += words(x + wide / 2, 15, f"#{first + i}", anchor="middle", size=12) if first is not None else ""
+        part = words(x + wide / 2, 15, f"#{first + i}", anchor="middle", size=12) if first is not None else ""
         for row, rank in enumerate(made):
             if rank not in column:
                 continue
             y = 24 + row * CALLS_ROW
             colour = APART if i == apart else colour_of(0)
-            done += box(x, y, wide - 4, CALLS_ROW - 8, colour, round=4)
-            done += words(x + wide / 2 - 2, y + 20, column[rank], anchor="middle", size=11, fill="#fff")
+            part += box(x, y, wide - 4, CALLS_ROW - 8, colour, round=4)
+            part += words(x + wide / 2 - 2, y + 20, column[rank], anchor="middle", size=12, fill="#fff")
             if i == apart:
-                done += box(x + wide, y, WIDTH - x - wide, CALLS_ROW - 8, GREY, opacity=0.3, round=4)
-                done += words(x + wide + 8, y + 20, "waits", size=12)
-        shown.append(done)
-    return sheet([*parts, frames(shown, 0.7)], 30 + len(made) * CALLS_ROW, _label_of_calls(made, first, apart))
+                part += box(x + wide, y, WIDTH - x - wide, CALLS_ROW - 8, GREY, opacity=0.3, round=4)
+                part += words(x + wide + 8, y + 20, "waits", size=12)
+        done.append(part)
+        shown.append(Frame(_told_of_calls(column, len(made), first, i, apart), [*done]))
+    return film(base, shown, 30 + len(made) * CALLS_ROW, _label_of_calls(made, first, apart))
+
+
+def _told_of_calls(
+    column: Mapping[int | str, str], ranks: int, first: int | None, number: int, apart: int | None
+) -> str:
+    call = "" if first is None else f"call {first + number}, "
+    if len(set(column.values())) == 1 and len(column) == ranks > 1:
+        return sentence([f"{call}on all ranks: {next(iter(column.values()))}"])
+    each = [f"{_name_of(rank)}: {name}" for rank, name in column.items()]
+    return sentence([call + each[0], *each[1:], "they differ, so all of them wait for ever" if number == apart else ""])
 
 
 def _name_of(rank: int | str) -> str:
@@ -80,35 +69,47 @@ def _label_of_calls(made: Mapping[int | str, Sequence[str]], first: int | None, 
 
 
 LOADER_LEFT, LOADER_ROW, LOADER_TOP, PREFETCH_FACTOR = 84.0, 30, 24, 2
-Bar = tuple[int, str, int, float, float]  # row, kind, batch, begin, end
 
 
-def loader(load: float, compute: float, workers: int, *, steps: int = 6, moving: bool = False) -> Picture:
+def loader(load: float, compute: float, workers: int, *, steps: int = 6) -> Film:
     """Draws batches that are loaded while earlier ones are computed on: a row for the rank and one for each of its
     workers; grey is waiting. `load` and `compute` are the times of a batch, in the same unit. Without workers the rank
     loads, too."""
     bars = _loaded(load, compute, workers, steps)
-    end = max(bar[-1] for bar in bars)
+    times = moments(bars)
+    end = times[-1]
     scale = (WIDTH - LOADER_LEFT - 4) / max(end, steps * (load + compute))  # as long as without workers
-    drawn = ""
-    for row, kind, batch, begin, finish in bars:
-        x, y, width = LOADER_LEFT + begin * scale, LOADER_TOP + row * LOADER_ROW, (finish - begin) * scale - 1
-        drawn += box(x, y, width, LOADER_ROW - 6, Palette.SPANS[kind], round=0)
-        drawn += words(x + width / 2, y + 17, str(batch), anchor="middle", size=11, fill="#fff") if width > 11 else ""
-    names = words(0, LOADER_TOP + 17, "rank", bold=True) + box(
-        LOADER_LEFT, LOADER_TOP, end * scale, LOADER_ROW - 6, GREY, opacity=0.3, round=0
+    parts = added(
+        bars, times, lambda t: LOADER_LEFT + t * scale, lambda row: LOADER_TOP + row * LOADER_ROW, LOADER_ROW - 6
     )
-    names += "".join(words(0, LOADER_TOP + (1 + w) * LOADER_ROW + 17, f"worker {w}", size=12) for w in range(workers))
     height = LOADER_TOP + (1 + workers) * LOADER_ROW
-    waits = sum(finish - begin for _, kind, _, begin, finish in bars if kind == "forward") / end
-    kinds = key([(Palette.SPANS["input"], "load"), (Palette.SPANS["forward"], "compute")], WIDTH - 140, 15)
+    waits = sum(bar.end - bar.start for bar in bars if bar.kind == "forward") / end
     title = f"{workers} workers: the rank computes {waits:.0%} of the time" if workers else "no workers"
-    label = f"{steps} batches, {load:g} to load, {compute:g} to compute, {workers} workers: {end:g} in all"
-    return sheet(
-        [words(LOADER_LEFT, 15, title, bold=True), kinds, names, sweep(drawn, LOADER_LEFT, height, moving)],
-        height,
-        label,
+    base = [words(0, LOADER_TOP + 17, "rank", bold=True)]
+    base += [box(LOADER_LEFT, LOADER_TOP, end * scale, LOADER_ROW - 6, GREY, opacity=0.3, round=0)]
+    base += [words(0, LOADER_TOP + (1 + w) * LOADER_ROW + 17, f"worker {w}") for w in range(workers)]
+    base += [key([(Palette.SPANS["input"], "load"), (Palette.SPANS["forward"], "compute")], WIDTH - 180, 15)]
+    shown = []
+    for number, (begin, until) in enumerate(pairwise(times)):
+        now = [bar for bar in bars if bar.start < until - 1e-9 and bar.end > begin + 1e-9]
+        loads = [
+            f"{f'worker {bar.row - 1:g}' if workers else 'the rank'} loads batch {bar.text}"
+            for bar in now
+            if bar.kind == "input"
+        ]
+        computes = next((f"computes on batch {bar.text}" for bar in now if bar.kind == "forward"), "waits")
+        told = sentence([*loads, f"the rank {computes}" if workers or computes != "waits" else ""])
+        line = cursor(LOADER_LEFT + until * scale, LOADER_TOP - 4, height)
+        shown.append(Frame(told, [*parts[: number + 1], line]))
+    last = f"After {steps} batches the rank has computed {waits:.0%} of the time"
+    shown.append(
+        Frame(
+            f"{last}, and waited for its workers or loaded otherwise." if waits < 1 else f"{last}.",
+            [*parts, words(LOADER_LEFT, 15, title, bold=True)],
+        )
     )
+    label = f"{steps} batches, {load:g} to load, {compute:g} to compute, {workers} workers: {end:g} in all"
+    return film(base, shown, height, label)
 
 
 def _loaded(load: float, compute: float, workers: int, steps: int) -> list[Bar]:
@@ -124,10 +125,10 @@ def _loaded(load: float, compute: float, workers: int, steps: int) -> list[Bar]:
             free[batch % workers] = ready
         else:
             row, begin, ready = 0, rank_free, rank_free + load
-        bars.append((row, "input", batch, begin, ready))
+        bars.append(Bar(row, "input", str(batch), begin, ready))
         taken.append(max(rank_free, ready))
         rank_free = taken[-1] + compute
-        bars.append((0, "forward", batch, taken[-1], rank_free))
+        bars.append(Bar(0, "forward", str(batch), taken[-1], rank_free))
     return bars
 
 
@@ -152,38 +153,47 @@ def filled(sizes: Mapping[str, int], bucket_cap_mb: float | None = None) -> list
     return result
 
 
-def buckets(sizes: Mapping[str, int], bucket_cap_mb: float | None = None) -> Picture:
+def buckets(sizes: Mapping[str, int], bucket_cap_mb: float | None = None) -> Film:
     """Draws DDP's buckets: above, backward makes the gradients in this order; below, each bucket is sent once its last
     gradient exists. All buckets are drawn to one scale: sending everything takes half as long as backward."""
     groups = filled(sizes, bucket_cap_mb)
     step = BACKWARD_WIDE / max(1, len(sizes))
     number = {name: i for i, names in enumerate(groups) for name in names}
-    parts = [words(0, 40, "backward", bold=True), words(0, 116, "all_reduce", bold=True)]
-    shown, done = [], ""
+    edge = box(BACKWARD_LEFT, 22, len(sizes) * step - 2, 30, line=GREY)
+    base = [words(0, 40, "backward", bold=True), words(0, 116, "all-reduce", bold=True), edge]
+    shown, done = [], list[str]()
     free = named = BACKWARD_LEFT  # where the last bucket, and the text below it, end
     for i, name in enumerate(sizes):
         colour = colour_of(number[name])
-        done += box(BACKWARD_LEFT + i * step, 22, step - 2, 30, colour)
+        part = box(BACKWARD_LEFT + i * step, 22, step - 2, 30, colour)
         if step > 34:
-            done += words(BACKWARD_LEFT + i * step + step / 2 - 1, 41, name[:8], anchor="middle", size=11, fill="#fff")
-        names = groups[number[name]]
+            part += words(BACKWARD_LEFT + i * step + step / 2 - 1, 41, name[:8], anchor="middle", size=11, fill="#fff")
+        names, bucket = groups[number[name]], number[name] + 1
+        total = sum(sizes[each] for each in names)
+        told = f"Backward computes the gradient of {name}, which goes into bucket {bucket}."
         if name == names[-1]:
-            total = sum(sizes[each] for each in names)
             ready = BACKWARD_LEFT + (i + 1) * step
             begin, width = max(free, ready), BACKWARD_WIDE / 2 * total / sum(sizes.values())
             text = max(begin, named)
-            done += (
+            part += (
                 f'<path d="M{ready:.0f} 54V{96}" stroke="{colour}" stroke-dasharray="3 3"/>'
                 + box(begin, 98, max(1.0, width - 1), 30, colour, opacity=0.8)
-                + words(text, 144, f"bucket {number[name] + 1}", size=11)
-                + words(text, 158, gib(total), size=11)
+                + words(text, 144, f"bucket {bucket}", size=12)
+                + words(text, 158, gib(total), size=12)
             )
             free, named = begin + width, text + BUCKET_LABEL
-        shown.append(done)
-    edge = box(BACKWARD_LEFT, 22, len(sizes) * step - 2, 30, line=GREY)
+            told = (
+                f"The gradient of {name} closes bucket {bucket}, so its {gib(total)} are sent while backward goes on."
+            )
+            if i == len(sizes) - 1:
+                told = (
+                    f"Bucket {bucket} is closed by the last gradient, so nothing is left to compute while it is sent."
+                )
+        done.append(part)
+        shown.append(Frame(told, [*done]))
     sent = ", ".join(gib(sum(sizes[name] for name in names)) for names in groups)
     label = f"backward fills {len(groups)} buckets, in this order: {sent}; each is sent when it is full"
-    return sheet([*parts, edge, frames(shown, 0.6)], 166, label)
+    return film(base, shown, 166, label)
 
 
 MEMORY_LEFT, MEMORY_TOP, MEMORY_TALL = 8.0, 40.0, 150.0

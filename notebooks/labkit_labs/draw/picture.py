@@ -2,37 +2,32 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from typing import Any
 
 from labkit import charts
 from labkit.charts import Palette
 from labkit.text import escaped
 
-__all__ = ["GREY", "WIDTH", "Picture", "box", "boxes", "colour_of", "drawn", "frames", "key", "sheet"]
-__all__ += ["stacked", "sweep", "words"]
+__all__ = ["GREY", "WIDTH", "Picture", "box", "boxes", "colour_of", "drawn", "key", "sheet", "stacked", "words"]
 
 WIDTH = 700
 INK = (
     "#747c86"  # contrast 4.2 on white and 4.5 on JupyterLab's dark background; an image does not know the page's theme
 )
 GREY = "#8b949e"
-FRAME = "<!--f-->"  # ends a frame
 
 
 class Picture(charts.Picture):
-    """A drawing that a notebook displays; `still` is without its animation."""
+    """A drawing that a notebook displays."""
 
     @property
     def svg(self) -> str:
         return super().svg.replace('style="', f'style="color:{INK};', 1)
 
     def still(self) -> Picture:
-        """The picture without animation, as viewers without it show it."""
-        shown = re.sub(rf'<g opacity="0">(?:(?!{FRAME}).)*</g>{FRAME}', "", self.body)
-        return replace(self, body=re.sub(r"<animate\w*[^>]*/>", "", shown))
+        """The picture as viewers that play nothing show it."""
+        return self
 
     def html(self) -> str:
         return charts.as_image(self.svg)
@@ -108,7 +103,7 @@ def key(marks: Iterable[tuple[str, str]], left: float, y: float) -> str:
     drawn = ""
     for colour, text in marks:
         drawn += box(left, y - 9, 10, 10, colour) + words(left + 14, y, text, size=12)
-        left += 34 + 6.6 * len(text)
+        left += 34 + 8 * len(text)
     return drawn
 
 
@@ -116,29 +111,3 @@ def boxes(places: Iterable[tuple[float, float, float, float]], fill: str, more: 
     """Many rectangles (x, y, width, height) of one colour, as one path."""
     path = "".join(f"M{x:.1f} {y:.1f}h{width:.1f}v{height:.1f}h-{width:.1f}z" for x, y, width, height in places)
     return f'<path d="{path}" fill="{fill}"{more}/>' if path else ""
-
-
-def frames(parts: Sequence[str], seconds: float, still: int = -1) -> str:
-    """Show the frames in a loop, each for `seconds`. Viewers without animation show the frame number `still`."""
-    count, drawn = len(parts), ""
-    for number, part in enumerate(parts):
-        first, last = number == 0, number == count - 1
-        times = [0.0, *([] if first else [number / count]), *([] if last else [(number + 1) / count])]
-        values = [*([] if first else [0]), 1, *([] if last else [0])]
-        drawn += (
-            f'<g opacity="{int(number == still % count)}"><animate attributeName="opacity" calcMode="discrete" '
-            f'values="{";".join(map(str, values))}" keyTimes="{";".join(f"{t:.4f}" for t in times)}" '
-            f'dur="{count * seconds:g}s" repeatCount="indefinite"/>{part}</g>{FRAME}'
-        )
-    return drawn
-
-
-def sweep(drawn: str, left: float, height: float, moving: bool = True) -> str:
-    """Uncover what is drawn to the right of `left`, from left to right in a loop."""
-    if not moving:
-        return drawn
-    return (
-        f'<clipPath id="sweep"><rect x="0" y="0" width="{WIDTH}" height="{height}"><animate attributeName="width" '
-        f'values="{left};{WIDTH};{WIDTH}" keyTimes="0;.4;1" dur="10s" repeatCount="indefinite"/></rect></clipPath>'
-        f'<g clip-path="url(#sweep)">{drawn}</g>'
-    )

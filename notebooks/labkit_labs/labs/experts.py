@@ -8,18 +8,13 @@ from math import ceil
 
 from labkit.run import Run
 from labkit.write import Script
-from labkit_labs.draw.picture import GREY, WIDTH, Picture, box, boxes, colour_of, frames, sheet, words
+from labkit_labs.draw.picture import GREY, WIDTH, Picture, box, boxes, colour_of, sheet, words
+from labkit_labs.draw.player import Frame, film, moved
 
 __all__ = ["EXPERTS", "SECONDS", "by_rank", "routed", "shares_by_step", "sleeping_experts"]
 
 EXPERTS, SECONDS = 8, 1e-3  # that an expert sleeps for a token, in forward and in backward
 TOKENS, LEFT, QUEUE, ROW, TOP, TALL = 16, 60.0, 290.0, 44, 28, 16  # of a rank; of the picture
-PHASES = (
-    "all_to_all: results return to the ranks of their tokens",
-    "each rank's router chooses an expert for each of its tokens",
-    "all_to_all: tokens go to the ranks of their experts",
-    "experts compute; a rank with fewer tokens waits",
-)
 SLEEP = f"""
 class Sleep(torch.autograd.Function):
     @staticmethod
@@ -72,7 +67,7 @@ def by_rank(of_experts: Sequence[float], ranks: int) -> list[float]:
 def routed(ranks: int, share: float = 0.0, capacity: float = 0.0, *, moving: bool = False) -> Picture:
     """Each rank's tokens are on the left, those of its experts on the right, in the color of the rank that they come
     from. `share` of them choose expert 0, the others evenly. `capacity` is the largest number of a rank's tokens that
-    an expert takes, in multiples of an even share (0: all)."""
+    an expert takes, in multiples of an even share (0: all). `moving` plays the layer."""
     sizes = [0] * EXPERTS
     for token in range(TOKENS):
         sizes[0 if token < share * TOKENS else token % EXPERTS] += 1
@@ -80,38 +75,40 @@ def routed(ranks: int, share: float = 0.0, capacity: float = 0.0, *, moving: boo
     longest = ranks * max(by_rank(kept, ranks))
     wide = (WIDTH - QUEUE - 24) / ranks / TOKENS  # of a token: all of them fit into one row
     end = QUEUE + longest * wide + EXPERTS // ranks * 4
-    drawn, sent = "", ""
+    base, sent, back, waits = "", "", "", ""
     for rank in range(ranks):
         y = TOP + rank * ROW
-        drawn += words(0, y + 13, f"rank {rank}", fill=colour_of(rank), bold=True)
+        base += words(0, y + 13, f"rank {rank}", fill=colour_of(rank), bold=True)
         at = QUEUE
         for expert in range(rank * EXPERTS // ranks, (rank + 1) * EXPERTS // ranks):
             if room := ranks * kept[expert] * wide:
-                drawn += words(at + room / 2, y + TALL + 13, str(expert), anchor="middle", size=10)
-                drawn += box(at, y, room - 1, TALL, line=GREY, round=0)
+                base += words(at + room / 2, y + TALL + 13, str(expert), anchor="middle", size=10)
+                base += box(at, y, room - 1, TALL, line=GREY, round=0)
             for source in range(ranks):
                 home = LEFT + sum(sizes[:expert]) * wide, TOP + source * ROW
-                places = [(i * wide, 0.0, wide - 1, float(TALL)) for i in range(sizes[expert])]
-                drawn += f'<g transform="translate({home[0]:.1f} {home[1]})">'
-                drawn += boxes(places[: kept[expert]], colour_of(source), ' fill-opacity=".3"')
-                drawn += boxes(places[kept[expert] :], "none", f' stroke="{GREY}" stroke-width=".6"') + "</g>"
-                far = f"{home[0] - at:.1f} {home[1] - y}"
-                move = (
-                    f'<animateTransform attributeName="transform" type="translate" values="0 0;{far};{far};0 0;0 0" '
-                    f'keyTimes="0;.25;.5;.75;1" dur="{2 * len(PHASES)}s" repeatCount="indefinite"/>'
-                )
-                places = [(at + x, y + top, across, tall) for x, top, across, tall in places[: kept[expert]]]
-                sent += f"<g>{move if moving else ''}{boxes(places, colour_of(source))}</g>"
+                places = [(home[0] + i * wide, float(home[1]), wide - 1, float(TALL)) for i in range(sizes[expert])]
+                base += boxes(places[: kept[expert]], colour_of(source), ' fill-opacity=".3"')
+                base += boxes(places[kept[expert] :], "none", f' stroke="{GREY}" stroke-width=".6"')
+                returned = boxes(places[: kept[expert]], colour_of(source))
+                there = [(at + i * wide, float(y), wide - 1, float(TALL)) for i in range(kept[expert])]
+                sent += moved(boxes(there, colour_of(source)), home[0] - at, home[1] - y)
+                back += moved(returned, at - home[0], y - home[1])
                 at += kept[expert] * wide
             at += 4
         if end - at > 4:
-            drawn += box(at, y, end - at, TALL, GREY, opacity=0.25, round=0)
-            drawn += words(end - 6, y + 12, "waits", anchor="end", size=11) if end - at > 50 else ""
+            waits += box(at, y, end - at, TALL, GREY, opacity=0.25, round=0)
+            waits += words(end - 6, y + 12, "waits", anchor="end", size=11) if end - at > 50 else ""
     heads = words(LEFT, 15, "tokens", size=12) + words(QUEUE, 15, "tokens at the experts 0 to 7", size=12)
     dropped = 1 - sum(kept) / TOKENS
     result = f"experts take {longest / TOKENS:.2f} times as long as with an even choice"
     result += f"; {dropped:.0%} of the tokens are dropped" if capacity else ""
-    bottom = TOP + ranks * ROW + 14
-    captions = [words(LEFT, bottom, phase, bold=True) for phase in PHASES]
-    drawn += sent + (frames(captions, 2.0) if moving else words(LEFT, bottom, result, bold=True))
-    return sheet([heads, drawn], bottom + 10, f"{TOKENS} tokens on each of {ranks} ranks, {EXPERTS} experts: {result}")
+    bottom, label = TOP + ranks * ROW, f"{TOKENS} tokens on each of {ranks} ranks, {EXPERTS} experts: {result}"
+    if not moving:
+        return sheet([heads, base, sent, waits, words(LEFT, bottom + 14, result, bold=True)], bottom + 24, label)
+    frames = [
+        Frame("Each rank's router chooses an expert for each of its tokens.", []),
+        Frame("An all-to-all sends each token to the rank of its expert.", [sent]),
+        Frame("The experts compute; a rank whose experts have fewer tokens waits for the others.", [sent, waits]),
+        Frame("Another all-to-all returns the results to the ranks of their tokens.", [back]),
+    ]
+    return film([heads, base], frames, bottom, label, seconds=3, best=2)

@@ -13,7 +13,7 @@ from labkit.run import Run
 from labkit.spans import WAITING, Span
 from labkit.write import Script
 from labkit_labs.draw.charts import curves
-from labkit_labs.draw.over_time import lanes
+from labkit_labs.draw.timelines import lanes
 from labkit_labs.draw.picture import Picture
 
 __all__ = [
