@@ -18,9 +18,10 @@
 # accumulate gradients, and name the cases in which two ranks do not equal one rank with a bigger batch. **20 minutes.
 # You need** labs 01 and 02.
 #
-# DistributedDataParallel averages the gradients of all ranks. It does not wait for the end of backward: gradients are
-# packed into **buckets** as they appear, and a bucket is sent as soon as it is full, while backward goes on. (The
-# picture is animated. It sets `bucket_cap_mb=3`, and sending everything takes half as long as backward.)
+# DistributedDataParallel averages the gradients of all ranks with all-reduces. The first picture sends them after
+# backward, and every rank waits. DDP does not wait for the end of backward, as the second picture shows: gradients are
+# packed into **buckets** as they appear, and a bucket is sent as soon as it is full, while backward goes on. (The third
+# picture sets `bucket_cap_mb=3`, and sending everything takes half as long as backward.)
 
 # %% tags=["parameters"]
 nproc_per_node: int = 2  # ranks
@@ -32,6 +33,7 @@ from labkit import Script
 from labkit_labs import Lesson, draw, sized
 
 lab = Lesson("03_ddp", ranks=nproc_per_node)
+display(draw.ddp(nproc_per_node, overlap=False), draw.ddp(nproc_per_node))
 draw.buckets({f"layer{9 - i}": 2**20 for i in range(9)}, bucket_cap_mb=3)
 
 # %% [markdown]

@@ -75,7 +75,10 @@ saved = lab.ask("FSDP's peak on two ranks, as a share of DDP's", default=50, uni
 # `optimizer="adamw_fused"`). 16 bytes per parameter is eight times the size of a bf16 checkpoint.
 #
 # `labkit.plan` works out the states and the activations without running anything, and `launch(plan)` keeps the
-# prediction with the run.
+# prediction with the run. The picture shows the three stages in fp32.
+
+# %%
+draw.zero(4)
 
 # %%
 options = {"global_batch_size": global_batch_size}

@@ -20,7 +20,8 @@
 # FSDP cuts a model into **units**, usually its blocks, and keeps a **shard** of every unit on each rank. Before a unit
 # computes, an `all_gather` collects its shards from all ranks; afterwards the other ranks' shards are freed. In
 # backward it is gathered again, and a `reduce_scatter` averages its gradients over all ranks and leaves each rank its
-# own part. (The marked unit computes.)
+# own part. (In the picture the last unit is the **root**: it is not freed after forward, because backward starts with
+# it. An all-gather collects the next unit while one computes.)
 
 # %% tags=["parameters"]
 nproc_per_node: int = 2  # ranks
@@ -36,11 +37,9 @@ draw.shards(4, nproc_per_node)
 # ## Your predictions
 #
 # The model is a tower, a plain stack of linear layers: 23 blocks of 256 x 256 each, and a last layer. FSDP makes each
-# block a unit; the rest, the last layer, is the **root** unit.
+# block a unit; the rest, the last layer, is the root.
 #
-# By default the root is not freed after forward, because backward starts with it. (The picture above frees every unit.
-# It also leaves out that FSDP gathers the next unit while one computes, so that usually two units and the root are
-# whole.) DDP's all-reduce is a reduce-scatter followed by an all-gather, and on N ranks each of the two sends (N - 1)/N
+# DDP's all-reduce is a reduce-scatter followed by an all-gather, and on N ranks each of the two sends (N - 1)/N
 # of the bytes. So this lab counts phases: an all-gather or a reduce-scatter is one, an all-reduce two. The transformer
 # in the last question has four blocks, 128 wide, and 0.88 million parameters.
 

@@ -32,7 +32,7 @@ from labkit import Script
 from labkit_labs import Lesson, draw, sized
 
 lab, N, W, seconds = Lesson("09_input_pipeline", ranks=nproc_per_node), nproc_per_node, workers, step_ms / 1000
-draw.loader(load=2, compute=1, workers=W, moving=True)
+draw.loader(load=2, compute=1, workers=W)
 
 # %% [markdown]
 # ## Your predictions

@@ -33,9 +33,9 @@ from labkit_labs import Lesson, draw, sized
 from labkit_labs.labs.pipelines import bubble, in_flight, measured, simulated
 
 lab, p, m, F = Lesson("12_pipeline", ranks=nproc_per_node), nproc_per_node, micro_batches, forward_ms / 1000
-lone, twice = simulated("1F1B", p, m, F, 2 * F), simulated("Interleaved1F1B", p, m, F, 2 * F, 2)
-shown, long = {"share": False, "seconds": (m + p - 1) * 3 * F}, "Interleaved1F1B"
-draw.stacked([draw.grid(lone, "1F1B", **shown), draw.grid(twice, long, **shown)])
+naive, lone = simulated("GPipe", p, 1, m * F, 2 * m * F), simulated("1F1B", p, m, F, 2 * F)
+display(draw.pipeline(naive, "the whole batch at once", share=False), draw.pipeline(lone, "1F1B", share=False))
+draw.grid(simulated("Interleaved1F1B", p, m, F, 2 * F, 2), "Interleaved1F1B", share=False)
 
 # %% [markdown]
 # ## Your predictions
@@ -110,9 +110,9 @@ agree = {each: sum(a == b for a, b in zip(held[each], counted[each], strict=True
 results = {f"{each}: ranks that hold as many micro-batches as predicted": count for each, count in agree.items()}
 results |= {idle: bubble(seen["1F1B", m]), holds: counted["1F1B"][0], interleaved: counted["Interleaved1F1B"][0]}
 lab.measure_each(results, run=run)
-end = max(span.end for spans in ideal.values() for span in spans) * 1.15
 pairs = {f"{each}, {how}": spans[each, m] for each in held for how, spans in (("predicted", ideal), ("measured", seen))}
-draw.stacked([draw.grid(spans, title, seconds=end) for title, spans in pairs.items()])
+display(draw.schedules({"the whole batch at once": naive} | {each: ideal[each, m] for each in held}))
+draw.grids(pairs)
 
 # %% [markdown]
 # Trust the *predicted* rows to see which schedule is faster. On a busy machine some sleeps end late, and the schedules

@@ -10,6 +10,8 @@ import nbformat
 import pytest
 from papermill import inspect_notebook
 
+from labkit_labs import draw
+
 FOLDER = Path(__file__).parents[2] / "notebooks"
 NOTEBOOKS = sorted(FOLDER.glob("[0-9]*.ipynb"))
 
@@ -50,6 +52,7 @@ SCRIPT = {"text/html": "<script>draw()</script>"}
 FIGURE = {"application/vnd.plotly.v1+json": {"data": []}}
 WIDGET = {"application/vnd.jupyter.widget-view+json": {"model_id": "0"}}
 PNG = {"image/png": "iVBORw0KGgo="}
+PLAYED = {"text/html": draw.ring(2).html()}  # its picture is seen where its script does not run
 
 
 def test_what_only_scripts_draw_is_found_in_an_executed_notebook(tmp_path):
@@ -57,7 +60,7 @@ def test_what_only_scripts_draw_is_found_in_an_executed_notebook(tmp_path):
     pages = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(pages)
     shown = [FIGURE, SCRIPT, WIDGET | {"text/plain": "HTML()"}]
-    shown += [FIGURE | PNG, SCRIPT | PNG, WIDGET | {"text/html": "<img>"}, PNG, {"text/plain": "1"}]
+    shown += [FIGURE | PNG, SCRIPT | PNG, PLAYED, WIDGET | {"text/html": "<img>"}, PNG, {"text/plain": "1"}]
     cells = [nbformat.v4.new_code_cell("x", outputs=[nbformat.v4.new_output("display_data", data)]) for data in shown]
     nbformat.write(nbformat.v4.new_notebook(cells=cells), tmp_path / "lab.ipynb")
 

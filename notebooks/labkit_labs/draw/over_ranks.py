@@ -107,10 +107,9 @@ def ring(ranks: int) -> Film:
             [set() if number == (rank - 1 - step) % ranks else chunk for number, chunk in enumerate(chunks)]
             for rank, chunks in enumerate(inside)
         ]
-        sent = f"sent by each rank: {step + 1}/{ranks} of its gradients' size"
+        sent = f"sent by each rank so far: {step + 1} of these chunks"
         frames.append(Frame(told, [_all_chunks(still, where, ranks), moving, _in_the_middle(phase, sent)]))
-    times = f"{2 * (ranks - 1) / ranks:.3g} times the size of its gradients"
-    told = f"Every rank has the whole sum, and has sent {2 * (ranks - 1)} chunks: {times}."
+    told = f"Every rank has the whole sum, after {2 * (ranks - 1)} steps in each of which it has sent one chunk."
     frames.append(Frame(told, [_all_chunks(inside, where, ranks), _in_the_middle("done", "every rank has the sum")]))
     names = [
         words(x, y - 22, f"rank {rank}", anchor="middle", fill=colour_of(rank), bold=True)

@@ -100,12 +100,12 @@ def loader(load: float, compute: float, workers: int, *, steps: int = 6) -> Film
         computes = next((f"computes on batch {bar.text}" for bar in now if bar.kind == "forward"), "waits")
         told = sentence([*loads, f"the rank {computes}" if workers or computes != "waits" else ""])
         line = cursor(LOADER_LEFT + until * scale, LOADER_TOP - 4, height)
-        shown.append(Frame(told, [*parts[: number + 1], line]))
+        shown.append(Frame(told, [*parts[number], line]))
     last = f"After {steps} batches the rank has computed {waits:.0%} of the time"
     shown.append(
         Frame(
             f"{last}, and waited for its workers or loaded otherwise." if waits < 1 else f"{last}.",
-            [*parts, words(LOADER_LEFT, 15, title, bold=True)],
+            [*parts[-1], words(LOADER_LEFT, 15, title, bold=True)],
         )
     )
     label = f"{steps} batches, {load:g} to load, {compute:g} to compute, {workers} workers: {end:g} in all"

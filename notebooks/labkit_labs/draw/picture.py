@@ -36,7 +36,7 @@ class Picture(charts.Picture):
         return self.label
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
-        return {"text/html": self.html(), "image/svg+xml": self.svg, "text/plain": self.label}
+        return {"text/html": self.html(), "text/plain": self.label}  # its image is in the HTML
 
 
 def drawn(data: charts.Chart | charts.Bars | charts.Lanes) -> Picture:
@@ -107,7 +107,11 @@ def key(marks: Iterable[tuple[str, str]], left: float, y: float) -> str:
     return drawn
 
 
+def _short(number: float) -> str:
+    return f"{number:.1f}".removesuffix(".0")
+
+
 def boxes(places: Iterable[tuple[float, float, float, float]], fill: str, more: str = "") -> str:
     """Many rectangles (x, y, width, height) of one colour, as one path."""
-    path = "".join(f"M{x:.1f} {y:.1f}h{width:.1f}v{height:.1f}h-{width:.1f}z" for x, y, width, height in places)
+    path = "".join("M{0} {1}h{2}v{3}h-{2}z".format(*map(_short, place)) for place in places)
     return f'<path d="{path}" fill="{fill}"{more}/>' if path else ""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import re
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -50,18 +52,15 @@ class Film(Picture):
             "wide": self.width,
             "tall": round(self.height),
             "label": in_attribute(self.label),
-            "base": _quoted(self.base),
-            "marks": [(_quoted(mark), _ranges(numbers)) for mark, numbers in shown.items()],
+            "base": self.base,
+            "marks": [(mark, _ranges(numbers)) for mark, numbers in shown.items()],
             "says": [escaped(frame.says) for frame in self.frames],
             "seconds": self.seconds,
             "best": self.best % len(self.frames),
         }
-        text = json.dumps(data, ensure_ascii=False, separators=(",", ":")).replace("</", "<\\/")
+        packed = base64.b64encode(zlib.compress(json.dumps(data).encode(), 9)).decode()
         still = f"{charts.as_image(self.svg)}<div>{escaped(self.frames[self.best].says)}</div>"
-        return f'<div class="labkit-film">{still}</div><script>({SCRIPT})({text})</script>'
-
-    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
-        return {"text/html": self.html(), "text/plain": self.label}  # its image is in the HTML
+        return f'<div class="labkit-film">{still}</div><script>({SCRIPT})("{packed}")</script>'
 
 
 def film(
@@ -83,8 +82,3 @@ def _ranges(numbers: Sequence[int]) -> list[tuple[int, int]]:
     """The same frames as (first, last + 1)."""
     together = [[*run] for _, run in groupby(enumerate(numbers), key=lambda each: each[1] - each[0])]
     return [(run[0][1], run[-1][1] + 1) for run in together]
-
-
-def _quoted(svg: str) -> str:
-    """With single quotes, which JSON, and a notebook's JSON around it, need not escape."""
-    return svg if "'" in svg else svg.replace('"', "'")

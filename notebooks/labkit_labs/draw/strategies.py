@@ -57,13 +57,13 @@ def ddp(ranks: int, *, overlap: bool = True, batch: int = 8) -> Film:
         now = {bar.kind: bar.text for bar in bars if bar.start < until and bar.end > begin}
         made = [bar.text for bar in bars if bar.kind == "backward" and bar.start < until]
         averaged = {bar.text for bar in bars if bar.kind == "all_reduce" and bar.end <= begin}
-        marks = [*dealt, *parts[: number + 1], cursor(left + until * scale, top - 6, top + 54)]
+        marks = [*dealt, *parts[number], cursor(left + until * scale, top - 6, top + 54)]
         marks += [_gradient(ranks, int(layer), layer in averaged) for layer in made]
         marks += [_outlined(ranks, int(text), Palette.SPANS[kind], kind) for kind, text in now.items() if text]
         frames.append(Frame(_told_of_ddp(now, overlap), marks))
     waits = end - 3 * LAYERS - 1
     told = f"The step took {end:g} units of time, of which the rank waited {waits:g} for all-reduces."
-    final = [*dealt, *parts, *(_gradient(ranks, layer + 1, True) for layer in range(LAYERS))]
+    final = [*dealt, *parts[-1], *(_gradient(ranks, layer + 1, True) for layer in range(LAYERS))]
     frames.append(Frame(told, final))
     label = (
         f"DDP on {ranks} ranks, {'with' if overlap else 'without'} overlap: {end:g} units of time, {waits:g} waiting"
@@ -98,13 +98,11 @@ def _cell_of_ddp(ranks: int, rank: int, layer: int) -> tuple[float, float]:
 
 def _gradient(ranks: int, layer: int, averaged: bool) -> str:
     """In the colour of its rank; averaged, in the colours of all."""
-    shown = ""
-    for rank in range(ranks):
-        x, wide = _cell_of_ddp(ranks, rank, layer)
-        part = 22 / ranks
-        stripes = [box(x, 165 + r * part, wide, part, colour_of(r), round=0) for r in range(ranks)]
-        shown += "".join(stripes) if averaged else box(x, 165, wide, 22, colour_of(rank), round=0)
-    return shown
+    cells = [_cell_of_ddp(ranks, rank, layer) for rank in range(ranks)]
+    part = 22 / ranks
+    if not averaged:
+        return "".join(box(x, 165, wide, 22, colour_of(rank), round=0) for rank, (x, wide) in enumerate(cells))
+    return "".join(boxes([(x, 165 + r * part, wide, part) for x, wide in cells], colour_of(r)) for r in range(ranks))
 
 
 def _outlined(ranks: int, layer: int, colour: str, kind: str) -> str:
@@ -221,15 +219,13 @@ def held_by_fsdp(now: Moment, units: int, ranks: int) -> tuple[float, float]:
 def _axes_of_shards(ranks: int, held_at: float, sent_at: float, steps: int, units: int, bar: float) -> list[str]:
     outlines = [(OUTLINES[what][2], name) for what, name in ACTS.items()]
     dashes = f'stroke="{GREY}" stroke-dasharray="4 3"'
-    of_ddp = sent_at - HELD_TALL * 2 / 3
     return [
         words(0, held_at - 14, "holds"),
         words(0, sent_at - 14, "has sent"),
         key(outlines, UNITS_LEFT, held_at - HELD_TALL - 38),
         key([(colour, name) for name, colour in HELD.items()], UNITS_LEFT, held_at - HELD_TALL - 12),
-        f'<path d="M{UNITS_LEFT} {held_at - HELD_TALL}H{WIDTH - 10}M{UNITS_LEFT} {of_ddp:.0f}H{WIDTH - 10}" {dashes}/>',
+        f'<path d="M{UNITS_LEFT} {held_at - HELD_TALL}H{WIDTH - 10}" {dashes}/>',
         words(UNITS_LEFT - 6, held_at - HELD_TALL + 4, "DDP", anchor="end", size=12),
-        words(UNITS_LEFT - 6, of_ddp + 4, "DDP", anchor="end", size=12),
         words(UNITS_LEFT + (units + 1) * bar / 2, sent_at + 18, "forward", anchor="middle"),
         words(UNITS_LEFT + (units + 1) * bar * 1.5, sent_at + 18, "backward", anchor="middle"),
         words(WIDTH - 10, sent_at + 18, "optimizer", anchor="end"),
@@ -254,22 +250,25 @@ def _counts_of_shards(held: str, sent: str, held_at: float, sent_at: float) -> s
 
 def _unit(unit: int, what: str, ranks: int, wide: float) -> str:
     """A mark on the same unit of all ranks: an outline, its parameters from the other ranks, or its gradients."""
-    x, cell, part, shown = UNITS_LEFT + unit * wide, wide - 4, (wide - 4) / ranks, ""
-    for rank in range(ranks):
-        y = 22 + rank * UNITS_ROW
-        if what in OUTLINES:
-            down, tall, colour = OUTLINES[what]
-            places = [(x - 1, y + down, cell + 2, tall)]
-            shown += boxes(places, "none", f' stroke="{colour}" stroke-width="3"')
-        elif what == "whole":
-            for other in range(ranks):
-                if other != rank:
-                    shown += box(x + other * part, y, part, 20, colour_of(other), opacity=0.4, round=0)
-        elif what == "gradients":
-            shown += box(x, y + 22, cell, 8, HELD["gradients"], opacity=0.5, round=0)
-        else:
-            shown += box(x + rank * part, y + 22, part, 8, HELD["gradients"], round=0)
-    return shown
+    x, cell, part = UNITS_LEFT + unit * wide, wide - 4, (wide - 4) / ranks
+    rows = [22.0 + rank * UNITS_ROW for rank in range(ranks)]
+    if what in OUTLINES:
+        down, tall, colour = OUTLINES[what]
+        line = f' stroke="{colour}" stroke-width="3"'
+        return boxes([(x - 1, y + down, cell + 2, tall) for y in rows], "none", line)
+    if what == "whole":
+        others = (
+            boxes(
+                [(x + other * part, y, part, 20) for rank, y in enumerate(rows) if rank != other],
+                colour_of(other),
+                ' fill-opacity=".4"',
+            )
+            for other in range(ranks)
+        )
+        return "".join(others)
+    if what == "gradients":
+        return boxes([(x, y + 22, cell, 8) for y in rows], HELD["gradients"], ' fill-opacity=".5"')
+    return boxes([(x + rank * part, y + 22, part, 8) for rank, y in enumerate(rows)], HELD["gradients"])
 
 
 def _told_of_fsdp(now: Moment, units: int, reshard: bool) -> str:

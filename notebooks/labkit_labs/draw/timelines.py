@@ -16,6 +16,7 @@ __all__ = ["Bar", "added", "grid", "grids", "lanes", "moments", "pipeline", "sch
 
 LEFT, RIGHT = 64.0, 8.0
 MOST_FRAMES = 64
+SOON = 1e-9  # seconds, by which sums of the same durations differ
 
 
 class Bar(NamedTuple):
@@ -39,29 +40,33 @@ def moments(bars: Iterable[Bar]) -> list[float]:
 
 def added(
     bars: Sequence[Bar], times: Sequence[float], x: Callable[[float], float], y: Callable[[float], float], tall: float
-) -> list[str]:
-    """What is added to the rows from each of the moments `times` to the next; `x` of a time and `y` of a row."""
-    parts = []
-    for begin, end in pairwise(times):
-        pieces, names = defaultdict(list), ""
-        for bar in bars:
-            first, last = max(bar.start, begin), min(bar.end, end)
-            if last - first > 1e-9:
-                left = x(first) - (0.4 if first > bar.start and not bar.paler else 0)  # or a seam would be seen
-                right = x(last) - (min(1.0, (x(bar.end) - x(bar.start)) / 4) if last > bar.end - 1e-9 else 0)
-                pieces[bar.kind, bar.paler].append((left, y(bar.row), max(0.1, right - left), tall))
-            wide = x(bar.end) - x(bar.start)
-            if bar.text and begin < bar.end - 1e-9 <= end and wide > 4 + 7 * len(bar.text):
-                names += f'<text x="{x(bar.start) + wide / 2:.1f}" y="{y(bar.row) + tall / 2 + 4:g}">{bar.text}</text>'
-        filled = "".join(boxes(p, Palette.SPANS[kind], _faint(paler)) for (kind, paler), p in pieces.items())
-        parts.append(
-            filled + (f'<g class="small" fill="#fff" text-anchor="middle" font-size="12">{names}</g>' if names else "")
-        )
-    return parts
+) -> list[list[str]]:
+    """The marks of the bars up to each of the moments `times[1:]`, and at last of all bars in as few marks as possible;
+    `x` of a time and `y` of a row. What has been drawn stays the same mark from moment to moment."""
+    parts = [_between(bars, begin, end, x, y, tall) for begin, end in pairwise(times)]
+    whole = _between(bars, times[0], times[-1], x, y, tall)
+    return [*(parts[: number + 1] for number in range(len(parts))), [whole]]
 
 
-def _faint(paler: bool) -> str:
-    return ' fill-opacity=".6"' if paler else ""
+def _between(
+    bars: Sequence[Bar], begin: float, end: float, x: Callable[[float], float], y: Callable[[float], float], tall: float
+) -> str:
+    """The pieces of the bars from one moment to another, and the texts of the bars that end there."""
+    pieces, texts = defaultdict(list), ""
+    for bar in bars:
+        first, last, wide = max(bar.start, begin), min(bar.end, end), x(bar.end) - x(bar.start)
+        if last - first > SOON:
+            left = x(first) - (0.4 if first > bar.start and not bar.paler else 0)  # or a seam would be seen
+            right = x(last) - (min(1.0, wide / 4) if last > bar.end - SOON else 0)
+            pieces[bar.kind, bar.paler].append((left, y(bar.row), max(0.1, right - left), tall))
+        if bar.text and begin < bar.end - SOON and bar.end <= end + SOON and wide > 4 + 7 * len(bar.text):
+            texts += f'<text x="{x(bar.start) + wide / 2:.1f}" y="{y(bar.row) + tall / 2 + 4:g}">{bar.text}</text>'
+    drawn = "".join(
+        boxes(places, Palette.SPANS[kind], ' fill-opacity=".6"' if paler else "")
+        for (kind, paler), places in pieces.items()
+    )
+    head = '<g class="small" fill="#fff" text-anchor="middle" font-size="12">'
+    return drawn + (f"{head}{texts}</g>" if texts else "")
 
 
 def cursor(x: float, top: float, bottom: float) -> str:
@@ -86,20 +91,20 @@ def lanes(
     bars = [Bar(order[s.rank] + (s.kind in COMMUNICATION), s.kind, "", s.start, s.end) for s in spans]
     times, left = moments(bars), 12.0 + 7.5 * max(map(len, called.values()))
     scale = (WIDTH - left - RIGHT) / times[-1]
-    bottom = 44 + 23 * len(bars and order) * 2
+    bottom = 44 + 46 * len(called)
     parts = added(bars, times, lambda t: left + t * scale, lambda row: 44 + 46 * (row // 2) + 19 * (row % 2), 16)
     kinds = dict.fromkeys(span.kind for span in spans)
     base = [words(0, 14, title, bold=True), key([(Palette.SPANS[kind], said(kind)) for kind in kinds], left, 34)]
     base += [words(0, 60 + 46 * number, name) for number, name in enumerate(called.values())]
     frames = []
     for number, (begin, end) in enumerate(pairwise(times)):
-        now = [(called[s.rank], said(s.kind)) for s in spans if s.start < end - 1e-9 and s.end > begin + 1e-9]
+        now = [(called[s.rank], said(s.kind)) for s in spans if s.start < end - SOON and s.end > begin + SOON]
         does = {name: " and ".join(kind for each, kind in now if each == name) or "nothing" for name in called.values()}
         same = len({*does.values()}) == 1 < len(does)
         each = [f"{name}: {what}" for name, what in does.items()]
         told = sentence([f"all ranks: {each[0].partition(': ')[2]}"] if same else each)
-        frames.append(Frame(told, [*parts[: number + 1], cursor(left + end * scale, 40, bottom)]))
-    frames.append(Frame(f"The end: {title}.", parts))
+        frames.append(Frame(told, [*parts[number], cursor(left + end * scale, 40, bottom)]))
+    frames.append(Frame(f"The end: {title}.", parts[-1]))
     return film(base, frames, bottom, f"{title}: {', '.join(map(said, kinds))}", seconds=1.5)
 
 
@@ -157,6 +162,7 @@ def pipeline(spans: Sequence[Span], title: str = "", *, share: bool = True) -> F
         words(0, top - 14, title, bold=True),
         key([*marks, (GREY, "bubble")], max(LEFT, 10 * len(title) + 16), top - 14),
     ]
+    base += [words(WIDTH - 44, bottom + 15, "of all ranks' time, the ranks computed:", anchor="end")] if share else []
     for rank in range(ranks):
         y = top + ROW * rank
         base += [box(rank * room + 14, DEVICE_TOP, room - 28, DEVICE_TALL, line=GREY, round=8)]
@@ -164,17 +170,17 @@ def pipeline(spans: Sequence[Span], title: str = "", *, share: bool = True) -> F
         base += [words(rank * room + room / 2, DEVICE_TOP + 18, f"rank {rank}", anchor="middle", bold=True)]
     frames = []
     for number, (begin, until) in enumerate(pairwise(times)):
-        now = {s.rank: s for s in spans if s.start < until - 1e-9 and s.end > begin + 1e-9}
-        shown = [*parts[: number + 1], *(_device(rank, now.get(rank), room) for rank in range(ranks))]
-        shown += [_sent(span, spans, room, ranks) for span in spans if abs(span.end - begin) < 1e-9]
+        now = {s.rank: s for s in spans if s.start < until - SOON and s.end > begin + SOON}
+        shown = [*parts[number], *(_device(rank, now.get(rank), room) for rank in range(ranks))]
+        shown += [_sent(span, spans, room, ranks) for span in spans if abs(span.end - begin) < SOON]
         shown += [cursor(LEFT + until * scale, top - 4, bottom), _shares(bars, until, ranks, top) if share else ""]
         frames.append(Frame(_told(now, spans, until, ranks), shown))
     busy = computed(bars, end) / end / ranks
     last = f"The step is over: the ranks computed {busy:.0%} of the time, and the other {1 - busy:.0%} is the bubble."
-    done = [*parts, _shares(bars, end, ranks, top)] if share else parts
+    done = [*parts[-1], _shares(bars, end, ranks, top)] if share else parts[-1]
     frames.append(Frame(last if share else "The step is over: where a row is grey, the rank had nothing to do.", done))
     label = f"{title or 'a pipeline'}: {ranks} ranks" + (f", busy {busy:.1%} of the time" if share else "")
-    return film(base, frames, bottom + (22 if share else 2), label, seconds=1.2)
+    return film(base, frames, bottom + (24 if share else 2), label, seconds=1.2)
 
 
 def _device(rank: int, span: Span | None, room: float) -> str:
@@ -199,11 +205,11 @@ def _sent(span: Span, spans: Sequence[Span], room: float, ranks: int) -> str:
 
 def _shares(bars: Sequence[Bar], until: float, ranks: int, top: float) -> str:
     each = [computed([bar for bar in bars if bar.row == rank], until) / until for rank in range(ranks)]
-    rows = "".join(f'<tspan x="{WIDTH}" y="{top + ROW * r + 15:g}">{busy:.0%}</tspan>' for r, busy in enumerate(each))
-    both = f"busy so far: {sum(each) / ranks:.0%} of all ranks' time"
-    return f'<text text-anchor="end">{rows}</text>' + words(
-        WIDTH, top + ROW * ranks + 14, both, anchor="end", bold=True
+    rows = "".join(
+        f'<tspan x="{WIDTH}" y="{top + ROW * row + 15:g}">{busy:.0%}</tspan>'
+        for row, busy in enumerate([*each, sum(each) / ranks])
     )
+    return f'<text text-anchor="end">{rows}</text>'
 
 
 def _told(now: Mapping[int, Span], spans: Sequence[Span], until: float, ranks: int) -> str:
@@ -216,8 +222,8 @@ def _told(now: Mapping[int, Span], spans: Sequence[Span], until: float, ranks: i
     first = {rank: min(s.start for s in spans if s.rank == rank) for rank in range(ranks)}
     final = {rank: max(s.end for s in spans if s.rank == rank) for rank in range(ranks)}
     idle = [rank for rank in range(ranks) if rank not in now]
-    early = [rank for rank in idle if first[rank] >= until - 1e-9]
-    late = [rank for rank in idle if final[rank] < until - 1e-9]
+    early = [rank for rank in idle if first[rank] >= until - SOON]
+    late = [rank for rank in idle if final[rank] < until - SOON]
     between = [rank for rank in idle if rank not in early and rank not in late]
     parts += [f"{_ranks(early)} {'wait' if early[1:] else 'waits'} for the first micro-batch"] if early else []
     parts += [f"{_ranks(between)} {'wait' if between[1:] else 'waits'} for another stage"] if between else []
@@ -233,6 +239,9 @@ def _and(names: Sequence[str]) -> str:
     return ", ".join(names[:-1]) + (" and " if names[1:] else "") + names[-1]
 
 
+MOMENTS = 33
+
+
 def schedules(steps: Mapping[str, Sequence[Span]]) -> Film:
     """Draws several pipelines' steps on one axis, by title; at the right is how much of the time since the start the
     ranks have computed, up to the end of each step."""
@@ -240,16 +249,18 @@ def schedules(steps: Mapping[str, Sequence[Span]]) -> Film:
     ranks = {title: 1 + max(span.rank for span in spans) for title, spans in placed.items()}
     end = max(elapsed(spans) for spans in placed.values())
     scale, row, y = (WIDTH - 2 * SHARE) / end, 13, 0.0
-    times = [end * i / 40 for i in range(41)]
-    tops, base, parts = dict[str, float](), list[str](), list[str]("" for _ in times[1:])
+    times = [end * i / MOMENTS for i in range(MOMENTS + 1)]
+    tops, base, parts = dict[str, float](), list[str](), [list[str]() for _ in times]
     for title, spans in placed.items():
         y, tops[title] = y + 22, y + 22
         base.append(words(0, y - 6, title, bold=True))
         wide = elapsed(spans) * scale
         base += [box(0, y + row * rank, wide, row - 2, GREY, opacity=0.25, round=0) for rank in range(ranks[title])]
         bars = [bar._replace(text="", row=y + row * bar.row) for bar in _bars(spans, ranks[title])]
-        for i, part in enumerate(added(bars, times, lambda time: time * scale, lambda top: top, row - 2)):
-            parts[i] += part
+        for marks, more in zip(
+            parts, added(bars, times, lambda time: time * scale, lambda top: top, row - 2), strict=True
+        ):
+            marks += more
         y += row * ranks[title] + 4
     frames = []
     for number, until in enumerate(times[1:]):
@@ -257,7 +268,7 @@ def schedules(steps: Mapping[str, Sequence[Span]]) -> Film:
         for title, spans in placed.items():
             at = min(until, elapsed(spans))
             busy[title] = computed(_bars(spans, ranks[title]), at) / at / ranks[title]
-            ended += [title] if elapsed(spans) <= until + 1e-9 else []
+            ended += [title] if elapsed(spans) <= until + SOON else []
         shown = "".join(
             words(WIDTH, tops[title] + row * ranks[title] / 2 + 3, f"{of:.0%} busy", anchor="end", bold=title in ended)
             for title, of in busy.items()
@@ -265,7 +276,7 @@ def schedules(steps: Mapping[str, Sequence[Span]]) -> Film:
         most = max(busy, key=lambda title: busy[title])
         told = f"{_and(ended)} {'have' if ended[1:] else 'has'} finished" if ended else "no schedule has finished"
         told = sentence([told, f"up to now {most} has kept its ranks busiest, {busy[most]:.0%} of the time"])
-        line = cursor(until * scale, 0, y) if number < len(parts) - 1 else ""
-        frames.append(Frame(told, [*parts[: number + 1], shown, line]))
+        frames.append(Frame(told, [*parts[number], shown, cursor(until * scale, 0, y)]))
+    frames[-1] = Frame(told, [*parts[-1], shown])
     label = "; ".join(f"{title}: bubble {bubble(spans):.1%}" for title, spans in placed.items())
     return film(base, frames, y, label, seconds=0.6)

@@ -13,8 +13,8 @@ from labkit.run import Run
 from labkit.spans import WAITING, Span
 from labkit.write import Script
 from labkit_labs.draw.charts import curves
-from labkit_labs.draw.timelines import lanes
 from labkit_labs.draw.picture import Picture
+from labkit_labs.draw.timelines import lanes
 
 __all__ = [
     "at_the_end",
