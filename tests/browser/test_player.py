@@ -14,10 +14,10 @@ from labkit_labs.draw.picture import box
 from labkit_labs.draw.player import Frame, film
 
 NOTEBOOKS = Path(__file__).parents[2] / "notebooks"
-# a red box that moves right by 100 in each of eight frames of 0.4 seconds
+# a red box that moves right by 80 in each of eight frames of 0.4 seconds
 SHORT = film(
     [],
-    [Frame(f"The box is at {x}.", [box(x, 10, 50, 50, "#ff0000")]) for x in range(0, 800, 100)],
+    [Frame(f"The box is at {x}.", [box(x, 10, 50, 50, "#ff0000")]) for x in range(0, 640, 80)],
     80,
     "a box that moves",
     seconds=0.4,
@@ -26,7 +26,7 @@ SHORT = film(
 DRAWN = """
 from labkit_labs.draw.player import Frame, film
 from labkit_labs.draw.picture import box
-frames = [Frame(f"The box is at {x}.", [box(x, 10, 50, 50, "#ff0000")]) for x in range(0, 800, 100)]
+frames = [Frame(f"The box is at {x}.", [box(x, 10, 50, 50, "#ff0000")]) for x in range(0, 640, 80)]
 film([], frames, 80, "a box that moves", seconds=0.4, best=2)
 """
 
@@ -76,7 +76,7 @@ class Player:
 
 def test_play_shows_all_frames_once_and_pause_stops(page, tmp_path):
     [player] = opened(page, tmp_path, SHORT)
-    assert (player.at, player.says, player.boxes) == (2, "The box is at 200.", [200])  # the best frame
+    assert (player.at, player.says, player.boxes) == (2, "The box is at 160.", [160])  # the best frame
     page.wait_for_timeout(700)
     assert player.at == 2  # nothing moves until it is told to
 
@@ -90,7 +90,7 @@ def test_play_shows_all_frames_once_and_pause_stops(page, tmp_path):
 
     player.play.click()
     player.reaches(7)
-    assert player.boxes == [700]
+    assert player.boxes == [560]
     assert player.play.get_attribute("aria-label") == "Play"
     page.wait_for_timeout(600)
     assert player.at == 7
@@ -102,13 +102,13 @@ def test_play_shows_all_frames_once_and_pause_stops(page, tmp_path):
 def test_frames_are_reached_step_by_step_by_slider_and_by_keys(page, tmp_path):
     [player] = opened(page, tmp_path, SHORT)
     player.host.locator("[data-do=back]").click()
-    assert (player.at, player.says) == (1, "The box is at 100.")
+    assert (player.at, player.says) == (1, "The box is at 80.")
     player.slider.fill("6")
     player.host.locator("[data-do=forward]").click()
     player.host.locator("[data-do=forward]").click()  # there are no more
-    assert (player.at, player.boxes) == (7, [700])
+    assert (player.at, player.boxes) == (7, [560])
     player.slider.fill("1")
-    assert player.boxes == [100]
+    assert player.boxes == [80]
 
     player.host.locator(".player").focus()
     page.keyboard.press("ArrowRight")
@@ -177,7 +177,7 @@ def test_without_scripts_the_best_frame_and_its_sentence_are_seen(browser, tmp_p
     image = page.locator(".labkit-film img")
     assert image.get_attribute("alt") == "a box that moves"
     assert image.bounding_box()["height"] > 50
-    assert page.get_by_text("The box is at 200.").is_visible()
+    assert page.get_by_text("The box is at 160.").is_visible()
     assert page.locator("button").count() == 0
     context.close()
 
@@ -193,7 +193,7 @@ def test_it_plays_on_the_page_of_an_executed_notebook(page, tmp_path):
     player = Player(page.locator(".labkit-film"))
     player.play.click()
     player.reaches(7)
-    assert player.boxes == [700]
+    assert player.boxes == [560]
     assert not page.errors
 
 
@@ -207,7 +207,7 @@ def test_it_plays_in_jupyterlab_where_the_keys_are_its_own(notebook):
     player.host.locator(".player").focus()
     notebook.page.keyboard.press("ArrowLeft")
     notebook.page.keyboard.press("ArrowLeft")
-    assert (player.at, player.boxes) == (5, [500])
+    assert (player.at, player.boxes) == (5, [400])
     notebook.page.keyboard.press("Space")
     player.reaches(7)
     assert notebook.page.evaluate("() => window.jupyterapp.shell.currentWidget.content.activeCellIndex") == 1
@@ -219,5 +219,5 @@ def test_it_plays_in_jupyterlab_where_the_keys_are_its_own(notebook):
     image = notebook.output(1).locator("img")
     image.wait_for(timeout=30_000)
     assert image.bounding_box()["height"] > 50
-    assert notebook.output(1).get_by_text("The box is at 200.").is_visible()
+    assert notebook.output(1).get_by_text("The box is at 160.").is_visible()
     assert notebook.output(1).locator("[data-do=play]").count() == 0

@@ -6,21 +6,17 @@ async (packed) => {
   const page = host.attachShadow({ mode: "open" })
   const last = film.says.length - 1
   const icon = (path) => `<svg class="icon" viewBox="0 0 16 16" aria-hidden="true"><path d="${path}"/></svg>`
-  const button = (does, path, name) => `<button data-do="${does}" aria-label="${name}" title="${name}">${icon(path)}</button>`
+  const button = (does, name, path) =>
+    `<button data-do="${does}" aria-label="${name}" title="${name}">${icon(path)}</button>`
   const speeds = [0.5, 1, 2].map((x) => `<option value="${x}"${x == 1 ? " selected" : ""}>${x}×</option>`).join("")
+  const drawn = film.marks.map(([mark]) => `<g class="mark">${mark}</g>`).join("")
   host.setAttribute("data-lm-suppress-shortcuts", "true") // JupyterLab's own keys
   page.innerHTML = `<style>
     :host { display: block; color: inherit; margin: 4px 0 }
     :host(:fullscreen) { background: Canvas; color: CanvasText; overflow: auto; padding: 2vh 2vw }
-    .player { font: 15px/1.45 system-ui, sans-serif }
+    .player { font: 15px/1.45 system-ui, sans-serif; container-type: inline-size }
     .player:focus-visible { outline: 2px solid #2f81f7; outline-offset: 3px }
-    .scene { container-type: inline-size }
     .scene svg { display: block; width: 100%; max-height: 78vh }
-    @container (max-width: 560px) {
-      .scene text { font-size: 16px }
-      .scene text[font-size="12"] { font-size: 15px }
-      .scene text[font-size="11"], .scene .small text { font-size: 12.5px }
-    }
     .says { display: grid; margin: 8px 0; font-size: 16px }
     .says span { grid-area: 1 / 1; visibility: hidden }
     .says .now { visibility: visible }
@@ -31,14 +27,27 @@ async (packed) => {
     option { color: CanvasText; background: Canvas }
     [data-do=play] { min-width: 92px; font-weight: 600; white-space: nowrap }
     .icon { width: 16px; height: 16px; fill: currentColor; vertical-align: -3px }
-    input { flex: 1 1 140px; min-width: 90px; accent-color: #2f81f7 }
+    input { flex: 1 1 60px; min-width: 60px; accent-color: #2f81f7 }
+    @container (max-width: 560px) {
+      [data-do=play] { min-width: 38px } [data-do=play] span { display: none }
+      .scene text { font-size: 16px }
+      .scene text[font-size="12"] { font-size: 15px }
+      .scene text[font-size="11"], .scene .small text { font-size: 12.5px }
+    }
   </style><div class="player" tabindex="0" role="group">
-    <div class="scene"><svg viewBox="0 0 ${film.wide} ${film.tall}" role="img" font-family="system-ui,sans-serif"
-      font-size="13" fill="currentColor">${film.base}${film.marks.map(([mark]) => `<g class="mark">${mark}</g>`).join("")}</svg></div>
+    <div class="scene">
+      <svg viewBox="0 0 ${film.wide} ${film.tall}" role="img" font-family="system-ui,sans-serif" font-size="13"
+        fill="currentColor">${film.base}${drawn}</svg>
+    </div>
     <div class="says" aria-live="polite">${film.says.map((says) => `<span>${says}</span>`).join("")}</div>
-    <div class="bar">${button("back", "M2 2h3v12H2zM14 2v12L6 8z", "Step back")}${button("play", "", "Play")}
-      ${button("forward", "M11 2h3v12h-3zM2 2v12l8-6z", "Step forward")}<input type="range" min="0" max="${last}" aria-label="Frame">
-      <output></output><select aria-label="Speed" title="Speed">${speeds}</select>${button("full", "M1 1h5v2H3v3H1zM10 1h5v5h-2V3h-3zM1 10h2v3h3v2H1zM13 10h2v5h-5v-2h3z", "Full screen")}</div>
+    <div class="bar">
+      ${button("back", "Step back", "M2 2h3v12H2zM14 2v12L6 8z")}
+      ${button("play", "Play", "")}
+      ${button("forward", "Step forward", "M11 2h3v12h-3zM2 2v12l8-6z")}
+      <input type="range" min="0" max="${last}" aria-label="Frame"><output></output>
+      <select aria-label="Speed" title="Speed">${speeds}</select>
+      ${button("full", "Full screen", "M1 1h5v2H3v3H1zM10 1h5v5h-2V3h-3zM1 10h2v3h3v2H1zM13 10h2v5h-5v-2h3z")}
+    </div>
   </div>`
   const one = (name) => page.querySelector(name)
   const player = one(".player"), slider = one("input"), play = one("[data-do=play]"), full = one("[data-do=full]")
@@ -49,7 +58,7 @@ async (packed) => {
   player.setAttribute("aria-label", film.label)
   full.hidden = !document.fullscreenEnabled
 
-  const pause_after = () => film.seconds * 1000 / one("select").value
+  const pause = () => film.seconds * 1000 / one("select").value
   const show = (to, moving) => {
     at = Math.min(last, Math.max(0, to))
     marks.forEach((mark, number) => {
@@ -60,7 +69,7 @@ async (packed) => {
       mark.querySelectorAll("[data-from]").forEach((each) => {
         const [x, y] = each.dataset.from.split(" ")
         const path = [{ transform: `translate(${x}px,${y}px)` }, { transform: "none" }]
-        each.animate(path, { duration: pause_after() * 0.6, easing: "ease-in-out" })
+        each.animate(path, { duration: pause() * 0.6, easing: "ease-in-out" })
       })
     })
     says.forEach((each, number) => each.classList.toggle("now", number == at))
@@ -70,7 +79,7 @@ async (packed) => {
   }
   const label = () => {
     const [path, name] = timer ? ["M3 2h4v12H3zM9 2h4v12H9z", "Pause"] : ["M3 1v14l11-7z", "Play"]
-    play.innerHTML = `${icon(path)} ${name}`
+    play.innerHTML = `${icon(path)}<span> ${name}</span>`
     play.setAttribute("aria-label", name)
     play.title = name
   }
@@ -80,7 +89,7 @@ async (packed) => {
       show(at + 1, true)
       if (at < last && host.isConnected) next()
       else stop()
-    }, pause_after())
+    }, pause())
   }
   const start = () => {
     if (poster || at == last) show(0, true)
