@@ -9,7 +9,7 @@ from typing import Any
 
 from labkit import words
 from labkit.planner.advice import Advice, advise
-from labkit.planner.candidate import ALIKE, MARGIN, Candidate, evaluate, held_by
+from labkit.planner.candidate import MARGIN, Candidate, evaluate, held_by
 from labkit.planner.data_sheets import device_named
 from labkit.planner.model.facts import ModelFacts, facts_of
 from labkit.planner.scaling import largest_micro_batch
@@ -81,12 +81,17 @@ def advice_for(at: Situation) -> Advice:
 
 
 def told(one: Candidate | None) -> str:
-    """`ddp, activation checkpointing: 31.2 GiB, 0.3 s`"""
+    """`ddp, activation checkpointing: 31.2 GiB, 0.3 s (0.2 to 0.5)`"""
     if one is None:
-        return "nothing fits"
+        return "nothing that was planned fits"
     if one.peak is None:
         return f"{one.name}: {one.remark}"
-    return f"{one.name}: {gib(one.peak.bytes)}" + (f", {words.seconds(one.step.seconds)}" if one.step else "")
+    return f"{one.name}: {gib(one.peak.bytes)}" + (f", {timed(one.step)}" if one.step else "")
+
+
+def timed(step: StepTime) -> str:
+    """`144 ms (95 to 216)`"""
+    return words.band(step.seconds, step.low, step.high)
 
 
 def as_asked(at: Situation, strategy: str, **options: Any) -> Candidate:
@@ -101,12 +106,9 @@ def as_asked(at: Situation, strategy: str, **options: Any) -> Candidate:
 
 
 def apart(one: StepTime, two: StepTime) -> int | None:
-    """-1 if a step of the first is shorter by more than what a prediction can tell, 1 if longer, 0 if both take as
-    long; None if that depends on where in their bands they are. Both compute at the same rate, so both are at the same
-    end of their bands."""
-    pairs = ((one.low, two.low), (one.seconds, two.seconds), (one.high, two.high))
-    found = {-1 if a * ALIKE < b else 1 if b * ALIKE < a else 0 for a, b in pairs}
-    return found.pop() if len(found) == 1 else None
+    """-1 if a step of the first is shorter even at the slow end of its band than the second's at the fast end, 1 if
+    longer; None where the bands overlap, so that it cannot be told."""
+    return -1 if one.high < two.low else 1 if two.high < one.low else None
 
 
 def fastest_is(*strategies: str) -> Judge:
@@ -129,18 +131,20 @@ def fastest_is(*strategies: str) -> Judge:
     return judge
 
 
-def fits(*strategies: str, plainly: bool = True) -> Judge:
-    """One of these fits; `plainly`, as it is asked, otherwise with whatever the planner finds for it."""
+def fits(*strategies: str, plainly: bool = True, **options: Any) -> Judge:
+    """One of these fits; `plainly`, as it is asked, with these options, otherwise with whatever the planner finds."""
 
     def judge(at: Situation) -> tuple[bool | None, str]:
         if plainly:
-            rows = [as_asked(at, strategy) for strategy in strategies]
+            rows = [as_asked(at, strategy, **options) for strategy in strategies]
         else:
             rows = [r for r in advice_for(at).rows if r.strategy in strategies and r.ranks <= at.ranks]
         right = [r for r in rows if r.fits]
         shown, usable = min(right or rows, key=held_by), device_named(at.device).usable
         near = all(r.peak is None or abs(r.peak.bytes / usable - 1) < MARGIN for r in right or rows)
-        return None if near else bool(right), f"{told(shown)} of {gib(usable)}"
+        unplanned = not right and any(r.is_unknown for r in rows)
+        found = f"{shown.name}: {gib(shown.peak.bytes)} of {gib(usable)}" if shown.peak else told(shown)
+        return None if near or unplanned else bool(right), found
 
     return judge
 
@@ -153,12 +157,24 @@ def does_not_fit(*strategies: str) -> Judge:
     return judge
 
 
+def needs_sharding() -> Judge:
+    """DDP does not fit, with whatever the planner finds for it, and FSDP does."""
+
+    def judge(at: Situation) -> tuple[bool | None, str]:
+        (ddp, held), (fsdp, shard) = (fits(name, plainly=False)(at) for name in ("ddp", "fsdp"))
+        return None if ddp is None or fsdp is None else fsdp and not ddp, f"{held}; {shard}"
+
+    return judge
+
+
 def holds(strategy: str, claimed: float, **options: Any) -> Judge:
     """The rank holds what is claimed, in GB, within a tenth."""
 
     def judge(at: Situation) -> tuple[bool | None, str]:
         held = as_asked(at, strategy, **options).peak
-        return held is not None and abs(held.bytes / (claimed * 1e9) - 1) < 0.1, gib(held.bytes if held else None)
+        if held is None:
+            return None, "not planned"
+        return abs(held.bytes / (claimed * 1e9) - 1) < 0.1, gib(held.bytes)
 
     return judge
 
@@ -178,13 +194,13 @@ def smaller(first: tuple[str, dict[str, Any]], second: tuple[str, dict[str, Any]
 
 
 def faster(first: tuple[str, dict[str, Any]], second: tuple[str, dict[str, Any]]) -> Judge:
-    """A step of the first is predicted to be shorter by more than what a prediction can tell."""
+    """A step of the first is predicted to be shorter, whatever the planner's bands leave open."""
 
     def judge(at: Situation) -> tuple[bool | None, str]:
         one, two = (as_asked(at, strategy, **options).step for strategy, options in (first, second))
         if not one or not two:
             return None, "not planned"
-        found = f"{words.seconds(one.seconds)} against {words.seconds(two.seconds)}"
+        found = f"{timed(one)} against {timed(two)}"
         order = apart(one, two)
         return None if order is None else order < 0, found
 

@@ -35,7 +35,17 @@ DOWNLOAD = "{{download}}`Download this notebook <../downloads/{name}>`"  # witho
 # The folders of docs/, shelves of every page's sidebar. GitHub shows the README, which has no sidebar.
 HOW_TO = ["scripts", "models", "launch", "view", "reach", "sweep", "export", "plan", "beyond", "cluster", "kaggle"]
 HOW_TO += ["pipelines", "check_in_ci", "troubleshooting", "faq"]
-REFERENCE = ["concepts", "architecture", "api", "check", "witness", "same_program", "platforms", "security"]
+REFERENCE = [
+    "concepts",
+    "cheat_sheet",
+    "architecture",
+    "api",
+    "check",
+    "witness",
+    "same_program",
+    "platforms",
+    "security",
+]
 # A single entry of the sidebar, closed, because other pages state the results and link here.
 EVIDENCE = [
     "parity",
@@ -47,7 +57,7 @@ EVIDENCE = [
     "published_speed",
     "script_speed",
 ]
-EVIDENCE += ["faults", "peers", "check_findings", "claims", "decisions", "witness_reports", "log"]
+EVIDENCE += ["faults", "peers", "check_findings", "popular_claims", "decisions", "witness_reports", "log"]
 EVIDENCE += ["gpu/README", "gpu/1x-nvidia-h100-80gb-hbm3", "/benchmarks/README"]
 DIAGRAM = "docs/static/diagram.svg"
 PICTURE = r'<picture>.*?srcset="(?P<dark>.*?)".*?src="(?P<light>.*?)".*?alt="(?P<alt>.*?)".*?</picture>'
@@ -70,7 +80,7 @@ def write_pages() -> None:
     readme = re.sub(PICTURE, lambda picture: image(picture, "light") + image(picture, "dark"), readme, flags=re.S)
     labs = sorted(f"notebooks/{path.stem}" for path in (SOURCE / "notebooks").glob("[0-9]*.ipynb"))
     shelves = {
-        "Learn": labs,
+        "Learn": ["notebooks/README", *labs],
         "How to": [f"docs/how_to/{page}" for page in HOW_TO],
         "Reference": [f"docs/reference/{page}" for page in REFERENCE],
         "Project": ["CONTRIBUTING", "SECURITY", "CHANGELOG"],

@@ -8,7 +8,7 @@ copyright = "the labkit authors; MIT licence"
 release = version = labkit.__version__
 
 extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx_copybutton"]
-include_patterns = ["*.md", "docs/**.md", "benchmarks/*.md", "notebooks/*.ipynb"]
+include_patterns = ["*.md", "docs/**.md", "benchmarks/*.md", "notebooks/*.md", "notebooks/*.ipynb"]
 root_doc = "index"
 
 # Pages are the repository's Markdown as GitHub shows it; notebooks are shown as they were executed.

@@ -18,7 +18,7 @@
 #
 # **You will be able to** say what a checkpoint must hold so that a resumed run is the same as an uninterrupted one,
 # save it in shards and load it on any number of ranks, and choose how often to save. **20 minutes. You need** labs 03
-# and 07.
+# and 05.
 #
 # With FSDP no rank has the whole model, so each writes the tensors that it holds: a **shard** of the checkpoint. All
 # files go into a folder `step-8.tmp`. When all files are there, rank 0 writes `COMMIT.json`, with a checksum of each,

@@ -49,7 +49,7 @@
 #
 #     labkit kaggle export 19_kaggle.ipynb --user ME -p plans False
 #
-# On Kaggle: Create → New Notebook, File → Import Notebook, and choose the file in `labkit-16-kaggle`; set the
+# On Kaggle: Create → New Notebook, File → Import Notebook, and choose the file in `labkit-19-kaggle`; set the
 # accelerator; run its first, folded cell, and go on as in step 5. Or let `labkit kaggle push 19_kaggle.ipynb -p plans
 # False` do all of this: it sends the notebook to two T4s, prints here what it prints there, and puts its runs into
 # `runs/` beside yours.

@@ -16,7 +16,7 @@
 #
 # **You will be able to** choose between training all weights and a LoRA adapter, and between DDP and FSDP, before you
 # rent a GPU; train all four ways; and leave with an adapter that plain `peft` loads. **20 minutes. You need** labs 03,
-# 06 and 07.
+# 04 and 05.
 #
 # **LoRA** freezes the model and puts two thin matrices beside each layer: if the layer has *out* × *in* numbers, one
 # has *out* × *r* and the other *r* × *in*. Only these are trained, so only these have gradients and AdamW's moments.

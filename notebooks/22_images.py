@@ -16,7 +16,7 @@
 #
 # **You will be able to** train a timm model on a folder of images, from random and from trained weights, on several
 # ranks; say what BatchNorm does there; and leave with a file that plain `timm` loads. **15 minutes. You need** labs 03
-# and 07, and `timm`.
+# and 05, and `timm`.
 #
 # BatchNorm is the one common layer for which two ranks do not equal one rank with a larger batch: in training it
 # normalizes with the mean and variance of its own rank's images (lab 03). It also keeps running means of both for

@@ -80,7 +80,8 @@ def write_index(executed: list[Path], folder: Path) -> Path:
     """index.html: every lab by its title, what it is about, and how many of its claims were measured to hold."""
     cards = "".join(_card(notebook) for notebook in executed)
     head = f"<!doctype html><meta charset=utf-8><title>labkit's labs</title>{STYLE}"
-    told = "Executed notebooks: every number in them was measured when they ran. Figures can be zoomed and played."
+    told = "Executed notebooks: what they call measured was measured when they ran, what they call planned was not run."
+    told += " Figures can be zoomed and played."
     index = folder / "index.html"
     index.write_text(f"{head}<h1>labkit's labs</h1><p>{told}</p><br><main>{cards}</main>", encoding="utf-8")
     return index

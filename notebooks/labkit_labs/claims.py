@@ -20,9 +20,7 @@ from labkit.view import aligned, grid
 __all__ = ["Claim", "Claims", "amount"]
 
 WAYS = ("equals", "at least", "at most")
-ARTICLES = (
-    "article: what an article on distributed training says; docs/evidence/claims.md lists their titles and all claims."
-)
+ARTICLES = "article: what an article on distributed training says; docs/evidence/popular_claims.md has its title."
 
 
 @dataclass(frozen=True)
