@@ -70,9 +70,9 @@ def test_what_frames_share_is_stored_once():
 def test_a_film_without_scripts_is_its_best_frame():
     played = draw.shards(2, 2)
     still, *_ = played.html().partition("<script>")
-    assert "Forward of unit 2" in still  # the end of forward, in which most is whole
+    assert "Backward of unit 1" in still  # in which units are gathered, compute and are scattered
     assert "Backward of unit 2" not in still
-    assert played.still().body == played.base + "".join(played.frames[2].marks)
+    assert played.still().body == played.base + "".join(played.frames[4].marks)
 
 
 def shown_at_the_end(played: draw.Film) -> list[str]:

@@ -111,12 +111,16 @@ def ring(ranks: int) -> Film:
         frames.append(Frame(told, [_all_chunks(still, where, ranks), moving, _in_the_middle(phase, sent)]))
     told = f"Every rank has the whole sum, after {2 * (ranks - 1)} steps in each of which it has sent one chunk."
     frames.append(Frame(told, [_all_chunks(inside, where, ranks), _in_the_middle("done", "every rank has the sum")]))
+    way = (
+        f'<ellipse cx="{RING_MIDDLE}" cy="{RING_CENTRE}" rx="{RING_ACROSS}" ry="{RING_DOWN}" fill="none" '
+        f'stroke="{GREY}" stroke-dasharray="2 6"/>'
+    )
     names = [
         words(x, y - 22, f"rank {rank}", anchor="middle", fill=colour_of(rank), bold=True)
         for rank, (x, y) in enumerate(where)
     ]
     label = f"{ranks} ranks in a ring pass chunks along: {ranks - 1} steps add, {ranks - 1} steps pass the sums along"
-    return film(names, frames, 2 * RING_CENTRE, label, seconds=3.5)
+    return film([way, *names], frames, 2 * RING_CENTRE, label, seconds=3.5)
 
 
 def _on_the_ring(rank: int, ranks: int) -> tuple[float, float]:

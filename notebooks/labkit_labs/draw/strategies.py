@@ -169,7 +169,7 @@ HELD = {"parameters": GREY, "gradients": colour_of(4)}  # unlike the colours of 
 def shards(units: int, ranks: int, *, reshard: bool = True) -> Film:
     """Draws a step of FSDP: units are gathered before they compute and freed afterwards. Above are each rank's units,
     with the parts of other ranks paler, and below them the gradients; further down what a rank holds of the model's
-    parameters and gradients, and what it has sent. The still picture shows the end of forward."""
+    parameters and gradients, and what it has sent. The still picture shows backward, in which all of it happens."""
     steps = [*step_of_fsdp(units, reshard=reshard)]
     wide, bar = (WIDTH - UNITS_LEFT - 10) / units, (WIDTH - UNITS_LEFT - 10) / len(steps)
     held_at = 22 + ranks * UNITS_ROW + HELD_TALL + 54
@@ -204,7 +204,7 @@ def shards(units: int, ranks: int, *, reshard: bool = True) -> Film:
         frames.append(Frame(_told_of_fsdp(now, units, reshard), marks))
     most = max(len(now.whole) for now in steps)
     label = f"{units} units on {ranks} ranks: at most {most} of them whole at the same time; a rank sends {sent:.2f} "
-    return film(base, frames, sent_at + 26, f"{label}times the model's parameters", seconds=3.5, best=units)
+    return film(base, frames, sent_at + 26, f"{label}times the model's parameters", seconds=3.5, best=units + 2)
 
 
 def held_by_fsdp(now: Moment, units: int, ranks: int) -> tuple[float, float]:
@@ -274,7 +274,7 @@ def _unit(unit: int, what: str, ranks: int, wide: float) -> str:
 def _told_of_fsdp(now: Moment, units: int, reshard: bool) -> str:
     if now.phase == "optimizer":
         return "The optimizer updates each rank's own shards, for which the rank has the averaged gradients."
-    gathers = "" if now.gathers is None else f"an all-gather collects unit {now.gathers + 1} for what comes next"
+    gathers = "" if now.gathers is None else f"an all-gather already collects unit {now.gathers + 1}"
     scatters = "" if now.scatters is None else f"a reduce-scatter averages the gradients of unit {now.scatters + 1}"
     if now.computes is None:
         return (
@@ -352,9 +352,10 @@ def _told_of_zero(stage: int, ranks: int) -> str:
     cost = {
         1: "each rank updates its part of the parameters and sends it to the others",
         2: "a reduce-scatter leaves a rank the averages that it needs for its update",
-        3: "which is FSDP, and all-gathers collect the parameters in forward and again in backward",
+        3: "all-gathers collect them in forward and again in backward",
     }[stage]
-    return f"ZeRO-{stage} divides {what}, {also}among {ranks} ranks: {cost}."
+    name = "ZeRO-3, or FSDP," if stage == 3 else f"ZeRO-{stage}"
+    return f"{name} divides {what}, {also}among {ranks} ranks: {cost}."
 
 
 SPLIT_TOP, SPLIT_ROW = 34, 92
@@ -441,10 +442,7 @@ def mesh(pipeline: int, data: int, tensor: int) -> Film:
         for rank in ranks
         if members[0][1:]
     ]
-    sizes = " × ".join(map(str, (pipeline, data, tensor)))
-    whole = (
-        f"The optimizer updates each rank's part; {pipeline * each} ranks are {sizes}, each in one group of every axis."
-    )
+    whole = f"The optimizer updates each rank's part; each of {pipeline * each} ranks is in one group of every axis."
     label = f"{pipeline} x {data} x {tensor} ranks: " + "; ".join(f"{axis} groups {m}" for axis, m in of.items())
     return film(base, [*frames, Frame(whole, every)], height, label, seconds=4)
 
@@ -468,8 +466,8 @@ def talk_in_a_step(pipeline: int, data: int, tensor: int) -> Iterator[tuple[str,
                 yield "", [], f"{at}: no rank communicates."
             if number + 1 < pipeline:
                 both = stages[stage] + stages[order[number + 1]]
-                what = "activations" if step == "forward" else "gradients of the activations"
-                yield "pipeline", both, f"Pipeline axis: stage {stage} sends its {what} to stage {order[number + 1]}."
+                what = "its activations" if step == "forward" else "the gradients of these activations"
+                yield "pipeline", both, f"Pipeline axis: stage {stage} sends {what} to stage {order[number + 1]}."
     if data > 1:
         yield "data", every, "Data axis: a reduce-scatter averages the gradients over the ranks of a color."
 
