@@ -22,6 +22,7 @@
 #   make soak        many launches, for statistics
 #   make bench       side-by-side measurements
 #   make docs        the documentation as a website that opens offline, in build/docs; run make notebooks first for labs with results
+#   make slides      a lecture's slides from the executed core labs, in build/slides.html; run make notebooks first
 #   make gallery     executed notebooks as pages, and images of the view in every state, in build/gallery
 #
 # Without an NVIDIA GPU, PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu saves gigabytes of CUDA packages.
@@ -37,7 +38,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # Suites run several tests at a time, and threads that spin while they wait keep the others from the cores.
 export OMP_WAIT_POLICY := PASSIVE
 
-.PHONY: demo lab quick test integration check format notebooks strategies planner same-program witness faults cluster cluster-demo browser gpu cuda-dispatch kaggle kaggle-table soak bench gallery docs constraints clean
+.PHONY: demo lab quick test integration check format notebooks strategies planner same-program witness faults cluster cluster-demo browser gpu cuda-dispatch kaggle kaggle-table soak bench gallery slides docs constraints clean
 
 demo: .venv/notebooks
 	$(BIN)/python notebooks/run.py --into build/demo notebooks/01_quickstart.ipynb
@@ -135,6 +136,9 @@ bench: .venv/dev
 gallery: .venv/dev | build/notebooks
 	$(BIN)/python notebooks/pages.py build/notebooks build/gallery/labs
 	$(BIN)/python benchmarks/gallery.py build/gallery
+
+slides: .venv/dev | build/notebooks
+	$(BIN)/python notebooks/slides.py build/notebooks build/slides.html
 
 docs: .venv/docs
 	$(BIN)/python docs/build_site.py
