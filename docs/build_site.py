@@ -57,7 +57,16 @@ EVIDENCE = [
     "published_speed",
     "script_speed",
 ]
-EVIDENCE += ["faults", "peers", "check_findings", "popular_claims", "decisions", "witness_reports", "log"]
+EVIDENCE += [
+    "faults",
+    "peers",
+    "check_findings",
+    "popular_claims",
+    "decisions",
+    "source_articles",
+    "witness_reports",
+    "log",
+]
 EVIDENCE += ["gpu/README", "gpu/1x-nvidia-h100-80gb-hbm3", "/benchmarks/README"]
 DIAGRAM = "docs/static/diagram.svg"
 PICTURE = r'<picture>.*?srcset="(?P<dark>.*?)".*?src="(?P<light>.*?)".*?alt="(?P<alt>.*?)".*?</picture>'

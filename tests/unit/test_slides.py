@@ -35,7 +35,7 @@ def lab(folder: Path, number: int) -> Path:
             ],
         ),
         nbformat.v4.new_markdown_cell(
-            "## Try this\n\n1. Leave it out.\n   <details><summary>Answer</summary>No.</details>\n\n## Sources\n\nA book."
+            "## Try this\n\n1. Leave it out.\n   <details><summary>Answer</summary>No.</details>\n\n## Sources\n\nOne."
         ),
     ]
     path = folder / f"0{number}_lab.ipynb"
