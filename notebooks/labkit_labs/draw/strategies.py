@@ -347,7 +347,7 @@ def _short(name: str) -> str:
 def _told_of_zero(stage: int, ranks: int) -> str:
     if not stage:
         return "DDP keeps everything on every rank: the parameters, their gradients and the optimizer's state."
-    also = "too, " if stage > 1 else ""
+    also = ", too," if stage > 1 else ""
     what = {1: "the optimizer's state", 2: "the gradients", 3: "the parameters"}[stage]
     cost = {
         1: "each rank updates its part of the parameters and sends it to the others",
@@ -355,7 +355,7 @@ def _told_of_zero(stage: int, ranks: int) -> str:
         3: "all-gathers collect them in forward and again in backward",
     }[stage]
     name = "ZeRO-3, or FSDP," if stage == 3 else f"ZeRO-{stage}"
-    return f"{name} divides {what}, {also}among {ranks} ranks: {cost}."
+    return f"{name} divides {what}{also} among {ranks} ranks: {cost}."
 
 
 SPLIT_TOP, SPLIT_ROW = 34, 92
