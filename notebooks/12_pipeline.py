@@ -20,8 +20,9 @@
 # In a pipeline each rank holds a group of consecutive layers, a **stage**. The batch is cut into **micro-batches**,
 # which pass through the stages one after another, forward (blue) and backward (orange). Each box has the number of its
 # micro-batch; time runs to the right. A **schedule** says in which order a rank takes them. Grey is the **bubble**: the
-# rank has nothing to do. Interleaved schedules give each rank two stages of half the length: rank 0 has the first and
-# the fifth eighth of the layers (the paler one), and a micro-batch goes round twice.
+# rank has nothing to do. In the first picture the batch is not cut, so only one rank computes at a time. Interleaved
+# schedules give each rank two stages of half the length: rank 0 has the first and the fifth eighth of the layers (the
+# paler one), and a micro-batch goes round twice.
 
 # %% tags=["parameters"]
 nproc_per_node: int = 4  # ranks, p; their stages only sleep, so two cores are enough
