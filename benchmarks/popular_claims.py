@@ -30,6 +30,8 @@ Their addresses are not known, so titles and sections stand for them. The page i
 benchmarks/popular_claims.py build/notebooks/runs`, on a machine without a GPU. What only a GPU could decide cannot be
 told.
 
+Behind each arrow is what decides:
+
 - **A lab**: `python notebooks/run.py --into build/notebooks notebooks/05_fsdp.ipynb` runs the one that is named. Shown
   is what it measured, and its formula if that differs. A number in a sentence is compared with that within the lab's
   tolerance, or with the formula if a clock measured it.
@@ -98,9 +100,10 @@ class Entry:
     by: Lab | Counted | Rule | Source
     verdict: str = ""  # empty if the lab's number gives it
 
-    def row(self, measured: str, verdict: str) -> str:
-        cells = (self.section, self.sentence, self.truth, measured, f"**{verdict}**", self.by.shown)
-        return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
+    def row(self, found: str, verdict: str) -> str:
+        says = f"{self.sentence} *({self.section})*"
+        true = f"{self.truth} {found}{'. ' if found else ''}→ {self.by.shown}"
+        return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in (says, true, f'**{verdict}**'))} |"
 
 
 CLAIMS = (
@@ -116,7 +119,7 @@ CLAIMS = (
         NOTE,
         "3. FSDP",
         "During Backward pass: Same.",
-        "Blocks are gathered in forward and again in backward. The root, which is needed first, is kept by default.",
+        "Blocks are gathered in forward and again in backward. The root, which backward needs first, is kept by default.",
         Lab("05_fsdp", "all-gathers in a step of FSDP, 23 blocks and the root"),
         IN_PART,
     ),
@@ -500,10 +503,10 @@ def decided(entry: Entry, claims: dict[tuple[str, str], Claim]) -> tuple[str, st
         case Lab() as by:
             claim = claims.get((by.lab, by.claim))
             if claim is None or claim.measured is None:
-                return "not measured", UNKNOWN
+                return "Not measured", UNKNOWN
             return _measured(by, claim), _verdict(entry, by, claim)
         case Counted(found):
-            return found(), entry.verdict
+            return f"Found: {found()}", entry.verdict
         case _:
             return "", entry.verdict
 
@@ -524,7 +527,7 @@ def _measured(by: Lab, claim: Claim) -> str:
     assert claim.measured is not None
     measured, formula = claim.shown(claim.measured), claim.shown(claim.predicted)
     bound = "" if claim.how == "equals" else f"{claim.how} "
-    found = f"{claim.name}: {'planned ' if claim.planned else ''}{measured}"
+    found = f"Found: {claim.name}: {'planned ' if claim.planned else ''}{measured}"
     found += "" if measured == formula and not bound else f", by the formula {bound}{formula}"
     said = _said(by, claim)
     return found + ("" if said is None else f"; it says {claim.shown(said)}")
@@ -551,8 +554,8 @@ def page(claims: dict[tuple[str, str], Claim]) -> Iterator[str]:
     verdicts = [decided(entry, claims) for entry in CLAIMS]
     for article, title in ARTICLES.items():
         yield f"## {title}\n"
-        yield "| section | it says | what is true | found | verdict | decided by |"
-        yield "|---|---|---|---|---|---|"
+        yield "| it says | what is true | verdict |"
+        yield "|---|---|---|"
         yield from (
             entry.row(*found) for entry, found in zip(CLAIMS, verdicts, strict=True) if entry.article == article
         )
