@@ -16,6 +16,7 @@ from labkit_labs.draw.player import Frame, film
 from labkit_labs.draw.strategies import held_by_fsdp, step_of_ddp, step_of_fsdp, talk_in_a_step, zero_bytes
 from labkit_labs.labs.experts import routed
 from labkit_labs.labs.pipelines import bubble, simulated
+from labkit_labs.labs.slow_links import timeline
 
 LONE = simulated("1F1B", 4, 8, 1, 2)
 SCHEDULES = {"one batch": simulated("GPipe", 4, 1, 8, 16)}
@@ -26,6 +27,7 @@ FILMS = {
     "ddp": draw.ddp(2),
     "ddp of eight": draw.ddp(8, overlap=False),
     "experts": routed(2, 0.5, moving=True),
+    "lanes": timeline(20, moving=True),
     "loader": draw.loader(2, 1, 2),
     "mesh": draw.mesh(2, 2, 2),
     "pipeline": draw.pipeline(LONE, "1F1B"),

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from labkit.charts import Lanes, Palette
 from labkit.spans import COMMUNICATION, Span, bubble, elapsed
+from labkit.words import seconds
 from labkit_labs.draw.picture import GREY, WIDTH, Picture, box, boxes, drawn, key, stacked, words
 from labkit_labs.draw.player import Film, Frame, film, moved
 
@@ -100,12 +101,16 @@ def lanes(
     for number, (begin, end) in enumerate(pairwise(times)):
         now = [(called[s.rank], said(s.kind)) for s in spans if s.start < end - SOON and s.end > begin + SOON]
         does = {name: " and ".join(kind for each, kind in now if each == name) or "nothing" for name in called.values()}
-        same = len({*does.values()}) == 1 < len(does)
-        each = [f"{name}: {what}" for name, what in does.items()]
-        told = sentence([f"all ranks: {each[0].partition(': ')[2]}"] if same else each)
-        frames.append(Frame(told, [*parts[number], cursor(left + end * scale, 40, bottom)]))
-    frames.append(Frame(f"The end: {title}.", parts[-1]))
+        frames.append(Frame(_by_lane(does), [*parts[number], cursor(left + end * scale, 40, bottom)]))
+    ends = {name: max(s.end for s in spans if s.rank == rank) for rank, name in called.items()}
+    frames.append(Frame(_by_lane({name: f"over after {seconds(end)}" for name, end in ends.items()}), parts[-1]))
     return film(base, frames, bottom, f"{title}: {', '.join(map(said, kinds))}", seconds=1.5)
+
+
+def _by_lane(does: Mapping[str, str]) -> str:
+    if len({*does.values()}) == 1 < len(does):
+        return sentence([f"all of them: {next(iter(does.values()))}"])
+    return sentence(f"{name}: {what}" for name, what in does.items())
 
 
 def said(kind: str) -> str:
