@@ -79,6 +79,7 @@ SMALL := --small
 LABS := notebooks/[0-9]*.ipynb
 notebooks: .venv/dev build/vision
 	PYTHONPATH=$(CURDIR)/build/vision $(BIN)/python notebooks/run.py --jobs 3 --into build/notebooks $(SMALL) $(LABS)
+	$(BIN)/python benchmarks/popular_claims.py build/notebooks/runs --check docs/evidence/popular_claims.md
 	$(PYTEST) tests/labs
 
 strategies: .venv/dev

@@ -9,9 +9,10 @@ list to what the labs claim and the page to this list.
 
 from __future__ import annotations
 
+import argparse
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -119,7 +120,7 @@ CLAIMS = (
         NOTE,
         "3. FSDP",
         "During Backward pass: Same.",
-        "Blocks are gathered in forward and again in backward. The root, which backward needs first, is kept by default.",
+        "Blocks are gathered in forward and again in backward. The root, which backward needs first, is kept.",
         Lab("05_fsdp", "all-gathers in a step of FSDP, 23 blocks and the root"),
         IN_PART,
     ),
@@ -473,7 +474,7 @@ CLAIMS = (
         SCRIPT,
         "PyTorch Fully-Sharded Data Parallelism",
         "FSDP splits all parameters (usually along the first dimension)",
-        "FSDP2 does (fully_shard). The class in its script, FSDP1, flattens a unit's parameters and splits the result "
+        "FSDP2 does. The class in its script, FSDP1, flattens a unit's parameters and splits the result "
         "without regard to dimensions.",
         Source("torch/distributed/fsdp: `_flat_param.py`, `_fully_shard/_fsdp_param.py`"),
         IN_PART,
@@ -564,12 +565,29 @@ def page(claims: dict[tuple[str, str], Claim]) -> Iterator[str]:
     yield f"{len(CLAIMS)} sentences: {counts}."
 
 
+def verdicts(rows: Iterable[str]) -> dict[str, str]:
+    """The verdicts of a page's rows, by sentence."""
+    cells = [row.strip("| ").split(" | ") for row in rows if row.startswith("| ") and row.endswith("** |")]
+    return {says: verdict.strip("*") for says, _, verdict in cells}
+
+
 def main() -> int:
-    if len(sys.argv) != 2 or not (claims := stored(Path(sys.argv[1]))):
-        print("popular_claims.py <folder of runs>: run the labs first, make notebooks", file=sys.stderr)
-        return 1
-    print("\n".join(page(claims)))
-    return 0
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("runs", type=Path, help="the folder of runs that the labs left")
+    parser.add_argument("--check", type=Path, metavar="PAGE", help="fail if these runs give another verdict than PAGE")
+    arguments = parser.parse_args()
+    claims = stored(arguments.runs)
+    if not claims:
+        parser.error(f"no claims in {arguments.runs}: run the labs first, make notebooks")
+    made = [line for text in page(claims) for line in text.splitlines()]
+    if arguments.check is None:
+        print("\n".join(made))
+        return 0
+    said = verdicts(arguments.check.read_text(encoding="utf-8").splitlines())
+    found = {says: verdict for says, verdict in verdicts(made).items() if verdict != UNKNOWN}  # of labs that were run
+    other = [f"{says}: {verdict}, not {said.get(says)}" for says, verdict in found.items() if said.get(says) != verdict]
+    print("\n".join(other) or f"{len(found)} verdicts are those of {arguments.check}")
+    return 1 if other else 0
 
 
 if __name__ == "__main__":

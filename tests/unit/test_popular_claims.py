@@ -73,6 +73,23 @@ def test_the_page_has_nothing_else_and_counts_its_verdicts():
     assert f"{len(rows)} sentences: {counts}." in PAGE
 
 
+def test_runs_with_another_verdict_than_the_page_fail(tmp_path, monkeypatch, capsys):
+    claim = {"name": "all-reduces in one backward of this CNN", "predicted": 2, "measured": 2}
+    (tmp_path / "claims").mkdir()
+    (tmp_path / "claims" / "03_ddp.json").write_text(json.dumps({"format": 1, "lab": "", "claims": [claim]}))
+    page, arguments = tmp_path / "page.md", ["popular_claims.py", str(tmp_path)]
+    monkeypatch.setattr(sys, "argv", arguments)
+    assert popular.main() == 0
+    page.write_text(capsys.readouterr().out)
+    monkeypatch.setattr(sys, "argv", [*arguments, "--check", str(page)])
+    assert popular.main() == 0
+
+    link = "it says 1. → [lab 03](../../notebooks/03_ddp.ipynb)"
+    page.write_text(page.read_text().replace(f"{link} | **wrong** |", f"{link} | **right** |"))
+    assert popular.main() == 1
+    assert "wrong, not right" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     "measured, timed, said, times, verdict",
     [
