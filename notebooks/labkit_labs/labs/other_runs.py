@@ -58,7 +58,9 @@ def losses(*runs: Run) -> pd.Series[float]:
 
 
 def test_loss(run: Run) -> float:
-    return float(_of_rank_0(run)["test_loss"].dropna().iloc[0])
+    """The loss on the test data; NaN of a training that diverged."""
+    finite = _of_rank_0(run)["test_loss"].dropna()
+    return float(finite.iloc[-1]) if len(finite) else float("nan")
 
 
 def newest(checkpoints: Path) -> tuple[int, Path]:
