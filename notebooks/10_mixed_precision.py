@@ -14,9 +14,9 @@
 # %% [markdown]
 # # 10 · Mixed precision: range, digits, bytes
 #
-# **You will be able to** train in fp16 and in bf16, say which bytes 16 bits halve and which they do not, which
-# gradients fp16 loses and how a scaler saves them, and why ranks must skip a step together. **25 minutes. You need**
-# labs 03, 04 and 05.
+# **You will be able to** train in fp16 and in bf16, say which bytes 16 bits halve and which they do not, what fp16 does
+# to gradients and how a scaler saves a training from it, and why ranks must skip a step together. **25 minutes. You
+# need** labs 03, 04 and 05.
 #
 # Sixteen bits have to choose. fp16 has more digits but little range: small gradients become zero, large ones infinite.
 # bf16 has the range of fp32 but few digits: a weight that is stored in it stops learning. So with both you compute in
@@ -30,21 +30,21 @@ global_batch_size: int = 8  # samples per optimizer step, over all ranks; a mult
 from labkit import Script, plan
 from labkit_labs import Lesson, defined, draw, sized
 
-lab, N = Lesson("10_mixed_precision", ranks=nproc_per_node), nproc_per_node
+lab, ranks = Lesson("10_mixed_precision", ranks=nproc_per_node), nproc_per_node
 draw.formats()
 
 # %% [markdown]
 # ## Your predictions
 #
 # The model is labkit's small transformer. In fp32 a rank holds 13.4 MiB of states and 17 MiB of activations. `autocast`
-# casts weights on their way into a matrix product; FSDP can gather them in 16 bits. (It gathers a unit twice in a step
-# and reduces its gradients once, lab 05.)
+# casts weights on their way into a matrix product; FSDP can gather them in 16 bits.
 
 # %%
 peak = lab.ask("DDP's peak memory in 16 bits, as a share of fp32's", default=50, unit="%")
 traffic = lab.ask("bytes that FSDP sends with weights in 16 bits and sums in 32, over all in 32", default=50, unit="%")
 moves = lab.ask("how far 100 steps of 0.001 move a bf16 weight of 1", default=0.1, options={"0.1": 0.1, "0": 0.0})
 digits = lab.ask("share of this model's gradients that lose digits in fp16, not scaled", default=1, unit="%")
+survives = lab.ask("fp16: is the loss finite 50 steps after an absurd label", default=1, options={"yes": 1, "no": 0})
 skips = lab.ask("ranks that skip a step under FSDP, when only one of them has an infinite gradient", default=1)
 
 # %% [markdown]
@@ -53,17 +53,14 @@ skips = lab.ask("ranks that skip a step under FSDP, when only one of them has an
 # Run DDP in fp32 and in 16 bits. Meanwhile every rank records what torch allocates.
 
 # %%
-sizes = {"nproc_per_node": N, "global_batch_size": global_batch_size}
+sizes = {"nproc_per_node": ranks, "global_batch_size": global_batch_size}
 plans = {bits: plan("ddp", precision=bits, **sizes) for bits in ("fp32", lab.half)}
-lab.predict(peak, plans[lab.half].peak.bytes / plans["fp32"].peak.bytes, "%", within=0.04)
 runs = {bits: lab.launch(each, steps=4, shown=False) for bits, each in plans.items()}
-
-# %%
-traced = {bits: run.memory().ranks[0].traced for bits, run in runs.items()}
-lab.measure(peak, traced[lab.half].bytes / traced["fp32"].bytes, run=runs[lab.half])
-held = {bits: each.categories for bits, each in traced.items()}
-planned = {bits: each.peak.categories for bits, each in plans.items()}
-draw.bars(held, planned, unit="B", title="rank 0 at its peak")
+held = {bits: run.memory().ranks[0].traced for bits, run in runs.items()}
+planned = {bits: each.peak for bits, each in plans.items()}
+shares = [at[lab.half].bytes / at["fp32"].bytes for at in (planned, held)]
+lab.verify(peak, *shares, "%", within=0.04)
+draw.bars({b: at.categories for b, at in held.items()}, {b: at.categories for b, at in planned.items()}, unit="B")
 
 # %% [markdown]
 # Weights, gradients and AdamW's state stay in fp32, 16 bytes per parameter. Activations shrink, but not by half: the
@@ -82,37 +79,96 @@ for name, dtype, expected in (("the same in fp32", torch.float32, 0.1), (moves, 
     weight = torch.ones((), dtype=dtype)
     for _ in range(100):
         weight -= 0.001
+    print(f"{dtype}: {weight.item():.3f}")
     lab.verify(name, expected, 1 - weight.item(), within=0.001)
 
 # %% [markdown]
 # Below 1 the numbers of bf16 are 2^-8 = 0.004 apart, so 1 - 0.001 is rounded back to 1, every time.
 #
-# ## What fp16 does to gradients
+# ## What fp16 does to small gradients
 #
 # The picture shows the gradients of the same model in its first step, by exponent. Below 2^-25 a gradient becomes zero,
 # below 2^-14 it loses digits, and from 2^16 it is infinite. So the loss is multiplied by a **scale** before backward,
-# which moves all gradients to the right, and the gradients are divided by it afterwards, in fp32.
+# which moves all gradients to the right, and the gradients are divided by it afterwards, in fp32. The scale in
+# the pictures is 2 to the `power`. The first goes the other way: each loss is divided by 256, as it is when a step
+# accumulates the gradients of 256 micro-batches.
 
 # %%
 ours = defined(Script.load("ddp"), "model", "data")
 model, (x, y) = ours.Model(), ours.load_datasets("")[0][:8]
 torch.nn.functional.cross_entropy(model(x).flatten(0, 1), y.flatten()).backward()
-g = torch.cat([p.grad.flatten() for p in model.parameters()]).abs()
-shares, fp16 = draw.exponents(g), g[g > 0].half()
+gradients = torch.cat([p.grad.flatten() for p in model.parameters()]).abs()
+shares, fp16 = draw.exponents(gradients), gradients[gradients > 0].half()
 fewer = sum(share for exponent, share in shares.items() if -25 <= exponent < -14)
 lab.verify(digits, fewer, ((fp16 > 0) & (fp16 < 2**-14)).double().mean().item(), "%", within=0.001)
-lab.explore(draw.gradients, shares, scale=[1, 2**8, 2**16, 2**24])
+lab.explore(lambda power: draw.gradients(shares, 2.0**power), power=[-8, -4, 0, 16, 24])
 
 # %% [markdown]
-# Few vanish here. In other models more do: one that the authors of the method trained (SSD) diverged without a scale.
+# Few vanish at a scale of 1. In other models more do: one that the authors of the method trained (SSD) diverged without
+# a scale.
+#
+# ## What fp16 does to large gradients
+#
+# `GradScaler` finds the scale by itself. It starts at 2^16; a step with an infinite gradient is skipped and the scale
+# halved; after `growth_interval` good steps (2,000) it is doubled. What does that save you from? A linear layer learns
+# to return two of its eight inputs. In step 50 one of 64 labels is 9,999,999, as some data sets write "missing".
+# Gradients are clipped to a norm of 1. Autocast computes in real fp16 and bf16, on a CPU as on a GPU.
+
+# %%
+from torch.nn.functional import mse_loss
+
+
+def trained(model, dtype, scaled, bad_steps=(50,), steps=100, **scale):
+    device, seen = next(model.parameters()).device.type, []
+    random, optimizer = torch.Generator().manual_seed(0), torch.optim.SGD(model.parameters(), lr=0.1)
+    scaler = torch.amp.GradScaler(device, enabled=scaled, **scale)
+    for step in range(steps):
+        x = torch.randn(64, 8, generator=random).to(device)
+        truth = x[:, :2]
+        labels = truth.clone()
+        if step in bad_steps:
+            labels[0, 1] = 9_999_999
+        with torch.autocast(device, dtype):
+            answers = model(x)
+            loss = mse_loss(answers, labels)
+        scaler.scale(loss).backward()
+        mine = [p.grad.to_local() if hasattr(p.grad, "to_local") else p.grad for p in model.parameters()]
+        finite = all(bool(grad.isfinite().all()) for grad in mine)  # of the gradients that this rank has
+        scaler.unscale_(optimizer)  # divides them by the scale
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        scaler.step(optimizer)  # skips the step if any is infinite
+        scaler.update()
+        optimizer.zero_grad()
+        seen.append((finite, scaler.get_scale(), mse_loss(answers.float(), truth).item()))
+    return seen
+
+
+def linear(device):
+    torch.manual_seed(0)
+    return torch.nn.Linear(8, 2).to(device)
+
+
+# %%
+device = "cuda" if torch.cuda.is_available() else "cpu"
+ways = {"bf16": (torch.bfloat16, False), "fp16 with a scaler": (torch.float16, True), "fp16": (torch.float16, False)}
+losses = {way: [loss for *_, loss in trained(linear(device), *of)] for way, of in ways.items()}
+for way, line in losses.items():
+    lab.verify(survives if way == "fp16" else f"{way}: is it finite", int(way != "fp16"), int(line[-1] < float("inf")))
+lines = {way: [*enumerate(line)] for way, line in losses.items()}
+draw.curves(lines, "loss against the true labels", log=True, marks={50: "a label of 9,999,999"})
+
+# %% [markdown]
+# The label makes the loss' gradient infinite in fp16. Clipping divides all gradients by their norm, which is infinite,
+# too, and ∞/∞ is not a number: the weights are lost, and with them the training; its line ends. The scaler sees the
+# infinity and skips the step. In bf16 the gradient is large but finite, and clipping makes it a normal one, as in fp32.
 #
 # ## What ranks must agree on
 #
-# `GradScaler` finds the scale by itself. It starts at 2^16; a step with an infinite gradient is skipped and the scale
-# halved; after `growth_interval` good steps (2,000, here 3) it is doubled. Under DDP the all-reduce carries an infinity
-# to all ranks. Under FSDP a rank has only its own shard of the gradients: what if the infinity is in another rank's
-# shard? Below, the last rank overflows in steps 4 and 6: under DDP its loss is too large, under FSDP its shard gets an
-# infinity. The run also counts what FSDP sends in a step, with weights and sums in 32 and in 16 bits.
+# Under DDP the all-reduce carries an infinity to all ranks. Under FSDP a rank has only its own shard of the gradients:
+# what if the infinity is in another rank's shard? `on_ranks` trains in fp16 with a scaler, and in steps 4 and 6 the
+# last rank has an absurd label for the second output, whose weights are one row of the layer, in one shard. The scale
+# is doubled after 3 good steps here. The run also counts what FSDP sends in a step, with weights and sums in 32 and in
+# 16 bits.
 
 # %%
 import torch.distributed as dist
@@ -120,65 +176,50 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 
-def sharded(model, gather="float32", reduce="float32"):
-    policy = MixedPrecisionPolicy(param_dtype=getattr(torch, gather), reduce_dtype=getattr(torch, reduce))
-    for module in [*model, model]:
-        fully_shard(module, mp_policy=policy)
-    return model
-
-
-def overflowing(model, x, *, in_shard=False):
-    optimizer, finite, scales = torch.optim.AdamW(model.parameters()), [], []
-    scaler = torch.amp.GradScaler(x.device.type, init_scale=2.0**15, growth_interval=3)
-    for step in range(10):
-        overflows = step in (4, 6) and dist.get_rank() == dist.get_world_size() - 1
-        with torch.autocast(x.device.type, torch.float16):
-            loss = model(x).float().square().mean() * (1e9 if overflows and not in_shard else 1)
-        scaler.scale(loss).backward()
-        if overflows and in_shard:
-            next(model.parameters()).grad.to_local()[0] = float("inf")
-        finite.append(all_finite(model))  # of what this rank has
-        scaler.step(optimizer)  # divides the gradients by the scale; skips the step if any is infinite
-        scaler.update()
-        optimizer.zero_grad()
-        scales.append(scaler.get_scale())
-    return finite, scales
-
-
-def on_ranks(device, policies):
-    x = torch.ones(4, 64, device=device)
-    sent = [sum(third_step(sharded(tower(64, 5, device), *each), x)["bytes"].values()) for each in policies]
-    ddp = overflowing(DistributedDataParallel(tower(64, 5, device)), x)
-    return {"DDP": ddp, "FSDP": overflowing(sharded(tower(64, 5, device)), x, in_shard=True)}, sent
+def on_ranks(device):
+    bad_steps = (4, 6) if dist.get_rank() == dist.get_world_size() - 1 else ()
+    models = {"DDP": DistributedDataParallel(linear(device)), "FSDP": fully_shard(linear(device))}
+    scale = {"init_scale": 2.0**15, "growth_interval": 3}
+    seen = {way: trained(model, torch.float16, True, bad_steps, 10, **scale) for way, model in models.items()}
+    full, half, sent = torch.float32, torch.float16 if device.type == "cuda" else torch.bfloat16, []
+    for weights, sums in ((full, full), (half, full), (half, half)):
+        model, policy = tower(64, 5, device), MixedPrecisionPolicy(weights, sums)
+        for module in [*model, model]:
+            fully_shard(module, mp_policy=policy)
+        sent.append(sum(third_step(model, torch.ones(4, 64, device=device))["bytes"].values()))
+    return seen, sent
 
 
 # %%
-half = {"bf16": "bfloat16", "fp16": "float16"}[lab.half]
-saw = {"DDP": "DDP: ranks that see one's infinity", "FSDP": "FSDP: ranks that see one's infinity"}
-lab.predict_each({saw["DDP"]: N, saw["FSDP"]: 1, "DDP: ranks that skip": N, skips: N})
-lab.predict(traffic, (2 * 2 + 4) / (2 * 4 + 4), "%")  # gathered twice, summed once
-lab.predict(both := "the same with sums in 16 bits", (2 * 2 + 2) / (2 * 4 + 4), "%")
-run, answers = lab.run(on_ranks, [("float32",) * 2, (half, "float32"), (half, half)], options={"shown": False})
-
-# %%
-ways, bytes_sent = [each for each, _ in answers], answers[0][1]
-lab.measure_each({name: sum(not rank[way][0][4] for rank in ways) for way, name in saw.items()}, run=run)
-for way, name in (("DDP", "DDP: ranks that skip"), ("FSDP", skips)):
-    lab.measure(name, sum(scales[4] == scales[3] / 2 for _, scales in (rank[way] for rank in ways)), run=run)
-lab.measure_each({traffic: bytes_sent[1] / bytes_sent[0], both: bytes_sent[2] / bytes_sent[0]}, run=run)
-lines = {f"{way}, rank {r}": [*enumerate(rank[way][1])] for way in saw for r, rank in enumerate(ways)}
-display(draw.curves(lines, "the scale after each step", log=True, marks={4: "overflow", 6: "overflow"}))
-lab.score()
+run, answers = lab.run(on_ranks, loop=trained, options={"shown": False})
+sent, owners = answers[0][1], {}
+for way, expected, name in (("DDP", ranks, "DDP: ranks that skip"), ("FSDP", 1, skips)):
+    steps = [seen[way] for seen, _ in answers]  # of all ranks
+    for rank, of_rank in enumerate(steps):
+        owners.setdefault(tuple(scale for _, scale, _ in of_rank), []).append(f"{way} rank {rank}")
+    saw = sum(not of_rank[4][0] for of_rank in steps)
+    skipped = sum(of_rank[4][1] == of_rank[3][1] / 2 for of_rank in steps)
+    print(f"{way}, step 4: {saw} of {ranks} ranks see an infinity, {skipped} skip the step")
+    lab.verify(f"{way}: ranks that see one's infinity", expected, saw)
+    lab.verify(name, ranks, skipped)
+lines = {", ".join(who): [*enumerate(scales)] for scales, who in owners.items()}
+draw.curves(lines, f"the scale of {'; of '.join(lines)}", log=True, stairs=True, marks={4: "overflow", 6: "overflow"})
 
 # %% [markdown]
 # All ranks skip the step and have the same scale, although under FSDP only one saw the infinity: FSDP2's gradients are
 # `DTensor`s, and torch's check for infinities asks all ranks that hold a part of them. A rank that skipped alone would
 # have different weights from then on. (The older FSDP needs `ShardedGradScaler` for that.)
 #
-# **Bytes that are sent.** DDP sends only gradients, in fp32, with autocast or without. FSDP sends weights, too, and
-# those can travel in 16 bits. Reducing in 16 bits halves the rest, but rounds each sum to two or three decimal digits:
-# keep `reduce_dtype` at fp32.
-#
+# **Bytes that are sent.** DDP sends only gradients, in fp32, with autocast or without. FSDP gathers its weights twice
+# in a step and reduces its gradients once (lab 05), and the weights can travel in 16 bits. Reducing in 16 bits halves
+# the rest, but rounds each sum to two or three decimal digits: keep `reduce_dtype` at fp32.
+
+# %%
+lab.verify(traffic, (2 * 2 + 4) / (2 * 4 + 4), sent[1] / sent[0], "%")  # bytes of a number: gathered twice, summed once
+lab.verify("the same with sums in 16 bits", (2 * 2 + 2) / (2 * 4 + 4), sent[2] / sent[0], "%")
+lab.score()
+
+# %% [markdown]
 # ## In your own code
 #
 # ```python
@@ -199,7 +240,7 @@ lab.score()
 # - **Ampere and later (A100, L4, H100): bf16.** Older GPUs (T4, V100): **fp16 with a scaler**, whose `state_dict()`
 #   belongs in the checkpoint.
 # - **FSDP:** `fully_shard(block, mp_policy=MixedPrecisionPolicy(param_dtype=half, reduce_dtype=torch.float32))` takes
-#   the place of autocast.
+#   the place of autocast. With fp16 it needs the scaler, too.
 # - **Hugging Face:** `bf16=True` or `fp16=True` in `TrainingArguments`. Load the model in fp32 (`from_pretrained(name,
 #   dtype=torch.float32)`): with fp16 weights the scaler stops with "Attempting to unscale FP16 gradients".
 #
@@ -212,16 +253,27 @@ gpt = sized(Script.load("ddp"), width=512, layers=8, heads=8)
 lab.plans({bits: (gpt, {"precision": bits}) for bits in ("fp32", "fp16", "bf16")}, global_batch_size=64)
 
 # %% [markdown]
+# ## Recap
+#
+# | | fp32 | bf16, mixed | fp16, mixed |
+# |---|---|---|---|
+# | held for a parameter | 16 bytes | 16 bytes | 16 bytes |
+# | activations | 4 bytes a number | 2, some 4 | 2, some 4 |
+# | DDP sends | 4 bytes a gradient | 4 | 4 |
+# | FSDP sends | 4 bytes a weight, twice, and 4 a gradient | 2, twice, and 4 | 2, twice, and 4 |
+# | needs | nothing | Ampere or later | a scaler, and ranks that skip a step together |
+#
 # ## Try this
 #
 # 1. `global_batch_size = 64`: is DDP's peak in 16 bits nearer to half of fp32's?
 #    <details><summary>Answer</summary>Nearer: 65% instead of 82 (103 and 158 MiB, planned). The larger the share of
 #    activations, the more 16 bits save; they save nothing of the states.</details>
-# 2. In the loop above, clip before `unscale_`. What happens to the gradients?
+# 2. In `trained`, clip before `unscale_`. What happens to the gradients?
 #    <details><summary>Answer</summary>They are still multiplied by the scale, so all of them are far above 1: once they
-#    are clipped to a norm of 1 and divided by the scale, almost nothing is left. A linear model that SGD trains to a
-#    loss of 0.01 stays at 71, where it began. AdamW, which divides by the gradients' size, hides the mistake.</details>
-# 3. Start the scaler of `overflowing` with `init_scale=2.0**40`.
+#    are clipped to a norm of 1 and divided by the scale, almost nothing is left. The loss with a scaler stays above 1,
+#    where it began; it should be below 0.000001. AdamW, which divides by the gradients' size, would hide the
+#    mistake.</details>
+# 3. Start the scaler of `on_ranks` with `init_scale` at `2.0**40`.
 #    <details><summary>Answer</summary>All ten steps are skipped; after the last the scale is 2^30, still too large. A
 #    run that resumes without the scaler's state may begin with such skipped steps, because its scale is 2^16
 #    again.</details>
@@ -230,12 +282,3 @@ lab.plans({bits: (gpt, {"precision": bits}) for bits in ("fp32", "fp16", "bf16")
 #
 # Micikevicius et al., *Mixed Precision Training* (arXiv 1710.03740): the scale of the loss, weights in fp32.
 # torch/amp/grad_scaler.py; torch/distributed/fsdp: `MixedPrecisionPolicy`.
-#
-# ### Appendix: what was claimed, and what the articles say
-#
-# The first article (000, lines 75-77) trains in fp16 without a scaler. The guide (001, line 96) sums gradients in bf16;
-# it rightly prefers bf16 on Ampere and later (line 225). It counts mixed precision among FSDP's advantages (line 32),
-# as the third article does (003, line 431). DDP has it as well.
-
-# %%
-lab.check({both: ("001, line 96: bf16 for both", None)})

@@ -18,9 +18,9 @@ from labkit_labs.labs.experts import routed
 from labkit_labs.labs.pipelines import bubble, simulated
 from labkit_labs.labs.slow_links import timeline
 
-LONE = simulated("1F1B", 4, 8, 1, 2)
-SCHEDULES = {"one batch": simulated("GPipe", 4, 1, 8, 16)}
-SCHEDULES |= {name: simulated(name, 4, 8, 1, 2, 1 + name.startswith("Inter")) for name in ("GPipe", "Interleaved1F1B")}
+LONE = simulated("1F1B", 8, 4 * [1])
+SCHEDULES = {"one batch": simulated("GPipe", 1, 4 * [8])}
+SCHEDULES |= {"GPipe": simulated("GPipe", 8, 4 * [1]), "Interleaved1F1B": simulated("Interleaved1F1B", 8, 8 * [0.5], 4)}
 FILMS = {
     "buckets": draw.buckets({"fc": 900_000, "conv": 400_000}),
     "calls": draw.calls({0: ["all_gather", "barrier"], 1: ["all_gather", "broadcast"]}, first=24),
@@ -31,7 +31,7 @@ FILMS = {
     "loader": draw.loader(2, 1, 2),
     "mesh": draw.mesh(2, 2, 2),
     "pipeline": draw.pipeline(LONE, "1F1B"),
-    "pipeline of eight": draw.pipeline(simulated("InterleavedZeroBubble", 8, 8, 1, 2, 2), share=False),
+    "pipeline of eight": draw.pipeline(simulated("InterleavedZeroBubble", 8, 16 * [0.5], 8), share=False),
     "replicas": draw.replicas(3, share=1 / 3),
     "ring": draw.ring(4),
     "schedules": draw.schedules(SCHEDULES),
@@ -84,7 +84,7 @@ def shown_at_the_end(played: draw.Film) -> list[str]:
 @pytest.mark.parametrize(("name", "v"), [("GPipe", 1), ("1F1B", 1), ("Interleaved1F1B", 2)])
 @pytest.mark.parametrize(("ranks", "m"), [(2, 4), (4, 8)])
 def test_the_utilization_ends_where_the_formula_of_the_bubble_says(name, ranks, m, v):
-    played = draw.pipeline(simulated(name, ranks, m, 1, 2, v), name)
+    played = draw.pipeline(simulated(name, m, ranks * v * [1 / v], ranks), name)
     busy = v * m / (v * m + ranks - 1)
     assert shown_at_the_end(played) == [f"{100 * busy:.0f}"] * (ranks + 1)
     assert f"computed {busy:.0%} of the time, and the other {1 - busy:.0%} is the bubble" in played.frames[-1].says

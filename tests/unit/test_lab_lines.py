@@ -28,7 +28,8 @@ SECTIONS = (
     "Sources",
 )
 MOST_LINES, MOST_PLUMBING, FIRST_RUN_WITHIN = 80, 0.15, 40
-NOT_YET = {"04_memory", "06_which_strategy", "10_mixed_precision", "14_meshes"}
+LONGER = {"10_mixed_precision": 105}  # its training loop, with a scaler, is a cell of its own
+NOT_YET = {"04_memory", "06_which_strategy"}
 CLAIMS = {"predict", "predict_each", "measure", "measure_each", "calculated", "verify", "verify_each"}  # of `lab`
 RUNS = {"launch", "run"}  # labkit.launch(…), lab.launch(…), lab.run(…)
 
@@ -154,7 +155,7 @@ def book(lab):
 def test_a_lab_is_short_and_runs_soon(lab):
     found = counted(ROOT / "notebooks" / f"{lab}.ipynb")
 
-    assert found.lines <= MOST_LINES
+    assert found.lines <= LONGER.get(lab, MOST_LINES)
     assert found.plumbing <= MOST_PLUMBING or lab in NOT_YET
     assert found.before_run <= FIRST_RUN_WITHIN
 

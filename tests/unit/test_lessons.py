@@ -21,7 +21,7 @@ from labkit_labs.draw.charts import FORMATS, limits
 from labkit_labs.draw.strategies import groups
 from labkit_labs.guesses import Guess
 from labkit_labs.labs.experts import by_rank, routed, sleeping_experts
-from labkit_labs.labs.pipelines import bubble, in_flight, measured, simulated
+from labkit_labs.labs.pipelines import bubble, elapsed, in_flight, measured, simulated
 from labkit_labs.labs.slow_links import break_even, difference_curves, differences, timeline
 from labkit_labs.labs.traffic import noting_bytes, sent_in_a_step
 from labkit_labs.lesson import Score, _script
@@ -29,7 +29,7 @@ from labkit_labs.on_ranks import cells_text
 from labkit_labs.other_devices import elsewhere
 
 SVG = "{http://www.w3.org/2000/svg}"
-SPANS = simulated("InterleavedZeroBubble", 2, 4, 1, 2, 2)
+SPANS = simulated("InterleavedZeroBubble", 4, 4 * [0.5], 2)
 SIZES = {"c.weight": 900_000, "b.weight": 400_000, "a.weight": 100}
 PICTURES = {
     "bars": draw.bars(
@@ -171,11 +171,17 @@ def test_what_a_cell_defines_can_be_tried_without_ranks():
 @pytest.mark.parametrize(("ranks", "micro_batches"), [(2, 4), (4, 8), (4, 16)])
 def test_simulated_bubbles_and_memory_are_those_of_the_formulas(ranks, micro_batches):
     for schedule, stages in (("GPipe", 1), ("1F1B", 1), ("Interleaved1F1B", 2)):
-        spans = simulated(schedule, ranks, micro_batches, 1, 2, stages)
+        spans = simulated(schedule, micro_batches, ranks * stages * [1 / stages], ranks)
         assert math.isclose(bubble(spans), (ranks - 1) / (stages * micro_batches + ranks - 1))
-    assert in_flight(simulated("GPipe", ranks, micro_batches, 1, 2), 0) == micro_batches
-    held = [in_flight(simulated("1F1B", ranks, micro_batches, 1, 2), rank) for rank in range(ranks)]
+    assert in_flight(simulated("GPipe", micro_batches, ranks * [1]), 0) == micro_batches
+    held = [in_flight(simulated("1F1B", micro_batches, ranks * [1]), rank) for rank in range(ranks)]
     assert held == [min(micro_batches, ranks - rank) for rank in range(ranks)]
+
+
+def test_the_slowest_stage_of_a_simulated_pipeline_sets_its_pace():
+    for schedule, stages in (("GPipe", [1, 3, 2, 1]), ("1F1B", [1, 1, 1, 2])):
+        step = elapsed(simulated(schedule, 8, stages))
+        assert math.isclose(step, 3 * (sum(stages) + 7 * max(stages)))  # a forward and a backward of 3 forwards
 
 
 def test_measured_actions_become_the_same_spans():

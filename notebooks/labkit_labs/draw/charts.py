@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Mapping
+from itertools import pairwise
 from typing import Any
 
 from labkit.charts import Bar, Bars, Chart, Points
@@ -48,16 +49,19 @@ def curves(
     title: str = "",
     *,
     log: bool = False,
+    stairs: bool = False,
     marks: Mapping[float, str] | None = None,
     ranges: Mapping[str, Iterable[tuple[float, float, float]]] | None = None,
 ) -> Picture:
     """Draws numbers by step as lines. `lines` are pairs of a step and a number; numbers that are not finite are left
-    out. `marks` are texts at steps, and `log` makes the scale of the numbers logarithmic. `ranges` has for some lines a
-    step, and the lowest and the highest number there."""
+    out. `marks` are texts at steps, and `log` makes the scale of the numbers logarithmic. With `stairs` a number stays
+    until the next one. `ranges` has for some lines a step, and the lowest and the highest number there."""
     between = {name: {x: both for x, *both in band} for name, band in (ranges or {}).items()}
     series = {}
     for number, (name, line) in enumerate(lines.items()):
         kept = [(x, y) for x, y in line if math.isfinite(y) and (y > 0 or not log)]
+        if stairs:
+            kept = [*kept[:1], *(corner for (_, y), (x, new) in pairwise(kept) for corner in ((x, y), (x, new)))]
         series[number] = Points([(x, *between.get(name, {}).get(x, (y, y)), y) for x, y in kept])
     if not any(line.points() for line in series.values()):
         raise ValueError("there is no finite number to draw")
@@ -90,18 +94,23 @@ def limits(exponent_bits: int, fraction_bits: int) -> tuple[float, float, float]
 
 
 def formats() -> Picture:
-    """Draws what each floating-point format can hold: green with all of its digits, yellow with fewer (subnormal
-    numbers)."""
-    drawn, label = key(FORMATS_KEY[:2], FORMATS_LEFT, 56 + 26 * len(FORMATS)), []
+    """Draws how far the numbers of each floating-point format reach, green with all of its digits and yellow with fewer
+    (subnormal numbers), and below it how many digits they have."""
+    below = 62 + 26 * len(FORMATS)
+    drawn = words(0, 12, "how far the numbers reach", bold=True) + key(FORMATS_KEY[:2], FORMATS_LEFT + 160, 12)
+    drawn += words(0, below + 12, "how many digits they have", bold=True)
+    longest, label = max(fraction for _, fraction in FORMATS.values()) + 1, []
     for row, (name, (exponent, fraction)) in enumerate(FORMATS.items()):
         y, (low, normal, high) = 22 + 26 * row, _borders(exponent, fraction)
-        drawn += words(0, y + 14, name, bold=True)
-        drawn += _ranges_of_format(low, normal, high, y, 18, *SHOWN)
-        drawn += words(_x_of_exponent(0, *SHOWN), y + 13, f"{fraction + 1} bits", anchor="middle", size=12, fill="#fff")
-        label.append(f"{name} from 2^{low} to 2^{high} with {fraction + 1} bits")
-    return sheet(
-        [drawn, _axis_of_exponents(22 + 26 * len(FORMATS), *SHOWN, 25)], 64 + 26 * len(FORMATS), "; ".join(label)
-    )
+        drawn += words(0, y + 14, name) + _ranges_of_format(low, normal, high, y, 18, *SHOWN)
+        bits, y = fraction + 1, below + y
+        wide = (WIDTH - FORMATS_LEFT - 200) * bits / longest
+        digits = f"{bits} bits, {bits * math.log10(2):.1f} decimal digits"
+        drawn += words(0, y + 14, name) + box(FORMATS_LEFT, y, wide, 18, colour_of(0), round=0)
+        drawn += words(FORMATS_LEFT + wide + 8, y + 14, digits)
+        label.append(f"{name} from 2^{low} to 2^{high} with {digits}")
+    axis = _axis_of_exponents(22 + 26 * len(FORMATS), *SHOWN, 25)
+    return sheet([drawn, axis], below + 22 + 26 * len(FORMATS), "; ".join(label))
 
 
 def exponents(numbers: Any) -> dict[int, float]:
@@ -122,7 +131,7 @@ def gradients(shares: Mapping[int, float], scale: float = 1) -> Picture:
         lost, fewer = lost + share * (colour == LOST), fewer + share * (colour == FEWER)
         drawn += box(_x_of_exponent(there, first, last), 136 - share * tall, wide - 1, share * tall, colour, round=0)
     drawn += _ranges_of_format(low, normal, high, 140, 10, first, last)
-    title = f"scale {scale:,.0f}: {lost:.3%} lost, {fewer:.1%} with fewer digits"
+    title = f"scale 2^{shift}: {lost:.3%} lost, {fewer:.1%} with fewer digits"
     drawn += words(0, 14, title, bold=True) + words(0, 149, "fp16", bold=True)
     return sheet([drawn, _axis_of_exponents(150, first, last, 10), key(FORMATS_KEY, FORMATS_LEFT, 186)], 196, title)
 

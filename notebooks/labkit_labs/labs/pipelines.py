@@ -7,26 +7,24 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 from labkit.planner import actions
-from labkit.spans import Span, bubble
+from labkit.spans import Span, bubble, elapsed
 
-__all__ = ["bubble", "in_flight", "measured", "simulated"]
+__all__ = ["bubble", "elapsed", "in_flight", "measured", "simulated"]
 
 # actions of torch's schedules: I and W are the two halves of B
 KINDS = {"F": "forward", "B": "backward", "I": "backward", "W": "weights"}
+LENGTHS = {"F": 1, "B": 2, "I": 1, "W": 1}  # in forwards
 MAKES = {"F": "activations", "B": "gradients", "I": "gradients", "W": "weights"}
 Made = tuple[str, int, int]  # by an action: what, stage, micro-batch
 
 
-def simulated(
-    schedule: str, ranks: int, micro_batches: int, forward: float, backward: float, stages: int = 1
-) -> list[Span]:
-    """`forward` and `backward` are seconds of a rank for one micro-batch, over its `stages` stages. Nothing else takes
-    time."""
-    last = stages * ranks - 1
+def simulated(schedule: str, micro_batches: int, seconds: Sequence[float], ranks: int = 0) -> list[Span]:
+    """`seconds` is how long each stage needs for the forward of a micro-batch; its backward takes twice as long, and
+    nothing else takes time. Rank r has the stages r, r + ranks, …; by default each rank has one."""
+    ranks, last = ranks or len(seconds), len(seconds) - 1
     orders = [
         deque(actions(schedule, ranks, rank, range(rank, last + 1, ranks), micro_batches)) for rank in range(ranks)
     ]
-    seconds = {"F": forward / stages, "B": backward / stages} | dict.fromkeys("IW", backward / 2 / stages)
     free = [0.0] * ranks
     ends: dict[Made, float] = {}
     spans = []
@@ -36,7 +34,7 @@ def simulated(
                 what, stage, number = order.popleft()
                 begin = max([free[rank], *(ends[each] for each in needed)])
                 for part in _parts(what, stage):
-                    end = begin + seconds[part]
+                    end = begin + seconds[stage] * LENGTHS[part]
                     spans.append(Span(rank, KINDS[part], begin, end, stage=stage, chunk=number))
                     begin = end
                 free[rank] = ends[MAKES[what], stage, number] = begin

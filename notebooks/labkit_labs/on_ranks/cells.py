@@ -89,22 +89,31 @@ import torch
 import torch.distributed as dist
 
 
-def collectives_since(began: int) -> dict[str, Any]:
-    """Calls, bytes of whole arrays and those of the largest all-gather since `time.time_ns()` was `began`, from torch's
-    flight recorder. gloo records a reduce-scatter as the all-reduce that it makes instead, so both count as "sums"."""
+def calls_since(began: int) -> list[tuple[str, str, int]]:
+    """The collectives that this rank has called since `time.time_ns()` was `began`, in order, from torch's flight
+    recorder: "gathers" or "sums", the group's description, and the bytes of the whole array. gloo records a
+    reduce-scatter as the all-reduce that it makes instead, so both are "sums"."""
     backend = torch._C._distributed_c10d
     dump = backend._dump_nccl_trace_json if dist.get_backend() == "nccl" else backend._dump_fr_trace_json
+    calls = []
+    for entry in json.loads(dump())["entries"]:
+        if entry["time_created_ns"] >= began:
+            each = 2 if "Half" in entry["input_dtypes"][0] or "BFloat16" in entry["input_dtypes"][0] else 4
+            size = each * max(sum(map(math.prod, entry[side])) for side in ("input_sizes", "output_sizes"))
+            kind = "gathers" if "gather" in entry["profiling_name"] else "sums"
+            calls.append((kind, entry["process_group"][1], size))
+    return calls
+
+
+def collectives_since(began: int) -> dict[str, Any]:
+    """The same by kind: calls, bytes, and the bytes of the largest all-gather."""
     calls: Counter[str] = Counter()
     sizes: Counter[str] = Counter()
     largest = 0
-    for entry in json.loads(dump())["entries"]:
-        if entry["time_created_ns"] >= began:
-            kind = "gathers" if "gather" in entry["profiling_name"] else "sums"
-            calls[kind] += 1
-            each = 2 if "Half" in entry["input_dtypes"][0] or "BFloat16" in entry["input_dtypes"][0] else 4
-            size = each * max(sum(map(math.prod, entry[side])) for side in ("input_sizes", "output_sizes"))
-            sizes[kind] += size
-            largest = max(largest, size if kind == "gathers" else 0)
+    for kind, _, size in calls_since(began):
+        calls[kind] += 1
+        sizes[kind] += size
+        largest = max(largest, size if kind == "gathers" else 0)
     return {"calls": calls, "bytes": sizes, "largest gather": largest}
 
 
@@ -117,18 +126,6 @@ def tower(width: int, layers: int, device: torch.device) -> nn.Sequential:
     """Linear layers with the same random weights on every rank."""
     torch.manual_seed(0)
     return nn.Sequential(*(nn.Linear(width, width) for _ in range(layers))).to(device)
-
-
-# %% finite
-import torch
-from torch.distributed.tensor import DTensor
-
-
-def all_finite(model: torch.nn.Module) -> bool:
-    """Whether the gradients that this rank holds are finite; it asks no other rank."""
-    gradients = [p.grad for p in model.parameters() if p.grad is not None]
-    local = [g.to_local() if isinstance(g, DTensor) else g for g in gradients]
-    return all(bool(g.isfinite().all()) for g in local)
 
 
 # %% compared
@@ -262,33 +259,29 @@ from torch import nn
 DONE: list[tuple[str, int, float, float]] = []  # kind, stage, begin, end; one clock for all ranks of a machine
 
 
-class Pace:
-    factor = 1.0
-
-
 def work(kind: str, stage: int, seconds: float) -> None:
     began = time.monotonic()
-    time.sleep(seconds * Pace.factor)
+    time.sleep(seconds)
     DONE.append((kind, stage, began, time.monotonic()))
 
 
 class SleepingLayer(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, stage: int, forward: float, backward: float) -> torch.Tensor:
-        ctx.stage, ctx.seconds = stage, backward / 2
-        work("forward", stage, forward)
+    def forward(ctx: Any, x: torch.Tensor, stage: int, seconds: float) -> torch.Tensor:
+        ctx.stage, ctx.seconds = stage, seconds
+        work("forward", stage, seconds)
         return x.clone()
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
-        work("backward", ctx.stage, ctx.seconds)
-        return gradients[0], None, None, None
+        work("backward", ctx.stage, ctx.seconds)  # the gradients of the inputs
+        return gradients[0], None, None
 
 
 class SleepingWeight(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, weight: torch.Tensor, stage: int, backward: float) -> torch.Tensor:
-        ctx.stage, ctx.seconds = stage, backward / 2
+    def forward(ctx: Any, weight: torch.Tensor, stage: int, seconds: float) -> torch.Tensor:
+        ctx.stage, ctx.seconds = stage, seconds
         return weight.clone()
 
     @staticmethod
@@ -301,16 +294,15 @@ class SleepingStage(nn.Module):
     """A stage whose forward, and the two halves of whose backward, are real steps of autograd that only sleep, so they
     last as long on two busy cores as on four GPUs. Each writes into DONE when it began and ended."""
 
-    def __init__(self, index: int, forward: float, backward: float):
+    def __init__(self, index: int, seconds: float):  # of a forward; a backward takes twice as long
         super().__init__()
-        self.index, self.seconds = index, (forward, backward)
+        self.index, self.seconds = index, seconds
         self.first = nn.Parameter(torch.zeros(())) if index == 0 else 0.0  # so that stage 0 has a backward, too
         self.weight = nn.Parameter(torch.ones(()))
 
     def forward(self, x: torch.Tensor) -> Any:
-        forward, backward = self.seconds
-        y = SleepingLayer.apply(x + self.first, self.index, forward, backward)
-        return y * SleepingWeight.apply(self.weight, self.index, backward)
+        y = SleepingLayer.apply(x + self.first, self.index, self.seconds)
+        return y * SleepingWeight.apply(self.weight, self.index, self.seconds)
 
 
 # %% main
