@@ -15,8 +15,8 @@
 # # 10 · Mixed precision: range, digits, bytes
 #
 # **You will be able to** train in fp16 and in bf16, say which bytes 16 bits halve and which they do not, what fp16 does
-# to gradients and how a scaler saves a training from it, and why ranks must skip a step together. **25 minutes. You
-# need** labs 03, 04 and 05.
+# to gradients and how a scaler saves a training from it, and why ranks must skip a step together. **25 minutes.
+# You need** labs 03, 04 and 05.
 #
 # Sixteen bits have to choose. fp16 has more digits but little range: small gradients become zero, large ones infinite.
 # bf16 has the range of fp32 but few digits: a weight that is stored in it stops learning. So with both you compute in
