@@ -2,8 +2,8 @@
 
     python notebooks/slides.py build/notebooks build/slides.html
 
-One HTML file that loads nothing: arrow keys, space, Home and End turn its pages, and the browser prints one slide a
-page. Figures that move play as they do in the labs.
+One HTML file that loads nothing: arrow keys, space, Home and End turn its pages, PageUp and PageDown even while a
+figure that plays has the other keys. The browser prints one slide a page.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ section.shown {{ display: flex }}
 section.opening {{ justify-content: center }}
 h1 {{ font-size: 52px; line-height: 1.15; margin: 0 0 24px }} h2 {{ font-size: 36px; margin: 0 0 18px }}
 footer {{ margin-top: auto; padding-top: 18px; font-size: 15px; color: #656d76 }}
-figure {{ margin: 12px auto; width: min(100%, 1150px) }}
+figure {{ margin: 12px auto; width: min(100%, 1150px) }} figure:has(.labkit-film) {{ width: min(100%, 100vh) }}
 figure img {{ width: 100% !important; max-width: none !important;
 height: auto !important; max-height: 62vh; object-fit: contain }}
 li {{ margin: 0.35em 0 }} table {{ border-collapse: collapse; font-size: 20px }}
@@ -58,7 +58,7 @@ function show(number) {{
   scrollTo(0, 0);
 }}
 addEventListener("keydown", event => {{
-  if (event.target.closest("input, button, .labkit-film")) return;
+  if (event.target.closest(".labkit-film") && !event.key.startsWith("Page")) return;  // the figure's own keys
   const steps = {{ArrowRight: at + 1, PageDown: at + 1, " ": at + 1, ArrowLeft: at - 1, PageUp: at - 1, Home: 0,
     End: slides.length}};
   if (event.key in steps) {{ event.preventDefault(); show(steps[event.key]); }}
