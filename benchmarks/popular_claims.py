@@ -149,6 +149,14 @@ CLAIMS = (
         WRONG,
     ),
     Entry(
+        NOTE,
+        "PyTorch FSDP Wrapper",
+        "init_process_group(backend='nccl'), then model.cuda()",
+        "Nothing tells a rank which GPU is its own, so all of them take GPU 0.",
+        Rule("no-set-device"),
+        WRONG,
+    ),
+    Entry(
         GUIDE,
         "2. DDP Explained",
         "Overlapped communication: Gradient sync overlaps with backward pass",
@@ -357,6 +365,14 @@ CLAIMS = (
     ),
     Entry(
         README,
+        "NCCL on Windows",
+        'init_process_group(backend="gloo", device_id=local_rank)',
+        "gloo needs no device. torch 2.6 refuses a number here, and 2.13 does where there is no GPU.",
+        Rule("device-id-int"),
+        IN_PART,
+    ),
+    Entry(
+        README,
         "FAQ: My code works on single GPU but fails with DDP/FSDP",
         "Correct: if rank == 0: evaluate(model, test_loader)",
         "A sharded model's forward is a collective, and so is that of a DDP model with buffers: rank 0 waits for "
@@ -459,7 +475,7 @@ CLAIMS = (
         "Gradient Staleness: Some schedules have delayed gradient updates",
         "None of the three that it lists: all end a step before the next one begins, and their losses are one rank's. "
         "PipeDream's asynchronous schedule, which torch does not have, is the one with stale gradients.",
-        Source("`pytest tests/strategies/test_parity.py`"),
+        Lab("12_pipeline", "1F1B: largest difference of a loss to one device's"),
         WRONG,
     ),
     Entry(
