@@ -141,8 +141,8 @@ draw.grids({f"{way}, measured": spans for way, spans in seen.items()})
 #
 # **Memory.** A rank has the states of its own stages only, about 1/p of them. A micro-batch's activations stay in
 # memory from its forward until its backward. GPipe holds all *m*; 1F1B on rank *r* at most *p - r*, whatever *m* is.
-# 1F1B saves memory, not time. Interleaved 1F1B holds more: count rank 0's forwards before its first backward in the
-# second picture, 11 halves or 5.5 micro-batches:
+# 1F1B saves memory, not time. Interleaved 1F1B holds more: count rank 0's forwards before its first backward in its
+# picture at the top of the page, 11 halves or 5.5 micro-batches:
 #
 # - 4 through its first stage, *p*;
 # - then 7 more until micro-batch 0 is back: its own forward through the second stage, and one forward for each step to
@@ -191,30 +191,31 @@ for way in ("GPipe", "1F1B"):
 # Some research systems (PipeDream) do not wait. A rank updates its weights as soon as it has a gradient and begins the
 # next batch meanwhile, so there is no bubble, but the gradients are those of older weights: **stale**. With four
 # stages, three updates have come between on the first rank. What that does to SGD shows on the smallest loss, w²/2,
-# whose gradient is *w*:
+# whose gradient is *w* and whose best *w* is 0:
 
 
 # %%
 def trained(late, rate=0.6):
     weights = [1.0] * (late + 1)
-    for _ in range(40):
+    for _ in range(30):
         weights.append(weights[-1] - rate * weights[-1 - late])  # the gradient of an older weight
-    return [(step, weight**2 / 2) for step, weight in enumerate(weights)]
+    return [*enumerate(weights[late:])]
 
 
-display(draw.curves({f"{n} updates late": trained(n) for n in range(4)}, "loss of SGD with stale gradients", log=True))
+display(draw.curves({f"{n} updates late": trained(n) for n in range(4)}, "the weight, by SGD with stale gradients"))
 lab.score()
 
 # %% [markdown]
-# Old gradients need a smaller learning rate: with this one, three updates are too many. torch has no such schedule.
+# Old gradients need a smaller learning rate: with this one, three updates are too many, and the weight swings further
+# and further from 0. torch has no such schedule.
 #
 # ## Which schedule?
 #
 # Usually 1F1B. labkit's script has GPipe as its default because that runs with any number of micro-batches, even one;
 # torch's 1F1B needs at least as many as there are ranks. Choose interleaved 1F1B or zero bubble if the bubble is too
 # large and you cannot add micro-batches; both send more than *v* times as often (over 7 boundaries here instead of 3),
-# and both hold more than 1F1B. Zero bubble holds more than the table shows: a micro-batch counts until the gradients of
-# the inputs exist, but the inputs themselves stay until those of the weights do.
+# and both hold more than 1F1B. Zero bubble holds more than is printed above: a micro-batch counts until the gradients
+# of the inputs exist, but the inputs themselves stay until those of the weights do.
 #
 # ## On 2 × T4 and 8 × A100
 #
