@@ -36,7 +36,7 @@ from labkit.record.records import Peak
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from strategies.matrix import CNN, IMAGES, MLP  # noqa: E402
 
-# Five square layers, as in the fourth article, whose layers are 16,384 wide.
+# Five square layers, as in "FSDP vs. DDP", whose layers are 16,384 wide.
 WIDE = MLP.replace("width=64, layers=4", "width=768, layers=5")
 SIZES = "context=128, width=128, heads=4, layers=4"
 GLOBAL_BATCH = 16
