@@ -17,11 +17,14 @@
 # **You will be able to** name the five calls that distributed training is made of, say what each leaves on every rank
 # and what it costs, and write the most important one yourself. **15 minutes. You need** lab 01.
 #
-# A **rank** is a process; ranks that can talk to each other form a **process group**; a **collective** is a call that
-# all ranks of a group make together, in the same order. (If one rank leaves it out, the others wait for it.) The
-# picture is an `all_reduce`, which leaves the sum of all ranks' tensors on every rank. Each rank has cut its tensor
-# into chunks; a chunk has a stripe for each rank whose numbers are in it. Chunks go around the ring: first the sums
-# grow, then the finished sums are passed on.
+# In lab 01 the ranks averaged their gradients, but how do they do that without sending everything to everybody, and
+# what would eight ranks cost, or a thousand?
+#
+# Ranks that can talk to each other form a **process group**. A **collective** is a call that all ranks of a group make
+# together, in the same order. (If one rank leaves it out, the others wait for it.) The picture is an `all_reduce`,
+# which leaves the sum of all ranks' tensors on every rank. Each rank has cut its tensor into chunks; a chunk has a
+# stripe for each rank whose numbers are in it. Chunks go around the ring: first the sums grow, then the finished sums
+# are passed on.
 
 # %% tags=["parameters"]
 nproc_per_node: int = 4  # ranks; on two cores, too
@@ -30,7 +33,8 @@ nproc_per_node: int = 4  # ranks; on two cores, too
 from labkit import Script
 from labkit_labs import Lesson, draw, sized
 
-lab, n, hidden = Lesson("02_collectives", ranks=nproc_per_node), nproc_per_node, {"shown": False}
+lab = Lesson("02_collectives", ranks=nproc_per_node)
+hidden = {"shown": False}  # runs without a panel
 draw.ring(nproc_per_node)
 
 # %% [markdown]
@@ -95,11 +99,10 @@ def left_with(device):
 
 
 # %%
-lab.predict(left, sum(10 * (rank + 1) + 1 for rank in range(n)))
 run, seen = lab.run(left_with, options=hidden)
-lab.measure(left, seen[1]["reduce_scatter"][0], run=run)
 for name in seen[0]:
     print(name, *(f"    rank {rank}: {' '.join(map(str, each[name]))}" for rank, each in enumerate(seen)), sep="\n")
+lab.verify(left, sum(10 * (rank + 1) + 1 for rank in range(lab.ranks)), seen[1]["reduce_scatter"][0])
 
 # %% [markdown]
 # Compare `reduce_scatter` and `all_reduce`: an `all_reduce` is a `reduce_scatter` followed by an `all_gather`. DDP
@@ -108,11 +111,14 @@ for name in seen[0]:
 #
 # ## What does it cost?
 #
-# What each rank has at the end determines the least that all *N* ranks together must send. A broadcast has to reach
-# *N - 1* others, which takes (N - 1) S bytes. Adding up a tensor takes as many, and distributing the sum as many again.
-# In an `all_gather` every rank's tensor has to reach all others, which takes N (N - 1) S. Below, the operating system
-# counts the bytes of every connection. They are moved by a **backend**: gloo between CPUs, NCCL between NVIDIA GPUs.
-# (gloo implements `reduce_scatter` as an `all_reduce`; NCCL's version sends half as much as the bars below show.)
+# What each rank has at the end determines the least that all *N* ranks together must send, if each passes a tensor of
+# *S* bytes to the call. A broadcast has to reach *N - 1* others, which takes (N - 1) S bytes. Adding up a tensor takes
+# as many, and distributing the sum as many again. In an `all_gather` every rank's tensor has to reach all others,
+# which takes N (N - 1) S.
+#
+# The bytes are moved by a **backend**. On GPUs that is **NCCL**, the NVIDIA Collective Communications Library; on CPUs
+# it is **gloo**, a library that Facebook wrote, which uses ordinary network connections. Below, the operating system
+# counts what goes through them.
 
 
 # %%
@@ -122,15 +128,21 @@ def traffic(device):
 
 
 # %%
-costs = {call.__name__: factor * (n - 1) * n * 2**18 for call, factor in zip(FIVE, (1, 2, n, 2, 1), strict=True)}
+size = lab.ranks * 2**18  # S
+factors = zip(FIVE, (1, 2, lab.ranks, 1, 1), strict=True)
+costs = {call.__name__: factor * (lab.ranks - 1) * size for call, factor in factors}
 if lab.counts_bytes:
-    lab.predict(ratio, 2, "times", within=0.02)
     run, seen = lab.run(traffic, five=all_reduce, options=hidden)
     total = {name: sum(each[name] for each in seen) for name in costs}
-    lab.measure(ratio, total["all_reduce"] / total["broadcast"], run=run)
-    display(draw.bars(total, costs, unit="B", title=f"sent by {n} ranks together, for S = {n / 4:g} MiB"))
+    title = f"sent by {lab.ranks} ranks together, for S = {size / 2**20:g} MiB"
+    display(draw.bars(total, costs, unit="B", title=title))
+    lab.verify(ratio, 2, total["all_reduce"] / total["broadcast"], "times", within=0.02)
 
 # %% [markdown]
+# Each pair of bars is the formula, paler, and the bytes that were counted. They differ for one call: a
+# `reduce_scatter` takes (N - 1) S, but gloo carries it out as an `all_reduce` and discards most of the result. That is
+# a property of this backend, not of the method: NCCL sends (N - 1) S.
+#
 # ## The ring, by hand
 #
 # In the first *N - 1* steps a rank adds what arrives to its own chunk and passes the sum on. Then one chunk on each
@@ -166,11 +178,10 @@ def by_hand(device):
 
 
 # %%
-difference = "ring: largest difference to dist.all_reduce"
-lab.predict_each({difference: 0, sends: 2 * (n - 1) / n})
-lab.predict(alone, 1 / n, "%")
 run, answers = lab.run(by_hand, options=hidden)
-lab.measure_each({difference: max(each[0] for each in answers), sends: answers[0][1], alone: answers[0][2]}, run=run)
+lab.verify("ring: largest difference to dist.all_reduce", 0, max(each[0] for each in answers))
+lab.verify(sends, 2 * (lab.ranks - 1) / lab.ranks, answers[0][1])
+lab.verify(alone, 1 / lab.ranks, answers[0][2], "%")
 lab.score()
 
 # %% [markdown]
@@ -183,15 +194,19 @@ lab.score()
 #
 # ## Who makes which call
 #
-# | call | leaves on rank r | all ranks send | made by |
-# |---|---|---|---|
-# | `broadcast` | rank 0's tensor | (N - 1) S | DDP, when it wraps the model |
-# | `all_reduce` | the sum | 2 (N - 1) S | DDP in backward; tensor parallelism; you, for metrics |
-# | `all_gather` | all tensors | N (N - 1) S | FSDP, before a block computes |
-# | `reduce_scatter` | chunk r of the sum | (N - 1) S | FSDP, after a block's backward |
-# | `all_to_all` | chunk r of every tensor | (N - 1) S | mixtures of experts |
+# Each rank passes S bytes to the call.
 #
-# S is what each rank puts in. FSDP puts in shards of P / N for a model of P bytes, so its `all_gather` sends (N - 1) P.
+# | call | leaves on rank r | of size | all ranks send | made by |
+# |---|---|---|---|---|
+# | `broadcast` | rank 0's tensor | S | (N - 1) S | DDP, when it wraps the model |
+# | `all_reduce` | the sum | S | 2 (N - 1) S | DDP in backward; you, for metrics |
+# | `all_gather` | all tensors | N S | N (N - 1) S | FSDP, before a layer computes |
+# | `reduce_scatter` | chunk r of the sum | S / N | (N - 1) S | FSDP, after a layer's backward |
+# | `all_to_all` | chunk r of every tensor | S | (N - 1) S | mixtures of experts |
+#
+# In the row of `all_gather`, S is only a shard: with FSDP each rank passes 1/N of a layer, so gathering all weights, P
+# bytes, takes (N - 1) P. Scattering the sums of their gradients takes (N - 1) P, too. Together that is what DDP's
+# `all_reduce` takes.
 #
 # **In your own code** the strategy makes these calls for you. You make one yourself when you need a value over all
 # ranks, such as the mean loss. Keep it outside `if rank == 0`, or rank 0 waits forever:
@@ -206,16 +221,32 @@ lab.score()
 #
 # ## On 2 × T4 and 8 × A100
 #
-# DDP all-reduces every gradient once in a step, while backward goes on. Tensor parallelism (lab 13) makes four
-# all-reduces in every block, and nothing hides them. How much of a step is spent waiting?
+# Two GPUs of a machine are connected by **PCIe**, the bus that also connects them to the CPU: 16 GB/s in each direction
+# for a T4. Or by **NVLink**, NVIDIA's direct connections between GPUs: 300 GB/s in each direction for an A100. Between
+# machines there is Ethernet or **InfiniBand**, a network for clusters, often with 25 GB/s.
+#
+# DDP all-reduces the same gradients in every step, however many samples the step has, and does so while backward goes
+# on (lab 03). A transformer of 25 million parameters has 100 MB of them. How much of a step is spent waiting, with 64
+# samples in it and with 8?
 
 # %%
-small = {name: sized(Script.load(name), width=512, layers=8, heads=8) for name in ("ddp", "tensor_parallel")}
-lab.plans(small, global_batch_size=64)
+script = sized(Script.load("ddp"), width=512, layers=8, heads=8)
+lab.plans({f"{samples} samples": (script, {"global_batch_size": samples}) for samples in (64, 8)})
 
 # %% [markdown]
-# So the number of bytes sent matters less than whether anything is computed meanwhile. Where nothing is, the link
-# decides: the two T4s are connected by PCIe, the A100s by NVLink.
+# The bytes are the same. With 8 samples, backward is too short to hide them where PCIe carries them; NVLink is fast
+# enough. So the number of bytes does not decide alone: what matters is how long they take on this link, and how much is
+# computed meanwhile.
+#
+# ## Recap
+#
+# For *N* ranks and a model whose weights take *P* bytes:
+#
+# | strategy | what does a rank hold? | what do all ranks send in a step? | when does a rank wait? |
+# |---|---|---|---|
+# | one rank | 4 P: weights, gradients, AdamW's state | nothing | never |
+# | DDP | 4 P | an all_reduce of the gradients: 2 (N - 1) P, less than 2 P per rank | lab 03 |
+# | FSDP | 4 P / N | all_gathers and reduce_scatters | lab 05 |
 #
 # ## Try this
 #
@@ -233,11 +264,4 @@ lab.plans(small, global_batch_size=64)
 # ## Sources
 #
 # Patarasuk and Yuan, *Bandwidth optimal all-reduce algorithms for clusters of workstations* (2009). The documentation
-# of torch.distributed.
-#
-# ### Appendix: what was claimed, and what the articles say
-#
-# The second article (002, lines 233-234) says of DDP's all-reduce: "GPU0 receives grad_1, GPU1 receives grad_0".
-
-# %%
-lab.check({alone: ("GPU0 receives grad_1 (002, lines 233-234)", 1)})
+# of torch.distributed. NVIDIA's data sheets of the T4 and the A100; 25 GB/s is InfiniBand HDR's 200 Gbit/s.
