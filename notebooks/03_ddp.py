@@ -14,48 +14,55 @@
 # %% [markdown]
 # # 03 · Building DDP from two collectives
 #
-# **You will be able to** build DDP yourself, say how many bytes it sends and in how many pieces, send less when you
-# accumulate gradients, and name the cases in which two ranks do not equal one rank with a bigger batch. **20 minutes.
-# You need** labs 01 and 02.
+# **You will be able to** build DDP yourself, say how many bytes it sends, in how many pieces and when a rank waits for
+# them, send less when you accumulate gradients, and name the cases in which two ranks do not equal one rank with a
+# bigger batch. **20 minutes. You need** labs 01 and 02.
 #
-# DistributedDataParallel averages the gradients of all ranks with all-reduces. The first picture sends them after
-# backward, and every rank waits. DDP does not wait for the end of backward, as the second picture shows: gradients are
-# packed into **buckets** as they appear, and a bucket is sent as soon as it is full, while backward goes on. (The third
-# picture sets `bucket_cap_mb=3`, and sending everything takes half as long as backward.)
+# Lab 02 ended with an `all_reduce` whose cost hardly grows with the number of ranks. But nobody computes while it is
+# under way, so a training that calls it after every backward waits for it in every step. This lab starts with just
+# that, and removes the waiting piece by piece until it has built **DDP**, DistributedDataParallel.
 
 # %% tags=["parameters"]
 nproc_per_node: int = 2  # ranks
-global_batch_size: int = 32  # samples per step, over all ranks; a multiple of the ranks times micro_batches
-micro_batches: int = 4  # per step and rank, for gradient accumulation
+global_batch_size: int = 32  # samples per step, over all ranks; a multiple of the ranks
 
 # %%
 from labkit import Script
 from labkit_labs import Lesson, draw, sized
 
 lab = Lesson("03_ddp", ranks=nproc_per_node)
-display(draw.ddp(nproc_per_node, overlap=False), draw.ddp(nproc_per_node))
-draw.buckets({f"layer{9 - i}": 2**20 for i in range(9)}, bucket_cap_mb=3)
 
 # %% [markdown]
 # ## Your predictions
 #
-# The model below is the CNN of lab 01: 405,898 parameters in ten tensors, 1.5 MiB. DDP closes its first bucket as soon
-# as it has 1 MiB or more, the others at 25 MiB. In the second question, the gradients of four batches
+# The model is the CNN of lab 01: five layers, each with a weight and a bias, together 405,898 parameters or 1.5 MiB.
+# DDP packs gradients into **buckets**, in the order in which backward makes them, and sends a bucket when it is full:
+# the first one at 1 MiB, each later one at 25 MiB. In the second question, the gradients of four batches
 # (**micro-batches**) accumulate before one step, and DDP is not told. In the third, `DistributedSampler` gives each
-# rank its samples, and a call to its method `set_epoch(n)` at the start of epoch *n* is meant to reshuffle them.
+# rank its samples, and a call to its method `set_epoch(n)` at the start of epoch *n* is meant to reshuffle them. The
+# fourth is about MNIST: 60,000 images, two ranks, and a `DataLoader` with `batch_size=128` on each of them.
 
 # %%
 pieces = lab.ask("all-reduces in one backward of this CNN", default=10)
 times = lab.ask("four micro-batches, one step: how many times as many bytes as in one backward", default=1)
 orders = lab.ask("different orders of the samples in 3 epochs, if nobody calls sampler.set_epoch", default=3)
+per_epoch = lab.ask("steps in an epoch of MNIST on two ranks with 128 samples each (on one rank: 469)", default=469)
 
 # %% [markdown]
-# ## DDP by hand
+# ## By hand
 #
 # It takes two collectives. `broadcast` gives every rank the weights of rank 0; `all_reduce` replaces a tensor on every
-# rank with the sum over all ranks. Every rank below seeds its weights differently, on purpose, so that the method has
-# to make them equal. `lab.run` calls a function on every rank. It writes a script for that; `run.script` shows it, and
-# where `gradients_differ` comes from.
+# rank with the sum over all ranks. The picture is a step of DDP in its simplest form: wait for the end of backward,
+# then average one gradient after another. Press *play*, or go through it one moment at a time.
+
+# %%
+draw.ddp(nproc_per_node, overlap=False)
+
+# %% [markdown]
+# `naive` is this step as code; `loss()` is the forward pass. To test it, every rank seeds its weights differently, on
+# purpose, so that the broadcast has to make them equal. Each rank takes its share of one batch, and the gradients are
+# compared with those of one process that has the whole batch. `lab.run` calls a function on every rank: it writes a
+# script with the function's cell, and `run.script` shows it.
 
 # %%
 import torch
@@ -70,117 +77,190 @@ def new_model(seed):
     return nn.Sequential(*sum(parts, ()), nn.Flatten(), nn.Linear(1152, 128), nn.ReLU(), nn.Linear(128, 10))
 
 
-def by_hand(model, x, y):
-    for p in model.parameters():
-        dist.broadcast(p.data, src=0)  # the same weights; DDP does this once, when it wraps the model
-    F.cross_entropy(model(x), y).backward()  # its own samples
+def naive(model, loss):
+    loss().backward()
     for p in model.parameters():
         dist.all_reduce(p.grad)  # the sum of all ranks' gradients,
-        p.grad /= dist.get_world_size()  # divided: their mean
+        p.grad /= dist.get_world_size()  # divided by their number: the mean
 
 
+# %%
 def compared(device, samples):
     rank, ranks = dist.get_rank(), dist.get_world_size()
+    model, alone = new_model(seed=rank).double().to(device), new_model(seed=0).double().to(device)
+    for p in model.parameters():
+        dist.broadcast(p.data, src=0)  # the same weights; DDP does this once, when it wraps the model
     torch.manual_seed(0)
     x, y = torch.rand(samples, 1, 28, 28).double().to(device), torch.randint(10, (samples,)).to(device)
-    alone, shared = new_model(0).double().to(device), new_model(seed=rank).double().to(device)
+    naive(model, lambda: F.cross_entropy(model(x[rank::ranks]), y[rank::ranks]))
     F.cross_entropy(alone(x), y).backward()  # one process, the whole batch
-    by_hand(shared, x[rank::ranks], y[rank::ranks])
-    return gradients_differ(shared, alone)
+    return gradients_differ(model, alone)  # relative to the largest gradient of a tensor
 
 
 # %%
-lab.predict("gradients by hand: largest relative difference to one big batch", 1e-9, how="at most")
-run, off = lab.run(compared, global_batch_size)
-lab.measure_each({"gradients by hand: largest relative difference to one big batch": max(off)}, run=run)
+run, off = lab.run(compared, global_batch_size, cnn=new_model)
+print("largest relative difference of a gradient, on each rank:", off)
+lab.verify("gradients by hand: largest relative difference to one big batch", 1e-9, max(off), how="at most")
 
 # %% [markdown]
-# A mean over *B* samples is the mean of the means of equal shares. So the two ranks have the gradients of one process
-# with the whole batch; in float64 only rounding error remains.
+# **Why the mean, and not the sum?** The loss is a mean over samples, and a mean over *B* samples is the mean of the
+# means of equal shares. So both ranks have the gradient of the whole batch, whatever their number; in float64 only
+# rounding is left. With the sum, the gradient, and with SGD the step, would grow with the number of ranks.
 #
-# ## What DDP sends
+# **And the learning rate?** It belongs to the global batch. Keep 32 samples in all, 16 per rank, and nothing about the
+# training changes. Keep 32 *per rank*, and the global batch is 64: half as many steps per epoch, each with less noise,
+# for which a larger learning rate is usual (exercise 4).
 #
-# Now use the real DDP, with a hook (`buckets_of`) that records the size of every bucket in a list. Within `no_sync` DDP
-# sends nothing; use it for all micro-batches of a step except the last.
+# ## Three steps to DDP
+#
+# `flat` copies all gradients into one tensor: one all-reduce instead of ten. `overlap` does not wait for the end of
+# backward: PyTorch calls the hook as soon as a gradient is complete, and `async_op=True` returns while the all-reduce
+# is still under way, so that backward goes on. DDP does both: it packs gradients into buckets and sends a bucket as
+# soon as it is full.
+#
+# With gradient accumulation, the gradients of several micro-batches are added up before one step, and only the sum has
+# to be sent. Within `no_sync` DDP sends nothing; use it for all micro-batches except the last.
+#
+# The picture has one all-reduce for each layer, sent while backward goes on.
 
 # %%
-from contextlib import nullcontext
+draw.ddp(nproc_per_node)
 
+# %%
+MICRO_BATCHES = 4
+
+
+def flat(model, loss):
+    loss().backward()
+    gradients = [p.grad for p in model.parameters()]
+    packed = torch.cat([gradient.flatten() for gradient in gradients])
+    dist.all_reduce(packed)
+    means = (packed / dist.get_world_size()).split([gradient.numel() for gradient in gradients])
+    for gradient, mean in zip(gradients, means, strict=True):
+        gradient.copy_(mean.view_as(gradient))
+
+
+def overlap(model, loss):
+    under_way = []
+
+    def send(p):
+        under_way.append(dist.all_reduce(p.grad, async_op=True))
+
+    hooks = [p.register_post_accumulate_grad_hook(send) for p in model.parameters()]
+    loss().backward()
+    for work, hook in zip(under_way, hooks, strict=True):
+        work.wait()
+        hook.remove()
+    for p in model.parameters():
+        p.grad /= dist.get_world_size()
+
+
+def ddp(model, loss):  # the model is wrapped in DistributedDataParallel
+    loss().backward()
+
+
+def accumulated(model, loss):
+    for _ in range(MICRO_BATCHES):
+        (loss() / MICRO_BATCHES).backward()
+
+
+def with_no_sync(model, loss):
+    with model.no_sync():
+        for _ in range(MICRO_BATCHES - 1):
+            (loss() / MICRO_BATCHES).backward()
+    (loss() / MICRO_BATCHES).backward()
+
+
+# %% [markdown]
+# `timed_steps` lets them take turns, 25 times, and notes every all-reduce (`run.script` shows how). Two ranks on two
+# cores have no core to spare for sending; a GPU leaves the CPU free for it. So in backward each layer also sleeps for
+# 5 ms, which stands for a GPU that computes. The fastest of the 25 steps is shown, as other programs disturbed it
+# least.
+
+# %%
 from torch.nn.parallel import DistributedDataParallel
 
 
-def accumulate(model, parts, only_last, device):
-    for number in range(1, parts + 1):
-        with model.no_sync() if only_last and number < parts else nullcontext():
-            x, y = torch.rand(8, 1, 28, 28, device=device), torch.randint(10, (8,), device=device)
-            (F.cross_entropy(model(x), y) / parts).backward()
+def measured(device):
+    models = {way: new_model(0).to(device) for way in (naive, flat, overlap)}
+    models |= {way: DistributedDataParallel(new_model(0).to(device)) for way in (ddp, accumulated, with_no_sync)}
+    torch.manual_seed(dist.get_rank())  # samples of its own
+    x, y = torch.rand(2, 1, 28, 28, device=device), torch.randint(10, (2,), device=device)
+    return timed_steps(models, lambda model: F.cross_entropy(model(x), y))
 
 
-def sizes_sent(device, parts):
-    model = DistributedDataParallel(new_model(0).to(device))
-    sent, answer = buckets_of(model), {}
-    accumulate(model, 1, False, device)  # the first backward shows DDP the order; then it arranges its buckets
-    for name, some, only_last in (("one backward", 1, False), ("accumulated", parts, False), ("no_sync", parts, True)):
-        sent.clear()
-        accumulate(model, some, only_last, device)
-        answer[name] = list(sent)
-    return answer
+# %%
+import pandas as pd
 
+from labkit.spans import Span
+
+on_cpu = {"env": lab.env | {"CUDA_VISIBLE_DEVICES": ""}, "options": {"shown": False}}
+run, (steps, *_) = lab.run(measured, cnn=new_model, ways=flat, **on_cpu)
+table = pd.DataFrame.from_dict(steps, orient="index")
+display(table[["all-reduces", "bytes", "ms after backward"]].round(1))
+ways = dict(enumerate(("naive", "flat", "overlap", "ddp")))
+draw.lanes([Span(row, *span) for row, way in ways.items() for span in steps[way]["spans"]], "one step", names=ways)
+
+# %% [markdown]
+# The picture is one step of rank 0, in four ways. Time runs to the right. For each way, the upper bar is what the rank
+# computes and the lower bar what it sends. Grey is waiting: from the end of backward until the last gradient is
+# averaged.
+#
+# - **naive → flat:** the same bytes in one call instead of ten. Each call has a price of its own, whatever it
+#   sends, so ten cost more. On the other hand, packing copies all gradients, twice.
+# - **flat → overlap:** nearly all sending now happens below backward, where nobody waits. Only the gradients of
+#   the first layer, the last ones that backward makes, are sent after it. But there are ten calls again, and a language
+#   model has hundreds of parameters.
+# - **overlap → ddp:** two calls, and still nearly no waiting. Backward begins at the end of the model: fc2, fc1
+#   and the weight of conv3 reach 1 MiB and close the first bucket. All the rest, from conv3's bias on, stays below 25
+#   MiB and is sent at the end. (DDP can store the gradients inside the buckets, which saves the copies:
+#   `gradient_as_bucket_view=True`, as in lab 01.)
+# - **accumulated → with_no_sync:** without `no_sync` each of the four micro-batches sends all gradients, and waits for
+#   them, though only the sum is needed. (The last column has only the wait after the fourth.) Hugging Face's Trainer
+#   uses `no_sync` for you, and Accelerate within `accelerator.accumulate`. Run forward inside the `with` as well: that
+#   is where DDP decides whether to send.
+#
+# A gradient is sent in its parameter's dtype, here fp32, so one backward hands as many bytes to `all_reduce` as the
+# model has (lab 02 counts what that puts on the wire). On a busy machine the times vary by a factor; the numbers of
+# calls and bytes do not.
 
 # %%
 sizes = (p.nbytes for p in reversed([*new_model(0).parameters()]))  # each layer's bias and weight
 backward = {layer: next(sizes) + next(sizes) for layer in ("fc2", "fc1", "conv3", "conv2", "conv1")}
-size, sent_once, with_no_sync = sum(backward.values()), "bytes in a backward", "bytes in a step with no_sync"
-lab.predict_each({pieces: len(draw.filled(backward)), times: micro_batches})
-lab.predict_each({sent_once: size, with_no_sync: size}, "B")
-run, (sent, *_) = lab.run(sizes_sent, micro_batches, cnn=new_model)
-total = {name: sum(each) for name, each in sent.items()}
-lab.measure_each({pieces: len(sent["one backward"]), times: total["accumulated"] / total["one backward"]}, run=run)
-lab.measure_each({sent_once: total["one backward"], with_no_sync: total["no_sync"]}, run=run)
-draw.bars(total, unit="B", title=f"handed to all_reduce: one backward, and a step of {micro_batches} micro-batches")
-
-# %% [markdown]
-# **Two all-reduces:** backward starts at the end of the model. fc2, fc1 and the weight of conv3 reach 1 MiB and close
-# the first bucket; all the rest, from conv3's bias on, stays below 25 MiB and is sent at the end. A gradient is sent in
-# its parameter's dtype, here fp32, so one backward passes as many bytes as the model has to `all_reduce` (lab 02 counts
-# what that puts on the wire). Without `no_sync` every micro-batch's backward sends them again, though only the sum is
-# needed. So use it when you accumulate, as Hugging Face's Trainer does for you, and Accelerate within
-# `accelerator.accumulate`. (With `gradient_as_bucket_view=True` this costs 4 bytes per parameter, because the
-# accumulated gradients cannot lie in the buckets; without it, as above, they never do.) Run forward inside the `with`
-# as well: that is where DDP decides whether to send.
-#
-# How large should a bucket be? Small ones start early, and large ones need fewer calls; keep the default unless a
-# timeline shows a long grey wait at the end of backward on all ranks. The picture shows the same CNN, in whole layers,
-# for several values of `bucket_cap_mb`, an option of DistributedDataParallel. `None`, the default, is what was
-# measured: 1 MiB, then 25. A number limits the first bucket, too.
-
-# %%
 lab.explore(draw.buckets, backward, bucket_cap_mb=[0.1, 0.5, None, 3, 25])
 
 # %% [markdown]
-# ## Is the communication hidden?
+# **How large should a bucket be?** Small ones start early, large ones need fewer calls. The picture shows the CNN in
+# whole layers for several values of `bucket_cap_mb`, an option of DistributedDataParallel; `None`, the default, is what
+# was measured. Keep the default unless a timeline shows long waiting at the end of backward on all ranks.
+
+# %%
+calls, handed, late = (table[name] for name in ("all-reduces", "bytes", "ms after backward"))
+lab.verify(pieces, len(draw.filled(backward)), calls["ddp"])
+lab.verify(times, MICRO_BATCHES, handed["accumulated"] / handed["ddp"])
+size = sum(backward.values())
+lab.verify("bytes in a backward", size, int(handed["ddp"]), "B")
+lab.verify("bytes in a step with no_sync", size, int(handed["with_no_sync"]), "B")
+lab.verify("largest difference between the ways' gradients", 1e-3, table["difference"].max(), how="at most")
+lab.verify("ms after backward: overlap, against flat", late["flat"], late["overlap"], how="at most", timed=True)
+
+# %% [markdown]
+# ## The same in a real run
 #
-# This is a timeline of labkit's own `ddp` script with a transformer of 3.3 million parameters and 12.7 MiB of gradients
-# in four buckets: each is closed when it has 3 MiB or more. Time runs to the right; the upper bar is what a rank
-# computes (orange with dots: backward), the lower bar what it sends.
-#
-# - The first all-reduce of a step adds up the ranks' numbers of predictions; a rank that starts early waits there. The
-#   others are the buckets, in the same order on both ranks.
-# - All-reduces below a piece of forward or backward are hidden: nobody waits for them. Little or no backward is left to
-#   hide the last one.
-# - Compare one bucket on both ranks: the shorter bar is nearly the sending time, the longer one includes waiting.
-# - Grey is waiting: the rank does nothing but communicate. A long grey bar at the end of backward on only one rank
-#   means that it has finished and waits for the other's gradients; smaller buckets do not help.
-#
-# The title's shares are means over both ranks and three steps; the last of the three is drawn. The panel's shares are
-# means over all steps except the first ones, so the two may disagree on which rank waits; the panel's *other* is mostly
-# the profiler's own work, which its step time includes.
+# This is a timeline of labkit's own `ddp` script with a transformer of 3.3 million parameters, 12.7 MiB of gradients,
+# in four buckets that are closed at 3 MiB. Here both ranks really compute.
 
 # %%
 script = sized(Script.load("ddp"), width=256)
 lab.launch(script, steps=9, global_batch_size=16, bucket_mib=3, profile=True).timeline()
 
 # %% [markdown]
+# Read it as above, now with two ranks. The first all-reduce of a step adds up the ranks' numbers of predictions; the
+# others are the buckets. Compare one bucket on both ranks: the shorter bar is nearly the sending time, the longer one
+# includes waiting for the other rank. A long grey bar at the end of backward on only one rank means that it has
+# finished and waits for the other; smaller buckets do not help against that. You get such a timeline of any run with
+# `profile=True` (lab 16).
+#
 # ## Where two ranks are not one bigger batch
 #
 # **The order.** `DistributedSampler` shuffles all samples and gives them to the ranks in turn. It seeds the shuffle
@@ -188,28 +268,52 @@ lab.launch(script, steps=9, global_batch_size=16, bucket_mib=3, profile=True).ti
 # nothing warns you. You need no ranks to see this.
 
 # %%
-from torch.utils.data import DistributedSampler
+from torch.utils.data import DataLoader, DistributedSampler
 
 sampler = DistributedSampler(range(1000), lab.ranks, rank=0)
 lab.verify(orders, 1, len({tuple(sampler) for epoch in range(3)}))
-print("with set_epoch:", len({sampler.set_epoch(epoch) or tuple(sampler) for epoch in range(3)}))
+print("with set_epoch:", len({sampler.set_epoch(epoch) or tuple(sampler) for epoch in range(3)}), "orders in 3 epochs")
 
 # %% [markdown]
+# **The number of steps.** A `DataLoader`'s batch size is that of its rank. Two ranks with 128 each have a global batch
+# of 256, so half as many steps, and as many updates of the weights, in an epoch. To train as one rank with 128 does,
+# give each of them 64.
+
+# %%
+images = range(60_000)  # as many as MNIST has
+half = DistributedSampler(images, 2, rank=0)
+print("one rank, batches of 128:", len(DataLoader(images, 128)), "steps")
+for batch_size in (128, 64):
+    print(f"two ranks, {batch_size} each:", len(DataLoader(images, batch_size, sampler=half)), "steps")
+odd = {drop_last: DistributedSampler(range(1797), 2, rank=0, drop_last=drop_last) for drop_last in (False, True)}
+print("1,797 samples on two ranks:", len(odd[False]), "each; with drop_last", len(odd[True]))
+lab.verify(per_epoch, -(-60_000 // 256), len(DataLoader(images, 128, sampler=half)))
+
+# %% [markdown]
+# All ranks must make the same number of steps, or the last all-reduce waits forever. An odd number of samples cannot be
+# divided by two: the sampler repeats one, so that it counts twice, or with `drop_last=True` leaves one out. In
+# training that is harmless; in an evaluation the repeated sample falsifies the mean. Besides, the last batch of an
+# epoch is smaller (60,000 / 128 = 468.75, so it has 96 samples), and each of them weighs more;
+# `DataLoader(drop_last=True)` leaves it out.
+#
 # **BatchNorm.** All of the above holds while a sample's result does not depend on the others. BatchNorm computes mean
 # and variance over the samples of its own rank, so two ranks with 16 samples each are not one with 32. `SyncBatchNorm`
 # shares these statistics among the ranks, a few numbers per channel. Turn it on with `labkit.launch(script,
 # sync_batch_norm=True)`, or `nn.SyncBatchNorm.convert_sync_batchnorm(model)` in your own code. torch has it for GPUs
-# only, so the cell below does it by hand, from the mean of each rank's means and mean squares. GroupNorm and LayerNorm
+# only, so the cell below does it by hand: from the mean of *x* and that of *x*² on each rank. GroupNorm and LayerNorm
 # look at one sample at a time and do not need it.
 
 # %%
-x, norm = torch.randn(16 * lab.ranks, 4, 5, 5), nn.BatchNorm2d(4)
-off = {"BatchNorm": torch.cat([norm(share) for share in x.chunk(lab.ranks)]) - norm(x)}
-mean, square = (torch.stack([(share**k).mean((0, 2, 3), True) for share in x.chunk(lab.ranks)]).mean(0) for k in (1, 2))
-off["SyncBatchNorm by hand"] = (x - mean) / (square - mean**2 + norm.eps).sqrt() - norm(x)
-for (name, each), limit, how in zip(off.items(), (0.01, 1e-4), ("at least", "at most"), strict=True):
-    lab.verify(f"{name}: largest difference from the batch", limit, each.abs().max().item(), how=how)
-    print(f"{name}: largest difference from the whole batch {each.abs().max():.2g}")
+x, norm = torch.randn(16 * lab.ranks, 4, 5, 5), nn.BatchNorm2d(4, affine=False)  # four channels
+whole_batch, shares = norm(x), x.chunk(lab.ranks)
+each_alone = torch.cat([norm(share) for share in shares])
+mean = sum(share.mean((0, 2, 3), keepdim=True) for share in shares) / lab.ranks  # an all_reduce in SyncBatchNorm
+square = sum((share**2).mean((0, 2, 3), keepdim=True) for share in shares) / lab.ranks
+synchronized = (x - mean) / (square - mean**2 + norm.eps).sqrt()
+alone, synced = (float((result - whole_batch).abs().max()) for result in (each_alone, synchronized))
+print(f"largest difference from the whole batch: BatchNorm {alone:.2g}, with shared statistics {synced:.2g}")
+lab.verify("BatchNorm: largest difference from the batch", 0.01, alone, how="at least")
+lab.verify("SyncBatchNorm by hand: largest difference from the batch", 1e-4, synced, how="at most")
 
 # %% [markdown]
 # **Unequal shares.** Texts differ in length, so ranks differ in the number of tokens that they predict, and a mean of
@@ -218,6 +322,22 @@ for (name, each), limit, how in zip(off.items(), (0.01, 1e-4), ("at least", "at 
 # dist.get_world_size() / count`, because DDP divides by the world size. With accumulation, `count` is the tokens of all
 # micro-batches of the step, counted before the first backward. Hugging Face's Trainer does it with
 # `average_tokens_across_devices`.
+#
+# ## DataParallel, the older relative
+#
+# `torch.nn.DataParallel` needs one line and no torchrun, and you will still find it in old code:
+#
+# | `model = nn.DataParallel(model)` | `model = DistributedDataParallel(model)` |
+# |---|---|
+# | `python train.py` | `torchrun --nproc-per-node=2 train.py` |
+# | one process with a thread for each GPU; Python runs one thread at a time | a process for each GPU |
+# | in each step GPU 0 sends weights and samples to the others | weights go out once; each rank loads its samples |
+# | the others send outputs and gradients to GPU 0, which alone updates | all-reduces in backward; every rank updates |
+# | GPU 0 holds more than the others, and waits for all | all hold the same |
+# | one machine | any number of machines |
+#
+# There is nothing to measure here: without GPUs, `nn.DataParallel` simply calls the model. PyTorch's documentation
+# advises against it even on one machine.
 
 # %%
 lab.score()
@@ -235,35 +355,38 @@ lab.plans({"DDP": sized(script, width=512, layers=8, heads=8)}, devices=("1xT4",
 # %% [markdown]
 # A second T4 makes a step 1.9 times as fast with the same global batch: backward hides nearly all of the sending. The
 # gap to 2 is mostly the optimizer's step, which every rank does in full.
-
-# %% [markdown]
+#
+# ## Recap
+#
+# For *N* ranks and a model whose weights take *P* bytes:
+#
+# | strategy | what does a rank hold? | what do all ranks send in a step? | when does a rank wait? |
+# |---|---|---|---|
+# | one rank | 4 P: weights, gradients, AdamW's state | nothing | never |
+# | DDP | 4 P | all-reduces of the gradients, in buckets: 2 (N - 1) P | for the last bucket, and for a slower rank |
+#
+# DDP repeats everything on every rank. Lab 04 counts what that costs.
+#
 # ## Try this
 #
-# 1. Leave the division out of `by_hand`. Which number changes, and to what?
-#    <details><summary>Answer</summary>The difference to one big batch is 1.0 instead of 6e-15: the gradients are twice
+# 1. Leave the division out of `naive`. Which number changes, and to what?
+#    <details><summary>Answer</summary>The difference to one big batch is 1.0 instead of 6e-16: the gradients are twice
 #    as large. With SGD that is a doubled learning rate. Adam, which divides by the gradients' size, hides it, unless
 #    you clip them.</details>
 # 2. Leave out the broadcast.
 #    <details><summary>Answer</summary>The difference is 2.3. Each rank has the gradients of a different model, and
 #    their mean belongs to none of them. DDP broadcasts when it wraps the model.</details>
-# 3. Put only the backward into `no_sync`, not the forward.
+# 3. In `with_no_sync`, put only the backward of the first three micro-batches inside the `with`, not the forward.
 #    <details><summary>Answer</summary>Eight all-reduces and 6.2
 #    MiB for four micro-batches, as without <code>no_sync</code>: nothing is gained, and nothing warns you.</details>
 # 4. You go from one rank to four. Must the learning rate change? (Goyal et al., arXiv 1706.02677.)
 #    <details><summary>Answer</summary>Four ranks with the same samples per rank have a global batch four times as
 #    large. The usual rule for SGD multiplies the learning rate by four as well, with a warm-up (lab 20 tries it). It
-#    stops helping at some batch size, which only a sweep can find: <code>labkit.sweep(script, lr=[…])</code>. For AdamW
-#    the usual factor is the square root, here 2 (Malladi et al., arXiv 2205.10287). If you keep the global batch,
+#    stops helping at some batch size, which only a sweep can find: <code>labkit.sweep(script, lr=[…])</code>. For
+#    AdamW the usual factor is the square root, here 2 (Malladi et al., arXiv 2205.10287). If you keep the global batch,
 #    change nothing.</details>
 #
 # ## Sources
 #
 # Li et al., *PyTorch Distributed: Experiences on Accelerating Data Parallel Training* (arXiv 2006.15704): buckets,
-# overlap, `no_sync`. torch/nn/parallel/distributed.py: the limits of 1 and 25 MiB.
-#
-# ### Appendix: what was claimed, and what the articles say
-#
-# *Distributed Training with PyTorch: DDP vs FSDP* (002) says "1 collective" for this CNN in line 785.
-
-# %%
-lab.check({pieces: ('"1 collective" (002, line 785)', 1)})
+# overlap, `no_sync`. torch/nn/parallel/distributed.py: the limits of 1 and 25 MiB. torch/nn/parallel/data_parallel.py.

@@ -146,7 +146,8 @@ class Claims:
         if name in self._claims and self._claims[name].measured is not None:
             raise LabError(f"{name!r} has been measured, so its prediction cannot change; use another name")
         timed = unit == "s" if timed is None else timed
-        self._claims[name] = Claim(name, value, unit, within, how, timed=timed, at=time.time(), options=options or {})
+        number = value if isinstance(value, int) else float(value)  # compared with NumPy's, a number gives no bool
+        self._claims[name] = Claim(name, number, unit, within, how, timed=timed, at=time.time(), options=options or {})
         self._write()
         return value
 

@@ -28,7 +28,10 @@ SECTIONS = (
     "Sources",
 )
 MOST_LINES, MOST_PLUMBING, FIRST_RUN_WITHIN = 80, 0.15, 40
-LONGER = {"10_mixed_precision": 105}  # its training loop, with a scaler, is a cell of its own
+LONGER = {
+    "03_ddp": 120,  # six ways to send gradients are written out
+    "10_mixed_precision": 105,  # its training loop, with a scaler, is a cell of its own
+}
 NOT_YET = {"04_memory", "06_which_strategy"}
 CLAIMS = {"predict", "predict_each", "measure", "measure_each", "calculated", "verify", "verify_each"}  # of `lab`
 RUNS = {"launch", "run"}  # labkit.launch(…), lab.launch(…), lab.run(…)

@@ -138,21 +138,79 @@ def gradients_differ(model: torch.nn.Module, other: torch.nn.Module) -> float:
     return max(((p.grad - q.grad).abs().max() / q.grad.abs().max()).item() for p, q in pairs)
 
 
-# %% buckets
+# %% timed
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.parallel import DistributedDataParallel
 
+PAUSE, STEPS = 0.005, 25
 
-def buckets_of(model: DistributedDataParallel) -> list[int]:
-    """A list to which DDP will add the bytes of every bucket that it sends."""
-    sizes: list[int] = []
 
-    def note(state, bucket):
-        sizes.append(bucket.buffer().nbytes)
-        return allreduce_hook(state, bucket)  # what DDP does by itself
+def timed_steps(
+    models: dict[Callable[..., None], nn.Module], loss: Callable[[nn.Module], torch.Tensor]
+) -> dict[str, dict[str, Any]]:
+    """Steps of several ways to average gradients, `way(model, loss)`, each with a model of its own. By the name of the
+    way: the all-reduces of a step, their bytes, the time from the end of backward to that of the step, all spans as
+    (kind, begin, end) in seconds, and how much the gradients differ from those of the first way.
 
-    model.register_comm_hook(None, note)
-    return sizes
+    The ways take turns, `STEPS` times. The fastest step of each counts: other programs disturbed it least. In backward
+    each layer sleeps for `PAUSE` seconds before it computes, in place of a GPU, so that the cores are free for gloo."""
+    now, all_reduce = time.monotonic, dist.all_reduce
+    sent, begun, computed = list[list[Any]](), list[float](), list[float]()
+
+    def noted(tensor: torch.Tensor, *args: Any, **options: Any) -> Any:
+        note = ["all_reduce", now(), None, tensor.nbytes]
+        sent.append(note)
+        work = all_reduce(tensor, *args, **options)
+        if work is None:
+            note[2] = now()
+        else:
+            work.get_future().then(lambda _: note.__setitem__(2, now()))
+        return work
+
+    def pause(*_: Any) -> None:
+        begun.append(now())
+        time.sleep(PAUSE)
+
+    for model in models.values():
+        if isinstance(model, DistributedDataParallel):
+            model.register_comm_hook(None, allreduce_hook)  # what DDP does by itself, but where it can be noted
+        for layer in [m for m in model.modules() if m._parameters]:
+            layer.register_full_backward_pre_hook(pause)
+        for p in model.parameters():
+            p.register_post_accumulate_grad_hook(lambda _: computed.append(now()))
+    dist.all_reduce = noted
+    steps: dict[str, list[dict[str, Any]]] = {way.__name__: [] for way in models}
+    for _ in range(STEPS):
+        for way, model in models.items():
+            model.zero_grad()
+            for notes in (sent, begun, computed):
+                notes.clear()
+            dist.barrier()
+            start = now()
+            way(model, lambda model=model: loss(model))
+            end = now()
+            while any(note[2] is None for note in sent):
+                time.sleep(0.001)
+            done = computed[-1]
+            noticed = [("forward", start, begun[0]), ("backward", begun[0], done), ("waiting", done, end)]
+            noticed += [(kind, begin, finish) for kind, begin, finish, _ in sent]
+            spans = [(kind, begin - start, finish - start) for kind, begin, finish in noticed]
+            step = {"all-reduces": len(sent), "bytes": sum(note[3] for note in sent), "spans": spans}
+            steps[way.__name__].append(step | {"ms after backward": 1e3 * (end - done), "seconds": end - start})
+    dist.all_reduce = all_reduce
+    first = next(iter(models.values()))
+    return {
+        way.__name__: min(steps[way.__name__][2:], key=lambda step: step["seconds"])  # DDP settles in the first two
+        | {"difference": gradients_differ(model, first)}
+        for way, model in models.items()
+    }
 
 
 # %% stepped
