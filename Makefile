@@ -42,7 +42,7 @@ export OMP_WAIT_POLICY := PASSIVE
 
 demo: .venv/notebooks
 	$(BIN)/python notebooks/run.py --into build/demo notebooks/01_quickstart.ipynb
-	cd build/demo && ../../$(BIN)/labkit compare --last 3
+	cd build/demo && ../../$(BIN)/labkit compare --last 4 --sort started
 	@echo
 	@echo "What to try next:"
 	@echo "- Make your own predictions, and change the model: make lab opens the notebook that has just run, without its results."

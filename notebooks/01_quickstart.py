@@ -14,13 +14,14 @@
 # %% [markdown]
 # # 01 · One model, two ranks
 #
-# **You will be able to** say what a rank is, train your own model on two of them in two ways, watch them, and say what
-# each way costs. **10 minutes. You need** to have trained a PyTorch or Hugging Face model on one device.
+# **You will be able to** say what a rank is, train your own model on two of them, read what the live panel shows, find
+# the line that failed on one rank, and name a strategy for a model that is too large for your GPUs. **10 minutes.
+# You need** to have trained a PyTorch or Hugging Face model on one device.
 #
 # Training on several devices means running several ordinary processes. Each has a number, its **rank**, counted from 0;
-# the process itself is also called a rank. All ranks run the same script; each works on different samples. With a GPU
-# for each rank, such as Kaggle's two T4s, each rank of this lab uses its own; with fewer, all ranks compute on the CPU,
-# each on one core. The code is the same.
+# the process itself is also called a rank. All ranks run the same script, each on samples of its own. With a GPU for
+# each rank, such as Kaggle's two T4s, each rank uses its own; with fewer, all ranks compute on the CPU, each on one
+# core. The code is the same.
 
 # %% tags=["parameters"]
 nproc_per_node: int = 2  # ranks of the DDP and FSDP runs
@@ -29,20 +30,22 @@ global_batch_size: int = 128  # samples per step, over all ranks
 
 # %%
 import labkit
-from labkit_labs import Lesson, draw
+from labkit import Script
+from labkit_labs import Lesson, draw, sized
 
 lab = Lesson("01_quickstart", ranks=nproc_per_node)
 draw.replicas(nproc_per_node)
 
 # %% [markdown]
-# In every step the batch is split among the ranks. Each rank computes gradients for its own samples. Then the ranks
-# average their gradients, so that all take the same step. That is all that **DDP** (distributed data parallel) does.
+# In every step the batch is divided among the ranks. Each rank computes gradients for its own samples. Then the ranks
+# average their gradients, so that all of them take the same step. This is **DDP** (distributed data parallel): every
+# rank holds the whole model.
 #
 # ## Your model is an ordinary cell
 #
-# Run it, change it, test it here. When you launch, labkit copies the cell as it stands into the script, which calls
-# `Model()` without arguments and applies cross-entropy to the scores that it returns. (Lab 21 does this with a Hugging
-# Face model.)
+# Run it, change it, test it here. When you launch, labkit copies the cell as it stands into the training script, which
+# calls `Model()` without arguments and applies cross-entropy to the scores that it returns. (Lab 21 does this with a
+# Hugging Face model.)
 
 # %%
 import torch
@@ -67,93 +70,144 @@ class Model(nn.Module):  # images of handwritten digits in, ten scores out
 
 
 # %% [markdown]
+# ## Three lines to a live run
+#
+# `Script.load("ddp", task="digits")` is a complete training script of plain PyTorch, made of titled cells;
+# `with_cells` puts your model into it. `launch` starts it on two ranks and returns at once, so you can run other cells
+# while it trains. A panel appears below the cell. From top to bottom it has
+#
+# - the state of the run, and how far it is. When the run has ended, labkit adds what it concludes from the records: was
+#   the loss still falling, what did the time go into, were other programs in the way?
+# - four charts with a line for each rank: the loss, the samples per second, the time of a step, the memory of the
+#   process. The losses of the ranks differ a little because each has different samples.
+# - a table with a row for each rank. *Communication* is the share of its time that it spends exchanging tensors with
+#   other ranks, waiting for them included. *State held* is what it keeps from step to step: parameters, gradients and
+#   the optimizer's state. *Peak resident set* is the whole process, mostly Python and torch.
+# - the machine, where *busy* includes all other programs, and the end of the log of rank 0.
+
+# %%
+script = Script.load("ddp", task="digits").with_cells(model=Model)
+options = {"epochs": epochs, "global_batch_size": global_batch_size, "env": lab.env}  # env: without GPUs, one core each
+ddp = labkit.launch(script, nproc_per_node=nproc_per_node, **options)
+
+# %%
+ddp.wait()
+
+# %% [markdown]
+# `wait` blocks until the run has ended, and raises an error if it failed.
+#
+# ## What DDP changes in a script
+#
+# labkit has the same script for one rank: `single`. Your model, the data, the loss and the training loop are the same;
+# a dozen lines differ.
+
+# %%
+alone = Script.load("single", task="digits").with_cells(model=Model)
+script.diff(alone)
+
+# %% [markdown]
+# - **The first line** says how to start the script. `torchrun` is PyTorch's program that starts the ranks, here
+#   two (`--nproc-per-node=2`) on this machine only (`--standalone`), and tells each of them its number.
+# - **`make_mesh`** arranges the ranks. Ranks that know how to reach each other form a **process group**, which both
+#   scripts start; `dist.get_world_size()` is the number of its ranks. A **mesh** arranges them in a grid whose axes
+#   have names. Here it is a single row, once of one rank, once of all, and its axis is named for what differs along it:
+#   the data. (The three lines that go are `single`'s: it refuses to run on more than one rank.)
+# - **`DistributedDataParallel`** is the line that matters. Each rank now has a copy of the model, a **replica**, and
+#   backward averages the gradients of all replicas. It does so by **collectives**: calls in which all ranks take part
+#   (lab 02). Gradients are sent together in **buckets** (lab 03); with `gradient_as_bucket_view=True` they are stored
+#   inside the buckets, which saves a copy.
+#
 # ## Your predictions
 #
-# Write down what you think before you run anything. A wrong prediction teaches you more than a right one. **DDP** is
-# what the picture above shows; **FSDP** splits the batch in the same way, and the model as well.
+# Now that you have seen a run, write down what you expect of the next ones. A wrong prediction teaches you more than a
+# right one. **FSDP** (fully sharded data parallel) divides the batch as DDP does, and the model as well.
 
 # %%
 parts = {"all of it": 1.0, "half of it": 0.5, "nothing: rank 0 has the model": 0.0}
 losses = {"the same": 0.0, "a little higher": 0.05, "half": 0.5}
 loss = lab.ask("the loss on two ranks, compared with one rank, in the first steps", default=0.05, options=losses)
 of_fsdp = lab.ask("how much of the model a rank keeps with FSDP", default=0.5, options=parts)
-speed = lab.ask("samples per second on two ranks with DDP: how many times those of one", default=2, unit="times")
+speed = lab.ask("samples per second on two ranks: at best how many times those of one", default=1.5, unit="times")
 
 # %% [markdown]
-# ## Train on one rank
+# ## Break one rank
 #
-# `Script.load("single")` is a complete training script of about 370 lines, made of titled cells; `with_cells` puts your
-# model into it. `launch` starts it and shows it live: you can run other cells while it trains. `wait` blocks until it
-# has ended. In every lab, skip the lines with `lab.predict`, `lab.measure` and `lab.check`: they test the lab's own
-# formulas.
+# An ordinary mistake: somebody knows that each rank gets 64 samples in a step, and writes this number into the model,
+# `x.view(64, -1)` instead of `x.flatten(1)`. All training steps succeed. After training, the script evaluates the model
+# on 360 test samples, in batches of at most 64 that the ranks take in turns.
 
 # %%
-from labkit import Script
-
-options = {"epochs": epochs, "global_batch_size": global_batch_size, "env": lab.env}  # env: without GPUs, one core each
-scripts = {name: Script.load(name, task="digits").with_cells(model=Model) for name in ("single", "ddp", "fsdp")}
-of_ddp = "how much of the model a rank keeps with DDP"
-lab.predict(loss, 1e-4, how="at most")
-lab.predict_each({of_ddp: 1, of_fsdp: 1 / nproc_per_node}, within=0.02)
-lab.predict(speed, nproc_per_node, "times", within=0.5, timed=True)
-single = labkit.launch(scripts["single"], nproc_per_node=1, **options)
+ranks = {"rank 0": 0, "rank 1": 1, "both at once": -1}
+failing = lab.ask("the rank that fails", default=-1, options=ranks)
+size = global_batch_size // nproc_per_node
+mistake = script.cells["model"].text.replace("x.flatten(1)", f"x.view({size}, -1)")
+wrong = script.with_cells(model=mistake)
+broken = labkit.launch(wrong, nproc_per_node=nproc_per_node, **(options | {"epochs": 1}), wait=False)
 
 # %%
-single.wait()
+try:
+    broken.wait()
+except labkit.RankFailedError as error:
+    failure = error
+print(failure.message.splitlines()[0])
 
 # %% [markdown]
-# ## Train on two, with DDP
-#
-# Besides its first line, one cell of labkit's script changes, and the line that matters is the one with
-# `DistributedDataParallel`. The rest was there already: `single`, too, starts a process group, chooses its device and
-# splits every batch, but there is only one rank to split it among. The new terms are explained below.
+# The sentence names the rank, the error, and the line, both in the script and in the cell that you wrote. 360 samples
+# are five batches of 64 and one of 40. Rank 0 takes the first, the third and the fifth, rank 1 the others; the batch of
+# 40 is the last of rank 1. Rank 0 made no mistake, but it would wait forever for rank 1 at the next exchange, so it was
+# stopped. (Lab 17 breaks a training in more ways.)
 
 # %%
-scripts["ddp"].diff(scripts["single"])
+lab.verify(failing, (-(-360 // size) - 1) % nproc_per_node, failure.rank)
 
 # %% [markdown]
-# - **torchrun**: PyTorch's program that starts the ranks. Their number is the **world size**.
-# - **process group**: ranks that know how to reach each other. A **mesh** arranges ranks in a grid, here a single row.
-# - **replica**: a whole copy of the model. `placed()` moves it to the rank's device.
-# - **collective**: an operation in which all ranks take part. An **all-reduce** adds up a tensor over all ranks; DDP
-#   also divides by their number.
-# - **bucket**: several gradients sent together (lab 03). `gradient_as_bucket_view` only saves memory: the gradients are
-#   stored inside the buckets instead of being copied there.
+# ## On 2 × T4 and 8 × A100: a model that does not fit
+#
+# Here is labkit's transformer with 24 blocks of width 2,048, as in GPT-3 XL: 1.2 billion parameters. A T4 has 16 GB, of
+# which 14.24 GiB are left for a rank. `labkit.plan` works out memory and time from the script itself; nothing is run.
+# The first line is the answer, the bars show what fills the memory, and the table has the other strategies.
 
 # %%
-ddp = labkit.launch(scripts["ddp"], nproc_per_node=nproc_per_node, **options)
-
-# %%
-ddp.wait()
+large = {name: sized(Script.load(name), width=2048, layers=24, heads=16) for name in ("ddp", "fsdp")}
+labkit.plan(large["ddp"], device="2xT4", global_batch_size=16)
 
 # %% [markdown]
-# **How to read this.** The time beside *succeeded* includes starting Python and torch. *Communication* is the time that
-# a rank spends in collectives. The faster rank waits in them for the slower one, so the smaller of the two shares is
-# the cost of sending, which the headline and the table below show; the rest of the larger share is lost time. *State
-# held* is the parameters, gradients and optimizer state that a rank keeps; *peak resident set* covers the whole
-# process, mostly Python and torch, and says little about a model this small. *Busy* covers the whole machine, including
-# other programs.
+# DDP keeps 16 bytes per parameter on every rank: 4 for the weight, 4 for its gradient, 8 for the state of the optimizer
+# (AdamW). For 1.2 billion parameters that alone is 18 GiB, and more T4s would not change it. You need a strategy that
+# divides the model, and the plan recommends one.
 #
-# ## Train on two, with FSDP
-#
-# DDP keeps the whole model on every rank. **FSDP** (fully sharded data parallel) cuts the model up: each rank keeps a
-# part, a **shard**. Every rank still computes all layers: for each layer it gathers the shards of the other ranks, and
-# frees them afterwards (lab 05 draws this).
+# **FSDP** cuts the model up: each rank keeps a part of every layer, a **shard**. Every rank still computes all layers:
+# for each of them it gathers the shards of the other ranks, and frees them afterwards (lab 05).
 
 # %%
 draw.replicas(nproc_per_node, share=1 / nproc_per_node)
 
 # %%
-fsdp = labkit.launch(scripts["fsdp"], nproc_per_node=nproc_per_node, **options)
+lab.plans({"DDP": large["ddp"], "FSDP": large["fsdp"]}, global_batch_size=16)
+
+# %% [markdown]
+# The bars show one moment, the peak of a step. On eight A100s with 80 GB both fit; the ranges of the two step times
+# overlap, so this plan cannot tell which is faster (lab 06 compares strategies).
+#
+# To train with FSDP, load another script. Your small model does not need it, but it shows what FSDP changes.
+
+# %%
+sharded = Script.load("fsdp", task="digits").with_cells(model=Model)
+fsdp = labkit.launch(sharded, nproc_per_node=nproc_per_node, **options)
 
 # %%
 fsdp.wait()
 
 # %% [markdown]
-# ## Compare
+# ## One rank and two, compared
 #
-# Ranks that share cores vary in speed from run to run: FSDP may even look faster than DDP. Here only *state held* can
-# be compared safely; if each rank has its own GPU, so can times.
+# The last run is the one on a single rank, with the same global batch of 128 samples.
+
+# %%
+single = labkit.launch(alone, nproc_per_node=1, **options)
+
+# %%
+single.wait()
 
 # %%
 comparison = labkit.compare([single, ddp, fsdp])
@@ -163,72 +217,85 @@ display(comparison)
 table = comparison.table.set_index("script")
 first = {run.script.name: run.losses().loc[1:5] for run in (single, ddp, fsdp)}
 off = max(((first[name] - first["single"]).abs() / first["single"]).max() for name in ("ddp", "fsdp"))
-held, rate = table.held_bytes / table.held_bytes["single"], table.throughput / table.throughput["single"]
-results = {loss: off, of_ddp: held["ddp"], of_fsdp: held["fsdp"], speed: rate["ddp"]}
-lab.measure_each(results, run=ddp)
 print(f"losses of the first five steps: the largest relative difference is {off:.0e}")
 frames = [run.metrics().fillna({"communication": 0}) for run in (single, ddp)]
-alone, beside = [1e3 * (frame.step_seconds - frame.communication).median() for frame in frames]
-print(f"computing in a step: {alone:.0f} ms on one rank, {beside:.0f} ms on each of {lab.ranks} with DDP")
+alone_ms, ddp_ms = [1e3 * (frame.step_seconds - frame.communication).median() for frame in frames]
+print(f"computing in a step: {alone_ms:.0f} ms on one rank, {ddp_ms:.0f} ms on each of {lab.ranks} with DDP")
+
+held, rate = table.held_bytes / table.held_bytes["single"], table.throughput / table.throughput["single"]
+lab.verify(loss, 1e-4, off, how="at most")
+of_ddp = "how much of the model a rank keeps with DDP"
+lab.verify_each({of_ddp: (1, held["ddp"]), of_fsdp: (1 / nproc_per_node, held["fsdp"])}, within=0.02)
+lab.verify(speed, nproc_per_node, rate["ddp"], "times", how="at most", within=0.1, timed=True)
 lab.score()
 
 # %% [markdown]
-# ## Why
-#
 # **The same loss.** The three runs start from the same weights, and step *k* trains on the same 128 samples. A mean
 # over 128 samples is the mean of two means over 64. Only the order of the additions differs, so the losses of the first
 # steps agree to about seven digits, as many as fp32 has; later they drift apart a little because the optimizer
 # amplifies rounding. Each rank logs the loss of its own 64 samples; it is the mean over both ranks that agrees.
 #
-# **Whole or sharded.** *State held* is 16 bytes per parameter: 4 for the weight, 4 for its gradient, 8 for Adam's
-# state. DDP repeats it on every rank; FSDP divides it by the number of ranks.
+# **Whole or sharded.** *State held* is 16 bytes per parameter. DDP repeats it on every rank; FSDP divides it by the
+# number of ranks.
 #
-# **Less than twice as fast.** Each rank has half of the samples, so at best it computes for half as long. *Computing in
-# a step*, printed above, is the time that it took: anything above half is lost because the ranks share caches, memory
-# and cores with each other and with other programs (on two cores, if *busy* in the single run's panel is well above
-# 50%, the other core was not free). The rest of the lost time is spent sending and waiting for the other rank. With a
-# GPU for each rank, the first part disappears. (The table covers whole runs, the panels only the last steps.)
+# **At most twice as fast.** Each rank has half of the samples, so at best it computes for half as long. Compare the two
+# times of *computing in a step*: what is above half is lost because the ranks share caches, memory and cores, with each
+# other and with other programs. The rest of the lost time goes into communication: of the two ranks' shares, the
+# smaller is sending, the difference is waiting for the other rank.
 #
-# ## On 2 × T4 and 8 × A100
-#
-# The planner works out memory and time from the script itself; nothing is run.
-
-# %%
-lab.plans({"DDP": scripts["ddp"], "FSDP": scripts["fsdp"]}, global_batch_size=global_batch_size)
-
-# %% [markdown]
-# A model this small fits everywhere, so the few MiB that FSDP saves do not matter, and its step is longer: on two T4s
-# because it waits more; on eight A100s because the CPU takes longer to launch its many small operations than the GPU
-# takes to run them. Labs 04 and 05 have models that need FSDP. The bars show one moment, the peak of a step. At that
-# moment an FSDP rank also holds gathered parameters and gradients that are not yet reduced; both are shown as
-# *communication*.
+# **When is such a measurement worth nothing?** If the panel of a run says that other programs used these cores, or
+# that two runs overlapped, its times say as much about those programs as about DDP. A factor of 1.2 then does not mean
+# that DDP is slow, nor one of 2.1 that it is more than twice as fast: the run on one rank was disturbed more. Repeat
+# both runs when the machine is quiet, or draw no conclusion. *State held* and the losses do not depend on the load.
 #
 # ## Leave with a plain script
 #
 # The folder of a run holds its script. It is plain PyTorch, and the command below trains the same model without labkit.
 # The settings before `torchrun`, if any, are for the CPU: `CUDA_VISIBLE_DEVICES=''` hides GPUs, `GLOO_SOCKET_IFNAME=lo`
-# keeps gloo, which carries messages between CPUs, on this machine, and `OMP_NUM_THREADS=1` gives each rank one thread.
-# On GPUs, leave them out.
-#
-# `labkit.launch("my_trainer.py", nproc_per_node=2)` runs a script of your own and watches it. But torchrun only starts
-# it twice. A Hugging Face Trainer does the rest by itself; its batch size is per device, so two ranks double the global
-# batch. A loop of your own must start the process group, choose its GPU, wrap the model and give each rank different
-# samples (`DistributedSampler`), as labkit's script does; lab 18 has a larger model of your own.
+# keeps messages between ranks on this machine, and `OMP_NUM_THREADS=1` gives each rank one thread. On GPUs, leave them
+# out.
 
 # %%
-lab.check()
 print(ddp.command.replace(" --", " \\\n    --"))
 
 # %% [markdown]
+# `labkit.launch("my_trainer.py", nproc_per_node=2)` starts a script of your own, unchanged, and watches it in the same
+# way. But torchrun only starts it twice. A Hugging Face Trainer does the rest by itself; its batch size is per device,
+# so two ranks double the global batch. A loop of your own must start the process group, choose its GPU, wrap the model
+# and give each rank different samples (lab 03), as labkit's script does; lab 18 has a larger model of your own.
+#
+# ## Recap
+#
+# The core of this course, labs 01 to 06, asks three questions about every strategy. So far, for *N* ranks and a model
+# whose weights take *P* bytes:
+#
+# | strategy | what does a rank hold? | what do all ranks send in a step? | when does a rank wait? |
+# |---|---|---|---|
+# | one rank | 4 P: weights, gradients, AdamW's state | nothing | never |
+# | DDP | 4 P | gradients (lab 02) | for the other ranks' gradients (lab 03) |
+# | FSDP | 4 P / N | shards of the weights, and gradients (lab 05) | for the other ranks' shards (lab 05) |
+#
+# ## Where next?
+#
+# - **30 minutes on Kaggle's two T4s:** lab 19 begins with what to click and paste. Run this lab there, and lab 03 up to
+#   its timeline.
+# - **An afternoon:** labs 02 to 06, in order. Each answers what the one before leaves open: what ranks say to each
+#   other, DDP, memory, FSDP, which strategy to take. Then lab 18 with a model of your own.
+# - **A lecture:** `make slides` turns the figures and questions of labs 01 to 06 into slides; *Try this* in each lab has
+#   exercises.
+#
+# `README.md`, beside this notebook, is the page of the course: all labs, and what each of them needs.
+#
 # ## Try this
 #
 # 1. Set `options["global_batch_size"] = 100` and launch DDP with `nproc_per_node=3`. What do you expect?
 #    <details><summary>Answer</summary>Nothing is started: "global_batch_size=100 cannot be split evenly into 3 data
 #    ranks; the nearest sizes are 99 or 102".</details>
-# 2. Put `if len(x) == 64: raise ValueError("boom")` into `Model.forward`, and run the cells from there on. Which run
-#    fails, and what does labkit say?
-#    <details><summary>Answer</summary>DDP and FSDP fail: each of their two ranks gets 64 samples, the single rank all
-#    128. "ranks 0, 1 failed: ValueError: boom", and then the cell, <code>model</code>, and the line in it.</details>
+# 2. Put `if len(x) == 64: raise ValueError("boom")` into `Model.forward`, and launch DDP. Which rank fails now, and
+#    when?
+#    <details><summary>Answer</summary>Both, in the first step: "ranks 0, 1 failed: ValueError: boom", and then the
+#    cell, <code>model</code>, and the line in it. The run on one rank trains, for its batches have 128
+#    samples.</details>
 # 3. Launch DDP with `precision="bf16", save_every=10` in addition to the options ("fp16" on a T4, lab 10). What has
 #    changed in the script?
 #    <details><summary>Answer</summary>Two cells, <code>precision</code> and <code>checkpoints</code>, have replaced
@@ -265,7 +332,4 @@ print(ddp.command.replace(" --", " \\\n    --"))
 #
 # The model comes from an article, *Distributed Training with PyTorch: DDP vs FSDP*, which trains it on MNIST. Li et
 # al., *PyTorch Distributed* (2020, arXiv 2006.15704), describes DDP; Zhao et al., *PyTorch FSDP* (2023, arXiv
-# 2304.11277), FSDP.
-#
-# **Where next?** 02: what ranks say to each other. 03: one T4 against two. 05: fp16 and its scaler, which a T4 needs.
-# 11: checkpoints. 12: which strategy. 16: Kaggle's two T4s. 18: a Hugging Face model, fine-tuned.
+# 2304.11277), FSDP; Brown et al., *Language Models are Few-Shot Learners* (2020, arXiv 2005.14165), GPT-3 XL.

@@ -189,7 +189,7 @@ def test_the_cause_of_a_failure_is_shown_and_text_from_a_rank_stays_text(noteboo
     assert notebook.output(0).locator("script").count() == 0
 
 
-@pytest.mark.timeout(400)  # three trainings
+@pytest.mark.timeout(400)  # four trainings and two plans
 def test_the_quickstart_notebook_runs_from_top_to_bottom(notebook):
     book = nbformat.read(ROOT / "notebooks" / "01_quickstart.ipynb", 4)
     code = [
@@ -197,7 +197,7 @@ def test_the_quickstart_notebook_runs_from_top_to_bottom(notebook):
     ]
     notebook.open(code, name="quickstart")
     notebook.command("notebook:run-all-cells")
-    ddp = next(i for i, source in enumerate(code) if source.startswith("ddp = "))
+    ddp = next(i for i, source in enumerate(code) if "\nddp = labkit.launch(" in source)
     notebook.output(ddp).locator("svg[role=img]").first.wait_for(timeout=90_000)
     notebook.page.evaluate(f"() => {{ window.jupyterapp.shell.currentWidget.content.scrollToItem({ddp}); return 1 }}")
     wait_until_moving(notebook, ddp, 60)
