@@ -50,12 +50,14 @@ def curves(
     *,
     log: bool = False,
     stairs: bool = False,
+    over: str = "step",
     marks: Mapping[float, str] | None = None,
     ranges: Mapping[str, Iterable[tuple[float, float, float]]] | None = None,
 ) -> Picture:
-    """Draws numbers by step as lines. `lines` are pairs of a step and a number; numbers that are not finite are left
-    out. `marks` are texts at steps, and `log` makes the scale of the numbers logarithmic. With `stairs` a number stays
-    until the next one. `ranges` has for some lines a step, and the lowest and the highest number there."""
+    """Draws numbers by step, or `over` something else, as lines. `lines` are pairs of a step and a number; numbers that
+    are not finite are left out. `marks` are texts at steps, and `log` makes the scale of the numbers logarithmic. With
+    `stairs` a number stays until the next one. `ranges` has for some lines a step, and the lowest and the highest
+    number there."""
     between = {name: {x: both for x, *both in band} for name, band in (ranges or {}).items()}
     series = {}
     for number, (name, line) in enumerate(lines.items()):
@@ -70,7 +72,7 @@ def curves(
             title,
             series,
             quantity,
-            over="step",
+            over=over,
             changes=tuple((marks or {}).items()),
             from_zero=False,
             log=log,
@@ -165,14 +167,18 @@ MAP_LEFT, MAP_TOP, MAP_WIDE, MAP_TALL = 70.0, 26.0, 500.0, 230.0
 Places = Mapping[str, tuple[float, float]]  # bytes sent by all ranks in a step, bytes held by a rank at its peak
 
 
-def choice(predicted: Places, measured: Places | None = None) -> Picture:
-    """Draws strategies on a map: rings are predicted, crosses measured. To the left less is sent, further down less is
-    held."""
+def choice(
+    predicted: Places, measured: Places | None = None, *, rings: str = "predicted", crosses: str = "measured"
+) -> Picture:
+    """Draws strategies on a map: rings are predicted, crosses measured, and the legend says how. To the left less is
+    sent, further down less is held."""
     measured = measured or {}
     every = [*predicted.values(), *measured.values()]
     right, top = (1.15 * max(each[axis] for each in every) or 1.0 for axis in (0, 1))
     drawn = f'<path d="M{MAP_LEFT} {MAP_TOP}V{MAP_TOP + MAP_TALL}H{MAP_LEFT + MAP_WIDE}" stroke="{GREY}" fill="none"/>'
     drawn += words(MAP_LEFT, MAP_TOP - 10, "held by a rank at its peak", size=12)
+    legend = f"○ {rings}" + (f"   × {crosses}" if measured else "")
+    drawn += words(WIDTH - 10, MAP_TOP - 10, legend, anchor="end", size=12)
     drawn += words(MAP_LEFT + MAP_WIDE, MAP_TOP + MAP_TALL + 34, "sent by all ranks in a step", anchor="end", size=12)
     for share in (0.5, 1.0):
         y, x = MAP_TOP + MAP_TALL * (1 - share / 1.15), MAP_LEFT + MAP_WIDE * share / 1.15
