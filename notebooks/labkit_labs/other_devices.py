@@ -68,7 +68,7 @@ def elsewhere(scripts: Mapping[str, Any], devices: Sequence[str], options: Mappi
                 assert isinstance(planned, Plan)
                 plans[name, device], usable = planned, planned.device.usable_by(planned.ranks)
                 peak, step, fits = planned.peak, planned.step, planned.fits
-                if reason := planned.unfit:
+                if reason := planned.unfit or planned.failure:
                     row["note"], runs = reason, False
                 others = planned.advice.rows[1:] if planned.advice and not own else ()
                 known |= {str(each.script): each for each in others if each.peak and each.step and not each.changes}
@@ -95,7 +95,7 @@ def elsewhere(scripts: Mapping[str, Any], devices: Sequence[str], options: Mappi
 
 
 def _yes_or_no(fits: bool | None) -> str:
-    return {True: "yes", False: "no", None: "n/a"}[fits]
+    return {True: "yes", False: "no", None: "cannot be told"}[fits]
 
 
 def _with_size(device: str) -> str:
