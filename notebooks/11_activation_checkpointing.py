@@ -265,9 +265,9 @@ cases = {"FSDP": fsdp} | {f"FSDP, {name}": (fsdp, each) for name, each in more.i
 lab.plans(cases, global_batch_size=8) if plans else print("(skipped: set plans = True)")
 
 # %% [markdown]
-# Recomputing makes a T4 need a third less, and a step a quarter longer, less than the 4/3 of forward and backward alone.
-# Selective checkpointing costs no time in this plan, which counts matrix products only by their FLOPs. What remains is
-# used for more samples: on two T4s, where FSDP alone is near the limit, that is what it is for.
+# With everything recomputed a T4 needs a third less, and a step takes a quarter longer: less than 4/3, because the
+# optimizer and communication do not run twice. Selective checkpointing costs no time in this plan, which judges
+# operators by their FLOPs; a GPU would need some. What is saved can be used for more samples.
 #
 # ## Try this
 #
