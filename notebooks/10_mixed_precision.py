@@ -94,6 +94,7 @@ for name, dtype, expected in (("the same in fp32", torch.float32, 0.1), (moves, 
 # accumulates the gradients of 256 micro-batches.
 
 # %%
+torch.manual_seed(0)
 ours = defined(Script.load("ddp"), "model", "data")
 model, (x, y) = ours.Model(), ours.load_datasets("")[0][:8]
 torch.nn.functional.cross_entropy(model(x).flatten(0, 1), y.flatten()).backward()
@@ -112,7 +113,7 @@ lab.explore(lambda power: draw.gradients(shares, 2.0**power), power=[-8, -4, 0, 
 # `GradScaler` finds the scale by itself. It starts at 2^16; a step with an infinite gradient is skipped and the scale
 # halved; after `growth_interval` good steps (2,000) it is doubled. What does that save you from? A linear layer learns
 # to return two of its eight inputs. In step 50 one of 64 labels is 9,999,999, as some data sets write "missing".
-# Gradients are clipped to a norm of 1. Autocast computes in real fp16 and bf16, on a CPU as on a GPU.
+# Gradients are clipped to a norm of 1. Autocast computes in real fp16 and bf16 on a CPU, too.
 
 # %%
 from torch.nn.functional import mse_loss

@@ -135,6 +135,8 @@ lab.verify("largest difference of a loss to one device's", 1e-9, differ, how="at
 lab.score()
 
 # %% [markdown]
+# These collectives stand around each pair of split layers, A and B or qkv and out:
+#
 # | | before two split layers | after them | norms and residuals |
 # |---|---|---|---|
 # | tensor | nothing; backward: all-reduce | all-reduce; backward: nothing | all positions, on every rank |
