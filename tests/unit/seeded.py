@@ -31,6 +31,7 @@ UNUSED = DDP_MODEL.replace("to(device)", "to(device), find_unused_parameters=Tru
 CAUSAL = "from transformers import AutoModelForCausalLM\nmodel = AutoModelForCausalLM.from_pretrained(name)\n"
 PADDED = "batches = tokenizer(texts, padding=True)\n"
 PEFT = "import torch\nfrom peft import get_peft_model\nmodel = get_peft_model(base, config)\n"
+UNITS = "for part in (model.embed, model):\n    fully_shard(part)\n"
 OUTER = "outer = torch.optim.SGD(kept, lr=0.7, momentum=0.9, nesterov=True)  # HERE\nouter.step()\n"
 NUMBERS = "class Numbers(torch.utils.data.IterableDataset):"
 READS = "\n    pass\n\ndef loader_of(dataset):\n    pass\n\ndef load_datasets(data_dir):\n"
@@ -849,6 +850,10 @@ SEEDED: dict[str, list[tuple[str, str]]] = {
             ),
         ),
         (
+            within("", f"model = Net().to(device)  # HERE\n{UNITS}"),
+            within("", f"model = Net()\n{UNITS}model.to(device)\n"),
+        ),
+        (
             within("", "model = FSDP(Net().cuda(), auto_wrap_policy=policy)  # HERE\n"),
             within("", "model = FSDP(Net().to(torch.bfloat16), auto_wrap_policy=policy)\n"),
         ),
@@ -869,6 +874,10 @@ SEEDED: dict[str, list[tuple[str, str]]] = {
                 + FSDP2_MODEL.replace("optimizer = make(model)\n", ""),
             ),
             within("", FSDP2_MODEL + "optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)\n"),
+        ),
+        (
+            within("", f"optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)  # HERE\n{UNITS}"),
+            within("", f"{UNITS}optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)\n"),
         ),
         (
             within(
@@ -947,6 +956,12 @@ SEEDED: dict[str, list[tuple[str, str]]] = {
                 "state = {'model': model.state_dict()}  # HERE\nif rank == 0:\n    torch.save(state, path)", FSDP2_MODEL
             ),
             within("state = get_model_state_dict(model)\nif rank == 0:\n    torch.save(state, path)", FSDP2_MODEL),
+        ),
+        (
+            "from torch.distributed.checkpoint.state_dict import get_model_state_dict\n"
+            + within("if rank == 0:\n    torch.save(model.state_dict(), path)  # HERE", UNITS),
+            "from torch.distributed.checkpoint.state_dict import get_model_state_dict as whole\n"
+            + within("state = whole(model)\nif rank == 0:\n    torch.save(state, path)", UNITS),
         ),
         (
             within("if rank == 0:\n    torch.save(optimizer.state_dict(), path)  # HERE", FSDP1_MODEL),

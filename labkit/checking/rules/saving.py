@@ -30,6 +30,13 @@ GATHERS = {
 }
 
 
+def gathers(tree: Tree) -> bool:
+    """Whether the script calls one of GATHERS anywhere; an import alone gathers nothing."""
+    names = {node.id for node in tree.nodes[ast.Name]}
+    imported = {last_part(tree.imports[name]) for name in names & tree.imports.keys()}
+    return bool(GATHERS & (names | imported | {node.attr for node in tree.nodes[ast.Attribute]}))
+
+
 def saves(tree: Tree) -> list[ast.Call]:
     return tree.calls_to("torch.save") if not tree.is_managed else []
 
@@ -56,7 +63,7 @@ def _saves_a_shard(tree: Tree, call: MethodCall) -> bool:
     misses="a state passed through another function before it is saved.",
 )
 def sharded_state_dict(tree: Tree) -> Mistakes:
-    if not tree.wraps or not tree.shards or tree.words & GATHERS:
+    if not tree.wraps or not tree.shards or gathers(tree):
         return
     for call in saves(tree):
         if not call.args or names_rank(tree, call.args[-1]):

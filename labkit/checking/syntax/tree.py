@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property, lru_cache, wraps
 from typing import Concatenate, ParamSpec, TypeVar
@@ -57,20 +57,24 @@ class Tree(Valued):
 
     @cached_property
     def wraps(self) -> list[Wrap]:
-        return [wrap for call in self.torch_calls(*WRAPPERS) if (wrap := self._wrap(call))]
+        return [wrap for call in self.torch_calls(*WRAPPERS) for wrap in self._wraps(call)]
 
     def wraps_of(self, *strategies: str) -> list[Wrap]:
         return [wrap for wrap in self.wraps if wrap.strategy in strategies]
 
-    def _wrap(self, call: ast.Call) -> Wrap | None:
+    def _wraps(self, call: ast.Call) -> Iterator[Wrap]:
         strategy = WRAPPERS[last_part(self.called(call))]
         source = argument_at(call, 0, "module")
         if source is None:
-            return None  # a decorator or a partial: the model is unknown
+            return  # a decorator or a partial: the model is unknown
         names = self.targets_of(call)
         if strategy == "fsdp2" and (name := spelled(source)):  # in place
             names.append(name)
-        return Wrap(call, strategy, source, tuple(dict.fromkeys(names)))
+        yield Wrap(call, strategy, source, tuple(dict.fromkeys(names)))
+        loop = self.loop_of(call) if strategy == "fsdp2" else None
+        listed = loop.iter if isinstance(loop, ast.For) and spelled(loop.target) == spelled(source) else None
+        if isinstance(listed, ast.List | ast.Tuple):  # for part in (*model.layers, model): fully_shard(part)
+            yield from (Wrap(call, strategy, e, (e.id,)) for e in listed.elts if isinstance(e, ast.Name))
 
     @cached_property
     def strategies(self) -> frozenset[str]:
