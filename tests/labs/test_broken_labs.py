@@ -36,6 +36,18 @@ BROKEN = [
         "bytes in a step with no_sync",
     ),
     (
+        "07_fsdp1_and_fsdp2",
+        'each["step"] = each["step"].clone()',
+        "pass",
+        "the same, with a count for each parameter",
+    ),
+    (
+        "08_scaling",
+        "return ranks / (1 + serial * (ranks - 1))",
+        "return ranks / (1 + serial * ranks)",
+        "the article's table for DDP: largest distance from Amdahl's law with 5%",
+    ),
+    (
         "09_input_pipeline",
         "self.rank * worker.num_workers + worker.id, self.ranks * worker.num_workers",
         "worker.id, worker.num_workers",
@@ -165,6 +177,12 @@ BROKEN = [
         'scripts["expert parallel"] = broken.with_cells(experts=broken.cells["experts"].text'
         '.replace("torch.cat([part for rank in range(ranks) for part in parts[rank::ranks]])", "torch.cat(parts)"))\n',
         "largest difference of a loss to FSDP's",
+    ),
+    (
+        "27_ddp_to_fsdp",
+        "broken(fsdp, units + made, made + units)",
+        "fsdp",
+        "optimizer first: mistakes that labkit.check finds",
     ),
 ]
 QUICK = "02_collectives"  # the others take minutes together: make soak

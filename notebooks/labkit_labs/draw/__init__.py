@@ -1,6 +1,6 @@
 """Draws the pictures of the labs, and plays those that have frames."""
 
-from labkit_labs.draw.charts import bars, cells, choice, curves, exponents, formats, gradients
+from labkit_labs.draw.charts import bars, cells, choice, curves, exponents, formats, gradients, speedups
 from labkit_labs.draw.over_ranks import hosts, replicas, ring
 from labkit_labs.draw.over_time import buckets, calls, filled, loader, step
 from labkit_labs.draw.picture import Picture, stacked
@@ -33,6 +33,7 @@ __all__ = [
     "ring",
     "schedules",
     "shards",
+    "speedups",
     "split",
     "stacked",
     "step",

@@ -82,6 +82,12 @@ def curves(
     )
 
 
+def speedups(lines: Mapping[str, Iterable[tuple[float, float]]], title: str = "speed-up over ranks") -> Picture:
+    """Draws pairs of a number of ranks and a speed-up as lines, by name; the dotted line is linear scaling."""
+    points = {name: [(x, y, y, y) for x, y in line] for name, line in lines.items()}
+    return drawn(Chart.over_ranks(title, points, "times as fast as one rank", log=True))
+
+
 FORMATS = {"fp32": (8, 23), "bf16": (8, 7), "fp16": (5, 10)}  # bits of exponent and fraction
 FULL, FEWER, LOST = colour_of(2), colour_of(4), colour_of(5)
 FORMATS_KEY = ((FULL, "all digits"), (FEWER, "fewer digits (subnormal)"), (LOST, "zero or infinite"))
