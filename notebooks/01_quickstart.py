@@ -139,6 +139,8 @@ speed = lab.ask("samples per second on two ranks: at best how many times those o
 # %%
 ranks = {"rank 0": 0, "rank 1": 1, "both at once": -1}
 failing = lab.ask("the rank that fails", default=-1, options=ranks)
+
+# %%
 size = global_batch_size // nproc_per_node
 mistake = script.cells["model"].text.replace("x.flatten(1)", f"x.view({size}, -1)")
 wrong = script.with_cells(model=mistake)
@@ -155,7 +157,8 @@ print(failure.message.splitlines()[0])
 # The sentence names the rank, the error, and the line, both in the script and in the cell that you wrote. 360 samples
 # are five batches of 64 and one of 40. Rank 0 takes the first, the third and the fifth, rank 1 the others; the batch of
 # 40 is the last of rank 1. Rank 0 made no mistake, but it would wait forever for rank 1 at the next exchange, so it was
-# stopped. (Lab 17 breaks a training in more ways.)
+# stopped. (Lab 17 breaks a training in more ways. In every lab, skip the lines with `lab.verify`: they test the lab's
+# own formulas against what was measured.)
 
 # %%
 lab.verify(failing, (-(-360 // size) - 1) % nproc_per_node, failure.rank)
@@ -173,8 +176,9 @@ labkit.plan(large["ddp"], device="2xT4", global_batch_size=16)
 
 # %% [markdown]
 # DDP keeps 16 bytes per parameter on every rank: 4 for the weight, 4 for its gradient, 8 for the state of the optimizer
-# (AdamW). For 1.2 billion parameters that alone is 18 GiB, and more T4s would not change it. You need a strategy that
-# divides the model, and the plan recommends one.
+# (AdamW). For 1.2 billion parameters that alone is 18 GiB, and more T4s would not change it. The rest of the bar is
+# what forward keeps for backward (activations) and DDP's buckets (communication). You need a strategy that divides the
+# model, and the plan recommends one.
 #
 # **FSDP** cuts the model up: each rank keeps a part of every layer, a **shard**. Every rank still computes all layers:
 # for each of them it gathers the shards of the other ranks, and frees them afterwards (lab 05).
@@ -281,8 +285,8 @@ print(ddp.command.replace(" --", " \\\n    --"))
 #   its timeline.
 # - **An afternoon:** labs 02 to 06, in order. Each answers what the one before leaves open: what ranks say to each
 #   other, DDP, memory, FSDP, which strategy to take. Then lab 18 with a model of your own.
-# - **A lecture:** `make slides` turns the figures and questions of labs 01 to 06 into slides; *Try this* in each lab has
-#   exercises.
+# - **A lecture:** `make slides` turns the figures and questions of labs 01 to 06 into slides; *Try this* in each lab
+#   has exercises.
 #
 # `README.md`, beside this notebook, is the page of the course: all labs, and what each of them needs.
 #

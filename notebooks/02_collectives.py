@@ -206,7 +206,7 @@ lab.score()
 #
 # In the row of `all_gather`, S is only a shard: with FSDP each rank passes 1/N of a layer, so gathering all weights, P
 # bytes, takes (N - 1) P. Scattering the sums of their gradients takes (N - 1) P, too. Together that is what DDP's
-# `all_reduce` takes.
+# `all_reduce` takes. (FSDP gathers most weights twice in a step; lab 05 counts.)
 #
 # **In your own code** the strategy makes these calls for you. You make one yourself when you need a value over all
 # ranks, such as the mean loss. Keep it outside `if rank == 0`, or rank 0 waits forever:
