@@ -257,6 +257,10 @@ full = {name: (script, own[name]) for name, script in wide.items()}
 lab.plans(full, devices=("2xT4", "4xA100 80", "8xA100 80"), global_batch_size=1024)
 
 # %% [markdown]
+# DDP holds 16 bytes for each of the 1.34 billion parameters, 20 GiB, and AdamW a few more while it updates them all at
+# once (lab 04). Under FSDP four ranks hold 5 GiB each, and the rest is the unit in use: a fifth of the model, with its
+# gradients.
+#
 # ## Try this
 #
 # 1. Make two mistakes at once: the optimizer first, and rank 0 saves. What does `labkit.check` say, and what does the
