@@ -129,7 +129,7 @@ lab.verify(most, 1 / share, 1 / last, "times", within=0.25, timed=True)
 # efficiency means little without the kind of scaling, and a large one is easily had by giving each rank more to do.
 #
 # Watch the fitted share as ranks are added. If it stays, Amdahl's law describes the step. If it **grows**, something
-# else grows with N: here it is the all-reduce, whose latency on a ring does. Then the law promises too much.
+# else grows with N: here the all-reduce, and on a busy machine the waiting for a core. Then the law promises too much.
 #
 # What does not divide in real training? The optimizer's step under DDP, whereas ZeRO and FSDP divide it; waiting for
 # the slowest rank; a loader that cannot keep up (lab 09); Python's overhead per operation, when a rank's batch has
