@@ -102,8 +102,8 @@ BROKEN = [
     ),
     (
         "06_which_strategy",
-        "lab.launch(planned, steps=steps, shown=False)",
-        'lab.launch(planned.script, steps=steps, precision="bf16", global_batch_size=batch, trace_memory=True)',
+        "lab.launch(planned, steps=7, shown=False)",
+        'lab.launch(planned.script, steps=7, precision="bf16", global_batch_size=batch, trace_memory=True)',
         "fsdp: sent by all ranks in a step",
     ),
     (

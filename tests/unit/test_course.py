@@ -12,7 +12,6 @@ FOLDER = Path(__file__).parents[2] / "notebooks"
 LABS = sorted(path.stem for path in FOLDER.glob("[0-9]*.py"))
 PAGE = (FOLDER / "README.md").read_text(encoding="utf-8")
 CORE = 6
-NOT_YET = {"06_which_strategy"}  # still needs two electives
 
 
 class Head(NamedTuple):
@@ -60,7 +59,7 @@ def test_a_lab_needs_only_earlier_labs_that_exist(lab):
     needs = head_of(lab).needs
 
     assert set(needs) <= {other[:2] for other in LABS}
-    assert [need for need in needs if need >= lab[:2]] == [] or lab in NOT_YET
+    assert [need for need in needs if need >= lab[:2]] == []
 
 
 def test_the_cores_minutes_are_those_of_an_afternoon():

@@ -37,7 +37,6 @@ LONGER = {
     "11_activation_checkpointing": 95,  # the method is written out, and a policy for torch's
     "27_ddp_to_fsdp": 125,  # shows a whole training script, each mistake in it, and a second model
 }
-NOT_YET = {"06_which_strategy"}
 CLAIMS = {"predict", "predict_each", "measure", "measure_each", "calculated", "verify", "verify_each"}  # of `lab`
 RUNS = {"launch", "run"}  # labkit.launch(…), lab.launch(…), lab.run(…)
 
@@ -164,7 +163,7 @@ def test_a_lab_is_short_and_runs_soon(lab):
     found = counted(ROOT / "notebooks" / f"{lab}.ipynb")
 
     assert found.lines <= LONGER.get(lab, MOST_LINES)
-    assert found.plumbing <= MOST_PLUMBING or lab in NOT_YET
+    assert found.plumbing <= MOST_PLUMBING
     assert found.before_run <= FIRST_RUN_WITHIN
 
 

@@ -23,6 +23,7 @@ from labkit_labs.guesses import Guess
 from labkit_labs.labs.experts import by_rank, routed, sleeping_experts
 from labkit_labs.labs.pipelines import bubble, elapsed, in_flight, measured, simulated
 from labkit_labs.labs.slow_links import break_even, difference_curves, differences, timeline
+from labkit_labs.labs.step_memory import Meter
 from labkit_labs.labs.traffic import noting_bytes, sent_in_a_step
 from labkit_labs.lesson import Score, _script
 from labkit_labs.on_ranks import cells_text
@@ -37,6 +38,7 @@ PICTURES = {
     ),
     "buckets": draw.buckets(SIZES),
     "choice": draw.choice({"a": (2e6, 3e6), "<b>": (0, 1e6)}, {"a": (2.1e6, 2.9e6)}),
+    "decision": draw.decision([("<fits>?\nstates", "yes", "DDP\nfirst"), ("waits?", "no", "FSDP")], "a & b"),
     "differences": difference_curves({"<int8>": {30: [0.01, 0.02], 60: [0.0, -0.01]}, "b": {30: [1.0, 2.0]}}, "loss"),
     "formats": draw.formats(),
     "gradients": draw.gradients({-30: 0.2, -20: 0.5, -10: 0.3}, scale=2**16),
@@ -297,6 +299,21 @@ def test_sizes_are_changed_in_model_and_data():
     assert "context=64" in script.cells["data"].text
     with pytest.raises(LabError, match="no function in the cells model, data has a default depth="):
         sized(script, depth=3)
+
+
+def test_a_meter_counts_the_bytes_of_tensors_that_are_made_inside_it_until_they_are_freed():
+    torch = pytest.importorskip("torch")
+    earlier = torch.ones(1000)
+    with Meter() as meter:
+        doubled = earlier * 2
+        doubled.add_(1)
+        view = doubled[:10]
+        assert meter.held == doubled.nbytes
+        other = doubled + doubled
+        assert meter.held == 2 * doubled.nbytes
+        del doubled, view
+        assert meter.held == other.nbytes
+    assert max(meter.curve) == 2 * other.nbytes
 
 
 def test_what_cannot_be_planned_says_why_in_its_row(monkeypatch):

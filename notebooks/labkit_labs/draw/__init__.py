@@ -1,6 +1,7 @@
 """Draws the pictures of the labs, and plays those that have frames."""
 
 from labkit_labs.draw.charts import bars, cells, choice, curves, exponents, formats, gradients, speedups
+from labkit_labs.draw.decisions import decision
 from labkit_labs.draw.over_ranks import hosts, replicas, ring
 from labkit_labs.draw.over_time import buckets, calls, filled, loader, step
 from labkit_labs.draw.picture import Picture, stacked
@@ -18,6 +19,7 @@ __all__ = [
     "choice",
     "curves",
     "ddp",
+    "decision",
     "exponents",
     "filled",
     "formats",

@@ -183,7 +183,7 @@ def choice(
     right, top = (1.15 * max(each[axis] for each in every) or 1.0 for axis in (0, 1))
     drawn = f'<path d="M{MAP_LEFT} {MAP_TOP}V{MAP_TOP + MAP_TALL}H{MAP_LEFT + MAP_WIDE}" stroke="{GREY}" fill="none"/>'
     drawn += words(MAP_LEFT, MAP_TOP - 10, "held by a rank at its peak", size=12)
-    legend = f"○ {rings}" + (f"   × {crosses}" if measured else "")
+    legend = f"○ {rings}" + (f" · × {crosses}" if measured else "")
     drawn += words(WIDTH - 10, MAP_TOP - 10, legend, anchor="end", size=12)
     drawn += words(MAP_LEFT + MAP_WIDE, MAP_TOP + MAP_TALL + 34, "sent by all ranks in a step", anchor="end", size=12)
     for share in (0.5, 1.0):
