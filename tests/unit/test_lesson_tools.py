@@ -25,6 +25,7 @@ PICTURES = {
     "calls": draw.calls({0: ["all_gather", "barrier"], 1: ["all_gather", "<all_gather>"]}, first=24),
     "cells": draw.cells(TITLES, {"yours": ["model"], "the strategy": ["strategy"]}),
     "curves": draw.curves({"a": [(1, 2.0), (2, math.nan), (3, 0.5)]}, "<loss>", log=True, marks={2: "here"}),
+    "speedups": draw.speedups({"<a>": [(1, 1.0), (2, 1.9), (4, 3.1)], "b": [(1, 1.0), (2, 1.5)]}),
     "divided": divided(8),
     "hosts": draw.hosts(4, 8),
     "lanes": draw.lanes(simulated(4, 1, 4, 8, slow=10), "a <dawdler>", moving=True),
