@@ -20,23 +20,19 @@ from labkit.view import aligned, grid
 __all__ = ["Claim", "Claims", "amount"]
 
 WAYS = ("equals", "at least", "at most")
-ARTICLES = "article: what an article on distributed training says; docs/evidence/popular_claims.md has its title."
 
 
 @dataclass(frozen=True)
 class Claim:
-    """`within` is relative to the prediction: 0.02 is 2%, 0 is exact. `article` is what somebody else claims, and
-    `article_value` the number in it, if any; `because` names the reason for the difference. `timed` claims are measured
-    with a clock, so a busy machine can make them wrong. With `planned`, `measured` is the result of a second,
-    independent calculation, and nothing was run. `options` are texts that stand for numbers."""
+    """`within` is relative to the prediction: 0.02 is 2%, 0 is exact. `because` names the reason for a difference.
+    `timed` claims are measured with a clock, so a busy machine can make them wrong. With `planned`, `measured` is the
+    result of a second, independent calculation, and nothing was run. `options` are texts that stand for numbers."""
 
     name: str
     predicted: float
     unit: str = ""
     within: float = 0.0
     how: str = "equals"
-    article: str = ""
-    article_value: float | None = None
     timed: bool = False
     at: float = 0.0  # seconds since the epoch
     measured: float | None = None
@@ -48,7 +44,11 @@ class Claim:
     @property
     def holds(self) -> bool | None:
         """Whether the prediction holds; None until it is measured. With a measured NaN no claim holds."""
-        return None if self.measured is None else self._fits(self.predicted)
+        if self.measured is None:
+            return None
+        room = self.within * abs(self.predicted)
+        above, below = self.measured >= self.predicted - room, self.measured <= self.predicted + room
+        return {"equals": above and below, "at least": above, "at most": below}[self.how]
 
     @property
     def undecided(self) -> str:
@@ -57,22 +57,9 @@ class Claim:
             return ""
         return f"too noisy to decide (load {self.load:.1f} per core)"
 
-    @property
-    def article_holds(self) -> bool | None:
-        """Whether the article's number holds with the same tolerance."""
-        return None if self.measured is None or self.article_value is None else self._fits(self.article_value)
-
-    def _fits(self, number: float) -> bool:
-        assert self.measured is not None
-        room = self.within * abs(number)
-        above, below = self.measured >= number - room, self.measured <= number + room
-        return {"equals": above and below, "at least": above, "at most": below}[self.how]
-
     def as_dict(self) -> dict[str, Any]:
-        """The claim as it is stored: there `article_value` is called "said"."""
-        values = asdict(self)
-        article_value = values.pop("article_value")
-        return values | {"said": article_value, "holds": self.holds}
+        """The claim as it is stored."""
+        return asdict(self) | {"holds": self.holds}
 
     def row(self) -> dict[str, str]:
         """The claim as formatted text."""
@@ -81,7 +68,6 @@ class Claim:
         if self.measured is not None and math.isfinite(self.measured) and self.predicted and self.how == "equals":
             off = f"{self.measured / self.predicted - 1:+.2%}" if self.measured != self.predicted else "0"
         verdict = {None: "not measured", True: "holds", False: self.undecided or "does not hold"}[self.holds]
-        agreement = {None: "", True: ": true", False: ": not true"}[self.article_holds]
         return {
             "claim": self.name,
             "predicted": bound + self.shown(self.predicted),
@@ -91,7 +77,6 @@ class Claim:
             "allowed": f"{self.within:.1%}" if self.within else "" if bound else "0",
             "verdict": verdict,
             "because": self.because,
-            "article": self.article and self.article + agreement,
         }
 
     def shown(self, number: float) -> str:
@@ -196,14 +181,8 @@ class Claims:
         for name, (predicted, measured) in values.items():
             self.verify(name, predicted, measured, unit, **how)
 
-    def check(self, articles: Mapping[str, tuple[str, float | None]] | None = None) -> Self:
-        """Raise LabError when a claim that is not timed is false, or any claim is not measured. Returns the claims.
-
-        `articles`: by claim, what somebody else says, and their number, if any: it is compared with the measurement.
-        """
-        for name, (article, value) in (articles or {}).items():
-            self._claims[name] = replace(self._claim(name), article=article, article_value=value)
-        self._write()
+    def check(self) -> Self:
+        """Raise LabError when a claim that is not timed is false, or any claim is not measured. Returns the claims."""
         missing = [name for name, claim in self._claims.items() if claim.measured is None]
         if missing:
             raise LabError(f"predicted, but never measured: {', '.join(map(repr, missing))}")
@@ -234,7 +213,7 @@ class Claims:
 
     def _rows(self) -> list[dict[str, str]]:
         rows = [claim.row() for claim in self._claims.values()]
-        empty = [name for name in ("planned", "because", "article") if not any(row[name] for row in rows)]
+        empty = [name for name in ("planned", "because") if not any(row[name] for row in rows)]
         return [{name: text for name, text in row.items() if name not in empty} for row in rows]
 
     def __repr__(self) -> str:
@@ -242,6 +221,4 @@ class Claims:
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
         rows = self._rows()
-        note = ARTICLES if any("article" in row for row in rows) else ""
-        table = grid(rows, sentences=("claim", "because", "article"))
-        return {"text/plain": f"{self!r}\n{note}".rstrip(), "text/html": f"{table}<small>{note}</small>"}
+        return {"text/plain": repr(self), "text/html": grid(rows, sentences=("claim", "because"))}

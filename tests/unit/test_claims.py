@@ -71,17 +71,6 @@ def test_a_claim_measured_with_a_clock_is_shown_and_does_not_fail_the_lab(claims
         claims.check()
 
 
-def test_an_article_is_compared(claims, runs_dir):
-    claims.predict("bubble", 3 / 7, "%", within=0.1)
-    claims.measure("bubble", 0.44)
-    claims.check({"bubble": ("third article: (p-1)/m", 0.75)})
-    assert json.loads((runs_dir / "claims" / "02-a-lab.json").read_text())["claims"][0]["said"] == 0.75
-    assert "third article: (p-1)/m: not true" in repr(claims)
-    assert "42.9%" in repr(claims)
-    with pytest.raises(LabError, match="there is no prediction 'bubbles'; there are: bubble"):
-        claims.check({"bubbles": ("third article", None)})
-
-
 def test_what_was_not_measured_is_not_passed_over(claims):
     claims.predict("x", 1)
     with pytest.raises(LabError, match="predicted, but never measured: 'x'"):
