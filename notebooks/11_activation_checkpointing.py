@@ -99,7 +99,7 @@ def recomputed(block, x):
 
 
 # %% [markdown]
-# ## Four ways to run a block
+# ## Four ways to recompute
 #
 # `checkpoint` is torch's own function, and works in the same way as `recomputed`. **Every second** recomputes every
 # second block only. **Selective** checkpointing keeps what is expensive to compute, the results of matrix products and
@@ -280,8 +280,8 @@ lab.plans(cases, global_batch_size=8) if plans else print("(skipped: set plans =
 #    <details><summary>Answer</summary>At the end of forward nearly nothing. But backward begins with a second forward
 #    of everything, which saves everything: the peak is the same as without, and the step takes longer.</details>
 # 3. Set `preserve_rng_state=False` in a model without dropout. What does it save?
-#    <details><summary>Answer</summary>The results are the same. What is saved is reading the generators' states, a copy
-#    to the host for each block and GPU; it is worth trying with many small blocks.</details>
+#    <details><summary>Answer</summary>The results are the same. What is saved is reading the states of the generators,
+#    CPU and GPU, before each block and setting them again in backward: little, but for every block.</details>
 #
 # ## Recap
 #
