@@ -215,7 +215,7 @@ MUTANTS = [
     Mutant(
         "what validation noted",
         CHECKPOINTS,
-        'self.notes = state.get("notes", {})',
+        'self.notes.update(state.get("notes", {}))',
         "pass",
         ("test_checkpoints.py", "best_is_kept"),
     ),

@@ -1,4 +1,5 @@
 """Train on one device: python train.py --steps 100"""
+# A comment `# with <cell>: <code>` is code in scripts that have this cell, or this function or option.
 
 # %% parameters
 import argparse
@@ -13,9 +14,7 @@ def parse_args():
     parser.add_argument("--weight-decay", type=float, default=0.01, help="applied to every parameter")
     parser.add_argument("--seed", type=int, default=0, help="for initial weights, sample order and dropout")
     parser.add_argument("--data-dir", default="", help="the folder that load_datasets reads")
-    for name, add_arguments in list(globals().items()):  # any cell may define <its title>_arguments
-        if name.endswith("_arguments"):
-            add_arguments(parser.add_argument_group(name.removesuffix("_arguments")))
+    # with <title>_arguments: <title>_arguments(parser.add_argument_group("<title>"))
     return parser.parse_args()
 
 
@@ -122,9 +121,9 @@ def metrics_of(outputs, batch):
 import torch
 
 
-def batches(dataset, batch_size, data, args, notes=None, epoch=None, start=0):
+def batches(dataset, batch_size, dp_mesh, args, epoch=None, start=0):
     """One data rank's batches. With `epoch`: shuffled, from step `start` on. Without: every sample, in order."""
-    ranks, samples = data.size(), range(len(dataset))
+    ranks, samples = dp_mesh.size(), range(len(dataset))
     if epoch is not None:
         samples = torch.randperm(len(dataset), generator=torch.Generator().manual_seed(args.seed + epoch)).tolist()
         global_batch = batch_size * ranks  # step k trains on the same samples for any number of ranks
@@ -132,7 +131,7 @@ def batches(dataset, batch_size, data, args, notes=None, epoch=None, start=0):
         samples = samples[start * global_batch : len(samples) // global_batch * global_batch]
     chunks = [samples[i : i + batch_size] for i in range(0, len(samples), batch_size)]
     chunks += chunks[:1] * (-len(chunks) % ranks)  # the same number on every rank; evaluate ignores the extra ones
-    return loader_of(dataset, chunks[data.get_local_rank() :: ranks], args, epoch)
+    return loader_of(dataset, chunks[dp_mesh.get_local_rank() :: ranks], args, epoch)
 
 
 def map_tensors(batch, change):
@@ -142,34 +141,6 @@ def map_tensors(batch, change):
     if isinstance(batch, tuple | list):
         return tuple(map_tensors(part, change) for part in batch)
     return change(batch) if torch.is_tensor(batch) else batch
-
-
-# %% blocks
-import torch
-from torch import nn
-from torch.utils._pytree import tree_leaves
-
-
-def blocks_of(model, needed_by=""):
-    """The model's repeated layers, in order: the units of sharding, pipelining, recomputing and compiling."""
-    lists = [m for m in model.modules() if isinstance(m, nn.ModuleList | nn.Sequential) and len({*map(type, m)}) == 1]
-    kinds = {type(m[0]) for m in lists if type(m[0]).__name__ in (getattr(model, "_no_split_modules", None) or ())}
-    if not kinds and (lists := [m for m in lists if len(m) > 1]):
-        kinds = {type(max(lists, key=lambda m: sum(p.numel() for p in m.parameters()))[0])}
-    blocks = [*getattr(model, "blocks", ())] or [block for m in lists if type(m[0]) in kinds for block in m]
-    if needed_by and not blocks:
-        raise SystemExit(f"{needed_by} needs repeated layers: name a list of them {type(model).__name__}.blocks")
-    if not blocks:
-        print(f"{type(model).__name__} has no list of layers of one class, such as .blocks: it is one unit", flush=True)
-    return [*dict.fromkeys(blocks)]  # a layer that is used several times is one block
-
-
-def needs_tensors(model, inputs, outputs):
-    """A forward hook of a model that is one unit: FSDP averages its gradients if it finds tensors in its outputs."""
-    found = any(map(torch.is_tensor, tree_leaves(outputs))) or hasattr(outputs, "__dataclass_fields__")
-    if torch.is_grad_enabled() and not found:
-        raise SystemExit(f"FSDP finds no tensor in the {type(outputs).__name__} that the model returns, and would "
-                         "train nothing: return tensors, alone or in dicts, lists or tuples")  # fmt: skip
 
 
 # %% strategy
@@ -185,7 +156,8 @@ def make_mesh(device_type, args):
 
 def parallelize(model, mesh, device, args):
     """One device holds the parameters, the gradients and the optimizer's state."""
-    return placed(model, device, args)
+    return model.to(device)
+    # with precision instead: return placed(model, device, args)
 
 
 def make_optimizer(model, mesh, args):
@@ -200,83 +172,39 @@ def optimizer_of(parameters, args):  # all parameters; under ZeRO-1, this rank's
     return torch.optim.AdamW(parameters, lr=args.lr, weight_decay=args.weight_decay)
 
 
-# %% precision
-import torch
-
-
-def half_of(args):
-    """The 16-bit type to compute in, or None."""
-
-
-def in_precision(model, device, args):
-    """The model, and a scaler for its loss, which is disabled in fp32."""
-    return model, torch.amp.GradScaler(device.type, enabled=False)
-
-
-# %% placement
-def placed(module, device, args):
-    """On the device, and trained in fp32 or wider: 16 bits lose small updates. FSDP places one block at a time."""
-    for parameter in module.to(device).parameters():
-        if parameter.itemsize == 2 and (parameter.requires_grad or not half_of(args)):
-            parameter.data = parameter.data.float()
-    return module
-
-
-# %% adapter
-def adapted(model, args):
-    """The model as it is: all of its parameters are trained."""
-    return model
-
-
-# %% layers
-def change_layers(model, args):
-    """Changes nothing: no activation checkpointing, no compilation."""
-
-
 # %% step
 import torch
 import torch.distributed as dist
 
 
-def forward_backward(model, batch, data, scaler, args):
+def forward_backward(model, batch, dp_mesh, args):
     """Backward of the mean loss over all predictions of the global batch. Strategies average gradients over the data
     ranks, so each rank's part of the sum is multiplied by their number. Returns it: its mean over them is the loss."""
-    count = torch.as_tensor(count_of(batch), device=data.device_type)
-    counted = dist.all_reduce(count, group=data.get_group(), async_op=True)
+    count = torch.as_tensor(count_of(batch), device=dp_mesh.device_type)
+    counted = dist.all_reduce(count, group=dp_mesh.get_group(), async_op=True)
     loss = loss_of(outputs_of(model, batch), batch)
     counted.wait()  # the ranks' counts were added up during the forward pass
-    loss = loss / count.clamp(min=1) * data.size()
-    scaler.scale(loss).backward()
+    loss = loss / count.clamp(min=1) * dp_mesh.size()
+    loss.backward()
+    # with precision instead: scaler.scale(loss).backward()
     return loss.detach()
 
 
 # %% update
-def update(model, optimizer, scaler, mesh, step, total_steps, args):
+def update(model, optimizer, mesh, step, total_steps, args):
     """One optimizer step, the first being step 0. Returns further values to report: {name: number or tensor}."""
-    scaler.step(optimizer)
-    scaler.update()
+    optimizer.step()
+    # with precision instead: scaler.step(optimizer)
+    # with precision: scaler.update()
     optimizer.zero_grad()
     return {}
 
 
-# %% checkpoints
-class Checkpoints:  # a stub: training starts at step 0 and runs to its end
-    def __init__(self, model, optimizer, scaler, device, args):
-        self.start, self.notes = 0, {}  # notes: other values to save
-
-    def after_step(self, step, total_steps, stopped):
-        return stopped  # the reason to stop, the same on every rank, or None
-
-
-# %% validate
-def validate(step, total_steps, measure, notes, args):
-    """No validation before the end. Returns the reason to stop, the same on every rank, or None."""
-
-
-# %% pairs
+# %% evaluate
 from functools import partial
 
 import torch
+import torch.distributed as dist
 
 
 def pairs_of(outputs, batch):
@@ -287,39 +215,35 @@ def pairs_of(outputs, batch):
         pairs = {"loss": (loss, count), **metrics}
         return {name: torch.stack([*map(as_double, pair)]).reshape(2) for name, pair in pairs.items()}
     except (TypeError, ValueError, RuntimeError):
-        raise SystemExit(
-            "metrics_of must return a (sum, count) pair for each name, such as {'accuracy': (correct, "
-            f"samples)}}, and count_of a number; they returned {metrics!r:.200}, {count!r:.60}"
-        ) from None
-
-
-# %% evaluate
-import torch
-import torch.distributed as dist
+        raise SystemExit("metrics_of must return {name: (sum, count)}, such as {'accuracy': (correct, samples)}, and "
+                         f"count_of a number; they returned {metrics!r:.200}, {count!r:.60}") from None  # fmt: skip
 
 
 @torch.no_grad()
-def evaluate(model, dataset, batch_size, data, on_device, args):
+def evaluate(model, dataset, batch_size, dp_mesh, on_device, args):
     """The mean loss and the metrics over a whole data set, on all ranks; every sample counts once."""
     sums = 0.0
+    # with --accumulate: batch_size = max(1, batch_size // args.accumulate)  # as much memory as in training
+    # with gathered: predictions = []
     model.eval()
     for buffer in model.buffers():  # BatchNorm's statistics differ between ranks: use those that checkpoints save
-        dist.broadcast(buffer, group=data.get_group(), group_src=0)
-    for number, batch in enumerate(batches(dataset, batch_size, data, args)):
+        dist.broadcast(buffer, group=dp_mesh.get_group(), group_src=0)
+        # with own_part instead: dist.broadcast(buffer, src=0)
+    for number, batch in enumerate(batches(dataset, batch_size, dp_mesh, args)):
         batch = map_tensors(batch, on_device)
-        pairs = pairs_of(outputs_of(model, batch), batch)
-        real = (number * data.size() + data.get_local_rank()) * batch_size < len(dataset)
+        # with own_part: batch = own_part(batch, model.context)
+        outputs = outputs_of(model, batch)
+        pairs = pairs_of(outputs, batch)
+        real = (number * dp_mesh.size() + dp_mesh.get_local_rank()) * batch_size < len(dataset)
         sums += real * torch.stack([*pairs.values()])
-    dist.all_reduce(sums, group=data.get_group())
-    if show_sample := globals().get("show_sample"):  # defined by some tasks
-        show_sample(model, on_device)
+        # with gathered: predictions += [predicted_in(outputs, batch)] if real else []
+    dist.all_reduce(sums, group=dp_mesh.get_group())
+    # with own_part instead: dist.all_reduce(sums)  # every rank has its own positions
+    results = {f"test_{name}": (total / count).item() for name, (total, count) in zip(pairs, sums, strict=True)}
+    # with gathered: results |= metrics_of_all(predictions, dp_mesh)
+    # with show_sample: show_sample(model, on_device)
     model.train()
-    return {f"test_{name}": (total / count).item() for name, (total, count) in zip(pairs, sums, strict=True)}
-
-
-# %% export
-def export(model, args):
-    """Writes no weights for other programs."""
+    return results
 
 
 # %% main
@@ -329,7 +253,7 @@ import os
 import sys
 import time
 from datetime import timedelta
-from functools import cache
+# with validate: from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -359,10 +283,12 @@ def main():
     args, device = parse_args(), join_group()
     logging.basicConfig(format="%(message)s", stream=sys.stdout)
     logging.getLogger("metrics").setLevel("WARNING" if dist.get_rank() else "INFO")
-    data = (mesh := make_mesh(device.type, args))["data"]  # the ranks that read different samples
-    batch_size, rest = divmod(args.global_batch_size, data.size())
+    mesh = make_mesh(device.type, args)
+    dp_mesh = mesh["data"]  # the ranks that read different samples
+    batch_size, rest = divmod(args.global_batch_size, dp_mesh.size())
     if rest or batch_size < 1:
-        raise SystemExit(f"--global-batch-size {args.global_batch_size} must be a multiple of {data.size()} data ranks")
+        multiple = f"must be a multiple of {dp_mesh.size()} data ranks"
+        raise SystemExit(f"--global-batch-size {args.global_batch_size} {multiple}")
     train, test = load_datasets(args.data_dir)
     if not len(train):
         raise SystemExit("load_datasets returned no training samples")
@@ -372,44 +298,56 @@ def main():
     total_steps = args.steps or args.epochs * per_epoch
 
     torch.manual_seed(args.seed)  # the same weights on every rank
-    model, scaler = in_precision(adapted(Model(), args), device, args)
+    model = Model()
+    # with adapter: model = adapted(model, args)
+    # with precision: model = in_precision(model, device, args)
     size = sum(p.numel() for p in model.parameters())
     dtype = torch.float64 if all(p.dtype.to_real() == torch.float64 for p in model.parameters()) else torch.float32
-    change_layers(model, args)
+    # with layers: change_layers(model, args)
     model = parallelize(model.train(), mesh, device, args)
-    for name, parameter in model.named_parameters():
-        parameter.path = name  # an optimizer may treat layers differently
+    # with paths: name_parameters(model)
     optimizer = make_optimizer(model, mesh, args)
-    torch.manual_seed(args.seed + data.get_local_rank())  # dropout differs between data ranks, not within a replica
+    torch.manual_seed(args.seed + dp_mesh.get_local_rank())  # dropout differs between data ranks, not within a replica
 
     def on_device(tensor):
         return tensor.to(device, dtype if tensor.is_floating_point() else None, non_blocking=True)
 
-    part = max(1, batch_size // (getattr(args, "accumulate", 1) or 1))  # as much memory as in training
-    measure = cache(lambda step, model=model: evaluate(model, test, part, data, on_device, args))  # once a step
-    checkpoints = Checkpoints(model, optimizer, scaler, device, args)
-    step, stopped, reported, began = checkpoints.start, None, 0.0, time.monotonic()
-    report(parameters=size, data_ranks=data.size(), total_steps=total_steps, steps_per_epoch=per_epoch, start_step=step)
-    while step < total_steps and not stopped:
+    # with checkpoints: checkpoints = Checkpoints(model, optimizer, device, args)
+    # with checkpoints: report(start_step=checkpoints.start)
+    # with validate or checkpoints: results, stopped = {}, None  # stopped: the reason to end early
+    # with validate: measure = partial(evaluate, model, test, batch_size, dp_mesh, on_device, args)
+    step, reported, began = 0, 0.0, time.monotonic()
+    # with checkpoints instead: step, reported, began = checkpoints.start, 0.0, time.monotonic()
+    report(parameters=size, data_ranks=dp_mesh.size(), total_steps=total_steps, steps_per_epoch=per_epoch)
+    while step < total_steps:
+        # with validate or checkpoints instead: while step < total_steps and not stopped:
         epoch, start = divmod(step, per_epoch)
-        for batch in batches(train, batch_size, data, args, checkpoints.notes, epoch, start):
-            loss = forward_backward(model, map_tensors(batch, on_device), data, scaler, args)
-            values = {"loss": loss, **update(model, optimizer, scaler, mesh, step, total_steps, args)}
+        for batch in batches(train, batch_size, dp_mesh, args, epoch=epoch, start=start):
+            loss = forward_backward(model, map_tensors(batch, on_device), dp_mesh, args)
+            values = {"loss": loss, **update(model, optimizer, mesh, step, total_steps, args)}
             step += 1
             if step <= 20 or step == total_steps or time.monotonic() - reported >= 0.1:  # local clock: no collectives
                 reported = time.monotonic()
-                values |= globals().get("observed", lambda model: {})(model)  # some tasks report more
+                # with observed: values |= observed(model)
                 report(step=step, epoch=epoch, **{name: float(value) for name, value in values.items()})
-            paused = time.monotonic()
-            stopped = validate(step, total_steps, measure, checkpoints.notes, args)
-            began += time.monotonic() - paused  # validation is not training
-            stopped = checkpoints.after_step(step, total_steps, stopped)
-            if stopped or step == total_steps:
+            # with validate: paused = time.monotonic()
+            # with validate: results, stopped = validate(step, total_steps, measure, args)
+            # with validate: began += time.monotonic() - paused  # validation is not training
+            # with checkpoints: stopped = checkpoints.after_step(step, total_steps, stopped)
+            if step == total_steps:
+                # with validate or checkpoints instead: if stopped or step == total_steps:
                 break
-    report(step=step, training_seconds=time.monotonic() - began, **({"stopped": stopped} if stopped else measure(step)))
-    export(model, args)
+    seconds = time.monotonic() - began
+    # with validate or checkpoints: results = {"stopped": stopped} if stopped else results
+    results = evaluate(model, test, batch_size, dp_mesh, on_device, args)
+    # with validate or checkpoints instead: if not results:
+    # with validate or checkpoints:     results = evaluate(model, test, batch_size, dp_mesh, on_device, args)
+    report(step=step, training_seconds=seconds, **results)
+    # with export: export(model, args)
 
-    del model, optimizer, measure, checkpoints  # in this order, or gloo ranks abort at exit
+    # with validate: del measure
+    del model, optimizer  # in this order, or gloo ranks abort at exit
+    # with checkpoints instead: del model, optimizer, checkpoints  # in this order, or gloo ranks abort at exit
     gc.collect()
     dist.barrier()
     dist.destroy_process_group()

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
+from typing import Any
 
 from labkit.arguments import Parameters, Value
 from labkit.write import Cell, Script, completed, options_of, read_back
@@ -18,14 +19,9 @@ CALLED = {
     "count_of",
     "loss_of",
     "map_tensors",
-    "blocks_of",
     "make_mesh",
     "parallelize",
     "make_optimizer",
-    "half_of",
-    "in_precision",
-    "adapted",
-    "change_layers",
     "forward_backward",
 }
 
@@ -54,6 +50,18 @@ def able_to(script: Script, parameters: Parameters) -> Script:
 def _able_to(script: Script, name: str, missing: tuple[str, ...]) -> Script:
     """As `able_to`; `name` is part of the cache key, because the equality of scripts ignores it."""
     return completed(script, missing)
+
+
+def prepared(names: Mapping[str, Any], device: Any, args: Any) -> Any:
+    """The model as main() has it before it is parallelized; `names` are those of the script."""
+    model = names["Model"]()
+    if "adapted" in names:
+        model = names["adapted"](model, args)
+    if "in_precision" in names:
+        model = names["in_precision"](model, device, args)
+    if "change_layers" in names:
+        names["change_layers"](model, args)
+    return model.train()
 
 
 def parameters_in(script: Script, argv: Sequence[str]) -> dict[str, Value]:

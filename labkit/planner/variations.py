@@ -16,6 +16,7 @@ from labkit.write import (
     Option,
     Script,
     extra_options,
+    fitted,
     library,
     options_of,
     options_of_strategy,
@@ -62,11 +63,7 @@ def under(script: Script, strategy: str, extras: tuple[str, ...] = ()) -> Script
             parts[titles.index(cell.title)] = cell
         else:
             parts.insert(titles.index("strategy"), cell)
-    used = frozenset().union(*(cell.uses for cell in parts)) - frozenset().union(*(cell.defines for cell in parts))
-    for cell in library().strategies[strategy].cells:  # omitted because no cell of labkit uses it
-        if cell.defines & used:
-            parts.insert([part.title for part in parts].index("strategy"), cell)
-    return replace(made, parts=tuple(parts))
+    return replace(made, parts=fitted(parts, strategy))
 
 
 def extras_of(script: Script) -> tuple[str, ...]:

@@ -6,6 +6,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from labkit.write.cells import Cell as Cell  # one titled cell: its text, the names that it defines and uses
     from labkit.write.cells import is_python as is_python  # whether Python can parse a text
+    from labkit.write.compose import fitted as fitted  # cells of a script that fit one another
     from labkit.write.compose import is_composed as is_composed  # whether a script has all the cells of train.py
     from labkit.write.compose import is_library as is_library  # whether all cells of a script are labkit's own
     from labkit.write.compose import library as library  # labkit's own strategies, extras and tasks

@@ -11,10 +11,14 @@ from pathlib import Path
 
 from labkit.errors import ScriptError, did_you_mean
 from labkit.write.cells import Cell, ScriptText, split_cells
+from labkit.write.lines import ARGUMENTS, lines_for, pattern_of, with_lines
 
 SAME_AS = re.compile(r"# of (?P<file>\w+\.py)")  # the whole text of a cell that is a copy of a sibling file's
 GOES_WITH = re.compile(r"^# goes with: (?P<names>.+)$", re.MULTILINE)
 SINGLE, BYTES = "single", "bytes"  # the strategy and the task of train.py itself
+LISTS_BLOCKS = re.compile(r"self\.blocks\b.* = nn\.\w+\([*(\[]*[\w.]+\(.* for ")
+IN_16_BITS = re.compile(r"float16|\bhalf\(|from_pretrained")
+FOR_MODELS = ("find_blocks", "precision")  # extras that are added for the model, and come before the strategy
 
 
 @dataclass(frozen=True)
@@ -48,17 +52,47 @@ class Library:
     extras: Mapping[str, Part]
     tasks: Mapping[str, Part]
 
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        return (*self.strategies.values(), *self.tasks.values(), *self.extras.values())
+
     @cached_property
-    def _by_cell(self) -> dict[tuple[str, str], list[Part]]:
-        parts: dict[tuple[str, str], list[Part]] = {}
-        for part in (*self.strategies.values(), *self.tasks.values(), *self.extras.values()):
+    def _by_title(self) -> dict[str, list[tuple[re.Pattern[str], Cell, Part]]]:
+        cells: dict[str, list[tuple[re.Pattern[str], Cell, Part]]] = {}
+        for part in self.parts:
             for cell in part.cells:
-                parts.setdefault((cell.title, cell.text.strip()), []).append(part)
-        return parts
+                cells.setdefault(cell.title, []).append((pattern_of(cell.text.strip()), cell, part))
+        return cells
+
+    @cached_property
+    def _origins(self) -> dict[tuple[str, str], list[tuple[Cell, Part]]]:
+        return {}
+
+    def _originals(self, cell: Cell) -> list[tuple[Cell, Part]]:
+        key = cell.title, cell.text.strip()
+        if key not in self._origins:
+            same = self._by_title.get(cell.title, [])
+            self._origins[key] = [(own, part) for pattern, own, part in same if pattern.fullmatch(f"{key[1]}\n")]
+        return self._origins[key]
 
     def owners(self, cell: Cell) -> list[Part]:
-        """The parts that contain exactly this cell."""
-        return self._by_cell.get((cell.title, cell.text.strip()), [])
+        """The parts that have this cell, whichever of its lines are for other cells."""
+        return [part for _, part in self._originals(cell)]
+
+    def original(self, cell: Cell) -> Cell:
+        """A cell of the library's as it is in its file; any other as it is."""
+        return next((own for own, _ in self._originals(cell)), cell)
+
+    @cached_property
+    def base_titles(self) -> frozenset[str]:
+        """The titles of the cells of train.py."""
+        return frozenset(cell.title for cell in self.base.cells)
+
+    @cached_property
+    def order(self) -> dict[str, int]:
+        """The place of each title that train.py does not have among the others."""
+        titles = dict.fromkeys(cell.title for part in self.parts for cell in part.cells)
+        return {title: place for place, title in enumerate(titles) if title not in self.base_titles}
 
     def titles_of(self, strategy: str) -> frozenset[str]:
         """The titles of the cells that a strategy brings; train.py itself, and a user's own: the strategy cell only."""
@@ -67,8 +101,7 @@ class Library:
 
     def names_of(self, title: str) -> frozenset[str]:
         """The names that cells with this title define."""
-        texts = [text for each, text in self._by_cell if each == title]
-        return frozenset[str]().union(*(Cell(title, text).defines for text in texts))
+        return frozenset[str]().union(*(cell.defines for _, cell, _ in self._by_title.get(title, ())))
 
 
 def script_files() -> dict[str, Path]:
@@ -90,6 +123,7 @@ def library() -> Library:
 @lru_cache(maxsize=4)
 def _library(folder: Path) -> Library:
     base = _part(folder / "train.py", "strategy", SINGLE)
+    base = replace(base, head=base.head[: base.head.rindex('"""') + 3] + "\n\n")  # without comments on this file
     kinds: dict[str, dict[str, Part]] = {
         kind: {path.stem: _part(path, kind) for path in sorted((folder / where).glob("*.py"))}
         for where, kind in (("strategies", "strategy"), ("extras", "extra"), ("tasks", "task"))
@@ -133,8 +167,7 @@ def _composed(folder: Path, strategy: str, extras: tuple[str, ...], task: str) -
     cells = parts.base.cells
     for part in chosen:
         cells = _added(cells, part, strategy)
-    blank_lines = parts.base.head[len(parts.base.head.rstrip("\n")) :]
-    return chosen[0].head.rstrip("\n") + blank_lines, _without_unused(cells)
+    return chosen[0].head.rstrip("\n") + "\n\n", fitted(cells, strategy)
 
 
 def _named(parts: Library, kind: str, name: str) -> Part:
@@ -162,33 +195,82 @@ def with_extra(script: ScriptText, extra: str) -> tuple[Cell, ...]:
 
     Raises ScriptError when the extra does not work with the strategy, or would replace a cell that is not train.py's.
     """
-    cells, strategy = list(script.parts), strategy_of(script)
-    if strategy:  # cells that were dropped because nothing used them
-        titles = [cell.title for cell in cells]
-        unused = [cell for cell in library().strategies[strategy].cells if cell.title not in titles]
-        cells[titles.index("strategy") : titles.index("strategy")] = unused
-    return _without_unused(_added(cells, library().extras[extra], strategy))
+    strategy, cells = strategy_of(script), tuple(map(library().original, script.parts))
+    return fitted(_added(cells, library().extras[extra], strategy), strategy)
 
 
-def _without_unused(cells: Sequence[Cell]) -> tuple[Cell, ...]:
-    """The cells without those of the library that are not in train.py, that no cell uses and that declare no option."""
-    base = {cell.title for cell in library().base.cells}
-    for cell in (cell for cell in cells if cell.title not in base and library().owners(cell)):
-        others = [other for other in cells if other is not cell]
-        used = any(cell.defines & other.uses for other in others)
-        if not used and not any(name.endswith("_arguments") for name in cell.defines):
-            return _without_unused(others)
-    return tuple(cells)
+def extra_with(name: str) -> str:
+    """The first extra that has a cell of this title that train.py has not, or one that defines this name; "" if none
+    has."""
+    for extra, part in library().extras.items():
+        new = [cell for cell in part.cells if cell.title not in library().base_titles]
+        if any(name == cell.title or name in cell.definitions for cell in new):
+            return extra
+    return ""
+
+
+def fitted(cells: Sequence[Cell], strategy: str) -> tuple[Cell, ...]:
+    """Cells of a composed script that fit one another: with those of the library that the strategy and the model need,
+    without those of the library that none uses, and each with its lines for the others."""
+    chosen = tuple(map(library().original, cells))
+    for part in (*filter(None, [library().strategies.get(strategy)]), *_for_the_model(chosen)):
+        titles = {cell.title for cell in chosen} | library().base_titles
+        chosen = _added(chosen, replace(part, cells=tuple(c for c in part.cells if c.title not in titles)), strategy)
+    while True:
+        names = dict.fromkeys(
+            name for cell in chosen for name in (cell.title, *sorted(cell.defines), *flags(cell.text))
+        )
+        written = tuple(with_lines(cell, names) if library().owners(cell) else cell for cell in chosen)
+        used = tuple(cell for cell, new in zip(chosen, written, strict=True) if _is_used(new, written))
+        if used == chosen:
+            break
+        chosen = used
+    for cell in (cell for cell in written if not library().owners(cell)):
+        _check_lines(cell, written)
+    return written
+
+
+def _check_lines(cell: Cell, cells: Sequence[Cell]) -> None:
+    """Raise ScriptError when a user's own cell does not use what train.py's, in its place, would use of other cells in
+    a line for them. A strategy may do without."""
+    (own,) = [base for base in library().base.cells if base.title == cell.title != "strategy"] or [Cell("", "")]
+    for other in cells:
+        for line in lines_for(own, other, flags(other.text)):
+            called = {*re.findall(r'(?<![\w."])[a-zA-Z_]\w*', line)} & other.definitions.keys()
+            if called - cell.uses and "globals()" not in cell.text:
+                raise ScriptError(
+                    f"the {cell.title!r} cell is your own, and has no line for the {other.title!r} cell: {line.strip()}"
+                )
+
+
+def _for_the_model(cells: Sequence[Cell]) -> list[Part]:
+    """The extras that a model needs: its layers are looked for, unless it lists new ones as `blocks`; what it has in 16
+    bits is trained in fp32."""
+    model, hub = ("".join(cell.text for cell in cells if cell.title == title) for title in ("model", "hub"))
+    needs = not LISTS_BLOCKS.search(model), IN_16_BITS.search(model + hub)
+    return [
+        library().extras[name]
+        for name, need in zip(FOR_MODELS, needs, strict=True)
+        if need and name in library().extras
+    ]
+
+
+def _is_used(cell: Cell, cells: Sequence[Cell]) -> bool:
+    """Whether a cell is train.py's or the user's, declares options, or defines what another uses."""
+    is_kept = cell.title in library().base_titles or not library().owners(cell)
+    declares = any(name.endswith(ARGUMENTS) for name in cell.defines)
+    return is_kept or declares or any(cell.defines & other.uses for other in cells if other is not cell)
 
 
 def _added(cells: Sequence[Cell], part: Part, strategy: str) -> tuple[Cell, ...]:
-    """The cells with those of a part; new titles are inserted before the strategy."""
+    """The cells with those of a part. New titles are inserted before the strategy, or, of an extra, before main."""
     if part.goes_with and strategy not in part.goes_with:
         raise ScriptError(
             f"the {part.kind} {part.name} works with {' and '.join(part.goes_with)}, not with "
             f"{strategy or 'your own strategy cell'}"
         )
-    result = list(cells)
+    result, order = list(cells), library().order
+    before = "main" if part.kind == "extra" and part.name not in FOR_MODELS else "strategy"
     for new in part.cells:
         titles = [cell.title for cell in result]
         if new.title in titles:
@@ -197,7 +279,10 @@ def _added(cells: Sequence[Cell], part: Part, strategy: str) -> tuple[Cell, ...]
                 _check_free(result[place], part, strategy)
                 result[place] = new
         else:
-            result.insert(titles.index("strategy"), new)
+            place = titles.index(before)
+            while order.get(titles[place - 1], -1) > order[new.title]:
+                place -= 1
+            result.insert(place, new)
     return tuple(result)
 
 
@@ -211,14 +296,15 @@ def _check_free(present: Cell, part: Part, strategy: str) -> None:
         )
     if owner.name == SINGLE or (owner.kind == "strategy" and strategy in part.goes_with):
         return
-    present_flags, new_flags = (set(_flags(each)) for each in (owner, part))
+    present_flags, new_flags = ({*flags("".join(cell.text for cell in each.cells))} for each in (owner, part))
     common = ", ".join(sorted(present_flags & new_flags))
     has = f"; {owner.name} already has {common}" if common else ""
     raise ScriptError(f"{owner.name} and {part.name} are incompatible: both replace the {present.title!r} cell{has}")
 
 
-def _flags(part: Part) -> list[str]:
-    return re.findall(r'add_argument\(\s*"(--[\w-]+)"', "".join(cell.text for cell in part.cells))
+def flags(text: str) -> list[str]:
+    """The options that a text declares, as they are written on a command line."""
+    return re.findall(r'add_argument\(\s*"(--[\w-]+)"', text)
 
 
 def _spaced(cell: Cell, last: bool = False) -> Cell:
@@ -227,7 +313,7 @@ def _spaced(cell: Cell, last: bool = False) -> Cell:
 
 def is_composed(script: ScriptText) -> bool:
     """Whether a script has all the cells of train.py, from the library or the user."""
-    return all(cell.title in script.cells for cell in library().base.cells)
+    return library().base_titles <= script.cells.keys()
 
 
 def is_library(script: ScriptText) -> bool:

@@ -16,7 +16,17 @@ from labkit.arguments import Expected, checked
 from labkit.errors import ScriptError, did_you_mean
 from labkit.files import LARGEST_BYTES, decoded, is_a
 from labkit.write.cells import Cell, ScriptText, is_python, split_cells
-from labkit.write.compose import BYTES, compose, library, script_names
+from labkit.write.compose import (
+    BYTES,
+    compose,
+    extra_with,
+    fitted,
+    is_composed,
+    library,
+    script_names,
+    strategy_of,
+    with_extra,
+)
 from labkit.write.contract import aliased, as_cell, check_names, check_replacement, with_definition
 from labkit.write.display import Diff, Names, script_html
 
@@ -140,6 +150,8 @@ class Script(ScriptText):
         """A copy with some cells replaced: by a live function or class (with the whole notebook cell that defined it,
         verbatim), by one of an installed package (which is imported), or by text.
 
+        A cell that only an extra has is added together with the extra.
+
         A class or function whose name differs from the one that the cell must define is assigned to it:
         `with_cells(model=ResNet)` appends `Model = ResNet`. A name that a cell defines, instead of a cell's title,
         replaces only that: `with_cells(loss_of=smoothed)`, `with_cells(TENSOR_PLAN={"up": "colwise"})`.
@@ -153,11 +165,13 @@ class Script(ScriptText):
         """
         script, changed = self, {}
         for key, value in cells.items():
+            script = script._with_cell(key)
             old = script._cell_for(key)
             if old.title == key:
                 changed[key] = old
             new = as_cell(key, value) if old.title == key else with_definition(old, key, value)
             script = script._with(old, new)
+        script = script._fitted()
         renamed = [old.defines - set(old.imports) - script.cells[title].defines for title, old in changed.items()]
         failures = []
         for title in dict.fromkeys(script._cell_for(key).title for key in cells):
@@ -174,7 +188,16 @@ class Script(ScriptText):
             new = script.cells[title]
             others = [Cell("head", self.head), *(cell for cell in script.parts if cell is not new)]
             check_replacement(old, new, others, cells[title])
-        return script
+        return script._fitted()
+
+    def _fitted(self) -> Script:
+        return replace(self, parts=fitted(self.parts, strategy_of(self))) if is_composed(self) else self
+
+    def _with_cell(self, name: str) -> Script:
+        """With the extra that brings the cell of this title, or that defines this name, if the script has none."""
+        has = name in self.cells or any(name in cell.definitions for cell in self.parts)
+        extra = extra_with(name) if is_composed(self) and not has else ""
+        return replace(self, parts=with_extra(self, extra)) if extra else self
 
     def _with(self, old: Cell, new: Cell) -> Script:
         return replace(self, parts=tuple(new if cell is old else cell for cell in self.parts))

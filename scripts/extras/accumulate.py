@@ -9,18 +9,19 @@ def step_arguments(parser):
     parser.add_argument("--accumulate", type=int, default=1, help="micro-batches per step on each rank")
 
 
-def forward_backward(model, batch, data, scaler, args):
+def forward_backward(model, batch, dp_mesh, args):
     """Backward of the mean loss over all predictions of the global batch. Strategies average gradients over the data
     ranks, so each rank's part of the sum is multiplied by their number. Returns it: its mean over them is the loss."""
-    count = torch.as_tensor(count_of(batch), device=data.device_type)
-    counted = dist.all_reduce(count, group=data.get_group(), async_op=True)
+    count = torch.as_tensor(count_of(batch), device=dp_mesh.device_type)
+    counted = dist.all_reduce(count, group=dp_mesh.get_group(), async_op=True)
     total = 0.0
     for number, part in enumerate(micro_batches(batch, args.accumulate), 1):
         with gradient_sync(model, last=number == args.accumulate):
             loss = loss_of(outputs_of(model, part), part)
             counted.wait()  # the ranks' counts were added up during the first forward pass
-            loss = loss / count.clamp(min=1) * data.size()
-            scaler.scale(loss).backward()
+            loss = loss / count.clamp(min=1) * dp_mesh.size()
+            loss.backward()
+            # with precision instead: scaler.scale(loss).backward()
         total += loss.detach()
     return total
 

@@ -1,5 +1,8 @@
 """Checkpoints that a killed run resumes from, under any strategy and on any number of ranks."""
 
+# %% notes
+notes = {}  # saved with checkpoints: what must be known after a resume
+
 # %% checkpoints
 import hashlib
 import json
@@ -34,13 +37,13 @@ class Checkpoints:
     can load them. Everything else is JSON.
     """
 
-    def __init__(self, model, optimizer, scaler, device, args):
+    def __init__(self, model, optimizer, device, args):
         if (args.deadline_seconds or args.save_every) and not args.checkpoint_dir:
             raise SystemExit("--save-every and --deadline-seconds need --checkpoint-dir")
         self.on, self.folder, self.every = bool(args.checkpoint_dir), Path(args.checkpoint_dir), args.save_every
-        self.full, self.background, self.notes = args.full_checkpoints, args.async_save, {}
+        self.full, self.background, self.notes = args.full_checkpoints, args.async_save, notes
         self.requested = False  # set on all ranks in the same step: save at its end
-        self.model, self.optimizer, self.scaler = model, optimizer, scaler
+        self.model, self.optimizer = model, optimizer
         self.adapter = hasattr(getattr(model, "module", model), "peft_config")  # LoRA: save only what is trained
         self.outer = getattr(model, "outer_state", ())  # the outer optimizer's state; replicas differ
         self.options = StateDictOptions(ignore_frozen_params=self.adapter, strict=False)  # load() compares the names
@@ -101,7 +104,7 @@ class Checkpoints:
         state = {"step": step, "model": self.shapes(weights), "random": self.gather(random_state())}
         state["notes"], state["frozen"] = self.notes, self.fingerprint
         state["groups"] = [{k: v for k, v in g.items() if type(v) in (int, float)} for g in self.optimizer.param_groups]
-        state["others"] = {"scaler": self.scaler.state_dict()}
+        # with precision: state["others"] = {"scaler": scaler.state_dict()}
         state["stepped"] = sorted(set().union(*self.gather([*moments["state"]])))  # all but unused parameters
         if dist.get_rank() == 0:
             (beside / "state.json").write_text(json.dumps(state))
@@ -183,13 +186,13 @@ class Checkpoints:
             saved = state["groups"][min(number, len(state["groups"]) - 1)]
             own = {"lr", "initial_lr", "weight_decay"}  # may have changed on the command line
             group.update({name: value for name, value in saved.items() if name not in own})
-        if state["others"].get("scaler"):
-            self.scaler.load_state_dict(state["others"]["scaler"])
+        # with precision: if scaler.is_enabled() and state.get("others", {}).get("scaler"):
+        # with precision:     scaler.load_state_dict(state["others"]["scaler"])
         for saved in state["random"]:  # of the rank that reads the same samples; main seeds by it
             if saved.get("seed") == torch.initial_seed():
                 set_random_state(saved)
                 break
-        self.notes = state.get("notes", {})
+        self.notes.update(state.get("notes", {}))
         self.model.train()
         return state["step"]
 

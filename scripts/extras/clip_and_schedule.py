@@ -33,16 +33,17 @@ def update_arguments(parser):
     parser.add_argument("--clip", type=float, default=0.0, help="maximum global gradient norm (0: no clipping)")
 
 
-def update(model, optimizer, scaler, mesh, step, total_steps, args):
+def update(model, optimizer, mesh, step, total_steps, args):
     """One optimizer step, the first being step 0. Returns further values to report: {name: number or tensor}."""
     measured = {}
     if args.clip:
-        scaler.unscale_(optimizer)
+        # with precision: scaler.unscale_(optimizer)
         measured["gradient_norm"] = clip_gradients(model, mesh, args.clip)
     for group in optimizer.param_groups:
         group["lr"] = group.setdefault("initial_lr", group["lr"]) * lr_factor(step, total_steps, args)
-    scaler.step(optimizer)
-    scaler.update()
+    optimizer.step()
+    # with precision instead: scaler.step(optimizer)
+    # with precision: scaler.update()
     optimizer.zero_grad()
     return measured
 

@@ -96,8 +96,10 @@ def make_mesh(device_type, args):
 
 def parallelize(model, mesh, device, args):
     """A full replica on every rank; backward all-reduces gradients bucket by bucket while it still computes."""
+    model = nn.SyncBatchNorm.convert_sync_batchnorm(model) if args.sync_batch_norm else model
     model = DistributedDataParallel(
-        placed(nn.SyncBatchNorm.convert_sync_batchnorm(model) if args.sync_batch_norm else model, device, args),
+        model.to(device),
+        # with precision instead: placed(model, device, args),
         gradient_as_bucket_view=args.gradient_as_bucket_view,
         find_unused_parameters=args.find_unused_parameters,
         static_graph=args.static_graph,

@@ -44,8 +44,8 @@ def export(model, args):
             merged(model, weights).save_pretrained(folder, max_shard_size=args.export_file_size)
         else:
             write(model, weights, folder, args, adapter)
-        if (of_task := globals().get("tokenizer_of")) and (tokenizer := of_task(args, model.config)):
-            tokenizer.save_pretrained(folder)
+        # with tokenizer_of: if tokenizer := tokenizer_of(args, model.config):
+        # with tokenizer_of:     tokenizer.save_pretrained(folder)
         shutil.rmtree(parts)
         logging.getLogger("metrics").info("weights in %(export)s", {"export": str(folder)})
     dist.barrier(group)  # or the others' next collective might time out

@@ -24,7 +24,7 @@ def base_options(args):
     import bitsandbytes
 
     bitsandbytes.nn.modules.has_avx512bf16 = lambda: False  # or a CPU repacks the weights at the first evaluation
-    config = BitsAndBytesConfig(
-        load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=half_of(args) or torch.float32
-    )
+    compute_in = torch.float32
+    # with precision instead: compute_in = half_of(args) or torch.float32
+    config = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=compute_in)
     return {"quantization_config": config, "device_map": {"": "cpu"}}

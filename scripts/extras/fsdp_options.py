@@ -6,7 +6,7 @@
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, fully_shard
 
 
 def strategy_arguments(parser):
@@ -26,24 +26,24 @@ def make_mesh(device_type, args):
 
 def parallelize(model, mesh, device, args):
     """Each rank keeps 1/N of every parameter; a block is all-gathered just before it computes, then freed."""
-    half = half_of(args)  # gather and compute in 16 bits, reduce gradients and keep shards in fp32
-    options = {
-        "mesh": mesh,
-        "reshard_after_forward": {"auto": None, "always": True, "never": False}[args.reshard_after_forward],
-        "mp_policy": MixedPrecisionPolicy(param_dtype=half, reduce_dtype=torch.float32 if half else None),
-    }
+    reshard = {"auto": None, "always": True, "never": False}[args.reshard_after_forward]
+    options = {"mesh": mesh, "reshard_after_forward": reshard}
+    # with precision: options["mp_policy"] = policy_of(args)
     if args.replicas > 1:  # all-gather and reduce-scatter within a replica, all-reduce between them
         shape = (args.replicas, mesh.size() // args.replicas)
         options["mesh"] = init_device_mesh(mesh.device_type, shape, mesh_dim_names=("replicate", "shard"))
     if args.cpu_offload:  # pinned memory needs a GPU
         options["offload_policy"] = CPUOffloadPolicy(pin_memory=mesh.device_type == "cuda")
     place = torch.device("cpu") if args.cpu_offload else device  # fully_shard moves each part to the GPU and back
-    blocks = blocks_of(model)
-    for module in [*blocks, model]:  # the model last: parameters outside the blocks
-        fully_shard(placed(module, place, args), **options)
-    if not blocks:
-        model.register_forward_hook(needs_tensors)
-    return model
+    # with blocks: blocks = blocks_of(model)
+    # with blocks: if not blocks:
+    # with blocks:     model.register_forward_hook(needs_tensors)
+    for block in model.blocks:
+        # with blocks instead: for block in blocks:
+        fully_shard(block.to(place), **options)
+        # with precision instead: fully_shard(placed(block, place, args), **options)
+    return fully_shard(model.to(place), **options)  # the other parameters
+    # with precision instead: return fully_shard(placed(model, place, args), **options)  # the other parameters
 
 
 def make_optimizer(model, mesh, args):

@@ -2,6 +2,7 @@
 
 # %% gathered
 import torch
+import torch.distributed as dist
 
 
 def predictions_of(outputs, batch):
@@ -22,11 +23,6 @@ def gathered_metrics(predicted, labels):
     return {"f1": (2 * hits / (actual + guessed))[actual > 0].mean()}
 
 
-# %% evaluate
-import torch
-import torch.distributed as dist
-
-
 def predicted_in(outputs, batch):
     parts = predictions_of(outputs, batch)
     if not isinstance(parts, tuple | list) or not all(torch.is_tensor(part) and part.ndim for part in parts):
@@ -35,26 +31,11 @@ def predicted_in(outputs, batch):
     return [part.cpu() for part in parts]
 
 
-@torch.no_grad()
-def evaluate(model, dataset, batch_size, data, on_device, args):
-    """The mean loss and the metrics over a whole data set, on all ranks, every sample counted once."""
-    sums, gathered = 0.0, []
-    model.eval()
-    for buffer in model.buffers():  # BatchNorm's statistics differ between ranks: use those that checkpoints save
-        dist.broadcast(buffer, group=data.get_group(), group_src=0)
-    for number, batch in enumerate(batches(dataset, batch_size, data, args)):
-        batch = map_tensors(batch, on_device)
-        outputs = outputs_of(model, batch)
-        pairs = pairs_of(outputs, batch)
-        real = (number * data.size() + data.get_local_rank()) * batch_size < len(dataset)
-        sums += real * torch.stack([*pairs.values()])
-        gathered += [predicted_in(outputs, batch)] if real else []
-    dist.all_reduce(sums, group=data.get_group())
-    everyone = [None] * data.size()
-    dist.all_gather_object(everyone, gathered, group=data.get_group())
+def metrics_of_all(predictions, dp_mesh):
+    """The metrics of the whole data set, from what predicted_in returned for each of this rank's batches."""
+    group = dp_mesh.get_group()
+    # with own_part instead: group = dist.group.WORLD  # every rank has its own positions
+    everyone = [None] * dist.get_world_size(group)
+    dist.all_gather_object(everyone, predictions, group=group)
     whole = [torch.cat(parts) for parts in zip(*(batch for rank in everyone for batch in rank), strict=True)]
-    if show_sample := globals().get("show_sample"):  # defined by some tasks
-        show_sample(model, on_device)
-    model.train()
-    means = {name: total / count for name, (total, count) in zip(pairs, sums, strict=True)}
-    return {f"test_{name}": float(value) for name, value in {**means, **gathered_metrics(*whole)}.items()}
+    return {f"test_{name}": float(value) for name, value in gathered_metrics(*whole).items()}

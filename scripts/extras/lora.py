@@ -29,8 +29,10 @@ def adapted(model, args):
     last = {name.rpartition(".")[2] for name in layers}
     if wrong := {*args.lora_targets} - last:
         raise SystemExit(f"--lora-targets {' '.join(wrong)}: the model has the layers {', '.join(sorted(last))}")
-    blocks = {layer for block in blocks_of(model, needed_by="--lora-targets") for layer in block.modules()}
-    inside = [name for name, layer in layers.items() if layer in blocks]
+    blocks = [*model.blocks]
+    # with blocks instead: blocks = blocks_of(model, needed_by="--lora-targets")
+    within = {layer for block in blocks for layer in block.modules()}
+    inside = [name for name, layer in layers.items() if layer in within]
     chosen = [name for name in layers if name.rpartition(".")[2] in args.lora_targets]
     model = get_peft_model(model, LoraConfig(
         r=args.lora_rank, lora_alpha=args.lora_alpha, lora_dropout=args.lora_dropout, target_modules=chosen or inside,
@@ -39,16 +41,3 @@ def adapted(model, args):
     trained, _ = model.get_nb_trainable_parameters()
     logging.getLogger("metrics").info("LoRA trains %(trained_parameters)s parameters", {"trained_parameters": trained})
     return model
-
-
-# %% placement
-import torch
-
-
-def placed(module, device, args):
-    """On the device: what is frozen in the 16 bits that it is computed in, what is trained in fp32 or wider."""
-    for parameter in module.to(device).parameters():
-        frozen_type = half_of(args) if parameter.is_floating_point() and not parameter.requires_grad else None
-        if frozen_type or parameter.itemsize == 2:
-            parameter.data = parameter.data.to(frozen_type or torch.float32)
-    return module

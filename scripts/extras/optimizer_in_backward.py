@@ -25,7 +25,7 @@ def in_backward(optimizer, args):
         "--clip needs the norm of all gradients": getattr(args, "clip", 0) > 0,
         "--lr-schedule and --warmup-steps set the learning rate after backward":
             getattr(args, "warmup_steps", 0) > 0 or getattr(args, "lr_schedule", "constant") != "constant",
-        "fp16's loss scale is removed after backward": half_of(args) == torch.float16,
+        "fp16's loss scale is removed after backward": getattr(args, "precision", "") == "fp16",
         "--cpu-offload has the gradients in host memory already": getattr(args, "cpu_offload", False),
     }  # fmt: skip
     for reason in [reason for reason, applies in reasons.items() if applies]:

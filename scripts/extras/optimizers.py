@@ -1,5 +1,13 @@
 """Other optimizers: fused AdamW, AdamW with 8-bit moments (torchao), Muon for the matrices of repeated layers."""
 
+
+# %% paths
+def name_parameters(model):
+    """`parameter.path` is a parameter's name in the model: an optimizer may treat layers differently."""
+    for name, parameter in model.named_parameters():
+        parameter.path = name
+
+
 # %% optimizer
 import re
 

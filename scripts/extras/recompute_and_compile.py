@@ -25,18 +25,21 @@ def change_layers(model, args):
         raise SystemExit("--offload-activations keeps what activation checkpointing drops: leave one of them out")
     if args.activation_checkpointing or args.selective_checkpointing:
         keeping = {"context_fn": selective} if args.selective_checkpointing else {}
-        for block in blocks_of(model, needed_by="activation checkpointing"):
+        for block in model.blocks:
+            # with blocks instead: for block in blocks_of(model, needed_by="activation checkpointing"):
             block.forward = partial(checkpoint, block.forward, use_reentrant=False, **keeping)
     if args.compile:
         for module in model.modules():
             if hasattr(module, "experts"):  # whose number of tokens changes in every step
                 module.forward = torch.compiler.disable(module.forward)
-        for module in blocks_of(model) or [model]:
+        for module in model.blocks:
+            # with blocks instead: for module in blocks_of(model) or [model]:
             module.forward = torch.compile(module.forward)
     if args.offload_activations:
         if not torch.cuda.is_available():
             print("--offload-activations has no effect on the CPU: activations are in host memory", flush=True)
-        for block in blocks_of(model, needed_by="--offload-activations"):
+        for block in model.blocks:
+            # with blocks instead: for block in blocks_of(model, needed_by="--offload-activations"):
             block.forward = partial(offloaded, block.forward)
 
 

@@ -27,12 +27,16 @@ def make_mesh(device_type, args):
 
 def parallelize(model, mesh, device, args):
     """Each rank keeps 1/N of the layers in a block; embeddings, norms and the head stay whole on every rank."""
-    blocks = [placed(block, device, args) for block in blocks_of(model, needed_by="tensor parallelism")]
+    blocks = model.blocks
+    # with blocks instead: blocks = blocks_of(model, needed_by="tensor parallelism")
+    blocks = [block.to(device) for block in blocks]
+    # with precision instead: blocks = [placed(block, device, args) for block in blocks]
     if args.sequence_parallel:
         split_sequence(blocks, mesh["tensor"])
     else:
         split(blocks, model, mesh["tensor"])
-    return placed(model, device, args)
+    return model.to(device)
+    # with precision instead: return placed(model, device, args)
 
 
 def split_sequence(blocks, tensor):

@@ -1,5 +1,8 @@
 """Training data that can only be read in order: an IterableDataset, resumed from its state if it has one."""
 
+# %% notes
+# of checkpoints.py
+
 # %% batches
 from itertools import islice
 
@@ -27,7 +30,7 @@ class Stream(IterableDataset):
             if hasattr(self.dataset, "load_state_dict"):  # otherwise Hugging Face's restart where they resumed
                 self.dataset.load_state_dict(self.fresh)
 
-    def begin(self, notes, samples):
+    def begin(self, samples):
         """Continue from a saved state, or after this many samples."""
         if "stream" in notes and hasattr(self.dataset, "load_state_dict"):
             self.dataset.load_state_dict(notes["stream"])
@@ -35,24 +38,24 @@ class Stream(IterableDataset):
         self.samples = islice(iter(self), samples, None)
 
 
-def batches(dataset, batch_size, data, args, notes=None, epoch=None, start=0):
+def batches(dataset, batch_size, dp_mesh, args, epoch=None, start=0):
     """One data rank's batches: of a training epoch from step `start` on, or of all samples in order.
     Every rank reads the whole stream and takes its share: step k trains on the same samples for any number of ranks."""
-    ranks, rank = data.size(), data.get_local_rank()
+    ranks, rank = dp_mesh.size(), dp_mesh.get_local_rank()
     if epoch is None:
         chunks = [range(i, min(i + batch_size, len(dataset))) for i in range(0, len(dataset), batch_size)]
         chunks += chunks[:1] * (-len(chunks) % ranks)  # the same number on every rank; evaluate ignores the extra ones
         return loader_of(dataset, chunks[rank::ranks], args, epoch)
-    return stream(dataset, batch_size, ranks, rank, notes, epoch, start)
+    return stream(dataset, batch_size, ranks, rank, epoch, start)
 
 
-def stream(dataset, batch_size, ranks, rank, notes, epoch, start):
+def stream(dataset, batch_size, ranks, rank, epoch, start):
     if not isinstance(dataset, Stream):
         raise SystemExit(f"load_datasets returned {type(dataset).__name__} as training data; the extra streaming needs "
                          "Stream(dataset, epoch_samples)")  # fmt: skip
     steps = max(1, len(dataset) // (batch_size * ranks))
     if dataset.samples is None:
-        dataset.begin(notes, (epoch * steps + start) * batch_size * ranks)
+        dataset.begin((epoch * steps + start) * batch_size * ranks)
     for _ in range(start, steps):
         samples = list(islice(dataset.samples, batch_size * ranks))
         if hasattr(dataset.dataset, "state_dict"):

@@ -1,8 +1,10 @@
 """Validation during training: the best checkpoint is kept, and training stops when there is no more improvement."""
 
+# %% notes
+# of checkpoints.py
+
 # %% validate
 import math
-
 
 LOW = ("loss", "error", "perplexity", "ppl", "nll", "bpb", "mae", "mse", "rmse", "mape", "wer", "cer", "fid", "ece")
 HIGH = ("accuracy", "acc", "top1", "top5", "f1", "auc", "map", "precision", "recall", "iou", "dice", "bleu", "rouge")
@@ -16,26 +18,28 @@ def validate_arguments(parser):
     parser.add_argument("--patience", type=int, default=0, help="stop after N validations, none better (0: never)")
 
 
-def validate(step, total_steps, measure, notes, args):
-    """Every --validate-every steps and at the end, on the second data set of load_datasets. Returns the reason to stop,
-    the same on every rank, or None. notes are saved with checkpoints, which keep the one of notes["best_step"]."""
+def validate(step, total_steps, measure, args):
+    """Every --validate-every steps and at the end, on the second data set of load_datasets. Returns what it measured,
+    {} if nothing, and the reason to stop, the same on every rank, or None. Checkpoints keep notes["best_step"]'s."""
     words = [word for word in args.best.lower().replace("/", "_").split("_") if word in LOW + HIGH]
     if not args.best_is and not words:
         raise ValueError(f"is a low or a high {args.best} good? Pass --best-is lowest or --best-is highest")
     lowest = args.best_is == "lowest" or (not args.best_is and ("loss" in words or words[-1] in LOW))
-    if 0 < args.patience <= notes.get("since_best", 0):  # a stopped run was resumed
-        return f"no better {args.best} in {args.patience} validations: the best was at step {notes['best_step']}"
-    if step < total_steps and (not args.validate_every or step % args.validate_every):
-        return None
-    measured = measure(step)
-    if (name := f"test_{args.best}") not in measured:
-        return f"--best {args.best} is not measured; there are {', '.join(n[5:] for n in measured)}"  # saved anyway
+    if out_of_patience(args) or (step < total_steps and (not args.validate_every or step % args.validate_every)):
+        return {}, out_of_patience(args)  # the former if a stopped run was resumed
+    results = measure()
+    if (name := f"test_{args.best}") not in results:  # saved anyway
+        return results, f"--best {args.best} is not measured; there are {', '.join(n[5:] for n in results)}"
     if notes.get("best_of") != args.best:
-        notes |= {"best_of": args.best, "best": math.inf if lowest else -math.inf, "best_step": 0, "since_best": 0}
+        notes.update(best_of=args.best, best=math.inf if lowest else -math.inf, best_step=0, since_best=0)
     notes["since_best"] += 1
-    if measured[name] < notes["best"] if lowest else measured[name] > notes["best"]:
-        notes |= {"best": measured[name], "best_step": step, "since_best": 0}
-    report(step=step, **measured, **{f"best_{args.best}": notes["best"], "best_step": notes["best_step"]})
-    if 0 < args.patience <= notes["since_best"]:
+    if results[name] < notes["best"] if lowest else results[name] > notes["best"]:
+        notes.update(best=results[name], best_step=step, since_best=0)
+    report(step=step, **results, **{f"best_{args.best}": notes["best"], "best_step": notes["best_step"]})
+    return results, out_of_patience(args)
+
+
+def out_of_patience(args):
+    if 0 < args.patience <= notes.get("since_best", 0):
         return f"no better {args.best} in {args.patience} validations: the best was at step {notes['best_step']}"
     return None

@@ -159,7 +159,7 @@ class Ring(torch.autograd.Function):
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import fully_shard
 from torch.nn import functional as F
 
 
@@ -185,9 +185,11 @@ def parallelize(model, mesh, device, args):
     F.scaled_dot_product_attention = context.attention
     embedding.register_forward_pre_hook(lambda layer, inputs: (context.positions(inputs[0]),))
     everyone = init_device_mesh(mesh.device_type, (mesh.size(),), mesh_dim_names=("everyone",))
-    policy = MixedPrecisionPolicy(half_of(args), torch.float32 if half_of(args) else None)  # reduce and shard in fp32
-    for module in [*blocks_of(model), model]:  # the model last: parameters outside the blocks
-        fully_shard(placed(module, device, args), mesh=everyone, mp_policy=policy)
+    # with precision: how = {"mesh": everyone, "mp_policy": policy_of(args)}
+    for module in [*model.blocks, model]:  # the model last: parameters outside the blocks
+        # with blocks instead: for module in [*blocks_of(model), model]:
+        fully_shard(module.to(device), mesh=everyone)
+        # with precision instead: fully_shard(placed(module, device, args), **how)
     model.context = context
     return model
 
@@ -237,11 +239,11 @@ def check_parts(batch, context):
                          "are shifted in the data, not in count_of and loss_of")  # fmt: skip
 
 
-def forward_backward(model, batch, data, scaler, args):
+def forward_backward(model, batch, dp_mesh, args):
     """Backward of the mean loss over all predictions of the global batch. FSDP averages gradients over all ranks, so
     each rank's part of the sum is multiplied by their number. Returns it: its mean over them is the loss."""
     count, context = count_of(batch), model.context
-    counted = dist.all_reduce(count, group=data.get_group(), async_op=True)
+    counted = dist.all_reduce(count, group=dp_mesh.get_group(), async_op=True)
     own, total = own_part(batch, context), 0.0
     if not context.calls:
         check_parts(batch, context)
@@ -259,28 +261,7 @@ def forward_backward(model, batch, data, scaler, args):
                              "not see one another's positions")  # fmt: skip
         counted.wait()  # the ranks' counts were added up during the first forward pass
         loss = loss / count.clamp(min=1) * dist.get_world_size()
-        scaler.scale(loss).backward()
+        loss.backward()
+        # with precision instead: scaler.scale(loss).backward()
         total += loss.detach()
     return total
-
-
-# %% evaluate
-import torch
-import torch.distributed as dist
-
-
-@torch.no_grad()
-def evaluate(model, dataset, batch_size, data, on_device, args):
-    """The mean loss and the metrics over a whole data set, on all ranks; every position counts once."""
-    sums = 0.0
-    model.eval()
-    for buffer in model.buffers():  # BatchNorm's statistics differ between ranks: use those that checkpoints save
-        dist.broadcast(buffer, src=0)
-    for number, batch in enumerate(batches(dataset, batch_size, data, args)):
-        batch = own_part(map_tensors(batch, on_device), model.context)
-        pairs = pairs_of(outputs_of(model, batch), batch)
-        real = (number * data.size() + data.get_local_rank()) * batch_size < len(dataset)
-        sums += real * torch.stack([*pairs.values()])
-    dist.all_reduce(sums)
-    model.train()
-    return {f"test_{name}": (total / count).item() for name, (total, count) in zip(pairs, sums, strict=True)}

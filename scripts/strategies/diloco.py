@@ -25,7 +25,8 @@ def make_mesh(device_type, args):
 
 def parallelize(model, mesh, device, args):
     """A replica on every rank, which trains alone within a round."""
-    model = placed(model, device, args)
+    model = model.to(device)
+    # with precision instead: model = placed(model, device, args)
     model.outer_state = OUTER_STATE  # replicas differ: checkpoints hold each of them
     return model
 
@@ -45,8 +46,8 @@ class Rounds:
     """Every --sync-every steps the outer SGD takes the mean of what the replicas changed as its gradient (DiLoCo,
     arXiv 2311.08105, algorithm 1)."""
 
-    def __init__(self, optimizer, data, args):
-        self.optimizer, self.group, self.ranks = optimizer, data.get_group(), data.size()
+    def __init__(self, optimizer, dp_mesh, args):
+        self.optimizer, self.group, self.ranks = optimizer, dp_mesh.get_group(), dp_mesh.size()
         self.every, self.lr, self.momentum = args.sync_every, args.outer_lr, args.outer_momentum
         self.early, self.own = {}, {}  # outer state before a parameter's first step; replicas while the mean is used
 
@@ -105,12 +106,13 @@ def step_arguments(parser):
     parser.add_argument("--accumulate", type=int, default=1, help="micro-batches per step on each rank")
 
 
-def forward_backward(model, batch, data, scaler, args):
+def forward_backward(model, batch, dp_mesh, args):
     """Backward of the mean loss over the predictions of this replica's batch. Returns it. Nothing is communicated."""
     count, total = count_of(batch).clamp(min=1), 0.0
     for part in micro_batches(batch, args.accumulate):
         loss = loss_of(outputs_of(model, part), part) / count
-        scaler.scale(loss).backward()
+        loss.backward()
+        # with precision instead: scaler.scale(loss).backward()
         total += loss.detach()
     return total
 

@@ -72,7 +72,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Shard
 
 
@@ -93,17 +93,21 @@ def parallelize(model, mesh, device, args):
     expert_ranks = args.expert_ranks or mesh.size()
     shape = (mesh.size() // expert_ranks, expert_ranks)  # adjacent ranks, as tokens are exchanged in every layer
     own = init_device_mesh(mesh.device_type, shape, mesh_dim_names=("replica", "expert"))
-    policy = MixedPrecisionPolicy(half_of(args), torch.float32 if half_of(args) else None)  # reduce and shard in fp32
+    how = {}
+    # with precision: how["mp_policy"] = policy_of(args)
     for experts in experts_of(model, *shape):
-        placed(experts, device, args)
+        experts.to(device)
+        # with precision instead: placed(experts, device, args)
         for name, p in [*experts.named_parameters()]:
             share = p.detach().chunk(expert_ranks)[own["expert"].get_local_rank()].clone()
             share = DTensor.from_local(share, own["expert"], [Shard(0)], run_check=False)
             setattr(experts, name, nn.Parameter(share, p.requires_grad))
         experts.forward = partial(on_this_rank, experts, experts.forward, own["expert"].get_group())
-        fully_shard(experts, mesh=own["replica"], mp_policy=policy, shard_placement_fn=lambda p: Shard(1))
-    for module in [*blocks_of(model), model]:  # the model last: parameters outside the blocks
-        fully_shard(placed(module, device, args), mesh=mesh, mp_policy=policy)
+        fully_shard(experts, mesh=own["replica"], **how, shard_placement_fn=lambda p: Shard(1))
+    for module in [*model.blocks, model]:  # the model last: parameters outside the blocks
+        # with blocks instead: for module in [*blocks_of(model), model]:
+        fully_shard(module.to(device), mesh=mesh, **how)
+        # with precision instead: fully_shard(placed(module, device, args), mesh=mesh, **how)
     return model
 
 

@@ -3,12 +3,12 @@
 # %% strategy
 from functools import partial
 
-import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import CPUOffload, FullyShardedDataParallel, MixedPrecision, ShardingStrategy
+from torch.distributed.fsdp import CPUOffload, FullyShardedDataParallel, ShardingStrategy
 from torch.distributed.fsdp.wrap import ModuleWrapPolicy, size_based_auto_wrap_policy
+# with precision: from torch.distributed.fsdp import MixedPrecision
 
 
 def strategy_arguments(parser):
@@ -32,7 +32,8 @@ def wrap_policy(model, args):
         return partial(size_based_auto_wrap_policy, min_num_params=args.wrap_size)
     classes = {nn.Linear, nn.Conv2d, nn.Embedding} if args.wrap == "module" else set()
     if args.wrap == "transformer":
-        classes = {type(block) for block in blocks_of(model)}
+        classes = {type(block) for block in model.blocks}
+        # with blocks instead: classes = {type(block) for block in blocks_of(model)}
     uses = [module for _, module in model.named_modules(remove_duplicate=False) if type(module) in classes]
     if len({*uses}) < len(uses):
         raise SystemExit("FSDP1 wraps only one use of a layer that is used several times: use fsdp, or --wrap none")
@@ -41,13 +42,14 @@ def wrap_policy(model, args):
 
 def parallelize(model, mesh, device, args):
     """Each unit's parameters become one flat tensor, of which each rank keeps 1/N."""
-    half = half_of(args)
+    # with precision: model, policy = placed(model, "cpu", args), policy_of(args)
+    # with precision: half = MixedPrecision(policy.param_dtype, policy.reduce_dtype) if policy.param_dtype else None
     return FullyShardedDataParallel(
-        placed(model, torch.device("cpu"), args),  # moved to the GPU unit by unit
+        model,  # moved to the GPU unit by unit
         device_mesh=mesh,  # given a process group, checkpoints would store each shard as the whole
         sharding_strategy=ShardingStrategy[args.sharding_strategy],
         auto_wrap_policy=wrap_policy(model, args),
-        mixed_precision=MixedPrecision(param_dtype=half, reduce_dtype=torch.float32) if half else None,
+        # with precision: mixed_precision=half,
         cpu_offload=CPUOffload(offload_params=True) if args.cpu_offload else None,
         device_id=device,
         use_orig_params=True,  # so that optimizer and checkpoint use the model's own names

@@ -4,10 +4,9 @@
 # of tensor_parallel.py
 
 # %% strategy
-import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import fully_shard
 
 
 def strategy_arguments(parser):
@@ -27,12 +26,15 @@ def make_mesh(device_type, args):  # tensor ranks communicate most, so they are 
 def parallelize(model, mesh, device, args):
     """Blocks over the pipeline, layers over the tensor axis, and the rest of each parameter over the data axis."""
     model = cut(model, mesh["pipeline"], device, args)
-    policy = MixedPrecisionPolicy(half_of(args), torch.float32 if half_of(args) else None)
+    how = {"mesh": mesh["data"], "reshard_after_forward": False}  # gathered once per step, not once per micro-batch
+    # with precision: how["mp_policy"] = policy_of(args)
     for stage in model.stages.values():
         if args.tensor > 1:
-            split((placed(block, device, args) for block in stage.blocks), model, mesh["tensor"])
-        for module in [*stage.blocks, stage]:  # gathered once per step, not once per micro-batch
-            fully_shard(placed(module, device, args), mesh=mesh["data"], mp_policy=policy, reshard_after_forward=False)
+            split((block.to(device) for block in stage.blocks), model, mesh["tensor"])
+            # with precision instead: split((placed(b, device, args) for b in stage.blocks), model, mesh["tensor"])
+        for module in [*stage.blocks, stage]:
+            fully_shard(module.to(device), **how)
+            # with precision instead: fully_shard(placed(module, device, args), **how)
     return model
 
 
@@ -42,6 +44,9 @@ def make_optimizer(model, mesh, args):
         group["foreach"] = False
     return optimizer
 
+
+# %% hub_stages
+# of pipeline.py
 
 # %% step
 # of pipeline.py

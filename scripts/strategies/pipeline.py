@@ -12,18 +12,60 @@ def make_mesh(device_type, args):
 
 def parallelize(model, mesh, device, args):
     """Each rank holds the blocks of its stages; activations go to the next stage, gradients come back."""
-    return placed(cut(model, mesh["pipeline"], device, args), device, args)
+    return cut(model, mesh["pipeline"], device, args).to(device)
+    # with precision instead: return placed(cut(model, mesh["pipeline"], device, args), device, args)
 
 
 def make_optimizer(model, mesh, args):
     return optimizer_of(model.parameters(), args)
 
 
-# %% step
+# %% hub_stages
 import copy
+from types import SimpleNamespace
+
+from torch import nn
+
+
+class Elsewhere(nn.Module):  # a placeholder for a layer of another stage
+    def forward(self, x, *args, **kwargs):
+        return x
+
+
+class HuggingFaceStage(nn.Module):
+    """The model's own forward, in which layers of other stages do nothing; base_model_pp_plan lists the layers."""
+
+    def __init__(self, model, blocks, first, last):
+        super().__init__()
+        names = [*model.config.base_model_pp_plan]
+        layers = next(name for name in names if isinstance(getattr(model.base_model, name), nn.ModuleList))
+        before, after = names[: names.index(layers)], names[names.index(layers) + 1 :]
+        elsewhere = ([] if first else before) + ([] if last else after)
+        base, self.blocks = without(model.base_model, elsewhere), nn.ModuleList(blocks)
+        base._modules[layers] = nn.ModuleList(b if b in blocks else Elsewhere() for b in getattr(base, layers))
+        self.whole, self.source = without(model, []) if last else base, "input_ids" if first else "inputs_embeds"
+        if last:
+            self.whole._modules[model.base_model_prefix] = base
+
+    def forward(self, x, **others):
+        outputs = self.whole(**{self.source: x}, **others)
+        out = outputs.logits if "logits" in outputs else outputs.last_hidden_state
+        return out.clone() if out._is_view() else out  # zero-bubble schedules detach it in place
+
+
+def without(module, names):  # a shallow copy without these children
+    shared = copy.copy(module)
+    shared._modules = {n: Elsewhere() if n in names else child for n, child in module._modules.items()}
+    return shared
+
+
+def logits_of(x):  # as outputs of the whole model
+    return SimpleNamespace(logits=x)
+
+
+# %% step
 from functools import partial
 from inspect import signature
-from types import SimpleNamespace
 
 import torch
 import torch.distributed as dist
@@ -82,47 +124,16 @@ class Stage(nn.Module):
             raise SystemExit(f"{error}: the first stage has what precedes blocks, the last what follows") from error
 
 
-class Elsewhere(nn.Module):  # a placeholder for a layer of another stage
-    def forward(self, x, *args, **kwargs):
-        return x
-
-
-class HuggingFaceStage(nn.Module):
-    """The model's own forward, in which layers of other stages do nothing; base_model_pp_plan lists the layers."""
-
-    def __init__(self, model, blocks, first, last):
-        super().__init__()
-        names = [*model.config.base_model_pp_plan]
-        layers = next(name for name in names if isinstance(getattr(model.base_model, name), nn.ModuleList))
-        before, after = names[: names.index(layers)], names[names.index(layers) + 1 :]
-        elsewhere = ([] if first else before) + ([] if last else after)
-        base, self.blocks = without(model.base_model, elsewhere), nn.ModuleList(blocks)
-        base._modules[layers] = nn.ModuleList(b if b in blocks else Elsewhere() for b in getattr(base, layers))
-        self.whole, self.source = without(model, []) if last else base, "input_ids" if first else "inputs_embeds"
-        if last:
-            self.whole._modules[model.base_model_prefix] = base
-
-    def forward(self, x, **others):
-        outputs = self.whole(**{self.source: x}, **others)
-        out = outputs.logits if "logits" in outputs else outputs.last_hidden_state
-        return out.clone() if out._is_view() else out  # zero-bubble schedules detach it in place
-
-
-def without(module, names):  # a shallow copy without these children
-    shared = copy.copy(module)
-    shared._modules = {n: Elsewhere() if n in names else child for n, child in module._modules.items()}
-    return shared
-
-
 def cut(model, pipeline, device, args):
     """Keeps this rank's stages of the model, with the full model's names; they become `model.stages`."""
-    ranks, blocks = pipeline.size(), blocks_of(model, needed_by="a pipeline")
+    ranks, blocks = pipeline.size(), [*model.blocks]
+    # with blocks instead: ranks, blocks = pipeline.size(), blocks_of(model, needed_by="a pipeline")
     back = reversed(range(ranks)) if args.schedule in V_SHAPED else ()
     model.owners = [*range(ranks)] * (args.virtual_stages if args.schedule in LOOPED else 1) + [*back]  # of the stages
     stages, own = len(model.owners), all(hasattr(model, name) for name in ("embed", "blocks", "unembed"))
     check_model(model, blocks, stages, own)
-    each, kind = len(blocks) // stages, Stage if own else HuggingFaceStage
-    model.finish = (lambda x: x) if own else (lambda x: SimpleNamespace(logits=x))
+    each, kind, model.finish = len(blocks) // stages, Stage, lambda x: x
+    # with blocks: kind, model.finish = (kind, model.finish) if own else (HuggingFaceStage, logits_of)
     model.stages = {index: kind(model, blocks[index * each : (index + 1) * each], index == 0, index == stages - 1)
                     for index, owner in enumerate(model.owners) if owner == pipeline.get_local_rank()}  # fmt: skip
     held = {p for stage in model.stages.values() for p in stage.parameters()}
@@ -130,8 +141,8 @@ def cut(model, pipeline, device, args):
         for name, parameters in [(name, {*child.parameters()}) for name, child in owner.named_children()]:
             if parameters and not held.intersection(parameters):
                 delattr(owner, name)
-    for stage in model.stages.values() if half_of(args) else ():
-        stage.forward = torch.autocast(device.type, half_of(args))(stage.forward)
+    # with precision: for stage in model.stages.values() if half_of(args) else ():
+    # with precision:     stage.forward = torch.autocast(device.type, half_of(args))(stage.forward)
     model.group, model.schedule, model.forward = pipeline.get_group(), (None, None), partial(relay, model)
     return model
 
@@ -178,11 +189,11 @@ class QuietStage(PipelineStage):  # torch infers shapes from uninitialized memor
             self.submod.train()
 
 
-def schedule_for(model, shape, device, data, args):
+def schedule_for(model, shape, device, dp_mesh, args):
     """A schedule is for one shape, which torch infers from the stages once; under FSDP all replicas do it together."""
-    changed = torch.tensor(float(model.schedule[0] != shape), device=device if data.size() > 1 else "cpu")
-    if data.size() > 1:
-        dist.all_reduce(changed, dist.ReduceOp.MAX, group=data.get_group())
+    changed = torch.tensor(float(model.schedule[0] != shape), device=device if dp_mesh.size() > 1 else "cpu")
+    if dp_mesh.size() > 1:
+        dist.all_reduce(changed, dist.ReduceOp.MAX, group=dp_mesh.get_group())
     if changed:
         stages = [QuietStage(stage, index, len(model.owners), device, group=model.group)
                   for index, stage in model.stages.items()]  # fmt: skip
@@ -196,10 +207,10 @@ def schedule_for(model, shape, device, data, args):
     return model.schedule[1]
 
 
-def forward_backward(model, batch, data, scaler, args):
+def forward_backward(model, batch, dp_mesh, args):
     """Backward of the mean loss over all predictions of the global batch; returns this replica's part of it."""
-    count = torch.as_tensor(count_of(batch), device=data.device_type)
-    dist.all_reduce(count, group=data.get_group())
+    count = torch.as_tensor(count_of(batch), device=dp_mesh.device_type)
+    dist.all_reduce(count, group=dp_mesh.get_group())
     (x, others), losses = call_of(batch), []
     if others and any(isinstance(stage, Stage) for stage in model.stages.values()):
         raise SystemExit(f"stages pass one tensor on, and blocks would need {', '.join(others)}: compute it in them")
@@ -209,14 +220,16 @@ def forward_backward(model, batch, data, scaler, args):
 
     def loss_of_part(outputs, number):
         part = map_tensors(batch, lambda tensor: tensor[number * size : (number + 1) * size])
-        return scaler.scale(loss_of(outputs, part) / count.clamp(min=1) * data.size())
+        return loss_of(outputs, part) / count.clamp(min=1) * dp_mesh.size()
+        # with precision instead: return scaler.scale(loss_of(outputs, part) / count.clamp(min=1) * dp_mesh.size())
 
     model.loss_of_part = loss_of_part
-    inputs, scale = [x] if 0 in model.stages else [], scaler.scale(torch.ones((), device=x.device))
-    schedule = schedule_for(model, x.shape, x.device, data, args)
+    inputs = [x] if 0 in model.stages else []
+    schedule = schedule_for(model, x.shape, x.device, dp_mesh, args)
     if "return_outputs" in signature(schedule.step).parameters:  # torch 2.10 need not keep the outputs
         others["return_outputs"] = False
     schedule.step(*inputs, target=torch.arange(args.accumulate), losses=losses, **others)
-    total = (torch.stack(losses).sum().detach() / scale if losses else torch.zeros((), device=x.device)).double()
+    total = (torch.stack(losses).sum().detach() if losses else torch.zeros((), device=x.device)).double()
+    # with precision: total /= scaler.scale(torch.ones((), device=x.device))
     dist.broadcast(total, dist.get_global_rank(model.group, model.owners[-1]), model.group)
     return total

@@ -71,9 +71,12 @@ def make_mesh(device_type, args):
 
 def parallelize(model, mesh, device, args):
     """Each rank keeps 1/N of the layers in a block; embeddings, norms and the head stay whole on every rank."""
-    blocks = blocks_of(model, needed_by="tensor parallelism")
-    split((placed(block, device, args) for block in blocks), model, mesh["tensor"])
-    return placed(model, device, args)
+    blocks = model.blocks
+    # with blocks instead: blocks = blocks_of(model, needed_by="tensor parallelism")
+    split((block.to(device) for block in blocks), model, mesh["tensor"])
+    # with precision instead: split((placed(block, device, args) for block in blocks), model, mesh["tensor"])
+    return model.to(device)
+    # with precision instead: return placed(model, device, args)
 
 
 def make_optimizer(model, mesh, args):

@@ -13,7 +13,8 @@ def make_mesh(device_type, args):
 
 def parallelize(model, mesh, device, args):
     """A full replica on every rank, as under DDP: only the optimizer's state is sharded."""
-    return DistributedDataParallel(placed(model, device, args), gradient_as_bucket_view=True)
+    return DistributedDataParallel(model.to(device), gradient_as_bucket_view=True)
+    # with precision instead: return DistributedDataParallel(placed(model, device, args), gradient_as_bucket_view=True)
 
 
 def make_optimizer(model, mesh, args):  # each rank updates and broadcasts its part of the parameters

@@ -1,10 +1,9 @@
 """Train with ZeRO-2, gradients split as well: torchrun --standalone --nproc-per-node=2 train.py --steps 100"""
 
 # %% strategy
-import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import fully_shard
 
 
 def make_mesh(device_type, args):
@@ -13,13 +12,16 @@ def make_mesh(device_type, args):
 
 def parallelize(model, mesh, device, args):
     """Each rank updates 1/N of every parameter; parameters are gathered once per step and kept until backward ends."""
-    policy = MixedPrecisionPolicy(half_of(args), torch.float32 if half_of(args) else None)  # reduce and shard in fp32
-    blocks = blocks_of(model)
-    for module in [*blocks, model]:  # the model last: parameters outside the blocks
-        fully_shard(placed(module, device, args), mesh=mesh, mp_policy=policy, reshard_after_forward=False)
-    if not blocks:
-        model.register_forward_hook(needs_tensors)
-    return model
+    # with blocks: blocks = blocks_of(model)
+    # with blocks: if not blocks:
+    # with blocks:     model.register_forward_hook(needs_tensors)
+    # with precision: how = {"mesh": mesh, "mp_policy": policy_of(args), "reshard_after_forward": False}
+    for block in model.blocks:
+        # with blocks instead: for block in blocks:
+        fully_shard(block.to(device), mesh=mesh, reshard_after_forward=False)
+        # with precision instead: fully_shard(placed(block, device, args), **how)
+    return fully_shard(model.to(device), mesh=mesh, reshard_after_forward=False)  # the other parameters
+    # with precision instead: return fully_shard(placed(model, device, args), **how)  # the other parameters
 
 
 def make_optimizer(model, mesh, args):

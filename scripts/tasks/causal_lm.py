@@ -42,8 +42,7 @@ def model_of(auto_class, config, args, new=()):
             return auto_class.from_config(config, dtype="float32")
         if not args.model:
             raise SystemExit("--pretrained needs --model: the name or folder of the model whose weights it loads")
-        if base_options := globals().get("base_options"):  # of the extra four_bit
-            options |= base_options(args)
+        # with base: options |= base_options(args)
         model, report = from_hub(auto_class, args.model, config=config, dtype="auto", **options)
     except ValueError as error:  # this auto_class has no model for the configuration's class
         raise SystemExit(f"--model {args.model}: {str(error).splitlines()[0]}") from error

@@ -111,7 +111,8 @@ class ResNet(nn.Module):  # (batch, 3, height, width) in, (batch, classes) out
     def __init__(self, classes, widths=(32, 32, 64, 64, 128, 128)):
         super().__init__()
         self.stem = nn.Sequential(nn.Conv2d(3, widths[0], 3, 2, padding=1), nn.MaxPool2d(2))
-        self.blocks = nn.Sequential(*(Block(*pair) for pair in zip((widths[0], *widths), widths, strict=False)))
+        blocks = (Block(*pair) for pair in zip((widths[0], *widths), widths, strict=False))
+        self.blocks = nn.Sequential(*blocks)
         self.head = nn.Linear(widths[-1], classes)
 
     def embed(self, images):

@@ -765,8 +765,7 @@ dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
 model = nn.Linear(2, 2)
 args = SimpleNamespace(checkpoint_dir=sys.argv[1], save_every=0, deadline_seconds=0, full_checkpoints=False,
                        async_save=True)
-scaler, host = torch.amp.GradScaler("cpu", enabled=False), torch.device("cpu")
-checkpoints = Checkpoints(model, torch.optim.AdamW(model.parameters()), scaler, host, args)
+checkpoints = Checkpoints(model, torch.optim.AdamW(model.parameters()), torch.device("cpu"), args)
 random_state = dict
 torch.cuda.is_available = lambda: True
 checkpoints.save(7)

@@ -230,12 +230,12 @@ def test_counts_and_metrics_may_be_plain_numbers(loaded):
     script.metrics_of = lambda outputs, batch: {"first": (float(batch[1][0]), 1)}
     device, args = script.join_group(), script.parse_args()
     try:
-        data = script.make_mesh(device.type, args)["data"]
-        model, scaler = script.in_precision(script.Model(), device, args)
+        dp_mesh = script.make_mesh(device.type, args)["data"]
+        model = script.Model()
         samples = script.load_datasets("")[1]
         batch = script.collate([samples[0], samples[1]])
-        loss = script.forward_backward(model, batch, data, scaler, args)
-        measured = script.evaluate(model, [samples[0], samples[1]], 1, data, lambda tensor: tensor, args)
+        loss = script.forward_backward(model, batch, dp_mesh, args)
+        measured = script.evaluate(model, [samples[0], samples[1]], 1, dp_mesh, lambda tensor: tensor, args)
     finally:
         torch.distributed.destroy_process_group()
     assert loss.item() == pytest.approx(measured["test_loss"], rel=1e-3)

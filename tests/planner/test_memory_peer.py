@@ -24,7 +24,7 @@ from labkit.planner.model.fake.fakes import silence
 text, argv, ranks, shards = json.load(sys.stdin)
 run = FakeRun(text, argv)
 script, args, mesh = run.script, run.args, run.join_group(ranks)
-model, scaler = run.prepared()
+model = run.prepared()
 batches = run.batches()
 batch = batches.make(args.global_batch_size // mesh["data"].size(), torch.float32)
 with silence():
@@ -39,7 +39,7 @@ with run.fake, silence():
         tracker.track_external(model, optimizer, *batches.tensors(batch))
     with tracker:
         for _ in range(2):
-            script.forward_backward(model, batch, mesh["data"], scaler, args)
+            script.forward_backward(model, batch, mesh["data"], args)
             optimizer.step()
             optimizer.zero_grad()
             tracker.reset_mod_stats()

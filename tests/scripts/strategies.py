@@ -94,7 +94,7 @@ def main():
         options = {"checkpoint_dir": folder / name, "save_every": 0, "deadline_seconds": 0}
         args = SimpleNamespace(full_checkpoints=full, async_save=full, **options)
         device = torch.device("cpu")
-        return Checkpoints(model, optimizer, torch.amp.GradScaler("cpu", enabled=False), device, args)
+        return Checkpoints(model, optimizer, device, args)
 
     for how in filter(None, saved):
         for full in (False, True):

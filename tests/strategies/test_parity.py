@@ -152,10 +152,10 @@ def test_a_rank_holds_what_zero_says(name, options, parameters, gradients, momen
         script(name, "transformer", "accumulate", *extras_of(name, options)),
         {
             "# %% step\n": f"# %% step\n{MEASURE}",
-            "            scaler.scale(loss).backward()\n": """
+            "            loss.backward()\n": """
             blocks = [p for name, p in model.named_parameters() if "blocks" in name]
             print("held", share_held(blocks, model.wholes[0]), flush=True)
-            scaler.scale(loss).backward()
+            loss.backward()
 """,
             "    model = parallelize(model.train(), mesh, device, args)\n": """
     wholes = [sum(p.numel() for p in model.blocks.parameters()), sum(p.numel() for p in model.parameters())]

@@ -87,13 +87,21 @@ def refused(act, *words):
 # ---- composing
 
 
-def test_extras_and_a_task_replace_cells_and_main_stays():
+def test_extras_bring_cells_and_their_lines_in_others():
     script = Script.load("fsdp", "checkpoints", "precision", task="digits")
     plain = Script.load("fsdp")
 
-    changed = [title for title, cell in plain.cells.items() if script.cells[title] != cell]
-    assert set(changed) >= {"checkpoints", "precision", "model", "data"}
-    assert script.cells["main"] == plain.cells["main"]
+    assert script.cells.keys() - plain.cells.keys() == {"checkpoints", "notes", "precision"}
+    changed = {title for title, cell in plain.cells.items() if script.cells[title] != cell}
+    assert changed == {"parameters", "model", "data", "strategy", "step", "update", "main"}
+    lines = {line.strip() for title in changed - {"model", "data"} for line in script.cells[title].text.split("\n")}
+    assert lines >= {
+        'checkpoints_arguments(parser.add_argument_group("checkpoints"))',
+        "model = in_precision(model, device, args)",
+        "scaler.scale(loss).backward()",
+        "stopped = checkpoints.after_step(step, total_steps, stopped)",
+    }
+    assert not lines & {"loss.backward()", "optimizer.step()", "fully_shard(block.to(device), mesh=mesh)"}
     assert script.head == plain.head
     assert (script.name, strategy_of(script)) == ("fsdp", "fsdp")
 
@@ -132,7 +140,8 @@ def test_an_unknown_task_is_answered_with_the_nearest():
 def test_two_extras_that_replace_the_same_cell_say_so(monkeypatch, tmp_path):
     """With parts of the test's own, for labkit's may all go together one day."""
     base = '"""Trains."""\n\n# %% step\ndef step():\n    pass\n\n\n# %% strategy\ndef make():\n    pass\n\n\n'
-    base += "# %% main\ndef main():\n    step(make())\n"
+    base += "# %% main\ndef main():\n    # with before or --x: before()\n    step(make())\n"
+    base += "    # with helper instead: step(helper_arguments)\n"
     other = "def step():\n    return {}\n"
     for path, text in {
         "train.py": base,
@@ -142,6 +151,7 @@ def test_two_extras_that_replace_the_same_cell_say_so(monkeypatch, tmp_path):
         "extras/two_more.py": '"""More."""\n# goes with: two, ddp\n\n# %% step\n' + other.format(2),
         "extras/new.py": '"""New."""\n\n# %% helper\ndef helper_arguments(parser):\n    pass\n',
         "extras/unused.py": '"""Unused."""\n\n# %% nobody\ndef nobody():\n    pass\n',
+        "extras/before.py": '"""Before."""\n\n# %% before\ndef before():\n    pass\n',
         "tasks/words.py": '"""Words."""\n\n# %% words\nWORDS = 3\n',
     }.items():
         (tmp_path / path).parent.mkdir(exist_ok=True)
@@ -159,8 +169,15 @@ def test_two_extras_that_replace_the_same_cell_say_so(monkeypatch, tmp_path):
         "return 2" in Script.load("two", "two_more").cells["step"].text
     )  # which goes with it, so may replace its cell
     assert Script.load("two").cells["strategy"] == Script.load("ddp").cells["strategy"]
-    assert list(Script.load("ddp", "new").cells) == ["step", "helper", "strategy", "main"]
+    assert list(Script.load("ddp", "new").cells) == ["step", "strategy", "helper", "main"]
     assert Script.load("ddp", "unused") == Script.load("ddp")  # a cell that nothing uses is left out
+    mains = {extra: Script.load("ddp", extra).cells["main"].text for extra in ("one", "before", "new")}
+    assert mains["one"] == "def main():\n    step(make())\n"
+    assert mains["before"] == "def main():\n    before()\n    step(make())\n"
+    assert mains["new"] == "def main():\n    step(helper_arguments)\n"
+    both = Script.load("ddp", "before", "new")
+    assert is_library(Script.parse(str(both)))
+    assert completed(Script.load("ddp", "new"), []) == Script.load("ddp", "new")
 
 
 # ---- options that bring their extras
@@ -208,7 +225,7 @@ def test_cells_of_ones_own_stay_when_an_extra_is_added():
 
 
 def test_an_extra_never_replaces_a_cell_of_ones_own():
-    text = Script.load("ddp").cells["checkpoints"].text
+    text = Script.load("ddp", "checkpoints").cells["checkpoints"].text.replace("save-every", "keep-every")
     mine = Script.load("ddp").with_cells(checkpoints=text + "\nMINE = 1\n")
 
     refused(
@@ -272,7 +289,17 @@ def test_a_launch_refuses_a_cell_of_ones_own_that_defines_no_more_what_an_extra_
 def test_a_session_that_ends_brings_the_checkpoints_unless_they_are_ones_own(monkeypatch, tmp_path):
     monkeypatch.setattr("labkit.launcher.prepare.seconds_to_train", lambda: 1000.0)
     ddp = Script.load("ddp")
-    mine = ddp.with_cells(checkpoints=ddp.cells["checkpoints"].text + "\nMINE = 1\n")
+    mine = ddp.with_cells(
+        checkpoints="""class Checkpoints:
+    start = 0
+
+    def __init__(self, model, optimizer, device, args):
+        pass
+
+    def after_step(self, step, total_steps, stopped):
+        return stopped
+"""
+    )
     nowhere = {"PYTHONHOME": str(tmp_path / "nowhere")}  # no rank ever runs
 
     saving, own = (labkit.launch(script, nproc_per_node=2, wait=False, env=nowhere) for script in (ddp, mine))
@@ -508,10 +535,99 @@ def test_parameters_that_can_be_passed_or_cannot_be_known_pass(text):
     Script.load("fsdp").with_cells(optimizer=text).check()
 
 
+OPTIMIZER = """import torch
+
+
+def optimizer_arguments(parser):
+    parser.add_argument("--momentum", type=float, default=0.9)
+
+
+def optimizer_of(parameters, args):
+    return torch.optim.SGD(parameters, lr=args.lr, momentum=args.momentum)
+"""
+
+
+def test_a_cell_of_ones_own_brings_its_lines_as_an_extra_does():
+    ddp, observed = Script.load("ddp"), "\n\ndef observed(model):\n    return {}\n"
+    model = ddp.cells["model"].text
+
+    script = ddp.with_cells(optimizer=OPTIMIZER, model=model + observed)
+
+    assert 'optimizer_arguments(parser.add_argument_group("optimizer"))' in script.cells["parameters"].text
+    assert command_line(script, {"momentum": 0.5}) == ["--momentum", "0.5"]
+    assert "values |= observed(model)" in script.cells["main"].text
+    assert script.with_cells(optimizer=ddp.cells["optimizer"].text, model=model) == ddp
+
+
+def test_a_cell_that_an_extra_has_comes_with_its_lines_by_its_title_or_by_a_name():
+    script = Script.load("ddp").with_cells(
+        layers="def change_layers(model, args):\n    pass\n",
+        lr_factor="def lr_factor(step, total_steps, args):\n    return 1.0\n",
+    )
+
+    assert "change_layers(model, args)\n" in script.cells["main"].text
+    assert "return 1.0" in script.cells["schedule"].text
+    assert command_line(script, {"clip": 1.0}) == ["--clip", "1.0"]
+    refused(lambda: Script.load("ddp").with_cells(layer="x = 1\n"), "no cell is titled 'layer'")
+
+
+@pytest.mark.parametrize(
+    ("cells", "signature"),
+    [
+        (
+            {"step": "def forward_backward(model, batch, data, scaler, args):\n    return 0\n"},
+            "forward_backward is called as forward_backward(model, batch, dp_mesh, args)",
+        ),
+        (
+            {"update": "def update(model, optimizer, scaler, mesh, step, total_steps, args):\n    return {}\n"},
+            "update is called as update(model, optimizer, mesh, step, total_steps, args)",
+        ),
+        (
+            {"validate": "def validate(step, total_steps, measure, notes, args):\n    return None\n"},
+            "validate is called as validate(step, total_steps, measure, args)",
+        ),
+    ],
+    ids=["step", "update", "validate"],
+)
+def test_a_cell_for_an_older_script_is_refused_with_what_it_is_called_with(cells, signature):
+    refused(lambda: Script.load("ddp").with_cells(**cells), signature, "Change its parameters")
+
+
+@pytest.mark.parametrize(
+    ("title", "extra", "line"),
+    [
+        ("main", "save_every", "checkpoints = Checkpoints(model, optimizer, device, args)"),
+        ("step", "precision", "scaler.scale(loss).backward()"),
+        ("parameters", "clip", 'update_arguments(parser.add_argument_group("update"))'),
+    ],
+)
+def test_a_cell_of_ones_own_must_have_the_line_of_an_extra(title, extra, line):
+    mine = Script.load("ddp").with_cells(**{title: Script.load("ddp").cells[title].text + "\n\nMINE = 1\n"})
+
+    refused(lambda: completed(mine, [extra]), f"the '{title}' cell is your own, and has no line for the ", line)
+    extras = completed(Script.load("ddp"), [extra])
+    extras.with_cells(**{title: extras.cells[title].text + "\n\nMINE = 1\n"}).check()
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp", "pipeline"])
+def test_a_model_of_16_bits_brings_the_cell_that_trains_it_in_fp32(strategy):
+    text = "import torch\nfrom transformers import AutoModelForCausalLM\n\n\ndef Model():\n    return {}\n"
+    ddp = Script.load(strategy)
+
+    for made in ("AutoModelForCausalLM.from_pretrained('mine')", "torch.nn.Linear(1, 1).to(torch.bfloat16)"):
+        script = ddp.with_cells(model=text.format(made))
+        assert "placed(" in script.cells["strategy"].text
+        assert options_of(script)["precision"].default == "fp32"
+        script.check()
+    assert "precision" not in ddp.with_cells(model=text.format("torch.nn.Linear(1, 1)")).cells
+
+
 def test_a_cell_of_ones_own_brings_its_own_imports():
     text = RESNET.removeprefix("from torch import nn\n\n\n") + "\n\nModel = ResNet\n"
 
-    said = refused(lambda: Script.load("ddp").with_cells(model=text), "the 'model' cell uses nn without importing it")
+    said = refused(
+        lambda: Script.load("pipeline").with_cells(model=text), "the 'model' cell uses nn without importing it"
+    )
 
     assert said.endswith("Add `from torch import nn`")
 
@@ -524,10 +640,12 @@ def test_a_class_of_another_name_is_replaced_together_with_a_cell_that_uses_it()
 
 def test_a_missing_import_is_found_at_the_launch_as_well():
     """An extra may take away the cell that defined it."""
-    mine = Script.load("ddp").with_cells(optimizer="def optimizer_of(parameters, args):\n    return half_of(args)\n")
+    mine = Script.load("ddp").with_cells(
+        optimizer="def optimizer_of(parameters, args):\n    return report(lr=args.lr)\n"
+    )
 
     prepared(mine, {})
-    borrowed = mine.cells["optimizer"].text.replace("half_of(args)", "torch.optim.SGD(parameters, lr=args.lr)")
+    borrowed = mine.cells["optimizer"].text.replace("report(lr", "torch.optim.SGD(parameters, lr")
     object.__setattr__(mine.cells["optimizer"], "text", borrowed)
     for name in ("_table", "uses", "defines", "_bindings", "imports"):
         mine.cells["optimizer"].__dict__.pop(name, None)
@@ -620,7 +738,7 @@ def test_the_text_is_printed_by_the_terminals_verb(capsys, tmp_path):
     assert main(["write", "fdsp"]) == 2
     assert "did you mean 'fsdp'?" in capsys.readouterr().err
     assert main(["diff", "ddp", "fsdp"]) == 0
-    assert "+    for module in [*blocks, model]:" in capsys.readouterr().out
+    assert "+    for block in model.blocks:" in capsys.readouterr().out
 
 
 def test_the_help_of_a_launch_names_the_extras_options(capsys):

@@ -231,7 +231,8 @@ def facts_of(
 
     Raises LaunchError if the script refuses its options, Unplannable if its model cannot be built without data.
     """
-    script = script if path else able_to(script, parameters)
+    halves = {"precision": "fp32"} if "adapter" in script.cells else {}  # in which adapters keep what they freeze
+    script = script if path else able_to(script, {**halves, **parameters})
     argv = command_line(script, parameters)
     which = {"tensor": [*tensor], "precisions": [*precisions], "recomputed": recomputed, "capability": capability}
     return facts_from_json(ask("counting.count", {"text": str(script), "argv": argv, "path": path, **which}))

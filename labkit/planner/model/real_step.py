@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
+from labkit.planner.contract import prepared
 from labkit.planner.model.fake import fake_run
 from labkit.planner.model.question_server import signature
 from labkit.planner.model.samples import floating_type, longest
@@ -47,16 +48,15 @@ def _step(script: Any, argv: list[str], ranks: int, rank: int) -> None:
     args.compile = False
     dist.init_process_group("fake", rank=rank, world_size=ranks, store=FakeStore())
     mesh, device = script.make_mesh("cpu", args), torch.device("cpu")
-    model, scaler = script.in_precision(script.adapted(script.Model(), args), device, args)
+    model = prepared(vars(script), device, args)
     dtype = floating_type(model)
-    script.change_layers(model, args)
     train, _ = script.load_datasets(args.data_dir)
     sample, _ = longest(train, script.collate, script.map_tensors)
     batch = script.collate([sample] * SAMPLES * getattr(args, "accumulate", 1))
     batch = script.map_tensors(batch, lambda t: t.to(dtype) if t.is_floating_point() else t)
-    model = script.parallelize(model.train(), mesh, device, args)
+    model = script.parallelize(model, mesh, device, args)
     for name, parameter in model.named_parameters():
         parameter.path = name
     optimizer = script.make_optimizer(model, mesh, args)
-    script.forward_backward(model, batch, mesh["data"], scaler, args)
+    script.forward_backward(model, batch, mesh["data"], args)
     optimizer.step()

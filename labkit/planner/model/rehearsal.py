@@ -56,7 +56,7 @@ def sizes_of(text: str, argv: Sequence[str], path: str) -> dict[str, int]:
     in_blocks = {p for block in fake_run.script.blocks_of(model) for p in block.parameters()}
     blocks = sum(p.numel() for p in trained if p in in_blocks)
     types = {p.dtype for p in model.parameters() if not p.requires_grad}
-    half = fake_run.script.half_of(fake_run.args)
+    half = fake_run.half()
     kept_in = {dtype: fake_run.kept_in(dtype, half) if dtype.is_floating_point else dtype for dtype in types}
     return {
         "blocks": blocks,
@@ -126,8 +126,7 @@ def step(
     fake_run = FakeRun(text, argv, path, capability, skewed)
     script, args = fake_run.script, fake_run.args
     mesh = fake_run.join_group(ranks, rank)
-    data = mesh["data"]
-    model, scaler = fake_run.prepared()
+    data, model = mesh["data"], fake_run.prepared()
     dtype = floating_type(model)
     batches = fake_run.batches()
     batch = batches.make(args.global_batch_size // data.size(), dtype)
@@ -142,7 +141,7 @@ def step(
     if any(isinstance(module, FSDPModule) for module in model.modules()):
         refuse_double_backward()
     for name, parameter in model.named_parameters():
-        parameter.path = name  # as main() does
+        parameter.path = name  # as main() does with the extra optimizers
     with fake_run.fake, silence():
         optimizer = script.make_optimizer(model, mesh, args)
         stepping = getattr(optimizer, "optim", optimizer)  # ZeroRedundancyOptimizer updates its partition with .optim
@@ -160,7 +159,7 @@ def step(
         tracker.mark(replaced, "communication")
         with tracker:
             with writes:
-                script.forward_backward(model, batch, data, scaler, args)
+                script.forward_backward(model, batch, data, args)
             parts = fake_run.option("accumulate") or 1
             notes = writes.notes(data.size(), parts, broadcasts=isinstance(model, Replicated))
             notes += few_samples(model, args.global_batch_size, data.size() * parts)

@@ -28,6 +28,7 @@ from torch.distributed.rendezvous import rendezvous
 from torch.distributed.tensor import distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
+from labkit.planner.contract import prepared
 from labkit.planner.model.samples import floating_type, longest
 
 SECONDS, SPLIT_SECONDS, TURN, LEAST = 7.0, 2.0, 0.05, 3  # in total, per call and round; minimum rounds
@@ -165,10 +166,9 @@ def main() -> None:
     args = cells["parse_args"]()
     torch.manual_seed(0)
     mesh = cells["make_mesh"](device.type, args)
-    model, scaler = cells["in_precision"](cells["adapted"](cells["Model"](), args), device, args)
+    model = prepared(cells, device, args)
     dtype = floating_type(model)
-    cells["change_layers"](model, args)
-    model = cells["parallelize"](model.train(), mesh, device, args)
+    model = cells["parallelize"](model, mesh, device, args)
     optimizer = cells["make_optimizer"](model, mesh, args)
     data, _ = cells["load_datasets"](args.data_dir)
     sample, _ = longest(data, cells["collate"], cells["map_tensors"])
@@ -179,10 +179,10 @@ def main() -> None:
     batches = {
         size: cells["map_tensors"](cells["collate"]([sample] * request[size]), on_device) for size in ("small", "large")
     }
-    half = cells["half_of"](args)
+    half = cells["half_of"](args) if "half_of" in cells else None
 
     def both(batch: Any) -> None:
-        cells["forward_backward"](model, batch, mesh["data"], scaler, args)
+        cells["forward_backward"](model, batch, mesh["data"], args)
         model.zero_grad()
 
     def forward(batch: Any, model: Callable[..., object] = model) -> torch.Tensor:

@@ -28,6 +28,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from labkit.files import lines_of
+from labkit.planner.contract import prepared
 from labkit.planner.model.answers import Reads, Watched
 from labkit.planner.model.facts import Capability
 from labkit.planner.model.fake.checked_fakes import CheckedFakeMode, CopiedAlone
@@ -78,6 +79,8 @@ class FakeRun:
         self.script.arriving_of = _as_many_from_each_rank
         self.script.check_parts = lambda batch, context: None  # it counts labels, which are not known
         self._cells = Script.parse(text)
+        if not hasattr(self.script, "blocks_of"):  # its model lists them
+            exec(library().extras["find_blocks"].cells[0].text, vars(self.script))
         if _are_labkits(self._cells, "optimizer_of", "make_optimizer"):
             self.script.optimizer_of = _scaled(self.script.optimizer_of)
         sys.argv = [SCRIPT_FILE, *argv]
@@ -96,8 +99,13 @@ class FakeRun:
 
     def autocast(self) -> Any:
         """The autocast context of the precision cell."""
-        half = self.script.half_of(self.args)
+        half = self.half()
         return torch.autocast("cpu", half) if half else nullcontext()
+
+    def half(self) -> torch.dtype | None:
+        """The 16-bit type that the script computes in."""
+        of_args: Callable[[Any], torch.dtype | None] | None = getattr(self.script, "half_of", None)
+        return of_args(self.args) if of_args else None
 
     def join_group(self, ranks: int, rank: int = 0) -> Any:
         """The script's mesh on a fake process group, in which collectives return immediately."""
@@ -131,14 +139,13 @@ class FakeRun:
             model = in_four_bits(model, quantization, self.fake)
         with self.fake:  # without the data of pretrained weights: they are pages of files, which are not read
             model = applied(model, lambda t: t if isinstance(t, FakeTensor) else self.fake.from_tensor(t))
-            adapted: nn.Module = self.script.adapted(model, self.args)
-        return adapted
+            return self.script.adapted(model, self.args) if hasattr(self.script, "adapted") else model
 
-    def prepared(self) -> tuple[nn.Module, Any]:
-        """The model and the loss scaler, as main() has them before the model is parallelized."""
-        model, scaler = self.script.in_precision(self.model(), CPU, self.args)
-        self.script.change_layers(model, self.args)
-        return model.train(), scaler
+    def prepared(self) -> nn.Module:
+        """The model as main() has it before it is parallelized."""
+        names = {name: value for name, value in vars(self.script).items() if name != "adapted"} | {"Model": self.model}
+        model: nn.Module = prepared(names, CPU, self.args)
+        return model
 
     def try_evaluation(self, model: nn.Module, batch: Any) -> None:
         """Evaluate a batch with the user's own functions, which raises SystemExit if they return something else than
@@ -196,7 +203,7 @@ class FakeRun:
 
     def tell_types(self, model: nn.Module) -> None:
         """Tell stages under FSDP their types: they send 16 bits where autocast alone keeps sums in 32."""
-        half = self.script.half_of(self.args)
+        half = self.half()
         if half and KnownStage.between and any(isinstance(module, FSDPModule) for module in model.modules()):
             x, *between = KnownStage.between
             with self.fake:
