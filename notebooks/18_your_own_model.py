@@ -132,8 +132,8 @@ lab.verify(cells, 1, len(changed(scripts["fsdp"], scripts["ddp"])))
 scripts["fsdp"].diff(scripts["ddp"])
 
 # %% [markdown]
-# `blocks_of` finds the units for FSDP: modules of one class, one after another, as in an `nn.Sequential` or an
-# `nn.ModuleList`.
+# FSDP's units are the `blocks` of your model, and the model for what is outside them. A model that does not list its
+# layers under this name gets one more cell, in which `blocks_of` looks for modules of one class, one after another.
 #
 # ## Train under both
 

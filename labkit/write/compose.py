@@ -11,7 +11,7 @@ from pathlib import Path
 
 from labkit.errors import ScriptError, did_you_mean
 from labkit.write.cells import Cell, ScriptText, split_cells
-from labkit.write.lines import ARGUMENTS, lines_for, pattern_of, with_lines
+from labkit.write.lines import ARGUMENTS, pattern_of, with_lines
 
 SAME_AS = re.compile(r"# of (?P<file>\w+\.py)")  # the whole text of a cell that is a copy of a sibling file's
 GOES_WITH = re.compile(r"^# goes with: (?P<names>.+)$", re.MULTILINE)
@@ -225,22 +225,20 @@ def fitted(cells: Sequence[Cell], strategy: str) -> tuple[Cell, ...]:
         if used == chosen:
             break
         chosen = used
-    for cell in (cell for cell in written if not library().owners(cell)):
-        _check_lines(cell, written)
+    for base in library().base.cells:
+        (cell,) = [each for each in written if each.title == base.title]
+        if base.title != "strategy" and not library().owners(cell):
+            _check_lines(cell, base, names)
     return written
 
 
-def _check_lines(cell: Cell, cells: Sequence[Cell]) -> None:
+def _check_lines(cell: Cell, base: Cell, names: Iterable[str]) -> None:
     """Raise ScriptError when a user's own cell does not use what train.py's, in its place, would use of other cells in
-    a line for them. A strategy may do without."""
-    (own,) = [base for base in library().base.cells if base.title == cell.title != "strategy"] or [Cell("", "")]
-    for other in cells:
-        for line in lines_for(own, other, flags(other.text)):
-            called = {*re.findall(r'(?<![\w."])[a-zA-Z_]\w*', line)} & other.definitions.keys()
-            if called - cell.uses and "globals()" not in cell.text:
-                raise ScriptError(
-                    f"the {cell.title!r} cell is your own, and has no line for the {other.title!r} cell: {line.strip()}"
-                )
+    lines for them. A strategy may do without."""
+    full = with_lines(base, names)
+    for name in sorted(full.uses - with_lines(base, ()).uses - cell.uses) if "globals()" not in cell.text else ():
+        line = next(line.strip() for line in full.text.split("\n") if name in line)
+        raise ScriptError(f"the {cell.title!r} cell is your own, and lacks a line of this script's: {line}")
 
 
 def _for_the_model(cells: Sequence[Cell]) -> list[Part]:

@@ -22,21 +22,8 @@ WORD = r"\w+"
 def with_lines(cell: Cell, names: Iterable[str]) -> Cell:
     """A cell of a file as it is in a script whose cells have these titles, functions and options."""
     own = {name for line in cell.text.split("\n") if (match := LINE.fullmatch(line)) for name in _names(match)}
-    return (
-        _written(cell, tuple(n for n in names if n in own or (EACH in own and n.endswith(ARGUMENTS)))) if own else cell
-    )
-
-
-def lines_for(cell: Cell, other: Cell, flags: Iterable[str]) -> list[str]:
-    """The lines that the cell of a file has in a script with this other cell, which declares the options `flags`."""
-    names = {other.title, *other.defines, *flags}
-    matches = [match for line in cell.text.split("\n") if (match := LINE.fullmatch(line))]
-    each = [name.removesuffix(ARGUMENTS) for name in sorted(other.defines) if name.endswith(ARGUMENTS)]
-    return [
-        match["code"].replace("<title>", title)
-        for match in matches
-        for title in (each if match["names"] == EACH else [""] * (not names.isdisjoint(_names(match))))
-    ]
+    wanted = tuple(name for name in names if name in own or (EACH in own and name.endswith(ARGUMENTS)))
+    return _written(cell, wanted) if own else cell
 
 
 def _names(match: re.Match[str]) -> list[str]:

@@ -26,14 +26,13 @@ def make_mesh(device_type, args):  # tensor ranks communicate most, so they are 
 def parallelize(model, mesh, device, args):
     """Blocks over the pipeline, layers over the tensor axis, and the rest of each parameter over the data axis."""
     model = cut(model, mesh["pipeline"], device, args)
-    how = {"mesh": mesh["data"], "reshard_after_forward": False}  # gathered once per step, not once per micro-batch
-    # with precision: how["mp_policy"] = policy_of(args)
+    # with precision: how = {"mesh": mesh["data"], "mp_policy": policy_of(args), "reshard_after_forward": False}
     for stage in model.stages.values():
         if args.tensor > 1:
             split((block.to(device) for block in stage.blocks), model, mesh["tensor"])
             # with precision instead: split((placed(b, device, args) for b in stage.blocks), model, mesh["tensor"])
-        for module in [*stage.blocks, stage]:
-            fully_shard(module.to(device), **how)
+        for module in [*stage.blocks, stage]:  # gathered once per step, not once per micro-batch
+            fully_shard(module.to(device), mesh=mesh["data"], reshard_after_forward=False)
             # with precision instead: fully_shard(placed(module, device, args), **how)
     return model
 

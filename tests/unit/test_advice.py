@@ -135,7 +135,7 @@ def test_extras_and_the_task_go_into_every_strategy_that_they_go_with():
     made = variants(script)
 
     for name, other in made.items():
-        theirs = Script.load(name, task="digits").cells
+        theirs = Script.load(name, "precision", task="digits").cells
         assert other.cells["model"] == script.cells["model"]
         assert other.cells["precision"] == script.cells["precision"]
         if name in ("pipeline", "hybrid"):  # micro-batches are theirs

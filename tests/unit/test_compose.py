@@ -598,13 +598,15 @@ def test_a_cell_for_an_older_script_is_refused_with_what_it_is_called_with(cells
     [
         ("main", "save_every", "checkpoints = Checkpoints(model, optimizer, device, args)"),
         ("step", "precision", "scaler.scale(loss).backward()"),
-        ("parameters", "clip", 'update_arguments(parser.add_argument_group("update"))'),
+        ("parameters", "clip", 'schedule_arguments(parser.add_argument_group("schedule"))'),
     ],
 )
 def test_a_cell_of_ones_own_must_have_the_line_of_an_extra(title, extra, line):
     mine = Script.load("ddp").with_cells(**{title: Script.load("ddp").cells[title].text + "\n\nMINE = 1\n"})
 
-    refused(lambda: completed(mine, [extra]), f"the '{title}' cell is your own, and has no line for the ", line)
+    refused(
+        lambda: completed(mine, [extra]), f"the '{title}' cell is your own, and lacks a line of this script's: ", line
+    )
     extras = completed(Script.load("ddp"), [extra])
     extras.with_cells(**{title: extras.cells[title].text + "\n\nMINE = 1\n"}).check()
 
