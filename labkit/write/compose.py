@@ -218,17 +218,18 @@ def fitted(cells: Sequence[Cell], strategy: str) -> tuple[Cell, ...]:
         chosen = _added(chosen, replace(part, cells=tuple(c for c in part.cells if c.title not in titles)), strategy)
     while True:
         names = dict.fromkeys(
-            name for cell in chosen for name in (cell.title, *sorted(cell.defines), *flags(cell.text))
+            name
+            for cell in chosen
+            for name in (cell.title, *sorted(cell.defines - library().order.keys()), *flags(cell.text))
         )
         written = tuple(with_lines(cell, names) if library().owners(cell) else cell for cell in chosen)
         used = tuple(cell for cell, new in zip(chosen, written, strict=True) if _is_used(new, written))
         if used == chosen:
             break
         chosen = used
-    for base in library().base.cells:
-        (cell,) = [each for each in written if each.title == base.title]
-        if base.title != "strategy" and not library().owners(cell):
-            _check_lines(cell, base, names)
+    base = {cell.title: cell for cell in library().base.cells if cell.title != "strategy"}
+    for cell in (cell for cell in written if cell.title in base and not library().owners(cell)):
+        _check_lines(cell, base[cell.title], names)
     return written
 
 

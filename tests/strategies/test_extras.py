@@ -176,8 +176,8 @@ def largest_difference(values: dict[str, float], expected: dict[str, float]) -> 
 
 
 def test_every_extra_is_here():
-    of_hub_models = {"four_bit", "lora"}  # tests/integration/test_hub.py
-    assert OPTIONS.keys() | of_hub_models == labkit.Script.names().extras.keys()
+    elsewhere = {"four_bit", "lora", "find_blocks"}  # tests/integration/test_hub.py, test_unusual_models.py
+    assert OPTIONS.keys() | elsewhere == labkit.Script.names().extras.keys()
 
 
 @pytest.mark.soak

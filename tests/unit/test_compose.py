@@ -559,6 +559,13 @@ def test_a_cell_of_ones_own_brings_its_lines_as_an_extra_does():
     assert script.with_cells(optimizer=ddp.cells["optimizer"].text, model=model) == ddp
 
 
+def test_a_name_of_ones_own_is_not_taken_for_the_title_of_a_cell():
+    ddp = Script.load("ddp")
+    mine = ddp.with_cells(model=ddp.cells["model"].text + "\n\nlayers, base, blocks, export = 1, 2, 3, 4\n")
+
+    assert {title for title in ddp.cells if mine.cells[title] != ddp.cells[title]} == {"model"}
+
+
 def test_a_cell_that_an_extra_has_comes_with_its_lines_by_its_title_or_by_a_name():
     script = Script.load("ddp").with_cells(
         layers="def change_layers(model, args):\n    pass\n",
