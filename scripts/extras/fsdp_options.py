@@ -38,12 +38,11 @@ def parallelize(model, mesh, device, args):
     # with blocks: blocks = blocks_of(model)
     # with blocks: if not blocks:
     # with blocks:     model.register_forward_hook(needs_tensors)
-    for block in model.blocks:
-        # with blocks instead: for block in blocks:
-        fully_shard(block.to(place), **options)
-        # with precision instead: fully_shard(placed(block, place, args), **options)
-    return fully_shard(model.to(place), **options)  # the other parameters
-    # with precision instead: return fully_shard(placed(model, place, args), **options)  # the other parameters
+    for module in [*model.blocks, model]:  # the model last: parameters outside the blocks
+        # with blocks instead: for module in [*blocks, model]:  # the model last: parameters outside the blocks
+        fully_shard(module.to(place), **options)
+        # with precision instead: fully_shard(placed(module, place, args), **options)
+    return model
 
 
 def make_optimizer(model, mesh, args):

@@ -10,7 +10,7 @@ def predictions_of(outputs, batch):
     if not isinstance(batch, tuple):
         raise SystemExit("predictions_of reads batches of (inputs, labels); replace it for a batch that is a "
                          f"{type(batch).__name__}")  # fmt: skip
-    return (outputs if torch.is_tensor(outputs) else outputs.logits).argmax(-1), batch[1]
+    return (outputs if hasattr(outputs, "argmax") else outputs.logits).argmax(-1), batch[1]
 
 
 def gathered_metrics(predicted, labels):

@@ -16,12 +16,11 @@ def parallelize(model, mesh, device, args):
     # with blocks: if not blocks:
     # with blocks:     model.register_forward_hook(needs_tensors)
     # with precision: how = {"mesh": mesh, "mp_policy": policy_of(args), "reshard_after_forward": False}
-    for block in model.blocks:
-        # with blocks instead: for block in blocks:
-        fully_shard(block.to(device), mesh=mesh, reshard_after_forward=False)
-        # with precision instead: fully_shard(placed(block, device, args), **how)
-    return fully_shard(model.to(device), mesh=mesh, reshard_after_forward=False)  # the other parameters
-    # with precision instead: return fully_shard(placed(model, device, args), **how)  # the other parameters
+    for module in [*model.blocks, model]:  # the model last: parameters outside the blocks
+        # with blocks instead: for module in [*blocks, model]:  # the model last: parameters outside the blocks
+        fully_shard(module.to(device), mesh=mesh, reshard_after_forward=False)
+        # with precision instead: fully_shard(placed(module, device, args), **how)
+    return model
 
 
 def make_optimizer(model, mesh, args):

@@ -101,7 +101,7 @@ def test_extras_bring_cells_and_their_lines_in_others():
         "scaler.scale(loss).backward()",
         "stopped = checkpoints.after_step(step, total_steps, stopped)",
     }
-    assert not lines & {"loss.backward()", "optimizer.step()", "fully_shard(block.to(device), mesh=mesh)"}
+    assert not lines & {"loss.backward()", "optimizer.step()", "fully_shard(module.to(device), mesh=mesh)"}
     assert script.head == plain.head
     assert (script.name, strategy_of(script)) == ("fsdp", "fsdp")
 
@@ -747,7 +747,7 @@ def test_the_text_is_printed_by_the_terminals_verb(capsys, tmp_path):
     assert main(["write", "fdsp"]) == 2
     assert "did you mean 'fsdp'?" in capsys.readouterr().err
     assert main(["diff", "ddp", "fsdp"]) == 0
-    assert "+    for block in model.blocks:" in capsys.readouterr().out
+    assert "+    for module in [*model.blocks, model]:" in capsys.readouterr().out
 
 
 def test_the_help_of_a_launch_names_the_extras_options(capsys):

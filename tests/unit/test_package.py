@@ -171,11 +171,11 @@ def test_labkit_stays_small():
         sum(count for path, count in lines.items() if path.parts[0] == name) for name in ("checking", "planner")
     )
 
-    assert len(MODULES) <= 362
+    assert len(MODULES) <= 363
     assert witness <= 6_567
     assert checking <= 7_361
-    assert planner <= 10_840
-    assert sum(lines.values()) - witness - checking - planner <= 34_930
+    assert planner <= 10_844
+    assert sum(lines.values()) - witness - checking - planner <= 35_062
 
 
 @pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(PACKAGE)))

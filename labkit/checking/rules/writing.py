@@ -85,9 +85,9 @@ def _may_be_unit(tree: Tree, write: Write, forward: Forward) -> bool:
 
 
 def _is_of_blocks(tree: Tree, modules: ast.expr) -> bool:
-    """Whether modules come from labkit's search for repeated layers, and from nothing like model.modules()."""
+    """Whether modules are named, or come from labkit's search for repeated layers: not from model.modules() or so."""
     calls = [part for part in behind(tree, modules) if isinstance(part, ast.Call)]
-    return {spelled(call.func) for call in calls} == {BLOCKS_OF}
+    return {spelled(call.func) for call in calls} <= {BLOCKS_OF}
 
 
 def _is_combined_by_hand(tree: Tree) -> bool:
