@@ -302,8 +302,8 @@ print(ddp.command.replace(" --", " \\\n    --"))
 #    samples.</details>
 # 3. Launch DDP with `precision="bf16", save_every=10` in addition to the options ("fp16" on a T4, lab 10). What has
 #    changed in the script?
-#    <details><summary>Answer</summary>Two cells, <code>precision</code> and <code>checkpoints</code>, have replaced
-#    trivial ones. The script has about twice as many lines; it contains only what you ask for.</details>
+#    <details><summary>Answer</summary>It has two cells more, <code>precision</code> and <code>checkpoints</code> (and
+#    the small <code>notes</code>), and the lines that call them. It contains only what you ask for.</details>
 # 4. Train on MNIST instead: run the cell below, then `Script.load(name, task="digits").with_cells(model=Model,
 #    data=load_datasets)`, and pass `data_dir=labkit.fetch("mnist")` to `launch`.
 #    <details><summary>The cell</summary>
