@@ -189,7 +189,7 @@ def test_the_cause_of_a_failure_is_shown_and_text_from_a_rank_stays_text(noteboo
     assert notebook.output(0).locator("script").count() == 0
 
 
-@pytest.mark.timeout(400)  # four trainings and two plans
+@pytest.mark.timeout(600)  # four trainings and two plans
 def test_the_quickstart_notebook_runs_from_top_to_bottom(notebook):
     book = nbformat.read(ROOT / "notebooks" / "01_quickstart.ipynb", 4)
     code = [
@@ -206,7 +206,7 @@ def test_the_quickstart_notebook_runs_from_top_to_bottom(notebook):
     notebook.command("application:toggle-left-area")
     notebook.picture("quickstart-live")
     last = len(code) - 1
-    notebook.wait_for_text(last, "--standalone", 120)
+    notebook.wait_for_text(last, "--standalone", 300)
     for i in range(len(code)):
         assert notebook.output(i).locator(".jp-RenderedText[data-mime-type*=error]").count() == 0
     assert not notebook.errors
