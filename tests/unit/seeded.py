@@ -854,6 +854,10 @@ SEEDED: dict[str, list[tuple[str, str]]] = {
             within("", f"model = Net()\n{UNITS}model.to(device)\n"),
         ),
         (
+            within("", f"model = Net().to(device)  # HERE\n{UNITS}"),
+            within("", "model = Net()\n" + UNITS.replace("fully_shard(part)", "fully_shard(part.to(device))")),
+        ),
+        (
             within("", "model = FSDP(Net().cuda(), auto_wrap_policy=policy)  # HERE\n"),
             within("", "model = FSDP(Net().to(torch.bfloat16), auto_wrap_policy=policy)\n"),
         ),

@@ -20,8 +20,10 @@ from labkit.checking.syntax.tree import Tree, Wrap
     misses="a model moved in another function than the one that wraps it; models small enough for it not to matter.",
 )
 def moved_before_sharding(tree: Tree) -> Mistakes:
-    for wrap in (each for each in tree.wraps_of("fsdp1", "fsdp2") if not tree.loops_of(each.call)):  # not by unit
-        source, location = wrap.source, tree.location(wrap.line)
+    for wrap in tree.wraps_of("fsdp1", "fsdp2"):
+        source, location, loop = wrap.source, tree.location(wrap.line), tree.loop_of(wrap.call)
+        if isinstance(loop, ast.For) and spelled(loop.target) in tree.names_in(source):
+            continue  # for unit in units: fully_shard(unit.to(device))
         if moves_to_device(tree, source):
             yield source, f"the whole model is moved to the GPU before {_named(wrap)} shards it"
         name = spelled(source)
