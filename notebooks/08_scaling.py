@@ -217,7 +217,7 @@ draw.speedups(faster, "planned, not run: strong scaling under DDP")
 # 1. `serial_ms = 60`: what is the speed-up on four ranks, and the limit? Work it out, then run it.
 #    <details><summary>Answer</summary>s = 60 / 240 = 25%. On four ranks 4 / 1.75 = 2.3 times, and never more than
 #    4.</details>
-# 2. Let the last rank take twice as long for its samples: `samples * seconds * (1 + (dist.get_rank() == 1))`. What does
+# 2. Let rank 1 take twice as long for its samples: `samples * seconds * (1 + (dist.get_rank() == 1))`. What does
 #    the fitted share become?
 #    <details><summary>Answer</summary>All wait for the slow rank. On two ranks T = 180 + 20 ms, as on one: the speed-up
 #    is 1 and the share 100%. The share is whatever does not get faster, for any reason.</details>
