@@ -299,12 +299,15 @@ def main():
 
     torch.manual_seed(args.seed)  # the same weights on every rank
     model = Model()
+    # with meta_device instead: model = new_model(args)
     # with adapter: model = adapted(model, args)
     # with precision: model = in_precision(model, device, args)
     size = sum(p.numel() for p in model.parameters())
     dtype = torch.float64 if all(p.dtype.to_real() == torch.float64 for p in model.parameters()) else torch.float32
     # with layers: change_layers(model, args)
     model = parallelize(model.train(), mesh, device, args)
+    # with meta_device instead: model = parallelize(model.train(), mesh, before_sharding(device, args), args)
+    # with meta_device: model = initialized(model, device, args)
     # with paths: name_parameters(model)
     optimizer = make_optimizer(model, mesh, args)
     torch.manual_seed(args.seed + dp_mesh.get_local_rank())  # dropout differs between data ranks, not within a replica

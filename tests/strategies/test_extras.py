@@ -36,6 +36,7 @@ OPTIONS = {
     "export": ["--export-dir", "{folder}/out"],
     "fsdp_options": ["--reshard-after-forward", "always"],
     "gather_metrics": [],
+    "meta_device": [],  # tests/strategies/test_meta_device.py
     "optimizers": [],  # tests/strategies/test_optimizers.py
     "optimizer_in_backward": ["--optimizer-in-backward"],
     "precision": ["--precision", "fp64"],
