@@ -39,7 +39,7 @@ def test_a_module_that_cannot_fill_its_parameters_is_named(tmp_path, runs_dir):
     model = MODEL.replace(
         "        self.norm, self.head", "        self.scale = nn.Parameter(torch.ones(1))\n        self.norm, self.head"
     )
-    run = labkit.launch(labkit.Script.load("fsdp").with_cells(model=model), nproc_per_node=2, steps=1, meta_device=True)
+    script = labkit.Script.load("fsdp").with_cells(model=model)
     with pytest.raises(labkit.RankFailedError) as failed:
-        run.wait()
+        labkit.launch(script, nproc_per_node=2, steps=1, meta_device=True)
     assert "--meta-device: the model (Model) has parameters or buffers of its own" in str(failed.value)
