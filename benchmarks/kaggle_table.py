@@ -24,7 +24,7 @@ from labkit.cli import main as run_labkit
 from labkit.kaggle.service import LoginError, Service
 
 ROOT = Path(__file__).parents[1]
-LABS = [ROOT / "notebooks" / f"{name}.ipynb" for name in ("03_ddp", "10_mixed_precision", "05_fsdp")]
+LABS = [ROOT / "notebooks" / f"{name}.ipynb" for name in ("03_ddp", "11_mixed_precision", "05_fsdp")]
 FLOOR_HOURS = 8.0  # of the week's 30 GPU hours, left to the account's owner
 SUITE_FILES = [
     "pyproject.toml",

@@ -137,7 +137,7 @@ CLAIMS = (
         "PyTorch FSDP Wrapper",
         "MixedPrecision(param_dtype=torch.float16, …), then loss.backward()",
         "Without a scaler small gradients lose digits in fp16, or become 0.",
-        Lab("10_mixed_precision", "share of this model's gradients that lose digits in fp16, not scaled"),
+        Lab("11_mixed_precision", "share of this model's gradients that lose digits in fp16, not scaled"),
         WRONG,
     ),
     Entry(
@@ -161,7 +161,7 @@ CLAIMS = (
         "2. DDP Explained",
         "Overlapped communication: Gradient sync overlaps with backward pass",
         "All buckets but the last are sent while backward goes on.",
-        Lab("16_profiling", "healthy: all-reduces that backward hides, of four buckets"),
+        Lab("17_profiling", "healthy: all-reduces that backward hides, of four buckets"),
         RIGHT,
     ),
     Entry(
@@ -193,7 +193,7 @@ CLAIMS = (
         "MixedPrecision(param_dtype=torch.bfloat16, reduce_dtype=torch.bfloat16, …)",
         "It sends half of the bytes of fp32, but gradients are then summed with bf16's 8 significant bits. With "
         "reduce_dtype=torch.float32 it is two thirds.",
-        Lab("10_mixed_precision", "the same with sums in 16 bits"),
+        Lab("11_mixed_precision", "the same with sums in 16 bits"),
         IN_PART,
     ),
     Entry(
@@ -209,7 +209,7 @@ CLAIMS = (
         "7. Key Migration Considerations",
         "Learning rate: May need adjustment due to different gradient handling",
         "FSDP's gradients are DDP's. If you also enlarge the batch, that is the reason to look for the rate again.",
-        Lab("18_your_own_model", "FSDP: largest relative difference to a loss of DDP"),
+        Lab("19_your_own_model", "FSDP: largest relative difference to a loss of DDP"),
         WRONG,
     ),
     Entry(
@@ -242,14 +242,14 @@ CLAIMS = (
         "10-20% faster training",
         "It depends on how long loading takes beside computing: nothing if it is already hidden, half of the step if "
         "both take as long. With a GPU, pinned memory adds to that; this needs one.",
-        Lab("09_input_pipeline", "share of a step that 2 workers save, compared with none", said=0.2),
+        Lab("10_input_pipeline", "share of a step that 2 workers save, compared with none", said=0.2),
     ),
     Entry(
         README,
         "DDP Core Concepts",
         "After backward pass, gradients are synchronized using all-reduce",
         "Most of it happens during backward: each bucket is sent as soon as its gradients are there.",
-        Lab("16_profiling", "healthy: all-reduces that backward hides, of four buckets", said=0),
+        Lab("17_profiling", "healthy: all-reduces that backward hides, of four buckets", said=0),
     ),
     Entry(
         README,
@@ -274,7 +274,7 @@ CLAIMS = (
         "50% fewer steps to complete one epoch, 2 GPUs → 2x faster (ideally)",
         "Only because the global batch doubles. The learning rate then has to be found again; at the same rate the "
         "larger batch learns less in an epoch.",
-        Lab("20_cluster", "8 times the batch, the same learning rate: test loss, how many times the small batch's"),
+        Lab("21_cluster", "8 times the batch, the same learning rate: test loss, how many times the small batch's"),
         IN_PART,
     ),
     Entry(
@@ -377,7 +377,7 @@ CLAIMS = (
         "Correct: if rank == 0: evaluate(model, test_loader)",
         "A sharded model's forward is a collective, and so is that of a DDP model with buffers: rank 0 waits for "
         "ranks that do not come. Its own DDP script evaluates model.module, which is safe.",
-        Lab("17_when_it_breaks", "rank 0 evaluates alone: errors", said=0),
+        Lab("18_when_it_breaks", "rank 0 evaluates alone: errors", said=0),
     ),
     Entry(
         README,
@@ -408,7 +408,7 @@ CLAIMS = (
         "Types of Parallelism",
         "Model/Tensor Parallelism: Model layers across devices",
         "That is the pipeline. Tensor parallelism splits each layer, with two all-reduces in a block's backward.",
-        Lab("13_tensor_parallel", "all-reduces in a backward of four blocks", said=0),
+        Lab("14_tensor_parallel", "all-reduces in a backward of four blocks", said=0),
     ),
     Entry(
         BLOG,
@@ -423,7 +423,7 @@ CLAIMS = (
         "Pros of DDP",
         "Fault Tolerance: Easy to checkpoint and resume training",
         "If one rank fails, all end. What was trained since the last checkpoint is trained again.",
-        Lab("15_checkpoints", "killed: steps that are trained again"),
+        Lab("16_checkpoints", "killed: steps that are trained again"),
         IN_PART,
     ),
     Entry(
@@ -431,7 +431,7 @@ CLAIMS = (
         "Cons of DDP",
         "All GPUs must wait for slowest one (stragglers)",
         "They wait within their own all-reduces, as long as the slow rank is slower.",
-        Lab("16_profiling", "straggler: the other rank waits"),
+        Lab("17_profiling", "straggler: the other rank waits"),
         RIGHT,
     ),
     Entry(
@@ -447,7 +447,7 @@ CLAIMS = (
         "Reducing Bubbles with Micro-batching",
         "Bubble Fraction = (p - 1)/m",
         "That is idle time over computing time. Of the whole time it is (p - 1)/(m + p - 1).",
-        Lab("12_pipeline", "share of the ranks' time that is bubble, with 1F1B"),
+        Lab("13_pipeline", "share of the ranks' time that is bubble, with 1F1B"),
         IN_PART,
     ),
     Entry(
@@ -455,7 +455,7 @@ CLAIMS = (
         "Pipeline Schedules",
         "1F1B: memory lower",
         "At most as many micro-batches as there are stages are in flight, instead of all eight.",
-        Lab("12_pipeline", "micro-batches whose activations rank 0 holds at once, with 1F1B"),
+        Lab("13_pipeline", "micro-batches whose activations rank 0 holds at once, with 1F1B"),
         RIGHT,
     ),
     Entry(
@@ -464,7 +464,7 @@ CLAIMS = (
         "Interleaved 1F1B: memory lowest",
         "The first rank holds more than under 1F1B, which has 4 micro-batches in flight.",
         Lab(
-            "12_pipeline",
+            "13_pipeline",
             "the same with Interleaved1F1B (a micro-batch in one of two stages counts 1/2)",
             said=4,
         ),
@@ -475,7 +475,7 @@ CLAIMS = (
         "Gradient Staleness: Some schedules have delayed gradient updates",
         "None of the three that it lists: all end a step before the next one begins, and their losses are one rank's. "
         "PipeDream's asynchronous schedule, which torch does not have, is the one with stale gradients.",
-        Lab("12_pipeline", "1F1B: largest difference of a loss to one device's"),
+        Lab("13_pipeline", "1F1B: largest difference of a loss to one device's"),
         WRONG,
     ),
     Entry(

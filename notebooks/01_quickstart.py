@@ -44,7 +44,7 @@ draw.replicas(nproc_per_node)
 # ## Your model is an ordinary cell
 #
 # Run it, change it, test it here. When you launch, labkit copies the cell as it stands into the training script, which
-# calls `Model()` without arguments and applies cross-entropy to the scores that it returns. (Lab 21 does this with a
+# calls `Model()` without arguments and applies cross-entropy to the scores that it returns. (Lab 22 does this with a
 # Hugging Face model.)
 
 # %%
@@ -157,7 +157,7 @@ print(failure.message.splitlines()[0])
 # The sentence names the rank, the error, and the line, both in the script and in the cell that you wrote. 360 samples
 # are five batches of 64 and one of 40. Rank 0 takes the first, the third and the fifth, rank 1 the others; the batch of
 # 40 is the last of rank 1. Rank 0 made no mistake, but it would wait forever for rank 1 at the next exchange, so it was
-# stopped. (Lab 17 breaks a training in more ways. In every lab, skip the lines with `lab.verify`: they test the lab's
+# stopped. (Lab 18 breaks a training in more ways. In every lab, skip the lines with `lab.verify`: they test the lab's
 # own formulas against what was measured.)
 
 # %%
@@ -266,7 +266,7 @@ print(ddp.command.replace(" --", " \\\n    --"))
 # `labkit.launch("my_trainer.py", nproc_per_node=2)` starts a script of your own, unchanged, and watches it in the same
 # way. But torchrun only starts it twice. A Hugging Face Trainer does the rest by itself; its batch size is per device,
 # so two ranks double the global batch. A loop of your own must start the process group, choose its GPU, wrap the model
-# and give each rank different samples (lab 03), as labkit's script does; lab 18 has a larger model of your own.
+# and give each rank different samples (lab 03), as labkit's script does; lab 19 has a larger model of your own.
 #
 # ## Recap
 #
@@ -281,10 +281,10 @@ print(ddp.command.replace(" --", " \\\n    --"))
 #
 # ## Where next?
 #
-# - **30 minutes on Kaggle's two T4s:** lab 19 begins with what to click and paste. Run this lab there, and lab 03 up to
+# - **30 minutes on Kaggle's two T4s:** lab 20 begins with what to click and paste. Run this lab there, and lab 03 up to
 #   its timeline.
 # - **An afternoon:** labs 02 to 06, in order. Each answers what the one before leaves open: what ranks say to each
-#   other, DDP, memory, FSDP, which strategy to take. Then lab 18 with a model of your own.
+#   other, DDP, memory, FSDP, which strategy to take. Then lab 19 with a model of your own.
 # - **A lecture:** `make slides` turns the figures and questions of labs 01 to 06 into slides; *Try this* in each lab
 #   has exercises.
 #
@@ -300,7 +300,7 @@ print(ddp.command.replace(" --", " \\\n    --"))
 #    <details><summary>Answer</summary>Both, in the first step: "ranks 0, 1 failed: ValueError: boom", and then the
 #    cell, <code>model</code>, and the line in it. The run on one rank trains, for its batches have 128
 #    samples.</details>
-# 3. Launch DDP with `precision="bf16", save_every=10` in addition to the options ("fp16" on a T4, lab 10). What has
+# 3. Launch DDP with `precision="bf16", save_every=10` in addition to the options ("fp16" on a T4, lab 11). What has
 #    changed in the script?
 #    <details><summary>Answer</summary>It has two cells more, <code>precision</code> and <code>checkpoints</code> (and
 #    the small <code>notes</code>), and the lines that call them. It contains only what you ask for.</details>

@@ -107,7 +107,7 @@ lab.verify(left, sum(10 * (rank + 1) + 1 for rank in range(lab.ranks)), seen[1][
 # %% [markdown]
 # Compare `reduce_scatter` and `all_reduce`: an `all_reduce` is a `reduce_scatter` followed by an `all_gather`. DDP
 # needs the whole of it; FSDP needs its two halves, at different times. `all_to_all` turns rows into columns. Mixtures
-# of experts need it: in such a layer each token goes to a few of many MLPs, on whichever ranks these are (lab 26).
+# of experts need it: in such a layer each token goes to a few of many MLPs, on whichever ranks these are (lab 27).
 #
 # ## What does it cost?
 #

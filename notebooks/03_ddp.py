@@ -259,7 +259,7 @@ lab.launch(script, steps=9, global_batch_size=16, bucket_mib=3, profile=True).ti
 # others are the buckets. Compare one bucket on both ranks: the shorter bar is nearly the sending time, the longer one
 # includes waiting for the other rank. A long grey bar at the end of backward on only one rank means that it has
 # finished and waits for the other; smaller buckets do not help against that. You get such a timeline of any run with
-# `profile=True` (lab 16).
+# `profile=True` (lab 17).
 #
 # ## Where two ranks are not one bigger batch
 #
@@ -381,7 +381,7 @@ lab.plans({"DDP": sized(script, width=512, layers=8, heads=8)}, devices=("1xT4",
 #    MiB for four micro-batches, as without <code>no_sync</code>: nothing is gained, and nothing warns you.</details>
 # 4. You go from one rank to four. Must the learning rate change? (Goyal et al., arXiv 1706.02677.)
 #    <details><summary>Answer</summary>Four ranks with the same samples per rank have a global batch four times as
-#    large. The usual rule for SGD multiplies the learning rate by four as well, with a warm-up (lab 20 tries it). It
+#    large. The usual rule for SGD multiplies the learning rate by four as well, with a warm-up (lab 21 tries it). It
 #    stops helping at some batch size, which only a sweep can find: <code>labkit.sweep(script, lr=[…])</code>. For
 #    AdamW the usual factor is the square root, here 2 (Malladi et al., arXiv 2205.10287). If you keep the global batch,
 #    change nothing.</details>

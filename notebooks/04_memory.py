@@ -180,8 +180,8 @@ lab.score()
 #
 # - **States:** use FSDP (lab 05). torch's ZeRO-1 saves less, and is often slower.
 # - **Activations:** process fewer samples at a time and accumulate gradients (lab 03), recompute activations in
-#   backward (lab 11), or compute in 16 bits (lab 10).
-# - **Both**, when only some weights are to be trained: LoRA (lab 21).
+#   backward (lab 12), or compute in 16 bits (lab 11).
+# - **Both**, when only some weights are to be trained: LoRA (lab 22).
 #
 # The picture shows the memory per GPU under FSDP in GB, for a model of the given size with 1 GB of activations, not
 # counting gathered blocks and buffers:

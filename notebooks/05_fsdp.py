@@ -282,7 +282,7 @@ lab.plans(gpt, devices=("2xT4", "8xA100 80"), global_batch_size=8) if plans else
 #    <details><summary>Answer</summary>Nothing: it stays at 0.857. The shards are new parameters,
 #    and the optimizer has the old ones, which never get a gradient. Nothing warns you.</details>
 #
-# **In your own code**, with pretrained weights (after `init_process_group`; lab 21 fine-tunes with FSDP):
+# **In your own code**, with pretrained weights (after `init_process_group`; lab 22 fine-tunes with FSDP):
 #
 # ```python
 # torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))

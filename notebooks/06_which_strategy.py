@@ -110,7 +110,7 @@ draw.choice(rings, crosses, rings="NCCL, by the formula", crosses="measured here
 #
 # What DDP, ZeRO and FSDP send grows with the parameters, whatever the batch; what tensor parallelism and pipelines send
 # grows with the tokens in a batch. So the former win with many tokens, the latter with few tokens and wide layers. The
-# pipeline holds and sends the least here, but its ranks wait for each other, which no total shows (lab 12).
+# pipeline holds and sends the least here, but its ranks wait for each other, which no total shows (lab 13).
 
 # %%
 for name in names:  # a rank that is ahead of the others may have gathered one more block
@@ -138,18 +138,18 @@ questions = [
 draw.decision(questions, "FSDP\none block per unit")
 
 # %% [markdown]
-# 1. **DDP**, if it fits: one line, and ordinary checkpoints. Before you leave it, compute in 16 bits (lab 10), use
-#    fused AdamW (lab 04), take fewer samples at a time and accumulate, recompute activations (lab 11).
+# 1. **DDP**, if it fits: one line, and ordinary checkpoints. Before you leave it, compute in 16 bits (lab 11), use
+#    fused AdamW (lab 04), take fewer samples at a time and accumulate, recompute activations (lab 12).
 # 2. **The states do not fit:** FSDP, with one block per unit (lab 05). If not even 1/N of them fits, fewer parameters
-#    have to be trained (LoRA, lab 21), or the host has to hold them, or N has to grow.
+#    have to be trained (LoRA, lab 22), or the host has to hold them, or N has to grow.
 # 3. **One sample is too much:** sharding does not help, because it divides no activations. Tensor parallelism does,
-#    where there is NVLink (lab 13), or context parallelism, which splits a long text (lab 24).
+#    where there is NVLink (lab 14), or context parallelism, which splits a long text (lab 25).
 # 4. **FSDP waits for its gathers:** it sends the same bytes for any number of tokens, so give each rank more of them.
-#    Between hosts, send less: FSDP only within a host (lab 14), or a pipeline (lab 12).
+#    Between hosts, send less: FSDP only within a host (lab 15), or a pipeline (lab 13).
 #
 # Then compare two or three candidates, with `labkit.plan` or by running a few steps. **More ranks, larger batch?** With
 # the same samples on each rank, N ranks have an N times larger global batch and N times fewer steps per epoch, and the
-# learning rate has to be found again (lab 20). If the global batch stays the same, nothing changes but the time.
+# learning rate has to be found again (lab 21). If the global batch stays the same, nothing changes but the time.
 #
 # ## On 2 × T4 and 8 × A100
 #
@@ -231,8 +231,8 @@ if guides:
 # | ZeRO-1 | 2 P + 2 P / N | 3 P | as DDP, and for the updated parameters | you cannot use FSDP |
 # | `zero2`, SHARD_GRAD_OP | P + 3 P / N | 2 P | for the first gather and the last sum | FSDP waits in backward |
 # | FSDP, FULL_SHARD | 4 P / N, and a unit or two | 3 P | and for gathers that nothing hides | the states do not fit |
-# | tensor (lab 13) | 4 P / N | 8 L A | in every block, four times | a sample or a layer is too large |
-# | pipeline (lab 12) | 4 P / N | 2 A | for the other stages | links are slow |
+# | tensor (lab 14) | 4 P / N | 8 L A | in every block, four times | a sample or a layer is too large |
+# | pipeline (lab 13) | 4 P / N | 2 A | for the other stages | links are slow |
 #
 # [The same on one page](../docs/reference/cheat_sheet.md), with more strategies.
 #

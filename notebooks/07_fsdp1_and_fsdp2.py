@@ -28,7 +28,7 @@
 # | a shard | a unit's parameters in one flat vector, cut into N equal parts | of each parameter some rows |
 # | then a parameter is | that vector, or a view of it | a **DTensor**: the local part, and how the whole is cut |
 #
-# This lab runs both on four ranks, with the same model and samples, and compares what they hold, send and learn. Lab 27
+# This lab runs both on four ranks, with the same model and samples, and compares what they hold, send and learn. Lab 08
 # moves a DDP script to FSDP.
 
 # %% tags=["parameters"]
@@ -216,7 +216,7 @@ pd.DataFrame(rows).T.dropna(axis=1, how="all").fillna("")
 # Only the bytes differ a little, because FSDP1 pads a unit's flat vector to a multiple of N and cuts it anywhere. FSDP2
 # cuts by rows: the last layer has 10, so that four ranks get 3, 3, 3 and 1. For that price each parameter stays a
 # tensor of its own, which can be frozen, quantized, saved under its name, or sharded by tensor parallelism as well
-# (lab 14).
+# (lab 15).
 
 # %%
 shares = {name: N if name == "NO_SHARD" else 2 if "HYBRID" in name else 1 for name in seen}  # groups that hold all
@@ -238,7 +238,7 @@ lab.verify(hybrid, 0.5, seen["HYBRID_SHARD"][0]["held"] / seen["NO_SHARD"][0]["h
 #
 # A **full** state dict has every parameter whole, under the names of the bare model, so anything can load it. It takes
 # an all-gather of everything, and one rank has to hold the whole model. A **sharded** one has only this rank's shards,
-# and all ranks write at once (lab 15). In FSDP1 `StateDictType` chooses, in a way that is deprecated (hence the
+# and all ranks write at once (lab 16). In FSDP1 `StateDictType` chooses, in a way that is deprecated (hence the
 # comments for `labkit.check`). Here is what the guide saves, and what it takes on each rank:
 
 # %%

@@ -36,7 +36,7 @@ parser.add_argument("--small", action="store_true", help="less of everything, an
 parser.add_argument("-j", "--jobs", type=int, default=1, help="how many notebooks run at the same time (default: 1)")
 SMALL = {"epochs": "2", "seeds": "1", "strategies": "ddp fsdp pipeline"}
 SMALL |= dict.fromkeys(("seven_billion", "large", "guides", "plans"), "False")
-SMALL_STEPS = {"21_fine_tuning": "20", "22_images": "20", "25_talk_less": "62", "26_experts": "20"}
+SMALL_STEPS = {"22_fine_tuning": "20", "23_images": "20", "26_talk_less": "62", "27_experts": "20"}
 INJECTED = "# Values for this execution, in place of those above"  # papermill's own title says less
 MOST_BYTES = 320_000  # of an executed notebook, with its figures and their pictures
 

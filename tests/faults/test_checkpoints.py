@@ -335,7 +335,7 @@ def saved_by_four(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.soak  # test_relay.py and lab 15 do the same
+@pytest.mark.soak  # test_relay.py and lab 16 do the same
 @pytest.mark.parametrize(
     ("origin", "name", "ranks"),
     [
@@ -658,7 +658,7 @@ def test_ranks_of_which_one_is_asked_to_stop_leave_after_the_same_step(tmp_path:
     assert [run.status().checkpoint] == [f"step-{step}" for step in steps]
 
 
-@pytest.mark.soak  # lab 19 does the same
+@pytest.mark.soak  # lab 20 does the same
 def test_at_the_deadline_the_ranks_save_and_leave() -> None:
     began = time.monotonic()
     run = train("ddp", 2, steps=ENDLESS, deadline_seconds=2, async_save=True)

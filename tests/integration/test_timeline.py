@@ -46,7 +46,7 @@ def test_a_step_of_ddp_is_forward_backward_and_the_optimizer_with_two_buckets_on
 @pytest.mark.parametrize(
     ("schedule", "kinds"),
     [
-        pytest.param("1F1B", {"forward", "backward"}, marks=pytest.mark.soak),  # lab 12 draws it
+        pytest.param("1F1B", {"forward", "backward"}, marks=pytest.mark.soak),  # lab 13 draws it
         ("InterleavedZeroBubble", {"forward", "backward", "weights"}),
     ],
 )

@@ -42,19 +42,19 @@ BROKEN = [
         "the same, with a count for each parameter",
     ),
     (
-        "08_scaling",
+        "09_scaling",
         "return ranks / (1 + serial * (ranks - 1))",
         "return ranks / (1 + serial * ranks)",
         "the article's table for DDP: largest distance from Amdahl's law with 5%",
     ),
     (
-        "09_input_pipeline",
+        "10_input_pipeline",
         "self.rank * worker.num_workers + worker.id, self.ranks * worker.num_workers",
         "worker.id, worker.num_workers",
         "the same by worker and rank",
     ),
     (
-        "10_mixed_precision",
+        "11_mixed_precision",
         '{"DDP": DistributedDataParallel(linear(device)), ',
         '{"DDP": linear(device), ',
         "DDP: ranks that see one's infinity",
@@ -69,32 +69,32 @@ BROKEN = [
     ),
     ("05_fsdp", '"never": (False, 1)', '"never": (True, 1)', "never: all-gathers"),
     (
-        "11_activation_checkpointing",
+        "12_activation_checkpointing",
         '"aten.addmm", "scaled_dot_product"',
         '"scaled_dot_product"',
         "selective: values saved",
     ),
     (
-        "12_pipeline",
+        "13_pipeline",
         "get_schedule_class(name)(",
         'get_schedule_class(name if len(stages) > 1 else "GPipe")(',
         "1F1B: ranks that hold as many micro-batches as predicted",
     ),
     (
-        "13_tensor_parallel",
+        "14_tensor_parallel",
         'Script.load("tensor_parallel"), Script.load("single")',
         f'Script.load("tensor_parallel").with_cells({PARTIAL}), Script.load("single")',
         "loss",
     ),
     (
-        "14_meshes",
+        "15_meshes",
         'sized(Script.load("hybrid"), width=64), sized',
         'sized(Script.load("hybrid"), width=64).with_cells(strategy=Script.load("hybrid").cells["strategy"]'
         '.text.replace("reshard_after_forward=False", "reshard_after_forward=True")), sized',
         "all-gathers of a rank in the same step",
     ),
     (
-        "15_checkpoints",
+        "16_checkpoints",
         'for name in ("fsdp", "single"))\n',
         'for name in ("fsdp", "single"))\nscript = script.with_cells(main=script.cells["main"].text.replace('
         '"divmod(step, per_epoch)", "(step // per_epoch, 0)"))\n',
@@ -107,37 +107,37 @@ BROKEN = [
         "fsdp: sent by all ranks in a step",
     ),
     (
-        "16_profiling",
+        "17_profiling",
         'profiled("straggler", slow=slow_ms / 1000,',
         'profiled("straggler", slow=0.0,',
         "straggler: the rank that labkit names",
     ),
     (
-        "17_when_it_breaks",
+        "18_when_it_breaks",
         'broken(sound, "        dist.barrier()", "            dist.barrier()")',
         "sound",
         "four spaces: rank that called barrier",
     ),
     (
-        "18_your_own_model",
+        "19_your_own_model",
         "    random = torch.Generator().manual_seed(0)",
         "    random = torch.Generator()\n    random.seed()",
         "largest relative difference to a loss",
     ),
     (
-        "19_kaggle",
+        "20_kaggle",
         'shutil.copytree(working[0] / "checkpoints", working[1] / "checkpoints")',
         '(working[1] / "checkpoints").mkdir()',
         "session 2",
     ),
     (
-        "20_cluster",
+        "21_cluster",
         'name="two-nodes", wait=True, **options)',
         'name="two-nodes", wait=True, **options, seed=1)',
         "two nodes: largest difference of a loss",
     ),
     (
-        "21_fine_tuning",
+        "22_fine_tuning",
         'return Script.load(strategy, "precision", "checkpoints", "export", *extras, task="causal_lm")',
         'loaded = Script.load(strategy, "precision", "checkpoints", "export", *extras, task="causal_lm"); '
         'text = loaded.cells["checkpoints"].text; '
@@ -145,33 +145,33 @@ BROKEN = [
         "LoRA, DDP: numbers in a checkpoint",
     ),
     (
-        "22_images",
+        "23_images",
         '{"weights": weights} if name.startswith("trained") else {}',
         "{}",
         "test loss from trained weights: how many times that from random ones",
     ),
     (
-        "23_taken_apart",
+        "24_taken_apart",
         "parameter += 0.2 * parameter.grad",
         "parameter += 0",
         "after the repair: largest loss of any rank",
     ),
     (
-        "24_long_context",
+        "25_long_context",
         'for name in ("single", "context_parallel"))\n',
         'for name in ("single", "context_parallel"))\nsplit = split.with_cells(strategy=split.cells["strategy"].text'
         '.replace("embedding.register_forward_pre_hook", "str"))\n',
         "gather: largest difference of a loss",
     ),
     (
-        "25_talk_less",
+        "26_talk_less",
         'width=32, layers=2)) for name in ("ddp", "diloco")}\n',
         'width=32, layers=2)) for name in ("ddp", "diloco")}\nscripts["diloco"] = scripts["diloco"].with_cells('
         'strategy=scripts["diloco"].cells["strategy"].text.replace("self.mean(start - p)", "start - p"))\n',
         "DiLoCo: sent by all ranks in a step",
     ),
     (
-        "26_experts",
+        "27_experts",
         "layers=blocks)) for way, script in task.items()}\n",
         'layers=blocks)) for way, script in task.items()}\nbroken = scripts["expert parallel"]\n'
         'scripts["expert parallel"] = broken.with_cells(experts=broken.cells["experts"].text'
@@ -179,7 +179,7 @@ BROKEN = [
         "largest difference of a loss to FSDP's",
     ),
     (
-        "27_ddp_to_fsdp",
+        "08_ddp_to_fsdp",
         "broken(fsdp, units + made, made + units)",
         "fsdp",
         "optimizer first: mistakes that labkit.check finds",

@@ -128,7 +128,7 @@ MATRIX = [
     Row("fsdp1", 2, {"sharding_strategy": "NO_SHARD", "wrap": "size", "wrap_size": 1000}),
     Row("fsdp1", 4, {"sharding_strategy": "SHARD_GRAD_OP", "wrap": "module"}),
     Row("tensor_parallel", 2, {"accumulate": 2}),
-    Row("tensor_parallel", 2, {"sequence_parallel": True}),  # tensor parallelism often: lab 13
+    Row("tensor_parallel", 2, {"sequence_parallel": True}),  # tensor parallelism often: lab 14
     Row("tensor_parallel", 4, {"sequence_parallel": True}),
     Row("context_parallel", 2, {"accumulate": 2, "activation_checkpointing": True}),
     Row("context_parallel", 2, {"attention": "ring", "accumulate": 2}),

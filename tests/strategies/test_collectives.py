@@ -119,7 +119,7 @@ def test_sharding_gathers_each_block_and_the_root(name, options, gathers, tmp_pa
         assert model < sizes["all_gather"] < 2 * model
 
 
-@pytest.mark.soak  # as lab 13 does
+@pytest.mark.soak  # as lab 14 does
 def test_tensor_parallel_sums_activations_twice_a_layer_each_way(tmp_path):
     calls, sizes, _ = one_step("tensor_parallel", 2, tmp_path)
 
@@ -137,7 +137,7 @@ def test_a_pipeline_shares_one_number_besides_what_its_stages_send(tmp_path):
 @pytest.mark.parametrize(
     ("ranks", "options", "chunks"),
     [
-        # lab 12 counts these in every run of its own
+        # lab 13 counts these in every run of its own
         pytest.param(2, {"schedule": "GPipe"}, [8, 8], marks=pytest.mark.soak),
         pytest.param(2, {"schedule": "1F1B"}, [2, 1], marks=pytest.mark.soak),
         pytest.param(4, {"schedule": "1F1B"}, [4, 3, 2, 1], marks=pytest.mark.soak),

@@ -32,10 +32,10 @@ LONGER = {
     "03_ddp": 120,  # six ways to send gradients are written out
     "05_fsdp": 95,  # its training loop notes what is held and sent
     "07_fsdp1_and_fsdp2": 165,  # writes the same for two interfaces, and nothing of either may be hidden in a module
-    "09_input_pipeline": 105,  # measures three things that have nothing in common: workers, streams, copies to a GPU
-    "10_mixed_precision": 105,  # its training loop, with a scaler, is a cell of its own
-    "11_activation_checkpointing": 95,  # the method is written out, and a policy for torch's
-    "27_ddp_to_fsdp": 125,  # shows a whole training script, each mistake in it, and a second model
+    "10_input_pipeline": 105,  # measures three things that have nothing in common: workers, streams, copies to a GPU
+    "11_mixed_precision": 105,  # its training loop, with a scaler, is a cell of its own
+    "12_activation_checkpointing": 95,  # the method is written out, and a policy for torch's
+    "08_ddp_to_fsdp": 125,  # shows a whole training script, each mistake in it, and a second model
 }
 CLAIMS = {"predict", "predict_each", "measure", "measure_each", "calculated", "verify", "verify_each"}  # of `lab`
 RUNS = {"launch", "run"}  # labkit.launch(…), lab.launch(…), lab.run(…)
