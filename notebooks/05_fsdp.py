@@ -85,7 +85,7 @@ from torch.distributed.fsdp import fully_shard
 
 def sharded(device, reshard=None, blocks=1):
     torch.manual_seed(0)  # the same weights on every rank
-    model = Model().to(device)
+    model = Model()  # in host memory: fully_shard moves the shards, and nothing else, to the GPU
     for first in range(0, len(model.blocks), blocks):
         fully_shard([*model.blocks[first : first + blocks]], reshard_after_forward=reshard)
     fully_shard(model, reshard_after_forward=reshard)

@@ -140,8 +140,8 @@ def trained(model, dtype, scaled, bad_steps=(50,), steps=100, **scale):
         scaler.step(optimizer)  # skips the step if any is infinite
         scaler.update()
         optimizer.zero_grad()
-        seen.append((finite, scaler.get_scale(), mse_loss(answers.float(), truth).item()))
-    return seen
+        seen.append((finite, scaler.get_scale(), mse_loss(answers.float(), truth).detach()))
+    return [(finite, scale, loss.item()) for finite, scale, loss in seen]
 
 
 def linear(device):
