@@ -519,7 +519,7 @@ def decided(entry: Entry, claims: dict[tuple[str, str], Claim]) -> tuple[str, st
     match entry.by:
         case Lab() as by:
             claim = claims.get((by.lab, by.claim))
-            if claim is None or claim.measured is None:
+            if claim is None:
                 return "Not measured", UNKNOWN
             return _measured(by, claim), _verdict(entry, by, claim)
         case Counted(found):
@@ -535,13 +535,11 @@ def _verdict(entry: Entry, by: Lab, claim: Claim) -> str:
     if said is None:
         return entry.verdict
     compared = claim.predicted if claim.timed else claim.measured
-    assert compared is not None
     return RIGHT if abs(compared - said) <= claim.within * abs(said) else WRONG
 
 
 def _measured(by: Lab, claim: Claim) -> str:
     """`all-reduces in one backward of this CNN: 2; it says 1`"""
-    assert claim.measured is not None
     measured, formula = claim.shown(claim.measured), claim.shown(claim.predicted)
     bound = "" if claim.how == "equals" else f"{claim.how} "
     found = f"Found: {claim.name}: {'planned ' if claim.planned else ''}{measured}"

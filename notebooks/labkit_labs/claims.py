@@ -1,18 +1,16 @@
-"""Records claims that can be wrong: a number predicted before a run, the measured number, and the difference."""
+"""Records claims that can be wrong: what a formula predicts, what was measured, and the difference."""
 
 from __future__ import annotations
 
 import math
 import os
-import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
-from typing import Any, Self
+from dataclasses import asdict, dataclass, field
+from typing import Any
 
 from labkit import words
 from labkit.errors import LabError
 from labkit.files import write_json
-from labkit.run import Run
 from labkit.stored_runs import runs_root
 from labkit.text import gib, plain, slug
 from labkit.view import aligned, grid
@@ -30,22 +28,19 @@ class Claim:
 
     name: str
     predicted: float
+    measured: float
     unit: str = ""
     within: float = 0.0
     how: str = "equals"
     timed: bool = False
-    at: float = 0.0  # seconds since the epoch
-    measured: float | None = None
     because: str = ""
     planned: bool = False
     load: float = 0.0  # processes that wanted to run when a timed claim was measured, per core
     options: Mapping[str, float] = field(default_factory=dict)
 
     @property
-    def holds(self) -> bool | None:
-        """Whether the prediction holds; None until it is measured. With a measured NaN no claim holds."""
-        if self.measured is None:
-            return None
+    def holds(self) -> bool:
+        """Whether the prediction holds. With a measured NaN no claim holds."""
         room = self.within * abs(self.predicted)
         above, below = self.measured >= self.predicted - room, self.measured <= self.predicted + room
         return {"equals": above and below, "at least": above, "at most": below}[self.how]
@@ -53,7 +48,7 @@ class Claim:
     @property
     def undecided(self) -> str:
         """Why a measurement that disagrees decides nothing: "too noisy to decide (load 3.1 per core)"; else empty."""
-        if not self.timed or self.measured is None or self.holds:
+        if not self.timed or self.holds:
             return ""
         return f"too noisy to decide (load {self.load:.1f} per core)"
 
@@ -65,17 +60,16 @@ class Claim:
         """The claim as formatted text."""
         bound = "" if self.how == "equals" else f"{self.how} "
         off = ""
-        if self.measured is not None and math.isfinite(self.measured) and self.predicted and self.how == "equals":
+        if math.isfinite(self.measured) and self.predicted and self.how == "equals":
             off = f"{self.measured / self.predicted - 1:+.2%}" if self.measured != self.predicted else "0"
-        verdict = {None: "not measured", True: "holds", False: self.undecided or "does not hold"}[self.holds]
         return {
             "claim": self.name,
             "predicted": bound + self.shown(self.predicted),
-            "measured": "" if self.measured is None or self.planned else self.shown(self.measured),
-            "planned": self.shown(self.measured) if self.planned and self.measured is not None else "",
+            "measured": "" if self.planned else self.shown(self.measured),
+            "planned": self.shown(self.measured) if self.planned else "",
             "off by": off,
             "allowed": f"{self.within:.1%}" if self.within else "" if bound else "0",
-            "verdict": verdict,
+            "verdict": "holds" if self.holds else self.undecided or "does not hold",
             "because": self.because,
         }
 
@@ -107,59 +101,6 @@ class Claims:
         self._claims: dict[str, Claim] = {}
         self._file = runs_root() / "claims" / f"{slug(lab)}.json"
 
-    def predict(
-        self,
-        name: str,
-        value: float,
-        unit: str = "",
-        *,
-        within: float = 0.0,
-        how: str = "equals",
-        timed: bool | None = None,
-        options: Mapping[str, float] | None = None,
-    ) -> float:
-        """Record what a run will measure, and return it. The units "B", "s" and "%" (of 1) are formatted.
-
-        `within`: the relative tolerance. `how`: "equals", "at least" or "at most". `timed`: measured with a clock, by
-        default true for the unit "s". `options`: texts to show for numbers. Raises LabError for a value that is not a
-        finite number, or a name that has been measured.
-        """
-        if how not in WAYS:
-            raise LabError(f"how must be one of {', '.join(map(repr, WAYS))}, got {how!r}")
-        if not isinstance(value, int | float) or not math.isfinite(value):
-            raise LabError(f"a prediction must be a finite number; got {value!r} for {name!r}")
-        if name in self._claims and self._claims[name].measured is not None:
-            raise LabError(f"{name!r} has been measured, so its prediction cannot change; use another name")
-        timed = unit == "s" if timed is None else timed
-        number = value if isinstance(value, int) else float(value)  # compared with NumPy's, a number gives no bool
-        self._claims[name] = Claim(name, number, unit, within, how, timed=timed, at=time.time(), options=options or {})
-        self._write()
-        return value
-
-    def measure(self, name: str, value: float, *, run: Run | None = None, because: str = "") -> float:
-        """Record what was measured, and return it. With `run`, the prediction must be older than that run.
-
-        Raises LabError when there is no prediction, or it was made after the launch.
-        """
-        claim = self._claim(name)
-        launched = run.folder.read_manifest().launched if run is not None else None
-        if launched is not None and launched < claim.at:
-            raise LabError(f"{name!r} was predicted after {run and run.id} was launched: predict first, then run")
-        load = os.getloadavg()[0] / (os.cpu_count() or 1) if claim.timed else 0.0
-        self._claims[name] = replace(claim, measured=float(value), because=because, load=load)
-        self._write()
-        return value
-
-    def calculated(self, name: str, value: float, *, because: str = "") -> float:
-        """As `measure`, for a value that the planner calculated in another way: it is shown as planned, not measured.
-
-        Raises LabError when there is no prediction.
-        """
-        self.measure(name, value, because=because)
-        self._claims[name] = replace(self._claims[name], planned=True)
-        self._write()
-        return value
-
     def verify(
         self,
         name: str,
@@ -167,31 +108,48 @@ class Claims:
         measured: float,
         unit: str = "",
         *,
-        because: str = "",
+        within: float = 0.0,
+        how: str = "equals",
+        timed: bool | None = None,
         planned: bool = False,
-        **how: Any,
+        because: str = "",
+        options: Mapping[str, float] | None = None,
     ) -> None:
-        """Record what a formula predicts and what was measured (with `planned`: calculated in a second, independent
-        way). `how` is that of `predict`."""
-        self.predict(name, predicted, unit, **how)
-        (self.calculated if planned else self.measure)(name, measured, because=because)
+        """Record what a formula predicts and what was measured. The units "B", "s" and "%" (of 1) are formatted.
+
+        `within`: the relative tolerance. `how`: "equals", "at least" or "at most". `timed`: measured with a clock, by
+        default true for the unit "s". `planned`: `measured` is the result of a second, independent calculation.
+        `because`: the reason for the difference. `options`: texts to show for numbers. Raises LabError for a
+        prediction that is not a finite number.
+        """
+        if how not in WAYS:
+            raise LabError(f"how must be one of {', '.join(map(repr, WAYS))}, got {how!r}")
+        if not isinstance(predicted, int | float) or not math.isfinite(predicted):
+            raise LabError(f"a prediction must be a finite number; got {predicted!r} for {name!r}")
+        timed = unit == "s" if timed is None else timed
+        self._claims[name] = Claim(
+            name,
+            predicted if isinstance(predicted, int) else float(predicted),  # NumPy's compare to no bool
+            float(measured),
+            unit,
+            within,
+            how,
+            timed=timed,
+            load=os.getloadavg()[0] / (os.cpu_count() or 1) if timed else 0.0,
+            planned=planned,
+            because=because,
+            options=options or {},
+        )
+        self._write()
 
     def verify_each(self, values: Mapping[str, tuple[float, float]], unit: str = "", **how: Any) -> None:
         """`verify` for several claims of the same kind: by name, the formula's value and the measured one."""
         for name, (predicted, measured) in values.items():
             self.verify(name, predicted, measured, unit, **how)
 
-    def check(self) -> Self:
-        """Raise LabError when a claim that is not timed is false, or any claim is not measured. Returns the claims."""
-        missing = [name for name, claim in self._claims.items() if claim.measured is None]
-        if missing:
-            raise LabError(f"predicted, but never measured: {', '.join(map(repr, missing))}")
-        self._require_true()
-        return self
-
-    def _require_true(self) -> None:
-        """Raise LabError when a claim that has been measured does not hold, unless the measurement decides nothing."""
-        wrong = [c.row() for c in self._claims.values() if c.holds is False and not c.undecided]
+    def require(self) -> None:
+        """Raise LabError when a claim does not hold, unless its measurement is too noisy to decide."""
+        wrong = [c.row() for c in self._claims.values() if not c.holds and not c.undecided]
         if wrong:
             details = "; ".join(
                 f"{row['claim']}: predicted {row['predicted']}, "
@@ -200,11 +158,6 @@ class Claims:
                 for row in wrong
             )
             raise LabError(plain(f"{len(wrong)} of {len(self._claims)} claims of {self.lab} do not hold: {details}"))
-
-    def _claim(self, name: str) -> Claim:
-        if name not in self._claims:
-            raise LabError(f"there is no prediction {name!r}; there are: {', '.join(self._claims) or 'none'}")
-        return self._claims[name]
 
     def _write(self) -> None:
         self._file.parent.mkdir(parents=True, exist_ok=True)

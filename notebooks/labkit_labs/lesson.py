@@ -33,8 +33,7 @@ DEVICES = ("2xT4", "8xA100 80")
 
 
 class Lesson(Claims):
-    """The claims of a lab, and around them what its reader does: predict with `ask`, measure with `run`, compare with
-    `score`.
+    """The claims of a lab, and around them what its reader does: `ask` for a prediction, `run`, compare with `score`.
 
     `ranks` is the number of ranks of its runs. `env` gives each rank one core where there are fewer GPUs than ranks,
     so that two ranks have twice the hardware of one.
@@ -59,24 +58,12 @@ class Lesson(Claims):
         self._guesses[name].show()
         return name
 
-    def predict(self, name: str, value: float, unit: str = "", **how: Any) -> float:
-        options = self._guesses[name].options if name in self._guesses else None
-        return super().predict(name, value, unit, options=options, **how)
-
-    def measure(self, name: str, value: float, *, run: Run | None = None, because: str = "") -> float:
-        if name in self._guesses:
-            self._guesses[name].freeze()
-        return super().measure(name, value, run=run, because=because)
-
-    def predict_each(self, values: Mapping[str, float], unit: str = "", **how: Any) -> None:
-        """`predict` for several claims of the same kind."""
-        for name, value in values.items():
-            self.predict(name, value, unit, **how)
-
-    def measure_each(self, values: Mapping[str, float], *, run: Run | None = None) -> None:
-        """`measure` for several claims."""
-        for name, value in values.items():
-            self.measure(name, value, run=run)
+    def verify(self, name: str, predicted: float, measured: float, unit: str = "", **how: Any) -> None:
+        """`Claims.verify`; a question of this name is answered, and can no longer be changed."""
+        if guess := self._guesses.get(name):
+            guess.freeze()
+            how["options"] = guess.options
+        super().verify(name, predicted, measured, unit, **how)
 
     def launch(
         self,
@@ -129,21 +116,14 @@ class Lesson(Claims):
         """The reader's predictions beside the formulas and the measurements, and below them all claims so far.
 
         What was measured with a clock is graded by its formula, for a busy machine is not the reader's mistake. Raises
-        LabError when a claim does not hold, unless the measurement is too noisy to decide, or when a question was
-        predicted but not measured.
+        LabError when a claim does not hold, unless the measurement is too noisy to decide.
         """
-        missing = [name for name in self._guesses if name in self._claims and self._measured(name) is None]
-        if missing:
-            raise LabError(f"predicted, but never measured: {', '.join(map(repr, missing))}")
-        self._require_true()
+        self.require()
         return Score([self._scored(guess) for guess in self._guesses.values()], self._rows(), has_reader=ui() == "svg")
-
-    def _measured(self, name: str) -> float | None:
-        return self._claims[name].measured if name in self._claims else None
 
     def _scored(self, guess: Guess) -> dict[str, str]:
         claim = self._claims.get(guess.name)
-        if claim is None or claim.measured is None:
+        if claim is None:
             return {"question": guess.name, "predicted": guess.text, "measured": "not on this machine"}
         measured = guess.option_near(claim.measured) or amount(claim.measured, claim.unit)
         if claim.timed:  # with a clock

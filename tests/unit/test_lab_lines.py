@@ -37,7 +37,7 @@ LONGER = {
     "12_activation_checkpointing": 95,  # the method is written out, and a policy for torch's
     "08_ddp_to_fsdp": 125,  # shows a whole training script, each mistake in it, and a second model
 }
-CLAIMS = {"predict", "predict_each", "measure", "measure_each", "calculated", "verify", "verify_each"}  # of `lab`
+CLAIMS = {"verify", "verify_each"}  # of `lab`
 RUNS = {"launch", "run"}  # labkit.launch(…), lab.launch(…), lab.run(…)
 
 
