@@ -173,9 +173,9 @@ def test_labkit_stays_small():
 
     assert len(MODULES) <= 363
     assert witness <= 6_567
-    assert checking <= 7_361
+    assert checking <= 7_380
     assert planner <= 10_844
-    assert sum(lines.values()) - witness - checking - planner <= 35_062
+    assert sum(lines.values()) - witness - checking - planner <= 35_075
 
 
 @pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(PACKAGE)))

@@ -98,7 +98,6 @@ def test_runs_with_another_verdict_than_the_page_fail(tmp_path, monkeypatch, cap
         (2.0, False, None, 2.0, "wrong"),
         (3.0, False, 3.0, None, "cannot be told"),  # the lab's own formula is wrong
         (3.0, True, 2.0, None, "right"),  # a clock: compared with the formula
-        (None, False, 2.0, None, "cannot be told"),
     ],
 )
 def test_a_sentences_number_is_compared_with_the_measurement(tmp_path, measured, timed, said, times, verdict):

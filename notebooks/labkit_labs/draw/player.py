@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from labkit import charts
-from labkit.charts.images import in_attribute
 from labkit.text import escaped
 from labkit_labs.draw.picture import WIDTH, Picture
 
@@ -51,7 +50,7 @@ class Film(Picture):
         data: dict[str, Any] = {
             "wide": self.width,
             "tall": round(self.height),
-            "label": in_attribute(self.label),
+            "label": charts.in_attribute(self.label),
             "base": self.base,
             "marks": [(mark, _ranges(numbers)) for mark, numbers in shown.items()],
             "says": [escaped(frame.says) for frame in self.frames],
