@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from labkit.charts.images import Picture as Picture  # a drawing as SVG
     from labkit.charts.images import as_image as as_image  # a page with its SVG as images
     from labkit.charts.images import dot as dot  # a rank's line style as a mark for tables
-    from labkit.charts.images import in_attribute as in_attribute  # text to be read out, without markup
     from labkit.charts.images import spark_svg as spark_svg  # draws a curve in the space of a word
     from labkit.charts.images import spark_text as spark_text  # the same as text
     from labkit.charts.interactive import figure as figure  # makes a plotly figure of the data

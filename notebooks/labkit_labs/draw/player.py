@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from labkit import charts
-from labkit.text import escaped
+from labkit.text import escaped, plain
 from labkit_labs.draw.picture import WIDTH, Picture
 
 __all__ = ["Film", "Frame", "film", "moved"]
@@ -50,7 +50,7 @@ class Film(Picture):
         data: dict[str, Any] = {
             "wide": self.width,
             "tall": round(self.height),
-            "label": charts.in_attribute(self.label),
+            "label": plain(self.label),
             "base": self.base,
             "marks": [(mark, _ranges(numbers)) for mark, numbers in shown.items()],
             "says": [escaped(frame.says) for frame in self.frames],
