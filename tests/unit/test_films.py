@@ -66,7 +66,7 @@ def test_what_frames_share_is_stored_once():
     same = '<circle r="9"/>'
     data = data_of(film([], [Frame("One.", [same]), Frame("Two.", []), Frame("Three.", [same])], 10, "</script>"))
     assert data["marks"] == [[same, [[0, 1], [2, 3]]]]
-    assert data["label"] == "/script"
+    assert data["label"] == "</script>"  # packed, and set as an attribute
 
 
 def test_a_film_without_scripts_is_its_best_frame():
