@@ -17,8 +17,9 @@
 # **You will be able to** name the five calls that distributed training is made of, say what each leaves on every rank
 # and what it costs, and write the most important one yourself. **15 minutes. You need** lab 01.
 #
-# In lab 01 the ranks averaged their gradients, but how do they do that without sending everything to everybody, and
-# what would eight ranks cost, or a thousand?
+# Lab 01's DDP averages all gradients in every step. Two ranks can simply send theirs to each other. If each of a
+# thousand ranks sent its gradients to all others, it would send them 999 times, and each further rank would make
+# every step slower. So DDP needs a better way to add up what all ranks have, and this lab looks for it.
 #
 # Ranks that can talk to each other form a **process group**. A **collective** is a call that all ranks of a group make
 # together, in the same order. (If one rank leaves it out, the others wait for it.) The picture is an `all_reduce`,
@@ -41,8 +42,8 @@ draw.ring(nproc_per_node)
 # ## Your predictions
 #
 # Each rank has a tensor, for example its gradients, of *S* bytes. In the first question rank 0 has 10 11 12 13, rank 1
-# has 20 21 22 23, and so on; a `reduce_scatter` is the first half of the picture. In the second, count chunks: each is
-# *S*/4.
+# has 20 21 22 23, and so on; a `reduce_scatter` is the first half of the picture, with the first chunk on the left. In
+# the second, count chunks: each is *S*/4.
 
 # %%
 left = lab.ask("reduce_scatter: the number that is left on rank 1", default=20)
@@ -54,6 +55,10 @@ ratio = lab.ask("bytes of an all_reduce, over all ranks: how many times a broadc
 # ## Five collectives
 #
 # What does each of them leave on rank 0, and on rank 1? Write it down before you run them.
+#
+# `lab.run` calls a function on every rank and returns the run, and what each rank has returned. For that it writes a
+# script with the function's cell; a keyword, such as `five=all_reduce` further below, adds the cell that defines
+# `all_reduce`.
 
 # %%
 import torch
@@ -114,11 +119,13 @@ lab.verify(left, sum(10 * (rank + 1) + 1 for rank in range(lab.ranks)), seen[1][
 # What each rank has at the end determines the least that all *N* ranks together must send, if each passes a tensor of
 # *S* bytes to the call. A broadcast has to reach *N - 1* others, which takes (N - 1) S bytes. Adding up a tensor takes
 # as many, and distributing the sum as many again. In an `all_gather` every rank's tensor has to reach all others,
-# which takes N (N - 1) S.
+# which takes N (N - 1) S. In an `all_to_all` a rank keeps 1/N of its tensor and sends the rest, so all ranks together
+# send (N - 1) S.
 #
 # The bytes are moved by a **backend**. On GPUs that is **NCCL**, the NVIDIA Collective Communications Library; on CPUs
-# it is **gloo**, a library that Facebook wrote, which uses ordinary network connections. Below, the operating system
-# counts what goes through them.
+# it is **gloo**, a library that Facebook wrote, which uses ordinary network connections. The operating system counts
+# the bytes that go through them; `sent_by(call)`, a function that labkit adds to the script, makes a call and returns
+# this rank's count.
 
 
 # %%
@@ -147,8 +154,8 @@ if lab.counts_bytes:
 #
 # In the first *N - 1* steps a rank adds what arrives to its own chunk and passes the sum on. Then one chunk on each
 # rank is finished, and *N - 1* more steps pass the finished ones around. So every rank sends 2 (N - 1) chunks of S / N:
-# less than 2 S, however many ranks there are. (`exchange` sends to the right while it receives from the left, with
-# `dist.batch_isend_irecv`; `run.script` shows it.)
+# less than 2 S, however many ranks there are. (`exchange`, which labkit adds too, sends its first argument to the next
+# rank while the second is filled by the previous one, with `dist.batch_isend_irecv`; `run.script` shows it.)
 
 
 # %%
@@ -156,7 +163,7 @@ def ring_all_reduce(x):
     rank, n, received = dist.get_rank(), dist.get_world_size(), []
     chunks = x.chunk(n)
     for step in range(2 * (n - 1)):
-        outgoing, mine = chunks[(rank - step) % n], chunks[(rank - step - 1) % n]
+        outgoing, mine = chunks[(rank - 1 - step) % n], chunks[(rank - 2 - step) % n]
         arrived = torch.empty_like(mine)
         exchange(outgoing, arrived)
         if step < n - 1:
@@ -221,9 +228,10 @@ lab.score()
 #
 # ## On 2 × T4 and 8 × A100
 #
-# Two GPUs of a machine are connected by **PCIe**, the bus that also connects them to the CPU: 16 GB/s in each direction
-# for a T4. Or by **NVLink**, NVIDIA's direct connections between GPUs: 300 GB/s in each direction for an A100. Between
-# machines there is Ethernet or **InfiniBand**, a network for clusters, often with 25 GB/s.
+# Two GPUs of a machine are connected by **PCIe**, the bus that also connects them to the CPU, or by **NVLink**,
+# NVIDIA's direct connection between GPUs. In each direction, a T4's PCIe 3 carries 16 GB/s and an A100's PCIe 4 32 by
+# their data sheets, of which copies reach about 12 and 25; an A100's NVLink carries 300. Between machines there is
+# Ethernet or **InfiniBand**, a network for clusters, often with 25 GB/s.
 #
 # DDP all-reduces the same gradients in every step, however many samples the step has, and does so while backward goes
 # on (lab 03). A transformer of 25 million parameters has 100 MB of them. How much of a step is spent waiting, with 64
@@ -240,13 +248,16 @@ lab.plans({f"{samples} samples": (script, {"global_batch_size": samples}) for sa
 #
 # ## Recap
 #
-# For *N* ranks and a model whose weights take *P* bytes:
+# For each of *N* ranks; *P* is the bytes of all parameters in fp32. What is sent is to be multiplied by (N - 1) / N.
 #
-# | strategy | what does a rank hold? | what do all ranks send in a step? | when does a rank wait? |
+# | strategy | held | sent by each rank in a step | waits |
 # |---|---|---|---|
-# | one rank | 4 P: weights, gradients, AdamW's state | nothing | never |
-# | DDP | 4 P | an all_reduce of the gradients: 2 (N - 1) P, less than 2 P per rank | lab 03 |
-# | FSDP | 4 P / N | all_gathers and reduce_scatters | lab 05 |
+# | one rank | 4 P: parameters, gradients, AdamW's two moments | nothing | for nobody |
+# | DDP | 4 P | 2 P: an all-reduce of the gradients | lab 03 |
+# | FSDP | 4 P / N | all-gathers and reduce-scatters (lab 05) | lab 05 |
+#
+# An all-reduce hardly costs a rank more when there are more ranks. But it takes its time, and a rank that calls it and
+# waits for the sum does not compute meanwhile. Lab 03 builds a DDP that waits for less and less.
 #
 # ## Try this
 #
@@ -255,11 +266,11 @@ lab.plans({f"{samples} samples": (script, {"global_batch_size": samples}) for sa
 #    <details><summary>Answer</summary>S, and half of the gradient. In a ring of two nothing looks different from plain
 #    sending back and forth; that is why this lab has four ranks.</details>
 # 2. In `ring_all_reduce`, replace `mine += arrived` with `mine.copy_(arrived)`.
-#    <details><summary>Answer</summary>The largest difference is 1,530. No chunk is a sum any more; each is the gradient
+#    <details><summary>Answer</summary>The largest difference is 2,295. No chunk is a sum any more; each is the gradient
 #    of one rank, and not of the same rank everywhere.</details>
 # 3. Run only `n - 1` steps. What is left on each rank?
-#    <details><summary>Answer</summary>One finished chunk on each rank, of four; the others are sums of one, two or
-#    three ranks. That is a reduce_scatter.</details>
+#    <details><summary>Answer</summary>One finished chunk on each rank, chunk r on rank r; the others are sums of one,
+#    two or three ranks. That is a reduce_scatter.</details>
 #
 # ## Sources
 #

@@ -12,6 +12,7 @@ import zlib
 import pytest
 
 from labkit_labs import draw
+from labkit_labs.draw.over_ranks import chunks_of_ring
 from labkit_labs.draw.player import Frame, film
 from labkit_labs.draw.strategies import held_by_fsdp, step_of_ddp, step_of_fsdp, talk_in_a_step, zero_bytes
 from labkit_labs.labs.experts import routed
@@ -181,3 +182,15 @@ def test_a_ring_sends_a_chunk_in_every_step():
     frames = draw.ring(4).frames
     assert len(frames) == 1 + 2 * 3 + 1
     assert all(frame.marks[1].count("data-from") == 4 for frame in frames[1:-1])
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4, 8])
+def test_half_a_ring_leaves_on_each_rank_what_a_reduce_scatter_leaves(ranks):
+    whole = {*range(ranks)}
+    states = [*chunks_of_ring(ranks)]
+    scattered = states[ranks - 1]
+    assert [[number for number, chunk in enumerate(each) if chunk == whole] for each in scattered] == [
+        [rank] for rank in range(ranks)
+    ]
+    assert sorted(len(chunk) for chunk in scattered[0]) == [*range(1, ranks + 1)]
+    assert states[-1] == [[whole] * ranks] * ranks

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 from labkit_labs.draw.picture import GREY, WIDTH, Picture, box, boxes, colour_of, sheet, words
 from labkit_labs.draw.player import Film, Frame, film, moved
 
-__all__ = ["hosts", "replicas", "ring"]
+__all__ = ["chunks_of_ring", "hosts", "replicas", "ring"]
 
 SAMPLE, BATCH_TOP = 15, 30
 
@@ -78,23 +79,35 @@ RING_ACROSS, RING_DOWN, RING_MIDDLE, RING_CENTRE = 235, 112, 350, 160
 CHUNK_WIDE, CHUNK_TALL = 30, 26
 
 
+def chunks_of_ring(ranks: int) -> Iterator[list[list[set[int]]]]:
+    """For each rank and each of its chunks, the ranks whose gradients are in it: before an all-reduce, and after every
+    step of it. In step k rank r sends chunk r - 1 - k, so that after N - 1 steps chunk r is finished on rank r, where a
+    reduce_scatter leaves it."""
+    inside = [[{rank} for _ in range(ranks)] for rank in range(ranks)]
+    yield inside
+    for step in range(2 * (ranks - 1)):
+        arrived = [[set(chunk) for chunk in each] for each in inside]
+        for rank in range(ranks):
+            chunk, to = (rank - 1 - step) % ranks, (rank + 1) % ranks
+            arrived[to][chunk] = inside[rank][chunk] | (inside[to][chunk] if step < ranks - 1 else set())
+        inside = arrived
+        yield inside
+
+
 def ring(ranks: int) -> Film:
     """Draws an all-reduce as a ring of N ranks, which takes 2 (N - 1) steps. A chunk has a stripe for each rank whose
     gradients are in it."""
-    inside = [[{rank} for _ in range(ranks)] for rank in range(ranks)]
+    states = [*chunks_of_ring(ranks)]
     where = [_on_the_ring(rank, ranks) for rank in range(ranks)]
     begin = f"Each rank has cut its gradients into {ranks} chunks, and no chunk has been sent."
-    frames = [Frame(begin, [_all_chunks(inside, where, ranks), _in_the_middle("before", "own gradients only")])]
-    for step in range(2 * (ranks - 1)):
-        summing = step < ranks - 1
-        arrived, moving = [[set(chunk) for chunk in each] for each in inside], ""
+    frames = [Frame(begin, [_all_chunks(states[0], where, ranks), _in_the_middle("before", "own gradients only")])]
+    for step, inside in enumerate(states[1:]):
+        summing, moving = step < ranks - 1, ""
         for rank in range(ranks):
-            chunk, to = (rank - step) % ranks, (rank + 1) % ranks
-            arrived[to][chunk] = inside[rank][chunk] | (inside[to][chunk] if summing else set())
+            chunk, to = (rank - 1 - step) % ranks, (rank + 1) % ranks
             (x, y), (from_x, from_y) = where[to], where[rank]
-            placed = [(arrived[to][chunk], x - ranks * CHUNK_WIDE / 2 + chunk * CHUNK_WIDE, y - 13)]
+            placed = [(inside[to][chunk], x - ranks * CHUNK_WIDE / 2 + chunk * CHUNK_WIDE, y - 13)]
             moving += moved(_chunks(placed, ranks), from_x - x, from_y - y)
-        inside = arrived
         turn = step + 1 if summing else step - ranks + 2
         what = (
             f"each rank sends a chunk to the next rank, which adds its own numbers: {turn + 1} ranks are in it"
@@ -104,13 +117,15 @@ def ring(ranks: int) -> Film:
         phase = "reduce-scatter" if summing else "all-gather"
         told = f"{phase.capitalize()}, step {turn} of {ranks - 1}: {what}."
         still = [
-            [set() if number == (rank - 1 - step) % ranks else chunk for number, chunk in enumerate(chunks)]
+            [set() if number == (rank - 2 - step) % ranks else chunk for number, chunk in enumerate(chunks)]
             for rank, chunks in enumerate(inside)
         ]
         sent = f"sent by each rank so far: {step + 1} of these chunks"
         frames.append(Frame(told, [_all_chunks(still, where, ranks), moving, _in_the_middle(phase, sent)]))
     told = f"Every rank has the whole sum, after {2 * (ranks - 1)} steps in each of which it has sent one chunk."
-    frames.append(Frame(told, [_all_chunks(inside, where, ranks), _in_the_middle("done", "every rank has the sum")]))
+    frames.append(
+        Frame(told, [_all_chunks(states[-1], where, ranks), _in_the_middle("done", "every rank has the sum")])
+    )
     way = (
         f'<ellipse cx="{RING_MIDDLE}" cy="{RING_CENTRE}" rx="{RING_ACROSS}" ry="{RING_DOWN}" fill="none" '
         f'stroke="{GREY}" stroke-dasharray="2 6"/>'
