@@ -61,8 +61,9 @@ draw.ddp(nproc_per_node, overlap=False)
 # %% [markdown]
 # `naive` is this step as code; `loss()` is the forward pass. To test it, every rank seeds its weights differently, on
 # purpose, so that the broadcast has to make them equal. Each rank takes its share of one batch, and the gradients are
-# compared with those of one process that has the whole batch. `lab.run` calls a function on every rank: it writes a
-# script with the function's cell, and `run.script` shows it.
+# compared with those of one process that has the whole batch. (`lab.run`, as in lab 02; `cnn=new_model` adds the cell
+# that defines `new_model`. `gradients_differ`, which labkit adds, returns the largest difference between the gradients
+# of two models, relative to the largest gradient of the same tensor.)
 
 # %%
 import torch
@@ -94,7 +95,7 @@ def compared(device, samples):
     x, y = torch.rand(samples, 1, 28, 28).double().to(device), torch.randint(10, (samples,)).to(device)
     naive(model, lambda: F.cross_entropy(model(x[rank::ranks]), y[rank::ranks]))
     F.cross_entropy(alone(x), y).backward()  # one process, the whole batch
-    return gradients_differ(model, alone)  # relative to the largest gradient of a tensor
+    return gradients_differ(model, alone)
 
 
 # %%
@@ -172,10 +173,12 @@ def with_no_sync(model, loss):
 
 
 # %% [markdown]
-# `timed_steps` lets them take turns, 25 times, and notes every all-reduce (`run.script` shows how). Two ranks on two
-# cores have no core to spare for sending; a GPU leaves the CPU free for it. So in backward each layer also sleeps for
-# 5 ms, which stands for a GPU that computes. The fastest of the 25 steps is shown, as other programs disturbed it
-# least.
+# `timed_steps`, which labkit adds, lets them take turns, 25 times. It replaces `dist.all_reduce` by a function that
+# calls it and notes the bytes, when it was called and when the sum had arrived; `print(run.script.cells["timed"].text)`
+# shows how. Two ranks on two cores have no core to spare for sending; a GPU leaves the CPU free for it. So in backward
+# each layer also sleeps for 5 ms, which stands for a GPU that computes. Other programs can only make a wait longer, so
+# of each way the step is shown that waited least after backward. `steps[way]["spans"]` has the parts of that step:
+# forward, backward, each all-reduce and the waiting, each with its begin and end in seconds.
 
 # %%
 from torch.nn.parallel import DistributedDataParallel
@@ -190,6 +193,8 @@ def measured(device):
 
 
 # %%
+import os
+
 import pandas as pd
 
 from labkit.spans import Span
@@ -198,6 +203,8 @@ on_cpu = {"env": lab.env | {"CUDA_VISIBLE_DEVICES": ""}, "options": {"shown": Fa
 run, (steps, *_) = lab.run(measured, cnn=new_model, ways=flat, **on_cpu)
 table = pd.DataFrame.from_dict(steps, orient="index")
 display(table[["all-reduces", "bytes", "ms after backward"]].round(1))
+busy = os.getloadavg()[0] / os.cpu_count()  # processes that want to run; the two ranks themselves are 1 per core
+print(f"load {busy:.1f} per core:", "too busy to read the last column" if busy > 4 else "all columns can be read")
 ways = dict(enumerate(("naive", "flat", "overlap", "ddp")))
 draw.lanes([Span(row, *span) for row, way in ways.items() for span in steps[way]["spans"]], "one step", names=ways)
 
@@ -208,21 +215,22 @@ draw.lanes([Span(row, *span) for row, way in ways.items() for span in steps[way]
 #
 # - **naive → flat:** the same bytes in one call instead of ten. Each call has a price of its own, whatever it
 #   sends, so ten cost more. On the other hand, packing copies all gradients, twice.
-# - **flat → overlap:** nearly all sending now happens below backward, where nobody waits. Only the gradients of
-#   the first layer, the last ones that backward makes, are sent after it. But there are ten calls again, and a language
+# - **flat → overlap:** all gradients but those of the first layer, the last that backward makes, are called for while
+#   backward goes on. What is sent by its end costs nobody time. If sending is slower than backward, because of the link
+#   or because other programs have the cores, the rest is still waited for. And there are ten calls again; a language
 #   model has hundreds of parameters.
-# - **overlap → ddp:** two calls, and still nearly no waiting. Backward begins at the end of the model: fc2, fc1
-#   and the weight of conv3 reach 1 MiB and close the first bucket. All the rest, from conv3's bias on, stays below 25
-#   MiB and is sent at the end. (DDP can store the gradients inside the buckets, which saves the copies:
-#   `gradient_as_bucket_view=True`, as in lab 01.)
+# - **overlap → ddp:** two calls. Backward begins at the end of the model: fc2, fc1 and the weight of conv3 reach 1 MiB
+#   and close the first bucket, which backward can hide. All the rest, from conv3's bias on, stays below 25 MiB and is
+#   sent at the end: 0.2 of 1.5 MiB, which nothing hides. (DDP can store the gradients inside the buckets, which saves
+#   the copies: `gradient_as_bucket_view=True`, as in lab 01.)
 # - **accumulated → with_no_sync:** without `no_sync` each of the four micro-batches sends all gradients, and waits for
 #   them, though only the sum is needed. (The last column has only the wait after the fourth.) Hugging Face's Trainer
 #   uses `no_sync` for you, and Accelerate within `accelerator.accumulate`. Run forward inside the `with` as well: that
 #   is where DDP decides whether to send.
 #
 # A gradient is sent in its parameter's dtype, here fp32, so one backward hands as many bytes to `all_reduce` as the
-# model has (lab 02 counts what that puts on the wire). On a busy machine the times vary by a factor; the numbers of
-# calls and bytes do not.
+# model has, S. On the wire each rank sends 2 (N - 1) / N S (lab 02): S with two ranks. On a busy machine the times vary
+# by a factor; the numbers of calls and bytes do not.
 
 # %%
 sizes = (p.nbytes for p in reversed([*new_model(0).parameters()]))  # each layer's bias and weight
@@ -358,12 +366,12 @@ lab.plans({"DDP": sized(script, width=512, layers=8, heads=8)}, devices=("1xT4",
 #
 # ## Recap
 #
-# For *N* ranks and a model whose weights take *P* bytes:
+# For each of *N* ranks; *P* is the bytes of all parameters in fp32. What is sent is to be multiplied by (N - 1) / N.
 #
-# | strategy | what does a rank hold? | what do all ranks send in a step? | when does a rank wait? |
-# |---|---|---|---|
-# | one rank | 4 P: weights, gradients, AdamW's state | nothing | never |
-# | DDP | 4 P | all-reduces of the gradients, in buckets: 2 (N - 1) P | for the last bucket, and for a slower rank |
+# | strategy | held | sent by each rank in a step | waits | use it if |
+# |---|---|---|---|---|
+# | one rank | 4 P: parameters, gradients, AdamW's two moments | nothing | for nobody | it is fast enough |
+# | DDP | 4 P | 2 P: all-reduces of the gradients, in buckets | for the last bucket, and a slower rank | a step fits |
 #
 # DDP repeats everything on every rank. Lab 04 counts what that costs.
 #

@@ -29,7 +29,7 @@ SECTIONS = (
 )
 MOST_LINES, MOST_PLUMBING, FIRST_RUN_WITHIN = 80, 0.15, 40
 LONGER = {
-    "03_ddp": 120,  # six ways to send gradients are written out
+    "03_ddp": 122,  # six ways to send gradients are written out
     "05_fsdp": 95,  # its training loop notes what is held and sent
     "07_fsdp1_and_fsdp2": 165,  # writes the same for two interfaces, and nothing of either may be hidden in a module
     "10_input_pipeline": 105,  # measures three things that have nothing in common: workers, streams, copies to a GPU

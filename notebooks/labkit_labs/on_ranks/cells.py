@@ -159,8 +159,9 @@ def timed_steps(
     way: the all-reduces of a step, their bytes, the time from the end of backward to that of the step, all spans as
     (kind, begin, end) in seconds, and how much the gradients differ from those of the first way.
 
-    The ways take turns, `STEPS` times. The fastest step of each counts: other programs disturbed it least. In backward
-    each layer sleeps for `PAUSE` seconds before it computes, in place of a GPU, so that the cores are free for gloo."""
+    The ways take turns, `STEPS` times. Of each the step counts that waited least after backward: other programs make a
+    wait longer, and a slower rank does. In backward each layer sleeps for `PAUSE` seconds before it computes, in place
+    of a GPU, so that the cores are free for gloo."""
     now, all_reduce = time.monotonic, dist.all_reduce
     sent, begun, computed = list[list[Any]](), list[float](), list[float]()
 
@@ -203,11 +204,11 @@ def timed_steps(
             noticed += [(kind, begin, finish) for kind, begin, finish, _ in sent]
             spans = [(kind, begin - start, finish - start) for kind, begin, finish in noticed]
             step = {"all-reduces": len(sent), "bytes": sum(note[3] for note in sent), "spans": spans}
-            steps[way.__name__].append(step | {"ms after backward": 1e3 * (end - done), "seconds": end - start})
+            steps[way.__name__].append(step | {"ms after backward": 1e3 * (end - done)})
     dist.all_reduce = all_reduce
     first = next(iter(models.values()))
     return {
-        way.__name__: min(steps[way.__name__][2:], key=lambda step: step["seconds"])  # DDP settles in the first two
+        way.__name__: min(steps[way.__name__][2:], key=lambda step: step["ms after backward"])  # DDP settles in two
         | {"difference": gradients_differ(model, first)}
         for way, model in models.items()
     }
