@@ -80,9 +80,10 @@ class Model(nn.Module):  # images of handwritten digits in, ten scores out
 #   the loss still falling, what did the time go into, were other programs in the way?
 # - four charts with a line for each rank: the loss, the samples per second, the time of a step, the memory of the
 #   process. The losses of the ranks differ a little because each has different samples.
-# - a table with a row for each rank. *Communication* is the share of its time that it spends exchanging tensors with
-#   other ranks, waiting for them included. *State held* is what it keeps from step to step: parameters, gradients and
-#   the optimizer's state. *Peak resident set* is the whole process, mostly Python and torch.
+# - a table with a row for each rank. *Input wait* is the share of its time in which it waits for samples,
+#   *communication* that in which it exchanges tensors with other ranks, waiting for them included. *State held* is what
+#   it keeps from step to step: parameters, gradients and the optimizer's state. *Peak resident set* is the whole
+#   process, mostly Python and torch.
 # - the machine, where *busy* includes all other programs, and the end of the log of rank 0.
 
 # %%
@@ -115,17 +116,20 @@ script.diff(alone)
 # - **`DistributedDataParallel`** is the line that matters. Each rank now has a copy of the model, a **replica**, and
 #   backward averages the gradients of all replicas. It does so by **collectives**: calls in which all ranks take part
 #   (lab 02). Gradients are sent together in **buckets** (lab 03); with `gradient_as_bucket_view=True` they are stored
-#   inside the buckets, which saves a copy.
+#   inside the buckets, which saves a copy of all gradients.
 #
 # ## Your predictions
 #
 # Now that you have seen a run, write down what you expect of the next ones. A wrong prediction teaches you more than a
-# right one. **FSDP** (fully sharded data parallel) divides the batch as DDP does, and the model as well.
+# right one. **FSDP** (fully sharded data parallel) is another strategy, which divides the batch as DDP does; this lab
+# runs it after DDP.
 
 # %%
 parts = {"all of it": 1.0, "half of it": 0.5, "nothing: rank 0 has the model": 0.0}
 losses = {"the same": 0.0, "a little higher": 0.05, "half": 0.5}
-loss = lab.ask("the loss on two ranks, compared with one rank, in the first steps", default=0.05, options=losses)
+of_both = "Of two ranks' losses the mean is taken. In all they have as many samples in a step as the one rank."
+question = "the loss on two ranks, compared with one rank, in the first steps"
+loss = lab.ask(question, default=0.05, options=losses, about=of_both)
 of_fsdp = lab.ask("how much of the model a rank keeps with FSDP", default=0.5, options=parts)
 speed = lab.ask("samples per second on two ranks: at best how many times those of one", default=1.5, unit="times")
 
@@ -156,9 +160,10 @@ print(failure.message.splitlines()[0])
 # %% [markdown]
 # The sentence names the rank, the error, and the line, both in the script and in the cell that you wrote. 360 samples
 # are five batches of 64 and one of 40. Rank 0 takes the first, the third and the fifth, rank 1 the others; the batch of
-# 40 is the last of rank 1. Rank 0 made no mistake, but it would wait forever for rank 1 at the next exchange, so it was
-# stopped. (Lab 18 breaks a training in more ways. In every lab, skip the lines with `lab.verify`: they test the lab's
-# own formulas against what was measured.)
+# 40 is the last of rank 1. Rank 0 made no mistake. It either waits for rank 1 at the next exchange until it is stopped,
+# or sees that the connection was closed and fails, too; labkit names the rank that failed first. (Lab 18 breaks a
+# training in more ways. In every lab, skip the lines with `lab.verify`: they test the lab's own formulas against what
+# was measured.)
 
 # %%
 lab.verify(failing, (-(-360 // size) - 1) % nproc_per_node, failure.rank)
@@ -168,7 +173,8 @@ lab.verify(failing, (-(-360 // size) - 1) % nproc_per_node, failure.rank)
 #
 # Here is labkit's transformer with 24 blocks of width 2,048, as in GPT-3 XL: 1.2 billion parameters. A T4 has 16 GB, of
 # which 14.24 GiB are left for a rank. `labkit.plan` works out memory and time from the script itself; nothing is run.
-# The first line is the answer, the bars show what fills the memory, and the table has the other strategies.
+# The first line is the answer, and the bars show what fills the memory. In the table of strategies read only the rows
+# `ddp` and `fsdp`; later labs explain the others, and the options that the plan proposes.
 
 # %%
 large = {name: sized(Script.load(name), width=2048, layers=24, heads=16) for name in ("ddp", "fsdp")}
@@ -177,11 +183,13 @@ labkit.plan(large["ddp"], device="2xT4", global_batch_size=16)
 # %% [markdown]
 # DDP keeps 16 bytes per parameter on every rank: 4 for the weight, 4 for its gradient, 8 for the state of the optimizer
 # (AdamW). For 1.2 billion parameters that alone is 18 GiB, and more T4s would not change it. The rest of the bar is
-# what forward keeps for backward (activations) and DDP's buckets (communication). You need a strategy that divides the
-# model, and the plan recommends one.
+# what forward keeps for backward (activations) and buckets (communication): DDP arranges them anew after the first
+# step, and on a GPU the old ones may stay until the second backward, beside the gradients, which are in the new ones.
+# You need a strategy that divides the model, and the plan recommends one.
 #
 # **FSDP** cuts the model up: each rank keeps a part of every layer, a **shard**. Every rank still computes all layers:
-# for each of them it gathers the shards of the other ranks, and frees them afterwards (lab 05).
+# for each of them it gathers the shards of the other ranks, and frees them afterwards (lab 05). The picture leaves that
+# out; it shows what a rank keeps from step to step.
 
 # %%
 draw.replicas(nproc_per_node, share=1 / nproc_per_node)
@@ -270,14 +278,14 @@ print(ddp.command.replace(" --", " \\\n    --"))
 #
 # ## Recap
 #
-# The core of this course, labs 01 to 06, asks three questions about every strategy. So far, for *N* ranks and a model
-# whose weights take *P* bytes:
+# The core of this course, labs 01 to 06, asks three questions about every strategy: what does each rank hold, what does
+# it send, when does it wait? So far, for each of *N* ranks, where *P* is the bytes of all parameters in fp32:
 #
-# | strategy | what does a rank hold? | what do all ranks send in a step? | when does a rank wait? |
+# | strategy | held | sent by each rank in a step | waits |
 # |---|---|---|---|
-# | one rank | 4 P: weights, gradients, AdamW's state | nothing | never |
+# | one rank | 4 P: parameters, gradients, AdamW's two moments | nothing | for nobody |
 # | DDP | 4 P | gradients (lab 02) | for the other ranks' gradients (lab 03) |
-# | FSDP | 4 P / N | shards of the weights, and gradients (lab 05) | for the other ranks' shards (lab 05) |
+# | FSDP | 4 P / N | shards of the parameters, and gradients (lab 05) | for the other ranks' shards (lab 05) |
 #
 # ## Where next?
 #
