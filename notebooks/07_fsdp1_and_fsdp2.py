@@ -363,7 +363,7 @@ lab.score()
 # ## On 2 × T4 and 8 × A100
 #
 # Does it matter for memory or speed which of the two you take? This is labkit's script for each, with GPT-2's size (124
-# million parameters, without tied weights 163) and one sample of 1,024 tokens per rank:
+# million parameters, without tied weights 163) and eight samples of 1,024 tokens per step:
 
 # %%
 from labkit import Script

@@ -249,16 +249,16 @@ lab.score()
 # %% [markdown]
 # ## On 2 × T4 and 8 × A100
 #
-# The plans agree with the small runs, so plan the article's size: 1.34 billion parameters and 256 samples per rank, on
-# four A100s as there, and on the two usual machines.
+# The plans agree with the small runs, so plan the article's size: 1.34 billion parameters and 1,024 samples in a
+# step, on four A100s, with 256 for each as there, and on the two usual machines.
 
 # %%
 full = {name: (script, own[name]) for name, script in wide.items()}
 lab.plans(full, devices=("2xT4", "4xA100 80", "8xA100 80"), global_batch_size=1024)
 
 # %% [markdown]
-# DDP holds 16 bytes for each of the 1.34 billion parameters, 20 GiB, and AdamW a few more while it updates them all at
-# once (lab 04). Under FSDP four ranks hold 5 GiB each, and the rest is the unit in use: a fifth of the model, with its
+# DDP holds 16 bytes for each of the 1.34 billion parameters, 20 GiB; the bars name what else there is at its peak.
+# Under FSDP four ranks hold 5 GiB each, and the rest is the unit in use: a fifth of the model, with its
 # gradients.
 #
 # ## Try this

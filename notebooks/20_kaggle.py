@@ -25,6 +25,9 @@
 #
 # ## On Kaggle: what to click, paste and expect
 #
+# This section needs no other lab. labkit itself has not yet run on Kaggle: the steps were tried in an image with
+# Kaggle's versions, and what is said of Kaggle's pages is from others.
+#
 # Once: register at kaggle.com and verify a phone number in its settings, without which there are neither GPUs nor
 # internet. Then, with your own script:
 #
@@ -47,16 +50,16 @@
 # **A notebook that you have here**, such as this lab, goes in one file, with labkit, the modules beside it, the scripts
 # that it launches and its small data files:
 #
-#     labkit kaggle export 20_kaggle.ipynb --user ME -p plans False
+#     labkit kaggle export notebooks/20_kaggle.ipynb --user ME -p plans False
 #
-# On Kaggle: Create → New Notebook, File → Import Notebook, and choose the file in `labkit-19-kaggle`; set the
-# accelerator; run its first, folded cell, and go on as in step 5. Or let `labkit kaggle push 20_kaggle.ipynb -p plans
-# False` do all of this: it sends the notebook to two T4s, prints here what it prints there, and puts its runs into
+# On Kaggle: Create → New Notebook, File → Import Notebook, and choose the file, which is in `labkit-20-kaggle` in the
+# current folder; set the accelerator; then Run All, or cell by cell to answer the questions. None of the steps above is
+# needed. (A lab pasted into a notebook of your own needs labkit's labs as well: `--labs` in steps 1 and 3.) Or let
+# `labkit kaggle push notebooks/20_kaggle.ipynb -p plans False` do all of this: it sends the notebook to two T4s, prints here what it prints there, and puts its runs into
 # `runs/` beside yours.
 #
 # The picture is from a real run on two CPU cores, in JupyterLab with Kaggle's versions (Python 3.12, torch 2.10,
-# ipykernel 6.17.1, ipywidgets 8.1.5, IPython 7.34). labkit itself has not yet run on Kaggle. What is said of it is from
-# others. *Docs* means copies of kaggle.com/docs/notebooks and /docs/efficient-gpu-usage that others have kept (August
+# ipykernel 6.17.1, ipywidgets 8.1.5, IPython 7.34). *Docs* means copies of kaggle.com/docs/notebooks and /docs/efficient-gpu-usage that others have kept (August
 # and September 2026):
 #
 # | | | from |
