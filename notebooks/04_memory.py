@@ -21,9 +21,10 @@
 # **You will be able to** say what fills a GPU before you rent it, which part of that each stage of ZeRO divides among
 # the ranks, and what to do about the rest. **20 minutes. You need** labs 01 and 03.
 #
-# This is a step of a model with 100 million parameters, in fp32 with AdamW, and 2 GB of activations. Parameters and
-# optimizer state are there all the time. **Activations**, what layers save for backward, build up during forward;
-# backward frees them layer by layer while gradients appear. The **peak** is what has to fit.
+# This is a step of a model with 100 million parameters, in fp32, with 2 GB of activations. The optimizer is SGD with
+# momentum, which keeps one number for each parameter. Parameters and optimizer state are there all the time.
+# **Activations**, what layers save for backward, build up during forward; backward frees them layer by layer while
+# gradients appear. The **peak** is what has to fit.
 
 # %% tags=["parameters"]
 nproc_per_node: int = 2  # ranks
@@ -35,7 +36,7 @@ import labkit
 from labkit_labs import Lesson, draw, sized
 
 lab = Lesson("04_memory", ranks=nproc_per_node)
-draw.step(parameters=0.4, gradients=0.4, optimizer=0.8, activations=2, unit="GB")
+draw.step(parameters=0.4, gradients=0.4, optimizer=0.4, activations=2, unit="GB")
 
 # %% [markdown]
 # ## Your predictions
@@ -92,7 +93,7 @@ def per_parameter(stage, ranks, parameters, gradients, optimizer):
 
 kinds = {"16-bit weights": (2, 2, 12), "fp32": (4, 4, 8)}
 factors = {
-    (f"ZeRO-{stage}", kind): {f"{n} ranks": 16 / sum(per_parameter(stage, n, *sizes).values()) for n in (2, 8, 64, 512)}
+    (f"ZeRO-{stage}", kind): {f"{n} ranks": 16 / sum(per_parameter(stage, n, *sizes).values()) for n in (2, 8, 512)}
     for stage in (1, 2, 3)
     for kind, sizes in kinds.items()
 }
@@ -103,7 +104,7 @@ pd.DataFrame(factors).T.map("{:.4g}×".format)
 #
 # Four trainings follow, each on two ranks. PyTorch has stage 1 as `ZeroRedundancyOptimizer` and stage 3 as FSDP. It has
 # no stage 2; the nearest is FSDP that keeps what it has gathered from forward until backward ends (lab 05), labkit's
-# `zero2`. DeepSpeed has all three.
+# `zero2`. Between two steps that holds less than stage 2, which keeps all parameters. DeepSpeed has all three stages.
 #
 # `labkit.plan` predicts what a rank will hold. It takes the script through a step on tensors that have a shape but no
 # data, which allocates nothing: a **rehearsal**. `launch(plan)` then trains, and in one step each rank records
@@ -142,8 +143,9 @@ draw.bars(measured, planned, unit="B", title="a rank at its peak")
 # rest:
 #
 # - *Activations* are the largest part here. No stage of ZeRO divides them: a rank has its own samples.
-# - *Communication* is what FSDP has gathered for the moment: here one block (3 MiB), the one before it, gathered in
-#   advance (3), and what is in no block, the embeddings and the output layer (0.6). `zero2` has gathered everything.
+# - *Communication*, under FSDP, is what it has gathered for the moment: here one block (3 MiB), the one before it,
+#   gathered in advance (3), and what is in no block, the embeddings and the output layer (0.6). `zero2` has gathered
+#   everything. DDP and ZeRO-1 have nothing there on a CPU; on GPUs they do, see the plans at the end.
 # - *Gradients* depend on when the peak is. DDP has buckets for all gradients all the time, and labkit lets the
 #   gradients lie in them (`gradient_as_bucket_view=True`; by default they lie beside the buckets, which takes 4 bytes
 #   per parameter more). At FSDP's peak, early in backward, few gradients exist.
@@ -173,8 +175,9 @@ lab.score()
 # values for each token and each unit of its width, without dropout and with attention that does not store its scores:
 # 64 bytes in fp32, 32 in 16 bits. (Under autocast nearer 60% remain than half, because the inputs of layer norms stay
 # in fp32, and the weights' 16-bit copies take 2 bytes per parameter.) Here that is 4 blocks × 512 tokens × 256 × 64
-# bytes = 32 MiB. For the loss add three tensors as large as the logits, 4 bytes × tokens × vocabulary. For other
-# blocks, ask `labkit.plan`.
+# bytes = 32 MiB. The loss needs three tensors as large as the logits, 4 bytes × tokens × vocabulary, here 1.5 MiB
+# together. Backward begins with them and has freed them when it comes to the last block, where the peak is here. For
+# other blocks, ask `labkit.plan`.
 #
 # What to do about each part:
 #
@@ -219,22 +222,33 @@ print(runs["DDP"].memory().ranks[0].outside().replace("; ", "\n"))
 # %%
 medium = {"vocabulary": 50257, "context": 512, "width": 1024, "heads": 16, "layers": 20}
 gpt = {name.upper(): sized(labkit.Script.load(name), **medium) for name in ("ddp", "fsdp")}
-lab.plans(gpt, global_batch_size=8)
-
-# %% [markdown]
-# On a T4 even DDP fits. FSDP needs a third less on two ranks, and 72% less on eight, where activations are few. On the
-# A100s DDP's peak is in AdamW's update: by default torch updates all parameters together on a GPU, operation by
-# operation (`foreach=True`), and an intermediate result as large as all parameters takes 4 bytes more for each, 20 in
-# all. With `fused=True` (labkit's `optimizer="adamw_fused"`) one kernel does the whole update and needs none.
-#
-# **What to do with the memory that FSDP frees?** Train a larger model, or more samples at a time. The plan also works
-# out how many samples of 512 tokens fit on each T4:
+on_gpus = lab.plans(gpt, global_batch_size=8)
+display(on_gpus)
 
 # %%
+for device in ("2xT4", "8xA100 80"):
+    plain, divided = (on_gpus.judged[name, device].peak for name in ("DDP", "FSDP"))
+    print(f"{device}: FSDP needs {1 - divided.bytes / plain.bytes:.0%} less. DDP's peak is in {plain.phase}.")
 for name, script in gpt.items():
     print(f"{name}: up to {labkit.plan(script, device='2xT4', global_batch_size=8).advice.largest} samples on each T4")
 
 # %% [markdown]
+# On a T4 even DDP fits. FSDP saves a larger share on eight ranks than on two: the states are divided by eight, and with
+# one sample on each rank there are few activations.
+#
+# DDP has a part here that it does not have on a CPU: *communication*. At the start of its second step it replaces its
+# buckets by others, filled in the order in which gradients became ready in the first step. NCCL may hold on to the old
+# ones until that step's backward, so the plan counts them: 4 bytes more per parameter, 20 with the states.
+#
+# AdamW's update also needs memory of its own on a GPU: by default torch updates all parameters together, operation by
+# operation (`foreach=True`), and an intermediate result as large as all of a rank's parameters takes 4 bytes for each.
+# But by then activations and old buckets are gone, so it is the peak only where these are smaller, which they are in
+# none of these plans. With `fused=True` (labkit's `optimizer="adamw_fused"`) one kernel makes the whole update and
+# needs no such result. That is faster, but it does not lower a peak that is in backward.
+#
+# **What to do with the memory that FSDP frees?** Train a larger model, or more samples at a time; the cell above also
+# prints how many samples of 512 tokens fit on each T4.
+#
 # **Seven billion parameters.** The states are 16 × 7 = 112 GB, which no GPU has: under DDP it does not matter how many
 # there are. Under FSDP each of 8 ranks holds 14 GB of them, each of 2 holds 56 GB. A popular article says 28 GB for one
 # GPU and 14 GB for each of two; that is the parameters alone. The plans are for one sample of 2,048 tokens on each
@@ -255,6 +269,25 @@ else:
     print("(skipped on this page: set seven_billion = True)")
 
 # %% [markdown]
+# ## Recap
+#
+# For *N* ranks, and a model whose parameters take *P* bytes in fp32. All figures are per rank. What is sent is to be
+# multiplied by (N - 1) / N; activations come on top of what is held.
+#
+# | | held | sent by each rank in a step | waits | use it if |
+# |---|---|---|---|---|
+# | one rank | 4 P: parameters, gradients, two moments | nothing | never | it is fast enough |
+# | DDP | 4 P | 2 P | for the last bucket, and for a slower rank | a step fits |
+# | ZeRO-1, as in torch | 2 P + 2 P / N | 3 P: all-reduce, new parameters | as DDP, and for the update | lab 06 |
+# | ZeRO-2 (DeepSpeed) | P + 3 P / N | 2 P: reduce-scatter, all-gather | as ZeRO-1 | lab 06 |
+# | FSDP, or ZeRO-3 | 4 P / N, and a block or two | lab 05 | lab 05 | lab 05 |
+#
+# With a reduce-scatter instead of the all-reduce, as in the paper, ZeRO-1 sends 2 P, too. In ZeRO-2 as the paper has
+# it all parameters stay, and the all-gather follows the update. labkit's `zero2` sends the same bytes at other times:
+# it gathers a block before its forward and frees it after its backward.
+#
+# Even so, ZeRO-1 and ZeRO-2 leave all parameters on every rank. Lab 05 divides these as well.
+#
 # ## Try this
 #
 # 1. `labkit.plan(scripts["FSDP"], nproc_per_node=4, global_batch_size=16)`: which parts shrink with four ranks, and
@@ -271,18 +304,6 @@ else:
 #    gradients and AdamW take 50.7 MiB, as before. <code>precision="bf16"</code> computes in 16 bits and keeps its
 #    weights in 32. Activations shrink, from 32.1 to 25.5 MiB, but do not halve: layer norms, the sum that runs through
 #    all blocks and the loss stay in fp32, and the 16-bit copies of the weights are kept for backward.</details>
-#
-# ## Recap
-#
-# P is the size of the parameters (4 bytes each), N the number of ranks; activations come on top.
-#
-# | | a rank holds | it sends in a step | it waits |
-# |---|---|---|---|
-# | one rank | 4 P: parameters, gradients, two moments | nothing | for nobody |
-# | DDP (lab 03) | 4 P | all-reduce of P | for the last bucket |
-# | ZeRO-1 | 2 P + 2 P / N | all-reduce of P, and P updated parameters | for the bucket and the update |
-# | ZeRO-2 | P + 3 P / N | reduce-scatter of P, all-gather of P | for the last reduce-scatter, and the first gather |
-# | FSDP | 4 P / N, and a block or two | next lab | next lab |
 #
 # ## Sources
 #

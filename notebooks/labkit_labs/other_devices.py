@@ -25,16 +25,18 @@ NOTE = (
 
 
 class Elsewhere:
-    """Rows of a table, and memory by category as bars. `plans` by (name, device)."""
+    """Rows of a table, and memory by category as bars. By (name, device): `judged` is what a row tells of, with its
+    `peak`, `step` and `fits`; `plans` has those that were planned for their own sake."""
 
     def __init__(
         self,
         rows: list[dict[str, str]],
-        plans: Mapping[tuple[str, str], Plan],
+        judged: Mapping[tuple[str, str], Plan | Candidate],
         picture: Picture | None,
         title: str,
     ):
-        self.rows, self.plans, self._picture = rows, plans, picture
+        self.rows, self.judged, self._picture = rows, judged, picture
+        self.plans = {key: each for key, each in judged.items() if isinstance(each, Plan)}
         self._title = title or "On other devices"
 
     def __repr__(self) -> str:
@@ -51,7 +53,7 @@ class Elsewhere:
 def elsewhere(scripts: Mapping[str, Any], devices: Sequence[str], options: Mapping[str, Any], title: str) -> Elsewhere:
     """A plan for each script and device. If a script cannot be planned, its row says why. Instead of a script there
     may be a tuple (script, options of its own)."""
-    rows, plans, pictures = [], {}, []
+    rows, judged, pictures = [], dict[tuple[str, str], Plan | Candidate](), []
     for device in devices:
         memory: dict[str, Mapping[str, int]] = {}
         usable, known = 0, dict[str, Candidate]()  # by the script's text: a plan judges the other strategies as well
@@ -66,13 +68,14 @@ def elsewhere(scripts: Mapping[str, Any], devices: Sequence[str], options: Mappi
                     rows.append(row | {"note": str(error)})
                     continue
                 assert isinstance(planned, Plan)
-                plans[name, device], usable = planned, planned.device.usable_by(planned.ranks)
+                judged[name, device], usable = planned, planned.device.usable_by(planned.ranks)
                 peak, step, fits = planned.peak, planned.step, planned.fits
                 if reason := planned.unfit or planned.failure:
                     row["note"], runs = reason, False
                 others = planned.advice.rows[1:] if planned.advice and not own else ()
                 known |= {str(each.script): each for each in others if each.peak and each.step and not each.changes}
             else:
+                judged[name, device] = candidate
                 peak, step, fits, rough = candidate.peak, candidate.step, candidate.fits, "~"  # by formulas
             if peak:
                 memory[name] = peak.categories
@@ -91,7 +94,7 @@ def elsewhere(scripts: Mapping[str, Any], devices: Sequence[str], options: Mappi
             pictures.append(
                 bars(predicted=memory, unit="B", title=_with_size(device), limit=limit, limit_name="it has")
             )
-    return Elsewhere(rows, plans, stacked(pictures) if pictures else None, title)
+    return Elsewhere(rows, judged, stacked(pictures) if pictures else None, title)
 
 
 def _yes_or_no(fits: bool | None) -> str:
