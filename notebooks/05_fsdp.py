@@ -18,7 +18,7 @@
 # fetch the rest when it is needed. What does that cost?
 #
 # **You will be able to** shard a model of your own, count what FSDP sends in a step, choose when it frees what it has
-# gathered, and predict whether it will save memory. **25 minutes. You need** labs 03 and 04.
+# gathered, and predict whether it will save memory. **25 minutes. You need** labs 02, 03 and 04.
 #
 # FSDP cuts a model into **units**, usually its blocks, and keeps a **shard** of every unit on each rank. Before a unit
 # computes, an `all_gather` collects its shards from all ranks; afterwards the other ranks' shards are freed. In
@@ -30,6 +30,7 @@ nproc_per_node: int = 2  # ranks
 plans: bool = True  # plan GPT-2 large for GPUs: some 30 seconds more
 
 # %%
+from labkit import Script
 from labkit_labs import Lesson, draw, sized
 
 lab = Lesson("05_fsdp", ranks=nproc_per_node)
@@ -38,7 +39,8 @@ draw.shards(4, nproc_per_node)
 # %% [markdown]
 # While a unit computes, FSDP already gathers the next one (**prefetching**), so that the rank does not wait; usually
 # two units are whole at once. The last unit in the picture is the **root**, which has what is in no block, such as an
-# output layer. By default the root is not freed after forward, because backward begins with it.
+# output layer. By default the root is not freed after forward, because backward begins with it. *Holds* counts
+# parameters and gradients; AdamW's moments, of a rank's own shards only, come on top.
 #
 # ## Your predictions
 #
@@ -46,7 +48,7 @@ draw.shards(4, nproc_per_node)
 # eight samples.
 #
 # An all-gather or a reduce-scatter is one phase of communication, and DDP's all-reduce is two: a reduce-scatter and an
-# all-gather. Every phase puts (N - 1)/N of its bytes on the wire (lab 02), so this lab compares the bytes of phases.
+# all-gather. In every phase each rank sends (N - 1)/N of its bytes (lab 02), so this lab compares the bytes of phases.
 
 # %%
 gathers = lab.ask("all-gathers in a step of FSDP, 23 blocks and the root", default=24)
@@ -101,8 +103,7 @@ def looked_at(device):
 
 
 # %%
-run, _ = lab.run(looked_at, model=Model, options={"shown": False})
-print(run.logs(rank=0, stream="stdout"))
+print(lab.run(looked_at, model=Model, options={"shown": False})[0].logs(rank=0, stream="stdout"))
 
 # %% [markdown]
 # Each class has got an `FSDP` in front of its name: that module belongs to a unit. Parameters have become **DTensors**
@@ -113,10 +114,13 @@ print(run.logs(rank=0, stream="stdout"))
 #
 # ## Train and count
 #
-# Each rank trains on samples of its own. In every step the function notes what the rank holds of the parameters and of
-# the gradients at three moments. `collectives_since` reads the collectives of the last step from torch's flight
-# recorder, a log of all collectives. Five models train one after another: DDP; FSDP with a unit freed after forward
-# always, never, or, the default (auto), always except for the root; and FSDP with all blocks in one unit.
+# Each rank trains on samples of its own. In every step the function notes what the rank holds: of the parameters at
+# three moments, one of them in the middle of forward, and of the gradients after backward. `collectives_since` (in
+# `labkit_labs/on_ranks/cells.py`) reads the collectives of the last step from torch's flight recorder, a log of all
+# collectives. For each kind it returns the number of calls and the bytes of the whole arrays.
+#
+# Five models train one after another: DDP; FSDP with a unit freed after forward always, never, or, the default (auto),
+# always except for the root; and FSDP with all blocks in one unit.
 
 # %%
 import time
@@ -137,6 +141,8 @@ def trained(device, way, steps):
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4)  # after sharding: it gets the shards
     torch.manual_seed(1 + dist.get_rank())
     x, losses, held = torch.randn(8, 256, device=device), [], {}
+    middle = [module for module in model.modules() if isinstance(module, nn.ReLU)][11]
+    middle.register_forward_hook(lambda *_: held.update({"in forward": bytes_held(model.parameters())}))
     for _ in range(steps):
         began, held["before forward"] = time.time_ns(), bytes_held(model.parameters())
         loss = F.mse_loss(model(x), x.sin())
@@ -154,6 +160,7 @@ def each_way(device, ways, steps):
 
 
 # %%
+# of FSDP: reshard_after_forward, and blocks per unit
 ways = {"ddp": (), "always": (True, 1), "auto": (None, 1), "never": (False, 1), "one unit": (None, 23)}
 own = {"model": Model, "sharded": sharded, "options": {"shown": False}}
 run, (seen, *_) = lab.run(each_way, ways, 12, **own, env={"TORCH_FR_BUFFER_SIZE": "4000"})
@@ -172,6 +179,8 @@ table = pd.DataFrame({name: each["held"] for name, each in seen.items()})
 # A popular article says that under FSDP an all-reduce in backward gives all GPUs identical averaged gradients. It makes
 # no all-reduce, and no rank has the gradients of another's part: a **reduce-scatter** gives each rank the averages of
 # its own rows. It needs no others, because it updates only these rows.
+#
+# `one unit` has all blocks whole in the middle of forward, and in backward, which no moment shows.
 #
 # `never` keeps the whole model from forward to backward, but only its own share of the gradients. FSDP's older name for
 # it is SHARD_GRAD_OP, that of `always` is FULL_SHARD. (labkit calls `never` zero2. ZeRO-2 itself, lab 04, keeps all
@@ -203,14 +212,9 @@ lab.explore(draw.shards, reshard=[True, False], units=[2, 4, 8], ranks=[2, 4, 8]
 # A unit is gathered by one call, and is whole while it computes. With small units a rank holds little at once and makes
 # many calls, each with a latency of its own. With large ones it makes few calls, holds much, and less of the
 # communication can overlap with computation. With all blocks in one unit FSDP saves almost no parameter memory in
-# forward and backward, and nothing warns you. The usual unit is a transformer block. (The older FSDP finds its units by
-# an *auto wrap policy*, lab 07.)
-
-# %%
-largest = {f"{name} ({seen[name]['calls']['gathers']} gathers)": seen[name]["largest gather"] for name in [*ways][2:]}
-draw.bars(largest, unit="B", title="the largest all-gather")
-
-# %% [markdown]
+# forward and backward (*in forward*, in the table), and nothing warns you. The usual unit is a transformer block. (The
+# older FSDP finds its units by an *auto wrap policy*, lab 07.)
+#
 # ## What does it save?
 #
 # Train the tower twice more, with DDP and with FSDP. In one step each rank records all memory that torch allocates (lab
@@ -241,6 +245,21 @@ lab.verify(tower_saves, 0.4, 1 - traced["auto"].bytes / traced["ddp"].bytes, "%"
 lab.score()
 
 # %% [markdown]
+# ## What does it cost?
+#
+# FSDP sends half as many bytes again as DDP, in two or three calls for each unit, each with its latency. Whether a step
+# becomes slower depends on how much of that is hidden behind computation. It may become faster, because a rank makes
+# only its part of the update. So measure, in the unit that matters for a language model. This is labkit's transformer
+# of 0.9 million parameters, whose samples have 128 tokens; a single machine's ranks have no link between them, so your
+# GPUs may answer otherwise. `meta_device=True` lets FSDP initialize each rank's shards and nothing else (see *In your
+# own code* below):
+
+# %%
+for name, options in {"ddp": {}, "fsdp": {"meta_device": True}}.items():
+    speed = lab.launch(Script.load(name), steps=30, shown=False, **options).metrics()["throughput"].median()
+    print(f"{name}: {speed * lab.ranks * 128:,.0f} tokens per second, on all {lab.ranks} ranks")
+
+# %% [markdown]
 # ## On 2 × T4 and 8 × A100
 #
 # A model that plain DDP cannot train on two T4s: GPT-2 large with an output layer of its own, 838 million parameters,
@@ -249,23 +268,40 @@ lab.score()
 # the CPU.
 
 # %%
-from labkit import Script
-
 large = {"vocabulary": 50257, "context": 256, "width": 1280, "heads": 20, "layers": 36}
 gpt = {name.upper(): sized(Script.load(name), **large) for name in ("fsdp", "ddp")}
 gpt["FSDP, CPU offload"] = gpt["FSDP"], {"cpu_offload": True}
 lab.plans(gpt, devices=("2xT4", "8xA100 80"), global_batch_size=8) if plans else print("(skipped: set plans = True)")
 
 # %% [markdown]
-# Under DDP a T4 would need 19 GiB: 16 bytes per parameter for the states, 4 more for AdamW's update (lab 04), and the
-# activations. FSDP on two of them fits. With CPU offload it needs 3.9 GiB and not 8.6, if the host has room for 16
-# bytes per parameter, but a step takes 3.5 times as long, and on the A100s eight times. On the A100s FSDP is faster
-# than DDP although it sends more, because each rank updates only its own part of the parameters.
+# Under DDP a T4 would need 19 GiB: 16 bytes per parameter for the states, 4 for the buckets of the first step (lab 04),
+# and the activations. FSDP on two of them fits. With CPU offload it needs 3.9 GiB and not 8.6, if the host has room for
+# 16 bytes per parameter, but a step takes 3.5 times as long, and on the A100s eight times. On the A100s FSDP is planned
+# to be faster than DDP although it sends more, because each rank updates only its own part of the parameters. But the
+# ranges overlap, so the plan cannot tell; a run of a few steps can.
 #
 # **GPU to GPU or CPU to GPU?** A popular article says that moving data between GPUs costs much less than between CPU
 # and GPU. That is true of A100s: **NVLink**, the direct connection between them, carries some 300 GB/s each way, and
 # **PCIe**, the bus to the host, 25. T4s have no NVLink, so both go over PCIe. Either way most of the price of
-# offloading is the update on the CPU, whose memory is many times slower than a GPU's.
+# offloading is the update on the CPU, whose memory is many times slower than a GPU's: for each parameter of a shard the
+# plan counts 0.8 ns for copies over PCIe, and 6 ns for AdamW on the host. The latter is a guess, within a factor of 4.
+#
+# ## Recap
+#
+# For *N* ranks, and a model whose parameters take *P* bytes in fp32. All figures are per rank. What is sent is to be
+# multiplied by (N - 1) / N; activations come on top of what is held.
+#
+# | | held | sent by each rank in a step | waits | use it if |
+# |---|---|---|---|---|
+# | one rank | 4 P | nothing | never | it is fast enough |
+# | DDP | 4 P | 2 P: an all-reduce | for the last bucket, and for a slower rank | a step fits |
+# | ZeRO-1, as in torch | 2 P + 2 P / N | 3 P: all-reduce, new parameters | as DDP, and for the update | lab 06 |
+# | ZeRO-2 (DeepSpeed) | P + 3 P / N | 2 P: reduce-scatter, all-gather | as ZeRO-1 | lab 06 |
+# | FSDP, `never` | as ZeRO-2, between steps as FSDP | 2 P | for the first gather, the last sum | FSDP waits a lot |
+# | FSDP | 4 P / N, and a unit or two | nearly 3 P: two gathers, a sum | also for gathers that nothing hides | lab 06 |
+#
+# FSDP holds less than DDP, and it sends half as many bytes again in many more calls, for each of which a rank may have
+# to wait. When is that worth it? Lab 06 puts all strategies on one map.
 #
 # ## Try this
 #
@@ -308,21 +344,11 @@ lab.plans(gpt, devices=("2xT4", "8xA100 80"), global_batch_size=8) if plans else
 # set_model_state_dict(model, weights, options=options)  # both from torch.distributed.checkpoint.state_dict
 # ```
 #
+# Without pretrained weights, each module has to fill its own shards after `to_empty`. This is what `meta_device=True`
+# does (`scripts/extras/meta_device.py`; *Memory* in `docs/how_to/beyond.md` says what it asks of your modules).
+#
 # Transformers' `Trainer` (5.23) takes `fsdp=True`: that is FSDP2, with one unit per block of a class listed in the
 # model's `_no_split_modules`. Accelerate's FSDP plugin uses the older FSDP unless `fsdp_version=2`.
-#
-# ## Recap
-#
-# P is the size of the parameters, N the number of ranks; activations come on top. On the wire each phase of P costs
-# (N - 1)/N × P per rank.
-#
-# | | a rank holds | phases in a step | it waits |
-# |---|---|---|---|
-# | one rank | 4 P | none | for nobody |
-# | DDP (lab 03) | 4 P | 2: all-reduce of P | for the last bucket |
-# | ZeRO-1 (lab 04) | 2 P + 2 P / N | 2, and P updated parameters | for the bucket and the update |
-# | FSDP, `never` | P + 3 P / N from forward to backward | 2: gather, reduce-scatter | for the first and the last |
-# | FSDP | 4 P / N, and a unit or two | nearly 3: two gathers, a reduce-scatter | for the first and the last of each |
 #
 # ## Sources
 #
