@@ -279,11 +279,11 @@ print(ddp.command.replace(" --", " \\\n    --"))
 # ## Recap
 #
 # The core of this course, labs 01 to 06, asks three questions about every strategy: what does each rank hold, what does
-# it send, when does it wait? So far, for each of *N* ranks, where *P* is the bytes of all parameters in fp32:
+# it send, when does it wait? So far, for *N* ranks, and a model whose parameters take *P* bytes in fp32:
 #
-# | strategy | held | sent by each rank in a step | waits |
+# | | held | sent by each rank in a step | waits |
 # |---|---|---|---|
-# | one rank | 4 P: parameters, gradients, AdamW's two moments | nothing | for nobody |
+# | one rank | 4 P: parameters, gradients, two moments of AdamW | nothing | never |
 # | DDP | 4 P | gradients (lab 02) | for the other ranks' gradients (lab 03) |
 # | FSDP | 4 P / N | shards of the parameters, and gradients (lab 05) | for the other ranks' shards (lab 05) |
 #

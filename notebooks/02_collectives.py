@@ -248,11 +248,12 @@ lab.plans({f"{samples} samples": (script, {"global_batch_size": samples}) for sa
 #
 # ## Recap
 #
-# For each of *N* ranks; *P* is the bytes of all parameters in fp32. What is sent is to be multiplied by (N - 1) / N.
+# For *N* ranks, and a model whose parameters take *P* bytes in fp32. All figures are per rank. What is sent is to be
+# multiplied by (N - 1) / N.
 #
-# | strategy | held | sent by each rank in a step | waits |
+# | | held | sent by each rank in a step | waits |
 # |---|---|---|---|
-# | one rank | 4 P: parameters, gradients, AdamW's two moments | nothing | for nobody |
+# | one rank | 4 P: parameters, gradients, two moments of AdamW | nothing | never |
 # | DDP | 4 P | 2 P: an all-reduce of the gradients | lab 03 |
 # | FSDP | 4 P / N | all-gathers and reduce-scatters (lab 05) | lab 05 |
 #

@@ -366,12 +366,13 @@ lab.plans({"DDP": sized(script, width=512, layers=8, heads=8)}, devices=("1xT4",
 #
 # ## Recap
 #
-# For each of *N* ranks; *P* is the bytes of all parameters in fp32. What is sent is to be multiplied by (N - 1) / N.
+# For *N* ranks, and a model whose parameters take *P* bytes in fp32. All figures are per rank. What is sent is to be
+# multiplied by (N - 1) / N.
 #
-# | strategy | held | sent by each rank in a step | waits | use it if |
+# | | held | sent by each rank in a step | waits | use it if |
 # |---|---|---|---|---|
-# | one rank | 4 P: parameters, gradients, AdamW's two moments | nothing | for nobody | it is fast enough |
-# | DDP | 4 P | 2 P: all-reduces of the gradients, in buckets | for the last bucket, and a slower rank | a step fits |
+# | one rank | 4 P: parameters, gradients, two moments of AdamW | nothing | never | it is fast enough |
+# | DDP | 4 P | 2 P: all-reduces of gradients, in buckets | for the last bucket, and for a slower rank | a step fits |
 #
 # DDP repeats everything on every rank. Lab 04 counts what that costs.
 #
