@@ -16,6 +16,9 @@ from packaging.requirements import Requirement
 def environment_without_labkit(folder: Path, *, with_pip: bool) -> Path:
     """The Python of a new environment that finds this one's packages, to spare their download, except labkit's."""
     venv.create(folder / "clean", with_pip=with_pip)
+    if with_pip:  # Python 3.11 brings an old setuptools along, which would hide this environment's
+        pip = [folder / "clean" / "bin" / "python", "-m", "pip", "--disable-pip-version-check"]
+        subprocess.run([*pip, "uninstall", "--quiet", "--yes", "setuptools"], check=True, timeout=60)
     (packages := folder / "packages").mkdir()
     for path in Path(next(path for path in sys.path if path.endswith("site-packages"))).iterdir():
         if "labkit" not in path.name:
