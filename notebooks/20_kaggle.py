@@ -55,12 +55,12 @@
 # On Kaggle: Create → New Notebook, File → Import Notebook, and choose the file, which is in `labkit-20-kaggle` in the
 # current folder; set the accelerator; then Run All, or cell by cell to answer the questions. None of the steps above is
 # needed. (A lab pasted into a notebook of your own needs labkit's labs as well: `--labs` in steps 1 and 3.) Or let
-# `labkit kaggle push notebooks/20_kaggle.ipynb -p plans False` do all of this: it sends the notebook to two T4s, prints here what it prints there, and puts its runs into
-# `runs/` beside yours.
+# `labkit kaggle push notebooks/20_kaggle.ipynb -p plans False` do all of this: it sends the notebook to two T4s, prints
+# here what it prints there, and puts its runs into `runs/` beside yours.
 #
 # The picture is from a real run on two CPU cores, in JupyterLab with Kaggle's versions (Python 3.12, torch 2.10,
-# ipykernel 6.17.1, ipywidgets 8.1.5, IPython 7.34). *Docs* means copies of kaggle.com/docs/notebooks and /docs/efficient-gpu-usage that others have kept (August
-# and September 2026):
+# ipykernel 6.17.1, ipywidgets 8.1.5, IPython 7.34). *Docs* means copies of kaggle.com/docs/notebooks and
+# /docs/efficient-gpu-usage that others have kept (August and September 2026):
 #
 # | | | from |
 # |---|---|---|
