@@ -204,7 +204,7 @@ SPARSE = MODEL.replace("nn.Embedding(vocabulary, width)", "nn.EmbeddingBag(vocab
 MEAN = """def metrics_of(outputs, batch):
     return {"acc": (outputs.argmax(-1) == batch[1]).float().mean()}
 """
-NO_PAIR = r"metrics_of must return a \(sum, count\) pair for each name, .* they returned \{'acc': "
+NO_PAIR = r"metrics_of must return \{name: \(sum, count\)\}, .* they returned \{'acc': "
 IN_NUMPY = MEAN.replace(".mean()", ".numpy().mean()")
 
 
