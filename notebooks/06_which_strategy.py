@@ -20,8 +20,9 @@
 # **You will be able to** place every strategy on a map of these two, choose one with reasons, and say how many days and
 # how much money a training takes. **30 minutes. You need** labs 03, 04 and 05.
 #
-# The map shows everything that matters except compute time. If memory is short, go down; if the link is slow, go left.
-# You know where DDP stands: every rank holds everything, and gradients are sent. Where are the others?
+# If memory is short, go down on the map; if the link is slow, go left. The map shows neither computing nor waiting:
+# plans do, at the end. You know where DDP stands: every rank holds everything, and gradients are sent. Its ring counts
+# the states only, without activations. Where are the others?
 
 # %% tags=["parameters"]
 nproc_per_node: int = 2  # ranks: 2, 4 or 8
@@ -36,24 +37,37 @@ from labkit_labs.labs.traffic import noting_bytes, sent_in_a_step
 
 lab, names = Lesson("06_which_strategy", ranks=nproc_per_node), strategies.split()
 blocks, width, context, batch = 8, 192, 32, 8
-block = 4 * (12 * width * width + 13 * width)  # bytes
+block = 4 * (12 * width * width + 13 * width)  # bytes: attention 4 and MLP 8 squares; biases and norms 13 rows
 root = 4 * (256 + context + 2 + 256) * width  # bytes: embeddings, the last norm and the head
 parameters = blocks * block + root  # bytes
-draw.choice({"ddp": (2 * (nproc_per_node - 1) * parameters, 4 * parameters)})
+draw.choice({"ddp": (2 * (nproc_per_node - 1) * parameters, 4 * parameters)}, rings="states only")
 
 # %% [markdown]
 # Two strategies on the map are not sharded data parallelism. They have labs of their own (12 and 13), which you do not
 # need here:
 #
-# - A **pipeline** gives each rank some of the blocks. A rank computes its blocks for a part of the batch, a
-#   micro-batch, and sends the result to the next rank, which meanwhile leaves it time for another micro-batch.
+# - A **pipeline** gives each rank some of the blocks, its **stage**. A rank computes its stage for a part of the batch,
+#   a **micro-batch**, and sends the result to the next rank; while the next rank computes on it, this one starts the
+#   next micro-batch. (1F1B, the order used here, alternates one forward and one backward.)
 # - **Tensor parallelism** gives each rank some columns or rows of every matrix. Each rank works on all samples, and the
 #   partial results are added up by an all-reduce, twice in each block in forward and twice in backward.
+#
+# A pipeline's ranks idle at the start of a step, when the first micro-batch has not arrived, and at the end; with more
+# micro-batches that is a smaller part of the step. With p stages and m micro-batches it is (p - 1) / (m + p - 1). For
+# two stages, F is a forward, B a backward, and a dot is idle time:
+#
+# ```text
+# 1 micro-batch:  rank 0  F1 ·  ·  B1     4 micro-batches:  rank 0  F1 F2 ·  B1 F3 B2 F4 B3 ·  B4
+#                 rank 1  ·  F1 B1 ·                        rank 1  ·  F1 B1 F2 B2 F3 B3 F4 B4 ·
+# ```
 #
 # ## Your predictions
 #
 # The model is a transformer of eight narrow blocks, with 3.7 million parameters, and a step has eight samples of 32
-# tokens, so parameters, gradients and optimizer state outweigh activations.
+# tokens, so parameters, gradients and optimizer state outweigh activations. FSDP, tensor parallelism and the pipeline
+# divide these states alike, so what comes on top decides which of them holds the least: activations, and what FSDP has
+# gathered. Under FSDP each rank has its own samples. Under tensor parallelism each rank has all samples, and a part of
+# the activations within blocks. The pipeline cuts the batch into four micro-batches.
 
 # %%
 each = {name: float(number) for number, name in enumerate(names)}
@@ -94,6 +108,9 @@ draw.choice(rings, crosses, rings="NCCL, by the formula", crosses="measured here
 # or faster computation. So `zero2` (FSDP that keeps what it has gathered) sends no more than DDP and holds less, and
 # FSDP holds less than ZeRO-1 and sends no more. Between `zero2` and FSDP you choose: memory or bytes.
 #
+# The pipeline holds and sends the least here. Its small micro-batches do it: of 1F1B's few micro-batches in flight a
+# rank keeps the activations of its own blocks only. What this costs is waiting, which the map does not show.
+#
 # ## Why
 #
 # P is the size of all parameters, A what a block hands on to the next for the whole batch, L the number of blocks, N
@@ -102,15 +119,17 @@ draw.choice(rings, crosses, rings="NCCL, by the formula", crosses="measured here
 # | | a rank holds | sends in a step | all ranks together |
 # |---|---|---|---|
 # | DDP | 4 P | all-reduce of the gradients | 2 (N - 1) P |
-# | ZeRO-1 | 2 P + 2 P / N | the same, and each updated parameter | 3 (N - 1) P |
+# | ZeRO-1, as in torch | 2 P + 2 P / N | the same, and each updated parameter | 3 (N - 1) P |
 # | `zero2` | P + 3 P / N | gather P, reduce-scatter P | 2 (N - 1) P |
 # | FSDP | 4 P / N, and a unit or two | gather blocks twice, the root once, reduce-scatter P | 3 (N - 1) P, a bit less |
 # | tensor | 4 P / N | 4 all-reduces of A in each of L blocks | 8 (N - 1) L A |
 # | pipeline | 4 P / N | A and its gradient from stage to stage | 2 (N - 1) A |
 #
+# torch's `ZeroRedundancyOptimizer` makes an all-reduce and broadcasts each updated parameter. With a reduce-scatter and
+# an all-gather, as in DeepSpeed, ZeRO-1 sends 2 (N - 1) P.
+#
 # What DDP, ZeRO and FSDP send grows with the parameters, whatever the batch; what tensor parallelism and pipelines send
-# grows with the tokens in a batch. So the former win with many tokens, the latter with few tokens and wide layers. The
-# pipeline holds and sends the least here, but its ranks wait for each other, which no total shows (lab 13).
+# grows with the tokens in a batch. So the former win with many tokens, the latter with few tokens and wide layers.
 
 # %%
 for name in names:  # a rank that is ahead of the others may have gathered one more block
@@ -130,22 +149,31 @@ lab.score()
 
 # %%
 questions = [
-    ("Does a step fit under DDP?\n16 bits, fused AdamW, recomputed", "yes", "DDP\nthe simplest"),
+    ("Does a step fit under DDP?\nin 16 bits, activations recomputed", "yes", "DDP\nthe simplest"),
     ("Do the states fit?\n16 bytes per parameter / N", "no", "less to hold\nLoRA, CPU offload, more GPUs"),
-    ("Does a sample fit beside them?\nrecomputed", "no", "tensor parallelism\nor, for long texts, context parallelism"),
-    ("Does FSDP wait for gathers?", "yes", "more samples, or fewer bytes\nzero2, replicas, a pipeline"),
+    ("Does one sample fit beside them?\nactivations recomputed", "no", "tensor parallelism\nor context parallelism"),
+    ("Does FSDP wait for gathers?", "yes", "more samples, or fewer bytes\nzero2, FSDP within hosts, a pipeline"),
 ]
 draw.decision(questions, "FSDP\none block per unit")
 
 # %% [markdown]
-# 1. **DDP**, if it fits: one line, and ordinary checkpoints. Before you leave it, compute in 16 bits (lab 11), use
-#    fused AdamW (lab 04), take fewer samples at a time and accumulate, recompute activations (lab 12).
+# 1. **DDP**, if it fits: one line, and ordinary checkpoints. Before you leave it, compute in 16 bits (lab 11), take
+#    fewer samples at a time and accumulate, recompute activations in backward instead of keeping them (lab 12).
 # 2. **The states do not fit:** FSDP, with one block per unit (lab 05). If not even 1/N of them fits, fewer parameters
 #    have to be trained (LoRA, lab 22), or the host has to hold them, or N has to grow.
-# 3. **One sample is too much:** sharding does not help, because it divides no activations. Tensor parallelism does,
-#    where there is NVLink (lab 14), or context parallelism, which splits a long text (lab 25).
+# 3. **One sample is too much:** FSDP already divides the batch, but not a sample, whose activations a rank has whole.
+#    Tensor parallelism divides those within a block, such as the heads of attention and the wide layer of the MLP,
+#    where there is NVLink (lab 14). Every rank still has what blocks hand on, for all samples, so with several samples
+#    it holds more than FSDP. Context parallelism splits a long text (lab 25).
 # 4. **FSDP waits for its gathers:** it sends the same bytes for any number of tokens, so give each rank more of them.
-#    Between hosts, send less: FSDP only within a host (lab 15), or a pipeline (lab 13).
+#    Between hosts, send less: FSDP only within a host, and a copy of the model per host (lab 15), or a pipeline (lab
+#    13).
+#
+# **Will the gathers hide?** While a block computes, the next is gathered: 2 FLOPs per parameter and token of the rank,
+# beside 4 bytes per parameter, or 2 in 16 bits. So gathers hide if a rank has more tokens than 2 × FLOP/s ÷ bytes/s
+# of the link, or half of that in 16 bits, where both are what is reached, not what a data sheet says. In backward, with
+# twice the FLOPs and a reduce-scatter beside the gather, it is the same. With 150 TFLOP/s in bf16 and 240 GB/s that is
+# 625 tokens.
 #
 # Then compare two or three candidates, with `labkit.plan` or by running a few steps. **More ranks, larger batch?** With
 # the same samples on each rank, N ranks have an N times larger global batch and N times fewer steps per epoch, and the
@@ -159,9 +187,29 @@ draw.decision(questions, "FSDP\none block per unit")
 # %%
 large = {"vocabulary": 50257, "context": 512, "width": 1024, "heads": 16, "layers": 24}
 sizes = large if guides else {"width": 768, "heads": 16, "layers": 16}
-lab.plans({name: sized(Script.load(name), **sizes) for name in names}, global_batch_size=8)
+cut = {"pipeline": {"schedule": "1F1B", "accumulate": 8}}  # into micro-batches of one sample
+larger = lab.plans({n: (sized(Script.load(n), **sizes), cut.get(n, {})) for n in names}, global_batch_size=8)
+display(larger)
+
+
+# %%
+def verdict(planned, device):
+    fit = {name: each for (name, on), each in planned.judged.items() if on == device and each.fits}
+    fast, least = min(fit, key=lambda name: fit[name].step.seconds), min(fit, key=lambda name: fit[name].peak.bytes)
+    even = [name for name, each in fit.items() if each.step.low < fit[fast].step.high and name != fast]
+    print(f"{device}: fits: {', '.join(fit)}. Least memory: {least}. Planned fastest: {fast}.")
+    print(f"  Its range of times overlaps with those of: {', '.join(even) or 'none'}.")
+
+
+verdict(larger, "2xT4")
+verdict(larger, "8xA100 80")
 
 # %% [markdown]
+# If `ddp` is among those that fit, begin with it: question 1. Where ranges overlap, the plan cannot tell which is
+# faster, and a few steps of each can. Look at the column *waiting*, too. It has what the map leaves out: the pipeline
+# sends the least, and on eight ranks with eight micro-batches it idles for 7/15 of the time that it computes or idles.
+# Tensor parallelism holds more than FSDP, because every rank has all samples.
+#
 # And for 7 billion parameters, in bf16, with 2,048 tokens on each device. "40" and "80" are the GB of an A100:
 
 # %%
@@ -170,14 +218,19 @@ if guides:
     ways = {name: (sized(Script.load(name), **seven), {"precision": "bf16"}) for name in ("ddp", "fsdp")}
     judged = lab.plans(ways, devices=("8xA100 40", "8xA100 80"), global_batch_size=8)
     display(judged)
+    verdict(judged, "8xA100 40")
+    verdict(judged, "8xA100 80")
 
 # %% [markdown]
+# The states alone are 16 × 7 = 112 GB, too much for either GPU under DDP, whatever the precision. Divided by eight
+# they are 14, and FSDP has room beside them: questions 2 and 3 are answered with yes.
+#
 # ## Days and money
 #
 # In forward each parameter is multiplied and added once for each token, in backward twice, for the gradients of the
-# inputs and those of the weights: 2 + 4 FLOPs. So a training takes **6 × parameters × tokens** FLOPs. How many of them
-# a GPU does in a second is on its data sheet; the share of that which a training reaches is called **MFU** (model FLOPs
-# utilization), and 40% is usual.
+# inputs and those of the weights: 2 + 4 FLOPs. So a training takes **6 × parameters × tokens** FLOPs. How many of
+# them a GPU does in a second is on its data sheet; the share of that which a training reaches is called **MFU** (model
+# FLOPs utilization). The trainings of Llama 3 reached 38 to 43%, so 40% is taken here.
 
 
 # %%
@@ -198,10 +251,29 @@ if guides:
     print(f"the planner, 7B on 8 x A100: {140e9 / step.predictions_per_second / 86_400:,.0f} days")
 
 # %% [markdown]
-# The last of the three is the "355 years" that are often quoted. The number of GPU hours, and with it the price, does
-# not depend on how many GPUs share the work, as long as they lose no time waiting: twice as many take half as long. The
-# planner does not assume the 40%; it adds up the parts of a step: operators, the optimizer, and waiting for
-# communication.
+# The last of the three is the "355 years" that are often quoted, from a total rounded to 3.14 × 10²³ FLOPs. The
+# number of GPU hours, and with it the price, does not depend on how many GPUs share the work, as long as they lose no
+# time waiting: twice as many take half as long. The planner does not assume the 40%; it adds up the parts of a step:
+# operators, the optimizer, and waiting for communication.
+#
+# ## Recap: the cheat sheet
+#
+# For *N* ranks, and a model whose parameters take *P* bytes in fp32; *A* is what a block hands on to the next, for the
+# whole batch, *L* the number of blocks. All figures are per rank. What is sent is to be multiplied by (N - 1) / N;
+# activations come on top of what is held.
+#
+# | | held | sent by each rank in a step | waits | use it if |
+# |---|---|---|---|---|
+# | one rank | 4 P | nothing | never | it is fast enough |
+# | DDP | 4 P | 2 P | for the last bucket, and for a slower rank | a step fits |
+# | ZeRO-1, as in torch | 2 P + 2 P / N | 3 P | as DDP, and for the update | you cannot use FSDP |
+# | ZeRO-2 (DeepSpeed) | P + 3 P / N | 2 P | as ZeRO-1 | FSDP waits a lot, and P fits |
+# | `zero2`: FSDP, `never` | as ZeRO-2, between steps as FSDP | 2 P | for the first gather, the last sum | the same |
+# | FSDP | 4 P / N, and a unit or two | nearly 3 P | also for gathers that nothing hides | the states do not fit |
+# | tensor (lab 14) | 4 P / N | 8 L A | in every block, four times | a sample or a layer is too large |
+# | pipeline (lab 13) | 4 P / N | 2 A | for the other stages | links are slow |
+#
+# [The same on one page](../docs/reference/cheat_sheet.md), with more strategies.
 #
 # ## Try this
 #
@@ -219,25 +291,9 @@ if guides:
 #    <details><summary>Answer</summary>8 L A = 2 P, and A is 4 bytes × tokens × width: tokens = P / (16 L × width) =
 #    14.7 MB / (16 × 8 × 192 bytes) = 596. The ranks do not matter: both grow by N - 1.</details>
 #
-# ## Recap: the cheat sheet
-#
-# P is the size of all parameters, A what a block hands on to the next, L the number of blocks, N that of ranks.
-# Activations come on top. *Sends* is per rank and step, in multiples of (N - 1) / N.
-#
-# | | a rank holds | sends | it waits | use it if |
-# |---|---|---|---|---|
-# | one rank | 4 P | nothing | for nobody | it is fast enough |
-# | DDP | 4 P | 2 P | for the last bucket | a step fits |
-# | ZeRO-1 | 2 P + 2 P / N | 3 P | as DDP, and for the updated parameters | you cannot use FSDP |
-# | `zero2`, SHARD_GRAD_OP | P + 3 P / N | 2 P | for the first gather and the last sum | FSDP waits in backward |
-# | FSDP, FULL_SHARD | 4 P / N, and a unit or two | 3 P | and for gathers that nothing hides | the states do not fit |
-# | tensor (lab 14) | 4 P / N | 8 L A | in every block, four times | a sample or a layer is too large |
-# | pipeline (lab 13) | 4 P / N | 2 A | for the other stages | links are slow |
-#
-# [The same on one page](../docs/reference/cheat_sheet.md), with more strategies.
-#
 # ## Sources
 #
-# Rajbhandari et al., *ZeRO* (arXiv 1910.02054). Kaplan et al. (arXiv 2001.08361): 6 FLOPs. PyTorch's team and IBM
+# Rajbhandari et al., *ZeRO* (arXiv 1910.02054). Kaplan et al. (arXiv 2001.08361): 6 FLOPs. Grattafiori et al.,
+# *The Llama 3 Herd of Models* (arXiv 2407.21783): its MFU. PyTorch's team and IBM
 # trained a model of 7 billion parameters with FSDP alone (fms-fsdp); for 70 billion they give a throughput, not a
 # trained model.

@@ -45,7 +45,7 @@ class Elsewhere:
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
         head = f"<b>{escaped(self._title)}</b> · <i>planned, not run</i>"
         picture = self._picture.html() if self._picture else ""
-        table = grid(self.rows, sentences=("", "on", "note"))  # waiting stays in sight
+        table = grid(self.rows, sentences=("", "on", "fits", "step", "note"))  # waiting stays in sight
         whole = f'<div style="max-width:760px">{head}{picture}{table}<small>{NOTE}</small></div>'
         return {"text/plain": f"{self!r}\n{NOTE}", "text/html": whole}
 

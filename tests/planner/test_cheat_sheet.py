@@ -23,8 +23,8 @@ PIPELINE = {"schedule": "1F1B", "accumulate": 8}
 STRATEGIES = [
     ("one rank", "single", {}),
     ("DDP", "ddp", {}),
-    ("ZeRO-1", "zero1", {}),
-    ("ZeRO-2", "zero2", {}),
+    ("ZeRO-1, as in torch", "zero1", {}),
+    ("`zero2`", "zero2", {}),
     ("FSDP", "fsdp", {"reshard_after_forward": "always"}),
     ("tensor", "tensor_parallel", {}),
     ("pipeline", "pipeline", PIPELINE),

@@ -31,6 +31,7 @@ MOST_LINES, MOST_PLUMBING, FIRST_RUN_WITHIN = 80, 0.15, 40
 LONGER = {
     "03_ddp": 122,  # six ways to send gradients are written out
     "05_fsdp": 95,  # its training loop notes what is held and sent
+    "06_which_strategy": 90,  # a function says what the plans of six strategies decide
     "07_fsdp1_and_fsdp2": 165,  # writes the same for two interfaces, and nothing of either may be hidden in a module
     "10_input_pipeline": 105,  # measures three things that have nothing in common: workers, streams, copies to a GPU
     "11_mixed_precision": 105,  # its training loop, with a scaler, is a cell of its own
