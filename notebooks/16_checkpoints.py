@@ -94,7 +94,7 @@ def load_datasets(data_dir, samples=80):
 # %%
 SAVED, KILLED = 4, 8  # steps
 own = {"model": Model, "data": load_datasets}
-script, single = (Script.load(name, "checkpoints").with_cells(**own) for name in ("fsdp", "single"))
+script, single = (Script.load(name, "checkpoints", "precision").with_cells(**own) for name in ("fsdp", "single"))
 options = {"global_batch_size": 8, "precision": "fp64", "deterministic": True, "steps": 14}
 slow = saving.on_slow_disk(script, disk_seconds)
 uninterrupted = lab.launch(slow, save_every=SAVED, async_save=True, shown=False, **options)

@@ -34,7 +34,7 @@ SMALL = (("width=128, heads=4, layers=4", "width=32, heads=2, layers=2"), ("limi
 
 def script(name: str, *replacements: tuple[str, str], extras: tuple[str, ...] = ()) -> labkit.Script:
     """One of labkit's with a small model, and with other words in place of some."""
-    return small(labkit.Script.load(name, "checkpoints", *extras), *replacements)
+    return small(labkit.Script.load(name, "checkpoints", "precision", *extras), *replacements)
 
 
 def small(whole: labkit.Script, *replacements: tuple[str, str]) -> labkit.Script:
@@ -504,7 +504,7 @@ VALIDATED = {"steps": 100, "lr": 3e-3, "validate_every": 5}
 
 
 def learning(strategy: str) -> labkit.Script:
-    whole = labkit.Script.load(strategy, "checkpoints", "validate", task="digits")
+    whole = labkit.Script.load(strategy, "checkpoints", "precision", "validate", task="digits")
     return whole.with_cells(data=FEW_DIGITS)
 
 
@@ -564,7 +564,7 @@ def measured(whole: labkit.Script, weights: dict[str, torch.Tensor]) -> dict[str
 def test_a_metric_of_all_predictions_is_scikit_learns_on_one_rank_and_on_two(tmp_path: Path) -> None:
     """The last batch is smaller than the others, and there is an odd number of them."""
     folder, options = tmp_path / "checkpoints", {"steps": 4, "global_batch_size": 22}
-    whole = labkit.Script.load("ddp", "checkpoints", "gather_metrics", task="digits")
+    whole = labkit.Script.load("ddp", "checkpoints", "precision", "gather_metrics", task="digits")
     two = train(whole, 2, folder, validate_every=3, best="f1", **options)
     best = (folder / "best" / "full.pt").read_bytes()
     shutil.rmtree(folder / "best")  # as if it had been killed before
