@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
@@ -17,7 +18,8 @@ SAME_AS = re.compile(r"# of (?P<file>\w+\.py)")  # the whole text of a cell that
 GOES_WITH = re.compile(r"^# goes with: (?P<names>.+)$", re.MULTILINE)
 SINGLE, BYTES = "single", "bytes"  # the strategy and the task of train.py itself
 LISTS_BLOCKS = re.compile(r"self\.blocks\b.* = nn\.\w+\([*(\[]*[\w.]+\(.* for ")
-IN_16_BITS = re.compile(r"float16|\bhalf\(|from_pretrained")
+IN_16_BITS = re.compile(r"float16|\bhalf\b|from_pretrained|set_default_dtype")
+IN_FP32 = sys.stdlib_module_names | {"torch"}  # what other packages make may have 16 bits
 FOR_MODELS = ("find_blocks", "precision")  # extras that are added for the model, and come before the strategy
 
 
@@ -243,13 +245,17 @@ def _check_lines(cell: Cell, base: Cell, names: Iterable[str]) -> None:
 
 
 def _for_the_model(cells: Sequence[Cell]) -> list[Part]:
-    """The extras that a model needs: its layers are looked for, unless it lists new ones as `blocks`; what it has in 16
-    bits is trained in fp32."""
-    model, hub = ("".join(cell.text for cell in cells if cell.title == title) for title in ("model", "hub"))
-    needs = not LISTS_BLOCKS.search(model), IN_16_BITS.search(model + hub)
+    """The extras that a model needs: its layers are looked for, unless it lists new ones as `blocks`; what it has, or
+    may have, in 16 bits is trained in fp32."""
+    made = {cell.title: cell for cell in cells if cell.title in ("model", "hub")}
+    lists = "model" in made and LISTS_BLOCKS.search(made["model"].text)
+    halves = any(
+        IN_16_BITS.search(cell.text) or {each.target.partition(".")[0] for each in cell.imports.values()} - IN_FP32
+        for cell in made.values()
+    )
     return [
         library().extras[name]
-        for name, need in zip(FOR_MODELS, needs, strict=True)
+        for name, need in zip(FOR_MODELS, (not lists, halves), strict=True)
         if need and name in library().extras
     ]
 

@@ -25,7 +25,7 @@ NOTE = (
 
 
 class Elsewhere:
-    """Rows of a table, and memory by category as bars. By (name, device): `judged` is what a row tells of, with its
+    """Rows of a table, and memory by category as bars. By (name, device): `judged` is what a row is about, with its
     `peak`, `step` and `fits`; `plans` has those that were planned for their own sake."""
 
     def __init__(

@@ -628,7 +628,9 @@ def test_a_model_of_16_bits_brings_the_cell_that_trains_it_in_fp32(strategy):
         assert "placed(" in script.cells["strategy"].text
         assert options_of(script)["precision"].default == "fp32"
         script.check()
-    assert "precision" not in ddp.with_cells(model=text.format("torch.nn.Linear(1, 1)")).cells
+    assert "precision" in ddp.with_cells(model="from my_models import Model\n").cells  # whatever its parameters are
+    own = text.format("torch.nn.Linear(1, 1)").replace("from transformers import AutoModelForCausalLM\n", "")
+    assert "precision" not in ddp.with_cells(model=own).cells
 
 
 def test_a_cell_of_ones_own_brings_its_own_imports():
