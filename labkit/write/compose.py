@@ -12,7 +12,7 @@ from pathlib import Path
 
 from labkit.errors import ScriptError, did_you_mean
 from labkit.write.cells import Cell, ScriptText, split_cells
-from labkit.write.lines import ARGUMENTS, pattern_of, with_lines
+from labkit.write.lines import ARGUMENTS, pattern_of, with_lines, with_lines_of
 
 SAME_AS = re.compile(r"# of (?P<file>\w+\.py)")  # the whole text of a cell that is a copy of a sibling file's
 GOES_WITH = re.compile(r"^# goes with: (?P<names>.+)$", re.MULTILINE)
@@ -193,12 +193,20 @@ def _article(kind: str) -> str:
 
 
 def with_extra(script: ScriptText, extra: str) -> tuple[Cell, ...]:
-    """The cells of a composed script with those of one more extra.
+    """The cells of a composed script with those of one more extra, and the extra's lines in cells of the user's that
+    still have the lines of train.py beside which they go.
 
-    Raises ScriptError when the extra does not work with the strategy, or would replace a cell that is not train.py's.
+    Raises ScriptError when the extra does not work with the strategy, would replace a cell that is not train.py's, or
+    needs a line that has no place.
     """
-    strategy, cells = strategy_of(script), tuple(map(library().original, script.parts))
-    return fitted(_added(cells, library().extras[extra], strategy), strategy)
+    part, strategy = library().extras[extra], strategy_of(script)
+    new, names = _names(part.cells), _names(script.parts)
+    base = {cell.title: cell for cell in library().base.cells}
+    cells = [
+        cell if library().owners(cell) or cell.title not in base else with_lines_of(base[cell.title], cell, new, names)
+        for cell in map(library().original, script.parts)
+    ]
+    return fitted(_added(cells, part, strategy), strategy)
 
 
 def extra_with(name: str) -> str:
@@ -219,11 +227,7 @@ def fitted(cells: Sequence[Cell], strategy: str) -> tuple[Cell, ...]:
         titles = {cell.title for cell in chosen} | library().base_titles
         chosen = _added(chosen, replace(part, cells=tuple(c for c in part.cells if c.title not in titles)), strategy)
     while True:
-        names = dict.fromkeys(
-            name
-            for cell in chosen
-            for name in (cell.title, *sorted(cell.defines - library().order.keys()), *flags(cell.text))
-        )
+        names = _names(chosen)
         written = tuple(with_lines(cell, names) if library().owners(cell) else cell for cell in chosen)
         used = tuple(cell for cell, new in zip(chosen, written, strict=True) if _is_used(new, written))
         if used == chosen:
@@ -233,6 +237,12 @@ def fitted(cells: Sequence[Cell], strategy: str) -> tuple[Cell, ...]:
     for cell in (cell for cell in written if cell.title in base and not library().owners(cell)):
         _check_lines(cell, base[cell.title], names)
     return written
+
+
+def _names(cells: Iterable[Cell]) -> tuple[str, ...]:
+    """The names that lines for other cells wait for: titles, functions and options."""
+    defined = ((cell.title, *sorted(cell.defines - library().order.keys()), *flags(cell.text)) for cell in cells)
+    return tuple(dict.fromkeys(name for names in defined for name in names))
 
 
 def _check_lines(cell: Cell, base: Cell, names: Iterable[str]) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from functools import lru_cache
 
+from labkit.errors import ScriptError
 from labkit.write.cells import Cell
 
 LINE = re.compile(r"(?P<indent> *)# with (?P<names>[\w<>-]+(?: or [\w-]+)*)(?P<instead> instead)?: ?(?P<code>.*)")
@@ -26,21 +27,55 @@ def with_lines(cell: Cell, names: Iterable[str]) -> Cell:
     return _written(cell, wanted) if own else cell
 
 
+def with_lines_of(base: Cell, own: Cell, new: Iterable[str], names: Iterable[str]) -> Cell:
+    """A user's cell with the lines for new names that it lacks, each beside the same line as in a file's cell, which
+    has lines for other names too; as it is, if it lacks all of those. Raises ScriptError when it lacks some of them.
+    """
+    lines, above, is_below_a_gap, homeless = own.text.split("\n"), "", False, ""
+    for line in base.text.split("\n"):
+        match = LINE.fullmatch(line)
+        is_below_a_gap |= not line
+        for code in _codes(match, {*new, *names}) if match else filter(None, [line]):
+            present = [each.strip() for each in lines]
+            if match and code.strip() not in present and _codes(match, new):
+                if present.count(above.strip()) != 1:
+                    homeless = homeless or code.strip()
+                    continue
+                place = present.index(above.strip())
+                deeper = 0 if match["instead"] else len(_indent(code)) - len(_indent(above))
+                put = " " * (len(_indent(lines[place])) + deeper) + code.strip()
+                while is_below_a_gap and not present[place + 1]:
+                    place += 1
+                lines[place : place + 1] = [put] if match["instead"] else [lines[place], put]
+            if not match or code.strip() in [each.strip() for each in lines]:
+                above, is_below_a_gap = code, False
+    written = replace(own, text="\n".join(lines))
+    if homeless and written != own:
+        raise ScriptError(
+            f"the {own.title!r} cell is your own, and has no place for a line of this script's: {homeless}"
+        )
+    return written
+
+
 def _names(match: re.Match[str]) -> list[str]:
     return match["names"].split(" or ")
+
+
+def _codes(match: re.Match[str], names: Iterable[str]) -> list[str]:
+    """What a line for others is in a script with these names: nothing, a line, or one for every title."""
+    code = match["indent"] + match["code"]
+    if match["names"] == EACH:
+        return [code.replace("<title>", name.removesuffix(ARGUMENTS)) for name in names if name.endswith(ARGUMENTS)]
+    return [] if {*names}.isdisjoint(_names(match)) else [code]
 
 
 @lru_cache(maxsize=1024)  # so that names are looked for once in each cell
 def _written(cell: Cell, names: tuple[str, ...]) -> Cell:
     lines: list[str] = []
     for line in cell.text.split("\n"):
-        if not (match := LINE.fullmatch(line)):
-            lines.append(line)
-        elif match["names"] == EACH:
-            titles = [name.removesuffix(ARGUMENTS) for name in names if name.endswith(ARGUMENTS)]
-            lines += [match["indent"] + match["code"].replace("<title>", title) for title in titles]
-        elif not {*names}.isdisjoint(_names(match)):
-            lines.append((_indent(lines.pop()) if match["instead"] else match["indent"]) + match["code"])
+        match = LINE.fullmatch(line)
+        for code in _codes(match, names) if match else [line]:
+            lines.append(_indent(lines.pop()) + code.strip() if match and match["instead"] else code)
     return replace(cell, text="\n".join(lines))
 
 

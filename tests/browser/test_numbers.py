@@ -156,6 +156,7 @@ def test_a_report_answers_to_the_pointer_in_jupyterlab_and_offline_without_an_er
     expect(report.locator(SEEN).locator(".read").nth(1)).to_contain_text("rank 1")
 
     run = labkit.attach("latest", runs_dir=Path(notebook.root, "runs"))
+    page.goto("about:blank")  # JupyterLab's own requests fail without a network
     page.on("console", lambda m: errors.append(m.text) if m.type == "error" else None)
     page.on("pageerror", lambda error: errors.append(str(error)))
     page.context.set_offline(True)

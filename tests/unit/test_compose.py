@@ -600,22 +600,50 @@ def test_a_cell_for_an_older_script_is_refused_with_what_it_is_called_with(cells
     refused(lambda: Script.load("ddp").with_cells(**cells), signature, "Change its parameters")
 
 
+OWN = "\n\nMINE = 1\n"
+
+
 @pytest.mark.parametrize(
-    ("title", "extra", "line"),
+    ("strategy", "title", "options"),
     [
-        ("main", "save_every", "checkpoints = Checkpoints(model, optimizer, device, args)"),
-        ("step", "precision", "scaler.scale(loss).backward()"),
-        ("parameters", "clip", 'schedule_arguments(parser.add_argument_group("schedule"))'),
+        ("ddp", "main", ["precision"]),
+        ("ddp", "main", ["validate_every", "precision", "save_every", "export"]),
+        ("fsdp", "main", ["save_every", "meta_device", "validate_every"]),
+        ("ddp", "step", ["clip", "precision"]),
+        ("ddp", "parameters", ["save_every"]),
     ],
 )
-def test_a_cell_of_ones_own_must_have_the_line_of_an_extra(title, extra, line):
-    mine = Script.load("ddp").with_cells(**{title: Script.load("ddp").cells[title].text + "\n\nMINE = 1\n"})
+def test_a_cell_of_ones_own_receives_the_lines_of_an_extra(strategy, title, options):
+    script = Script.load(strategy)
+    mine = completed(script.with_cells(**{title: script.cells[title].text.rstrip() + OWN}), options)
 
-    refused(
-        lambda: completed(mine, [extra]), f"the '{title}' cell is your own, and lacks a line of this script's: ", line
-    )
-    extras = completed(Script.load("ddp"), [extra])
-    extras.with_cells(**{title: extras.cells[title].text + "\n\nMINE = 1\n"}).check()
+    assert mine.cells[title].text.strip() == f"{completed(script, options).cells[title].text.rstrip()}{OWN}".strip()
+    mine.check()
+
+
+def test_a_cell_of_ones_own_receives_lines_as_deep_as_its_own_are():
+    script = Script.load("ddp")
+    text = script.cells["main"].text.replace("    model = Model()\n", "    if True:\n        model = Model()\n")
+
+    mine = completed(script.with_cells(main=text), ["precision"])
+
+    assert "    if True:\n        model = Model()\n        model = in_precision(model, device, args)\n" in str(mine)
+
+
+@pytest.mark.parametrize(
+    ("title", "old", "new", "option", "said"),
+    [
+        ("main", "if step == total_steps:", "if step >= total_steps:", "save_every", "has no place for a line"),
+        ("main", "            if step == total_steps:", "            if args.steps:", "validate_every", "has no place"),
+        ("step", "loss.backward()", "(loss / 2).backward()", "precision", "lacks a line of this script's: scaler"),
+    ],
+)
+def test_a_cell_of_ones_own_that_has_no_place_for_a_line_of_an_extra_is_refused(title, old, new, option, said):
+    text = Script.load("ddp").cells[title].text
+    assert old in text
+    mine = Script.load("ddp").with_cells(**{title: text.replace(old, new)})
+
+    refused(lambda: completed(mine, [option]), f"the '{title}' cell is your own, and {said}")
 
 
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp", "pipeline"])
