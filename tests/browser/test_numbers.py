@@ -147,9 +147,11 @@ def test_a_report_answers_to_the_pointer_in_jupyterlab_and_offline_without_an_er
     import labkit
 
     page, errors = notebook.page, []
-    notebook.open(["import labkit\nlabkit.attach('latest').report()"])
+    notebook.open([launch(60, wait=True), "run.report()"])
     notebook.run(0)
-    notebook.output(0).locator("a").click()
+    notebook.run(1)
+    notebook.wait_for_text(1, "report.html", 60)
+    notebook.output(1).locator("a").click()
     page.get_by_text("Trust HTML", exact=True).click()
     report = page.frame_locator("iframe").last
     report.locator(SEEN).locator("svg").first.hover()
