@@ -102,12 +102,12 @@ print(*(f"rank {rank}: loss {losses[0]:.3f} → {losses[-1]:.3f}" for rank, (los
 # The model is sharded instead of wrapped, and stays where it was built: `fully_shard` moves each unit to the GPU. There
 # is no `.module` any more. And the state dict has to be gathered before rank 0 can save it, by a call on every rank.
 #
-# `broken` replaces a piece of a script's text (here it mends nothing and breaks nothing). `labkit.check(before, after)`
+# `replaced` replaces a piece of a script's text, which must be there once. `labkit.check(before, after)`
 # reads both scripts, runs neither, and says what changed and what was forgotten:
 
 # %%
 import labkit
-from labkit_labs.labs.broken_scripts import broken
+from labkit_labs.labs.broken_scripts import replaced
 
 wrap = "    model = net().to(device)\n    model = nn.parallel.DistributedDataParallel(model)\n"
 units = "    for unit in (*model, model):\n        fully_shard(unit)\n"
@@ -116,8 +116,8 @@ imports = (
     "from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict\n"
     "from torch.distributed.fsdp import fully_shard\n"
 )
-fsdp = broken(ddp, "from torch.nn import functional as F\n", f"{imports}from torch.nn import functional as F\n")
-fsdp = broken(broken(fsdp, wrap, f"    model = net()\n{units}"), "model.module.state_dict()", whole)
+fsdp = replaced(ddp, "from torch.nn import functional as F\n", f"{imports}from torch.nn import functional as F\n")
+fsdp = replaced(replaced(fsdp, wrap, f"    model = net()\n{units}"), "model.module.state_dict()", whole)
 display(fsdp.diff(ddp), labkit.check(ddp, fsdp))
 
 # %% [markdown]
@@ -128,11 +128,11 @@ display(fsdp.diff(ddp), labkit.check(ddp, fsdp))
 # %%
 made = "    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)\n"
 mistakes = {
-    "moved first": broken(fsdp, "model = net()\n", "model = net().to(device)\n"),
-    "optimizer first": broken(fsdp, units + made, made + units),
-    "one unit": broken(fsdp, units, "    fully_shard(model)\n"),
-    "rank 0 saves": broken(fsdp, whole, "model.state_dict()"),
-    "no barrier": broken(fsdp, "    dist.barrier()\n    torch.load", "    torch.load"),
+    "moved first": replaced(fsdp, "model = net()\n", "model = net().to(device)\n"),
+    "optimizer first": replaced(fsdp, units + made, made + units),
+    "one unit": replaced(fsdp, units, "    fully_shard(model)\n"),
+    "rank 0 saves": replaced(fsdp, whole, "model.state_dict()"),
+    "no barrier": replaced(fsdp, "    dist.barrier()\n    torch.load", "    torch.load"),
 }
 found = {name: labkit.check(ddp, script).forgotten for name, script in mistakes.items()}
 for name, findings in found.items():

@@ -31,6 +31,7 @@
 nproc_per_node: int = 4  # ranks; their stages only sleep, so two cores are enough
 micro_batches: int = 8  # of a batch; a multiple of the ranks
 forward_ms: int = 40  # a rank's forward of one micro-batch; its backward takes twice as long
+plans: bool = True  # plan a large model on other devices: a minute
 
 # %%
 from labkit_labs import Lesson, draw, sized
@@ -86,8 +87,7 @@ from torch.distributed.pipelining.schedules import get_schedule_class
 
 
 def schedule_of(name, count, seconds):  # of a forward of each stage; this rank has every ranks-th of them
-    rank, ranks, cpu = dist.get_rank(), dist.get_world_size(), torch.device("cpu")
-    mine = range(rank, len(seconds), ranks)
+    mine, cpu = range(dist.get_rank(), len(seconds), dist.get_world_size()), torch.device("cpu")
     stages = [PipelineStage(SleepingStage(i, seconds[i]), i, len(seconds), cpu) for i in mine]
     return get_schedule_class(name)(stages if len(stages) > 1 else stages[0], count, torch.nn.functional.mse_loss)
 
@@ -229,10 +229,10 @@ lab.score()
 # %%
 large = {"vocabulary": 50257, "context": 1024, "width": 1280, "heads": 20, "layers": 32}
 gpt = {name: sized(Script.load(name), **large) for name in ("ddp", "fsdp", "pipeline")}
+piped = {name: (gpt["pipeline"], {"accumulate": 8, "schedule": name}) for name in ("GPipe", "1F1B")}
 for devices, parts in (("2xT4", 4), ("8xA100 80", 1)):
-    ways = {name.upper(): (gpt[name], {"accumulate": parts}) for name in ("ddp", "fsdp")}
-    ways |= {name: (gpt["pipeline"], {"accumulate": 8, "schedule": name}) for name in ("GPipe", "1F1B")}
-    display(lab.plans(ways, devices=(devices,), global_batch_size=8))
+    ways = {name.upper(): (gpt[name], {"accumulate": parts}) for name in ("ddp", "fsdp")} | piped
+    display(lab.plans(ways, devices=(devices,), global_batch_size=8)) if plans else print("(set plans = True)", devices)
 
 # %% [markdown]
 # GPipe holds the activations of all eight samples, 1F1B those of two on rank 0, the fuller one, which is drawn. So on 2

@@ -28,7 +28,7 @@ nproc_per_node: int = 2  # ranks
 
 # %%
 from labkit_labs import Lesson, draw
-from labkit_labs.labs.broken_scripts import attempt, broken
+from labkit_labs.labs.broken_scripts import attempt, replaced
 
 lab, last = Lesson("18_when_it_breaks", ranks=nproc_per_node), nproc_per_node - 1
 draw.calls(
@@ -96,17 +96,17 @@ def train(device):
 
 # %%
 run, _ = lab.run(train, env={"CUDA_VISIBLE_DEVICES": ""})
-sound = broken(run.script, "    dist.barrier()\n    dist.destroy", "    dist.destroy")  # a rank that is done leaves
+sound = replaced(run.script, "    dist.barrier()\n    dist.destroy", "    dist.destroy")  # a rank that is done leaves
 
 # %% [markdown]
 # ## A bad sample: nothing fails
 #
 # One sample is NaN: the first in the last rank's third batch. (`DistributedSampler` draws its order from a seed, so
-# this process can ask it for the sample's number.) `broken` replaces one piece of the script's text.
+# this process can ask it for the sample's number.) `replaced` replaces one piece of the script's text.
 
 # %%
 bad = [*DistributedSampler(range(STEPS * BATCH * lab.ranks), lab.ranks, last)][2 * BATCH]
-poisoned = broken(sound, "    data = Ten", f"    x[{bad}] = torch.nan\n    data = Ten")
+poisoned = replaced(sound, "    data = Ten", f"    x[{bad}] = torch.nan\n    data = Ten")
 display(poisoned.diff(sound))
 _ = attempt(lab, "bad sample", poisoned, errors=0, nan_rank=last, nan_step=3, nan_ranks=lab.ranks)
 
@@ -127,8 +127,8 @@ _ = attempt(lab, "bad sample", poisoned, errors=0, nan_rank=last, nan_step=3, na
 # forward gathers shards, which takes all ranks.
 
 # %%
-faq = broken(sound, "sampler=DistributedSampler(data)", "shuffle=True")
-faq = broken(faq, '    print("accuracy"', '    if rank == 0:\n        print("accuracy"')
+faq = replaced(sound, "sampler=DistributedSampler(data)", "shuffle=True")
+faq = replaced(faq, '    print("accuracy"', '    if rank == 0:\n        print("accuracy"')
 display(faq.diff(sound))
 _ = attempt(lab, "rank 0 evaluates alone", faq, errors=1, rank=1, step=STEPS, different=STEPS * BATCH, blamed=0)
 
@@ -147,7 +147,7 @@ _ = attempt(lab, "rank 0 evaluates alone", faq, errors=1, rank=1, step=STEPS, di
 # it. Its warning is right, but ignored here.)
 
 # %%
-four_spaces = broken(sound, "        dist.barrier()", "            dist.barrier()")
+four_spaces = replaced(sound, "        dist.barrier()", "            dist.barrier()")
 display(four_spaces.diff(sound))
 hang = attempt(lab, "four spaces", four_spaces, until="collective #", parted=6 + 1, caller=0)
 print(hang.notice)
@@ -165,7 +165,7 @@ print(hang.notice)
 
 # %%
 planted = f"        if rank == {last} and step == 3:\n            torch.ones(10**7, 10**7)\n        loss.backward()"
-large = broken(sound, "        loss.backward()", planted)
+large = replaced(sound, "        loss.backward()", planted)
 _ = attempt(lab, "too large", large, errors=1, rank=last, step=2)
 
 # %% [markdown]
@@ -177,7 +177,7 @@ _ = attempt(lab, "too large", large, errors=1, rank=last, step=2)
 # %%
 wrap = "    for part in (model[0], model[2], model):\n        fully_shard(part)\n"
 spare = '    model.register_parameter("spare", nn.Parameter(torch.zeros(8)))\n'
-unused = broken(sound, wrap, f"{spare}    model = nn.parallel.DistributedDataParallel(model)\n")
+unused = replaced(sound, wrap, f"{spare}    model = nn.parallel.DistributedDataParallel(model)\n")
 display(unused.diff(sound))
 attempt(lab, "unused parameter", unused, errors=1, step=1)
 lab.score()

@@ -114,7 +114,7 @@ BROKEN = [
     ),
     (
         "18_when_it_breaks",
-        'broken(sound, "        dist.barrier()", "            dist.barrier()")',
+        'replaced(sound, "        dist.barrier()", "            dist.barrier()")',
         "sound",
         "four spaces: rank that called barrier",
     ),
@@ -180,7 +180,7 @@ BROKEN = [
     ),
     (
         "08_ddp_to_fsdp",
-        "broken(fsdp, units + made, made + units)",
+        "replaced(fsdp, units + made, made + units)",
         "fsdp",
         "optimizer first: mistakes that labkit.check finds",
     ),

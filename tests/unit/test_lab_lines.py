@@ -204,3 +204,38 @@ def test_what_a_figure_depends_on_is_no_plumbing(tmp_path):
     nbformat.write(nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(c) for c in cells]), tmp_path / "x.ipynb")
 
     assert counted(tmp_path / "x.ipynb").plumbing == 1 / 5
+
+
+@pytest.mark.parametrize("name", REWRITTEN)
+def test_no_question_has_its_formula_in_its_own_cell_or_above(name: str) -> None:
+    """A name or a number alone may occur anywhere."""
+    cells = [c.source for c in nbformat.read(ROOT / f"notebooks/{name}.ipynb", 4).cells if c.cell_type == "code"]
+    asked: dict[str, int] = {}
+    above: list[set[str]] = []  # the expressions of each cell
+    for number, source in enumerate(cells):
+        tree = ast.parse(source)
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Assign) and _method(node.value) == "ask":
+                asked[ast.unparse(node.targets[0])] = number
+        for question, formula in _answers(tree):
+            if question in asked and not isinstance(formula, ast.Constant | ast.Name | ast.Attribute):
+                until = asked[question] + 1
+                assert number >= until, f"cell {number} asks and answers {question}"
+                assert not [cell for cell in above[:until] if ast.unparse(formula) in cell], ast.unparse(formula)
+        above.append({ast.unparse(node) for node in ast.walk(tree) if isinstance(node, ast.expr)})
+
+
+def _answers(tree: ast.AST) -> Iterator[tuple[str, ast.expr]]:
+    """The names that a cell verifies, each with what it expects."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and _method(node) == "verify" and len(node.args) > 1:
+            yield ast.unparse(node.args[0]), node.args[1]
+        elif isinstance(node, ast.Call) and _method(node) == "verify_each" and isinstance(node.args[0], ast.Dict):
+            for key, value in zip(node.args[0].keys, node.args[0].values, strict=True):
+                if key is not None and isinstance(value, ast.Tuple):
+                    yield ast.unparse(key), value.elts[0]
+
+
+def _method(node: ast.AST) -> str:
+    """The method that a call calls."""
+    return node.func.attr if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) else ""

@@ -12,7 +12,7 @@ from labkit import LabError, Script
 from labkit.charts import Palette
 from labkit.charts.images import in_attribute
 from labkit_labs import defined, draw
-from labkit_labs.labs.broken_scripts import broken
+from labkit_labs.labs.broken_scripts import replaced
 from labkit_labs.labs.other_runs import changed, differing_words
 from labkit_labs.labs.overlap import pauses, simulated, sleeping
 from labkit_labs.labs.saving import copy_with_a_bit_flipped, lost, on_slow_disk
@@ -63,13 +63,13 @@ def test_nothing_finite_cannot_be_drawn():
 
 def test_one_place_of_a_script_is_changed():
     script = Script.load("ddp")
-    assert changed(broken(script, "gradient_as_bucket_view=True", "gradient_as_bucket_view=False"), script) == [
+    assert changed(replaced(script, "gradient_as_bucket_view=True", "gradient_as_bucket_view=False"), script) == [
         "strategy"
     ]
     with pytest.raises(LabError, match="must occur once in the script; it occurs 0 times"):
-        broken(script, "no such text", "")
+        replaced(script, "no such text", "")
     with pytest.raises(LabError, match=r"once in the script; it occurs \d+ times"):
-        broken(script, "import torch", "")
+        replaced(script, "import torch", "")
 
 
 @pytest.mark.parametrize("buckets", [1, 2, 4])

@@ -18,13 +18,13 @@ from labkit.run import Run
 from labkit.write import Script
 from labkit_labs.lesson import Lesson
 
-__all__ = ["Ended", "attempt", "broken"]
+__all__ = ["Ended", "attempt", "replaced"]
 
 # gloo notices at once that a rank is gone; NCCL waits for its time limit, ten minutes
 ENV = {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
 
 
-def broken(script: Script, before: str, after: str) -> Script:
+def replaced(script: Script, before: str, after: str) -> Script:
     """The script with one place of one cell changed. Raises LabError unless `before` is in it exactly once."""
     counts = Counter({title: cell.text.count(before) for title, cell in script.cells.items() if before in cell.text})
     if counts.total() != 1:
