@@ -85,6 +85,12 @@ class Library:
         """A cell of the library's as it is in its file; any other as it is."""
         return next((own for own, _ in self._originals(cell)), cell)
 
+    def closest(self, cell: Cell) -> Cell:
+        """The library's cell that a user's cell of this title has most lines of, or an empty one."""
+        lines = {*cell.text.split("\n")}
+        same = [own for _, own, _ in self._by_title.get(cell.title, [])]
+        return max(same, key=lambda own: len(lines & {*own.text.split("\n")}), default=replace(cell, text=""))
+
     @cached_property
     def base_titles(self) -> frozenset[str]:
         """The titles of the cells of train.py."""
@@ -193,20 +199,13 @@ def _article(kind: str) -> str:
 
 
 def with_extra(script: ScriptText, extra: str) -> tuple[Cell, ...]:
-    """The cells of a composed script with those of one more extra, and the extra's lines in cells of the user's that
-    still have the lines of train.py beside which they go.
+    """The cells of a composed script with those of one more extra, and the extra's lines in cells of the user's.
 
     Raises ScriptError when the extra does not work with the strategy, would replace a cell that is not train.py's, or
     needs a line that has no place.
     """
     part, strategy = library().extras[extra], strategy_of(script)
-    new, names = _names(part.cells), _names(script.parts)
-    base = {cell.title: cell for cell in library().base.cells}
-    cells = [
-        cell if library().owners(cell) or cell.title not in base else with_lines_of(base[cell.title], cell, new, names)
-        for cell in map(library().original, script.parts)
-    ]
-    return fitted(_added(cells, part, strategy), strategy)
+    return fitted(_added(tuple(map(library().original, script.parts)), part, strategy), strategy, _names(part.cells))
 
 
 def extra_with(name: str) -> str:
@@ -219,13 +218,21 @@ def extra_with(name: str) -> str:
     return ""
 
 
-def fitted(cells: Sequence[Cell], strategy: str) -> tuple[Cell, ...]:
+def fitted(cells: Sequence[Cell], strategy: str, new: Iterable[str] = ()) -> tuple[Cell, ...]:
     """Cells of a composed script that fit one another: with those of the library that the strategy and the model need,
-    without those of the library that none uses, and each with its lines for the others."""
-    chosen = tuple(map(library().original, cells))
+    without those of the library that none uses, and each with its lines for the others. A user's cell receives its
+    lines for `new` names, and for those that the model brings, if it has a place for them."""
+    chosen, added = tuple(map(library().original, cells)), [*new]
     for part in (*filter(None, [library().strategies.get(strategy)]), *_for_the_model(chosen)):
         titles = {cell.title for cell in chosen} | library().base_titles
-        chosen = _added(chosen, replace(part, cells=tuple(c for c in part.cells if c.title not in titles)), strategy)
+        lacking = tuple(cell for cell in part.cells if cell.title not in titles)
+        chosen, added = _added(chosen, replace(part, cells=lacking), strategy), [*added, *_names(lacking)]
+    if added:
+        present = _names(chosen)
+        chosen = tuple(
+            cell if library().owners(cell) else with_lines_of(library().closest(cell), cell, added, present)
+            for cell in chosen
+        )
     while True:
         names = _names(chosen)
         written = tuple(with_lines(cell, names) if library().owners(cell) else cell for cell in chosen)
@@ -233,9 +240,9 @@ def fitted(cells: Sequence[Cell], strategy: str) -> tuple[Cell, ...]:
         if used == chosen:
             break
         chosen = used
-    base = {cell.title: cell for cell in library().base.cells if cell.title != "strategy"}
-    for cell in (cell for cell in written if cell.title in base and not library().owners(cell)):
-        _check_lines(cell, base[cell.title], names)
+    for cell in written:
+        if cell.title in library().base_titles - {"strategy"} and not library().owners(cell):
+            _check_lines(cell, library().closest(cell), names)
     return written
 
 
@@ -246,8 +253,8 @@ def _names(cells: Iterable[Cell]) -> tuple[str, ...]:
 
 
 def _check_lines(cell: Cell, base: Cell, names: Iterable[str]) -> None:
-    """Raise ScriptError when a user's own cell does not use what train.py's, in its place, would use of other cells in
-    lines for them. A strategy may do without."""
+    """Raise ScriptError when a user's own cell does not use what the library's, in its place, would use of other cells
+    in lines for them. A strategy may do without."""
     full = with_lines(base, names)
     for name in sorted(full.uses - with_lines(base, ()).uses - cell.uses) if "globals()" not in cell.text else ():
         line = next(line.strip() for line in full.text.split("\n") if name in line)

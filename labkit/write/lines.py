@@ -28,33 +28,51 @@ def with_lines(cell: Cell, names: Iterable[str]) -> Cell:
 
 
 def with_lines_of(base: Cell, own: Cell, new: Iterable[str], names: Iterable[str]) -> Cell:
-    """A user's cell with the lines for new names that it lacks, each beside the same line as in a file's cell, which
-    has lines for other names too; as it is, if it lacks all of those. Raises ScriptError when it lacks some of them.
+    """A user's cell with the lines for new names that it lacks, each where a file's cell has it, below the same line or
+    the end of the block that this begins; as it is, if it has no place for any. The file's cell has lines for other
+    names too. Raises ScriptError when there is a place for some of them only.
     """
+    wanted = tuple(dict.fromkeys((*names, *new)))
     lines, above, is_below_a_gap, homeless = own.text.split("\n"), "", False, ""
+    latest: dict[int, str] = {}  # the last line of the file's cell at each depth
     for line in base.text.split("\n"):
         match = LINE.fullmatch(line)
         is_below_a_gap |= not line
-        for code in _codes(match, {*new, *names}) if match else filter(None, [line]):
-            present = [each.strip() for each in lines]
+        for code in _codes(match, wanted) if match else filter(None, [line]):
+            depth, present = len(_indent(code)), [each.strip() for each in lines]
             if match and code.strip() not in present and _codes(match, new):
-                if present.count(above.strip()) != 1:
+                beside = latest.get(depth, "") if depth < len(_indent(above)) and not match["instead"] else above
+                if present.count(above.strip()) != 1 or present.count(beside.strip()) != 1:
                     homeless = homeless or code.strip()
                     continue
-                place = present.index(above.strip())
-                deeper = 0 if match["instead"] else len(_indent(code)) - len(_indent(above))
-                put = " " * (len(_indent(lines[place])) + deeper) + code.strip()
-                while is_below_a_gap and not present[place + 1]:
-                    place += 1
-                lines[place : place + 1] = [put] if match["instead"] else [lines[place], put]
+                place, sibling = present.index(above.strip()), lines[present.index(beside.strip())]
+                if match["instead"]:
+                    lines[place] = _indent(sibling) + code.strip()
+                else:
+                    indent = _indent(sibling) + " " * (depth - len(_indent(beside)))
+                    place = _end_of_block(lines, place, indent) if beside != above else place
+                    while is_below_a_gap and not present[place + 1]:
+                        place += 1
+                    lines.insert(place + 1, indent + code.strip())
             if not match or code.strip() in [each.strip() for each in lines]:
-                above, is_below_a_gap = code, False
+                above, latest[depth], is_below_a_gap = code, code, False
     written = replace(own, text="\n".join(lines))
     if homeless and written != own:
         raise ScriptError(
             f"the {own.title!r} cell is your own, and has no place for a line of this script's: {homeless}"
         )
+    written.check_syntax()
     return written
+
+
+def _end_of_block(lines: list[str], place: int, indent: str) -> int:
+    """The last line from this place on that is deeper than the indentation."""
+    for number in range(place + 1, len(lines)):
+        if lines[number].strip():
+            if len(_indent(lines[number])) <= len(indent):
+                break
+            place = number
+    return place
 
 
 def _names(match: re.Match[str]) -> list[str]:
