@@ -15,7 +15,7 @@
 # # 01 · One model, two ranks
 #
 # **You will be able to** say what a rank is, train your own model on two of them, read what the live panel shows, find
-# the line that failed on one rank, and name a strategy for a model that is too large for your GPUs. **10 minutes.
+# the line that failed on one rank, and name a strategy for a model that is too large for your GPUs. **20 minutes.
 # You need** to have trained a PyTorch or Hugging Face model on one device.
 #
 # Training on several devices means running several ordinary processes. Each has a number, its **rank**, counted from 0;
@@ -181,8 +181,7 @@ large = {name: sized(Script.load(name), width=2048, layers=24, heads=16) for nam
 labkit.plan(large["ddp"], device="2xT4", global_batch_size=16)
 
 # %% [markdown]
-# DDP keeps 16 bytes per parameter on every rank: 4 for the weight, 4 for its gradient, 8 for the state of the optimizer
-# (AdamW). For 1.2 billion parameters that alone is 18 GiB, and more T4s would not change it. The rest of the bar is
+# DDP keeps 16 bytes per parameter on every rank: the weight, its gradient, and the state of the optimizer (AdamW). For 1.2 billion parameters that alone is 18 GiB, and more T4s would not change it. The rest of the bar is
 # what forward keeps for backward (activations) and buckets (communication): DDP arranges them anew after the first
 # step, and on a GPU the old ones may stay until the second backward, beside the gradients, which are in the new ones.
 # You need a strategy that divides the model, and the plan recommends one.
@@ -289,8 +288,8 @@ print(ddp.command.replace(" --", " \\\n    --"))
 #
 # ## Where next?
 #
-# - **30 minutes on Kaggle's two T4s:** lab 20 begins with what to click and paste. Run this lab there, and lab 03 up to
-#   its timeline.
+# - **30 minutes on Kaggle's two T4s:** [*A lab on Kaggle*](README.md#a-lab-on-kaggle) says what to click.
+#   Run this lab there, and lab 03 up to *The same in a real run*.
 # - **An afternoon:** labs 02 to 06, in order. Each answers what the one before leaves open: what ranks say to each
 #   other, DDP, memory, FSDP, which strategy to take. Then lab 19 with a model of your own.
 # - **A lecture:** `make slides` turns the figures and questions of labs 01 to 06 into slides; *Try this* in each lab

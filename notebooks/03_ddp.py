@@ -240,7 +240,7 @@ lab.explore(draw.buckets, backward, bucket_cap_mb=[0.1, 0.5, None, 3, 25])
 # %% [markdown]
 # **How large should a bucket be?** Small ones start early, large ones need fewer calls. The picture shows the CNN in
 # whole layers for several values of `bucket_cap_mb`, an option of DistributedDataParallel; `None`, the default, is what
-# was measured. Keep the default unless a timeline shows long waiting at the end of backward on all ranks.
+# was measured; a number is also the size of the first bucket, instead of 1 MiB. Keep the default unless a timeline shows long waiting at the end of backward on all ranks.
 
 # %%
 calls, handed, late = (table[name] for name in ("all-reduces", "bytes", "ms after backward"))

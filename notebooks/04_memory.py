@@ -242,9 +242,9 @@ for name, script in gpt.items():
 #
 # AdamW's update also needs memory of its own on a GPU: by default torch updates all parameters together, operation by
 # operation (`foreach=True`), and an intermediate result as large as all of a rank's parameters takes 4 bytes for each.
-# But by then activations and old buckets are gone, so it is the peak only where these are smaller, which they are in
-# none of these plans. With `fused=True` (labkit's `optimizer="adamw_fused"`) one kernel makes the whole update and
-# needs no such result. That is faster, but it does not lower a peak that is in backward.
+# But by then activations and old buckets are gone, so it is the peak only where these are smaller, as in the plan of
+# 7 billion parameters on two ranks below. With `fused=True` (labkit's `optimizer="adamw_fused"`) one kernel makes the
+# whole update and needs no such result. That is faster, but it does not lower a peak that is in backward.
 #
 # **What to do with the memory that FSDP frees?** Train a larger model, or more samples at a time; the cell above also
 # prints how many samples of 512 tokens fit on each T4.

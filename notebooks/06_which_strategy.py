@@ -43,7 +43,7 @@ parameters = blocks * block + root  # bytes
 draw.choice({"ddp": (2 * (nproc_per_node - 1) * parameters, 4 * parameters)}, rings="states only")
 
 # %% [markdown]
-# Two strategies on the map are not sharded data parallelism. They have labs of their own (12 and 13), which you do not
+# Two strategies on the map are not sharded data parallelism. They have labs of their own (13 and 14), which you do not
 # need here:
 #
 # - A **pipeline** gives each rank some of the blocks, its **stage**. A rank computes its stage for a part of the batch,
@@ -163,8 +163,8 @@ draw.decision(questions, "FSDP\none block per unit")
 #    have to be trained (LoRA, lab 22), or the host has to hold them, or N has to grow.
 # 3. **One sample is too much:** FSDP already divides the batch, but not a sample, whose activations a rank has whole.
 #    Tensor parallelism divides those within a block, such as the heads of attention and the wide layer of the MLP,
-#    where there is NVLink (lab 14). Every rank still has what blocks hand on, for all samples, so with several samples
-#    it holds more than FSDP. Context parallelism splits a long text (lab 25).
+#    where there is NVLink (lab 14). Every rank still has what blocks hand on, for all samples, so once these outweigh
+#    the blocks that FSDP gathers, it holds more than FSDP. Context parallelism splits a long text (lab 25).
 # 4. **FSDP waits for its gathers:** it sends the same bytes for any number of tokens, so give each rank more of them.
 #    Between hosts, send less: FSDP only within a host, and a copy of the model per host (lab 15), or a pipeline (lab
 #    13).
@@ -280,8 +280,8 @@ if guides:
 # 1. `batch = 64`: which rings move, and in which direction?
 #    <details><summary>Answer</summary>Planned: what tensor parallelism sends grows from 12 to 96 MiB, far to the right
 #    of DDP, which still sends 28; what the pipeline sends grows from 0.4 to 3 MiB. Whatever holds the activations moves
-#    up: DDP from 69 to 157 MiB, FSDP from 39 to 126. The pipeline stays at 36, because its micro-batches are as small
-#    as before.</details>
+#    up: DDP from 69 to 157 MiB, FSDP from 39 to 126. The pipeline rises from 36 to 81, because its four micro-batches
+#    are eight times as large; with `accumulate=32` they are as small as before, and it stays at 36.</details>
 # 2. `nproc_per_node = 4`: whose bytes triple, and who holds half as much?
 #    <details><summary>Answer</summary>Planned: over all ranks, each strategy sends 3 times as much: 84 MiB by DDP, 125
 #    by FSDP, 36 by tensor parallelism. FSDP and tensor parallelism hold 23 MiB instead of 39 and 38; DDP goes only from

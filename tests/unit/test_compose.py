@@ -630,6 +630,48 @@ def test_a_cell_of_ones_own_receives_lines_as_deep_as_its_own_are():
     assert "    if True:\n        model = Model()\n        model = in_precision(model, device, args)\n" in str(mine)
 
 
+REPORT = "                report(step=step, epoch=epoch, **{name: float(value) for name, value in values.items()})\n"
+
+
+@pytest.mark.parametrize(
+    "new",
+    [f"                if epoch >= 0:\n    {REPORT}", f"{REPORT}                print(step)\n"],
+    ids=["deeper", "a line more"],
+)
+def test_lines_below_a_block_stay_below_it_whatever_the_block_became(new):
+    script = Script.load("ddp")
+    assert REPORT in script.cells["main"].text
+    mine = script.with_cells(main=script.cells["main"].text.replace(REPORT, new))
+
+    text = completed(mine, ["validate_every", "save_every"]).cells["main"].text
+
+    wanted = completed(script, ["validate_every", "save_every"]).cells["main"].text
+    assert text.strip() == wanted.replace(REPORT, new).strip()
+
+
+def test_a_changed_cell_of_an_extra_or_a_strategy_receives_its_own_lines():
+    clip = Script.load("ddp", "clip_and_schedule")
+    measured = "    return measured\n"
+    assert measured in clip.cells["update"].text
+    mine = clip.with_cells(update=clip.cells["update"].text.replace(measured, f"    print(1)\n{measured}"))
+    assert "        scaler.unscale_(optimizer)\n" in completed(mine, ["precision"]).cells["update"].text
+
+    fsdp = Script.load("fsdp")
+    line = "def parallelize(model, mesh, device, args):\n"
+    assert line in fsdp.cells["strategy"].text
+    mine = fsdp.with_cells(strategy=fsdp.cells["strategy"].text.replace(line, f"{line}    print(1)\n"))
+    assert '"mp_policy": policy_of(args)' in completed(mine, ["precision"]).cells["strategy"].text
+
+
+def test_a_changed_cell_receives_the_lines_that_a_model_brings():
+    script = Script.load("ddp")
+    step = script.cells["step"].text.replace("    loss.backward()\n", "    loss.backward()\n    print(1)\n")
+
+    mine = script.with_cells(model="import numpy as np\n" + script.cells["model"].text, step=step)
+
+    assert "    scaler.scale(loss).backward()\n    print(1)\n" in mine.cells["step"].text
+
+
 @pytest.mark.parametrize(
     ("title", "old", "new", "option", "said"),
     [
