@@ -181,9 +181,10 @@ large = {name: sized(Script.load(name), width=2048, layers=24, heads=16) for nam
 labkit.plan(large["ddp"], device="2xT4", global_batch_size=16)
 
 # %% [markdown]
-# DDP keeps 16 bytes per parameter on every rank: the weight, its gradient, and the state of the optimizer (AdamW). For 1.2 billion parameters that alone is 18 GiB, and more T4s would not change it. The rest of the bar is
-# what forward keeps for backward (activations) and buckets (communication): DDP arranges them anew after the first
-# step, and on a GPU the old ones may stay until the second backward, beside the gradients, which are in the new ones.
+# DDP keeps 16 bytes per parameter on every rank: the weight, its gradient, and the state of the optimizer (AdamW). For
+# 1.2 billion parameters that alone is 18 GiB, and more T4s would not change it. The rest of the bar is what forward
+# keeps for backward (activations) and buckets (communication): after the first step DDP puts the gradients into new
+# buckets, and on a GPU the old ones may stay until the second backward, beside the new ones.
 # You need a strategy that divides the model, and the plan recommends one.
 #
 # **FSDP** cuts the model up: each rank keeps a part of every layer, a **shard**. Every rank still computes all layers:

@@ -15,7 +15,7 @@
 # # 02 · Collectives: what ranks say to each other
 #
 # **You will be able to** name the five calls that distributed training is made of, say what each leaves on every rank
-# and what it costs, and write the most important one yourself. **15 minutes. You need** lab 01.
+# and what it costs, and write the most important one yourself. **20 minutes. You need** lab 01.
 #
 # Lab 01's DDP averages all gradients in every step. Two ranks can simply send theirs to each other. If each of a
 # thousand ranks sent its gradients to all others, it would send them 999 times, and each further rank would make

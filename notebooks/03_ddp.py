@@ -16,7 +16,7 @@
 #
 # **You will be able to** build DDP yourself, say how many bytes it sends, in how many pieces and when a rank waits for
 # them, send less when you accumulate gradients, and name the cases in which two ranks do not equal one rank with a
-# bigger batch. **20 minutes. You need** labs 01 and 02.
+# bigger batch. **35 minutes. You need** labs 01 and 02.
 #
 # Lab 02 ended with an `all_reduce` whose cost hardly grows with the number of ranks. But nobody computes while it is
 # under way, so a training that calls it after every backward waits for it in every step. This lab starts with just
@@ -240,7 +240,8 @@ lab.explore(draw.buckets, backward, bucket_cap_mb=[0.1, 0.5, None, 3, 25])
 # %% [markdown]
 # **How large should a bucket be?** Small ones start early, large ones need fewer calls. The picture shows the CNN in
 # whole layers for several values of `bucket_cap_mb`, an option of DistributedDataParallel; `None`, the default, is what
-# was measured; a number is also the size of the first bucket, instead of 1 MiB. Keep the default unless a timeline shows long waiting at the end of backward on all ranks.
+# was measured; a number is also the size of the first bucket, instead of 1 MiB. Keep the default
+# unless a timeline shows long waiting at the end of backward on all ranks.
 
 # %%
 calls, handed, late = (table[name] for name in ("all-reduces", "bytes", "ms after backward"))

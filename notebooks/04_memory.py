@@ -19,7 +19,7 @@
 # its part.
 #
 # **You will be able to** say what fills a GPU before you rent it, which part of that each stage of ZeRO divides among
-# the ranks, and what to do about the rest. **20 minutes. You need** labs 01 and 03.
+# the ranks, and what to do about the rest. **30 minutes. You need** labs 01 and 03.
 #
 # This is a step of a model with 100 million parameters, in fp32, with 2 GB of activations. The optimizer is SGD with
 # momentum, which keeps one number for each parameter. Parameters and optimizer state are there all the time.

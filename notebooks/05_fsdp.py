@@ -18,7 +18,7 @@
 # fetch the rest when it is needed. What does that cost?
 #
 # **You will be able to** shard a model of your own, count what FSDP sends in a step, choose when it frees what it has
-# gathered, and predict whether it will save memory. **25 minutes. You need** labs 02, 03 and 04.
+# gathered, and predict whether it will save memory. **35 minutes. You need** labs 02, 03 and 04.
 #
 # FSDP cuts a model into **units**, usually its blocks, and keeps a **shard** of every unit on each rank. Before a unit
 # computes, an `all_gather` collects its shards from all ranks; afterwards the other ranks' shards are freed. In

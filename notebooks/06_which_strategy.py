@@ -18,7 +18,7 @@
 # and what must be **sent**.
 #
 # **You will be able to** place every strategy on a map of these two, choose one with reasons, and say how many days and
-# how much money a training takes. **30 minutes. You need** labs 03, 04 and 05.
+# how much money a training takes. **40 minutes. You need** labs 03, 04 and 05.
 #
 # If memory is short, go down on the map; if the link is slow, go left. The map shows neither computing nor waiting:
 # plans do, at the end. You know where DDP stands: every rank holds everything, and gradients are sent. Its ring counts
