@@ -18,8 +18,8 @@ SAME_AS = re.compile(r"# of (?P<file>\w+\.py)")  # the whole text of a cell that
 GOES_WITH = re.compile(r"^# goes with: (?P<names>.+)$", re.MULTILINE)
 SINGLE, BYTES = "single", "bytes"  # the strategy and the task of train.py itself
 LISTS_BLOCKS = re.compile(r"self\.blocks\b.* = nn\.\w+\([*(\[]*[\w.]+\(.* for ")
-IN_16_BITS = re.compile(r"float16|\bhalf\b|from_pretrained|set_default_dtype")
-IN_FP32 = sys.stdlib_module_names | {"torch"}  # what other packages make may have 16 bits
+IN_16_BITS = re.compile(r"float16|\bhalf\b|from_pretrained|set_default_dtype|torch\.load|hub\.load")
+IN_FP32 = sys.stdlib_module_names | {"torch", "numpy"}  # what other packages make may have 16 bits
 FOR_MODELS = ("find_blocks", "precision")  # extras that are added for the model, and come before the strategy
 
 
@@ -265,16 +265,31 @@ def _for_the_model(cells: Sequence[Cell]) -> list[Part]:
     """The extras that a model needs: its layers are looked for, unless it lists new ones as `blocks`; what it has, or
     may have, in 16 bits is trained in fp32."""
     made = {cell.title: cell for cell in cells if cell.title in ("model", "hub")}
-    lists = "model" in made and LISTS_BLOCKS.search(made["model"].text)
-    halves = any(
-        IN_16_BITS.search(cell.text) or {each.target.partition(".")[0] for each in cell.imports.values()} - IN_FP32
-        for cell in made.values()
-    )
+    lists = "model" in made and LISTS_BLOCKS.search(_class_of_model(made["model"]))
+    halves = any(IN_16_BITS.search(cell.text) or _packages(cell) - IN_FP32 for cell in made.values())
     return [
         library().extras[name]
         for name, need in zip(FOR_MODELS, (not lists, halves), strict=True)
         if need and name in library().extras
     ]
+
+
+@lru_cache(maxsize=64)  # for a panel, which composes at every move
+def _class_of_model(cell: Cell) -> str:
+    """The class `Model`, or the one that is called so, without comments; "" if the cell has none."""
+    made = cell.definitions.get("Model")
+    if isinstance(made, ast.Assign) and isinstance(made.value, ast.Name):
+        made = cell.definitions.get(made.value.id)
+    return ast.unparse(made) if isinstance(made, ast.ClassDef) else ""
+
+
+@lru_cache(maxsize=64)
+def _packages(cell: Cell) -> frozenset[str]:
+    """The packages that a cell imports, in functions too."""
+    statements = [*ast.walk(ast.parse(cell.text))]
+    names = [alias.name for each in statements if isinstance(each, ast.Import) for alias in each.names]
+    names += [each.module or "" for each in statements if isinstance(each, ast.ImportFrom)]
+    return frozenset(name.partition(".")[0] for name in names)
 
 
 def _is_used(cell: Cell, cells: Sequence[Cell]) -> bool:

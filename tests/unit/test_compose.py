@@ -667,7 +667,7 @@ def test_a_changed_cell_receives_the_lines_that_a_model_brings():
     script = Script.load("ddp")
     step = script.cells["step"].text.replace("    loss.backward()\n", "    loss.backward()\n    print(1)\n")
 
-    mine = script.with_cells(model="import numpy as np\n" + script.cells["model"].text, step=step)
+    mine = script.with_cells(model="import my_layers\n" + script.cells["model"].text, step=step)
 
     assert "    scaler.scale(loss).backward()\n    print(1)\n" in mine.cells["step"].text
 
@@ -699,8 +699,26 @@ def test_a_model_of_16_bits_brings_the_cell_that_trains_it_in_fp32(strategy):
         assert options_of(script)["precision"].default == "fp32"
         script.check()
     assert "precision" in ddp.with_cells(model="from my_models import Model\n").cells  # whatever its parameters are
+    within = "def Model():\n    from my_models import build\n\n    return build()\n"
+    assert "precision" in ddp.with_cells(model=within).cells
+    assert "precision" in ddp.with_cells(model=text.format("torch.load('mine.pt', weights_only=False)")).cells
     own = text.format("torch.nn.Linear(1, 1)").replace("from transformers import AutoModelForCausalLM\n", "")
     assert "precision" not in ddp.with_cells(model=own).cells
+
+
+def test_only_blocks_of_the_model_itself_spare_the_search_for_them():
+    script = Script.load("fsdp")
+    text = script.cells["model"].text
+    assert "self.blocks" in text and "blocks" not in script.cells
+    inner = text.replace("class Model(", "class Encoder(") + (
+        "\n\nclass Model(nn.Module):\n    def __init__(self):\n        super().__init__()\n"
+        "        self.encoder = Encoder()\n        # self.blocks = nn.ModuleList([Block(1) for _ in range(2)])\n\n"
+        "    def forward(self, *inputs):\n        return self.encoder(*inputs)\n"
+    )
+
+    assert "blocks" in script.with_cells(model=inner).cells
+    renamed = text.replace("class Model(", "class Mine(") + "\n\nModel = Mine\n"
+    assert "blocks" not in script.with_cells(model=renamed).cells
 
 
 def test_a_cell_of_ones_own_brings_its_own_imports():
