@@ -18,7 +18,7 @@ SAME_AS = re.compile(r"# of (?P<file>\w+\.py)")  # the whole text of a cell that
 GOES_WITH = re.compile(r"^# goes with: (?P<names>.+)$", re.MULTILINE)
 SINGLE, BYTES = "single", "bytes"  # the strategy and the task of train.py itself
 LISTS_BLOCKS = re.compile(r"self\.blocks\b.* = nn\.\w+\([*(\[]*[\w.]+\(.* for ")
-IN_16_BITS = re.compile(r"float16|\bhalf\b|from_pretrained|set_default_dtype|weights_only=False|hub\.load")
+IN_16_BITS = re.compile(r"float16|\bhalf\b|from_pretrained|set_default_dtype|weights_only *= *False|hub\.load")
 IN_FP32 = sys.stdlib_module_names | {"torch", "torchvision", "timm", "numpy", "safetensors"}  # others may make 16 bits
 FOR_MODELS = ("find_blocks", "precision")  # extras that are added for the model, and come before the strategy
 
