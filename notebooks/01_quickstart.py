@@ -201,7 +201,8 @@ lab.plans({"DDP": large["ddp"], "FSDP": large["fsdp"]}, global_batch_size=16)
 # The bars show one moment, the peak of a step. On eight A100s with 80 GB both fit; the ranges of the two step times
 # overlap, so this plan cannot tell which is faster (lab 06 compares strategies).
 #
-# To train with FSDP, load another script. Your small model does not need it, but it shows what FSDP changes.
+# To train with FSDP, load another script. Your small model does not need it, and has no list of layers, so
+# it is gathered as a whole; but it shows what FSDP changes.
 
 # %%
 sharded = Script.load("fsdp", task="digits").with_cells(model=Model)
@@ -292,7 +293,8 @@ print(ddp.command.replace(" --", " \\\n    --"))
 # - **30 minutes on Kaggle's two T4s:** [*A lab on Kaggle*](README.md#a-lab-on-kaggle) says what to click.
 #   Run this lab there, and lab 03 up to *The same in a real run*.
 # - **An afternoon:** labs 02 to 06, in order. Each answers what the one before leaves open: what ranks say to each
-#   other, DDP, memory, FSDP, which strategy to take. Then lab 19 with a model of your own.
+#   other, DDP, memory, FSDP, which strategy to take. Then lab 19 with a model, a loss and a metric of
+#   your own.
 # - **A lecture:** `make slides` turns the figures and questions of labs 01 to 06 into slides; *Try this* in each lab
 #   has exercises.
 #

@@ -249,10 +249,10 @@ for name, script in gpt.items():
 # **What to do with the memory that FSDP frees?** Train a larger model, or more samples at a time; the cell above also
 # prints how many samples of 512 tokens fit on each T4.
 #
-# **Seven billion parameters.** The states are 16 × 7 = 112 GB, which no GPU has: under DDP it does not matter how many
-# there are. Under FSDP each of 8 ranks holds 14 GB of them, each of 2 holds 56 GB. A popular article says 28 GB for one
-# GPU and 14 GB for each of two; that is the parameters alone. The plans are for one sample of 2,048 tokens on each
-# rank, whose activations take 16 GiB:
+# **Seven billion parameters.** The states are 16 × 7 = 112 GB, more than an A100 or an H100 has (80 GB): under DDP it
+# does not matter how many there are. Under FSDP each of 8 ranks holds 14 GB of them, each of 2 holds 56 GB. A popular
+# article says 28 GB for one GPU and 14 GB for each of two; that is the parameters alone. The plans are for one sample
+# of 2,048 tokens on each rank, whose activations take 16 GiB:
 
 # %%
 large = {"vocabulary": 32000, "context": 2048, "width": 4096, "heads": 32, "layers": 33}

@@ -250,9 +250,9 @@ lab.score()
 # FSDP sends half as many bytes again as DDP, in two or three calls for each unit, each with its latency. Whether a step
 # becomes slower depends on how much of that is hidden behind computation. It may become faster, because a rank makes
 # only its part of the update. So measure, in the unit that matters for a language model. This is labkit's transformer
-# of 0.9 million parameters, whose samples have 128 tokens; a single machine's ranks have no link between them, so your
-# GPUs may answer otherwise. `meta_device=True` lets FSDP initialize each rank's shards and nothing else (see *In your
-# own code* below):
+# of 0.9 million parameters, whose samples have 128 tokens; on a CPU the ranks' messages pass through its memory, so
+# your GPUs may answer otherwise. `meta_device=True` lets FSDP initialize each rank's shards and nothing else (see *In
+# your own code* below):
 
 # %%
 for name, options in {"ddp": {}, "fsdp": {"meta_device": True}}.items():
@@ -310,7 +310,8 @@ lab.plans(gpt, devices=("2xT4", "8xA100 80"), global_batch_size=8) if plans else
 #    <details><summary>Answer</summary>One gather in forward instead of 24, and none in backward, because there is
 #    only the root. After forward a rank holds the whole model, 6.0 MiB instead of 3.1. This is what happens to a model
 #    in which no blocks are found; labkit says so.</details>
-# 2. Set `layers=5` in `Model`. Does FSDP still save over 40%?
+# 2. Set `layers=5` in `Model`, and `[2]` for `[11]` in `trained`. Does FSDP still save over 40%? (The lab's claims are
+#    about 24 layers, and fail.)
 #    <details><summary>Answer</summary>No: 3.7 MiB instead of 5.5, a third less. A unit is now a fifth of the model,
 #    and while it computes it is whole, as are its gradients. Many small units save more than few large
 #    ones.</details>

@@ -14,8 +14,8 @@
 # %% [markdown]
 # # 06 · Which strategy? Two totals, before any run
 #
-# FSDP holds less than DDP and sends more. Is that worth it? Two totals say so before any run: what a rank must **hold**
-# and what must be **sent**.
+# FSDP holds less than DDP and sends more. Is that worth it? Two totals exclude strategies before any run: what a rank
+# must **hold** and what must be **sent**. Between those that remain, a plan and a few steps decide.
 #
 # **You will be able to** place every strategy on a map of these two, choose one with reasons, and say how many days and
 # how much money a training takes. **40 minutes. You need** labs 03, 04 and 05.

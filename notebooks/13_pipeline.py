@@ -229,9 +229,9 @@ lab.score()
 # %%
 large = {"vocabulary": 50257, "context": 1024, "width": 1280, "heads": 20, "layers": 32}
 gpt = {name: sized(Script.load(name), **large) for name in ("ddp", "fsdp", "pipeline")}
-piped = {name: (gpt["pipeline"], {"accumulate": 8, "schedule": name}) for name in ("GPipe", "1F1B")}
+schedules = {name: (gpt["pipeline"], {"accumulate": 8, "schedule": name}) for name in ("GPipe", "1F1B")}
 for devices, parts in (("2xT4", 4), ("8xA100 80", 1)):
-    ways = {name.upper(): (gpt[name], {"accumulate": parts}) for name in ("ddp", "fsdp")} | piped
+    ways = {name.upper(): (gpt[name], {"accumulate": parts}) for name in ("ddp", "fsdp")} | schedules
     display(lab.plans(ways, devices=(devices,), global_batch_size=8)) if plans else print("(set plans = True)", devices)
 
 # %% [markdown]

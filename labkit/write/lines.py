@@ -51,7 +51,7 @@ def with_lines_of(base: Cell, own: Cell, new: Iterable[str], names: Iterable[str
                 else:
                     indent = _indent(sibling) + " " * (depth - len(_indent(beside)))
                     place = _end_of_block(lines, place, indent) if beside != above else place
-                    while is_below_a_gap and not present[place + 1]:
+                    while is_below_a_gap and place + 1 < len(lines) and not present[place + 1]:
                         place += 1
                     lines.insert(place + 1, indent + code.strip())
             if not match or code.strip() in [each.strip() for each in lines]:

@@ -26,6 +26,8 @@ from labkit.write import (
     script_names,
     strategy_of,
 )
+from labkit.write.cells import Cell
+from labkit.write.lines import with_lines_of
 
 
 def prepared(script, parameters, args=()):
@@ -628,6 +630,12 @@ def test_a_cell_of_ones_own_receives_lines_as_deep_as_its_own_are():
     mine = completed(script.with_cells(main=text), ["precision"])
 
     assert "    if True:\n        model = Model()\n        model = in_precision(model, device, args)\n" in str(mine)
+
+
+def test_a_cell_that_ends_where_a_line_belongs_receives_it_there():
+    base, own = Cell("x", "a = 1\n\n# with more: b = 2\n"), Cell("x", "a = 1\n\n")
+
+    assert with_lines_of(base, own, ["more"], []).text == "a = 1\n\n\nb = 2"
 
 
 REPORT = "                report(step=step, epoch=epoch, **{name: float(value) for name, value in values.items()})\n"
