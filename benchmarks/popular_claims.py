@@ -113,7 +113,7 @@ CLAIMS = (
         "3. FSDP",
         "Optimizer State: Sharded (biggest memory saver)",
         "Adam's two moments are half of the 16 bytes that a parameter takes in fp32.",
-        Lab("04_memory", "AdamW's state: how many times the size of the parameters"),
+        Lab("04_memory", "FSDP: AdamW of a rank, in bytes per parameter"),
         RIGHT,
     ),
     Entry(

@@ -100,7 +100,7 @@ ddp.wait()
 # ## What DDP changes in a script
 #
 # labkit has the same script for one rank: `single`. Your model, the data, the loss and the training loop are the same;
-# a dozen lines differ.
+# a dozen lines differ. (Exercise 5 changes the loss and the optimizer.)
 
 # %%
 alone = Script.load("single", task="digits").with_cells(model=Model)
@@ -111,8 +111,8 @@ script.diff(alone)
 #   two (`--nproc-per-node=2`) on this machine only (`--standalone`), and tells each of them its number.
 # - **`make_mesh`** arranges the ranks. Ranks that know how to reach each other form a **process group**, which both
 #   scripts start; `dist.get_world_size()` is the number of its ranks. A **mesh** arranges them in a grid whose axes
-#   have names. Here it is a single row, once of one rank, once of all, and its axis is named for what differs along it:
-#   the data. (The three lines that go are `single`'s: it refuses to run on more than one rank.)
+#   have names. Here it is a single row, once of one rank, once of all. Its axis is called `data`, because the ranks
+#   along it have different data. (The three lines that go are `single`'s: it refuses to run on more than one rank.)
 # - **`DistributedDataParallel`** is the line that matters. Each rank now has a copy of the model, a **replica**, and
 #   backward averages the gradients of all replicas. It does so by **collectives**: calls in which all ranks take part
 #   (lab 02). Gradients are sent together in **buckets** (lab 03); with `gradient_as_bucket_view=True` they are stored
@@ -127,7 +127,7 @@ script.diff(alone)
 # %%
 parts = {"all of it": 1.0, "half of it": 0.5, "nothing: rank 0 has the model": 0.0}
 losses = {"the same": 0.0, "a little higher": 0.05, "half": 0.5}
-of_both = "Of two ranks' losses the mean is taken. In all they have as many samples in a step as the one rank."
+of_both = "The loss on two ranks is the mean of theirs; the global batch is the same."
 question = "the loss on two ranks, compared with one rank, in the first steps"
 loss = lab.ask(question, default=0.05, options=losses, about=of_both)
 of_fsdp = lab.ask("how much of the model a rank keeps with FSDP", default=0.5, options=parts)
@@ -171,10 +171,13 @@ lab.verify(failing, (-(-360 // size) - 1) % nproc_per_node, failure.rank)
 # %% [markdown]
 # ## On 2 × T4 and 8 × A100: a model that does not fit
 #
-# Here is labkit's transformer with 24 blocks of width 2,048, as in GPT-3 XL: 1.2 billion parameters. A T4 has 16 GB, of
-# which 14.24 GiB are left for a rank. `labkit.plan` works out memory and time from the script itself; nothing is run.
-# The first line is the answer, and the bars show what fills the memory. In the table of strategies read only the rows
-# `ddp` and `fsdp`; later labs explain the others, and the options that the plan proposes.
+# Here is labkit's transformer, a model of text, with 24 blocks of width 2,048, as in GPT-3 XL: 1.2 billion
+# parameters. A text is cut into **tokens**, here its bytes. Each token is a vector of 2,048 numbers (the **width**),
+# and passes through 24 equal groups of layers (the **blocks**). In a block, *attention* mixes the tokens' vectors,
+# and an **MLP**, two linear layers, transforms each of them. A T4 has 16 GB, of which 14.24 GiB are left for a rank.
+# `labkit.plan` works out memory and time from the script itself; nothing is run. The first line is the answer, and
+# the bars show what fills the memory. In the table of strategies read only the rows `ddp` and `fsdp`; later labs
+# explain the others, and the options that the plan proposes.
 
 # %%
 large = {name: sized(Script.load(name), width=2048, layers=24, heads=16) for name in ("ddp", "fsdp")}
@@ -183,8 +186,9 @@ labkit.plan(large["ddp"], device="2xT4", global_batch_size=16)
 # %% [markdown]
 # DDP keeps 16 bytes per parameter on every rank: the weight, its gradient, and the state of the optimizer (AdamW). For
 # 1.2 billion parameters that alone is 18 GiB, and more T4s would not change it. The rest of the bar is what forward
-# keeps for backward (activations) and buckets (communication): after the first step DDP puts the gradients into new
-# buckets, and on a GPU the old ones may stay until the second backward, beside the new ones.
+# keeps for backward (activations) and buckets (communication, 4 bytes per parameter; hence the plan's 20 instead of
+# 16): after the first step DDP puts the gradients into new buckets, and on a GPU the old ones may stay until the second
+# backward, beside the new ones.
 # You need a strategy that divides the model, and the plan recommends one.
 #
 # **FSDP** cuts the model up: each rank keeps a part of every layer, a **shard**. Every rank still computes all layers:
@@ -341,6 +345,31 @@ print(ddp.command.replace(" --", " \\\n    --"))
 #    ```
 #
 #    </details>
+# 5. Everything that you may want to change is a function in a cell: `print(script.cells["task"].text)` has the loss and
+#    the metrics, `script.cells["optimizer"]` the optimizer. Write functions of the same names, each in a cell of its
+#    own, with its imports, and launch `script.with_cells(loss_of=loss_of, optimizer_of=optimizer_of)` with `lr=0.02`.
+#    Why does `loss_of` return a sum?
+#
+#    ```python
+#    from torch.nn import functional as F
+#
+#
+#    def loss_of(outputs, batch):  # of this rank's samples
+#        return F.cross_entropy(outputs, batch[1], label_smoothing=0.1, reduction="sum")
+#    ```
+#
+#    ```python
+#    import torch
+#
+#
+#    def optimizer_of(parameters, args):
+#        return torch.optim.SGD(parameters, lr=args.lr, momentum=0.9)
+#    ```
+#
+#    <details><summary>Answer</summary>The script divides the sum of all ranks by the number of their samples, so that
+#    ranks may have different numbers of them. With a mean it would divide twice, and gradients would be too small by
+#    the size of the batch, without an error; <code>labkit.check</code> and <code>launch</code> say so. Metrics are
+#    sums, too: <code>metrics_of</code> returns {name: (sum, count)} (lab 19).</details>
 #
 # ## Sources
 #

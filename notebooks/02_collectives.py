@@ -23,8 +23,8 @@
 #
 # Ranks that can talk to each other form a **process group**. A **collective** is a call that all ranks of a group make
 # together, in the same order. (If one rank leaves it out, the others wait for it.) The picture is an `all_reduce`,
-# which leaves the sum of all ranks' tensors on every rank. Each rank has cut its tensor into chunks; a chunk has a
-# stripe for each rank whose numbers are in it. Chunks go around the ring: first the sums grow, then the finished sums
+# which leaves the sum of all ranks' tensors on every rank. Each rank has cut its tensor into chunks; the stripes of a
+# chunk show which ranks' numbers it contains. Chunks go around the ring: first the sums grow, then the finished sums
 # are passed on.
 
 # %% tags=["parameters"]
@@ -48,7 +48,7 @@ draw.ring(nproc_per_node)
 # %%
 left = lab.ask("reduce_scatter: the number that is left on rank 1", default=20)
 sends = lab.ask("what each of four ranks sends in a ring all_reduce: how many times S", default=3)
-alone = lab.ask("how much of its neighbor's gradient rank 0 receives as such, not in a sum", default=100, unit="%")
+alone = lab.ask("how much of its neighbor's gradient rank 0 receives unchanged, not in a sum", default=100, unit="%")
 ratio = lab.ask("bytes of an all_reduce, over all ranks: how many times a broadcast's", default=1, unit="times")
 
 # %% [markdown]
@@ -180,8 +180,8 @@ def by_hand(device):
     gradient, expected, neighbors = numbers * (rank + 1), numbers * (rank + 1), numbers * ((rank - 1) % n + 1)
     dist.all_reduce(expected)
     received = ring_all_reduce(gradient)
-    as_such = sum(any(arrived.equal(chunk) for chunk in neighbors.chunk(n)) for arrived in received)
-    return (gradient - expected).abs().max().item(), len(received) / n, as_such / n
+    unchanged = sum(any(arrived.equal(chunk) for chunk in neighbors.chunk(n)) for arrived in received)
+    return (gradient - expected).abs().max().item(), len(received) / n, unchanged / n
 
 
 # %%
@@ -192,7 +192,7 @@ lab.verify(alone, 1 / lab.ranks, answers[0][2], "%")
 lab.score()
 
 # %% [markdown]
-# A rank sees only one chunk of its neighbor's gradient as such, in the first step. All other chunks arrive in a sum.
+# A rank sees only one chunk of its neighbor's gradient unchanged, in the first step. All others arrive in a sum.
 #
 # ## Why a ring
 #
@@ -229,9 +229,10 @@ lab.score()
 # ## On 2 × T4 and 8 × A100
 #
 # Two GPUs of a machine are connected by **PCIe**, the bus that also connects them to the CPU, or by **NVLink**,
-# NVIDIA's direct connection between GPUs. In each direction, a T4's PCIe 3 carries 16 GB/s and an A100's PCIe 4 32 by
-# their data sheets, of which copies reach about 12 and 25; an A100's NVLink carries 300. Between machines there is
-# Ethernet or **InfiniBand**, a network for clusters, often with 25 GB/s.
+# NVIDIA's direct connection between GPUs. In each direction, a T4's PCIe 3 carries 16 GB/s and an A100's NVLink 300 by
+# their data sheets. A collective reaches less, and over PCIe much less, because the data pass through the host's memory
+# on their way: the plans below assume 5 and 225 GB/s. Between machines there is Ethernet or **InfiniBand**, a network
+# for clusters, often with 25 GB/s.
 #
 # DDP all-reduces the same gradients in every step, however many samples the step has, and does so while backward goes
 # on (lab 03). A transformer of 25 million parameters has 100 MB of them. How much of a step is spent waiting, with 64
@@ -266,7 +267,8 @@ lab.plans({f"{samples} samples": (script, {"global_batch_size": samples}) for sa
 #    such?
 #    <details><summary>Answer</summary>S, and half of the gradient. In a ring of two nothing looks different from plain
 #    sending back and forth; that is why this lab has four ranks.</details>
-# 2. In `ring_all_reduce`, replace `mine += arrived` with `mine.copy_(arrived)`.
+# 2. In `ring_all_reduce`, replace `mine += arrived` with `mine.copy_(arrived)`, and print `answers` (`lab.score()` then
+#    raises an error, because a claim of the lab no longer holds).
 #    <details><summary>Answer</summary>The largest difference is 2,295. No chunk is a sum any more; each is the gradient
 #    of one rank, and not of the same rank everywhere.</details>
 # 3. Run only `n - 1` steps. What is left on each rank?

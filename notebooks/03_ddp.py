@@ -177,7 +177,7 @@ def with_no_sync(model, loss):
 # calls it and notes the bytes, when it was called and when the sum had arrived; `print(run.script.cells["timed"].text)`
 # shows how. Two ranks on two cores have no core to spare for sending; a GPU leaves the CPU free for it. So in backward
 # each layer also sleeps for 5 ms, which stands for a GPU that computes. Other programs can only make a wait longer, so
-# of each way the step is shown that waited least after backward. `steps[way]["spans"]` has the parts of that step:
+# for each way you see the step with the shortest wait after backward. `steps[way]["spans"]` has the parts of that step:
 # forward, backward, each all-reduce and the waiting, each with its begin and end in seconds.
 
 # %%
@@ -216,9 +216,9 @@ draw.lanes([Span(row, *span) for row, way in ways.items() for span in steps[way]
 # - **naive → flat:** the same bytes in one call instead of ten. Each call has a price of its own, whatever it
 #   sends, so ten cost more. On the other hand, packing copies all gradients, twice.
 # - **flat → overlap:** all gradients but those of the first layer, the last that backward makes, are called for while
-#   backward goes on. What is sent by its end costs nobody time. If sending is slower than backward, because of the link
-#   or because other programs have the cores, the rest is still waited for. And there are ten calls again; a language
-#   model has hundreds of parameters.
+#   backward goes on. Whatever has arrived by the end of backward has cost no time. If sending is slower than
+#   backward, because of the link or because other programs have the cores, the rest is still waited for. And there
+#   are ten calls again; a language model has hundreds of parameters.
 # - **overlap → ddp:** two calls. Backward begins at the end of the model: fc2, fc1 and the weight of conv3 reach 1 MiB
 #   and close the first bucket, which backward can hide. All the rest, from conv3's bias on, stays below 25 MiB and is
 #   sent at the end: 0.2 of 1.5 MiB, which nothing hides. (DDP can store the gradients inside the buckets, which saves
@@ -285,8 +285,8 @@ print("with set_epoch:", len({sampler.set_epoch(epoch) or tuple(sampler) for epo
 
 # %% [markdown]
 # **The number of steps.** A `DataLoader`'s batch size is that of its rank. Two ranks with 128 each have a global batch
-# of 256, so half as many steps, and as many updates of the weights, in an epoch. To train as one rank with 128 does,
-# give each of them 64.
+# of 256, so an epoch has half as many steps, and the weights are updated half as often. To train as one rank with 128
+# does, give each of them 64.
 
 # %%
 images = range(60_000)  # as many as MNIST has
@@ -316,7 +316,7 @@ lab.verify(per_epoch, -(-60_000 // 256), len(DataLoader(images, 128, sampler=hal
 x, norm = torch.randn(16 * lab.ranks, 4, 5, 5), nn.BatchNorm2d(4, affine=False)  # four channels
 whole_batch, shares = norm(x), x.chunk(lab.ranks)
 each_alone = torch.cat([norm(share) for share in shares])
-mean = sum(share.mean((0, 2, 3), keepdim=True) for share in shares) / lab.ranks  # an all_reduce in SyncBatchNorm
+mean = sum(share.mean((0, 2, 3), keepdim=True) for share in shares) / lab.ranks  # in SyncBatchNorm, a collective
 square = sum((share**2).mean((0, 2, 3), keepdim=True) for share in shares) / lab.ranks
 synchronized = (x - mean) / (square - mean**2 + norm.eps).sqrt()
 alone, synced = (float((result - whole_batch).abs().max()) for result in (each_alone, synchronized))

@@ -43,10 +43,11 @@ draw.step(parameters=0.4, gradients=0.4, optimizer=0.4, activations=2, unit="GB"
 #
 # The model is the small transformer of labkit's scripts, 256 wide with four blocks: 3.3 million parameters, trained in
 # fp32 with AdamW. Each of two ranks has four samples of 128 tokens; a token is one byte of text. FSDP, the last of the
-# strategies below, divides parameters, gradients and optimizer state among the ranks.
+# strategies below, divides parameters, gradients and optimizer state among the ranks. The first question is about
+# `precision="bf16"`, torch's *autocast*; in fp32 the three take 16 bytes together (lab 01).
 
 # %%
-adam = lab.ask("AdamW's state: how many times the size of the parameters", default=1, unit="times")
+states = lab.ask("bytes per parameter for parameters, gradients and AdamW, if it computes in bf16", default=8, unit="B")
 activations = lab.ask("share of activations in DDP's peak", default=20, unit="%")
 saved = lab.ask("FSDP's peak on two ranks, as a share of DDP's", default=50, unit="%")
 
@@ -102,9 +103,10 @@ pd.DataFrame(factors).T.map("{:.4g}×".format)
 # %% [markdown]
 # ## Measure it
 #
-# Four trainings follow, each on two ranks. PyTorch has stage 1 as `ZeroRedundancyOptimizer` and stage 3 as FSDP. It has
-# no stage 2; the nearest is FSDP that keeps what it has gathered from forward until backward ends (lab 05), labkit's
-# `zero2`. Between two steps that holds less than stage 2, which keeps all parameters. DeepSpeed has all three stages.
+# Four trainings follow, each on two ranks. PyTorch has stage 1 as `ZeroRedundancyOptimizer` and stage 3 as FSDP. It
+# has no stage 2; the nearest is FSDP that keeps what it has gathered from forward until backward ends (lab 05),
+# labkit's `zero2`. Between two steps it holds less than stage 2, in which every rank keeps all parameters. DeepSpeed
+# has all three stages.
 #
 # `labkit.plan` predicts what a rank will hold. It takes the script through a step on tensors that have a shape but no
 # data, which allocates nothing: a **rehearsal**. `launch(plan)` then trains, and in one step each rank records
@@ -113,10 +115,8 @@ pd.DataFrame(factors).T.map("{:.4g}×".format)
 # %%
 strategies = {"DDP": "ddp", "ZeRO-1": "zero1", "nearly ZeRO-2": "zero2", "FSDP": "fsdp"}
 scripts = {name: sized(labkit.Script.load(strategy), width=256) for name, strategy in strategies.items()}
-plans = {
-    name: labkit.plan(script, nproc_per_node=lab.ranks, global_batch_size=global_batch_size)
-    for name, script in scripts.items()
-}
+options = {"nproc_per_node": lab.ranks, "global_batch_size": global_batch_size}
+plans = {name: labkit.plan(script, **options) for name, script in scripts.items()}
 runs = {name: lab.launch(plan, steps=4, shown=False) for name, plan in plans.items()}
 
 # %%
@@ -152,11 +152,12 @@ draw.bars(measured, planned, unit="B", title="a rank at its peak")
 # - *Temporary* is what an operation needs only while it runs.
 
 # %%
-ddp, fsdp, zero1 = table["DDP"], table["FSDP"], table["ZeRO-1"]
-lab.verify(adam, 2, ddp["optimizer"] / ddp["parameters"], "times", within=0.001)  # it also counts its steps: 4 bytes
+ddp, fsdp = table["DDP"], table["FSDP"]
+in_bf16 = labkit.plan(scripts["DDP"], **options, precision="bf16").peak
+three = sum(in_bf16.categories[part] for part in rows[:3]) / elements
+lab.verify(states, 16, three, "B", within=0.01, planned=True, because="autocast keeps all three in fp32")
 lab.verify("FSDP: parameters of a rank, in bytes per parameter", 4 / lab.ranks, fsdp["parameters"], within=0.001)
 lab.verify("FSDP: AdamW of a rank, in bytes per parameter", 8 / lab.ranks, fsdp["optimizer"], within=0.001)
-lab.verify("ZeRO-1: AdamW of a rank, in bytes per parameter", 8 / lab.ranks, zero1["optimizer"], within=0.001)
 peak = {name: plan.peak.bytes for name, plan in plans.items()}
 share, predicted = ddp["activations"] / ddp["together"], planned["DDP"]["activations"] / peak["DDP"]
 lab.verify(activations, predicted, share, "%", within=0.06)
@@ -175,9 +176,9 @@ lab.score()
 # values for each token and each unit of its width, without dropout and with attention that does not store its scores:
 # 64 bytes in fp32, 32 in 16 bits. (Under autocast nearer 60% remain than half, because the inputs of layer norms stay
 # in fp32, and the weights' 16-bit copies take 2 bytes per parameter.) Here that is 4 blocks × 512 tokens × 256 × 64
-# bytes = 32 MiB. The loss needs three tensors as large as the logits, 4 bytes × tokens × vocabulary, here 1.5 MiB
-# together. Backward begins with them and has freed them when it comes to the last block, where the peak is here. For
-# other blocks, ask `labkit.plan`.
+# bytes = 32 MiB. The loss needs three tensors as large as the **logits** (the model's scores of all possible next
+# tokens), 4 bytes × tokens × vocabulary, here 1.5 MiB together. Backward begins with them and has freed them when it
+# comes to the last block, where the peak is here. For other blocks, ask `labkit.plan`.
 #
 # What to do about each part:
 #
@@ -252,7 +253,8 @@ for name, script in gpt.items():
 # **Seven billion parameters.** The states are 16 × 7 = 112 GB, more than an A100 or an H100 has (80 GB): under DDP it
 # does not matter how many there are. Under FSDP each of 8 ranks holds 14 GB of them, each of 2 holds 56 GB. A popular
 # article says 28 GB for one GPU and 14 GB for each of two; that is the parameters alone. The plans are for one sample
-# of 2,048 tokens on each rank, whose activations take 16 GiB:
+# of 2,048 tokens on each rank, whose activations take 16 GiB. (On two ranks AdamW's update needs more than these, so
+# the peak is there, when the activations are gone.)
 
 # %%
 large = {"vocabulary": 32000, "context": 2048, "width": 4096, "heads": 32, "layers": 33}
@@ -296,13 +298,11 @@ else:
 #    stay at 32 MiB, because a rank still has four samples. So the peak falls only from 61.5 to 52.0 MiB, and DDP's
 #    stays at 86.3 whatever the number of ranks.</details>
 # 2. Which is larger at the peak of DDP with a single sample of 16 tokens per rank, states or activations? Plan it:
-#    `sized(scripts["DDP"], context=16)`.
+#    `labkit.plan(sized(scripts["DDP"], context=16), nproc_per_node=2, global_batch_size=2)`.
 #    <details><summary>Answer</summary>The states: 50.3 MiB of 52.4, and 1.0 of activations. FSDP then
 #    holds 35.0 MiB, two thirds of that and not half: gathered blocks and embeddings (9.6) come on top.</details>
-# 3. Plan `scripts["DDP"]` with `precision="bf16"`. Do the states shrink?
-#    <details><summary>Answer</summary>No: parameters,
-#    gradients and AdamW take 50.7 MiB, as before. <code>precision="bf16"</code> computes in 16 bits and keeps its
-#    weights in 32. Activations shrink, from 32.1 to 25.5 MiB, but do not halve: layer norms, the sum that runs through
+# 3. `print(in_bf16)`: do activations halve when the script computes in 16 bits?
+#    <details><summary>Answer</summary>No: they shrink from 32.1 to 25.5 MiB. Layer norms, the sum that runs through
 #    all blocks and the loss stay in fp32, and the 16-bit copies of the weights are kept for backward.</details>
 #
 # ## Sources

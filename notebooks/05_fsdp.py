@@ -180,7 +180,8 @@ table = pd.DataFrame({name: each["held"] for name, each in seen.items()})
 # no all-reduce, and no rank has the gradients of another's part: a **reduce-scatter** gives each rank the averages of
 # its own rows. It needs no others, because it updates only these rows.
 #
-# `one unit` has all blocks whole in the middle of forward, and in backward, which no moment shows.
+# With `one unit` all blocks are whole in the middle of forward. In backward they are, too, but the table has no moment
+# there.
 #
 # `never` keeps the whole model from forward to backward, but only its own share of the gradients. FSDP's older name for
 # it is SHARD_GRAD_OP, that of `always` is FULL_SHARD. (labkit calls `never` zero2. ZeRO-2 itself, lab 04, keeps all
@@ -282,9 +283,10 @@ lab.plans(gpt, devices=("2xT4", "8xA100 80"), global_batch_size=8) if plans else
 #
 # **GPU to GPU or CPU to GPU?** A popular article says that moving data between GPUs costs much less than between CPU
 # and GPU. That is true of A100s: **NVLink**, the direct connection between them, carries some 300 GB/s each way, and
-# **PCIe**, the bus to the host, 25. T4s have no NVLink, so both go over PCIe. Either way most of the price of
-# offloading is the update on the CPU, whose memory is many times slower than a GPU's: for each parameter of a shard the
-# plan counts 0.8 ns for copies over PCIe, and 6 ns for AdamW on the host. The latter is a guess, within a factor of 4.
+# **PCIe**, the bus to the host, some 25. T4s have no NVLink, so both go over PCIe. Either way most of the price of
+# offloading is the update on the CPU, whose memory is many times slower than a GPU's: for each parameter of a shard
+# the plan counts 0.8 ns for copies, over PCIe 3 whatever the GPU, and 6 ns for AdamW on the host. The latter is a
+# guess, within a factor of 4.
 #
 # ## Recap
 #

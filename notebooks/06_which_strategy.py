@@ -104,8 +104,8 @@ draw.choice(rings, crosses, rings="NCCL, by the formula", crosses="measured here
 # instead (lab 02), which is twice the bytes. So the crosses of `zero2` and `fsdp` are to the right of their rings, by
 # the size of the parameters. That is a property of gloo; on GPUs the rings count.
 #
-# On GPUs a strategy that is above another, or to the right of it, and in no respect better, can offer only simplicity
-# or faster computation. So `zero2` (FSDP that keeps what it has gathered) sends no more than DDP and holds less, and
+# On GPUs, a strategy that holds and sends at least as much as another can offer only simplicity or faster computation.
+# So `zero2` (FSDP that keeps what it has gathered) sends no more than DDP and holds less, and
 # FSDP holds less than ZeRO-1 and sends no more. Between `zero2` and FSDP you choose: memory or bytes.
 #
 # The pipeline holds and sends the least here. Its small micro-batches do it: of 1F1B's few micro-batches in flight a
@@ -171,9 +171,9 @@ draw.decision(questions, "FSDP\none block per unit")
 #
 # **Will the gathers hide?** While a block computes, the next is gathered: 2 FLOPs per parameter and token of the rank,
 # beside 4 bytes per parameter, or 2 in 16 bits. So gathers hide if a rank has more tokens than 2 × FLOP/s ÷ bytes/s
-# of the link, or half of that in 16 bits, where both are what is reached, not what a data sheet says. In backward, with
-# twice the FLOPs and a reduce-scatter beside the gather, it is the same. With 150 TFLOP/s in bf16 and 240 GB/s that is
-# 625 tokens.
+# of the link, or half of that in 16 bits. Both are what is reached, not what a data sheet says: of PCIe 3's 16 GB/s,
+# collectives reach about 5 (lab 02). In backward, with twice the FLOPs and a reduce-scatter beside the gather, it is
+# the same. With 150 TFLOP/s in bf16 and 240 GB/s that is 625 tokens.
 #
 # Then compare two or three candidates, with `labkit.plan` or by running a few steps. **More ranks, larger batch?** With
 # the same samples on each rank, N ranks have an N times larger global batch and N times fewer steps per epoch, and the

@@ -133,7 +133,9 @@ class Lesson(Claims):
             "predicted": guess.text,
             "by the formula": guess.option_near(claim.predicted) or claim.row()["predicted"],
             "measured": measured,
-            "the prediction was": guess.verdict(claim.predicted if claim.timed else claim.measured),
+            "the prediction was": guess.verdict(claim.predicted) + ", by the formula"
+            if claim.timed
+            else guess.verdict(claim.measured),
         }
 
 
@@ -146,7 +148,7 @@ class Score:
 
     @property
     def right(self) -> int:
-        return sum(row.get("the prediction was") == "right" for row in self.rows)
+        return sum(row.get("the prediction was", "").startswith("right") for row in self.rows)
 
     def __repr__(self) -> str:
         return plain(f"{self._title()}\n{aligned(self.rows)}\n\n{self._held()}\n{aligned(self.claims)}")

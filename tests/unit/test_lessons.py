@@ -249,7 +249,8 @@ def test_what_was_timed_is_graded_by_the_formula_and_says_how_busy_the_machine_w
     lab.ask("idle", default=27.3, unit="%")
     lab.verify("idle", 0.273, 0.6, "%", within=0.2, timed=True)
     score = lab.score()
-    assert score.rows[0]["the prediction was"] == "right"
+    assert score.rows[0]["the prediction was"] == "right, by the formula"
+    assert score.right == 1
     assert re.fullmatch(r"60.0%, too noisy to decide \(load \d+\.\d per core\)", score.rows[0]["measured"])
     assert "0 of the 1 claims of this lab so far hold." in repr(score)
 
