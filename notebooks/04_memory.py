@@ -155,6 +155,7 @@ draw.bars(measured, planned, unit="B", title="a rank at its peak")
 ddp, fsdp = table["DDP"], table["FSDP"]
 in_bf16 = labkit.plan(scripts["DDP"], **options, precision="bf16").peak
 three = sum(in_bf16.categories[part] for part in rows[:3]) / elements
+print(f"DDP computing in bf16, planned: {three:.1f} bytes per parameter for parameters, gradients and AdamW")
 lab.verify(states, 16, three, "B", within=0.01, planned=True, because="autocast keeps all three in fp32")
 lab.verify("FSDP: parameters of a rank, in bytes per parameter", 4 / lab.ranks, fsdp["parameters"], within=0.001)
 lab.verify("FSDP: AdamW of a rank, in bytes per parameter", 8 / lab.ranks, fsdp["optimizer"], within=0.001)
