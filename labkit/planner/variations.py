@@ -20,6 +20,7 @@ from labkit.write import (
     library,
     options_of,
     options_of_strategy,
+    originals,
     strategy_of,
     with_extra,
 )
@@ -53,17 +54,16 @@ def under(script: Script, strategy: str, extras: tuple[str, ...] = ()) -> Script
             made = replace(made, parts=with_extra(made, extra))
         except ScriptError:  # not compatible with that strategy
             continue
-    brought = library().titles_of(strategy)
-    parts = list(made.parts)
+    parts = list(originals(made))
     for cell in _cells_of_the_task(script):
         titles = [part.title for part in parts]
-        if cell.title in brought:
+        if cell.title in library().titles_of(strategy):
             continue
         if cell.title in titles:
             parts[titles.index(cell.title)] = cell
         else:
             parts.insert(titles.index("strategy"), cell)
-    return replace(made, parts=fitted(parts, strategy))
+    return replace(made, parts=fitted(parts, strategy, script.parts))
 
 
 def extras_of(script: Script) -> tuple[str, ...]:
@@ -79,7 +79,7 @@ def _cells_of_the_task(script: Script) -> list[Cell]:
     own = library().titles_of(strategy_of(script)) | {"strategy"}
     return [
         cell
-        for cell in script.parts
+        for cell in originals(script)
         if cell.title and cell.title not in own and all(owner.kind == "task" for owner in library().owners(cell))
     ]
 

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from labkit.write.compose import is_composed as is_composed  # whether a script has all the cells of train.py
     from labkit.write.compose import is_library as is_library  # whether all cells of a script are labkit's own
     from labkit.write.compose import library as library  # labkit's own strategies, extras and tasks
+    from labkit.write.compose import originals as originals  # its cells, the library's as they are in their files
     from labkit.write.compose import script_files as script_files  # the files of scripts/, by relative path
     from labkit.write.compose import script_names as script_names  # the names of labkit's scripts: the strategies
     from labkit.write.compose import strategy_of as strategy_of  # the name of a script's strategy

@@ -43,13 +43,23 @@ class Cell:
     @cached_property
     def uses(self) -> frozenset[str]:
         """Names that the cell reads as globals and does not define, except builtins."""
+        return self.reads - self.defines
+
+    @cached_property
+    def reads(self) -> frozenset[str]:
+        """Names that the cell reads as globals, except builtins and those that its top level assigns."""
         read = {
             symbol.get_name()
             for table in _walk(self._table)
             for symbol in table.get_symbols()
             if symbol.is_referenced() and (not symbol.is_assigned() if table is self._table else symbol.is_global())
         }
-        return frozenset(read - self.defines - BUILTIN)
+        return frozenset(read - BUILTIN)
+
+    @cached_property
+    def code(self) -> str:
+        """The code in any layout and without comments."""
+        return ast.unparse(ast.parse(self.text))
 
     @cached_property
     def imports(self) -> dict[str, Import]:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from labkit.errors import ScriptError, did_you_mean
 from labkit.write.cells import Cell, ScriptText, split_cells
-from labkit.write.lines import ARGUMENTS, pattern_of, with_lines, with_lines_of
+from labkit.write.lines import ARGUMENTS, is_of, lines_for, number_shared, unserved, with_lines, with_lines_of
 
 SAME_AS = re.compile(r"# of (?P<file>\w+\.py)")  # the whole text of a cell that is a copy of a sibling file's
 GOES_WITH = re.compile(r"^# goes with: (?P<names>.+)$", re.MULTILINE)
@@ -21,6 +21,7 @@ LISTS_BLOCKS = re.compile(r"self\.blocks\b.* = nn\.\w+\([*(\[]*[\w.]+\(.* for ")
 IN_16_BITS = re.compile(r"float16|\bhalf\b|from_pretrained|set_default_dtype|weights_only *= *False|hub\.load")
 IN_FP32 = sys.stdlib_module_names | {"torch", "torchvision", "timm", "numpy", "safetensors"}  # others may make 16 bits
 FOR_MODELS = ("find_blocks", "precision")  # extras that are added for the model, and come before the strategy
+SPARED = ("blocks",)  # the title of a cell that a user's cell may do without
 
 
 @dataclass(frozen=True)
@@ -59,37 +60,33 @@ class Library:
         return (*self.strategies.values(), *self.tasks.values(), *self.extras.values())
 
     @cached_property
-    def _by_title(self) -> dict[str, list[tuple[re.Pattern[str], Cell, Part]]]:
-        cells: dict[str, list[tuple[re.Pattern[str], Cell, Part]]] = {}
+    def _by_title(self) -> dict[str, list[tuple[Cell, Part]]]:
+        cells: dict[str, list[tuple[Cell, Part]]] = {}
         for part in self.parts:
             for cell in part.cells:
-                cells.setdefault(cell.title, []).append((pattern_of(cell.text.strip()), cell, part))
+                cells.setdefault(cell.title, []).append((cell, part))
         return cells
 
-    @cached_property
-    def _origins(self) -> dict[tuple[str, str], list[tuple[Cell, Part]]]:
-        return {}
-
-    def _originals(self, cell: Cell) -> list[tuple[Cell, Part]]:
-        key = cell.title, cell.text.strip()
-        if key not in self._origins:
-            same = self._by_title.get(cell.title, [])
-            self._origins[key] = [(own, part) for pattern, own, part in same if pattern.fullmatch(f"{key[1]}\n")]
-        return self._origins[key]
-
     def owners(self, cell: Cell) -> list[Part]:
-        """The parts that have this cell, whichever of its lines are for other cells."""
-        return [part for _, part in self._originals(cell)]
+        """The parts that have this cell, whatever its layout, and whichever of its lines are for other cells."""
+        return [part for own, part in self._by_title.get(cell.title, ()) if is_of(own, cell)]
 
-    def original(self, cell: Cell) -> Cell:
-        """A cell of the library's as it is in its file; any other as it is."""
-        return next((own for own, _ in self._originals(cell)), cell)
+    def has(self, cell: Cell) -> bool:
+        """Whether this is a cell of the library's as it is in its file."""
+        return any(own.is_like(cell) for own, _ in self._by_title.get(cell.title, ()))
 
-    def closest(self, cell: Cell) -> Cell:
-        """The library's cell that a user's cell of this title has most lines of, or an empty one."""
-        lines = {*cell.text.split("\n")}
-        same = [own for _, own, _ in self._by_title.get(cell.title, [])]
-        return max(same, key=lambda own: len(lines & {*own.text.split("\n")}), default=replace(cell, text=""))
+    def original(self, cell: Cell, names: Iterable[str]) -> Cell:
+        """A cell of the library's as it is in its file, if a script with these names has it like this; any other as it
+        is."""
+        same = [own for own, _ in self._by_title.get(cell.title, ())]
+        return next((own for own in same if own.is_like(cell) or with_lines(own, names).is_like(cell)), cell)
+
+    def closest(self, cell: Cell, strategy: str) -> Cell:
+        """The library's cell that a user's cell of this title has most statements of, by preference the strategy's; or
+        an empty one."""
+        same = self._by_title.get(cell.title, ())
+        shared = {own: (number_shared(own, cell), part.name == strategy) for own, part in same}
+        return max(shared, key=lambda own: shared[own], default=replace(cell, text=""))
 
     @cached_property
     def base_titles(self) -> frozenset[str]:
@@ -107,9 +104,13 @@ class Library:
         part = self.strategies.get(strategy, self.base)
         return frozenset(cell.title for cell in part.cells) if part.name != SINGLE else frozenset({"strategy"})
 
+    def definition(self, name: str) -> Cell | None:
+        """The first cell that defines a function, a class or a value of this name."""
+        return next((cell for part in self.parts for cell in part.cells if name in cell.definitions), None)
+
     def names_of(self, title: str) -> frozenset[str]:
         """The names that cells with this title define."""
-        return frozenset[str]().union(*(cell.defines for _, cell, _ in self._by_title.get(title, ())))
+        return frozenset[str]().union(*(cell.defines for cell, _ in self._by_title.get(title, ())))
 
 
 def script_files() -> dict[str, Path]:
@@ -204,8 +205,14 @@ def with_extra(script: ScriptText, extra: str) -> tuple[Cell, ...]:
     Raises ScriptError when the extra does not work with the strategy, would replace a cell that is not train.py's, or
     needs a line that has no place.
     """
-    part, strategy = library().extras[extra], strategy_of(script)
-    return fitted(_added(tuple(map(library().original, script.parts)), part, strategy), strategy, _names(part.cells))
+    part, strategy = library().extras[extra], strategy_for(script)
+    return fitted(_added(originals(script), part, strategy), strategy, script.parts)
+
+
+def originals(script: ScriptText) -> tuple[Cell, ...]:
+    """The cells of a composed script, those of the library as they are in their files."""
+    names = _names(script.parts)
+    return tuple(library().original(cell, names) for cell in script.parts)
 
 
 def extra_with(name: str) -> str:
@@ -218,31 +225,50 @@ def extra_with(name: str) -> str:
     return ""
 
 
-def fitted(cells: Sequence[Cell], strategy: str, new: Iterable[str] = ()) -> tuple[Cell, ...]:
+def fitted(cells: Sequence[Cell], strategy: str, before: Sequence[Cell] = ()) -> tuple[Cell, ...]:
     """Cells of a composed script that fit one another: with those of the library that the strategy and the model need,
-    without those of the library that none uses, and each with its lines for the others. A user's cell receives its
-    lines for `new` names, and for those that the model brings, if it has a place for them."""
-    chosen, added = tuple(map(library().original, cells)), [*new]
+    without those of the library that none uses, and each with its lines for the others. `before` is the script that
+    they come from: a user's cell receives its lines for what this lacked.
+
+    Raises ScriptError when a user's cell has no place for a line.
+    """
+    old = _names(before)
+    chosen = tuple(library().original(cell, old) for cell in cells)
     for part in (*filter(None, [library().strategies.get(strategy)]), *_for_the_model(chosen)):
         titles = {cell.title for cell in chosen} | library().base_titles
-        lacking = tuple(cell for cell in part.cells if cell.title not in titles)
-        chosen, added = _added(chosen, replace(part, cells=lacking), strategy), [*added, *_names(lacking)]
-    if added:
-        present = _names(chosen)
-        chosen = tuple(
-            cell if library().owners(cell) else with_lines_of(library().closest(cell), cell, added, present)
-            for cell in chosen
-        )
+        defined = frozenset[str]().union(*(cell.defines for cell in chosen if not library().has(cell)))
+        lacking = tuple(cell for cell in part.cells if cell.title not in titles and not {*cell.definitions} <= defined)
+        chosen = _added(chosen, replace(part, cells=lacking), strategy)
+    names = _names(chosen)
+    chosen = tuple(
+        cell if library().has(cell) else _serving(cell, strategy, names, old, () if cell in before else old)
+        for cell in chosen
+    )
     while True:
         names = _names(chosen)
-        written = tuple(with_lines(cell, names) if library().owners(cell) else cell for cell in chosen)
+        written = tuple(with_lines(cell, names) if library().has(cell) else cell for cell in chosen)
         used = tuple(cell for cell, new in zip(chosen, written, strict=True) if _is_used(new, written))
         if used == chosen:
-            break
+            return written
         chosen = used
-    for cell in written:
-        if cell.title in library().base_titles - {"strategy"} and not library().owners(cell):
-            _check_lines(cell, library().closest(cell), names)
+
+
+def _serving(cell: Cell, strategy: str, names: Sequence[str], old: Sequence[str], asked: Sequence[str]) -> Cell:
+    """A user's cell with its lines for names that are not old. Of old ones that are asked for, it may leave out lines,
+    but must use something that they use. Only the search for blocks is left to it."""
+    base, kept = library().closest(cell, strategy), [name for name in names if name not in SPARED]
+    new = unserved(base, cell, [name for name in names if name not in old])
+    written, lacking = with_lines_of(base, cell, new, tuple(names))
+    if written == cell and not {*new} & {*kept}:
+        lacking = ()
+    lacking += lines_for(base, unserved(base, written, [name for name in kept if name in asked]))
+    if lacking:
+        used = with_lines(base, names).uses - with_lines(base, ()).uses
+        line = next((line for line in lacking if used & {*re.findall(r"\w+", line)}), lacking[0])
+        raise ScriptError(
+            f"the {cell.title!r} cell is your own, and has no place for a line of this script's: {line}. Load the "
+            "script with its extras first, and pass a cell that has this line, or another use of what it uses"
+        )
     return written
 
 
@@ -250,15 +276,6 @@ def _names(cells: Iterable[Cell]) -> tuple[str, ...]:
     """The names that lines for other cells wait for: titles, functions and options."""
     defined = ((cell.title, *sorted(cell.defines - library().order.keys()), *flags(cell.text)) for cell in cells)
     return tuple(dict.fromkeys(name for names in defined for name in names))
-
-
-def _check_lines(cell: Cell, base: Cell, names: Iterable[str]) -> None:
-    """Raise ScriptError when a user's own cell does not use what the library's, in its place, would use of other cells
-    in lines for them. A strategy may do without."""
-    full = with_lines(base, names)
-    for name in sorted(full.uses - with_lines(base, ()).uses - cell.uses) if "globals()" not in cell.text else ():
-        line = next(line.strip() for line in full.text.split("\n") if name in line)
-        raise ScriptError(f"the {cell.title!r} cell is your own, and lacks a line of this script's: {line}")
 
 
 def _for_the_model(cells: Sequence[Cell]) -> list[Part]:
@@ -363,8 +380,16 @@ def strategy_of(script: ScriptText) -> str:
     cell = script.cells.get("strategy")
     owners = library().owners(cell) if cell else []
     names = [name for owner in owners for name in owner.goes_with or [owner.name]]
-    same_head = [name for name in names if library().strategies[name].head.strip() == script.head.strip()]
-    return next(iter(same_head or names), "")
+    return next((name for name in _by_head(script) if name in names), next(iter(names), ""))
+
+
+def strategy_for(script: ScriptText) -> str:
+    """The strategy whose cells and extras a script takes: its own, or the one whose head stands above a user's cell."""
+    return strategy_of(script) or next(iter(_by_head(script)), "")
+
+
+def _by_head(script: ScriptText) -> list[str]:
+    return [name for name, part in library().strategies.items() if part.head.strip() == script.head.strip()]
 
 
 def strategy_titles(script: ScriptText) -> list[str]:

@@ -273,6 +273,8 @@ def check_names(cell: Cell, head: Cell, cells: Sequence[Cell]) -> None:
         advice = (
             "Move these lines to a separate cell" if "labkit" in unknown else "Define or import it in the same cell"
         )
+        if library().owners(cell) and (known := library().definition(unknown[0])):
+            advice = f"Define {_signature(known, unknown[0])} in a cell of yours"
         raise ScriptError(
             f"the {cell.title!r} cell uses {', '.join(unknown)}, which no cell of the script defines. {advice}"
         )

@@ -24,7 +24,7 @@ from labkit.write.compose import (
     is_composed,
     library,
     script_names,
-    strategy_of,
+    strategy_for,
     with_extra,
 )
 from labkit.write.contract import aliased, as_cell, check_names, check_replacement, with_definition
@@ -164,14 +164,16 @@ class Script(ScriptText):
 
         """
         script, changed = self, {}
-        for key, value in cells.items():
+        for key in cells:
             script = script._with_cell(key)
+        before = script
+        for key, value in cells.items():
             old = script._cell_for(key)
             if old.title == key:
                 changed[key] = old
             new = as_cell(key, value) if old.title == key else with_definition(old, key, value)
             script = script._with(old, new)
-        script = script._fitted()
+        script = script._fitted(before)
         renamed = [old.defines - set(old.imports) - script.cells[title].defines for title, old in changed.items()]
         failures = []
         for title in dict.fromkeys(script._cell_for(key).title for key in cells):
@@ -181,6 +183,7 @@ class Script(ScriptText):
                 failures.append(str(error))
         if failures:
             raise ScriptError("\n".join(failures))
+        before = script
         for title, old in changed.items():
             new = script.cells[title]
             script = script._with(new, aliased(old, new, script._used_by_others(new), cells[title]))
@@ -188,10 +191,12 @@ class Script(ScriptText):
             new = script.cells[title]
             others = [Cell("head", self.head), *(cell for cell in script.parts if cell is not new)]
             check_replacement(old, new, others, cells[title])
-        return script._fitted()
+        return script._fitted(before)
 
-    def _fitted(self) -> Script:
-        return replace(self, parts=fitted(self.parts, strategy_of(self))) if is_composed(self) else self
+    def _fitted(self, before: Script) -> Script:
+        if not is_composed(self):
+            return self
+        return replace(self, parts=fitted(self.parts, strategy_for(self), before.parts))
 
     def _with_cell(self, name: str) -> Script:
         """With the extra that brings the cell of this title, or that defines this name, if the script has none."""
@@ -215,7 +220,12 @@ class Script(ScriptText):
         if f'"--{key.replace("_", "-")}"' in str(self):
             raise ScriptError(f"no cell is titled {key!r}, an option of the script: pass it to launch({key}=…)")
         problem = "several cells are" if titled else "no cell is"
-        defined = [name for cell in self.parts for name in cell.definitions]
+        defined = {name: cell.title for cell in self.parts for name in cell.definitions}
+        words = {word.rstrip("s") for word in key.split("_")} - {"of", "argument"}  # loss, losses_of: loss_of
+        near = [name for name in defined if words & {word.rstrip("s") for word in name.split("_")}]
+        if near and not titled:
+            found = ", ".join(f"{name} in the cell {defined[name]!r}" for name in near)
+            raise ScriptError(f"no cell is titled {key!r}; the script has {found}: pass with_cells({near[0]}=…)")
         raise ScriptError(f"{problem} titled {key!r}{did_you_mean(key, self.cells, defined)}")
 
     def check(self) -> None:

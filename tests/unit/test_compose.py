@@ -279,13 +279,59 @@ def test_a_launch_completes_and_checks_what_it_runs():
     assert prepared(Script.load("ddp"), {"save_every": 5}).parameters == {"save_every": "5"}
 
 
-def test_a_launch_refuses_a_cell_of_ones_own_that_defines_no_more_what_an_extra_uses():
-    """Under accumulation a step asks its strategy when to synchronize."""
-    strategy = Script.load("ddp").cells["strategy"].text
-    mine = Script.load("ddp").with_cells(strategy=strategy + "\n\ndef unused():\n    pass\n")
+STRATEGY = """import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.nn.parallel import DistributedDataParallel
 
-    with pytest.raises(ScriptError, match="the 'step' cell uses gradient_sync, which no cell of the script defines"):
-        prepared(mine, {"accumulate": 2})
+
+def make_mesh(device_type, args):
+    return init_device_mesh(device_type, (dist.get_world_size(),), mesh_dim_names=("data",))
+
+
+def parallelize(model, mesh, device, args):
+    mine = DistributedDataParallel(model.to(device))
+    return mine
+
+
+def make_optimizer(model, mesh, args):
+    return optimizer_of(model.parameters(), args)
+"""
+
+
+def test_a_strategy_of_ones_own_works_with_the_extras_of_the_one_that_it_replaces():
+    ddp, fsdp = Script.load("ddp"), Script.load("fsdp")
+    mine = ddp.with_cells(strategy=STRATEGY)
+
+    accumulating = prepared(mine, {"accumulate": 2}).script
+
+    assert accumulating.cells["gradient_sync"] == Script.load("ddp", "accumulate").cells["gradient_sync"]
+    assert accumulating.cells["strategy"] == mine.cells["strategy"]
+    sharded = fsdp.with_cells(strategy=fsdp.cells["strategy"].text + "\n\nMINE = 1\n")
+    assert "initialized(model, device, args)" in completed(sharded, ["meta_device"]).cells["main"].text
+    assert strategy_of(sharded) == strategy_of(mine) == ""
+
+
+def test_a_strategy_that_nothing_names_is_told_what_an_extra_uses_of_it():
+    mine = Script.parse(str(Script.load("ddp").with_cells(strategy=STRATEGY)).replace("Train with DDP", "Mine"))
+
+    refused(
+        lambda: prepared(mine, {"accumulate": 2}),
+        "the 'step' cell uses gradient_sync, which no cell of the script defines",
+        "Define gradient_sync(model, last) in a cell of yours",
+    )
+    own = "\n\ndef gradient_sync(model, last):\n    return model.no_sync()\n"
+    script = prepared(mine.with_cells(strategy=STRATEGY + own), {"accumulate": 2}).script
+    assert str(script).count("def gradient_sync") == 1
+
+
+def test_a_strategy_of_ones_own_keeps_parameters_in_fp32_or_is_refused():
+    model = Script.load("ddp").cells["model"].text.replace("bias=False)\n", "bias=False)\n        self.half()\n", 1)
+    line = "return DistributedDataParallel(placed(model, device, args), gradient_as_bucket_view=True)"
+
+    refused(lambda: Script.load("ddp").with_cells(strategy=STRATEGY, model=model), "'strategy' cell is your own", line)
+    assert "self.half()" in model
+    served = STRATEGY.replace("model.to(device)", "placed(model, device, args)")
+    assert "precision" in Script.load("ddp").with_cells(strategy=served, model=model).cells
 
 
 def test_a_session_that_ends_brings_the_checkpoints_unless_they_are_ones_own(monkeypatch, tmp_path):
@@ -444,6 +490,21 @@ def test_a_value_replaces_its_namesake():
 
 def test_an_option_is_no_cell():
     refused(lambda: Script.load("ddp").with_cells(global_batch_size=8), "an option of the script: pass it to launch(")
+
+
+@pytest.mark.parametrize(
+    ("key", "said"),
+    [
+        ("loss", "loss_of in the cell 'task': pass with_cells(loss_of=…)"),
+        ("metric", "metrics_of in the cell 'task': pass with_cells(metrics_of=…)"),
+        (
+            "my_optimizer",
+            "make_optimizer in the cell 'strategy', optimizer_of in the cell 'optimizer': pass with_cells(",
+        ),
+    ],
+)
+def test_an_unknown_cell_is_answered_with_the_functions_that_are_called_like_it(key, said):
+    refused(lambda: Script.load("ddp").with_cells(**{key: max}), f"no cell is titled '{key}'; the script has {said}")
 
 
 def test_two_names_of_a_cell_may_be_replaced_together():
@@ -635,7 +696,7 @@ def test_a_cell_of_ones_own_receives_lines_as_deep_as_its_own_are():
 def test_a_cell_that_ends_where_a_line_belongs_receives_it_there():
     base, own = Cell("x", "a = 1\n\n# with more: b = 2\n"), Cell("x", "a = 1\n\n")
 
-    assert with_lines_of(base, own, ["more"], []).text == "a = 1\n\n\nb = 2"
+    assert with_lines_of(base, own, ("more",), ())[0].text == "a = 1\n\n\nb = 2"
 
 
 REPORT = "                report(step=step, epoch=epoch, **{name: float(value) for name, value in values.items()})\n"
@@ -685,7 +746,13 @@ def test_a_changed_cell_receives_the_lines_that_a_model_brings():
     [
         ("main", "if step == total_steps:", "if step >= total_steps:", "save_every", "has no place for a line"),
         ("main", "            if step == total_steps:", "            if args.steps:", "validate_every", "has no place"),
-        ("step", "loss.backward()", "(loss / 2).backward()", "precision", "lacks a line of this script's: scaler"),
+        (
+            "step",
+            "loss.backward()",
+            "(loss / 2).backward()",
+            "precision",
+            "has no place for a line of this script's: scaler",
+        ),
     ],
 )
 def test_a_cell_of_ones_own_that_has_no_place_for_a_line_of_an_extra_is_refused(title, old, new, option, said):
@@ -694,6 +761,117 @@ def test_a_cell_of_ones_own_that_has_no_place_for_a_line_of_an_extra_is_refused(
     mine = Script.load("ddp").with_cells(**{title: text.replace(old, new)})
 
     refused(lambda: completed(mine, [option]), f"the '{title}' cell is your own, and {said}")
+
+
+def test_a_line_without_a_new_name_needs_a_place_as_well():
+    text = Script.load("ddp").cells["evaluate"].text.replace("    sums = 0.0\n", "    sums = torch.zeros(())\n")
+    mine = Script.load("ddp").with_cells(evaluate=text)
+
+    refused(
+        lambda: completed(mine, ["accumulate"]),
+        "the 'evaluate' cell is your own, and has no place for a line of this script's: "
+        "batch_size = max(1, batch_size // args.accumulate)",
+    )
+    own = text.replace("    model.eval()\n", "    batch_size //= args.accumulate\n    model.eval()\n")
+    served = Script.load("ddp", "accumulate").with_cells(evaluate=own)
+    assert served.cells["evaluate"].text.strip() == own.strip()
+
+
+@pytest.mark.parametrize(
+    ("title", "line", "option"),
+    [
+        ("update", "    scaler.update()\n", "save_every"),
+        ("main", "    report(start_step=checkpoints.start)\n", "clip"),
+        ("main", "            began += time.monotonic() - paused  # validation is not training\n", "precision"),
+        (
+            "evaluate",
+            "    batch_size = max(1, batch_size // args.accumulate)  # as much memory as in training\n",
+            "clip",
+        ),
+    ],
+)
+def test_a_line_that_was_left_out_stays_out(title, line, option):
+    script = Script.load("fsdp", "precision", "checkpoints", "validate", "accumulate")
+    if option == "precision":
+        script = Script.load("fsdp", "checkpoints", "validate", "accumulate")
+    text = script.cells[title].text
+    assert text.count(line) == 1
+
+    mine = script.with_cells(**{title: text.replace(line, "")})
+    read = completed(Script.parse(str(mine)), [option])
+
+    assert line not in mine.cells[title].text
+    assert line not in read.cells[title].text
+    assert line in script.with_cells(loss_of="def loss_of(outputs, batch):\n    return 0\n").cells[title].text
+
+
+def test_a_cell_of_an_extra_may_not_be_left_unused():
+    script = Script.load("ddp", "checkpoints")
+
+    refused(lambda: script.with_cells(main=Script.load("ddp").cells["main"].text), "Checkpoints(model, optimizer")
+
+
+REFORMATTED = [
+    (
+        "            loss = forward_backward(model, map_tensors(batch, on_device), dp_mesh, args)\n",
+        "            loss = forward_backward(\n                model,\n                map_tensors(batch, on_device),\n"
+        "                dp_mesh,\n                args,\n            )\n",
+    ),
+    (
+        f"{'':16}report(step=step, epoch=epoch, **{{name: float(value) for name, value in values.items()}})\n",
+        f"{'':16}report(\n{'':20}step=step,\n{'':20}epoch=epoch,\n"
+        f"{'':20}**{{name: float(value) for name, value in values.items()}},\n{'':16})  # mine\n",
+    ),
+    ("    model = Model()\n", "    model = (  # mine\n        Model()\n    )\n"),
+    ("            if step == total_steps:\n", "            if step == total_steps:  # the end\n"),
+]
+
+
+def test_a_reformatted_cell_receives_the_lines_of_an_extra():
+    ddp = Script.load("ddp")
+    text, options = ddp.cells["main"].text, ["validate_every", "save_every", "precision"]
+    for before, after in REFORMATTED:
+        assert before in text
+        text = text.replace(before, after)
+    mine = ddp.with_cells(main=text)
+    assert mine.cells["main"].text.strip() == text.strip()
+
+    script = completed(mine, options)
+
+    assert script.cells["main"].code == completed(ddp, options).cells["main"].code
+    assert all(after in script.cells["main"].text for _, after in REFORMATTED[:3])
+    assert (
+        strategy_of(
+            Script.parse(str(ddp).replace("return DistributedDataParallel(", "return (DistributedDataParallel)("))
+        )
+        == "ddp"
+    )
+
+
+def test_a_line_within_a_call_is_placed_as_deep_as_its_neighbours():
+    fsdp1 = Script.load("fsdp1")
+    mine = fsdp1.with_cells(strategy=fsdp1.cells["strategy"].text.rstrip() + OWN)
+
+    text = completed(mine, ["precision"]).cells["strategy"].text
+
+    assert "        mixed_precision=half,\n" in text
+    assert text.strip() == (completed(fsdp1, ["precision"]).cells["strategy"].text.rstrip() + OWN).strip()
+
+
+@pytest.mark.parametrize("broken", ["def f(:\n", "x = (\n", "if x:\n    a\n  b\n", "x = '\0'\n", "é = '"])
+def test_a_file_that_python_cannot_read_has_no_strategy(broken):
+    script = Script.parse(f"{Script.load('ddp').head}# %% strategy\n{broken}")
+
+    assert (strategy_of(script), is_library(script)) == ("", False)
+
+
+def test_composing_with_cells_of_ones_own_parses_nothing_twice(monkeypatch):
+    mine = Script.load("ddp").with_cells(main=Script.load("ddp").cells["main"].text + OWN)
+
+    first, parsed = completed(mine, ["save_every", "clip"]), []
+    monkeypatch.setattr(ast, "parse", lambda text, *_: parsed.append(text))
+    assert completed(mine, ["save_every", "clip"]) == first
+    assert parsed == []
 
 
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp", "pipeline"])
@@ -754,7 +932,7 @@ def test_a_missing_import_is_found_at_the_launch_as_well():
     prepared(mine, {})
     borrowed = mine.cells["optimizer"].text.replace("report(lr", "torch.optim.SGD(parameters, lr")
     object.__setattr__(mine.cells["optimizer"], "text", borrowed)
-    for name in ("_table", "uses", "defines", "_bindings", "imports"):
+    for name in ("_table", "uses", "reads", "defines", "_bindings", "imports"):
         mine.cells["optimizer"].__dict__.pop(name, None)
     with pytest.raises(ScriptError, match="the 'optimizer' cell uses torch without importing it: .* `import torch`"):
         prepared(mine, {})
