@@ -37,10 +37,10 @@ lab = Lesson("05_fsdp", ranks=nproc_per_node)
 draw.shards(4, nproc_per_node)
 
 # %% [markdown]
-# While a unit computes, FSDP already gathers the next one (**prefetching**), so that the rank does not wait; usually
-# two units are whole at once. The last unit in the picture is the **root**, which has what is in no block, such as an
-# output layer. By default the root is not freed after forward, because backward begins with it. *Holds* counts
-# parameters and gradients; AdamW's moments, of a rank's own shards only, come on top.
+# While a unit computes, FSDP already gathers the next one (**prefetching**), so that the rank does not wait. One unit
+# is special: the **root**, which has what is in no block, such as embeddings and an output layer. It is gathered
+# first and by default freed last, at the end of backward. So usually the root and two other units are whole at once.
+# *Holds* counts parameters and gradients; AdamW's moments, of a rank's own shards only, come on top.
 #
 # ## Your predictions
 #
@@ -199,7 +199,8 @@ draw.bars(sent, unit="B", title="bytes of a step's phases")
 # %% [markdown]
 # DDP passes the model's 6.0 MiB to an all-reduce once, which is two phases. `never` gathers each unit once and
 # reduce-scatters its gradients: as many bytes as DDP. `always` frees and gathers again: 24 more gathers, 50% more
-# bytes. The default saves one of these gathers, that of the root: 2 × 23 + 1 = 47, and 1.48 times the bytes of DDP.
+# bytes. The default saves one of these gathers, because it keeps the root: 2 × 23 + 1 = 47, and 1.48 times the bytes of
+# DDP.
 #
 # **Which to choose?** Take `never` if it fits and a timeline shows waiting for gathers in backward; otherwise keep the
 # default. (`reshard` in the pictures is `reshard_after_forward`.)

@@ -75,7 +75,7 @@ def test_a_film_without_scripts_is_its_best_frame():
     still, *_ = played.html().partition("<script>")
     assert "Backward of unit 1" in still  # in which units are gathered, compute and are scattered
     assert "Backward of unit 2" not in still
-    assert played.still().body == played.base + "".join(played.frames[4].marks)
+    assert played.still().body == played.base + "".join(played.frames[5].marks)
 
 
 def shown_at_the_end(played: draw.Film) -> list[str]:
@@ -136,7 +136,15 @@ def test_fsdp_gathers_and_scatters_as_often_as_the_lab_counts(units):
         assert sum(now.scatters is not None for now in steps) == units
         for now in steps:
             assert now.computes is None or now.computes in now.whole
-    assert max(len(now.whole) for now in step_of_fsdp(units)) == 2
+    assert max(len(now.whole) for now in step_of_fsdp(units)) == 3  # the root, one that computes, and the next
+
+
+def test_fsdp_gathers_the_root_first_and_frees_it_last():
+    steps = [*step_of_fsdp(4)]
+    assert [now.gathers for now in steps if now.gathers is not None] == [3, 0, 1, 2, 2, 1, 0]
+    assert [now.scatters for now in steps if now.scatters is not None] == [2, 1, 0, 3]
+    assert all(3 in now.whole for now in steps[:-2])
+    assert not any(now.whole for now in steps[-2:])
 
 
 def test_fsdp_counts_what_the_formula_of_a_ring_says():
@@ -149,7 +157,7 @@ def test_fsdp_counts_what_the_formula_of_a_ring_says():
 def test_fsdp_holds_its_shards_between_steps():
     steps = [*step_of_fsdp(4)]
     assert held_by_fsdp(steps[-1], 4, 2) == (0.5, 0.5)
-    assert held_by_fsdp(steps[4], 4, 2) == ((1 + 3 / 2) / 4, 0.0)
+    assert held_by_fsdp(steps[5], 4, 2) == ((1 + 3 / 2) / 4, 0.0)  # forward of the root: it is whole
 
 
 @pytest.mark.parametrize(("mixed", "whole"), [(False, (4, 4, 8)), (True, (2, 2, 12))])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -133,32 +133,48 @@ def _told_of_ddp(now: dict[str, str], overlap: bool) -> str:
 
 
 class Moment(NamedTuple):
-    """What a step of FSDP does at the same time: units that compute, are gathered and whose gradients are scattered;
-    `whole` are the units of which a rank has all parameters, `scattered` those whose gradients are averaged."""
+    """What a step of FSDP does at the same time: units that compute, are gathered and whose gradients are scattered.
+    A rank has all parameters of the units in `whole`, the gradients of its own samples of those in `gradients`, and its
+    part of the averaged gradients of those in `scattered`."""
 
     phase: str
     computes: int | None = None
     gathers: int | None = None
     scatters: int | None = None
     whole: frozenset[int] = frozenset()
+    gradients: frozenset[int] = frozenset()
     scattered: frozenset[int] = frozenset()
 
 
 def step_of_fsdp(units: int, *, reshard: bool = True) -> Iterator[Moment]:
-    """A step, with the next unit gathered while one computes. The last unit is the root, which is not freed after
-    forward. With `reshard` the others are (`reshard_after_forward`)."""
-    yield Moment("forward", gathers=0, whole=frozenset({0}))
-    for unit in range(units):
-        after = unit + 1 if unit + 1 < units else None
-        kept = range(0 if not reshard else unit, unit + 1)
-        yield Moment("forward", unit, after, whole=frozenset({*kept, *([] if after is None else [after])}))
-    for unit in reversed(range(-1, units)):
+    """A step, with the next unit gathered while one computes. The last unit is the root: it is gathered first and
+    freed at the end of backward. With `reshard`, `reshard_after_forward`, others are freed after their forward."""
+    root, blocks = units - 1, range(units - 1)
+    yield Moment("forward", gathers=root, whole=frozenset({root}))
+    if blocks:
+        yield Moment("forward", gathers=0, whole=frozenset({root, 0}))
+    for unit in blocks:
+        after = unit + 1 if unit + 1 in blocks else None
+        kept = blocks[unit:] if reshard else blocks
+        whole = {root, *(each for each in kept if each <= unit or each == after)}
+        yield Moment("forward", unit, after, whole=frozenset(whole))
+    yield Moment("forward", root, whole=frozenset({root} if reshard else range(units)))
+    for unit in reversed(range(units)):
         before = unit - 1 if reshard and unit > 0 else None
-        scatters = unit + 1 if unit + 1 < units else None
-        whole = {*(range(unit + 1) if not reshard else [unit] if unit >= 0 else [])}
-        whole |= {each for each in (before,) if each is not None}
-        scattered = frozenset(range(unit + 2, units))
-        yield Moment("backward", unit if unit >= 0 else None, before, scatters, frozenset(whole), scattered)
+        scatters = unit + 1 if unit + 1 in blocks else None
+        whole = {root, unit, *([] if before is None else [before]), *([] if reshard else range(unit))}
+        gradients = {root, unit, *([] if scatters is None else [scatters])}
+        scattered = frozenset(range(unit + 2, root))
+        yield Moment("backward", unit, before, scatters, frozenset(whole), frozenset(gradients), scattered)
+    if blocks:
+        yield Moment(
+            "backward",
+            scatters=0,
+            whole=frozenset({root}),
+            gradients=frozenset({root, 0}),
+            scattered=frozenset(blocks[1:]),
+        )
+    yield Moment("backward", scatters=root, gradients=frozenset({root}), scattered=frozenset(blocks))
     yield Moment("optimizer", scattered=frozenset(range(units)))
 
 
@@ -175,7 +191,8 @@ def shards(units: int, ranks: int, *, reshard: bool = True) -> Film:
     held_at = 22 + ranks * UNITS_ROW + HELD_TALL + 54
     sent_at = held_at + HELD_TALL + 34
     total = 3.0 * (ranks - 1) / ranks  # the most that is sent, in sizes of the model
-    base = [words(UNITS_LEFT + wide * (u + 0.5) - 2, 14, f"unit {u + 1}", anchor="middle") for u in range(units)]
+    names = [*(f"unit {unit + 1}" for unit in range(units - 1)), "root"]
+    base = [words(UNITS_LEFT + wide * (u + 0.5) - 2, 14, name, anchor="middle") for u, name in enumerate(names)]
     base += _axes_of_shards(ranks, held_at, sent_at, len(steps), units, bar)
     for rank in range(ranks):
         y, part = 22 + rank * UNITS_ROW, (wide - 4) / ranks
@@ -195,25 +212,21 @@ def shards(units: int, ranks: int, *, reshard: bool = True) -> Film:
         many = f"{parameters + gradients:.2f}", f"{sent:.2f}"
         marks = [*curves, _counts_of_shards(*many, held_at, sent_at)]
         marks += [_unit(unit, "whole", ranks, wide) for unit in sorted(now.whole)]
-        if now.phase != "forward":
-            full = [each for each in (now.computes, now.scatters) if each is not None]
-            marks += [_unit(unit, "gradients", ranks, wide) for unit in full]
-            marks += [_unit(unit, "scattered", ranks, wide) for unit in sorted(now.scattered)]
+        marks += [_unit(unit, "gradients", ranks, wide) for unit in sorted(now.gradients)]
+        marks += [_unit(unit, "scattered", ranks, wide) for unit in sorted(now.scattered)]
         acts = {"computes": now.computes, "gathers": now.gathers, "scatters": now.scatters}
         marks += [_unit(unit, act, ranks, wide) for act, unit in acts.items() if unit is not None]
-        frames.append(Frame(_told_of_fsdp(now, units, reshard), marks))
+        frames.append(Frame(_told_of_fsdp(now, [*names[:-1], "the root"], reshard), marks))
     most = max(len(now.whole) for now in steps)
     label = f"{units} units on {ranks} ranks: at most {most} of them whole at the same time; a rank sends {sent:.2f} "
-    return film(base, frames, sent_at + 26, f"{label}times the model's parameters", seconds=3.5, best=units + 2)
+    best = min(units + 4, 2 * units + 1)  # in backward, where there is all of it
+    return film(base, frames, sent_at + 26, f"{label}times the model's parameters", seconds=3.5, best=best)
 
 
 def held_by_fsdp(now: Moment, units: int, ranks: int) -> tuple[float, float]:
     """What a rank holds of the parameters and of the gradients, as shares of all of the model's."""
     parameters = (len(now.whole) + (units - len(now.whole)) / ranks) / units
-    if now.phase == "forward":
-        return parameters, 0.0
-    full = sum(unit is not None for unit in (now.computes, now.scatters))
-    return parameters, (full + len(now.scattered) / ranks) / units
+    return parameters, (len(now.gradients) + len(now.scattered) / ranks) / units
 
 
 def _axes_of_shards(ranks: int, held_at: float, sent_at: float, steps: int, units: int, bar: float) -> list[str]:
@@ -226,8 +239,8 @@ def _axes_of_shards(ranks: int, held_at: float, sent_at: float, steps: int, unit
         key([(colour, name) for name, colour in HELD.items()], UNITS_LEFT, held_at - HELD_TALL - 12),
         f'<path d="M{UNITS_LEFT} {held_at - HELD_TALL}H{WIDTH - 10}" {dashes}/>',
         words(UNITS_LEFT - 6, held_at - HELD_TALL + 4, "DDP", anchor="end", size=12),
-        words(UNITS_LEFT + (units + 1) * bar / 2, sent_at + 18, "forward", anchor="middle"),
-        words(UNITS_LEFT + (units + 1) * bar * 1.5, sent_at + 18, "backward", anchor="middle"),
+        words(UNITS_LEFT + (units + 2) * bar / 2, sent_at + 18, "forward", anchor="middle"),
+        words(UNITS_LEFT + (units + 2) * bar * 1.5, sent_at + 18, "backward", anchor="middle"),
         words(WIDTH - 10, sent_at + 18, "optimizer", anchor="end"),
     ]
 
@@ -271,24 +284,28 @@ def _unit(unit: int, what: str, ranks: int, wide: float) -> str:
     return boxes([(x + rank * part, y + 22, part, 8) for rank, y in enumerate(rows)], HELD["gradients"])
 
 
-def _told_of_fsdp(now: Moment, units: int, reshard: bool) -> str:
+def _told_of_fsdp(now: Moment, names: Sequence[str], reshard: bool) -> str:
     if now.phase == "optimizer":
         return "The optimizer updates each rank's own shards, for which the rank has the averaged gradients."
-    gathers = "" if now.gathers is None else f"an all-gather already collects unit {now.gathers + 1}"
-    scatters = "" if now.scatters is None else f"a reduce-scatter averages the gradients of unit {now.scatters + 1}"
-    if now.computes is None:
-        return (
-            "Each rank holds a shard of every unit; an all-gather collects unit 1, which computes first."
-            if gathers
-            else f"Backward ends: {scatters} and leaves each rank those of its own shard."
-        )
-    what, unit = now.phase.capitalize(), now.computes + 1
-    meanwhile = " and ".join(filter(None, [gathers, scatters]))
-    if meanwhile:
-        return f"{what} of unit {unit}; meanwhile {meanwhile}."
-    if now.phase == "forward" or unit == units:
-        return f"{what} of unit {unit}, the last one, which stays whole because backward begins with it."
-    return f"{what} of unit {unit}, which is freed afterwards."
+    root, unit = len(names) - 1, now.computes
+    gathers = "" if now.gathers is None else f"an all-gather already collects {names[now.gathers]}"
+    scatters = "" if now.scatters is None else f"a reduce-scatter averages the gradients of {names[now.scatters]}"
+    if now.scatters == root:
+        return f"Backward is over: the root is freed, and {scatters}."
+    if unit is None and scatters:
+        return f"Backward has reached the beginning: {scatters}, and leaves each rank those of its own shard."
+    if unit is None and now.gathers == root:
+        return "Each rank holds shards. The root, which has what is in no block, is gathered first, and stays whole."
+    if unit is None:
+        return f"An all-gather collects {names[now.gathers or 0]}, which computes first."
+    what = f"{now.phase.capitalize()} of {names[unit]}"
+    if meanwhile := " and ".join(filter(None, [gathers, scatters])):
+        return f"{what}; meanwhile {meanwhile}."
+    if unit == root and now.phase == "backward":
+        return f"{what}, which stays whole until the end."
+    if now.phase == "forward" and (unit == root or not reshard):
+        return f"{what}, which stays whole until backward."
+    return f"{what}, which is freed afterwards."
 
 
 ZERO_TOP, ZERO_TALL = 30, 200
