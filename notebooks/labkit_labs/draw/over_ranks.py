@@ -122,7 +122,7 @@ def ring(ranks: int) -> Film:
         ]
         sent = f"sent by each rank so far: {step + 1} of these chunks"
         frames.append(Frame(told, [_all_chunks(still, where, ranks), moving, _in_the_middle(phase, sent)]))
-    told = f"Every rank has the whole sum, after {2 * (ranks - 1)} steps in each of which it has sent one chunk."
+    told = "Every rank has the whole sum: half of the steps added numbers up, the other half passed the sums on."
     frames.append(
         Frame(told, [_all_chunks(states[-1], where, ranks), _in_the_middle("done", "every rank has the sum")])
     )
