@@ -17,7 +17,8 @@ from labkit_labs.draw.picture import Picture, stacked
 __all__ = ["Elsewhere", "elsewhere"]
 
 NOTE = (
-    "peak: the most memory of a rank at any moment of a step; each device's bars have their own scale; ~ is from formulas, the others are rehearsed. "
+    "peak: the most memory of a rank at any moment of a step, with ~ from formulas, otherwise rehearsed; each device's "
+    "bars have their own scale. "
     "step: its time and the range the planner expects; speeds that you have not measured are assumed from data sheets. "
     "waiting: the part of a step in which a rank waits for other ranks, not for copies from the host. "
     "communication, as memory: buffers for collectives; temporary: what an operation needs only while it runs."
