@@ -21,6 +21,7 @@ from labkit.write import (
     extra_options,
     is_composed,
     is_library,
+    library,
     options_of,
     options_of_strategy,
     script_names,
@@ -905,6 +906,48 @@ def test_only_blocks_of_the_model_itself_spare_the_search_for_them():
     assert "blocks" in script.with_cells(model=inner).cells
     renamed = text.replace("class Model(", "class Mine(") + "\n\nModel = Mine\n"
     assert "blocks" not in script.with_cells(model=renamed).cells
+
+
+@pytest.mark.parametrize(
+    ("blocks", "found", "said"),
+    [
+        (lambda nn: 4, ["layers.0", "layers.1"], ""),
+        (lambda nn: nn.ModuleDict({"a": nn.Linear(99, 99), "b": nn.ReLU()}), ["blocks.a", "blocks.b"], ""),
+        (lambda nn: [], ["layers.0", "layers.1"], ""),
+        (
+            lambda nn: nn.Sequential(nn.Linear(1, 1)),
+            ["blocks.0"],
+            "1 blocks hold 2 of 182 parameters: the rest",
+        ),
+    ],
+)
+def test_blocks_are_a_list_of_layers_or_are_looked_for(blocks, found, said, capsys):
+    from torch import nn
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers, self.blocks = nn.ModuleList([nn.Linear(9, 9), nn.Linear(9, 9)]), blocks(nn)
+
+    names: dict[str, object] = {}
+    exec(library().extras["find_blocks"].cells[0].text, names)
+    model = Net()
+    of = {module: name for name, module in model.named_modules()}
+
+    assert [of[block] for block in names["blocks_of"](model)] == found
+    printed = capsys.readouterr().out
+    assert said in printed and bool(said) == bool(printed)
+
+
+def test_two_heads_are_no_blocks_without_a_word(capsys):
+    from torch import nn
+
+    model = nn.ModuleDict({"body": nn.Linear(99, 99), "heads": nn.ModuleList([nn.Linear(9, 2), nn.Linear(9, 3)])})
+    names: dict[str, object] = {}
+    exec(library().extras["find_blocks"].cells[0].text, names)
+
+    assert len(names["blocks_of"](model)) == 2
+    assert "2 blocks hold 50 of 9,950 parameters: the rest is one unit" in capsys.readouterr().out
 
 
 def test_a_cell_of_ones_own_brings_its_own_imports():
