@@ -57,8 +57,13 @@ draw.choice({"ddp": (2 * (nproc_per_node - 1) * parameters, 4 * parameters)}, ri
 # two stages, F is a forward, B a backward, and a dot is idle time:
 #
 # ```text
-# 1 micro-batch:  rank 0  F1 ·  ·  B1     4 micro-batches:  rank 0  F1 F2 ·  B1 F3 B2 F4 B3 ·  B4
-#                 rank 1  ·  F1 B1 ·                        rank 1  ·  F1 B1 F2 B2 F3 B3 F4 B4 ·
+# 1 micro-batch:
+#   rank 0  F1 ·  ·  B1
+#   rank 1  ·  F1 B1 ·
+#
+# 4 micro-batches:
+#   rank 0  F1 F2 ·  B1 F3 B2 F4 B3 ·  B4
+#   rank 1  ·  F1 B1 F2 B2 F3 B3 F4 B4 ·
 # ```
 #
 # ## Your predictions

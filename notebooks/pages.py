@@ -23,8 +23,15 @@ from plotly.offline import get_plotlyjs
 PLOTLY = "application/vnd.plotly.v1+json"
 SCRIPTED = {PLOTLY, "application/vnd.jupyter.widget-view+json", "application/javascript"}
 PICTURE = re.compile(r'<img src="(data:image/[^"]{2000,})"')  # less is a bar in a table
-FILM = '<div class="labkit-film"><img '  # of labkit_labs.draw.player: what its script replaces
-HEAD = '<script src="plotly.min.js"></script><style>.jp-InputArea-editor pre{white-space:pre-wrap!important}</style>'
+FILM = '<div class="labkit-film">'  # of labkit_labs.draw.player: what its script replaces
+HEAD = """<script src="plotly.min.js"></script><style>
+.jp-InputArea-editor pre, .jp-RenderedText pre { white-space: pre !important; word-break: normal !important }
+.jp-InputArea-editor .cm-editor, .jp-RenderedText, .jp-RenderedMarkdown pre { overflow-x: auto !important }
+.labkit-figure { overflow-x: auto } .labkit-figure > div { min-width: 480px }
+.jp-RenderedMarkdown table { display: block; max-width: 100%; overflow-x: auto }
+.jp-RenderedMarkdown :is(td, th) { min-width: 6em }
+@media print { pre { white-space: pre-wrap !important } }
+</style>"""
 STYLE = """<style>
 :root { color-scheme: light dark }
 body { font: 15px/1.5 system-ui, sans-serif; max-width: 1100px; margin: 40px auto; padding: 0 20px }
@@ -73,7 +80,8 @@ def _is_picture(data: dict[str, Any]) -> bool:
 
 def _drawn(figure: dict[str, Any]) -> str:
     figure = {name: figure[name] for name in ("data", "layout", "frames") if name in figure}
-    return plotly.io.to_html(figure, include_plotlyjs=False, full_html=False, auto_play=False, validate=False)
+    drawn = plotly.io.to_html(figure, include_plotlyjs=False, full_html=False, auto_play=False, validate=False)
+    return f'<div class="labkit-figure">{drawn}</div>'
 
 
 def write_index(executed: list[Path], folder: Path) -> Path:

@@ -126,7 +126,7 @@ def figures(book: Any) -> Iterator[tuple[str, str, str]]:
         for output in cell.get("outputs", []):
             data = output.get("data", {})
             page = data.get("text/html", "")
-            drawn = "labkit-film" in page or page.lstrip().startswith("<img")
+            drawn = "labkit-film" in page or "labkit-picture" in page or page.lstrip().startswith("<img")
             if drawn and "image/png" not in data:
                 yield heading, sentence, re.sub(r"<details>.*?</details>", "", page, flags=re.S)  # other positions
                 sentence = ""  # said once

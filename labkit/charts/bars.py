@@ -11,7 +11,7 @@ from labkit.charts.images import Palette, Picture, legend, swatch
 from labkit.text import escaped
 
 WIDTH = 560
-STYLE = "width:100%;min-width:360px;max-width:680px;height:auto"  # or its text is too small
+STYLE = "width:100%;min-width:616px;max-width:680px;height:auto"  # or its text is too small
 NAMES, NOTES = (60, 190), (70, 230)  # the least and the most room for names to the left, for notes to the right
 ROW, GAP, MARGIN = 16, 5, 4
 LINE = 15  # of text above the bars

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -13,7 +14,7 @@ from labkit.charts.axes import round_values
 from labkit.charts.bars import bars_picture, colours_of
 from labkit.charts.data import NEAR, Bars, Chart, Lanes
 from labkit.charts.images import Palette, as_image
-from labkit.charts.lanes import IDLE, LATER, lanes_picture, later_stages, said
+from labkit.charts.lanes import IDLE, LATER, lanes_picture, later_stages, numbered, said
 from labkit.charts.line_charts import beside_each_other, pictures, show_x
 from labkit.series import Point
 from labkit.spans import COMMUNICATION, COMPUTE, WAITING
@@ -24,7 +25,9 @@ DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
 PATTERNS = {WAITING: "/", "weights": "\\", "backward": "."}  # colour is never the only cue
 GRID = "rgba(128,128,128,.25)"
 MARGINS = 180  # pixels above and below the data
+TITLE_SIZE, TITLE_LINE = 14, 46  # pixels, and characters of a line: plotly cuts what a narrow page has no room for
 GAP = 1 / 400  # of the width, at the end of each collective, or successive ones would look like one
+NUMBERED = 1 / 40  # of the width, from which on a collective has room for its number
 MILLISECONDS = 1e3
 WITHOUT_A_PICTURE = {"plotly_mimetype", "jupyterlab", "nteract", "vscode"}  # renderers of plotly's
 AXES = {"time": "seconds since the launch", "step": "optimizer step"}
@@ -66,7 +69,7 @@ def finished(made: go.Figure, title: str, height: int) -> PicturedFigure:
     made.update_xaxes(gridcolor=GRID, zerolinecolor=GRID)
     made.update_yaxes(gridcolor=GRID, zerolinecolor=GRID)
     made.update_layout(
-        title={"text": escaped(title), "x": 0.01},
+        title={"text": _in_lines(title), "x": 0.01, "font": {"size": TITLE_SIZE}},
         height=height,
         template="plotly_white",
         paper_bgcolor="rgba(0,0,0,0)",
@@ -77,6 +80,10 @@ def finished(made: go.Figure, title: str, height: int) -> PicturedFigure:
         hoverlabel={"align": "left"},
     )
     return made if isinstance(made, PicturedFigure) else PicturedFigure(made)
+
+
+def _in_lines(title: str) -> str:
+    return "<br>".join(map(escaped, textwrap.wrap(title, TITLE_LINE)))
 
 
 def _charts(charts: Sequence[Chart], title: str) -> PicturedFigure:
@@ -212,7 +219,7 @@ def _lanes(drawn: Lanes, title: str) -> PicturedFigure:
     for bar in lane_bars(drawn):
         made.add_bar(**bar)
     styled_lanes(made, drawn, "xaxis", "yaxis")
-    made = finished(made, title, 190 + 60 * len(rows))
+    made = finished(made, title, 190 + (90 if numbered(drawn.spans) else 60) * len(rows))
     return made.with_picture(lanes_picture(drawn).svg)
 
 
@@ -220,9 +227,11 @@ def lane_bars(drawn: Lanes) -> list[dict[str, Any]]:
     """A bar trace for each kind of span present."""
     traces, later = [], later_stages(drawn)
     rows = {rank: float(i) for i, rank in enumerate(drawn.names)}
-    gap = GAP * max((span.end for span in drawn.spans), default=0.0)
+    end, collectives = max((span.end for span in drawn.spans), default=0.0), numbered(drawn.spans)
+    gap = GAP * end
     for kind in (*COMPUTE, WAITING, *COMMUNICATION):
-        of_kind = [span for span in drawn.spans if span.kind == kind]
+        places = [place for place, span in enumerate(drawn.spans) if span.kind == kind]
+        of_kind = [drawn.spans[place] for place in places]
         if not of_kind:
             continue
         below = kind in COMMUNICATION
@@ -233,8 +242,11 @@ def lane_bars(drawn: Lanes) -> list[dict[str, Any]]:
                 "name": kind.replace("_", "-"),
                 "base": [round(span.start * MILLISECONDS, 3) for span in of_kind],
                 "x": [round(length * MILLISECONDS, 3) for length in lengths],
-                "y": [rows[span.rank] + (0.36 if below else 0) for span in of_kind],
-                "width": 0.18 if below else 0.5,
+                "y": [
+                    rows[span.rank] + (0.37 + 0.21 * collectives[place][1] if below else 0)
+                    for place, span in zip(places, of_kind, strict=True)
+                ],
+                "width": 0.2 if below else 0.5,
                 "marker": {
                     "color": Palette.SPANS[kind],
                     "pattern": {
@@ -246,7 +258,12 @@ def lane_bars(drawn: Lanes) -> list[dict[str, Any]]:
                     "line": {"width": 0.5 if any(s.chunk is not None for s in of_kind) else 0, "color": "white"},
                     "opacity": [LATER if (span.rank, span.stage) in later else 1.0 for span in of_kind],
                 },
-                "text": ["" if span.chunk is None else str(span.chunk) for span in of_kind],
+                "text": [
+                    str(collectives[place][0] if below else span.chunk)
+                    if (span.seconds > NUMBERED * end if below else span.chunk is not None)
+                    else ""
+                    for place, span in zip(places, of_kind, strict=True)
+                ],
                 "textposition": "inside",
                 "insidetextanchor": "middle",
                 "textangle": 0,

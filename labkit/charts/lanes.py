@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
+from collections.abc import Sequence
 
 from labkit.charts.axes import round_values
 from labkit.charts.data import Lanes
@@ -11,9 +13,10 @@ from labkit.spans import COMMUNICATION, Span
 from labkit.text import escaped
 from labkit.words import seconds
 
-WIDTH, LEFT, RIGHT, ROW, TOP = 560, 52, 6, 34, 16
-STYLE = "width:100%;min-width:520px;max-width:760px;height:auto"  # or its text is too small
-THIN, THICK = 5, 16
+WIDTH, LEFT, RIGHT, TOP = 560, 52, 6, 16
+STYLE = "width:100%;min-width:616px;max-width:760px;height:auto"  # or its text is too small
+THIN, THICK = 11, 16
+BELOW = 2  # lines for collectives, for those of one rank can overlap
 SMALLEST = 0.3  # pixels
 DIGIT = 6
 IDLE = "rgba(139,148,158,.25)"
@@ -24,7 +27,9 @@ def lanes_picture(drawn: Lanes, *, titled: bool = False) -> Picture:
     """`titled` gives every bar a title, and an element of its own."""
     spans, talks = drawn.spans, any(span.kind in COMMUNICATION for span in drawn.spans)
     end = drawn.end or max((span.end for span in spans), default=0.0) or 1.0
-    scale, row = (WIDTH - LEFT - RIGHT) / end, ROW if talks else THICK + 8
+    collectives = numbered(spans)
+    lines = 1 + max((line for _, line in collectives.values()), default=-1)
+    scale, row = (WIDTH - LEFT - RIGHT) / end, THICK + 8 + lines * (THIN + 1) + talks
     key, top = legend(_in_legend(drawn), LEFT, TOP, WIDTH)
     rows = {rank: top + row * float(i) for i, rank in enumerate(drawn.names)}
     bars = ""
@@ -36,13 +41,13 @@ def lanes_picture(drawn: Lanes, *, titled: bool = False) -> Picture:
     later = later_stages(drawn)
     paths: dict[tuple[str, float], str] = defaultdict(str)  # one for each look: a notebook stores every picture
     numbers = ""
-    for span in spans:
+    for index, span in enumerate(spans):
         width = span.seconds * scale
         if width < SMALLEST:
             continue
         x, y = LEFT + span.start * scale, rows[span.rank]
-        below = span.kind in COMMUNICATION
-        upper, height = (y + THICK + 2, THIN) if below else (y, THICK)
+        number, line = collectives.get(index, (span.chunk, -1))
+        upper, height = (y, THICK) if line < 0 else (y + THICK + 2 + line * (THIN + 1), THIN)
         width = max(width / 2, width - 1)  # a gap, or successive ones would look like one
         shape = f"M{x:.1f} {upper}h{width:.1f}v{height}h-{width:.1f}z"
         look = Palette.SPANS[span.kind], LATER if (span.rank, span.stage) in later else 1.0
@@ -50,9 +55,9 @@ def lanes_picture(drawn: Lanes, *, titled: bool = False) -> Picture:
             bars += f'<path d="{shape}" fill="{look[0]}"{_faint(look[1])}><title>{escaped(said(span))}</title></path>'
         else:
             paths[look] += shape
-        if span.chunk is not None and width > 2 + DIGIT * len(str(span.chunk)):
-            middle = f'x="{x + width / 2:.1f}" y="{y + 12}" text-anchor="middle" fill="#000"'
-            numbers += f"<text {middle}>{span.chunk}</text>"
+        if number is not None and width > 2 + DIGIT * len(str(number)):
+            middle = f'x="{x + width / 2:.1f}" y="{upper + height - (4 if line < 0 else 2)}"'
+            numbers += f'<text {middle} text-anchor="middle" fill="#000">{number}</text>'
     bars += "".join(f'<path d="{path}" fill="{look[0]}"{_faint(look[1])}/>' for look, path in paths.items())
     bottom = top + row * len(rows)
     names = "".join(f'<text x="0" y="{y + 12}">{escaped(drawn.names[rank])}</text>' for rank, y in rows.items())
@@ -70,6 +75,23 @@ def lanes_picture(drawn: Lanes, *, titled: bool = False) -> Picture:
     tall = bottom + (14 if drawn.is_timed else 0)
     label = f"{drawn.title}: {', '.join(_kinds(drawn))}{took}"
     return Picture(body, WIDTH, tall, label, style=STYLE)
+
+
+def numbered(spans: Sequence[Span]) -> dict[int, tuple[int, int]]:
+    """For the place in `spans` of every collective its number, counted from 1 by rank, step and kind, and its line
+    below the computation: the first line on which it overlaps no earlier one, or the last line."""
+    counts: dict[tuple[int, int, str], int] = defaultdict(int)
+    free: dict[int, list[float]] = defaultdict(lambda: [-math.inf] * BELOW)
+    placed = {}
+    for index, span in sorted(enumerate(spans), key=lambda each: each[1].start):
+        if span.kind not in COMMUNICATION:
+            continue
+        counts[span.rank, span.step, span.kind] += 1
+        ends = free[span.rank]
+        line = next((i for i, end in enumerate(ends) if end <= span.start), BELOW - 1)
+        ends[line] = span.end
+        placed[index] = counts[span.rank, span.step, span.kind], line
+    return placed
 
 
 def later_stages(drawn: Lanes) -> set[tuple[int, int | None]]:

@@ -27,7 +27,7 @@ from labkit.words import quantity
 T = TypeVar("T", bound=tuple[Any, ...])
 Pixels = list[tuple[int, int]]
 
-WIDTH, HEIGHT = 360, 132
+WIDTH, HEIGHT = 320, 132
 ALONE = 600, 220  # the same of a chart that has a row for itself
 NARROWEST, WIDEST = 290, 434  # pixels on the page: two side by side where they have room, never three
 LARGE = 720  # the same

@@ -13,7 +13,8 @@ STYLE = (
     "<style>table.labkit-grid{border-collapse:collapse;margin:6px 0;font-size:12px;font-variant-numeric:tabular-nums}"
     ".labkit-grid tr{background:none!important}"
     ".labkit-grid :is(td,th){border:0;padding:1px 10px 1px 0;white-space:nowrap;text-align:right!important}"
-    ".labkit-grid :is(.text,:first-child){text-align:left!important}.labkit-grid td.text{white-space:normal}"
+    ".labkit-grid :is(.text,:first-child){text-align:left!important}"
+    ".labkit-grid td.text{white-space:normal;min-width:7em}"
     ".labkit-grid :is(td,th).narrow{white-space:normal;overflow-wrap:anywhere;min-width:6em}"
     ".labkit-grid th{font-weight:500;opacity:1;white-space:normal;vertical-align:bottom}</style>"
 )

@@ -68,9 +68,8 @@ def test_a_picture_is_sound_svg_within_700_pixels_in_every_viewer(name):
     assert int(root.get("viewBox").split()[2]) <= 700
     assert root.get("aria-label") == in_attribute(picture.label)
     assert picture.label == shown["text/plain"] == repr(picture)
-    assert (
-        shown["text/html"].removeprefix('<div class="labkit-film">').startswith('<img src="data:image/svg+xml;base64,')
-    )
+    page = shown["text/html"].removeprefix('<div class="labkit-film">')
+    assert page.startswith('<div class="labkit-picture" style="overflow-x:auto"><img src="data:image/svg+xml;base64,')
     assert "<script" not in picture.svg
     assert len(picture.svg) < 32_000
     assert picture.still().svg.count("<path") == picture.svg.count("<path")

@@ -133,7 +133,7 @@ def _loaded(load: float, compute: float, workers: int, steps: int) -> list[Bar]:
 
 
 MIB = 2**20
-BACKWARD_LEFT, BUCKET_LABEL = 96.0, 58.0
+BACKWARD_LEFT, LETTER = 96.0, 7.0  # LETTER: of the text below buckets
 BACKWARD_WIDE = (WIDTH - BACKWARD_LEFT) / 1.6  # leaves room for one bucket sent after it
 
 
@@ -174,14 +174,15 @@ def buckets(sizes: Mapping[str, int], bucket_cap_mb: float | None = None) -> Fil
         if name == names[-1]:
             ready = BACKWARD_LEFT + (i + 1) * step
             begin, width = max(free, ready), BACKWARD_WIDE / 2 * total / sum(sizes.values())
-            text = max(begin, named)
+            size = gib(total)
+            text = min(max(begin, named), WIDTH - LETTER * max(len(size), len(f"bucket {bucket}")))
             part += (
                 f'<path d="M{ready:.0f} 54V{96}" stroke="{colour}" stroke-dasharray="3 3"/>'
                 + box(begin, 98, max(1.0, width - 1), 30, colour, opacity=0.8)
                 + words(text, 144, f"bucket {bucket}", size=12)
-                + words(text, 158, gib(total), size=12)
+                + words(text, 158, size, size=12)
             )
-            free, named = begin + width, text + BUCKET_LABEL
+            free, named = begin + width, text + LETTER * (max(len(size), len(f"bucket {bucket}")) + 1.5)
             told = (
                 f"The gradient of {name} closes bucket {bucket}, so its {gib(total)} are sent while backward goes on."
             )

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any
+from xml.etree import ElementTree
 
 from labkit import charts
 from labkit.charts import Palette
@@ -16,6 +20,8 @@ INK = (
     "#747c86"  # contrast 4.2 on white and 4.5 on JupyterLab's dark background; an image does not know the page's theme
 )
 GREY = "#8b949e"
+SCALE = re.compile(r"scale\(([\d.]+)\)")
+READABLE = 11  # pixels that the smallest text has on a page, however narrow
 
 
 class Picture(charts.Picture):
@@ -30,13 +36,29 @@ class Picture(charts.Picture):
         return self
 
     def html(self) -> str:
-        return charts.as_image(self.svg)
+        """An image that a narrow page scrolls, for smaller text could not be read."""
+        smallest = _smallest_text(ElementTree.fromstring(self.svg), self.size)
+        style = f"{self._style};min-width:{self.width * READABLE / smallest:.0f}px"
+        image = charts.as_image(replace(self.still(), style=style).svg)
+        return f'<div class="labkit-picture" style="overflow-x:auto">{image}</div>'
+
+    @property
+    def _style(self) -> str:
+        return self.style or f"width:100%;max-width:{self.width:g}px;height:auto"
 
     def __repr__(self) -> str:
         return self.label
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
         return {"text/html": self.html(), "text/plain": self.label}  # its image is in the HTML
+
+
+def _smallest_text(element: ElementTree.Element, size: float, scale: float = 1) -> float:
+    """The size of the smallest text in an element of SVG, in units of the picture."""
+    size = float(element.get("font-size", size))
+    scale *= float((SCALE.search(element.get("transform", "")) or ("", 1))[1])
+    own = size * scale if element.tag.endswith("text") else math.inf
+    return min([own, *(_smallest_text(each, size, scale) for each in element)])
 
 
 def drawn(data: charts.Chart | charts.Bars | charts.Lanes) -> Picture:

@@ -16,6 +16,7 @@ async (packed) => {
     :host(:fullscreen) { background: Canvas; color: CanvasText; overflow: auto; padding: 2vh 2vw }
     .player { font: 15px/1.45 system-ui, sans-serif; container-type: inline-size }
     .player:focus-visible { outline: 2px solid #2f81f7; outline-offset: 3px }
+    .scene { overflow-x: auto }
     .scene svg { display: block; width: 100%; max-height: 78vh }
     .says { display: grid; margin: 8px 0; font-size: 16px }
     .says span { grid-area: 1 / 1; visibility: hidden }
@@ -30,8 +31,9 @@ async (packed) => {
     input { flex: 1 1 60px; min-width: 60px; accent-color: #2f81f7 }
     @container (max-width: 560px) {
       [data-do=play] { min-width: 38px } [data-do=play] span { display: none }
-      .scene text { font-size: 16px }
-      .scene text[font-size="12"] { font-size: 15px }
+      .scene svg { min-width: 620px; max-height: none }
+      .scene text { font-size: 15px }
+      .scene text[font-size="12"] { font-size: 14px }
       .scene text[font-size="11"], .scene .small text { font-size: 12.5px }
     }
   </style><div class="player" tabindex="0" role="group">

@@ -12,7 +12,6 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from labkit import charts
 from labkit.text import escaped, plain
 from labkit_labs.draw.picture import WIDTH, Picture
 
@@ -58,7 +57,7 @@ class Film(Picture):
             "best": self.best % len(self.frames),
         }
         packed = base64.b64encode(zlib.compress(json.dumps(data).encode(), 9)).decode()
-        still = f"{charts.as_image(self.svg)}<div>{escaped(self.frames[self.best].says)}</div>"
+        still = f"{super().html()}<div>{escaped(self.frames[self.best].says)}</div>"
         return f'<div class="labkit-film">{still}</div><script>({SCRIPT})("{packed}")</script>'
 
 
@@ -67,9 +66,7 @@ def film(
 ) -> Film:
     below = "".join(base)
     body = below + "".join(frames[best].marks)
-    return Film(
-        body, WIDTH, height, label, 13, "width:100%;height:auto", base=below, frames=frames, seconds=seconds, best=best
-    )
+    return Film(body, WIDTH, height, label, 13, base=below, frames=frames, seconds=seconds, best=best)
 
 
 def moved(drawn: str, x: float, y: float) -> str:
