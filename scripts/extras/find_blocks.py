@@ -9,7 +9,7 @@ from torch.utils._pytree import tree_leaves
 def blocks_of(model, needed_by=""):
     """The model's repeated layers, in order: the units of sharding, pipelining, recomputing and compiling."""
     own = getattr(model, "blocks", ())
-    own = own.values() if isinstance(own, nn.ModuleDict) else own if isinstance(own, nn.Module | list | tuple) else ()
+    own = own.values() if isinstance(own, nn.ModuleDict) else own if hasattr(own, "__iter__") else ()
     lists = [m for m in model.modules() if isinstance(m, nn.ModuleList | nn.Sequential) and len({*map(type, m)}) == 1]
     kinds = {type(m[0]) for m in lists if type(m[0]).__name__ in (getattr(model, "_no_split_modules", None) or ())}
     if not kinds and (lists := [m for m in lists if len(m) > 1]):
@@ -19,7 +19,8 @@ def blocks_of(model, needed_by=""):
         raise SystemExit(f"{needed_by} needs repeated layers: name a list of them {type(model).__name__}.blocks")
     held, whole = (sum(p.numel() for p in m.parameters()) for m in (nn.ModuleList(blocks), model))
     if 2 * held < whole:
-        print(f"{len(blocks)} blocks hold {held:,} of {whole:,} parameters: the rest is one unit", flush=True)
+        which = f"{len(blocks)} repeated layers (.blocks) of {type(model).__name__}"
+        print(f"{which} hold {held:,} of {whole:,} parameters: the rest is one unit", flush=True)
     return [*dict.fromkeys(blocks)]  # a layer that is used several times is one block
 
 

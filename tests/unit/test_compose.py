@@ -912,12 +912,13 @@ def test_only_blocks_of_the_model_itself_spare_the_search_for_them():
     ("blocks", "found", "said"),
     [
         (lambda nn: 4, ["layers.0", "layers.1"], ""),
+        (lambda nn: nn.Linear(1, 1), ["layers.0", "layers.1"], ""),  # a module, but no list of any
         (lambda nn: nn.ModuleDict({"a": nn.Linear(99, 99), "b": nn.ReLU()}), ["blocks.a", "blocks.b"], ""),
         (lambda nn: [], ["layers.0", "layers.1"], ""),
         (
             lambda nn: nn.Sequential(nn.Linear(1, 1)),
             ["blocks.0"],
-            "1 blocks hold 2 of 182 parameters: the rest",
+            "1 repeated layers (.blocks) of Net hold 2 of 182 parameters: the rest",
         ),
     ],
 )
@@ -947,7 +948,7 @@ def test_two_heads_are_no_blocks_without_a_word(capsys):
     exec(library().extras["find_blocks"].cells[0].text, names)
 
     assert len(names["blocks_of"](model)) == 2
-    assert "2 blocks hold 50 of 9,950 parameters: the rest is one unit" in capsys.readouterr().out
+    assert "2 repeated layers (.blocks) of ModuleDict hold 50 of 9,950 parameters" in capsys.readouterr().out
 
 
 def test_a_cell_of_ones_own_brings_its_own_imports():
