@@ -8,13 +8,14 @@ from collections.abc import Collection, Mapping, Sequence
 from labkit.text import escaped
 
 WIDEST, GAP = 105, 2  # characters of a line in JupyterLab at 1,200 pixels, and between its cells
+LONG = 30  # characters of a sentence that would be a word a line on a narrow page, which scrolls it instead
 # Classes take a fourth of the bytes of styles in every cell. Notebooks have rules of their own for tables.
 STYLE = (
     "<style>table.labkit-grid{border-collapse:collapse;margin:6px 0;font-size:12px;font-variant-numeric:tabular-nums}"
     ".labkit-grid tr{background:none!important}"
     ".labkit-grid :is(td,th){border:0;padding:1px 10px 1px 0;white-space:nowrap;text-align:right!important}"
     ".labkit-grid :is(.text,:first-child){text-align:left!important}"
-    ".labkit-grid td.text{white-space:normal;min-width:7em}"
+    ".labkit-grid td.long{white-space:normal;min-width:16em}"
     ".labkit-grid :is(td,th).narrow{white-space:normal;overflow-wrap:anywhere;min-width:6em}"
     ".labkit-grid th{font-weight:500;opacity:1;white-space:normal;vertical-align:bottom}</style>"
 )
@@ -46,7 +47,11 @@ def grid(
         texts[0].append(title)
         for line, picture in zip(cells, [title, *drawn], strict=True):
             line.append(picture)
-    kinds = [' class="text"' if name in sentences else "" for name in texts[0]]
+    longest = [max(map(len, column)) for column in zip(*texts, strict=True)]
+    kinds = [
+        "" if name not in sentences else ' class="text long"' if most > LONG else ' class="text"'
+        for name, most in zip(texts[0], longest, strict=True)
+    ]
     if is_transposed:
         kinds[1:] = [' class="narrow"'] * (len(kinds) - 1)
     head, *body = (
