@@ -148,7 +148,7 @@ def test_two_players_are_independent_and_as_wide_as_the_page(page, tmp_path):
     assert (one.at, two.at) == (7, 6)
     for width in (1000, 400):
         page.set_viewport_size({"width": width, "height": 800})
-        assert one.host.locator(".scene svg").bounding_box()["width"] == pytest.approx(width - 16, abs=1)
+        assert one.host.locator(".scene").bounding_box()["width"] == pytest.approx(width - 16, abs=1)
         assert page.evaluate("document.documentElement.scrollWidth") <= width
 
 
