@@ -265,10 +265,10 @@ lab.launch(script, steps=9, global_batch_size=16, bucket_mib=3, profile=True).ti
 
 # %% [markdown]
 # Read it as above, now with two ranks. The first all-reduce of a step adds up the ranks' numbers of predictions; the
-# others are the buckets. Compare one bucket on both ranks: the shorter bar is nearly the sending time, the longer one
-# includes waiting for the other rank. A long grey bar at the end of backward on only one rank means that it has
-# finished and waits for the other; smaller buckets do not help against that. You get such a timeline of any run with
-# `profile=True` (lab 17).
+# others are the buckets. Compare bars of the same number on both ranks: the shorter bar is nearly the sending time,
+# the longer one includes waiting for the other rank. A long grey bar at the end of backward on only one rank means
+# that it has finished and waits for the other; smaller buckets do not help against that. You get such a timeline of
+# any run with `profile=True` (lab 17).
 #
 # ## Where two ranks are not one bigger batch
 #

@@ -126,7 +126,7 @@ draw.choice(rings, crosses, rings="NCCL, by the formula", crosses="measured here
 # | DDP | 4 P | all-reduce of the gradients | 2 (N - 1) P |
 # | ZeRO-1, as in torch | 2 P + 2 P / N | the same, and each updated parameter | 3 (N - 1) P |
 # | `zero2` | P + 3 P / N | gather P, reduce-scatter P | 2 (N - 1) P |
-# | FSDP | 4 P / N, and a unit or two | gather blocks twice, the root once, reduce-scatter P | 3 (N - 1) P, a bit less |
+# | FSDP | 4 P / N, the root, a unit or two | gather blocks twice, the root once, reduce-scatter P | 3 (N - 1) P, a bit less |
 # | tensor | 4 P / N | 4 all-reduces of A in each of L blocks | 8 (N - 1) L A |
 # | pipeline | 4 P / N | A and its gradient from stage to stage | 2 (N - 1) A |
 #
@@ -274,7 +274,7 @@ if guides:
 # | ZeRO-1, as in torch | 2 P + 2 P / N | 3 P | as DDP, and for the update | you cannot use FSDP |
 # | ZeRO-2 (DeepSpeed) | P + 3 P / N | 2 P | as ZeRO-1 | FSDP waits a lot, and P fits |
 # | `zero2`: FSDP, `never` | as ZeRO-2, between steps as FSDP | 2 P | for the first gather, the last sum | the same |
-# | FSDP | 4 P / N, and a unit or two | nearly 3 P | also for gathers that nothing hides | the states do not fit |
+# | FSDP | 4 P / N, the root, a unit or two | nearly 3 P | also for gathers that nothing hides | the states do not fit |
 # | tensor (lab 14) | 4 P / N | 8 L A | in every block, four times | a sample or a layer is too large |
 # | pipeline (lab 13) | 4 P / N | 2 A | for the other stages | links are slow |
 #
