@@ -301,7 +301,7 @@ lab.plans(gpt, devices=("2xT4", "8xA100 80"), global_batch_size=8) if plans else
 # | ZeRO-1, as in torch | 2 P + 2 P / N | 3 P: all-reduce, new parameters | as DDP, and for the update | lab 06 |
 # | ZeRO-2 (DeepSpeed) | P + 3 P / N | 2 P: reduce-scatter, all-gather | as ZeRO-1 | lab 06 |
 # | FSDP, `never` | as ZeRO-2, between steps as FSDP | 2 P | for the first gather, the last sum | FSDP waits a lot |
-# | FSDP | 4 P / N, the root, a unit or two | nearly 3 P: two gathers, a sum | also for gathers that nothing hides | lab 06 |
+# | FSDP | 4 P / N, the root, a unit or two | nearly 3 P: two gathers, a sum | also for gathers not hidden | lab 06 |
 #
 # FSDP holds less than DDP, and it sends half as many bytes again in many more calls, for each of which a rank may have
 # to wait. When is that worth it? Lab 06 puts all strategies on one map.
