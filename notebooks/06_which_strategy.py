@@ -126,7 +126,7 @@ draw.choice(rings, crosses, rings="NCCL, by the formula", crosses="measured here
 # | DDP | 4 P | all-reduce of the gradients | 2 (N - 1) P |
 # | ZeRO-1, as in torch | 2 P + 2 P / N | the same, and each updated parameter | 3 (N - 1) P |
 # | `zero2` | P + 3 P / N | gather P, reduce-scatter P | 2 (N - 1) P |
-# | FSDP | 4 P / N, the root, a unit or two | gather blocks twice, the root once, reduce-scatter P | 3 (N - 1) P, or less |
+# | FSDP | 4 P / N, the root, a unit or two | gather blocks twice, root once, reduce-scatter P | 3 (N - 1) P, or less |
 # | tensor | 4 P / N | 4 all-reduces of A in each of L blocks | 8 (N - 1) L A |
 # | pipeline | 4 P / N | A and its gradient from stage to stage | 2 (N - 1) A |
 #
