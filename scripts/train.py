@@ -273,7 +273,7 @@ def join_group():
     return device
 
 
-def report(**values):  # every rank logs; only rank 0 prints
+def report(**values):  # called on every rank; rank 0 prints
     line = "  ".join(f"{name} %({name}){'.6g' if isinstance(v, float) else 's'}" for name, v in values.items())
     logging.getLogger("metrics").info(line, values)
 
@@ -283,6 +283,7 @@ def main():
     args, device = parse_args(), join_group()
     logging.basicConfig(format="%(message)s", stream=sys.stdout)
     logging.getLogger("metrics").setLevel("WARNING" if dist.get_rank() else "INFO")
+    # with lowest_is_best: lowest_is_best(args)  # or an unknown --best would end the run at its first step
     mesh = make_mesh(device.type, args)
     dp_mesh = mesh["data"]  # the ranks that read different samples
     batch_size, rest = divmod(args.global_batch_size, dp_mesh.size())
@@ -290,8 +291,8 @@ def main():
         multiple = f"must be a multiple of {dp_mesh.size()} data ranks"
         raise SystemExit(f"--global-batch-size {args.global_batch_size} {multiple}")
     train, test = load_datasets(args.data_dir)
-    if not len(train):
-        raise SystemExit("load_datasets returned no training samples")
+    if not len(train) or not len(test):
+        raise SystemExit(f"load_datasets returned {len(train)} training and {len(test)} test samples: both are needed")
     if args.global_batch_size > len(train) and not dist.get_rank():
         print(f"a batch of {args.global_batch_size} repeats some of the {len(train)} training samples", flush=True)
     per_epoch = len(train) // args.global_batch_size or 1

@@ -25,19 +25,29 @@ def task_arguments(parser):
 
 
 class Logits:
-    """What precedes the model's last layer, `head`, which is applied to one chunk at a time."""
+    """What precedes the model's last layer, `head`, which is applied to one chunk at a time, in the autocast in which
+    the model would have called it."""
 
     chunk = 0
 
-    def __init__(self, hidden, head):
-        self.hidden, self.head = hidden, head
+    def __init__(self, head):
+        self.head = head
+
+    def instead_of_head(self, x):
+        kind = x.device.type
+        self.autocast = torch.autocast(kind, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind))
+        return x
 
     def argmax(self, dim=-1):
-        best = [self.head(chunk).argmax(dim) for chunk in self.chunks()]
+        best = [self.of_chunk(chunk).argmax(dim) for chunk in self.chunks()]
         return torch.cat(best).view(self.hidden.shape[:-1])
 
     def chunks(self):
         return self.hidden.to(self.head.weight.dtype).flatten(0, -2).split(self.chunk)
+
+    def of_chunk(self, hidden):
+        with self.autocast:
+            return self.head(hidden)
 
 
 def outputs_of(model, batch):
@@ -47,12 +57,13 @@ def outputs_of(model, batch):
     head = getattr(getattr(model, "module", model), "head", None)
     if not isinstance(head, nn.Linear):
         raise SystemExit("--loss-chunk needs a model whose last layer is a Linear named head")
-    head.forward = lambda x: x
-    hidden = model(batch[0])
+    logits = Logits(head)
+    head.forward = logits.instead_of_head
+    logits.hidden = model(batch[0])
     del head.forward
     if isinstance(head.weight, DTensor):
         raise SystemExit("--loss-chunk needs the whole head after forward: leave out --reshard-after-forward always")
-    return Logits(hidden, head)
+    return logits
 
 
 def count_of(batch):
@@ -65,11 +76,11 @@ def loss_of(outputs, batch):
     if torch.is_tensor(outputs):
         return loss_of_logits(outputs, batch[1])
     pairs = zip(outputs.chunks(), batch[1].flatten().split(outputs.chunk), strict=True)
-    return sum(checkpoint(loss_of_chunk, outputs.head, *pair, use_reentrant=False) for pair in pairs)
+    return sum(checkpoint(loss_of_chunk, outputs, *pair, use_reentrant=False) for pair in pairs)
 
 
-def loss_of_chunk(head, hidden, labels):
-    return loss_of_logits(head(hidden), labels)
+def loss_of_chunk(outputs, hidden, labels):
+    return loss_of_logits(outputs.of_chunk(hidden), labels)
 
 
 def loss_of_logits(logits, labels):

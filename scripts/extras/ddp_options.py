@@ -87,6 +87,8 @@ def make_mesh(device_type, args):
         raise SystemExit("--sync-batch-norm needs GPUs: torch's SyncBatchNorm does not run on the CPU")
     if args.static_graph and getattr(args, "accumulate", 1) > 1:
         raise SystemExit("--static-graph does not work with --accumulate: torch aborts on no_sync; leave one out")
+    if args.find_unused_parameters and getattr(args, "loss_chunk", 0):
+        raise SystemExit("--loss-chunk applies the head outside of DDP's forward: leave out --find-unused-parameters")
     if args.compress == "bf16" and dist.get_backend() != "nccl":
         raise SystemExit("--compress bf16 needs NCCL, which sums bf16: use fp16")
     if args.compress == "powersgd" and getattr(args, "precision", "") == "fp16":

@@ -46,8 +46,8 @@ def fused_adamw_of(parameters, args):
 
 
 def muon_of(parameters, args):
-    """Matrices of numbered layers, such as blocks.3.up.weight, are Muon's; embeddings, norms, biases and the head are
-    AdamW's. FSDP1's shards are flat, so that it has no matrices."""
+    """Matrices of numbered layers, such as blocks.3.up.weight, are Muon's, all else is AdamW's: give embeddings and the
+    head names without numbers, as net.0 in a Sequential has. FSDP1's shards are flat, so that it has no matrices."""
     matrices = [p for p in parameters if p.ndim == 2 and re.search(r"\.\d+\.", getattr(p, "path", ""))]
     args.has_matrices = getattr(args, "has_matrices", False) or bool(matrices)  # a ZeRO-1 rank's share may have none
     if not args.has_matrices:

@@ -21,15 +21,12 @@ def validate_arguments(parser):
 def validate(step, total_steps, measure, args):
     """Every --validate-every steps and at the end, on the second data set of load_datasets. Returns what it measured,
     {} if nothing, and the reason to stop, the same on every rank, or None. Checkpoints keep notes["best_step"]'s."""
-    words = [word for word in args.best.lower().replace("/", "_").split("_") if word in LOW + HIGH]
-    if not args.best_is and not words:
-        raise ValueError(f"is a low or a high {args.best} good? Pass --best-is lowest or --best-is highest")
-    lowest = args.best_is == "lowest" or (not args.best_is and ("loss" in words or words[-1] in LOW))
     if out_of_patience(args) or (step < total_steps and (not args.validate_every or step % args.validate_every)):
         return {}, out_of_patience(args)  # the former if a stopped run was resumed
     results = measure()
     if (name := f"test_{args.best}") not in results:  # saved anyway
         return results, f"--best {args.best} is not measured; there are {', '.join(n[5:] for n in results)}"
+    lowest = lowest_is_best(args)
     if notes.get("best_of") != args.best:
         notes.update(best_of=args.best, best=math.inf if lowest else -math.inf, best_step=0, since_best=0)
     notes["since_best"] += 1
@@ -37,6 +34,13 @@ def validate(step, total_steps, measure, args):
         notes.update(best=results[name], best_step=step, since_best=0)
     report(step=step, **results, **{f"best_{args.best}": notes["best"], "best_step": notes["best_step"]})
     return results, out_of_patience(args)
+
+
+def lowest_is_best(args):
+    words = [word for word in args.best.lower().replace("/", "_").split("_") if word in LOW + HIGH]
+    if not args.best_is and not words:
+        raise SystemExit(f"is a low or a high {args.best} good? Pass --best-is lowest or --best-is highest")
+    return args.best_is == "lowest" or (not args.best_is and ("loss" in words or words[-1] in LOW))
 
 
 def out_of_patience(args):

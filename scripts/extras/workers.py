@@ -43,21 +43,12 @@ class Seeded(Dataset):
         return len(self.dataset)
 
     def __getitem__(self, index):
-        self.begin(index)
-        return self.dataset[index]
-
-    def __getitems__(self, indices):
-        if not hasattr(self.dataset, "__getitems__"):
-            return [self[index] for index in indices]
-        self.begin(indices[0])
-        return self.dataset.__getitems__(indices)
-
-    def begin(self, index):
         own = random.Random(f"{self.seed} {index}").getrandbits(32)
         random.seed(own)
         torch.manual_seed(own)
         if numpy := sys.modules.get("numpy"):
             numpy.random.seed(own)
+        return self.dataset[index]
 
 
 def outlive_signals(worker):

@@ -114,10 +114,8 @@ class Ring(torch.autograd.Function):
     @staticmethod
     def forward(ctx, q, kv, context, scale):
         wide = torch.promote_types(q.dtype, torch.float32)
-        out, logs = (
-            torch.zeros_like(q, dtype=wide),
-            torch.full(q.shape[:-1], float("-inf"), dtype=wide, device=q.device),
-        )
+        out = torch.zeros_like(q, dtype=wide)
+        logs = torch.full(q.shape[:-1], float("-inf"), dtype=wide, device=q.device)
         ctx.context, ctx.scale, own = context, scale, kv
         for owner in context.owners():
             coming = context.pass_on(kv) if owner != context.owners()[-1] else None
@@ -242,19 +240,13 @@ def check_parts(batch, context):
 def forward_backward(model, batch, dp_mesh, args):
     """Backward of the mean loss over all predictions of the global batch. FSDP averages gradients over all ranks, so
     each rank's part of the sum is multiplied by their number. Returns it: its mean over them is the loss."""
-    count, context = count_of(batch), model.context
+    count, context = torch.as_tensor(count_of(batch), device=dp_mesh.device_type), model.context
     counted = dist.all_reduce(count, group=dp_mesh.get_group(), async_op=True)
     own, total = own_part(batch, context), 0.0
     if not context.calls:
         check_parts(batch, context)
-    sizes = set()
-    map_tensors(own, lambda tensor: sizes.add(len(tensor)))
-    size, rest = divmod(min(sizes), max(args.accumulate, 1))
-    if rest or not size or args.accumulate < 1 or len(sizes) > 1:
-        raise SystemExit(f"--accumulate {args.accumulate} does not divide a rank's batch of {max(sizes)} samples")
-    for number in range(args.accumulate):
-        part = map_tensors(own, lambda tensor, at=number * size: tensor[at : at + size])
-        model.set_requires_gradient_sync(number == args.accumulate - 1)
+    for number, part in enumerate(micro_batches(own, args.accumulate), 1):
+        model.set_requires_gradient_sync(number == args.accumulate)
         loss = loss_of(outputs_of(model, part), part)
         if not context.calls:
             raise SystemExit(f"{type(model).__name__} does not call F.scaled_dot_product_attention: its ranks would "
@@ -265,3 +257,7 @@ def forward_backward(model, batch, dp_mesh, args):
         # with precision instead: scaler.scale(loss).backward()
         total += loss.detach()
     return total
+
+
+# %% micro_batches
+# of diloco.py

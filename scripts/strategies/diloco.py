@@ -20,6 +20,8 @@ def strategy_arguments(parser):
 def make_mesh(device_type, args):
     if args.sync_every < 1:
         raise SystemExit(f"--sync-every {args.sync_every} must be at least 1")
+    # with AllGather: if dist.get_world_size() > 1:
+    # with AllGather:     raise SystemExit("this task's loss needs the samples of all ranks: use ddp, not diloco")
     return init_device_mesh(device_type, (dist.get_world_size(),), mesh_dim_names=("data",))
 
 
@@ -102,13 +104,16 @@ class Rounds:
 
 
 # %% step
+import torch
+
+
 def step_arguments(parser):
     parser.add_argument("--accumulate", type=int, default=1, help="micro-batches per step on each rank")
 
 
 def forward_backward(model, batch, dp_mesh, args):
     """Backward of the mean loss over the predictions of this replica's batch. Returns it. Nothing is communicated."""
-    count, total = count_of(batch).clamp(min=1), 0.0
+    count, total = torch.as_tensor(count_of(batch), device=dp_mesh.device_type).clamp(min=1), 0.0
     for part in micro_batches(batch, args.accumulate):
         loss = loss_of(outputs_of(model, part), part) / count
         loss.backward()
@@ -117,10 +122,18 @@ def forward_backward(model, batch, dp_mesh, args):
     return total
 
 
+# %% micro_batches
 def micro_batches(batch, number):
+    """The batch in this many parts of equal size."""
+    if number == 1:
+        return [batch]
     sizes = set()
-    map_tensors(batch, lambda tensor: sizes.add(len(tensor)))
-    if number < 1 or any(size % number for size in sizes):
-        raise SystemExit(f"--accumulate {number} does not divide a rank's batch of {sorted(sizes)} samples")
-    size = min(sizes) // number
-    return [map_tensors(batch, lambda t, at=at: t[at : at + size]) for at in range(0, size * number, size)]
+    map_tensors(batch, lambda tensor: sizes.add(len(tensor) if tensor.ndim else 0))
+    if len(sizes) > 1:
+        raise SystemExit(f"--accumulate splits batches along their first axis, which is {sorted(sizes)} in one batch: "
+                         "let collate put the samples first in every tensor")  # fmt: skip
+    (samples,) = sizes
+    if number < 1 or not samples or samples % number:
+        raise SystemExit(f"--accumulate {number} does not divide a rank's batch of {samples} samples")
+    size = samples // number
+    return [map_tensors(batch, lambda t, at=at: t[at : at + size]) for at in range(0, samples, size)]
