@@ -52,13 +52,20 @@ def test_what_decides_a_claim_exists(entry):
 
 
 @pytest.mark.parametrize("entry", popular.CLAIMS, ids=IDS)
+def test_the_page_names_the_claim_that_decides(entry):
+    if isinstance(entry.by, popular.Lab):
+        (row,) = [line for line in PAGE.splitlines() if line.startswith(entry.row("FOUND", "").split("FOUND")[0])]
+        assert f"Found: {entry.by.claim}: " in row
+
+
+@pytest.mark.parametrize("entry", popular.CLAIMS, ids=IDS)
 def test_the_page_has_every_claim_as_it_is_in_the_list(entry):
     before, after = entry.row("FOUND", "VERDICT").split("FOUND. ")
     decided_by = after.removesuffix(" | **VERDICT** |")
 
     (row,) = [line for line in PAGE.splitlines() if line.startswith(before)]
     assert f"{decided_by} | **" in row, "make notebooks, then write the page: see benchmarks/popular_claims.py"
-    if entry.verdict and not isinstance(entry.by, popular.Lab):
+    if entry.verdict:
         assert row.endswith(f" | **{entry.verdict}** |")
 
 
@@ -91,6 +98,33 @@ def test_runs_with_another_verdict_than_the_page_fail(tmp_path, monkeypatch, cap
 
 
 @pytest.mark.parametrize(
+    ("lab", "changed", "code"),
+    [
+        ("03_ddp", {}, 0),
+        ("03_ddp", {"name": "as it was called before"}, 1),
+        ("03_ddp", {"measured": 3}, 1),
+        ("05_fsdp", {}, 0),
+    ],
+    ids=["same", "vanished", "false", "another lab"],
+)
+def test_only_labs_that_were_not_run_are_skipped(tmp_path, monkeypatch, lab, changed, code):
+    names = [entry.by.claim for entry in popular.CLAIMS if getattr(entry.by, "lab", "") == "03_ddp"]
+    claims = [{"name": name, "predicted": 2, "measured": 2} for name in names]
+    claims[0] |= changed
+    (tmp_path / "claims").mkdir()
+    page = tmp_path / "page.md"
+    page.write_text(
+        "\n".join(
+            popular.page({("03_ddp", name): popular.Claim(name, 2, 2) for name in names}),
+        )
+    )
+    (tmp_path / "claims" / f"{lab}.json").write_text(json.dumps({"format": 1, "lab": "", "claims": claims}))
+    monkeypatch.setattr(sys, "argv", ["popular_claims.py", str(tmp_path), "--check", str(page)])
+
+    assert popular.main() == code
+
+
+@pytest.mark.parametrize(
     "measured, timed, said, times, verdict",
     [
         (2.0, False, 2.0, None, "right"),
@@ -98,6 +132,10 @@ def test_runs_with_another_verdict_than_the_page_fail(tmp_path, monkeypatch, cap
         (2.0, False, None, 2.0, "wrong"),
         (3.0, False, 3.0, None, "cannot be told"),  # the lab's own formula is wrong
         (3.0, True, 2.0, None, "right"),  # a clock: compared with the formula
+        (2.0, False, (1.0, 3.0), None, "right"),
+        (2.0, False, (2.1, 3.0), None, "right"),  # within the tolerance
+        (2.0, False, (1.0, 1.5), None, "wrong"),
+        (2.0, False, (3.0, 4.0), None, "wrong"),
     ],
 )
 def test_a_sentences_number_is_compared_with_the_measurement(tmp_path, measured, timed, said, times, verdict):
