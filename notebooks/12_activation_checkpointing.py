@@ -228,7 +228,7 @@ lab.verify(left, 11 / 131, table["saved"]["checkpoint"] / kept, "%", within=0.01
 lab.verify(half, 71 / 131, table["saved"]["every second"] / kept, "%", within=0.01)
 by_hand = (4 * work_of["blocks"] + 3 * work_of["head"]) / (3 * sum(work_of.values()))
 lab.verify(work, by_hand, table["FLOPs"]["by hand"], "times", within=0.01)
-lab.verify("by hand: time of a step", by_hand, table["time"]["by hand"], "times", within=0.1, timed=True)
+lab.verify("by hand: time of a step", by_hand, table["time"]["by hand"], "times", within=0.2, timed=True)
 lab.verify("dropout: largest difference of a gradient", 0, off[True])
 lab.verify("FSDP: largest relative difference of a loss", 1e-5, differ, how="at most")
 lab.score()

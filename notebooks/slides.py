@@ -77,7 +77,7 @@ def deck(labs: list[Path]) -> str:
         book = nbformat.read(path, 4)
         slides += slides_of(book)
     slides.append(_slide(f"<h1>{QUESTION}</h1><p>For your own model: <code>labkit.plan</code>.</p>", "", "opening"))
-    numbered = [slide.replace("NUMBER", f"{n} of {len(slides)}") for n, slide in enumerate(slides, 1)]
+    numbered = [f"{n} of {len(slides)}".join(slide.rsplit("NUMBER", 1)) for n, slide in enumerate(slides, 1)]
     return PAGE.format(title=title, sections="\n".join(numbered))
 
 

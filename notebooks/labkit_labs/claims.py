@@ -18,13 +18,15 @@ from labkit.view import aligned, grid
 __all__ = ["Claim", "Claims", "amount"]
 
 WAYS = ("equals", "at least", "at most")
+BUSY = 1.5  # processes that want to run, per core: a lab's own ranks are about one for each
 
 
 @dataclass(frozen=True)
 class Claim:
     """`within` is relative to the prediction: 0.02 is 2%, 0 is exact. `because` names the reason for a difference.
-    `timed` claims are measured with a clock, so a busy machine can make them wrong. With `planned`, `measured` is the
-    result of a second, independent calculation, and nothing was run. `options` are texts that stand for numbers."""
+    `timed` claims are measured with a clock, so a machine that is busier than `BUSY` can make them wrong. With
+    `planned`, `measured` is the result of a second, independent calculation, and nothing was run. `options` are texts
+    that stand for numbers."""
 
     name: str
     predicted: float
@@ -35,7 +37,7 @@ class Claim:
     timed: bool = False
     because: str = ""
     planned: bool = False
-    load: float = 0.0  # processes that wanted to run when a timed claim was measured, per core
+    load: float = 0.0  # of a timed claim: processes that wanted to run in the minute before it was verified, per core
     options: Mapping[str, float] = field(default_factory=dict)
 
     @property
@@ -47,8 +49,9 @@ class Claim:
 
     @property
     def undecided(self) -> str:
-        """Why a measurement that disagrees decides nothing: "too noisy to decide (load 3.1 per core)"; else empty."""
-        if not self.timed or self.holds:
+        """Why a measurement that disagrees decides nothing: "too noisy to decide (load 3.1 per core)"; else empty. What
+        is no number disagrees however busy the machine is."""
+        if not self.timed or self.holds or not math.isfinite(self.measured) or self.load <= BUSY:
             return ""
         return f"too noisy to decide (load {self.load:.1f} per core)"
 
@@ -94,7 +97,8 @@ def amount(number: float, unit: str) -> str:
 class Claims:
     """The claims of one lab: `verify` compares the value of a formula with a measurement.
 
-    Timed claims that disagree are shown but do not fail the lab, because a busy machine is not a mistake in it."""
+    Timed claims that disagree are shown but do not fail the lab if the machine was busier than `BUSY`, because that is
+    not a mistake in it. How busy it was is read when they are verified, of the minute before."""
 
     def __init__(self, lab: str):
         self.lab = lab

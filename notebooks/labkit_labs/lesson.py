@@ -156,7 +156,8 @@ class Score:
     def _title(self) -> str:
         if not self.has_reader:
             return "No one was asked: these are the default predictions."
-        return f"{self.right} of {len(self.rows)} predictions {'was' if self.right == 1 else 'were'} right."
+        decided = sum("the prediction was" in row for row in self.rows)  # others are "not on this machine"
+        return f"{self.right} of {decided} predictions {'was' if self.right == 1 else 'were'} right."
 
     def _held(self) -> str:
         holding = sum(claim["verdict"] == "holds" for claim in self.claims)
@@ -170,14 +171,14 @@ class Score:
         return {"text/plain": repr(self), "text/html": f"<b>{dot}{self._title()}</b>{table}{folded}"}
 
 
-def sized(script: Script, **sizes: int) -> Script:
+def sized(script: Script, **sizes: float) -> Script:
     """The script with other default sizes in its model and data: `sized(script, width=256, layers=8)`.
 
     Raises LabError when no function of these cells has such a parameter.
     """
     cells = {title: script.cells[title].text for title in ("model", "data") if title in script.cells}
     for name, value in sizes.items():
-        pattern = re.compile(rf"\b{name}=\d[\d_]*")
+        pattern = re.compile(rf"\b{name}=\d[\d_]*(\.\d*)?(e[-+]?\d+)?")
         if not any(pattern.search(text) for text in cells.values()):
             raise LabError(f"no function in the cells {', '.join(cells)} has a default {name}=…")
         cells = {title: pattern.sub(f"{name}={value}", text) for title, text in cells.items()}

@@ -1,10 +1,17 @@
 import json
 import math
+import os
 
 import pytest
 
 from labkit import LabError
-from labkit_labs.claims import Claims
+from labkit_labs.claims import BUSY, Claims
+
+
+@pytest.fixture
+def load(monkeypatch):
+    """Sets the processes that want to run, per core."""
+    return lambda load: monkeypatch.setattr(os, "getloadavg", lambda: (load * os.cpu_count(), 0.0, 0.0))
 
 
 @pytest.fixture
@@ -51,13 +58,29 @@ def test_a_false_claim_says_by_how_much_and_shows_the_term(claims):
     assert "gathering buffers" in claims._repr_mimebundle_()["text/html"]
 
 
-def test_a_claim_measured_with_a_clock_is_shown_and_does_not_fail_the_lab(claims):
+def test_a_claim_measured_with_a_clock_on_a_busy_machine_is_shown_and_does_not_fail_the_lab(claims, load):
+    load(3.1)
     claims.verify("step", 0.1, 0.2, "s", within=0.1)
     claims.verify("idle", 0.3, 0.6, "%", within=0.1, timed=True)
     claims.require()
-    assert repr(claims).count("too noisy to decide") == 2
+    assert repr(claims).count("too noisy to decide (load 3.1 per core)") == 2
     claims.verify("timeout", 8, 9, "s", timed=False)
     with pytest.raises(LabError, match="1 of 3 claims"):
+        claims.require()
+
+
+@pytest.mark.parametrize(
+    ("busy", "measured"),
+    [(1.0, 0.2), (BUSY, 0.2), (9.0, math.nan), (9.0, math.inf)],
+    ids=["quiet", "own", "nan", "inf"],
+)
+def test_a_claim_measured_with_a_clock_fails_on_a_machine_that_is_not_busy_or_with_no_number(
+    claims, load, busy, measured
+):
+    load(busy)
+    claims.verify("step", 0.1, measured, "s", within=0.1)
+    assert "does not hold" in repr(claims)
+    with pytest.raises(LabError, match="1 of 1 claims"):
         claims.require()
 
 

@@ -1050,7 +1050,7 @@ def test_the_strategys_cells_and_ones_own_are_open(live):
     page = script._repr_mimebundle_()["text/html"]
 
     opened = re.findall(r"<details open><summary[^>]*><code># %% (\w+)<", page)
-    assert set(opened) == {"model", "strategy", "step"} | set(opened) - set(Script.load("single").cells)
+    assert set(opened) == {"model", "strategy", "hub_stages", "step"}
     assert page.count("<details") == len(script.parts)
     assert "text passed to with_cells" in page
     assert "<b>\n" not in page

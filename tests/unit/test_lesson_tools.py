@@ -57,8 +57,10 @@ def test_each_part_of_a_step_has_a_colour_of_its_own():
 
 
 def test_nothing_finite_cannot_be_drawn():
-    with pytest.raises(ValueError, match="no finite number"):
+    with pytest.raises(LabError, match="no finite number to draw in a$"):
         draw.curves({"a": [(1, math.nan)]})
+    with pytest.raises(LabError, match="no finite number above 0 to draw in a$"):
+        draw.curves({"a": [(1, -1.0)]}, log=True)
 
 
 def test_one_place_of_a_script_is_changed():

@@ -25,7 +25,7 @@ def lab(folder: Path, number: int) -> Path:
             f"# 0{number} · A lab & more\n\n**You will be able to** count. **10 minutes. You need** lab 01.\n\nRanks."
         ),
         nbformat.v4.new_code_cell('lab.ask("bytes of one <step>", default=3)'),
-        nbformat.v4.new_markdown_cell("## Sent\n\n- a list\n\nBoth bars are equal. More is below."),
+        nbformat.v4.new_markdown_cell("## Sent\n\n- a list\n\nBoth bars are a NUMBER. More is below."),
         nbformat.v4.new_code_cell(
             "draw.bars()",
             outputs=[
@@ -56,7 +56,7 @@ def test_a_labs_slides(tmp_path):
     assert made == [
         "02 · A lab &amp; more You will be able to count. 02 · A lab &amp; more · 2 of 6",
         "Your predictions bytes of one &lt;step&gt;? 02 · A lab &amp; more · 3 of 6",
-        "Sent PICTURE Both bars are equal. 02 · A lab &amp; more · 4 of 6",
+        "Sent PICTURE Both bars are a NUMBER. 02 · A lab &amp; more · 4 of 6",
         "Try this Leave it out. 02 · A lab &amp; more · 5 of 6",
     ]
 

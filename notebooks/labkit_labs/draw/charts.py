@@ -8,12 +8,13 @@ from itertools import pairwise
 from typing import Any
 
 from labkit.charts import Bar, Bars, Chart, Points
+from labkit.errors import LabError
 from labkit.text import gib
 from labkit.words import quantity
 from labkit_labs.claims import amount
 from labkit_labs.draw.picture import GREY, WIDTH, Picture, box, colour_of, drawn, key, sheet, words
 
-__all__ = ["FORMATS", "Quantity", "bars", "cells", "choice", "curves", "exponents", "formats", "gradients", "limits"]
+__all__ = ["FORMATS", "Quantity", "bars", "cells", "choice", "curves", "exponents", "formats", "gradients"]
 
 Quantity = float | Mapping[str, float]  # in all, or by category
 
@@ -66,7 +67,8 @@ def curves(
             kept = [*kept[:1], *(corner for (_, y), (x, new) in pairwise(kept) for corner in ((x, y), (x, new)))]
         series[number] = Points([(x, *between.get(name, {}).get(x, (y, y)), y) for x, y in kept])
     if not any(line.points() for line in series.values()):
-        raise ValueError("there is no finite number to draw")
+        found = f"in {', '.join(lines)}" if lines else "without lines"
+        raise LabError(f"there is no finite number{' above 0' if log else ''} to draw {found}")
     return drawn(
         Chart(
             title,
@@ -93,12 +95,6 @@ FULL, FEWER, LOST = colour_of(2), colour_of(4), colour_of(5)
 FORMATS_KEY = ((FULL, "all digits"), (FEWER, "fewer digits (subnormal)"), (LOST, "zero or infinite"))
 FORMATS_LEFT = 62.0
 SHOWN = -150, 130  # exponents
-
-
-def limits(exponent_bits: int, fraction_bits: int) -> tuple[float, float, float]:
-    """(largest, smallest above 0, distance from 1 to the next) of a format in the manner of IEEE 754."""
-    bias = 2 ** (exponent_bits - 1) - 1
-    return (2 - 2.0**-fraction_bits) * 2.0**bias, 2.0 ** (1 - bias - fraction_bits), 2.0**-fraction_bits
 
 
 def formats() -> Picture:

@@ -98,7 +98,7 @@ def calls_since(began: int) -> list[tuple[str, str, int]]:
     calls = []
     for entry in json.loads(dump())["entries"]:
         if entry["time_created_ns"] >= began:
-            each = 2 if "Half" in entry["input_dtypes"][0] or "BFloat16" in entry["input_dtypes"][0] else 4
+            each = getattr(torch, f"{entry['input_dtypes'][0]}Tensor").dtype.itemsize
             size = each * max(sum(map(math.prod, entry[side])) for side in ("input_sizes", "output_sizes"))
             kind = "gathers" if "gather" in entry["profiling_name"] else "sums"
             calls.append((kind, entry["process_group"][1], size))
@@ -186,26 +186,28 @@ def timed_steps(
             layer.register_full_backward_pre_hook(pause)
         for p in model.parameters():
             p.register_post_accumulate_grad_hook(lambda _: computed.append(now()))
-    dist.all_reduce = noted
     steps: dict[str, list[dict[str, Any]]] = {way.__name__: [] for way in models}
-    for _ in range(STEPS):
-        for way, model in models.items():
-            model.zero_grad()
-            for notes in (sent, begun, computed):
-                notes.clear()
-            dist.barrier()
-            start = now()
-            way(model, lambda model=model: loss(model))
-            end = now()
-            while any(note[2] is None for note in sent):
-                time.sleep(0.001)
-            done = computed[-1]
-            noticed = [("forward", start, begun[0]), ("backward", begun[0], done), ("waiting", done, end)]
-            noticed += [(kind, begin, finish) for kind, begin, finish, _ in sent]
-            spans = [(kind, begin - start, finish - start) for kind, begin, finish in noticed]
-            step = {"all-reduces": len(sent), "bytes": sum(note[3] for note in sent), "spans": spans}
-            steps[way.__name__].append(step | {"ms after backward": 1e3 * (end - done)})
-    dist.all_reduce = all_reduce
+    dist.all_reduce = noted
+    try:
+        for _ in range(STEPS):
+            for way, model in models.items():
+                model.zero_grad()
+                for notes in (sent, begun, computed):
+                    notes.clear()
+                dist.barrier()
+                start = now()
+                way(model, lambda model=model: loss(model))
+                end = now()
+                while any(note[2] is None for note in sent):
+                    time.sleep(0.001)
+                done = computed[-1]
+                noticed = [("forward", start, begun[0]), ("backward", begun[0], done), ("waiting", done, end)]
+                noticed += [(kind, begin, finish) for kind, begin, finish, _ in sent]
+                spans = [(kind, begin - start, finish - start) for kind, begin, finish in noticed]
+                step = {"all-reduces": len(sent), "bytes": sum(note[3] for note in sent), "spans": spans}
+                steps[way.__name__].append(step | {"ms after backward": 1e3 * (end - done)})
+    finally:
+        dist.all_reduce = all_reduce
     first = next(iter(models.values()))
     return {
         way.__name__: min(steps[way.__name__][2:], key=lambda step: step["ms after backward"])  # DDP settles in two
