@@ -43,7 +43,7 @@ draw.ring(nproc_per_node)
 #
 # Each rank has a tensor, for example its gradients, of *S* bytes. In the first question rank 0 has 10 11 12 13, rank 1
 # has 20 21 22 23, and so on; a `reduce_scatter` is the first half of the picture, with the first chunk on the left. In
-# the second, count chunks: each is *S*/4.
+# the second, count chunks: each is *S*/4. A `broadcast` gives every rank the tensor of rank 0.
 
 # %%
 left = lab.ask("reduce_scatter: the number that is left on rank 1", default=20)
@@ -54,7 +54,9 @@ ratio = lab.ask("bytes of an all_reduce, over all ranks: how many times a broadc
 # %% [markdown]
 # ## Five collectives
 #
-# What does each of them leave on rank 0, and on rank 1? Write it down before you run them.
+# You know `all_reduce`, `reduce_scatter` and `broadcast`. An `all_gather` gives every rank all tensors, one after
+# another. In an `all_to_all` each rank cuts its tensor into chunks and sends chunk *r* to rank *r*. What does each of
+# the five leave on rank 0, and on rank 1? Write it down before you run them.
 #
 # `lab.run` calls a function on every rank and returns the run, and what each rank has returned. For that it writes a
 # script with the function's cell; a keyword, such as `five=all_reduce` further below, adds the cell that defines
@@ -229,10 +231,10 @@ lab.score()
 # ## On 2 × T4 and 8 × A100
 #
 # Two GPUs of a machine are connected by **PCIe**, the bus that also connects them to the CPU, or by **NVLink**,
-# NVIDIA's direct connection between GPUs. In each direction, a T4's PCIe 3 carries 16 GB/s and an A100's NVLink 300 by
-# their data sheets. A collective reaches less, and over PCIe much less, because the data pass through the host's memory
-# on their way: the plans below assume 5 and 225 GB/s. Between machines there is Ethernet or **InfiniBand**, a network
-# for clusters, often with 25 GB/s.
+# NVIDIA's direct connection between GPUs. In each direction, a T4's PCIe 3 carries 16 GB/s and an A100's NVLink 300
+# by their data sheets. A collective reaches less, and over PCIe much less, because the data pass through the memory
+# of the **host** (the machine with its CPUs) on their way: the plans below assume 5 and 225 GB/s. Between machines
+# there is Ethernet or **InfiniBand**, a network for clusters, often with 25 GB/s.
 #
 # DDP all-reduces the same gradients in every step, however many samples the step has, and does so while backward goes
 # on (lab 03). A transformer of 25 million parameters has 100 MB of them. How much of a step is spent waiting, with 64

@@ -115,9 +115,9 @@ lab.verify("gradients by hand: largest relative difference to one big batch", 1e
 # ## Three steps to DDP
 #
 # `flat` copies all gradients into one tensor: one all-reduce instead of ten. `overlap` does not wait for the end of
-# backward: PyTorch calls the hook as soon as a gradient is complete, and `async_op=True` returns while the all-reduce
-# is still under way, so that backward goes on. DDP does both: it packs gradients into buckets and sends a bucket as
-# soon as it is full.
+# backward: PyTorch calls a **hook**, a function that is registered for this, as soon as a gradient is complete, and
+# `async_op=True` returns while the all-reduce is still under way, so that backward goes on. DDP does both: it packs
+# gradients into buckets and sends a bucket as soon as it is full.
 #
 # With gradient accumulation, the gradients of several micro-batches are added up before one step, and only the sum has
 # to be sent. Within `no_sync` DDP sends nothing; use it for all micro-batches except the last.
@@ -174,11 +174,12 @@ def with_no_sync(model, loss):
 
 # %% [markdown]
 # `timed_steps`, which labkit adds, lets them take turns, 25 times. It replaces `dist.all_reduce` by a function that
-# calls it and notes the bytes, when it was called and when the sum had arrived; `print(run.script.cells["timed"].text)`
-# shows how. Two ranks on two cores have no core to spare for sending; a GPU leaves the CPU free for it. So in backward
-# each layer also sleeps for 5 ms, which stands for a GPU that computes. Other programs can only make a wait longer, so
-# for each way you see the step with the shortest wait after backward. `steps[way]["spans"]` has the parts of that step:
-# forward, backward, each all-reduce and the waiting, each with its begin and end in seconds.
+# calls it and notes the bytes, when it was called and when the sum had arrived;
+# `print(run.script.cells["timed"].text)` shows how. This runs on CPUs, even where there are GPUs. Two ranks on two
+# cores have no core to spare for sending; a GPU leaves the CPU free for it. So in backward each layer also sleeps for
+# 5 ms, which stands for a GPU that computes. Other programs can only make a wait longer, so for each way you see the
+# step with the shortest wait after backward. `steps[way]["spans"]` has the parts of that step: forward, backward,
+# each all-reduce and the waiting, each with its begin and end in seconds.
 
 # %%
 from torch.nn.parallel import DistributedDataParallel
@@ -257,18 +258,19 @@ lab.verify("ms after backward: overlap, against flat", late["flat"], late["overl
 # ## The same in a real run
 #
 # This is a timeline of labkit's own `ddp` script with a transformer of 3.3 million parameters, 12.7 MiB of gradients,
-# in four buckets that are closed at 3 MiB. Here both ranks really compute.
+# in five buckets: four that are closed when they reach 3 MiB, and the rest, 0.4 MiB. Here both ranks really compute.
 
 # %%
 script = sized(Script.load("ddp"), width=256)
 lab.launch(script, steps=9, global_batch_size=16, bucket_mib=3, profile=True).timeline()
 
 # %% [markdown]
-# Read it as above, now with two ranks. The first all-reduce of a step adds up the ranks' numbers of predictions; the
-# others are the buckets. Compare bars of the same number on both ranks: the shorter bar is nearly the sending time,
-# the longer one includes waiting for the other rank. A long grey bar at the end of backward on only one rank means
-# that it has finished and waits for the other; smaller buckets do not help against that. You get such a timeline of
-# any run with `profile=True` (lab 17).
+# Read it as above, now with two ranks. Backward is dotted, so that prints show it, too. Grey is any waiting: also
+# before and after forward, or within backward, when a rank is not served. The first all-reduce of a step adds up the
+# ranks' numbers of predictions; the others are the buckets. Compare bars of the same number on both ranks: the
+# shorter bar is nearly the sending time, the longer one includes waiting for the other rank. A long grey bar at the
+# end of backward on only one rank means that it has finished and waits for the other; smaller buckets do not help
+# against that. You get such a timeline of any run with `profile=True` (lab 17).
 #
 # ## Where two ranks are not one bigger batch
 #
@@ -354,7 +356,7 @@ lab.score()
 # %% [markdown]
 # ## On 2 × T4 and 8 × A100
 #
-# A decoder-only transformer of 25 million parameters trains in fp32 on 64 samples of 128 tokens per step, however many
+# A transformer of 25 million parameters trains in fp32 on 64 samples of 128 tokens per step, however many
 # devices there are. How much does a second T4 gain, and how much of a step is spent waiting for all-reduces that
 # backward does not hide?
 
@@ -386,7 +388,8 @@ lab.plans({"DDP": sized(script, width=512, layers=8, heads=8)}, devices=("1xT4",
 # 2. Leave out the broadcast.
 #    <details><summary>Answer</summary>The difference is 2.3. Each rank has the gradients of a different model, and
 #    their mean belongs to none of them. DDP broadcasts when it wraps the model.</details>
-# 3. In `with_no_sync`, put only the backward of the first three micro-batches inside the `with`, not the forward.
+# 3. In `with_no_sync`, move the forward out of the `with`: for each of the first three micro-batches, `value = loss() /
+#    MICRO_BATCHES`, then `with model.no_sync(): value.backward()`.
 #    <details><summary>Answer</summary>Eight all-reduces and 6.2
 #    MiB for four micro-batches, as without <code>no_sync</code>: nothing is gained, and nothing warns you.</details>
 # 4. You go from one rank to four. Must the learning rate change? (Goyal et al., arXiv 1706.02677.)

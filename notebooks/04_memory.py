@@ -19,7 +19,7 @@
 # its part.
 #
 # **You will be able to** say what fills a GPU before you rent it, which part of that each stage of ZeRO divides among
-# the ranks, and what to do about the rest. **30 minutes. You need** labs 01 and 03.
+# the ranks, and what to do about the rest. **30 minutes. You need** labs 01, 02 and 03.
 #
 # This is a step of a model with 100 million parameters, in fp32, with 2 GB of activations. The optimizer is SGD with
 # momentum, which keeps one number for each parameter. Parameters and optimizer state are there all the time.
@@ -41,10 +41,11 @@ draw.step(parameters=0.4, gradients=0.4, optimizer=0.4, activations=2, unit="GB"
 # %% [markdown]
 # ## Your predictions
 #
-# The model is the small transformer of labkit's scripts, 256 wide with four blocks: 3.3 million parameters, trained in
-# fp32 with AdamW. Each of two ranks has four samples of 128 tokens; a token is one byte of text. FSDP, the last of the
-# strategies below, divides parameters, gradients and optimizer state among the ranks. The first question is about
-# `precision="bf16"`, torch's *autocast*; in fp32 the three take 16 bytes together (lab 01).
+# The model is the small transformer of labkit's scripts, 256 wide with four blocks: 3.3 million parameters, trained
+# in fp32 with AdamW. Each of two ranks has four samples of 128 tokens; a token is one byte of text. FSDP, the last of
+# the strategies below, divides parameters, gradients and optimizer state among the ranks. The first question is about
+# training with `precision="bf16"`: torch's *autocast* then computes in bf16, a format of 16 bits. In fp32 the three
+# take 16 bytes together (lab 01).
 
 # %%
 states = lab.ask("bytes per parameter for parameters, gradients and AdamW, if it computes in bf16", default=8, unit="B")
@@ -105,8 +106,8 @@ pd.DataFrame(factors).T.map("{:.4g}×".format)
 #
 # Four trainings follow, each on two ranks. PyTorch has stage 1 as `ZeroRedundancyOptimizer` and stage 3 as FSDP. It
 # has no stage 2; the nearest is FSDP that keeps what it has gathered from forward until backward ends (lab 05),
-# labkit's `zero2`. Between two steps it holds less than stage 2, in which every rank keeps all parameters. DeepSpeed
-# has all three stages.
+# labkit's `zero2`. Between two steps it holds less than stage 2, in which every rank keeps all parameters. The
+# library DeepSpeed has all three stages.
 #
 # `labkit.plan` predicts what a rank will hold. It takes the script through a step on tensors that have a shape but no
 # data, which allocates nothing: a **rehearsal**. `launch(plan)` then trains, and in one step each rank records
@@ -144,7 +145,8 @@ draw.bars(measured, planned, unit="B", title="a rank at its peak")
 #
 # - *Activations* are the largest part here. No stage of ZeRO divides them: a rank has its own samples.
 # - *Communication*, under FSDP, is what it has gathered for the moment: here one block (3 MiB), the one before it,
-#   gathered in advance (3), and what is in no block, the embeddings and the output layer (0.6). `zero2` has gathered
+#   gathered in advance (3), and what is in no block (0.6): the **embeddings**, tables with a vector for each
+#   possible token and each position, and the output layer, also called the head. `zero2` has gathered
 #   everything. DDP and ZeRO-1 have nothing there on a CPU; on GPUs they do, see the plans at the end.
 # - *Gradients* depend on when the peak is. DDP has buckets for all gradients all the time, and labkit lets the
 #   gradients lie in them (`gradient_as_bucket_view=True`; by default they lie beside the buckets, which takes 4 bytes
@@ -186,7 +188,7 @@ lab.score()
 # - **States:** use FSDP (lab 05). torch's ZeRO-1 saves less, and is often slower.
 # - **Activations:** process fewer samples at a time and accumulate gradients (lab 03), recompute activations in
 #   backward (lab 12), or compute in 16 bits (lab 11).
-# - **Both**, when only some weights are to be trained: LoRA (lab 22).
+# - **Both**, when only some weights are to be trained: LoRA, which trains small additions (lab 22).
 #
 # The picture shows the memory per GPU under FSDP in GB, for a model of the given size with 1 GB of activations, not
 # counting gathered blocks and buffers:
@@ -243,10 +245,12 @@ for name, script in gpt.items():
 # ones until that step's backward, so the plan counts them: 4 bytes more per parameter, 20 with the states.
 #
 # AdamW's update also needs memory of its own on a GPU: by default torch updates all parameters together, operation by
-# operation (`foreach=True`), and an intermediate result as large as all of a rank's parameters takes 4 bytes for each.
-# But by then activations and old buckets are gone, so it is the peak only where these are smaller, as in the plan of
-# 7 billion parameters on two ranks below. With `fused=True` (labkit's `optimizer="adamw_fused"`) one kernel makes the
-# whole update and needs no such result. That is faster, but it does not lower a peak that is in backward.
+# operation (`foreach=True`), and an intermediate result as large as all of a rank's parameters takes 4 bytes for
+# each. But by then activations and old buckets are gone, so under DDP it is the peak only where these are smaller.
+# Under FSDP gradients count, too: at the peak of backward a rank has few of them, at the update all of its own. That
+# is why the update is the peak in the plan of 7 billion parameters on two ranks below. With `fused=True` (labkit's
+# `optimizer="adamw_fused"`) one GPU program (a *kernel*) makes the whole update and needs no such result. That is
+# faster, but it does not lower a peak that is in backward.
 #
 # **What to do with the memory that FSDP frees?** Train a larger model, or more samples at a time; the cell above also
 # prints how many samples of 512 tokens fit on each T4.
@@ -254,8 +258,8 @@ for name, script in gpt.items():
 # **Seven billion parameters.** The states are 16 × 7 = 112 GB, more than an A100 or an H100 has (80 GB): under DDP it
 # does not matter how many there are. Under FSDP each of 8 ranks holds 14 GB of them, each of 2 holds 56 GB. A popular
 # article says 28 GB for one GPU and 14 GB for each of two; that is the parameters alone. The plans are for one sample
-# of 2,048 tokens on each rank, whose activations take 16 GiB. (On two ranks AdamW's update needs more than these, so
-# the peak is there, when the activations are gone.)
+# of 2,048 tokens on each rank, whose activations take 16 GiB. (On two ranks the
+# gradients and AdamW's intermediate result take 13 GiB each, together more than that, so the peak is at the update.)
 
 # %%
 large = {"vocabulary": 32000, "context": 2048, "width": 4096, "heads": 32, "layers": 33}

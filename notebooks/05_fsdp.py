@@ -37,10 +37,11 @@ lab = Lesson("05_fsdp", ranks=nproc_per_node)
 draw.shards(4, nproc_per_node)
 
 # %% [markdown]
-# While a unit computes, FSDP already gathers the next one (**prefetching**), so that the rank does not wait. One unit
-# is special: the **root**, which has what is in no block, such as embeddings and an output layer. It is gathered
-# first and by default stays whole until the end of backward. So usually the root and two other units are whole at once.
-# *Holds* counts parameters and gradients; AdamW's moments, of a rank's own shards only, come on top.
+# While a unit computes, FSDP already gathers the next one (**prefetching**), so that the rank does not wait. (In
+# forward it can do so only on GPUs, for which the CPU queues work in advance.) One unit is special: the **root**,
+# which has what is in no block, such as embeddings and an output layer. It is gathered first and by default stays
+# whole until the end of backward. So usually the root and two other units are whole at once. *Holds* counts
+# parameters and gradients; AdamW's moments, of a rank's own shards only, come on top.
 #
 # ## Your predictions
 #
@@ -106,11 +107,11 @@ def looked_at(device):
 print(lab.run(looked_at, model=Model, options={"shown": False})[0].logs(rank=0, stream="stdout"))
 
 # %% [markdown]
-# Each class has got an `FSDP` in front of its name: that module belongs to a unit. Parameters have become **DTensors**
-# (distributed tensors). A DTensor has the shape of the whole tensor, and its *placements* say what a rank holds of it:
-# `Shard(dim=0)` is a slice of its rows. `device_mesh` is the arrangement of the ranks, here a single row of them.
-# `to_local()` is this rank's slice; `full_tensor()` gathers the whole, and as a collective it has to be called by all
-# ranks.
+# A module to which `fully_shard` was applied has got an `FSDP` in front of its class; what is inside belongs to its
+# unit, or, outside of all blocks, to the root. Parameters have become **DTensors** (distributed tensors). A DTensor
+# has the shape of the whole tensor, and its *placements* say what a rank holds of it: `Shard(dim=0)` is a slice of
+# its rows. `device_mesh` is the arrangement of the ranks, here a single row of them. `to_local()` is this rank's
+# slice; `full_tensor()` gathers the whole, and as a collective it has to be called by all ranks.
 #
 # ## Train and count
 #
@@ -308,13 +309,14 @@ lab.plans(gpt, devices=("2xT4", "8xA100 80"), global_batch_size=8) if plans else
 #
 # ## Try this
 #
+# These changes break claims of the lab, so `lab.score()` raises an error; look at the tables and pictures.
+#
 # 1. Call `fully_shard` on the whole model only, not on its blocks. How many all-gathers are there, and what is held
 #    after forward?
 #    <details><summary>Answer</summary>One gather in forward instead of 24, and none in backward, because there is
 #    only the root. After forward a rank holds the whole model, 6.0 MiB instead of 3.1. This is what happens to a model
 #    in which no blocks are found; labkit says so.</details>
-# 2. Set `layers=5` in `Model`, and `[2]` for `[11]` in `trained`. Does FSDP still save over 40%? (The lab's claims are
-#    about 24 layers, and fail.)
+# 2. Set `layers=5` in `Model`, and `[2]` for `[11]` in `trained`. Does FSDP still save over 40%?
 #    <details><summary>Answer</summary>No: 3.7 MiB instead of 5.5, a third less. A unit is now a fifth of the model,
 #    and while it computes it is whole, as are its gradients. Many small units save more than few large
 #    ones.</details>

@@ -43,8 +43,8 @@ parameters = blocks * block + root  # bytes
 draw.choice({"ddp": (2 * (nproc_per_node - 1) * parameters, 4 * parameters)}, rings="states only")
 
 # %% [markdown]
-# Two strategies on the map are not sharded data parallelism. They have labs of their own (13 and 14), which you do not
-# need here:
+# Two strategies do more than to divide the batch among the ranks. They have labs of their own (13 and 14), which you
+# do not need here:
 #
 # - A **pipeline** gives each rank some of the blocks, its **stage**. A rank computes its stage for a part of the batch,
 #   a **micro-batch**, and sends the result to the next rank; while the next rank computes on it, this one starts the
@@ -52,9 +52,10 @@ draw.choice({"ddp": (2 * (nproc_per_node - 1) * parameters, 4 * parameters)}, ri
 # - **Tensor parallelism** gives each rank some columns or rows of every matrix. Each rank works on all samples, and the
 #   partial results are added up by an all-reduce, twice in each block in forward and twice in backward.
 #
-# A pipeline's ranks idle at the start of a step, when the first micro-batch has not arrived, and at the end; with more
-# micro-batches that is a smaller part of the step. With p stages and m micro-batches it is (p - 1) / (m + p - 1). For
-# two stages, F is a forward, B a backward, and a dot is idle time:
+# Later stages of a pipeline idle until the first micro-batch arrives and after their last backward, earlier stages
+# while they wait for gradients to come back. With more micro-batches that is a smaller part of the step: with p
+# stages and m micro-batches it is (p - 1) / (m + p - 1). For two stages, F is a forward, B a backward, and a dot is
+# idle time:
 #
 # ```text
 # 1 micro-batch:
@@ -70,9 +71,9 @@ draw.choice({"ddp": (2 * (nproc_per_node - 1) * parameters, 4 * parameters)}, ri
 #
 # The model is a transformer of eight narrow blocks, with 3.7 million parameters, and a step has eight samples of 32
 # tokens, so parameters, gradients and optimizer state outweigh activations. FSDP, tensor parallelism and the pipeline
-# divide these states alike, so what comes on top decides which of them holds the least: activations, and what FSDP has
-# gathered. Under FSDP each rank has its own samples. Under tensor parallelism each rank has all samples, and a part of
-# the activations within blocks. The pipeline cuts the batch into four micro-batches.
+# divide the states of the blocks alike, so what comes on top decides which of them holds the least: activations, and
+# what FSDP has gathered. Under FSDP each rank has its own samples. Under tensor parallelism each rank has all
+# samples, and a part of the activations within blocks. The pipeline cuts the batch into four micro-batches.
 
 # %%
 each = {name: float(number) for number, name in enumerate(names)}
@@ -110,8 +111,8 @@ draw.choice(rings, crosses, rings="NCCL, by the formula", crosses="measured here
 # the size of the parameters. That is a property of gloo; on GPUs the rings count.
 #
 # On GPUs, a strategy that holds and sends at least as much as another can offer only simplicity or faster computation.
-# So `zero2` (FSDP that keeps what it has gathered) sends no more than DDP and holds less, and
-# FSDP holds less than ZeRO-1 and sends no more. Between `zero2` and FSDP you choose: memory or bytes.
+# So `zero2` (FSDP that keeps what it has gathered) beats DDP, and FSDP beats ZeRO-1: each sends no
+# more and holds less. Between `zero2` and FSDP you choose: memory or bytes.
 #
 # The pipeline holds and sends the least here. Its small micro-batches do it: of 1F1B's few micro-batches in flight a
 # rank keeps the activations of its own blocks only. What this costs is waiting, which the map does not show.
@@ -127,8 +128,8 @@ draw.choice(rings, crosses, rings="NCCL, by the formula", crosses="measured here
 # | ZeRO-1, as in torch | 2 P + 2 P / N | the same, and each updated parameter | 3 (N - 1) P |
 # | `zero2` | P + 3 P / N | gather P, reduce-scatter P | 2 (N - 1) P |
 # | FSDP | 4 P / N, the root, a unit or two | gather blocks twice, root once, reduce-scatter P | 3 (N - 1) P, or less |
-# | tensor | 4 P / N | 4 all-reduces of A in each of L blocks | 8 (N - 1) L A |
-# | pipeline | 4 P / N | A and its gradient from stage to stage | 2 (N - 1) A |
+# | tensor | 4 P / N of the blocks, all of the root | 4 all-reduces of A in each of L blocks | 8 (N - 1) L A |
+# | pipeline | 4 P / N; first and last stage, the root | A and its gradient from stage to stage | 2 (N - 1) A |
 #
 # torch's `ZeroRedundancyOptimizer` makes an all-reduce and broadcasts each updated parameter. With a reduce-scatter and
 # an all-gather, as in DeepSpeed, ZeRO-1 sends 2 (N - 1) P.
@@ -164,8 +165,9 @@ draw.decision(questions, "FSDP\none block per unit")
 # %% [markdown]
 # 1. **DDP**, if it fits: one line, and ordinary checkpoints. Before you leave it, compute in 16 bits (lab 11), take
 #    fewer samples at a time and accumulate, recompute activations in backward instead of keeping them (lab 12).
-# 2. **The states do not fit:** FSDP, with one block per unit (lab 05). If not even 1/N of them fits, fewer parameters
-#    have to be trained (LoRA, lab 22), or the host has to hold them, or N has to grow.
+# 2. **The states do not fit on one GPU, but 1/N of them does:** FSDP, with one block per unit (lab 05). If not even
+#    1/N of them fits, fewer parameters have to be trained (LoRA, lab 22), or the host has to hold them, or N has to
+#    grow.
 # 3. **One sample is too much:** FSDP already divides the batch, but not a sample, whose activations a rank has whole.
 #    Tensor parallelism divides those within a block, such as the heads of attention and the wide layer of the MLP,
 #    where there is NVLink (lab 14). Every rank still has what blocks hand on, for all samples, so once these outweigh
@@ -174,11 +176,12 @@ draw.decision(questions, "FSDP\none block per unit")
 #    Between hosts, send less: FSDP only within a host, and a copy of the model per host (lab 15), or a pipeline (lab
 #    13).
 #
-# **Will the gathers hide?** While a block computes, the next is gathered: 2 FLOPs per parameter and token of the rank,
-# beside 4 bytes per parameter, or 2 in 16 bits. So gathers hide if a rank has more tokens than 2 × FLOP/s ÷ bytes/s
-# of the link, or half of that in 16 bits. Both are what is reached, not what a data sheet says: of PCIe 3's 16 GB/s,
-# collectives reach about 5 (lab 02). In backward, with twice the FLOPs and a reduce-scatter beside the gather, it is
-# the same. With 150 TFLOP/s in bf16 and 240 GB/s that is 625 tokens.
+# **Will the gathers hide?** While a block computes, the next is gathered: 2 FLOPs per parameter and token of the
+# rank, beside 4 bytes per parameter, or 2 in 16 bits. So gathers hide if a rank has more tokens than 2 × FLOP/s ÷
+# bytes/s of the link, or half of that in 16 bits. Both are what is reached, not what a data sheet says: of PCIe 3's
+# 16 GB/s, collectives reach about 5 (lab 02). In backward, with twice the FLOPs and a reduce-scatter beside the
+# gather, it is the same. On A100s, with 150 TFLOP/s in bf16 and 225 GB/s, that is 670 tokens; on two T4s, with 6
+# TFLOP/s in fp32 and 5 GB/s, 2,400.
 #
 # Then compare two or three candidates, with `labkit.plan` or by running a few steps. **More ranks, larger batch?** With
 # the same samples on each rank, N ranks have an N times larger global batch and N times fewer steps per epoch, and the
@@ -213,7 +216,7 @@ verdict(larger, "8xA100 80")
 # If `ddp` is among those that fit, begin with it: question 1. Where ranges overlap, the plan cannot tell which is
 # faster, and a few steps of each can. Look at the column *waiting*, too. It has what the map leaves out: the pipeline
 # sends the least, and on eight ranks with eight micro-batches it idles for 7/15 of the time that it computes or idles.
-# Tensor parallelism holds more than FSDP, because every rank has all samples.
+# Tensor parallelism holds more than FSDP, because every rank has all samples, and the embeddings and the head whole.
 #
 # And for 7 billion parameters, in bf16, with 2,048 tokens on each device. "40" and "80" are the GB of an A100:
 
@@ -275,8 +278,8 @@ if guides:
 # | ZeRO-2 (DeepSpeed) | P + 3 P / N | 2 P | as ZeRO-1 | FSDP waits a lot, and P fits |
 # | `zero2`: FSDP, `never` | as ZeRO-2, between steps as FSDP | 2 P | for the first gather, the last sum | the same |
 # | FSDP | 4 P / N, the root, a unit or two | nearly 3 P | also for gathers that nothing hides | the states do not fit |
-# | tensor (lab 14) | 4 P / N | 8 L A | in every block, four times | a sample or a layer is too large |
-# | pipeline (lab 13) | 4 P / N | 2 A | for the other stages | links are slow |
+# | tensor (lab 14) | 4 P / N, the root whole | 8 L A | in every block, four times | a sample or a layer is too large |
+# | pipeline (lab 13) | 4 P / N, the root on two stages | 2 A | for the other stages | links are slow |
 #
 # [The same on one page](../docs/reference/cheat_sheet.md), with more strategies.
 #
@@ -285,8 +288,8 @@ if guides:
 # 1. `batch = 64`: which rings move, and in which direction?
 #    <details><summary>Answer</summary>Planned: what tensor parallelism sends grows from 12 to 96 MiB, far to the right
 #    of DDP, which still sends 28; what the pipeline sends grows from 0.4 to 3 MiB. Whatever holds the activations moves
-#    up: DDP from 69 to 157 MiB, FSDP from 39 to 126. The pipeline rises from 36 to 81, because its four micro-batches
-#    are eight times as large; with `accumulate=32` they are as small as before, and it stays at 36.</details>
+#    up: DDP from 69 to 157 MiB, FSDP from 39 to 126. The pipeline rises from 35 to 81, because its four micro-batches
+#    are eight times as large; with `accumulate=32` they are as small as before, and it holds 36.</details>
 # 2. `nproc_per_node = 4`: whose bytes triple, and who holds half as much?
 #    <details><summary>Answer</summary>Planned: over all ranks, each strategy sends 3 times as much: 84 MiB by DDP, 125
 #    by FSDP, 36 by tensor parallelism. FSDP and tensor parallelism hold 23 MiB instead of 39 and 38; DDP goes only from
