@@ -303,7 +303,7 @@ print(ddp.command.replace(" --", " \\\n    --"))
 # - **A lecture:** `make slides` turns the figures and questions of labs 01 to 06 into slides; *Try this* in each lab
 #   has exercises.
 #
-# `README.md`, beside this notebook, is the page of the course: all labs, and what each of them needs.
+# `README.md`, beside this notebook in the clone, is the page of the course: all labs, and what each of them needs.
 #
 # ## Try this
 #
