@@ -27,9 +27,10 @@ from labkit_labs.guesses import YOURS, Guess, explore
 from labkit_labs.on_ranks import cells_text
 from labkit_labs.other_devices import Elsewhere, elsewhere
 
-__all__ = ["Lesson", "defined", "sized"]
+__all__ = ["ONE_CORE", "Lesson", "defined", "printed_lists", "sized"]
 
 DEVICES = ("2xT4", "8xA100 80")
+ONE_CORE = {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}  # of a rank, and no GPU
 
 
 class Lesson(Claims):
@@ -45,7 +46,7 @@ class Lesson(Claims):
         self.on_cpu = len(hardware().gpus) < ranks
         self.counts_bytes = self.on_cpu and sys.platform == "linux"  # the kernel counts gloo's
         self.half = "bf16" if self.on_cpu else hardware().precision  # 16 bits that work here
-        self.env = {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"} if self.on_cpu else {}
+        self.env = dict(ONE_CORE if self.on_cpu else {})
         self._guesses: dict[str, Guess] = {}
 
     def ask(
@@ -192,6 +193,12 @@ def defined(script: Script, *titles: str) -> SimpleNamespace:
     for title in titles:
         exec(script.cells[title].text, names)
     return SimpleNamespace(**{name: value for name, value in names.items() if not name.startswith("__")})
+
+
+def printed_lists(run: Run) -> list[list[list[Any]]]:
+    """By rank, the JSON lists that it printed, a line each."""
+    logs = [run.logs(rank=rank, stream="stdout").splitlines() for rank in run.folder.latest.started_ranks()]
+    return [[json.loads(line) for line in lines if line.startswith("[")] for lines in logs]
 
 
 def _script(lab: str, called: str, own: Mapping[str, Any]) -> Script:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import subprocess
@@ -16,12 +15,9 @@ from labkit.errors import LabError, RankFailedError
 from labkit.launching import launch
 from labkit.run import Run
 from labkit.write import Script
-from labkit_labs.lesson import Lesson
+from labkit_labs.lesson import ONE_CORE, Lesson, printed_lists
 
 __all__ = ["Ended", "attempt", "replaced"]
-
-# gloo notices at once that a rank is gone; NCCL waits for its time limit, ten minutes
-ENV = {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
 
 
 def replaced(script: Script, before: str, after: str) -> Script:
@@ -56,9 +52,7 @@ class Ended:
     @property
     def different(self) -> int:
         """How many different numbers are in the lists that ranks printed."""
-        logs = [self.run.logs(rank=rank, stream="stdout") for rank in self.run.folder.latest.started_ranks()]
-        lines = [line for log in logs for line in log.splitlines() if line.startswith("[")]
-        return len({number for line in lines for number in json.loads(line)})
+        return len({number for lists in printed_lists(self.run) for numbers in lists for number in numbers})
 
     @cached_property
     def _first_nan(self) -> tuple[int, int, int]:
@@ -94,7 +88,7 @@ class Ended:
         torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
         command = [*torchrun, str(self.run.folder.script), "[]"]
         bare = subprocess.run(
-            command, env=os.environ | ENV, capture_output=True, text=True, timeout=180, check=False
+            command, env=os.environ | ONE_CORE, capture_output=True, text=True, timeout=180, check=False
         ).stderr
         cause = re.search(r"Root Cause.*?rank\s*: (\d+)", bare, re.DOTALL)
         if cause:
@@ -130,7 +124,8 @@ def attempt(
     With `until` the run is stopped when labkit's notice has this word; `watchdog` is the number of seconds without
     progress after which a run is ended.
     """
-    options: dict[str, Any] = {"nproc_per_node": lab.ranks, "args": ["[]"], "env": ENV, "wait": False}
+    # without GPUs: gloo notices at once that a rank is gone; NCCL waits for its time limit, ten minutes
+    options: dict[str, Any] = {"nproc_per_node": lab.ranks, "args": ["[]"], "env": ONE_CORE, "wait": False}
     run, error = launch(script, name=name.replace(" ", "-"), watchdog=watchdog, **options), None
     while until and not run.status().is_final and until not in (run.status().notice or ""):
         time.sleep(0.2)

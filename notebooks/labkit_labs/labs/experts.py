@@ -10,6 +10,7 @@ from labkit.run import Run
 from labkit.write import Script
 from labkit_labs.draw.picture import GREY, WIDTH, Picture, box, boxes, colour_of, sheet, words
 from labkit_labs.draw.player import Frame, film, moved
+from labkit_labs.labs.broken_scripts import replaced
 
 __all__ = ["EXPERTS", "SECONDS", "by_rank", "routed", "shares_by_step", "sleeping_experts"]
 
@@ -34,11 +35,10 @@ class Experts("""
 def sleeping_experts(share: float) -> Script:
     """expert_parallel with two small blocks whose experts sleep in training. `share` of each rank's tokens choose
     expert 0, the others evenly."""
-    whole = Script.load("expert_parallel", task="mixture")
+    script = Script.load("expert_parallel", task="mixture")
     routes, computes = "        scores, chosen = (scores /", "        return torch.cat([F.gelu(part"
     evenly = f"torch.arange(len(tokens), device=x.device) % {EXPERTS}"
     first = f"torch.arange(len(tokens), device=x.device) < {share} * len(tokens)"
-    text = whole.cells["model"].text
     for before, after in {
         "import math\n": "import math\nimport time\n",
         "class Experts(": SLEEP,
@@ -46,9 +46,8 @@ def sleeping_experts(share: float) -> Script:
         routes: f"        chosen = torch.where({first}, 0, {evenly})[:, None]\n{routes}",
         computes: f"        rows = Sleep.apply(rows) if self.training else rows\n{computes}",
     }.items():
-        assert text.count(before) == 1, before
-        text = text.replace(before, after)
-    return whole.with_cells(model=text)
+        script = replaced(script, before, after)
+    return script
 
 
 def shares_by_step(run: Run) -> dict[int, list[float]]:

@@ -10,6 +10,7 @@ from statistics import median
 from labkit.run import Run
 from labkit.spans import COMMUNICATION, COMPUTE, WAITING, Span, intersection, subtracted, total, union
 from labkit.write import Script
+from labkit_labs.lesson import ONE_CORE
 from labkit_labs.on_ranks import cells_text
 
 __all__ = ["all_reduces", "parts", "pauses", "simulated", "sleeping", "straggler"]
@@ -53,7 +54,7 @@ def sleeping(strategy: str) -> Script:
 def pauses(layers: int, forward: float, backward: float, slow: float = 0.0, slow_rank: int = -1) -> dict[str, str]:
     """The environment of a launch of `sleeping`. As in `simulated`; by default no rank is slow. Sleep needs no GPU."""
     settings = {"layers": layers, "forward": forward, "backward": backward, "slow": slow, "slow_rank": slow_rank}
-    return {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", "PAUSES": json.dumps(settings)}
+    return {**ONE_CORE, "PAUSES": json.dumps(settings)}
 
 
 def straggler(run: Run) -> int:

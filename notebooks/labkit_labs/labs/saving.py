@@ -19,7 +19,7 @@ from labkit.run import Run
 from labkit.write import Script
 from labkit_labs.draw.charts import bars
 from labkit_labs.draw.picture import Picture
-from labkit_labs.lesson import Lesson
+from labkit_labs.lesson import Lesson, printed_lists
 
 __all__ = [
     "apart",
@@ -68,15 +68,9 @@ def killed_while_saving(lab: Lesson, script: Script, step: int, **options: Any) 
     return run
 
 
-def _noted(run: Run) -> list[list[tuple[float, list[int]]]]:
-    """By rank and step, the JSON lists (seconds, numbers of the samples) that the model printed."""
-    logs = [run.logs(rank=rank, stream="stdout").splitlines() for rank in run.folder.latest.started_ranks()]
-    return [[json.loads(line) for line in lines if line.startswith("[")] for lines in logs]
-
-
 def samples_of(run: Run) -> list[list[int]]:
-    """By step, the numbers of the samples that all ranks trained on."""
-    return [sum((numbers for _, numbers in ranks), []) for ranks in zip(*_noted(run), strict=False)]
+    """By step, the numbers of the samples that all ranks trained on. The model prints (seconds, numbers)."""
+    return [sum((numbers for _, numbers in ranks), []) for ranks in zip(*printed_lists(run), strict=False)]
 
 
 def trained_again(run: Run, resumed: Run) -> int:
@@ -100,7 +94,8 @@ def apart(run: Run, reference: Run) -> float:
 def still_at(run: Run, every: int) -> float:
     """How many seconds longer rank 0 needs for a step with a checkpoint, which is each `every`-th, than for another
     one: the difference of their medians."""
-    times, first = [at for at, _ in _noted(run)[0]], int(run.losses().index[0])
+    times: list[float] = [at for at, _ in printed_lists(run)[0]]
+    first = int(run.losses().index[0])
     gaps = {step: after - before for step, (before, after) in enumerate(pairwise(times), first)}
     usual = median(gap for step, gap in gaps.items() if step % every)
     return median(gap for step, gap in gaps.items() if step % every == 0) - usual
