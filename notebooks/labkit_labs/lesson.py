@@ -117,7 +117,7 @@ class Lesson(Claims):
         """The reader's predictions beside the formulas and the measurements, and below them all claims so far.
 
         What was measured with a clock is graded by its formula, for a busy machine is not the reader's mistake. Raises
-        LabError when a claim does not hold, unless the measurement is too noisy to decide.
+        LabError when another claim does not hold.
         """
         self.require()
         return Score([self._scored(guess) for guess in self._guesses.values()], self._rows(), has_reader=ui() == "svg")
@@ -125,7 +125,7 @@ class Lesson(Claims):
     def _scored(self, guess: Guess) -> dict[str, str]:
         claim = self._claims.get(guess.name)
         if claim is None:
-            return {"question": guess.name, "predicted": guess.text, "measured": "not on this machine"}
+            return {"question": guess.name, "predicted": guess.text, "measured": "not measured"}
         measured = guess.option_near(claim.measured) or amount(claim.measured, claim.unit)
         if claim.timed:  # with a clock
             measured += f", {claim.undecided or f'load {claim.load:.1f} per core'}"
@@ -157,7 +157,7 @@ class Score:
     def _title(self) -> str:
         if not self.has_reader:
             return "No one was asked: these are the default predictions."
-        decided = sum("the prediction was" in row for row in self.rows)  # others are "not on this machine"
+        decided = sum("the prediction was" in row for row in self.rows)  # others are "not measured"
         return f"{self.right} of {decided} predictions {'was' if self.right == 1 else 'were'} right."
 
     def _held(self) -> str:

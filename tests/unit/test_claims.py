@@ -69,15 +69,17 @@ def test_a_claim_measured_with_a_clock_on_a_busy_machine_is_shown_and_does_not_f
         claims.require()
 
 
-@pytest.mark.parametrize(
-    ("busy", "measured"),
-    [(1.0, 0.2), (BUSY, 0.2), (9.0, math.nan), (9.0, math.inf)],
-    ids=["quiet", "own", "nan", "inf"],
-)
-def test_a_claim_measured_with_a_clock_fails_on_a_machine_that_is_not_busy_or_with_no_number(
-    claims, load, busy, measured
-):
-    load(busy)
+@pytest.mark.parametrize("idle", [1.0, BUSY])
+def test_a_claim_measured_with_a_clock_does_not_hold_on_a_machine_that_is_not_busy(claims, load, idle):
+    load(idle)
+    claims.verify("step", 0.1, 0.2, "s", within=0.1)
+    assert "does not hold" in repr(claims)
+    claims.require()  # a machine that computes at another speed is no mistake of the lab
+
+
+@pytest.mark.parametrize("measured", [math.nan, math.inf])
+def test_what_is_no_number_fails_the_lab_however_busy_the_machine_is(claims, load, measured):
+    load(9.0)
     claims.verify("step", 0.1, measured, "s", within=0.1)
     assert "does not hold" in repr(claims)
     with pytest.raises(LabError, match="1 of 1 claims"):

@@ -231,7 +231,7 @@ def test_a_default_that_cannot_be_chosen_is_refused():
 def test_the_score_holds_every_question(runs_dir, capsys):
     lab = Lesson("99 a lab")
     lab.ask("bytes", default=1, unit="MB", about="How many?")
-    assert lab.score().rows == [{"question": "bytes", "predicted": "1,000,000 B", "measured": "not on this machine"}]
+    assert lab.score().rows == [{"question": "bytes", "predicted": "1,000,000 B", "measured": "not measured"}]
     lab.verify("bytes", 2_000_000, 2_000_000, "B")
     score = lab.score()
     assert score.rows == [
@@ -244,7 +244,7 @@ def test_the_score_holds_every_question(runs_dir, capsys):
         }
     ]
     assert "No one was asked" in repr(score)
-    elsewhere = {"question": "x", "predicted": "1", "measured": "not on this machine"}
+    elsewhere = {"question": "x", "predicted": "1", "measured": "not measured"}
     assert "0 of 1 predictions were right" in repr(Score([*score.rows, elsewhere], score.claims, has_reader=True))
 
 
