@@ -14,7 +14,7 @@ from labkit.errors import ScriptError, did_you_mean
 from labkit.write.cells import Cell, ScriptText, split_cells
 from labkit.write.lines import ARGUMENTS, is_of, lines_for, number_shared, unserved, with_lines, with_lines_of
 
-SAME_AS = re.compile(r"# of (?P<file>\w+\.py)")  # the whole text of a cell that is a copy of a sibling file's
+SAME_AS = re.compile(r"# of (?P<file>[\w./]+\.py)")  # the whole text of a cell that is a copy of another file's
 GOES_WITH = re.compile(r"^# goes with: (?P<names>.+)$", re.MULTILINE)
 SINGLE, BYTES = "single", "bytes"  # the strategy and the task of train.py itself
 LISTS_BLOCKS = re.compile(r"self\.blocks\b.* = nn\.\w+\([*(\[]*[\w.]+\(.* for ")
@@ -150,11 +150,11 @@ def _part(path: Path, kind: str, name: str = "") -> Part:
 
 
 def _resolved(path: Path, cell: Cell) -> Cell:
-    """The sibling file's cell, if this one only refers to it."""
+    """The other file's cell, if this one only refers to it."""
     if same := SAME_AS.fullmatch(cell.text.strip()):
-        sibling = path.with_name(same["file"])
-        cells = split_cells(sibling.read_text(encoding="utf-8"))[1]
-        return _resolved(sibling, next(each for each in cells if each.title == cell.title))
+        other = path.parent / same["file"]
+        cells = split_cells(other.read_text(encoding="utf-8"))[1]
+        return _resolved(other, next(each for each in cells if each.title == cell.title))
     return cell
 
 

@@ -260,4 +260,4 @@ def forward_backward(model, batch, dp_mesh, args):
 
 
 # %% micro_batches
-# of diloco.py
+# of ../extras/accumulate.py

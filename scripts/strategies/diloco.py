@@ -123,17 +123,4 @@ def forward_backward(model, batch, dp_mesh, args):
 
 
 # %% micro_batches
-def micro_batches(batch, number):
-    """The batch in this many parts of equal size."""
-    if number == 1:
-        return [batch]
-    sizes = set()
-    map_tensors(batch, lambda tensor: sizes.add(len(tensor) if tensor.ndim else 0))
-    if len(sizes) > 1:
-        raise SystemExit(f"--accumulate splits batches along their first axis, which is {sorted(sizes)} in one batch: "
-                         "let collate put the samples first in every tensor")  # fmt: skip
-    (samples,) = sizes
-    if number < 1 or not samples or samples % number:
-        raise SystemExit(f"--accumulate {number} does not divide a rank's batch of {samples} samples")
-    size = samples // number
-    return [map_tensors(batch, lambda t, at=at: t[at : at + size]) for at in range(0, samples, size)]
+# of ../extras/accumulate.py
