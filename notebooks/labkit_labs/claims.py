@@ -102,8 +102,8 @@ def amount(number: float, unit: str) -> str:
 class Claims:
     """The claims of one lab: `verify` compares the value of a formula with a measurement.
 
-    Timed claims that disagree are shown but do not fail the lab, because a slow machine is not a mistake in it: they "do
-    not hold", or are too noisy to decide where the machine was busier than `BUSY` in the minute before."""
+    Timed claims that disagree are shown but do not fail the lab, because a slow machine is not a mistake in it. They
+    "do not hold", or are too noisy to decide where the machine was busier than `BUSY` in the minute before."""
 
     def __init__(self, lab: str):
         self.lab = lab
