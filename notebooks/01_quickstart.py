@@ -81,9 +81,10 @@ class Model(nn.Module):  # images of handwritten digits in, ten scores out
 # - four charts with a line for each rank: the loss, the samples per second, the time of a step, the memory of the
 #   process. The losses of the ranks differ a little because each has different samples.
 # - a table with a row for each rank. *Input wait* is the share of its time in which it waits for samples,
-#   *communication* that in which it exchanges tensors with other ranks, waiting for them included. *State held* is what
-#   it keeps from step to step: parameters, gradients and the optimizer's state. *Peak resident set* is the whole
-#   process, mostly Python and torch.
+#   *communication* that in which it exchanges tensors with other ranks, waiting for them included. *State held* is
+#   what it keeps from step to step: parameters, gradients and the optimizer's state. *Peak resident set* is the whole
+#   process, mostly Python and torch; on GPUs there are *peak allocated*, the most that tensors have taken, and
+#   *reserved*, what torch has taken from the GPU for them.
 # - the machine, where *busy* includes all other programs, and the end of the log of rank 0.
 
 # %%
@@ -172,13 +173,14 @@ lab.verify(failing, (-(-360 // size) - 1) % nproc_per_node, failure.rank)
 # ## On 2 × T4 and 8 × A100: a model that does not fit
 #
 # Here is labkit's transformer, a model of text, with 24 blocks of width 2,048, as in GPT-3 XL: 1.2 billion
-# parameters. A text is cut into **tokens**, here its bytes. Each token is a vector of 2,048 numbers (the **width**),
-# and passes through 24 equal groups of layers (the **blocks**). In a block, *attention* mixes the tokens' vectors,
-# and an **MLP**, two linear layers, transforms each of them. From the last block's vectors the model scores every
-# possible next token. A T4 has 16 GB, of which 14.24 GiB are left for a rank. `labkit.plan` works out memory and time
-# from the script itself; nothing is run. The first line is the answer, and the bars show what fills the memory. In
-# the table of strategies read only the rows `ddp` and `fsdp`; later labs explain the others, and the options that the
-# plan proposes.
+# parameters. A sample is a text of 128 **tokens**, here bytes (the plan calls them *positions*). Each token is a
+# vector of 2,048 numbers (the **width**), and passes through 24 equal groups of layers (the **blocks**). In a block,
+# *attention* mixes the tokens' vectors, in several *heads* that each see a part of the width, and an **MLP**, two
+# linear layers, transforms each of them. From the last block's vectors the model scores every possible next token. A
+# T4 has 16 GB, of which 14.24 GiB are left for a rank. `labkit.plan` works out memory and time from the script
+# itself; nothing is run. The first line is the answer, and the bars show what fills the memory. In the table of
+# strategies read only the rows `ddp` and `fsdp`; later labs explain the others, and the options that the plan
+# proposes.
 
 # %%
 large = {name: sized(Script.load(name), width=2048, layers=24, heads=16) for name in ("ddp", "fsdp")}

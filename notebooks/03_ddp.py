@@ -265,12 +265,13 @@ script = sized(Script.load("ddp"), width=256)
 lab.launch(script, steps=9, global_batch_size=16, bucket_mib=3, profile=True).timeline()
 
 # %% [markdown]
-# Read it as above, now with two ranks. Backward is dotted, so that prints show it, too. Grey is any waiting: also
-# before and after forward, or within backward, when a rank is not served. The first all-reduce of a step adds up the
-# ranks' numbers of predictions; the others are the buckets. Compare bars of the same number on both ranks: the
-# shorter bar is nearly the sending time, the longer one includes waiting for the other rank. A long grey bar at the
-# end of backward on only one rank means that it has finished and waits for the other; smaller buckets do not help
-# against that. You get such a timeline of any run with `profile=True` (lab 17).
+# Read it as above, now with two ranks. (The panel's shares are those of the whole run, the timeline's those of one
+# step.) Backward is dotted, so that prints show it, too. Grey is any waiting: also before and after forward, or
+# within backward, when a rank is not served. The first all-reduce of a step adds up the ranks' numbers of
+# predictions; the others are the buckets. Compare bars of the same number on both ranks: the shorter bar is nearly
+# the sending time, the longer one includes waiting for the other rank. A long grey bar at the end of backward on only
+# one rank means that it has finished and waits for the other; smaller buckets do not help against that. You get such
+# a timeline of any run with `profile=True` (lab 17).
 #
 # ## Where two ranks are not one bigger batch
 #

@@ -18,8 +18,9 @@
 # train a larger model than on one of them. This lab adds up what that costs, and what is left when each rank keeps only
 # its part.
 #
-# **You will be able to** say what fills a GPU before you rent it, which part of that each stage of ZeRO divides among
-# the ranks, and what to do about the rest. **30 minutes. You need** labs 01, 02 and 03.
+# **You will be able to** say what fills a GPU before you rent it, which part of that each stage of ZeRO (a way to
+# divide the states) divides among the ranks, and what to do about the rest. **30 minutes. You need** labs 01, 02 and
+# 03.
 #
 # This is a step of a model with 100 million parameters, in fp32, with 2 GB of activations. The optimizer is SGD with
 # momentum, which keeps one number for each parameter. Parameters and optimizer state are there all the time.
@@ -176,12 +177,13 @@ lab.score()
 # and many activations it saves little, as here; the model of lab 05 is of the other kind.
 #
 # **How large are the activations?** A block of GPT-2's kind, whose MLP is four times as wide as the block, saves 16
-# values for each token and each unit of its width, without dropout and with attention that does not store its scores:
-# 64 bytes in fp32, 32 in 16 bits. (Under autocast nearer 60% remain than half, because the inputs of layer norms stay
-# in fp32, and the weights' 16-bit copies take 2 bytes per parameter.) Here that is 4 blocks × 512 tokens × 256 × 64
-# bytes = 32 MiB. The loss needs three tensors as large as the **logits** (the model's scores of all possible next
-# tokens), 4 bytes × tokens × vocabulary, here 1.5 MiB together. Backward begins with them and has freed them when it
-# comes to the last block, where the peak is here. For other blocks, ask `labkit.plan`.
+# values for each token and each number of its width, without dropout and with attention that does not store its
+# scores (a number for each pair of tokens): 64 bytes in fp32, 32 in 16 bits. (Under autocast nearer 60% remain than
+# half, because the inputs of layer norms stay in fp32, and the weights' 16-bit copies take 2 bytes per parameter.)
+# Here that is 4 blocks × 512 tokens × 256 × 64 bytes = 32 MiB. The loss needs three tensors as large as the
+# **logits** (the model's scores of all possible next tokens), 4 bytes × tokens × vocabulary, here 1.5 MiB together.
+# Backward begins with them and has freed them when it comes to the last block, where the peak is here. For other
+# blocks, ask `labkit.plan`.
 #
 # What to do about each part:
 #
@@ -219,9 +221,10 @@ print(runs["DDP"].memory().ranks[0].outside().replace("; ", "\n"))
 # %% [markdown]
 # ## On 2 × T4 and 8 × A100
 #
-# The model is a transformer of 350 million parameters, the size of GPT-2 medium. At 16 bytes each that is 5 GiB. A T4
-# leaves 14 GiB for tensors: its 16 GB are less than 15 GiB, and the driver and CUDA keep some. The global batch is
-# fixed, so a rank has four samples on 2 × T4 and one on 8 × A100.
+# The model is a transformer of 350 million parameters, the size of GPT-2 medium. (In the cell, `vocabulary` is the
+# number of possible tokens, and `context` the tokens of a sample.) At 16 bytes each that is 5 GiB. A T4 leaves 14 GiB
+# for tensors: its 16 GB are less than 15 GiB, and the driver and CUDA keep some. The global batch is fixed, so a rank
+# has four samples on 2 × T4 and one on 8 × A100.
 
 # %%
 medium = {"vocabulary": 50257, "context": 512, "width": 1024, "heads": 16, "layers": 20}
@@ -305,7 +308,8 @@ else:
 # 2. Which is larger at the peak of DDP with a single sample of 16 tokens per rank, states or activations? Plan it:
 #    `labkit.plan(sized(scripts["DDP"], context=16), nproc_per_node=2, global_batch_size=2)`.
 #    <details><summary>Answer</summary>The states: 50.3 MiB of 52.4, and 1.0 of activations. FSDP then
-#    holds 35.0 MiB, two thirds of that and not half: gathered blocks and embeddings (9.6) come on top.</details>
+#    holds 35.0 MiB, two thirds of that and not half: what is gathered, and a block's gradients on their way, come on
+#    top (9.6).</details>
 # 3. `print(in_bf16)`: do activations halve when the script computes in 16 bits?
 #    <details><summary>Answer</summary>No: they shrink from 32.1 to 25.5 MiB. Layer norms, the sum that runs through
 #    all blocks and the loss stay in fp32, and the 16-bit copies of the weights are kept for backward.</details>

@@ -48,8 +48,9 @@ draw.shards(4, nproc_per_node)
 # The model is a tower of linear layers, 256 wide: 23 blocks and a last layer, 1.6 million parameters. Each rank has
 # eight samples.
 #
-# An all-gather or a reduce-scatter is one phase of communication, and DDP's all-reduce is two: a reduce-scatter and an
-# all-gather. In every phase each rank sends (N - 1)/N of its bytes (lab 02), so this lab compares the bytes of phases.
+# An all-gather or a reduce-scatter is one phase of communication, and DDP's all-reduce is two: a reduce-scatter and
+# an all-gather. In every phase each rank sends (N - 1)/N of its bytes (lab 02), so this lab compares the bytes of
+# phases. (The picture counts them for four units; here there are 24.)
 
 # %%
 gathers = lab.ask("all-gathers in a step of FSDP, 23 blocks and the root", default=24)
@@ -265,10 +266,10 @@ for name, options in {"ddp": {}, "fsdp": {"meta_device": True}}.items():
 # %% [markdown]
 # ## On 2 × T4 and 8 × A100
 #
-# A model that plain DDP cannot train on two T4s: GPT-2 large with an output layer of its own, 838 million parameters,
-# with eight samples of 256 tokens. Its states take 16 bytes each, 12.5 GiB. With **CPU offload** shards and
-# AdamW's moments stay in host memory; a shard is copied to the GPU when its unit is about to compute, and AdamW runs on
-# the CPU.
+# A model that plain DDP cannot train on two T4s: GPT-2 large with an output layer of its own (GPT-2 shares it with
+# the embeddings), 838 million parameters, with eight samples of 256 tokens. Its states take 16 bytes each, 12.5 GiB.
+# With **CPU offload** shards, their gradients and AdamW's moments stay in host memory; a shard is copied to the GPU
+# when its unit is about to compute, and AdamW runs on the CPU.
 
 # %%
 large = {"vocabulary": 50257, "context": 256, "width": 1280, "heads": 20, "layers": 36}
@@ -285,10 +286,10 @@ lab.plans(gpt, devices=("2xT4", "8xA100 80"), global_batch_size=8) if plans else
 #
 # **GPU to GPU or CPU to GPU?** A popular article says that moving data between GPUs costs much less than between CPU
 # and GPU. That is true of A100s: **NVLink**, the direct connection between them, carries some 300 GB/s each way, and
-# **PCIe**, the bus to the host, some 25. T4s have no NVLink, so both go over PCIe. Either way most of the price of
-# offloading is the update on the CPU, whose memory is many times slower than a GPU's: for each parameter of a shard
-# the plan counts 0.8 ns for copies, over PCIe 3 whatever the GPU, and 6 ns for AdamW on the host. The latter is a
-# guess, within a factor of 4.
+# **PCIe**, the bus to the host, some 25 (PCIe 4; a T4's PCIe 3 has half of that). T4s have no NVLink, so both go over
+# PCIe. Either way most of the price of offloading is the update on the CPU, whose memory is many times slower than a
+# GPU's: for each parameter of a shard the plan counts 0.8 ns for copies, over PCIe 3 whatever the GPU, and 6 ns for
+# AdamW on the host. The latter is a guess, within a factor of 4.
 #
 # ## Recap
 #
@@ -324,7 +325,8 @@ lab.plans(gpt, devices=("2xT4", "8xA100 80"), global_batch_size=8) if plans else
 #    <details><summary>Answer</summary>Nothing: it stays at 0.857. The shards are new parameters,
 #    and the optimizer has the old ones, which never get a gradient. Nothing warns you.</details>
 #
-# **In your own code**, with pretrained weights (after `init_process_group`; lab 22 fine-tunes with FSDP):
+# **In your own code**, with pretrained weights, after `init_process_group` (lab 19 shows what comes before;
+# `LOCAL_RANK` is the rank's number on its machine; lab 22 fine-tunes with FSDP):
 #
 # ```python
 # torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))

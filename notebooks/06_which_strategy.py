@@ -108,7 +108,8 @@ draw.choice(rings, crosses, rings="NCCL, by the formula", crosses="measured here
 # Rings are what the methods send over **NCCL**, the library for GPUs. Crosses are what was sent here: over **gloo**,
 # the library for CPUs, if your machine has no GPUs. gloo has no reduce-scatter of its own and makes an all-reduce
 # instead (lab 02), which is twice the bytes. So the crosses of `zero2` and `fsdp` are to the right of their rings, by
-# the size of the parameters. That is a property of gloo; on GPUs the rings count.
+# the size of the parameters. That is a property of gloo. On GPUs nobody counts the bytes: there are no crosses, and
+# the rings count.
 #
 # On GPUs, a strategy that holds and sends at least as much as another can offer only simplicity or faster computation.
 # So `zero2` (FSDP that keeps what it has gathered) beats DDP, and FSDP beats ZeRO-1: each sends no
@@ -177,11 +178,11 @@ draw.decision(questions, "FSDP\none block per unit")
 #    13).
 #
 # **Will the gathers hide?** While a block computes, the next is gathered: 2 FLOPs per parameter and token of the
-# rank, beside 4 bytes per parameter, or 2 in 16 bits. So gathers hide if a rank has more tokens than 2 × FLOP/s ÷
-# bytes/s of the link, or half of that in 16 bits. Both are what is reached, not what a data sheet says: of PCIe 3's
-# 16 GB/s, collectives reach about 5 (lab 02). In backward, with twice the FLOPs and a reduce-scatter beside the
-# gather, it is the same. On A100s, with 150 TFLOP/s in bf16 and 225 GB/s, that is 670 tokens; on two T4s, with 6
-# TFLOP/s in fp32 and 5 GB/s, 2,400.
+# rank, beside 4 bytes per parameter, or 2 in 16 bits. Of these bytes a rank sends (N - 1) / N. So gathers hide if a
+# rank has more tokens than 2 (N - 1) / N × FLOP/s ÷ bytes/s of the link, or half of that in 16 bits. Both are what is
+# reached, not what a data sheet says: of PCIe 3's 16 GB/s, collectives reach about 5 (lab 02). In backward, with
+# twice the FLOPs and a reduce-scatter beside the gather, it is the same. On eight A100s, with 150 TFLOP/s in bf16 and
+# 225 GB/s, that is 580 tokens; on two T4s, with 6 TFLOP/s in fp32 and 5 GB/s, 1,200.
 #
 # Then compare two or three candidates, with `labkit.plan` or by running a few steps. **More ranks, larger batch?** With
 # the same samples on each rank, N ranks have an N times larger global batch and N times fewer steps per epoch, and the
