@@ -113,7 +113,7 @@ script.diff(alone)
 # - **`make_mesh`** arranges the ranks. Ranks that know how to reach each other form a **process group**, which both
 #   scripts start; `dist.get_world_size()` is the number of its ranks. A **mesh** arranges them in a grid whose axes
 #   have names. Here it is a single row, once of one rank, once of all. Its axis is called `data`, because the ranks
-#   along it have different data. (The three lines that go are `single`'s: it refuses to run on more than one rank.)
+#   along it have different data. (Of the three lines that go, two are `single`'s refusal to run on more than one rank.)
 # - **`DistributedDataParallel`** is the line that matters. Each rank now has a copy of the model, a **replica**, and
 #   backward averages the gradients of all replicas. It does so by **collectives**: calls in which all ranks take part
 #   (lab 02). Gradients are sent together in **buckets** (lab 03); with `gradient_as_bucket_view=True` they are stored
@@ -348,10 +348,10 @@ print(ddp.command.replace(" --", " \\\n    --"))
 #    ```
 #
 #    </details>
-# 5. Everything that you may want to change is a function in a cell: `print(script.cells["task"].text)` has the loss and
-#    the metrics, `script.cells["optimizer"]` the optimizer. Write functions of the same names, each in a cell of its
-#    own, with its imports, and launch `script.with_cells(loss_of=loss_of, optimizer_of=optimizer_of)` with `lr=0.02`.
-#    Why does `loss_of` return a sum?
+# 5. Everything that you may want to change is a function in a cell: `print(script.cells["task"].text)` has the loss
+#    and the metrics, `script.cells["optimizer"].text` the optimizer. Write functions of the same names, each in a
+#    cell of its own, with its imports, and launch `script.with_cells(loss_of=loss_of, optimizer_of=optimizer_of)`
+#    with `lr=0.02`. Why does `loss_of` return a sum?
 #
 #    ```python
 #    from torch.nn import functional as F

@@ -41,9 +41,10 @@ draw.ring(nproc_per_node)
 # %% [markdown]
 # ## Your predictions
 #
-# Each rank has a tensor, for example its gradients, of *S* bytes. In the first question rank 0 has 10 11 12 13, rank 1
-# has 20 21 22 23, and so on; a `reduce_scatter` is the first half of the picture, with the first chunk on the left. In
-# the second, count chunks: each is *S*/4. A `broadcast` gives every rank the tensor of rank 0.
+# Each rank has a tensor, for example its gradients, of *S* bytes. In the first question rank 0 has 10 11 12 13, rank
+# 1 has 20 21 22 23, and so on; a `reduce_scatter` is the first half of the picture (play it from its beginning),
+# which leaves chunk *r* on rank *r*; the first chunk is on the left. In the second, count chunks: each is *S*/4. A
+# `broadcast` gives every rank the tensor of rank 0.
 
 # %%
 left = lab.ask("reduce_scatter: the number that is left on rank 1", default=20)

@@ -210,9 +210,9 @@ ways = dict(enumerate(("naive", "flat", "overlap", "ddp")))
 draw.lanes([Span(row, *span) for row, way in ways.items() for span in steps[way]["spans"]], "one step", names=ways)
 
 # %% [markdown]
-# The picture is one step of rank 0, in four ways. Time runs to the right. For each way, the upper bar is what the rank
-# computes and the lower bar what it sends, from the call until the sum has arrived. Grey is waiting: from the end of
-# backward until the last gradient is averaged.
+# The picture is one step of rank 0, in four ways. Time runs to the right. For each way, the upper bar is what the
+# rank computes and the lower bars what it sends, from the call until the sum has arrived. Grey is waiting: from the
+# end of backward until the last gradient is averaged.
 #
 # - **naive → flat:** the same bytes in one call instead of ten. Each call has a price of its own, whatever it
 #   sends, so ten cost more. On the other hand, packing copies all gradients, twice.

@@ -146,9 +146,10 @@ draw.bars(measured, planned, unit="B", title="a rank at its peak")
 #
 # - *Activations* are the largest part here. No stage of ZeRO divides them: a rank has its own samples.
 # - *Communication*, under FSDP, is what it has gathered for the moment: here one block (3 MiB), the one before it,
-#   gathered in advance (3), and what is in no block (0.6): the **embeddings**, tables with a vector for each
-#   possible token and each position, and the output layer, also called the head. `zero2` has gathered
-#   everything. DDP and ZeRO-1 have nothing there on a CPU; on GPUs they do, see the plans at the end.
+#   gathered in advance (3), and what is in no block (0.6): the **embeddings**, tables with a vector for each possible
+#   token and each position, and the output layer, also called the head. `zero2` has gathered everything: its peak is
+#   at the end of forward, before there are gradients, and the buffer of the last gather is still there, a block more.
+#   DDP and ZeRO-1 have nothing there on a CPU; on GPUs they do, see the plans at the end.
 # - *Gradients* depend on when the peak is. DDP has buckets for all gradients all the time, and labkit lets the
 #   gradients lie in them (`gradient_as_bucket_view=True`; by default they lie beside the buckets, which takes 4 bytes
 #   per parameter more). At FSDP's peak, early in backward, few gradients exist.
@@ -172,9 +173,9 @@ lab.score()
 # %% [markdown]
 # ## Why FSDP needs more than half
 #
-# It divides the states by N, but not the activations, and it holds some whole blocks beside its shards. Only where the
-# optimizer's update is the peak of both, with few activations, does FSDP need 1/N of DDP's memory. With few parameters
-# and many activations it saves little, as here; the model of lab 05 is of the other kind.
+# It divides the states by N, but not the activations, and it holds some whole blocks beside its shards. Only where
+# the optimizer's update is the peak of both, because activations are few, does FSDP need 1/N of DDP's memory. With
+# few parameters and many activations it saves little, as here; the model of lab 05 is of the other kind.
 #
 # **How large are the activations?** A block of GPT-2's kind, whose MLP is four times as wide as the block, saves 16
 # values for each token and each number of its width, without dropout and with attention that does not store its

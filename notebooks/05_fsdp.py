@@ -313,17 +313,19 @@ lab.plans(gpt, devices=("2xT4", "8xA100 80"), global_batch_size=8) if plans else
 # These changes break claims of the lab, so `lab.score()` raises an error; look at the tables and pictures.
 #
 # 1. Call `fully_shard` on the whole model only, not on its blocks. How many all-gathers are there, and what is held
-#    after forward?
-#    <details><summary>Answer</summary>One gather in forward instead of 24, and none in backward, because there is
-#    only the root. After forward a rank holds the whole model, 6.0 MiB instead of 3.1. This is what happens to a model
-#    in which no blocks are found; labkit says so.</details>
+#    after forward? (Column `auto`, and `print(seen["auto"]["calls"])`.)
+#    <details><summary>Answer</summary>One gather
+#    in forward instead of 24, and none in backward, because there is only the root. After forward a rank holds the
+#    whole model, 6.0 MiB instead of 3.1. This is what happens to a model in which no blocks are found; labkit says
+#    so.</details>
 # 2. Set `layers=5` in `Model`, and `[2]` for `[11]` in `trained`. Does FSDP still save over 40%?
 #    <details><summary>Answer</summary>No: 3.7 MiB instead of 5.5, a third less. A unit is now a fifth of the model,
 #    and while it computes it is whole, as are its gradients. Many small units save more than few large
 #    ones.</details>
-# 3. Create the optimizer before the model is sharded. What does the loss do?
-#    <details><summary>Answer</summary>Nothing: it stays at 0.857. The shards are new parameters,
-#    and the optimizer has the old ones, which never get a gradient. Nothing warns you.</details>
+# 3. Create the optimizer before the model is sharded: `model.early = torch.optim.AdamW(model.parameters(), lr=3e-4)`
+#    in `sharded`, after `Model()`; `optimizer = model.early if way else …` in `trained`. What does the loss do?
+#    <details><summary>Answer</summary>Nothing: it stays at 0.857. The shards are new parameters, and the optimizer
+#    has the old ones, which never get a gradient. Nothing warns you.</details>
 #
 # **In your own code**, with pretrained weights, after `init_process_group` (lab 19 shows what comes before;
 # `LOCAL_RANK` is the rank's number on its machine; lab 22 fine-tunes with FSDP):

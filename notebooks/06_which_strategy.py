@@ -178,15 +178,18 @@ draw.decision(questions, "FSDP\none block per unit")
 #    13).
 #
 # **Will the gathers hide?** While a block computes, the next is gathered: 2 FLOPs per parameter and token of the
-# rank, beside 4 bytes per parameter, or 2 in 16 bits. Of these bytes a rank sends (N - 1) / N. So gathers hide if a
-# rank has more tokens than 2 (N - 1) / N × FLOP/s ÷ bytes/s of the link, or half of that in 16 bits. Both are what is
-# reached, not what a data sheet says: of PCIe 3's 16 GB/s, collectives reach about 5 (lab 02). In backward, with
-# twice the FLOPs and a reduce-scatter beside the gather, it is the same. On eight A100s, with 150 TFLOP/s in bf16 and
-# 225 GB/s, that is 580 tokens; on two T4s, with 6 TFLOP/s in fp32 and 5 GB/s, 1,200.
+# rank, beside 4 bytes per parameter, or 2 in 16 bits (which labkit's FSDP gathers under `precision="bf16"`, lab 11).
+# Of these bytes a rank sends (N - 1) / N. So gathers hide if a rank has more tokens than 2 (N - 1) / N × FLOP/s ÷
+# bytes/s of the link, or half of that in 16 bits. Both are what is reached, not what a data sheet says: of PCIe 3's
+# 16 GB/s, collectives reach about 5 (lab 02). In backward, with twice the FLOPs and a reduce-scatter beside the
+# gather, it is the same in fp32; in 16 bits, with gradients summed in fp32, half as many again. On eight A100s, with
+# 150 TFLOP/s in bf16 and 225 GB/s, that is 580 tokens in forward and 880 in backward; on two T4s, with 6 TFLOP/s in
+# fp32 and 5 GB/s, 1,200.
 #
-# Then compare two or three candidates, with `labkit.plan` or by running a few steps. **More ranks, larger batch?** With
-# the same samples on each rank, N ranks have an N times larger global batch and N times fewer steps per epoch, and the
-# learning rate has to be found again (lab 21). If the global batch stays the same, nothing changes but the time.
+# Then compare two or three candidates, with `labkit.plan` or by running a few steps. **More ranks, larger batch?**
+# With the same samples on each rank, N ranks have an N times larger global batch and N times fewer steps per epoch,
+# and the learning rate has to be found again (lab 21). If the global batch stays the same, nothing changes but the
+# time (and BatchNorm, lab 03).
 #
 # ## On 2 × T4 and 8 × A100
 #
@@ -291,14 +294,15 @@ if guides:
 #    of DDP, which still sends 28; what the pipeline sends grows from 0.4 to 3 MiB. Whatever holds the activations moves
 #    up: DDP from 69 to 157 MiB, FSDP from 39 to 126. The pipeline rises from 35 to 81, because its four micro-batches
 #    are eight times as large; with `accumulate=32` they are as small as before, and it holds 36.</details>
-# 2. `nproc_per_node = 4`: whose bytes triple, and who holds half as much?
-#    <details><summary>Answer</summary>Planned: over all ranks, each strategy sends 3 times as much: 84 MiB by DDP, 125
-#    by FSDP, 36 by tensor parallelism. FSDP and tensor parallelism hold 23 MiB instead of 39 and 38; DDP goes only from
-#    69 to 63, because a rank has the activations of two samples fewer.</details>
+# 2. `nproc_per_node = 4`: whose bytes triple, and whose memory falls most?
+#    <details><summary>Answer</summary>Planned:
+#    over all ranks, each strategy sends 3 times as much: 84 MiB by DDP, 125 by FSDP, 36 by tensor parallelism. FSDP
+#    and tensor parallelism hold 23 MiB instead of 39 and 38, the pipeline 20 instead of 35; DDP goes only from 69 to
+#    63, because a rank has the activations of two samples fewer.</details>
 # 3. How many tokens must a step have for tensor parallelism to send as much as DDP, in this model? Does the number of
 #    ranks matter?
-#    <details><summary>Answer</summary>8 L A = 2 P, and A is 4 bytes × tokens × width: tokens = P / (16 L × width) =
-#    14.7 MB / (16 × 8 × 192 bytes) = 596. The ranks do not matter: both grow by N - 1.</details>
+#    <details><summary>Answer</summary>8 L A = 2 P, and A is 4 bytes × tokens × width: tokens = P / (16
+#    L × width) = 14.65 MB / (16 × 8 × 192 bytes) = 596. The ranks do not matter: both grow by N - 1.</details>
 #
 # ## Sources
 #
