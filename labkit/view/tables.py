@@ -44,8 +44,8 @@ def grid(
         texts, cells = _transposed(texts), _transposed(cells)
     if pictures:
         title, drawn = pictures
-        texts[0].append(title)
-        for line, picture in zip(cells, [title, *drawn], strict=True):
+        for text, line, picture in zip(texts, cells, [title, *drawn], strict=True):
+            text.append(title)
             line.append(picture)
     longest = [max(map(len, column)) for column in zip(*texts, strict=True)]
     kinds = [

@@ -148,32 +148,24 @@ class Moment(NamedTuple):
 
 def step_of_fsdp(units: int, *, reshard: bool = True) -> Iterator[Moment]:
     """A step, with the next unit gathered while one computes. The last unit is the root: it is gathered first and
-    freed at the end of backward. With `reshard`, `reshard_after_forward`, others are freed after their forward."""
+    freed at the end of backward. With `reshard` (`reshard_after_forward`) others are freed after forward."""
     root, blocks = units - 1, range(units - 1)
     yield Moment("forward", gathers=root, whole=frozenset({root}))
-    if blocks:
-        yield Moment("forward", gathers=0, whole=frozenset({root, 0}))
+    yield Moment("forward", gathers=0, whole=frozenset({root, 0}))
     for unit in blocks:
         after = unit + 1 if unit + 1 in blocks else None
         kept = blocks[unit:] if reshard else blocks
         whole = {root, *(each for each in kept if each <= unit or each == after)}
         yield Moment("forward", unit, after, whole=frozenset(whole))
     yield Moment("forward", root, whole=frozenset({root} if reshard else range(units)))
-    for unit in reversed(range(units)):
-        before = unit - 1 if reshard and unit > 0 else None
-        scatters = unit + 1 if unit + 1 in blocks else None
-        whole = {root, unit, *([] if before is None else [before]), *([] if reshard else range(unit))}
-        gradients = {root, unit, *([] if scatters is None else [scatters])}
-        scattered = frozenset(range(unit + 2, root))
-        yield Moment("backward", unit, before, scatters, frozenset(whole), frozenset(gradients), scattered)
-    if blocks:
-        yield Moment(
-            "backward",
-            scatters=0,
-            whole=frozenset({root}),
-            gradients=frozenset({root, 0}),
-            scattered=frozenset(blocks[1:]),
-        )
+    for unit in reversed(range(-1, units)):
+        computes = {unit} - {-1}
+        before, scatters = {unit - 1} & {*blocks} if reshard else set(), {unit + 1} & {*blocks}
+        computing, gathered, scattering = (next(iter(each), None) for each in (computes, before, scatters))
+        whole = {root} | computes | before | (set() if reshard else {*range(unit)})
+        gradients, scattered = {root} | computes | scatters, range(unit + 2, root)
+        acts = Moment("backward", computing, gathered, scattering)
+        yield acts._replace(whole=frozenset(whole), gradients=frozenset(gradients), scattered=frozenset(scattered))
     yield Moment("backward", scatters=root, gradients=frozenset({root}), scattered=frozenset(blocks))
     yield Moment("optimizer", scattered=frozenset(range(units)))
 
