@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from conftest import PORTS, listening
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils.data import Dataset, Subset, TensorDataset
 
@@ -35,6 +36,7 @@ def alone(monkeypatch):
     yield of
     if dist.is_initialized():
         dist.destroy_process_group()
+    PORTS.update(listening())  # of gloo: torch's caches of meshes keep some groups
 
 
 def first_step(module, batch=BATCH):
