@@ -211,7 +211,7 @@ def shards(units: int, ranks: int, *, reshard: bool = True) -> Film:
         frames.append(Frame(_told_of_fsdp(now, [*names[:-1], "the root"], reshard), marks))
     most = max(len(now.whole) for now in steps)
     label = f"{units} units on {ranks} ranks: at most {most} of them whole at the same time; a rank sends {sent:.2f} "
-    best = min(units + 4, 2 * units + 1)  # in backward, where there is all of it
+    best = min(units + 4, 2 * units + 1)  # in backward, with a gather and a scatter beside it
     return film(base, frames, sent_at + 26, f"{label}times the model's parameters", seconds=3.5, best=best)
 
 
@@ -283,7 +283,7 @@ def _told_of_fsdp(now: Moment, names: Sequence[str], reshard: bool) -> str:
     gathers = "" if now.gathers is None else f"an all-gather already collects {names[now.gathers]}"
     scatters = "" if now.scatters is None else f"a reduce-scatter averages the gradients of {names[now.scatters]}"
     if now.scatters == root:
-        return f"Backward is over: the root is freed, and {scatters}."
+        return f"Backward has ended: the root is freed, and {scatters}."
     if unit is None and scatters:
         return f"Backward has reached the beginning: {scatters}, and leaves each rank those of its own shard."
     if unit is None and now.gathers == root:
