@@ -43,8 +43,8 @@ EXAMPLES = """examples:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one verb. Exit codes: 0 success, 1 the training failed or does not fit, a check or `findings` has findings,
     or the doctor found that a launch would fail, 2 refused before anything started, 3 the training ended well, but is
-    certainly wrong (`launch --strict`), 129 the terminal was closed, 130 interrupted, 141 the reader of the output has
-    exited."""
+    certainly wrong (`launch --strict`), 4 the run was stopped by its own condition (`launch --stop-if`), 129 the
+    terminal was closed, 130 interrupted, 141 the reader of the output has exited."""
     parser = _parser()
     arguments, rest = parser.parse_known_args(argv)
     if rest and arguments.verb not in ("launch", "plan", "slurm", "sweep"):

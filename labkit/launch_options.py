@@ -105,7 +105,8 @@ class LaunchOptions(CallOptions):
     unchanged. `name` becomes part of the run folder's name, and `runs_dir` is its parent folder. `env` is added to the
     environment of the ranks. `retries`: how many times a failed run is restarted. `min_ranks`: if a rank fails in a
     restarted attempt before its first step, the next attempt uses fewer ranks, at least this many, and leaves out that
-    rank's GPU. `watchdog`: stop the run after this many seconds without progress. `wait`: return when the run has
+    rank's GPU. `watchdog`: stop the run after this many seconds without progress. `stop_if`: stop it
+    once this condition is true of a rank's newest metrics (docs/how_to/alerts.md). `wait`: return when the run has
     ended; None waits if the session is not interactive and `detach` is not set. `detach`: the run outlives this
     process; None detaches if the session is interactive. `trace_memory` traces all allocations of one step; `profile`
     records three steps. `reachable`: the owner can query, change and pause the ranks; None means yes, except in a
@@ -137,6 +138,14 @@ class LaunchOptions(CallOptions):
     )
     watchdog: OneSecondOrMore | None = field(
         default=None, metadata=flag("stop a run that makes no progress for SECONDS", type=float, metavar="SECONDS")
+    )
+    stop_if: str | None = field(
+        default=None,
+        metadata=flag(
+            "stop the run once this is true of a rank's metrics, such as 'loss != loss'; exits with 4",
+            metavar="CONDITION",
+            expected="a condition such as 'loss != loss'",
+        ),
     )
     wait: bool | None = None
     detach: bool | None = field(

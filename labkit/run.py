@@ -229,7 +229,8 @@ class Run(Shown[State], Reachable):
         The first interrupt reaches the ranks as a KeyboardInterrupt (SIGINT), like Ctrl-C under torchrun, and stops the
         run; a second one kills it. With `stop_on_interrupt=False` the run continues. `watch` draws the live view in a
         terminal. Raises RankFailedError if the training failed or was lost, and TimeoutError after `timeout` seconds
-        (the run continues). If `strict`, it raises FindingError if one of the `findings()` is certain, and says so if
+        (the run continues). A run that its own `stop_if` stopped did not fail: its state's `cause.kind` is "stop_if",
+        which is printed. If `strict`, it raises FindingError if one of the `findings()` is certain, and says so if
         nothing was witnessed.
         """
         try:
@@ -245,6 +246,8 @@ class Run(Shown[State], Reachable):
         state = self.status()
         if state.state in ("failed", "lost"):
             raise self._failure(state)
+        if state.cause and state.cause.kind == "stop_if":
+            print(plain(f"{self.id} was stopped by its own condition: {state.cause.sentence}"), flush=True)
         found = self.findings().certain if strict else Findings()
         if found:
             raise FindingError(plain(f"{self.id} {state.state}, but wrong\n\n{found!r}"))

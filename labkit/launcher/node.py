@@ -46,6 +46,7 @@ from labkit.launcher.peers import (
 )
 from labkit.launcher.shutdown import LEFT_SECONDS, Leftovers
 from labkit.launcher.stalls import Progress
+from labkit.launcher.stop_condition import StopIf
 from labkit.launcher.stopping import SAVING_SECONDS, StopRequest
 from labkit.launcher.supervisor import Supervisor, prepare
 from labkit.launcher.torchrun_command import rank_environment
@@ -118,6 +119,7 @@ class NodeSupervisor(Supervisor):
         if node == 0:  # it judges for all ranks
             everyone = range(self.manifest.world_size)
             self.judge = Judge(self.attempt_folder, everyone, self.manifest.name, self.locate)
+            self.stop_if = StopIf(self.manifest.stop_if, self.attempt_folder) if self.manifest.stop_if else None
         self.title = f"the supervisor on {self.name}"
         self.state = replace(self.state, attempt=attempt)
         self.peers = {n: Peer(self.attempt_folder.node(n)) for n in range(nodes.count) if n != node}

@@ -27,6 +27,7 @@ from labkit.hardware import Hardware, check_interface, hardware, platform_name
 from labkit.launch_options import LaunchOptions
 from labkit.launcher import checks
 from labkit.launcher.carried import carry
+from labkit.launcher.stop_condition import StopCondition
 from labkit.launcher.torchrun_command import (
     assignments,
     guest_node_command,
@@ -152,6 +153,8 @@ def prepare_launch(
     seems to be missing is printed to stderr.
     """
     checks.check_torch(platform_name())
+    if options.stop_if is not None:
+        StopCondition(options.stop_if)
     env = checks.check_environment(options.env or {})
     if nodes is None:
         machine = hardware(env.get("CUDA_VISIBLE_DEVICES"))
@@ -336,6 +339,7 @@ def _manifest(launch: Launch, folder: RunFolder, address: str, port: int | str, 
         retries=launch.options.retries,
         fewer_ranks=(*launch.fewer_ranks,),
         watchdog=launch.options.watchdog,
+        stop_if=launch.options.stop_if,
         gpus=(*launch.gpus,),
         nodes=nodes,
         sweep=sweep,

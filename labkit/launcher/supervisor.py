@@ -33,6 +33,7 @@ from labkit.launcher.locks import unlock_checkpoints
 from labkit.launcher.rank_processes import Programs
 from labkit.launcher.shutdown import Leftovers, Shutdown, torchrun_seconds
 from labkit.launcher.stalls import PATIENCE_SECONDS, SURVIVOR_SECONDS, Closing, FirstRank, HostNames, Progress, Stalls
+from labkit.launcher.stop_condition import StopIf
 from labkit.launcher.stopping import SAMPLER, StopRequest, processes_of, request_in_words, requested, sweep
 from labkit.launcher.torchrun_command import TORCHRUN, attempt_command, marked
 from labkit.launcher.warm.fork import ForkedTorchrun, import_torchrun
@@ -89,6 +90,7 @@ class Supervisor:
         self.leftovers: Leftovers | None = None  # of a run that has succeeded
         self.names = HostNames(folder)
         self.judge = Judge(folder, (), self.manifest.name)  # of the current attempt's training
+        self.stop_if: StopIf | None = None  # of the current attempt
         self.script: Script | None = None  # once a finding has named one of its lines
         self.devices: list[str] = []  # those that CUDA shows to the ranks, once one is left out
         own = Identity.of(os.getpid())
@@ -153,6 +155,7 @@ class Supervisor:
         if not self.node:  # the first node judges for all ranks
             ranks = range(self.state.ranks or self.manifest.world_size)
             self.judge = Judge(folder, ranks, self.manifest.name, self.locate)
+            self.stop_if = StopIf(self.manifest.stop_if, folder) if self.manifest.stop_if else None
         try:
             self.import_torchrun()
         except _StopImporting as stop:
@@ -357,11 +360,14 @@ class Supervisor:
             self.first_rank.update()
             self.names.update()
             self.look_for_findings(is_stuck=progress.is_stuck())
+            if self.stop_if is not None and (sentence := self.stop_if.look()):
+                return Cause("stop_if", sentence), StopRequest()
         self.stalls.update(folder, progress)
         why = f" because {progress.hit}" if progress.hit else ""
         paused = f"paused{why}; resume it with run.resume() or `labkit resume`" if progress.paused else None
         notices = [paused, self.judge.notice(), self.names.notice, self.stalls.notice]
         notices += [*self.first_rank.notices, self.moved, progress.unmeasured]
+        notices += [self.stop_if.notice()] if self.stop_if else []
         notice = "; ".join(filter(None, notices)) or None
         is_stuck = self.stalls.notice is not None and progress.is_stuck()
         stuck_since = (self.state.stuck_since or time.time() - progress.idle_seconds) if is_stuck else None
@@ -390,7 +396,7 @@ class Supervisor:
             why = self.with_places(_stopped("stopped on request"), folder)  # by a process that did not wait for us
         fields = {"exit_code": code, "killed": killed, "checkpoint": self.folder.newest_checkpoint()}
         if why:
-            return self.ended("stopped" if why.kind == "stopped" else "failed", cause=why, **fields)
+            return self.ended("stopped" if why.is_stop else "failed", cause=why, **fields)
         if code == 0:
             self.leftovers = Leftovers(self.folder, self.home)
             return self.ended("succeeded", **fields)
@@ -410,6 +416,9 @@ class Supervisor:
             cause = fields.get("cause") or Cause()
             self.look_for_findings(name, cause.kind)
             notices = [self.judge.notice(cause.sentence), *self.first_rank.update(), progress.unmeasured]
+            if self.stop_if is not None and cause.kind != "stop_if":
+                self.stop_if.look()
+                notices.append(self.stop_if.notice(has_ended=True))
         if name == "succeeded":
             with suppress(Exception):  # a correct state matters more
                 notices.append(survived_errors(self.folder, self.folder.attempt(self.state.attempt), self.ranks))

@@ -64,6 +64,11 @@ class Cause(Mapping[str, Any]):
         return self.ranks[0] if self.ranks else None
 
     @property
+    def is_stop(self) -> bool:
+        """Whether somebody stopped the run, or its own condition: it did not fail."""
+        return self.kind in ("stopped", "stop_if")
+
+    @property
     def advised(self) -> str:
         """What to change, each advice on a line."""
         return "\n".join(advice[:1].upper() + advice[1:] for advice in self.advice)

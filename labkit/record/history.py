@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict, deque
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, astuple, dataclass
 from operator import itemgetter
 from pathlib import Path
@@ -225,6 +225,11 @@ class RankHistory:
         return {name: value for name, value in newest.items() if value is not None}
 
     @property
+    def newest(self) -> dict[str, float]:
+        """The newest value of `step`, `loss`, `step_seconds`, `throughput`, `memory` and what the script reported."""
+        return {**self.figures, **self.latest, "step": float(self.step)}
+
+    @property
     def undecodable(self) -> int:
         """How many lines were not records."""
         return self._records.undecodable
@@ -237,6 +242,13 @@ class RankHistory:
     def poll(self) -> bool:
         """Read the new records; returns whether there were any."""
         return self._take_all(self._records.poll()) | self._take_log()
+
+    def read_each(self) -> Iterator[None]:
+        """Read the new records one by one."""
+        for records in self._records.chunks():
+            for record in records:
+                self._take_all([record])
+                yield
 
     def read_ends(self) -> None:
         """Read only the first and the last 16 KiB, or all if the last step is not among them: they tell its step

@@ -13,6 +13,7 @@ from labkit.metric_names import Better
 
 Count = Annotated[int, range(1, 1_000_001)]  # of ranks or nodes
 BEST_IS: dict[str, Better] = {"lowest": "lower", "highest": "higher"}  # an option of the extra `validate`
+OPTIONAL = ("nodes", "stop_if", "sweep")  # left out of run.json if there is none
 FOLDED_RANKS = 16  # with more, the ranks of each node are folded
 
 
@@ -123,6 +124,7 @@ class Manifest:
     retries: int = 0
     fewer_ranks: tuple[Count, ...] = ()
     watchdog: float | None = None
+    stop_if: str | None = None
     gpus: tuple[str, ...] = ()
     nodes: Nodes | None = None
     sweep: SweepPoint | None = None
@@ -140,7 +142,7 @@ class Manifest:
     def to_json(self) -> dict[str, Json]:
         """The content of run.json."""
         content = {"format": 1, **asdict(self), "cells": {title: {"origin": o} for title, o in self.cells.items()}}
-        return {name: value for name, value in content.items() if value is not None or name not in ("nodes", "sweep")}
+        return {name: value for name, value in content.items() if value is not None or name not in OPTIONAL}
 
     @property
     def directions(self) -> dict[str, Better]:

@@ -36,9 +36,11 @@ def check_array(options: SweepOptions, job: JobOptions) -> JobOptions:
         raise LaunchError(
             "halving needs labkit's own queue, which chooses the points to continue; leave it out under Slurm"
         )
-    if options.retries or options.watchdog is not None or options.backend or options.export:
+    names = ("retries", "watchdog", "stop_if", "backend", "export")
+    if any(getattr(options, name) for name in names):
         raise LaunchError(
-            "retries, watchdog, backend and export are options of launches on this machine; leave them out under Slurm"
+            "retries, watchdog, stop_if, backend and export are options of launches on this machine; leave them out "
+            "under Slurm"
         )
     return resolved(job)
 

@@ -32,7 +32,7 @@ from labkit.text import plain
 from labkit.write import Script
 
 # Options of a sweep that `sweep.json` records as they are
-AS_GIVEN = ("nproc_per_node", "backend", "at_once", "retries", "watchdog", "metric", "halving")
+AS_GIVEN = ("nproc_per_node", "backend", "at_once", "retries", "watchdog", "stop_if", "metric", "halving")
 
 
 class Job(NamedTuple):
@@ -89,6 +89,7 @@ class SweepManifest:
     args: list[str] = field(default_factory=list)
     retries: int = 0
     watchdog: float | None = None
+    stop_if: str | None = None
     export: list[str] = field(default_factory=list)
     metric: str = "loss"
     lowest: bool = True

@@ -52,7 +52,8 @@ def create(
     if job is None:
         room_for(options.nproc_per_node, options.backend, options.at_once, settings)
     rungs = _rungs(text, source, options, points) if options.halving else None
-    common = LaunchOptions(nproc_per_node=options.nproc_per_node, backend=options.backend, args=args, env=settings)
+    same = {name: getattr(options, name) for name in ("nproc_per_node", "backend", "stop_if")}
+    common = LaunchOptions(args=args, env=settings, **same)
     launches = _prepared(text, source, common, points, job.counts if job else None)
     facts = launches[0].facts
     created = datetime.now(UTC).isoformat(timespec="milliseconds")

@@ -230,6 +230,7 @@ class Sweeper:
             env=self.env | self.room.environment(gpus),
             retries=self.manifest.retries,
             watchdog=self.manifest.watchdog,
+            stop_if=self.manifest.stop_if,
         )
         source = self.manifest.script_path
         mark = SweepPoint(self.folder.id, job.point, job.rung, self.manifest.better)

@@ -69,7 +69,14 @@ def _launch(arguments: argparse.Namespace, rest: list[str]) -> int:
         print(f"labkit logs {plain(run.id)} prints what the ranks printed")
         if arguments.strict:
             run.wait(strict=True)
+        return exit_code(run)
     return 0
+
+
+def exit_code(run: Run) -> int:
+    """That of a terminal's verb for a run that did not fail: 4 if its own condition stopped it."""
+    cause = run.status().cause
+    return 4 if cause and cause.kind == "stop_if" else 0
 
 
 def _print_lines(script: str, options: LaunchOptions) -> int:
@@ -121,8 +128,8 @@ def _doctor(arguments: argparse.Namespace, rest: list[str]) -> int:
     return 0 if machine.can_train else 1
 
 
-def follow(run: Run) -> None:
-    """Wait until a run has ended, with the live view in a terminal. Ctrl-C leaves it running."""
+def follow(run: Run) -> int:
+    """Wait until a run has ended, with the live view in a terminal. Ctrl-C leaves it running. Returns the exit code."""
     is_drawn = sys.stdout.isatty()
     if is_drawn and find_spec("rich") is None:
         print(f"one line instead of the view, which is drawn with rich: {pip_install('rich')}")
@@ -133,6 +140,7 @@ def follow(run: Run) -> None:
         print(plain(f"\n{run.id} is still running; stop it with: labkit stop {run.id}"))
         raise
     print(run)
+    return exit_code(run)
 
 
 def add_slurm_verbs(parser: argparse.ArgumentParser) -> None:

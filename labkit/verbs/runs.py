@@ -157,11 +157,11 @@ def _listed(arguments: argparse.Namespace) -> RunList:
     return runs if arguments.last is None else runs[: arguments.last]
 
 
-def _attach(arguments: argparse.Namespace, rest: list[str]) -> None:
+def _attach(arguments: argparse.Namespace, rest: list[str]) -> int:
     run = _run(arguments)
     if not run.status().is_final and not sys.stdout.isatty():  # the live view shows everything
         print(run, flush=True)
-    follow(run)
+    return follow(run)
 
 
 def _stop(arguments: argparse.Namespace, rest: list[str]) -> None:

@@ -171,11 +171,11 @@ def test_labkit_stays_small():
         sum(count for path, count in lines.items() if path.parts[0] == name) for name in ("checking", "planner")
     )
 
-    assert len(MODULES) <= 363
+    assert len(MODULES) <= 364
     assert witness <= 6_567
     assert checking <= 7_380
     assert planner <= 10_844
-    assert sum(lines.values()) - witness - checking - planner <= 35_320
+    assert sum(lines.values()) - witness - checking - planner <= 35_533
 
 
 @pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(PACKAGE)))

@@ -43,7 +43,7 @@ def conclusion(run: RunFolder, attempt: RunFolder) -> tuple[StateName, Cause | N
     decided, why = min(stopped, key=lambda each: each[0], default=(0.0, None))
     own = own_failures(evidence)
     if why and not (own and own[0].time_ns / 1e9 < decided):
-        return ("stopped" if why.kind == "stopped" else "failed"), why
+        return ("stopped" if why.is_stop else "failed"), why
     if evidence.nodes and len(outcomes) == evidence.nodes.count and all(end.exit_code == 0 for end in outcomes):
         return "succeeded", None
     code = next((end.exit_code for end in outcomes if not end.why and end.exit_code), 1)
