@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -196,10 +197,24 @@ class Reachable:
                 break
             time.sleep(POLL_SECONDS)
 
+    def _record_profile(self, steps: int, ranks: Sequence[int] | None, timeout: float) -> None:
+        """Have torch's profiler record steps, in place of an earlier profile."""
+        answers = self._request("profile", ranks, timeout, patience=math.inf, steps=steps)
+        if errors := [result["error"] for each in answers.values() for result in each["results"]]:
+            raise LabError(plain(f"{self.folder.id} was not profiled: {errors[0]}"))
+        for rank in {*State.current_ranks(self.folder)} - answers.keys():
+            self.folder.latest.profile(rank).unlink(missing_ok=True)  # of the earlier one
+
     def _request(
-        self, kind: str, ranks: Sequence[int] | None = None, timeout: Seconds = TIMEOUT, **content: Any
+        self,
+        kind: str,
+        ranks: Sequence[int] | None = None,
+        timeout: Seconds = TIMEOUT,
+        patience: float | None = None,
+        **content: Any,
     ) -> dict[int, Mapping[str, Any]]:
-        """The answers by rank."""
+        """The answers by rank; `patience` is how many seconds they may take, once the ranks have met, if it is not
+        `timeout`."""
         attempt = self._reachable_attempt(timeout)
         world = State.current_ranks(self.folder)
         if ranks is not None and (not ranks or not {*ranks} <= {*world}):
@@ -213,7 +228,7 @@ class Reachable:
         except OSError as error:
             raise LabError(plain(f"the request could not be written: {error}")) from None
         try:
-            return self._answers(attempt, folder, targets, timeout)
+            return self._answers(attempt, folder, targets, timeout, timeout if patience is None else patience)
         except BaseException:  # even an interrupt
             folder.decide("given-up")
             raise
@@ -234,7 +249,7 @@ class Reachable:
         return run.latest
 
     def _answers(
-        self, attempt: RunFolder, request: RequestFolder, targets: list[int], timeout: float
+        self, attempt: RunFolder, request: RequestFolder, targets: list[int], timeout: float, patience: float
     ) -> dict[int, Mapping[str, Any]]:
         started = seen_by = time.monotonic()
         limit = started + timeout
@@ -245,7 +260,7 @@ class Reachable:
             if (state := state_of_run(self.folder)).is_final or self.folder.latest.path != attempt.path:
                 raise LabError(plain(f"{self.folder.id} ended before every rank had answered: {state}"))
             if meeting.decision == "agreed" and not agreed:
-                agreed, limit = True, now + timeout + SEEN_SECONDS
+                agreed, limit = True, now + patience + SEEN_SECONDS
             if not _is_next(request) or not all(attempt.heartbeat(rank).exists() for rank in targets):
                 seen_by = now
             unseen = now - seen_by > SEEN_SECONDS and not meeting.seen >= {*targets}

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from labkit import words
-from labkit.arguments import Grace, NameOfMetric, Seconds, checked
+from labkit.arguments import AtLeastOne, Grace, NameOfMetric, Seconds, checked
 from labkit.cluster import job_in_words, state_of_run, stop_run
 from labkit.errors import FindingError, LabError, RankFailedError, RunFolderError, did_you_mean, rank_failed
 from labkit.export import export
@@ -21,7 +21,7 @@ from labkit.frontend import Shown, is_headless, ui
 from labkit.launcher import Stacks, left_in_words, look_at, run_that_saves_to, still_running
 from labkit.metric_names import Better, parted
 from labkit.planner import Memory
-from labkit.reach import Reachable
+from labkit.reach import TIMEOUT, Reachable
 from labkit.record import Cause, RunFolder, RunReader, State, StateName, Step, rows
 from labkit.session import is_session
 from labkit.stored_runs import find_run, list_runs, unfinished_launches
@@ -352,10 +352,23 @@ class Run(Shown[State], Reachable):
         return Memory(self.folder)
 
     def timeline(self) -> Timeline:
-        """What every rank did in the profiled steps. The result is displayed as a figure, and has `.figure()`,
-        `.animation()`, a `.table` of seconds per phase, and the `.bubble` of a pipeline. Raises LabError if no steps
-        were profiled."""
+        """What every rank did in the steps that `profile` or `launch(…, profile=True)` recorded. The result displays
+        itself as a figure, and has `.figure()`, `.animation()`, a `.table` of seconds per phase, and the `.bubble` of a
+        pipeline. Raises LabError if no steps were profiled."""
         return Timeline(self.folder)
+
+    @checked()
+    def profile(
+        self, steps: AtLeastOne = 3, *, ranks: Sequence[int] | None = None, timeout: Seconds = TIMEOUT
+    ) -> Timeline:
+        """Record the next steps of a running training with torch's profiler, on all or some ranks from the same step
+        on, and return the `timeline()`, once they are recorded. It takes one step more, in which the profiler warms up.
+        A profile replaces an earlier one.
+
+        `timeout` is how many seconds the ranks have to reach the same step. Raises LabError if they do not, or if the
+        run pauses or ends before the steps are recorded."""
+        self._record_profile(steps, ranks, timeout)
+        return self.timeline()
 
     def report(self) -> Path:
         """Write `report.html` into the run folder and return its path, which a notebook shows as a link."""

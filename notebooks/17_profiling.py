@@ -162,6 +162,7 @@ profiled("fsdp", "fsdp").timeline()
 #
 # Perfetto (ui.perfetto.dev) opens the files, one for each rank. NCCL's kernels are on a stream of their own; one that
 # is long on one rank and short on another was waiting. Profile on *all* ranks: one alone cannot show who was late.
+# `run.profile(steps=3)` does this to a training that labkit has launched and that already runs.
 #
 # ## On 2 × T4 and 8 × A100
 #

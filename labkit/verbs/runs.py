@@ -79,6 +79,9 @@ def add_run_verbs(verb: Callable[..., argparse.ArgumentParser]) -> None:
     ask = verb("ask", _ask, "evaluate an expression on every rank of a run, at the same step")
     ask.add_argument("which", help="an id, part of one, a path, or latest")
     ask.add_argument("expression", help='for example "loss.item(), x.shape"')
+    profile = verb("profile", _profile, "record steps of a running training, and print the seconds of each phase")
+    profile.add_argument("which", nargs="?", default="latest", help="an id, part of one, a path, or latest")
+    profile.add_argument("--steps", type=int, default=3, metavar="N", help="how many (default: 3)")
     export = verb("export", _export, "write a run's records for another tool and print where they are")
     export.add_argument("which", metavar="RUN", help="an id, part of one, a path, or latest")
     export.add_argument("to", metavar="FORMAT", help=", ".join(FORMATS))
@@ -221,6 +224,10 @@ def _named_or_newest(arguments: argparse.Namespace, *, paused: bool) -> Run:
 
 def _timeline(arguments: argparse.Namespace, rest: list[str]) -> None:
     print(_run(arguments).timeline())
+
+
+def _profile(arguments: argparse.Namespace, rest: list[str]) -> None:
+    print(_run(arguments).profile(arguments.steps))
 
 
 def _report(arguments: argparse.Namespace, rest: list[str]) -> None:

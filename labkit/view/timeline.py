@@ -37,8 +37,8 @@ class Timeline:
             raise LabError(plain(f"the profile in {newest.profile(0).parent} cannot be read: {error}")) from None
         if not self.spans:
             raise LabError(
-                f"{plain(self.id)} has no profile. launch(…, profile=True) records three steps of a run, starting "
-                "with the sixth or seventh; a shorter run has none"
+                f"{plain(self.id)} has no profile. run.profile() records three steps of a running training, and "
+                "launch(…, profile=True) those from the sixth or seventh on; a shorter run has none"
             )
         self.ranks = sorted({span.rank for span in self.spans})
         self.steps = sorted({span.step for span in self.spans})

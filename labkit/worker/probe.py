@@ -78,6 +78,9 @@ class Probe:
         self._thread: int | None = None  # the training's, from its first step on
         self._trace = StepTrace(self.recorder) if traces else None
         self._profile = StepProfile(profile) if profile is not None else None
+        self._before_fetches: list[Callable[[], None]] = [
+            watching.before_fetch for watching in (self._trace, self._profile) if watching
+        ]
         self.settings = Settings()
         self.reach: Reach | None = None  # if the run's owner may ask
         self.witness: Witness | None = None  # unless the launch has turned it off
@@ -98,7 +101,7 @@ class Probe:
     def start(self, torch: Any) -> None:
         """Hook torch. It does not touch CUDA: even checking for CUDA would fix which devices this process sees."""
         try:
-            hook(torch, self, [watching.before_fetch for watching in (self._trace, self._profile) if watching])
+            hook(torch, self, self._before_fetches)
             self._communication.hook(torch)
             if self.witness is not None:
                 self.witness.hook()
@@ -158,6 +161,23 @@ class Probe:
         end |= {"line": line} if line else {}
         end |= {"problem": self.recorder.problem} if self.recorder.dropped else {}
         self.recorder.write(end if self.step else end | {"passes": self.passes})
+
+    def record_profile(self, path: Path, steps: int, tell: Callable[[str], None]) -> None:
+        """Profile the next steps, in place of a profile that is being recorded. `tell` is called at the end, with the
+        reason if there is none."""
+        self.end_profile("another profile took its place")
+
+        def ended(why: str) -> None:
+            self._profile = None  # from here on it costs nothing, as before
+            self._before_fetches.remove(profile.before_fetch)
+            tell(why)
+
+        profile = self._profile = StepProfile(path, steps, ended)
+        self._before_fetches.append(profile.before_fetch)
+
+    def end_profile(self, why: str) -> None:
+        if self._profile is not None:
+            self._profile.stop(why)
 
     def leave(self) -> None:
         """Record and answer nothing in a forked child."""

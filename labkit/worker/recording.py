@@ -79,7 +79,7 @@ class Recording:
 
             probe = self.probe
             ranks = self._rank, self._world_size
-            probe.reach = Reach(self._folder, *ranks, probe.recorder, probe.settings, lambda: probe.step)
+            probe.reach = Reach(self._folder, *ranks, probe.recorder, probe.settings, lambda: probe.step, probe)
         if self.probe.reach is not None:
             self.probe.reach.listen()
 

@@ -175,7 +175,7 @@ def test_labkit_stays_small():
     assert witness <= 6_567
     assert checking <= 7_380
     assert planner <= 10_844
-    assert sum(lines.values()) - witness - checking - planner <= 35_533
+    assert sum(lines.values()) - witness - checking - planner <= 35_645
 
 
 @pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(PACKAGE)))

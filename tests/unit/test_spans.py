@@ -184,7 +184,7 @@ def run(folder):
 
 
 def test_a_run_without_a_profile_says_how_to_get_one(run):
-    with pytest.raises(LabError, match=r"has no profile. launch\(…, profile=True\)"):
+    with pytest.raises(LabError, match=r"has no profile. run.profile\(\) .* launch\(…, profile=True\)"):
         Timeline(run)
 
 

@@ -1,12 +1,13 @@
-"""Records a few steps of a run with torch's profiler if the launch requests it: one trace per rank in the profiler's
-own format, with marks for the phases of the step. Traces all allocations of one step, too, if requested; that step is
-slow.
+"""Records a few steps of a run with torch's profiler if the launch or, later, the run's owner requests it: one trace
+per rank in the profiler's own format, with marks for the phases of the step. Traces all allocations of one step, too,
+if the launch requests it; that step is slow.
 """
 
 from __future__ import annotations
 
 import functools
 import gc
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +18,7 @@ from labkit.worker.recorder import Recorder
 
 SETTLED_STEPS = 4  # after the step that is traced for its memory
 STEPS = 3  # after one warm-up step of the profiler
+QUIET = "KINETO_LOG_LEVEL", "6"  # torch's profiler logs its start and stop to stderr; this is above all its levels
 # Methods of a pipeline stage that compute one micro-batch, and the names of their spans.
 CHUNKS = {
     "forward_one_chunk": "forward",
@@ -28,12 +30,13 @@ TRACED_AFTER_STEPS = 2  # by then the optimizer has its state, and one-time allo
 
 class StepProfile:
     """Starts with the first batch that is fetched after SETTLED_STEPS, or, for a training without a DataLoader, at the
-    end of a step. All ranks record the same steps.
+    end of a step; if somebody waits for it, with the next batch or step. All ranks record the same steps. `tell` is
+    called at the end, with the reason if there is no profile.
     """
 
-    def __init__(self, path: Path):
-        self._path = path
-        self._due = self._done = False
+    def __init__(self, path: Path, steps: int = STEPS, tell: Callable[[str], None] | None = None):
+        self._path, self._wanted, self._tell = path, steps, tell
+        self._due, self._done = tell is not None, False
         self._steps = 0  # steps that the profiler has seen
         self._fetches = self._turns = False  # whether steps start with a batch, and whether one is due
         self._profiler: Any = None
@@ -72,19 +75,46 @@ class StepProfile:
         self._turns = False
         self._steps += 1
         self._profiler.step()
-        if self._steps == 1 + STEPS:
+        if self._steps == 1 + self._wanted:
             self.stop()
 
-    def stop(self) -> None:
-        """Stop the profiler, even if the training ends early; what it has recorded is kept."""
+    def stop(self, why: str = "") -> None:
+        """Stop the profiler, even if the training ends early; what it has recorded is kept, unless somebody waits for
+        it and is told `why` it is not complete."""
+        if self._done:
+            return
         self._due, self._turns, self._done = False, False, True
-        if self._profiler is not None:
-            profiler, self._profiler = self._profiler, None
+        if self._tell is not None and self._steps <= self._wanted:
+            why = why or f"the training ended before {self._wanted} steps were recorded"
+        if why:
+            self._path = Path(os.devnull)
+        try:
+            if self._profiler is not None:
+                profiler, self._profiler = self._profiler, None
+                profiler.stop()
+        except Exception as error:  # a full disk
+            why = why or f"torch's profiler failed: {error}"
+            raise
+        finally:
             while self._undo:
                 self._undo.pop()()
-            profiler.stop()
+            if self._tell is not None:
+                self._tell(why)
 
     def _begin(self) -> None:
+        was_set = QUIET[0] in os.environ
+        os.environ.setdefault(*QUIET)
+        try:
+            self._start()
+        except Exception as error:  # the script has started a profiler of its own
+            self._profiler = None
+            self.stop(f"torch's profiler did not start: {error}")
+            raise
+        finally:
+            if not was_set:
+                os.environ.pop(QUIET[0], None)
+
+    def _start(self) -> None:
         import torch
         from torch.profiler import ProfilerActivity, profile, schedule
 
@@ -94,7 +124,7 @@ class StepProfile:
         self._mark_chunks(sys.modules.get("torch.distributed.pipelining.stage"))
         self._profiler = profile(
             activities=activities,
-            schedule=schedule(wait=0, warmup=1, active=STEPS, repeat=1),
+            schedule=schedule(wait=0, warmup=1, active=self._wanted, repeat=1),
             on_trace_ready=lambda profiler: profiler.export_chrome_trace(str(self._path)),
         )
         self._profiler.start()

@@ -10,7 +10,8 @@ import math
 import os
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, Literal
+from pathlib import Path
+from typing import Any, Literal, Protocol
 
 from labkit.files import is_only_writable_by, read_json, write_json
 from labkit.record import RequestFolder, RunFolder
@@ -36,6 +37,13 @@ class Request:
         self.expires = time.monotonic() + self.limit
 
 
+class Training(Protocol):
+    """What requests need of the probe."""
+
+    def record_profile(self, path: Path, steps: int, tell: Callable[[str], None]) -> None: ...
+    def end_profile(self, why: str) -> None: ...
+
+
 class Reach:
     """One rank's part in requests. `step` returns the number of steps done.
 
@@ -50,16 +58,18 @@ class Reach:
         recorder: Recorder,
         settings: Settings,
         step: Callable[[], int],
+        training: Training | None = None,
     ):
         self.flagged = False
         self.due: float = math.inf
         self._folder, self._rank, self._world_size = folder, rank, world_size
-        self._recorder, self._settings, self._step = recorder, settings, step
+        self._recorder, self._settings, self._step, self._training = recorder, settings, step, training
         self._released = folder.requests / "released"  # the supervisor stops the run
         self._number = 1
         self._request: Request | None = None
         self._pause_at: float = math.inf  # the step at whose end this rank waits
         self._stepping: Request | None = None  # the one that lets this rank make some steps
+        self._profiled: Request | None = None  # the one whose profile is being recorded
         self._watched: dict[str, tuple[str, int]] = {}  # expression and interval in steps, by name
         self._breakpoint: Breakpoint | None = None
         self.hit: str | None = None  # the condition that paused this run, and where it held
@@ -120,6 +130,8 @@ class Reach:
         if self.paused and self._stepping is not None:
             self._answer(self._stepping, step, [])
             self._stepping = None
+        if self.paused and self._profiled is not None and self._training is not None:
+            self._training.end_profile("the run was paused before all steps were recorded")
         while self.paused:
             time.sleep(PAUSED_SECONDS)
             if self.flagged:
@@ -176,8 +188,10 @@ class Reach:
             results = [{"error": repr(error)}]
         if self._rank == request.ranks[0]:
             self._note(request, step, [result["error"] for result in results if "error" in result])
-        if request.content.get("steps"):
+        if request.kind == "resume" and request.content["steps"]:
             self._stepping = request  # answered when the steps are done
+        elif request.kind == "profile" and not results:
+            self._profiled = request  # answered when the profile is
         else:
             self._answer(request, step, results)
 
@@ -214,6 +228,8 @@ class Reach:
             return [self._set_breakpoint(content["condition"])]
         if request.kind == "save":
             return [self._save()]
+        if request.kind == "profile":
+            return self._record_profile(request, content["steps"])
         if request.kind == "unwatch":
             self._watched.pop(content["name"], None)
             remove_hooks()
@@ -221,6 +237,17 @@ class Reach:
             self._pause_at = step
         elif request.kind == "resume":
             self._pause_at = step + (content["steps"] or math.inf)
+        return []
+
+    def _record_profile(self, request: Request, steps: int) -> list[dict[str, Any]]:
+        if self.paused or self._training is None:
+            return [{"error": "the run is paused, so no steps can be recorded; resume() it first"}]
+
+        def ended(why: str) -> None:
+            self._profiled = None
+            self._answer(request, self._step(), [{"error": why}] if why else [])
+
+        self._training.record_profile(self._folder.profile(self._rank), steps, ended)
         return []
 
     def _save(self) -> dict[str, Any]:
