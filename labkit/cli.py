@@ -24,6 +24,7 @@ from labkit.verbs import (
     add_script_verbs,
     add_slurm_verbs,
     add_sweep_verb,
+    add_watch_verb,
 )
 
 EXAMPLES = """examples:
@@ -107,6 +108,7 @@ def _parser() -> argparse.ArgumentParser:
     add_check_verb(verb)
     add_plan_verb(verb)
     add_run_verbs(verb)
+    add_watch_verb(verb)
     add_script_verbs(verb)
     add_sweep_verb(verb)
     slurm = "submit a training job to Slurm, or print its launch file"

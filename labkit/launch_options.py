@@ -105,14 +105,15 @@ class LaunchOptions(CallOptions):
     unchanged. `name` becomes part of the run folder's name, and `runs_dir` is its parent folder. `env` is added to the
     environment of the ranks. `retries`: how many times a failed run is restarted. `min_ranks`: if a rank fails in a
     restarted attempt before its first step, the next attempt uses fewer ranks, at least this many, and leaves out that
-    rank's GPU. `watchdog`: stop the run after this many seconds without progress. `stop_if`: stop it
-    once this condition is true of a rank's newest metrics (docs/how_to/alerts.md). `wait`: return when the run has
-    ended; None waits if the session is not interactive and `detach` is not set. `detach`: the run outlives this
-    process; None detaches if the session is interactive. `trace_memory` traces all allocations of one step; `profile`
-    records three steps. `reachable`: the owner can query, change and pause the ranks; None means yes, except in a
-    headless notebook. `witness`: the ranks are compared, and what is wrong is found, see `Run.findings`. `hosts`: the
-    machines to launch on, over ssh. `export`: one or several of "csv", "parquet", "tensorboard", "trackio" and "wandb",
-    kept up to date by a separate process during the run.
+    rank's GPU. `watchdog`: stop the run after this many seconds without progress. `stop_if`: stop it once this
+    condition is true of a rank's newest metrics (docs/how_to/alerts.md). `wait`: return when the run has ended; None
+    waits if the session is not interactive and `detach` is not set. `detach`: the run outlives this process; None
+    detaches if the session is interactive. `trace_memory` traces all allocations of one step; `profile` records three
+    steps. `reachable`: the owner can query, change and pause the ranks; None means yes, except in a headless notebook.
+    `witness`: the ranks are compared, and what is wrong is found, see `Run.findings`. `alert`: one or several http
+    addresses or shell commands that are told of a failure and other trouble. `hosts`: the machines to launch on, over
+    ssh. `export`: one or several of "csv", "parquet", "tensorboard", "trackio" and "wandb", kept up to date by a
+    separate process during the run.
     """
 
     nproc_per_node: int | str = field(
@@ -158,6 +159,16 @@ class LaunchOptions(CallOptions):
     witness: bool = field(
         default=True,
         metadata=flag("do not compare the ranks", flag="--no-witness", action="store_false"),
+    )
+    alert: str | Sequence[Any] | None = field(  # may hold a secret: it is never shown
+        default=None,
+        repr=False,
+        metadata=flag(
+            "send alerts to this http address or shell command, or to that in @FILE (docs/how_to/alerts.md)",
+            action="append",
+            metavar="ADDRESS",
+            expected="an address or a command, or a list of them",
+        ),
     )
     hosts: Sequence[str] | None = field(
         default=None,

@@ -10,6 +10,7 @@ from importlib.metadata import version
 from importlib.util import find_spec
 from typing import Any
 
+from labkit.alerts import addresses_of, start_sender
 from labkit.arguments import Parameters
 from labkit.checking import warn
 from labkit.cluster import begin as begin_on_hosts
@@ -60,6 +61,9 @@ def launch(
 
     `export="tensorboard"`, or a list of formats of `Run.export`, is written during the run by a separate process that
     only reads the run folder; `tensorboard --logdir runs/tensorboard` shows it.
+
+    `alert` sends a sentence to an http address or a shell command if the run fails, hangs, loses its loss and so on
+    (docs/how_to/alerts.md), and `stop_if="loss != loss"` stops it.
 
     If `labkit.check` finds anything in your own script that may hang or corrupt this training, the launch prints it to
     stderr, once for the same text, and continues.
@@ -119,8 +123,8 @@ def start_run(
     prediction: Mapping[str, Json] | None = None,
 ) -> Run:
     """Start a run like `launch`, without a display. If `tied`, it stops with this process."""
-    formats = check_live(options.export)
-    options = replace(options, env=settings_for(options))
+    formats, addresses = check_live(options.export), addresses_of(options.alert)
+    options = replace(options, env=settings_for(options), alert=None)
     if options.hosts is not None:
         folder = begin_on_hosts(script, options, parameters, tied=tied, prediction=prediction)
     else:
@@ -134,6 +138,8 @@ def start_run(
         print(f"{message}: {pip_install('numpy')}", file=sys.stderr, flush=True)
     if formats:
         start_exporter(folder, formats)
+    if addresses:
+        start_sender(folder, addresses)
     return Run(folder)
 
 

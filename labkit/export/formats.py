@@ -7,8 +7,6 @@ import csv
 import io
 import json
 import os
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
@@ -17,10 +15,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from labkit.beside import start_beside
 from labkit.errors import LabError, did_you_mean
 from labkit.export.points import Point, needs, no_records, not_written, points
 from labkit.install import pip_install
-from labkit.rank_files import MARKER, NODE_MARKER
 from labkit.record import RunFolder, Step, rows
 from labkit.text import plain
 
@@ -66,19 +64,9 @@ def check_live(formats: str | Sequence[str] | None) -> list[str]:
 
 
 def start_exporter(folder: RunFolder, formats: Sequence[str]) -> None:
-    """Start the process that exports a run while it trains, in a session of its own, without the run's marker and
-    without GPUs: it is not part of the run, which does not wait for it. It ends by itself soon after the run."""
-    inherited = {name: value for name, value in os.environ.items() if name not in (MARKER, NODE_MARKER)}
+    """Start the process that exports a run while it trains. It ends by itself soon after the run."""
     try:
-        with folder.export_log.open("ab") as log:
-            subprocess.Popen(
-                [sys.executable, "-m", EXPORTER, str(folder.path), *formats],
-                env=inherited | {"CUDA_VISIBLE_DEVICES": ""},
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
+        start_beside(EXPORTER, folder.path, *formats, log=folder.export_log)
     except OSError as error:
         print(f"{folder.id} cannot be exported while it runs: {error}", flush=True)
 

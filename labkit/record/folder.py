@@ -71,6 +71,8 @@ class RunFolder:
     report = _In("report.html")
     exports = _In("exports.json")  # what a live export has written so far, or why it failed
     export_log = _In("export.log")
+    alerts = _In("alerts.json")  # why an alert was not sent
+    alert_log = _In("alert.log")
     labels = _In("labels.json")  # the user's tags and note
     metric_options = _In("metrics.json")  # what the owner says of single metrics, see metric_options.py
     plan = _In("plan.json")  # the prediction, if there is one; written before the launch

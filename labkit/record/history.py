@@ -30,6 +30,7 @@ from labkit.dataclass_json import from_json
 from labkit.files import Json, finite, number
 from labkit.record.log_numbers import Line, LogNumbers, named_step
 from labkit.record.losses import Losses
+from labkit.record.pace import Pace
 from labkit.record.records import (
     DESCRIBING,
     PHASES,
@@ -113,6 +114,7 @@ class RankHistory:
         self.lost_at: int | None = None  # the first step whose recorded loss is not finite
         self.finite_at = 0  # the last one before it whose recorded loss is
         self.losses = Losses()  # of this attempt
+        self.pace = Pace()  # of this attempt
         self.voided: float | None = None  # the losses from then on were found not to count, in the same seconds
         self._attempt_at = 0.0  # when the attempt started
         self._steps_before = 0  # steps of the run that this one resumed
@@ -272,7 +274,7 @@ class RankHistory:
         undecodable, self._records = self.undecodable, Records(metrics)
         self._records.undecodable = undecodable
         self.header, self.end, self._shift, self._steps_before, self.step = None, None, None, 0, 0
-        self.losses = Losses()
+        self.losses, self.pace = Losses(), Pace()
         self._log.clear()
 
     def _take_log(self, *, everything: bool = False) -> bool:
@@ -372,6 +374,7 @@ class RankHistory:
             steps_here = 0.0 if record.is_rest else steps
             self._recent.append((steps_here, record.seconds, record.restarts, *phases.values()))
             self._recent_sums = None
+            self.pace.take(t, self.step, record)
         self.allocation_retries = max(self.allocation_retries, record.retries or 0.0)
         if own := sum(phases[phase] for phase in OWN):
             self._measured["own_seconds"].add(t, own / steps)

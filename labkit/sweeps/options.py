@@ -48,7 +48,8 @@ class SweepOptions(LaunchOptions):
     points: Sequence[Point] | None = field(
         default=None, metadata={"expected": "a list of dicts such as [{'lr': 1e-3}, {'lr': 3e-4}]"}
     )
-    profile: bool = False  # this one and `hosts` are refused, so they are not flags here
+    profile: bool = False  # these three are refused, so they are not flags here
+    alert: str | Sequence[Any] | None = field(default=None, repr=False)
     hosts: Sequence[str] | None = None
     samples: AtLeastOne | None = field(
         default=None, metadata=flag("draw N random points instead of the grid", type=int, metavar="N")
@@ -92,6 +93,8 @@ class SweepOptions(LaunchOptions):
         """Raise LaunchError for a value that no sweep can have."""
         if self.hosts is not None:
             raise LaunchError("a sweep runs on one machine; leave hosts out, or launch its points one by one")
+        if self.alert is not None:
+            raise LaunchError("a sweep sends no alerts; leave alert out, and follow its runs with labkit watch --alert")
         if self.min_ranks is not None:
             raise LaunchError("a sweep does not change the number of ranks of a run; leave min_ranks out")
         if self.trace_memory or self.profile:

@@ -14,5 +14,6 @@ if TYPE_CHECKING:
     from labkit.verbs.scripts import add_plan_verb as add_plan_verb  # plan
     from labkit.verbs.scripts import add_script_verbs as add_script_verbs  # write, diff
     from labkit.verbs.sweep import add_sweep_verb as add_sweep_verb  # sweep
+    from labkit.verbs.watch import add_watch_verb as add_watch_verb  # watch
 else:
     __getattr__, __dir__ = face(__name__)

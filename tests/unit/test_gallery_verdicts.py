@@ -121,6 +121,19 @@ def the_last_losses_are_apart_from_the_first(raw, how, before, after, count):
     assert max(last) < min(first) if how == "fell" else min(last) > max(first)
 
 
+@check(
+    r"rank (\d+)'s (input|forward) (?:wait|pass) takes (\S+) times as long since about step (\d+) \(.*\): (\S+) ms "
+    r"instead of (\S+) ms"
+)
+def a_part_of_the_step_takes_longer(raw, rank, phase, times, step, now, before):
+    start = next((line["start_step"] for line in raw.ranks[int(rank)] if "start_step" in line), 0)
+    seconds = {start + record["step"]: record[phase] / record["n"] for record in raw.steps[int(rank)]}
+    since, earlier = ([v for at, v in seconds.items() if (at >= int(step)) is late] for late in (True, False))
+    assert median(since) == pytest.approx(float(now) / 1e3, rel=0.05)
+    assert median(earlier) == pytest.approx(float(before) / 1e3, rel=0.05)
+    assert median(since) / median(earlier) == pytest.approx(float(times), rel=0.06)
+
+
 @check(r"(\w+): (\S+), best (\S+) at step (\d+)")
 def the_best_evaluation_was_one_of_the_last(raw, name, newest, best, step):
     values = raw.evaluated(name)

@@ -15,6 +15,7 @@ PACKAGE = Path(labkit.__file__).parent
 # Packages, and the modules beside them that packages use, each with what it may import besides itself.
 SMALL = {
     "arguments",
+    "beside",
     "dataclass_json",
     "errors",
     "faces",
@@ -46,6 +47,7 @@ MAY_IMPORT = {
     "link": BASIC | {"launcher"},
     "charts": SMALL | {"record", "words"},
     "view": BASIC | {"charts"},
+    "alerts": BASIC | {"view"},
     "needs": BASIC | {"checking"},
     "cluster": BASIC | {"launcher"},
     "kaggle": BASIC | {"needs", "view"},
@@ -171,11 +173,11 @@ def test_labkit_stays_small():
         sum(count for path, count in lines.items() if path.parts[0] == name) for name in ("checking", "planner")
     )
 
-    assert len(MODULES) <= 364
+    assert len(MODULES) <= 372
     assert witness <= 6_567
     assert checking <= 7_380
     assert planner <= 10_844
-    assert sum(lines.values()) - witness - checking - planner <= 35_645
+    assert sum(lines.values()) - witness - checking - planner <= 36_291
 
 
 @pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(PACKAGE)))

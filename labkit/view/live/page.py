@@ -9,7 +9,7 @@ from pathlib import Path
 
 from labkit import words
 from labkit.charts import Palette
-from labkit.files import read_json, tail_text
+from labkit.files import read_json, read_object, tail_text
 from labkit.record import LeftRunning, RunFolder, RunReader, State
 from labkit.text import escaped, first_line, framed, in_lines, pill, plain, with_code
 from labkit.view.live.hosts import by_host, heat_strips
@@ -200,7 +200,8 @@ def _notices(folder: RunFolder, state: State) -> str:
 
 def _warnings(folder: RunFolder, state: State) -> list[str | None]:
     ended = [left.outcome for left in LeftRunning.read(folder).values()] if state.is_final else []
-    return [state.notice, *ended, *_failed_exports(folder)]
+    failed = [f"an alert was not sent: {why}" for why in read_object(folder.alerts).get("failed") or ()]
+    return [state.notice, *ended, *_failed_exports(folder), *failed]
 
 
 def _failed_exports(folder: RunFolder) -> list[str]:

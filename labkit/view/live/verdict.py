@@ -21,6 +21,7 @@ from labkit.series import Point, Series
 from labkit.text import gib
 from labkit.view.live.disturbances import disturbances
 from labkit.view.live.hosts import by_host, names_of, rank_ranges, watched
+from labkit.view.live.slowdowns import slowdowns
 from labkit.words import seconds
 
 SENTENCES = 3  # that are shown: whether it learns, what limits it, whether it fits
@@ -33,6 +34,7 @@ NEARLY_FULL = 0.92
 GROWS = 1.10
 COPIED = 0.01  # of the host's memory
 LEAK_STEPS = 20  # before them memory also grows without a leak
+LEAK_SHARE, LEAK_SECONDS = 0.02, 60.0  # of the memory there is, and how long at least, if it deserves an alert
 PHASES = {"input": "input wait", "forward": "forward", "optimizer": "optimizer"}
 X = itemgetter(0)
 FEWEST = 4  # evaluations
@@ -124,6 +126,7 @@ def weighed(reader: RunReader, state: State) -> tuple[list[str], list[str]]:
         *([] if state.is_final else risks),
         "" if lost else learning(ranks.histories, state, reader.folder.directions()) or training_loss(reader, state),
         "; ".join(each.sentence for each in disturbances(reader, state)),
+        *[each.sentence(state) for each in slowdowns(reader, state)[:1]],
         *limits[:1],
         copies(ranks, reader),
         *limits[1:],
@@ -260,31 +263,41 @@ def communication(ranks: Ranks) -> str:
     return f"communication takes {min(shares):.0%} of the step"
 
 
-def grows(ranks: Ranks) -> str:
-    """Memory that keeps growing, for example by a list of losses with their graphs, ends in an out-of-memory error."""
+def leak(reader: RunReader) -> str:
+    """As `grows` and `workers_grow`, but only of what has grown for a minute, by a part of the memory that matters."""
+    ranks = _warm(reader)
+    return grows(ranks, LEAK_SHARE, LEAK_SECONDS) or workers_grow(ranks, reader, LEAK_SHARE, LEAK_SECONDS)
+
+
+def grows(ranks: Ranks, share: float = 0.0, least: float = 0.0) -> str:
+    """Memory that keeps growing, for example by a list of losses with their graphs, ends in an out-of-memory error. It
+    has grown by this `share` of the memory there is, and for at `least` so many seconds."""
     for history in ranks.histories:
-        if history.totals["steps"] >= LEAK_STEPS and (growth := _growth(history.series["memory"])):
+        enough = share * (history.memory_limit or 0.0)
+        if history.totals["steps"] >= LEAK_STEPS and (growth := _growth(history.series["memory"], enough, least)):
             return f"memory is growing on {ranks.name(history)}: {growth}"
     return ""
 
 
-def workers_grow(ranks: Ranks, reader: RunReader) -> str:
+def workers_grow(ranks: Ranks, reader: RunReader, share: float = 0.0, least: float = 0.0) -> str:
     """As `grows`, of the workers of DataLoaders, which for example keep what they have decoded."""
     for history in ranks.histories:
         samples = watched(reader, history.host)
-        if samples and history.rank in samples.workers_pss and (growth := _growth(samples.workers_pss[history.rank])):
+        pss = samples.workers_pss.get(history.rank) if samples else None
+        if samples and pss and (growth := _growth(pss, share * (samples.memory_total or 0.0), least)):
             return f"memory is growing in the DataLoader workers of {ranks.name(history)}: {growth} (PSS)"
     return ""
 
 
-def _growth(memory: Series) -> str:
-    lows = [low for _, low, _, _ in memory.points()]
+def _growth(memory: Series, enough: float, least: float) -> str:
+    points = memory.points()
+    lows = [low for _, low, _, _ in points]
     quarter = len(lows) // 4
-    if quarter < 4:
+    if quarter < 4 or points[-1][0] - points[0][0] < least:
         return ""
     parts = [min(lows[i * quarter : (i + 1) * quarter]) for i in range(1, 4)]  # the first is warm-up
     grew = parts[0] * GROWS < parts[1] * GROWS**0.5 < parts[2]
-    return f"from {gib(parts[0])} to {gib(parts[2])}" if grew else ""
+    return f"from {gib(parts[0])} to {gib(parts[2])}" if grew and parts[2] - parts[0] >= enough else ""
 
 
 def copies(ranks: Ranks, reader: RunReader) -> str:
