@@ -1,4 +1,4 @@
-"""Provides the cell magic `%%ranks`: a notebook cell that is executed on the ranks of a running training."""
+"""Provides the cell magic `%%ranks`: a notebook cell that is executed on ranks."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ from typing import Any
 from IPython.core.magic_arguments import argument, magic_arguments, parse_argstring
 
 from labkit.errors import LabError
-from labkit.run import Run
-from labkit.stored_runs import find_run
+from labkit.ranks import opened
 
 
 @magic_arguments()  # type: ignore[untyped-decorator]
-@argument("run", nargs="?", default="latest", help="an id, part of one, or a path; the newest run by default")  # type: ignore[untyped-decorator]
-@argument("--ranks", help="only these, without waiting for the others: 0,2")  # type: ignore[untyped-decorator]
+@argument("--ranks", help="only these: 0,2")  # type: ignore[untyped-decorator]
+@argument("--run", help="an id, part of one, or a path; by default the newest ranks that wait for cells")  # type: ignore[untyped-decorator]
 def ranks(line: str, cell: str) -> None:
-    """Execute the cell on every rank of a run, at the end of the same step, and print what each of them printed."""
+    """Execute the cell on every rank of `labkit.ranks`, at once. On the ranks of a training (`--run`) it is executed at
+    the end of the same step."""
     options = parse_argstring(ranks, line)
     try:
         chosen = [int(rank) for rank in options.ranks.split(",")] if options.ranks else None
     except ValueError:
         raise LabError(f"--ranks must be numbers such as 0,2; got {options.ranks!r}") from None
-    Run(find_run(options.run)).exec(cell, ranks=chosen)  # not attach, which moves the view here
+    opened(options.run).exec(cell, ranks=chosen)
 
 
 def register(shell: Any) -> None:

@@ -59,6 +59,10 @@ class Reachable:
 
         They can modify the training's objects, but assigning a name does not change the script's variable.
         """
+        if self.folder.cells.is_dir():
+            raise LabError(
+                f"the ranks of {self.folder.id} wait for cells: labkit.ranks(run={self.folder.id!r}).exec(…)"
+            )
         _parse(cell, "exec")
         for rank, answer in sorted(self._request("exec", ranks, timeout, cell=cell).items()):
             (result,) = answer["results"]

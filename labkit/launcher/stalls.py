@@ -62,7 +62,8 @@ class Progress:
             if not beat:
                 continue
             paused = beat.get("paused")
-            alive = beat.get("t") if paused else None  # all that is expected of a rank that is paused
+            # all that is expected of a rank that is paused, or waits for cells
+            alive = beat.get("t") if paused or beat.get("serves") else None
             sign = (beat.get("step"), beat.get("moved"), size, alive)
             self.paused = self.paused | {rank} if paused else self.paused - {rank}
             self._programs = self._programs | {rank} if beat.get("program") else self._programs - {rank}

@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Self
 
 from labkit.files import Json, read_json, write_json
 
@@ -75,11 +75,14 @@ class RequestFolder:
         return {rank: answer for rank in ranks if isinstance(answer := read_json(self.answer(rank)), dict)}
 
     @classmethod
-    def post(cls, requests: Path, request: Mapping[str, Json]) -> RequestFolder:
-        """Append a request. Raises OSError, FileNotFoundError if the ranks accept none."""
+    def post(cls, requests: Path, request: Mapping[str, Json], files: Mapping[str, bytes] | None = None) -> Self:
+        """Append a request, with these files. Raises OSError, FileNotFoundError if the ranks accept none."""
         new = requests / f".{os.getpid()}-{os.urandom(4).hex()}"
         new.mkdir(0o700)
         write_json(new / "request.json", request)
+        for name, content in (files or {}).items():
+            (new / name).write_bytes(content)
+            (new / name).chmod(0o600)
         (new / "request.json").chmod(0o600)
         (new / "open").touch(0o600)
         number = 1 + max((int(path.name) for path in requests.iterdir() if path.name.isdecimal()), default=0)

@@ -10,5 +10,10 @@ if TYPE_CHECKING:
     from labkit.worker.measures.tracker import COLLECTIVES as COLLECTIVES  # the namespaces of collective operators
     from labkit.worker.measures.tracker import Tracker as Tracker  # tracks what one step holds in memory, by category
     from labkit.worker.recording import Recording as Recording  # what observes the training in a rank
+    from labkit.worker.values import (
+        CannotBeSentError as CannotBeSentError,
+    )  # a value that is not made of tensors, text, …
+    from labkit.worker.values import values_from as values_from  # what `values_to` has written
+    from labkit.worker.values import values_to as values_to  # named values as bytes
 else:
     __getattr__, __dir__ = face(__name__)

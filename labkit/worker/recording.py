@@ -11,9 +11,9 @@ import os
 import signal
 import sys
 from collections.abc import Mapping, MutableSequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from labkit.rank_files import PROFILE, TRACE_MEMORY, WITNESS
+from labkit.rank_files import CELLS, PROFILE, TRACE_MEMORY, WITNESS
 from labkit.record import RunFolder
 from labkit.worker.failure import record_collectives
 from labkit.worker.frames import leave_out_of_compilation
@@ -22,6 +22,9 @@ from labkit.worker.probe import Probe
 from labkit.worker.reach.settings import Settings
 from labkit.worker.trackers import Trackers
 from labkit.worker.witness.witness import Witness
+
+if TYPE_CHECKING:
+    from labkit.worker.cells import Cells
 
 PR_SET_PDEATHSIG = 1
 
@@ -38,6 +41,11 @@ class Recording:
         self._reports, self._header = Reports(self.probe.recorder), header
         self._trackers: Trackers | None = None  # once there is torch
         self._is_witnessed = settings.get(WITNESS) != "0"
+        self.cells: Cells | None = None
+        if settings.get(CELLS):
+            from labkit.worker.cells import Cells
+
+            self.cells = Cells.current = Cells(self._folder, self._rank, float(settings[CELLS]))
         self._is_reachable, self._has_header = self._folder.requests.is_dir(), False
         if sys.platform == "linux":  # a killed torchrun takes its ranks with it, even one that holds the GIL
             ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -74,6 +82,8 @@ class Recording:
 
     def listen(self) -> None:
         """Look for requests of the run's owner."""
+        if self.cells is not None:
+            self.cells.listen()
         if self.probe.reach is None and self._is_reachable and (self._folder.requests / "1").exists():
             from labkit.worker.reach.requests import Reach
 
@@ -96,6 +106,7 @@ class Recording:
             "doing": probe.doing,
             "passes": probe.passes,
             "paused": reach is not None and reach.paused,
+            "serves": self.cells is not None and self.cells.serves,
             "hit": hit and hit[:100],
             "moved": probe.moved,
             "step_seconds": probe.latest_step_seconds,

@@ -1,0 +1,276 @@
+"""Interactive ranks: a run whose ranks wait for cells, and execute each of them at once."""
+
+from __future__ import annotations
+
+import ast
+import os
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from importlib.util import find_spec
+from pathlib import Path
+from textwrap import indent
+from typing import Any
+
+from labkit import worker
+from labkit.arguments import Seconds, checked
+from labkit.cell_execution import Execution, failed
+from labkit.cell_output import CellOutput
+from labkit.cluster import state_of_run
+from labkit.errors import LabError, RunFolderError
+from labkit.frontend import is_headless, notebook_shell
+from labkit.install import pip_install
+from labkit.launch_options import LaunchOptions
+from labkit.launching import start_run
+from labkit.rank_files import CELLS
+from labkit.record import CellFolder, RunFolder, State
+from labkit.run import Run
+from labkit.stored_runs import find_run, list_runs
+from labkit.text import listed, plain
+from labkit.write import Script, command_line, is_python
+
+SCRIPT = Path(worker.__path__[0], "ranks_script.py")
+UNWATCHED_SECONDS = 600.0  # after which ranks end, if no notebook has looked at them
+LOOK_SECONDS = 20.0
+COLLECTIVE_SECONDS = 60.0
+POLL_SECONDS = 0.02
+NEW_GROUP = "the ranks have joined a new process group; make again what used the old one: meshes, DDP and FSDP models"
+_looked_at: set[Path] = set()  # folders of runs at which a thread of this process looks
+
+
+@checked()
+def ranks(
+    nproc_per_node: int | str = "auto",
+    *,
+    run: str | os.PathLike[str] | None = None,
+    timeout: Seconds = COLLECTIVE_SECONDS,
+    keep: bool = False,
+    **options: Any,
+) -> Ranks:
+    """Start ranks that wait for cells: `%%ranks` executes a cell on all of them, at once. They have `torch`, `dist`,
+    `rank`, `world_size`, `device` and a process group; what a cell defines stays.
+
+    It is an ordinary run of torchrun's, with logs, causes and `stop()`. `run` opens one that is running again, for
+    example after the kernel was restarted. A collective in which a rank waits for more than `timeout` seconds raises
+    an error on that rank. Ranks end when no notebook has been there for ten minutes, unless `keep`, and with this
+    process where nobody works: under papermill, in a program. Other `options` are those of `labkit.launch`, such as
+    `backend`, `env` and `runs_dir`.
+
+    Raises LaunchError before anything is started, and RankFailedError if the ranks do not come up.
+    """
+    runs_dir = options.get("runs_dir")
+    if run is not None:
+        found = opened(None if run == "latest" else run, runs_dir=runs_dir)
+        if not isinstance(found, Ranks):
+            raise LabError(f"the ranks of {found.id} do not wait for cells; those of labkit.ranks(…) do")
+        return _shown(found)
+    if find_spec("IPython") is None:
+        raise LabError(f"ranks execute cells with IPython, which is not installed: {pip_install('ipython')}")
+    known, rest = LaunchOptions.split({"name": "ranks", **options, "nproc_per_node": nproc_per_node})
+    if rest:
+        raise LabError(f"ranks takes the options of labkit.launch; {listed([*rest], 3)} is not one of them")
+    # a rank that waits for NCCL raises an error instead of ending the process
+    env = {"TORCH_NCCL_BLOCKING_WAIT": "1", "MPLBACKEND": "module://matplotlib_inline.backend_inline"}
+    env |= {**(known.env or {}), CELLS: "inf" if keep else str(UNWATCHED_SECONDS)}
+    fields = {**vars(known), "args": [f"{timeout:g}"], "env": env, "witness": False}
+    script = Script.parse(SCRIPT.read_text(encoding="utf-8"), name="ranks")
+    started = Ranks(start_run(script, LaunchOptions(**fields), {}, tied=is_headless()).folder)
+    started.folder.cells.mkdir(0o700, exist_ok=True)
+    return _shown(started)
+
+
+def _shown(started: Ranks) -> Ranks:
+    started.await_ready()
+    if (shell := notebook_shell()) is not None:
+        shell.extension_manager.load_extension("labkit")  # the magic
+    return started
+
+
+def opened(which: str | os.PathLike[str] | None = None, *, runs_dir: str | os.PathLike[str] | None = None) -> Run:
+    """The run of this id, part of one, or path, as Ranks if its ranks wait for cells; by default the newest run whose
+    ranks do. Raises RunFolderError if there is none."""
+    if which is not None:
+        folder = find_run(which, runs_dir)
+        return Ranks(folder) if folder.cells.is_dir() else Run(folder)
+    for folder in reversed(list_runs(runs_dir)):
+        if folder.cells.is_dir() and not state_of_run(folder).is_final:
+            return Ranks(folder)
+    raise RunFolderError(
+        "no ranks wait for cells: start some with labkit.ranks(2), or name a training with %%ranks --run ID"
+    )
+
+
+class Ranks(Run):
+    """A run whose ranks wait for cells. It is a Run in everything else: `logs`, `stacks`, `status`, `stop`."""
+
+    def await_ready(self) -> None:
+        """Wait until every rank waits for cells. Raises RankFailedError if one fails before."""
+        self.folder.check_own("send it cells")
+        _keep_looking(self.folder)
+        waiting = {*State.current_ranks(self.folder)}
+        while waiting := {rank for rank in waiting if not (self.folder.cells / f"ready-{rank}").exists()}:
+            self._check_running()
+            time.sleep(POLL_SECONDS)
+        self._check_running()
+
+    @checked()
+    def exec(self, cell: str, *, ranks: Sequence[int] | None = None, timeout: Seconds | None = None) -> None:
+        """Execute a cell on every rank, or on these `ranks` only, and show below it what each of them printed and
+        displayed; ranks with the same output are shown once. A cell is what IPython understands, magics and `await` too.
+
+        A cell runs as long as it takes, or `timeout` seconds; an interrupt ends it on all ranks, and the ranks live on.
+        Raises LabError if a rank raised an error, after the output, and RankFailedError if a rank's process ended.
+        """
+        self._carried_out("cell", ranks, timeout=timeout, output=CellOutput(self.folder.latest), text=cell)
+
+    @checked()
+    def pull(self, expression: str, *, ranks: Sequence[int] | None = None) -> dict[int, Any]:
+        """The value of an expression on each rank: tensors (on the CPU), arrays, numbers, text, and tuples, lists and
+        dictionaries of these. Sharded tensors are gathered, unless only some `ranks` are asked: they send their shards.
+
+        Raises LabError if the value is anything else, or a rank raised an error.
+        """
+        text = expression.strip()
+        if not is_python(f"({text}\n)"):
+            raise LabError(f"pull takes an expression such as 'loss.item()', got {expression!r}")
+        cell = self._carried_out("pull", ranks, text=text)
+        return {rank: worker.values_from(cell.values_of(rank))[text] for rank in self._targets(ranks)}
+
+    @checked()
+    def push(self, *, ranks: Sequence[int] | None = None, **values: Any) -> None:
+        """Set variables on every rank, or on these `ranks` only: `push(batch=x)`. Values are what `pull` returns, and
+        tensors stay on the CPU. Raises LabError for anything else."""
+        try:
+            content = worker.values_to(values)
+        except worker.CannotBeSentError as error:
+            raise LabError(f"{error}; define it in a cell: %%ranks") from None
+        self._carried_out("push", ranks, files={"values.pt": content}, names=[*values])
+
+    @checked()
+    def load(self, script: Script | str, **parameters: Any) -> None:
+        """Define on every rank what a script defines, without running its `main`, so that you can go through a training
+        by hand. `args` and `device` are there: the script's options, with these `parameters`."""
+        script = script if isinstance(script, Script) else Script.load(script)
+        cells = [_without_main(cell.text) for cell in script.parts] or [_without_main(str(script))]
+        cells.append("args = parse_args()" if "parse_args" in str(script) else "")
+        self._carried_out("load", None, cells=cells, argv=[*command_line(script, parameters)])
+
+    def executed(self) -> Script:
+        """What the ranks have executed as a script that bare torchrun runs: the cells in which no rank failed. A cell
+        that only some ranks executed is left to them. What is not Python is a comment, and so is what was pushed."""
+        head, _ = SCRIPT.read_text(encoding="utf-8").split("# %% cells\n")
+        texts = [head.rstrip()]
+        for number, cell in enumerate(self._done(), 1):
+            texts.append(f"# %% cell {number}\n{_as_code(cell.request())}")
+        texts.append("# %% end\ndist.destroy_process_group()\n")
+        return Script.parse("\n\n\n".join(texts), name="ranks")
+
+    def _done(self) -> Iterator[CellFolder]:
+        """The cells that succeeded on all their ranks, in order."""
+        numbers = sorted(int(path.name) for path in self.folder.cells.iterdir() if path.name.isdecimal())
+        for cell in (CellFolder(self.folder.cells / str(number)) for number in numbers):
+            request = cell.request()
+            answers = [cell.read_answer(rank) for rank in self._targets(request.get("ranks"))]
+            if request.get("kind") in ("cell", "load", "push") and all(
+                answer and not answer.error for answer in answers
+            ):
+                yield cell
+
+    def __repr__(self) -> str:
+        state = self.status()
+        if state.is_final:
+            return f"{plain(self.id)}: {state}"
+        count, manifest = len(State.current_ranks(self.folder)), self.folder.read_manifest()
+        place = f"{', '.join(dict.fromkeys(manifest.devices))} over {manifest.backend}"
+        return (
+            f"{count} rank{'s' * (count > 1)} on {place}: %%ranks executes a cell on all of them, "
+            f"and %%ranks --ranks 1 on one ({plain(self.id)})"
+        )
+
+    def _ipython_display_(self) -> None:
+        print(repr(self))
+
+    # How a cell is executed
+
+    def _carried_out(
+        self,
+        kind: str,
+        ranks: Sequence[int] | None,
+        *,
+        files: Mapping[str, bytes] | None = None,
+        timeout: float | None = None,
+        output: CellOutput | None = None,
+        **content: Any,
+    ) -> CellFolder:
+        """Have the ranks execute a cell, and return it once they have. Raises LabError if one could not."""
+        targets = self._targets(ranks)
+        self._check_running()
+        request = {"kind": kind, "ranks": None if ranks is None else targets, **content}
+        try:
+            cell = CellFolder.post(self.folder.cells, request, files)
+        except OSError as error:
+            raise LabError(plain(f"the cell could not be written: {error}")) from None
+        answers = Execution(cell, targets, self._check_running, output).wait(timeout)
+        failures = failed(answers)
+        if kind != "group" and any(answer.broken for answer in answers.values()):
+            self._carried_out("group", None)
+            failures.append(NEW_GROUP)
+        if failures:
+            raise LabError(plain("; ".join(failures)))
+        if kind == "cell" and not all(answer.grouped for answer in answers.values()):
+            print("these ranks have no process group now; join_ranks() in a cell makes one")
+        return cell
+
+    def _targets(self, ranks: Sequence[int] | None) -> list[int]:
+        world = State.current_ranks(self.folder)
+        if ranks is not None and (not ranks or not {*ranks} <= {*world}):
+            raise LabError(f"ranks must be among {', '.join(map(str, world))}; got {ranks!r}")
+        return sorted(world if ranks is None else {*ranks})
+
+    def _check_running(self) -> None:
+        """Raise RankFailedError if the run has failed, LabError if it has ended otherwise."""
+        state = self.status()
+        if state.state in ("failed", "lost"):
+            raise self._failure(state)
+        if state.is_final:
+            raise LabError(plain(f"these ranks have ended ({state}); start others with labkit.ranks(…)"))
+
+
+def _keep_looking(folder: RunFolder) -> None:
+    """Touch a file while this process lives, so that the ranks know that a notebook is there."""
+
+    def look() -> None:
+        while not state_of_run(folder).is_final:
+            with suppress(OSError):
+                (folder.cells / "looked").touch(0o600)
+            time.sleep(LOOK_SECONDS)
+
+    if folder.path not in _looked_at:
+        _looked_at.add(folder.path)
+        threading.Thread(target=look, name="labkit ranks", daemon=True).start()
+
+
+def _without_main(text: str) -> str:
+    """A cell of a script without what only runs if it is the program: `if __name__ == "__main__":` at its top."""
+    tree = ast.parse(text)
+    runs = [each for each in tree.body if isinstance(each, ast.If) and "__name__" in ast.unparse(each.test)]
+    lines = text.splitlines()
+    for each in reversed(runs):
+        del lines[each.lineno - 1 : each.end_lineno]
+    return "\n".join(lines)
+
+
+def _as_code(request: Mapping[str, Any]) -> str:
+    """A cell's code, for a script."""
+    if request["kind"] == "push":
+        return f"# {', '.join(request['names'])}: pushed from the notebook"
+    if request["kind"] == "load":
+        arguments = f"sys.argv[1:] = {request['argv']!r}\n"
+        return arguments + "\n".join(request["cells"])
+    text: str = request["text"].strip("\n")
+    if not is_python(text):
+        return "\n".join(f"# {line}" for line in text.split("\n"))
+    if request["ranks"] is not None:
+        return f"if rank in {request['ranks']}:\n{indent(text, '    ')}"
+    return text
