@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from labkit.machine import doctor as doctor  # reports what this machine has, and what will go wrong on it
     from labkit.planner import Plan as Plan  # what `plan` returns
     from labkit.planner import plan as plan  # predicts memory and time of a training
-    from labkit.ranks import ranks as ranks  # starts ranks that wait for cells: %%ranks
+    from labkit.interactive_ranks import ranks as ranks  # starts ranks that wait for cells: %%ranks
     from labkit.run import Run as Run  # one training, from its folder on disk
     from labkit.run import attach as attach  # opens a run again
     from labkit.run import runs as runs  # lists the runs

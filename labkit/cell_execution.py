@@ -9,8 +9,8 @@ from contextlib import suppress
 from labkit.cell_output import CellOutput
 from labkit.errors import LabError
 from labkit.files import read_object
-from labkit.record import CellAnswer, CellFolder
 from labkit.text import plain
+from labkit.worker import CellAnswer, CellFolder
 
 # Between two looks for answers: in the first half second, and later.
 POLL_SECONDS, SLOW_POLL_SECONDS, QUICK_SECONDS = 0.002, 0.02, 0.5

@@ -10,8 +10,9 @@ from typing import Any
 
 from labkit.files import opened
 from labkit.frontend import notebook_shell
-from labkit.record import CellAnswer, CellFolder, RunFolder
+from labkit.record import RunFolder
 from labkit.text import escaped, gib, plain
+from labkit.worker import CellAnswer, CellFolder
 
 MOST_BYTES = 40_000  # of each rank's stdout and stderr that are shown: the start and the end
 LIVE_BYTES = 2_000  # of each while the cell runs: the end

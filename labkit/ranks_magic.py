@@ -7,7 +7,7 @@ from typing import Any
 from IPython.core.magic_arguments import argument, magic_arguments, parse_argstring
 
 from labkit.errors import LabError
-from labkit.ranks import opened
+from labkit.interactive_ranks import opened
 
 
 @magic_arguments()  # type: ignore[untyped-decorator]

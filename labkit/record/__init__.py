@@ -11,8 +11,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from labkit.record.cause import Cause as Cause  # why a run failed, was stopped or is lost
     from labkit.record.cause import Place as Place  # a line of the script, and its cell
-    from labkit.record.cells import CellAnswer as CellAnswer  # how a rank executed a cell
-    from labkit.record.cells import CellFolder as CellFolder  # the files of one cell
     from labkit.record.fold import NodeFold as NodeFold  # folds the ranks of one node into a small file
     from labkit.record.folder import RunFolder as RunFolder  # the names of the files in one run folder
     from labkit.record.history import HostHistory as HostHistory  # one machine, in bounded memory

@@ -50,7 +50,7 @@ class RunFolder:
     stop_request = _In("stop.json")
     inquiry = _In(rank_files.INQUIRY)
     requests = _In(rank_files.REQUESTS)  # to the ranks of an attempt, see requests.py; missing if not reachable
-    cells = _In("cells")  # that ranks wait for, see cells.py; only in a run of labkit.ranks
+    cells = _In("cells")  # that ranks wait for, see worker/cell_folder.py; only in a run of labkit.ranks
     events = _In(rank_files.EVENTS)  # what was asked of them
     reserve = _In(rank_files.RESERVE)
     torchrun_log = _In("torchrun.log")

@@ -4,6 +4,8 @@ from labkit.faces import face
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from labkit.worker.cell_folder import CellAnswer as CellAnswer  # how a rank executed a cell
+    from labkit.worker.cell_folder import CellFolder as CellFolder  # the files of one cell
     from labkit.worker.frames import with_late_resume as with_late_resume  # code that leaves no visible frame
     from labkit.worker.measures.memory import live_optimizers as live_optimizers  # every optimizer of this process
     from labkit.worker.measures.step_loss import unpacked as unpacked  # leaves a saved tensor as it is

@@ -17,7 +17,8 @@ from types import TracebackType
 from typing import Any, ClassVar
 
 from labkit.files import is_only_writable_by, write_json
-from labkit.record import CellAnswer, CellFolder, RunFolder
+from labkit.record import RunFolder
+from labkit.worker.cell_folder import CellAnswer, CellFolder
 from labkit.worker.values import values_from, values_to
 
 HOT_SECONDS, HOT_FOR_SECONDS = 0.004, 10.0  # between two looks for the next cell, and how long after the last one

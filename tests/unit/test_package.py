@@ -177,7 +177,7 @@ def test_labkit_stays_small():
     assert witness <= 6_567
     assert checking <= 7_380
     assert planner <= 10_844
-    assert sum(lines.values()) - witness - checking - planner <= 36_291
+    assert sum(lines.values()) - witness - checking - planner <= 36_800
 
 
 @pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(PACKAGE)))

@@ -13,7 +13,6 @@ from pathlib import Path
 from textwrap import indent
 from typing import Any
 
-from labkit import worker
 from labkit.arguments import Seconds, checked
 from labkit.cell_execution import Execution, failed
 from labkit.cell_output import CellOutput
@@ -24,13 +23,14 @@ from labkit.install import pip_install
 from labkit.launch_options import LaunchOptions
 from labkit.launching import start_run
 from labkit.rank_files import CELLS
-from labkit.record import CellFolder, RunFolder, State
+from labkit.record import RunFolder, State
 from labkit.run import Run
 from labkit.stored_runs import find_run, list_runs
 from labkit.text import listed, plain
+from labkit.worker import CannotBeSentError, CellFolder, values_from, values_to
 from labkit.write import Script, command_line, is_python
 
-SCRIPT = Path(worker.__path__[0], "ranks_script.py")
+SCRIPT = Path(__file__).with_name("worker") / "ranks_script.py"
 UNWATCHED_SECONDS = 600.0  # after which ranks end, if no notebook has looked at them
 LOOK_SECONDS = 20.0
 COLLECTIVE_SECONDS = 60.0
@@ -117,7 +117,7 @@ class Ranks(Run):
     @checked()
     def exec(self, cell: str, *, ranks: Sequence[int] | None = None, timeout: Seconds | None = None) -> None:
         """Execute a cell on every rank, or on these `ranks` only, and show below it what each of them printed and
-        displayed; ranks with the same output are shown once. A cell is what IPython understands, magics and `await` too.
+        displayed; ranks with the same output are shown once. Whatever IPython understands is a cell.
 
         A cell runs as long as it takes, or `timeout` seconds; an interrupt ends it on all ranks, and the ranks live on.
         Raises LabError if a rank raised an error, after the output, and RankFailedError if a rank's process ended.
@@ -135,15 +135,15 @@ class Ranks(Run):
         if not is_python(f"({text}\n)"):
             raise LabError(f"pull takes an expression such as 'loss.item()', got {expression!r}")
         cell = self._carried_out("pull", ranks, text=text)
-        return {rank: worker.values_from(cell.values_of(rank))[text] for rank in self._targets(ranks)}
+        return {rank: values_from(cell.values_of(rank))[text] for rank in self._targets(ranks)}
 
     @checked()
     def push(self, *, ranks: Sequence[int] | None = None, **values: Any) -> None:
         """Set variables on every rank, or on these `ranks` only: `push(batch=x)`. Values are what `pull` returns, and
         tensors stay on the CPU. Raises LabError for anything else."""
         try:
-            content = worker.values_to(values)
-        except worker.CannotBeSentError as error:
+            content = values_to(values)
+        except CannotBeSentError as error:
             raise LabError(f"{error}; define it in a cell: %%ranks") from None
         self._carried_out("push", ranks, files={"values.pt": content}, names=[*values])
 

@@ -21,7 +21,7 @@ from typing import Any
 
 from labkit.dataclass_json import from_json
 from labkit.files import read_json, read_object, write_json
-from labkit.record.requests import RequestFolder
+from labkit.record import RequestFolder
 
 
 @dataclass(frozen=True)
