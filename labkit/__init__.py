@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from labkit.errors import RankFailedError as RankFailedError  # a rank failed; carries the cause
     from labkit.errors import RunFolderError as RunFolderError  # a run's folder cannot be used
     from labkit.errors import ScriptError as ScriptError  # a script cannot be read, composed or launched
+    from labkit.interactive_ranks import ranks as ranks  # starts ranks that wait for cells: %%ranks
     from labkit.launching import launch as launch  # starts a training with torchrun
     from labkit.machine import doctor as doctor  # reports what this machine has, and what will go wrong on it
     from labkit.planner import Plan as Plan  # what `plan` returns
     from labkit.planner import plan as plan  # predicts memory and time of a training
-    from labkit.interactive_ranks import ranks as ranks  # starts ranks that wait for cells: %%ranks
     from labkit.run import Run as Run  # one training, from its folder on disk
     from labkit.run import attach as attach  # opens a run again
     from labkit.run import runs as runs  # lists the runs

@@ -88,17 +88,13 @@ def _shown(started: Ranks) -> Ranks:
 
 
 def opened(which: str | os.PathLike[str] | None = None, *, runs_dir: str | os.PathLike[str] | None = None) -> Run:
-    """The run of this id, part of one, or path, as Ranks if its ranks wait for cells; by default the newest run whose
-    ranks do. Raises RunFolderError if there is none."""
-    if which is not None:
-        folder = find_run(which, runs_dir)
-        return Ranks(folder) if folder.cells.is_dir() else Run(folder)
-    for folder in reversed(list_runs(runs_dir)):
-        if folder.cells.is_dir() and not state_of_run(folder).is_final:
-            return Ranks(folder)
-    raise RunFolderError(
-        "no ranks wait for cells: start some with labkit.ranks(2), or name a training with %%ranks --run ID"
-    )
+    """The run of this id, part of one, or path, as Ranks if its ranks wait for cells. By default the newest active run
+    whose ranks do, or else the newest run. Raises RunFolderError if there is none."""
+    folder = find_run("latest" if which is None else which, runs_dir)
+    if which is None:
+        waiting = (run for run in reversed(list_runs(runs_dir)) if run.cells.is_dir())
+        folder = next((run for run in waiting if not state_of_run(run).is_final), folder)
+    return Ranks(folder) if folder.cells.is_dir() else Run(folder)
 
 
 class Ranks(Run):
@@ -183,10 +179,8 @@ class Ranks(Run):
             return f"{plain(self.id)}: {state}"
         count, manifest = len(State.current_ranks(self.folder)), self.folder.read_manifest()
         place = f"{', '.join(dict.fromkeys(manifest.devices))} over {manifest.backend}"
-        return (
-            f"{count} rank{'s' * (count > 1)} on {place}: %%ranks executes a cell on all of them, "
-            f"and %%ranks --ranks 1 on one ({plain(self.id)})"
-        )
+        ranks = f"{count} rank{'s' * (count > 1)} on {place} wait for cells ({plain(self.id)})"
+        return f"{ranks}\n%%ranks executes a cell on all of them, %%ranks --ranks 1 on one"
 
     def _ipython_display_(self) -> None:
         print(repr(self))
