@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import math
 import os
 import threading
 import time
@@ -17,7 +18,7 @@ from labkit.arguments import Seconds, checked
 from labkit.cell_execution import Execution, failed
 from labkit.cell_output import CellOutput
 from labkit.cluster import state_of_run
-from labkit.errors import LabError, RunFolderError
+from labkit.errors import LabError
 from labkit.frontend import is_headless, notebook_shell
 from labkit.install import pip_install
 from labkit.launch_options import LaunchOptions
@@ -235,10 +236,13 @@ def _keep_looking(folder: RunFolder) -> None:
     """Touch a file while this process lives, so that the ranks know that a notebook is there."""
 
     def look() -> None:
+        touched = -math.inf
         while not state_of_run(folder).is_final:
-            with suppress(OSError):
-                (folder.cells / "looked").touch(0o600)
-            time.sleep(LOOK_SECONDS)
+            if time.monotonic() - touched >= LOOK_SECONDS:
+                touched = time.monotonic()
+                with suppress(OSError):
+                    (folder.cells / "looked").touch(0o600)
+            time.sleep(1.0)
 
     if folder.path not in _looked_at:
         _looked_at.add(folder.path)

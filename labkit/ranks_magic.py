@@ -12,7 +12,7 @@ from labkit.interactive_ranks import opened
 
 @magic_arguments()  # type: ignore[untyped-decorator]
 @argument("--ranks", help="only these: 0,2")  # type: ignore[untyped-decorator]
-@argument("--run", help="an id, part of one, or a path (default: the newest ranks that wait for cells, or the newest run)")  # type: ignore[untyped-decorator]
+@argument("--run", help="an id, part of one, or a path (default: the newest ranks that wait for cells)")  # type: ignore[untyped-decorator]
 def ranks(line: str, cell: str) -> None:
     """Execute the cell on every rank of `labkit.ranks`, at once. On the ranks of a training (`--run`) it is executed at
     the end of the same step."""

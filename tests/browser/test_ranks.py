@@ -62,11 +62,12 @@ def test_ten_things_that_one_does_with_two_ranks(notebook):
 
 
 def test_ranks_outlive_a_kernel_and_serve_another_notebook(notebook):
-    again = ["%load_ext labkit", "%%ranks\nkept", "ranks = labkit.ranks(run='latest')\nranks.pull('kept')"]
-    notebook.open([START.format(count=2, timeout=60), "%%ranks\nkept = 10 + rank", "import labkit", *again], "first")
+    again = ["import labkit\n'again'", "%load_ext labkit", "%%ranks\nkept"]
+    again.append("ranks = labkit.ranks(run='latest')\nranks.pull('kept')")
+    notebook.open([START.format(count=2, timeout=60), "%%ranks\nkept = 10 + rank", *again], "first")
     run_all(notebook, {0: "2 ranks on", 1: None})
     notebook.restart_kernel()
-    run_all(notebook, {2: None, 3: None, 4: "11", 5: "{0: 10, 1: 11}"})
+    run_all(notebook, {2: "again", 3: None, 4: "11", 5: "{0: 10, 1: 11}"})
     stop = "labkit.ranks(run='latest').stop()"
     notebook.open(["import labkit\n%load_ext labkit", "%%ranks\nkept += 1\nkept", stop], "second")
     run_all(notebook, {0: None, 1: "12", 2: "stopped; 0 processes left"})
@@ -82,9 +83,9 @@ def run_all(notebook, texts):
 
 
 def test_an_interrupt_ends_the_cell_and_a_killed_rank_the_run(notebook):
-    notebook.open([START.format(count=2, timeout=60), "%%ranks\nimport time\nfor second in range(100):\n"
-                   "    print('second', second)\n    time.sleep(1)", "%%ranks\nsecond < 50", "%%ranks --ranks 1\nimport os\n"
-                   "os.kill(os.getpid(), 9)"], "interrupt")  # fmt: skip
+    count = "%%ranks\nimport time\nfor second in range(100):\n    print('second', second)\n    time.sleep(1)"
+    kill = "%%ranks --ranks 1\nimport os\nos.kill(os.getpid(), 9)"
+    notebook.open([START.format(count=2, timeout=60), count, "%%ranks\nsecond < 50", kill], "interrupt")
     notebook.run(0)
     notebook.wait_for_text(0, "2 ranks on", 60)
     notebook.run(1)
