@@ -33,8 +33,8 @@ NOT_EXECUTED = (
 )
 DOWNLOAD = "{{download}}`Download this notebook <../downloads/{name}>`"  # without results, to be executed
 # The folders of docs/, shelves of every page's sidebar. GitHub shows the README, which has no sidebar.
-HOW_TO = ["scripts", "models", "launch", "view", "reach", "alerts", "sweep", "export", "plan", "beyond", "cluster"]
-HOW_TO += ["kaggle", "pipelines", "check_in_ci", "troubleshooting", "faq"]
+HOW_TO = ["scripts", "models", "launch", "view", "ranks", "reach", "alerts", "sweep", "export", "plan", "beyond"]
+HOW_TO += ["cluster", "kaggle", "pipelines", "check_in_ci", "troubleshooting", "faq"]
 REFERENCE = [
     "concepts",
     "cheat_sheet",
