@@ -29,7 +29,7 @@ from labkit.run import Run
 from labkit.stored_runs import find_run, list_runs
 from labkit.text import listed, plain
 from labkit.worker import CannotBeSentError, CellFolder, values_from, values_to
-from labkit.write import Script, command_line, is_python
+from labkit.write import Script, as_cell, command_line, is_python
 
 SCRIPT = Path(__file__).with_name("worker") / "ranks_script.py"
 UNWATCHED_SECONDS = 600.0  # after which ranks end, if no notebook has looked at them
@@ -145,13 +145,22 @@ class Ranks(Run):
         self._carried_out("push", ranks, files={"values.pt": content}, names=[*values])
 
     @checked()
-    def load(self, script: Script | str, **parameters: Any) -> None:
-        """Define on every rank what a script defines, without running its `main`, so that you can go through a training
-        by hand. `args` and `device` are there: the script's options, with these `parameters`."""
-        script = script if isinstance(script, Script) else Script.load(script)
-        cells = [_without_main(cell.text) for cell in script.parts] or [_without_main(str(script))]
-        cells.append("args = parse_args()" if "parse_args" in str(script) else "")
-        self._carried_out("load", None, cells=cells, argv=[*command_line(script, parameters)])
+    def load(self, *parts: Any, **parameters: Any) -> None:
+        """Define on every rank what a script defines, without running its `main`, or what the notebook cell of a
+        function or class defines: `load(Script.load("fsdp"), steps=5)`, `load(Model, sharded)`.
+
+        A script brings its options with these `parameters` as `args`, so that you can go through a training by hand.
+        Raises ScriptError for anything else.
+        """
+        cells, argv = list[str](), list[str]()
+        for part in (Script.load(each) if isinstance(each, str) else each for each in parts):
+            if isinstance(part, Script):
+                cells += [_without_main(cell.text) for cell in part.parts] or [_without_main(str(part))]
+                cells += ["args = parse_args()"] * ("def parse_args" in str(part))
+                argv += command_line(part, parameters)
+            else:
+                cells.append(as_cell(getattr(part, "__name__", "cell"), part).text)
+        self._carried_out("load", None, cells=cells, argv=argv)
 
     def executed(self) -> Script:
         """What the ranks have executed as a script that bare torchrun runs: the cells in which no rank failed. A cell
@@ -264,11 +273,14 @@ def _as_code(request: Mapping[str, Any]) -> str:
     if request["kind"] == "push":
         return f"# {', '.join(request['names'])}: pushed from the notebook"
     if request["kind"] == "load":
-        arguments = f"sys.argv[1:] = {request['argv']!r}\n"
-        return arguments + "\n".join(request["cells"])
+        return "\n".join([f"sys.argv[1:] = {request['argv']!r}", *request["cells"]])
     text: str = request["text"].strip("\n")
     if not is_python(text):
         return "\n".join(f"# {line}" for line in text.split("\n"))
-    if request["ranks"] is not None:
-        return f"if rank in {request['ranks']}:\n{indent(text, '    ')}"
-    return text
+    if request["ranks"] is None:
+        return text
+    block = f"if rank in {request['ranks']}:\n{indent(text, '    ')}"
+    tree, indented = ast.parse(text), ast.parse(block).body[0]
+    is_same = isinstance(indented, ast.If) and [*map(ast.dump, indented.body)] == [*map(ast.dump, tree.body)]
+    # a text over several lines would have been indented, too
+    return block if is_same else f"if rank in {request['ranks']}:\n{indent(ast.unparse(tree), '    ')}"

@@ -169,11 +169,25 @@ def test_a_training_is_gone_through_by_hand_as_the_script_does_it(ranks, tmp_pat
     assert ranks.pull("type(model.blocks[0].qkv.weight.grad).__name__") == {0: "DTensor", 1: "DTensor"}
 
 
+def doubled(x):
+    return x + x
+
+
+def test_what_a_cell_of_the_notebook_defines_is_defined_on_the_ranks(ranks):
+    ranks.load(labkit.Script.parse("def tripled(x):\n    return 3 * x\n\n\nif __name__ == '__main__':\n    1 / 0\n"))
+
+    assert ranks.pull("tripled(rank)") == {0: 0, 1: 3}
+    ranks.load(doubled)
+    assert ranks.pull("doubled(rank)") == {0: 0, 1: 2}
+    with pytest.raises(labkit.ScriptError):
+        ranks.load(3)
+
+
 def test_what_was_tried_is_a_script_that_torchrun_runs(tmp_path):
     ranks = labkit.ranks(2, runs_dir=tmp_path / "runs")
     ranks.exec("x = torch.full((1,), float(rank + 1))")
     ranks.exec("dist.all_reduce(x)\nprint('sum', x.item(), 'on', rank)", ranks=None)
-    ranks.exec("print('only here', rank)\ntext = '''a\nb'''", ranks=[1])
+    ranks.exec("print('only here', rank, repr('''a\n b'''))", ranks=[1])
     with pytest.raises(labkit.LabError):
         ranks.exec("1 / 0")
     ranks.exec("%timeit -n1 -r1 pass", ranks=[0])
@@ -185,7 +199,7 @@ def test_what_was_tried_is_a_script_that_torchrun_runs(tmp_path):
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(path)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
 
-    assert sorted(done.stdout.splitlines()) == ["only here 1", "sum 3.0 on 0", "sum 3.0 on 1"]
+    assert sorted(done.stdout.splitlines()) == ["only here 1 'a\\n b'", "sum 3.0 on 0", "sum 3.0 on 1"]
 
 
 def test_a_rank_that_is_killed_in_a_cell_is_named_and_nothing_is_left(tmp_path):
