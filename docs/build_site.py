@@ -40,6 +40,7 @@ REFERENCE = [
     "cheat_sheet",
     "architecture",
     "api",
+    "json",
     "check",
     "witness",
     "same_program",

@@ -7,6 +7,7 @@ import errno
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import nullcontext, redirect_stdout
 from typing import Any
 
 import labkit
@@ -39,21 +40,32 @@ EXAMPLES = """examples:
   labkit runs
   labkit stop latest
 """
+EXIT_CODES = """
+exit codes:
+  0  success; compare --fail-if: no condition holds
+  1  the training failed or does not fit; there are findings; a launch would fail
+  2  refused before anything started
+  3  launch --strict: the training ended well, but is certainly wrong
+  4  launch --stop-if, attach: the run was stopped by its own condition
+  5  compare --fail-if: a condition holds
+  6  compare --fail-if: it cannot be told, because of noise
+  129, 130, 141  the terminal was closed, interrupted, the reader of the output has exited
+"""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one verb. Exit codes: 0 success, 1 the training failed or does not fit, a check or `findings` has findings,
-    or the doctor found that a launch would fail, 2 refused before anything started, 3 the training ended well, but is
-    certainly wrong (`launch --strict`), 4 the run was stopped by its own condition (`launch --stop-if`), 129 the
-    terminal was closed, 130 interrupted, 141 the reader of the output has exited."""
+    """Run one verb. Its exit codes are in EXIT_CODES, and in docs/reference/json.md for each verb."""
     parser = _parser()
     arguments, rest = parser.parse_known_args(argv)
     if rest and arguments.verb not in ("launch", "plan", "slurm", "sweep"):
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
     if "--" in rest:  # the first one is labkit's
         rest.remove("--")
+    arguments.stdout = sys.stdout
     try:
-        return int(arguments.run(arguments, rest) or 0)
+        alone = getattr(arguments, "has_document", False) and arguments.json
+        with redirect_stdout(sys.stderr) if alone else nullcontext():
+            return int(arguments.run(arguments, rest) or 0)
     except labkit.RankFailedError as error:
         print(plain(str(error)), file=sys.stderr)
         return 1
@@ -90,7 +102,10 @@ def _discard_output() -> None:
 def _parser() -> argparse.ArgumentParser:
     formatter = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(
-        "labkit", description=str(labkit.__doc__).splitlines()[0], epilog=EXAMPLES, formatter_class=formatter
+        "labkit",
+        description=str(labkit.__doc__).splitlines()[0],
+        epilog=EXAMPLES + EXIT_CODES,
+        formatter_class=formatter,
     )
     parser.add_argument("--version", action="version", version=f"labkit {labkit.__version__}")
     parser.add_argument("--runs-dir", help="where run folders are stored (default: $LABKIT_RUNS or ./runs)")

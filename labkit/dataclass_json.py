@@ -1,14 +1,17 @@
-"""Decodes JSON that may be damaged, or of another version, to dataclasses by the types of their fields."""
+"""Decodes JSON that may be damaged, or of another version, to dataclasses by the types of their fields; and makes sound
+JSON of any values."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import fields, is_dataclass
+from dataclasses import asdict, fields, is_dataclass
 from functools import cache
+from math import isfinite
 from types import UnionType
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from labkit.files import finite
+from labkit.files import Json, finite
+from labkit.text import plain
 
 T = TypeVar("T")
 
@@ -58,3 +61,19 @@ def _sound(value: Any, kind: Any) -> Any:
     if isinstance(kind, type) and is_dataclass(kind):
         return kind.decode(value) if hasattr(kind, "decode") else from_json(kind, value)
     return value if kind is Any or type(value) is kind else None
+
+
+def to_json(value: Any) -> Json:
+    """The value as JSON has it: a dataclass as an object, an array as lists, text without control characters, null for
+    NaN and infinity, which JSON lacks; anything else as text."""
+    if value is None or isinstance(value, bool | int):
+        return value
+    if isinstance(value, float):
+        return float(value) if isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {plain(str(name)): to_json(each) for name, each in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [to_json(each) for each in value]
+    if is_dataclass(value) and not isinstance(value, type):
+        return to_json(asdict(value))
+    return to_json(value.tolist()) if hasattr(value, "tolist") else plain(str(value))

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
 from labkit.arguments import checked
+from labkit.dataclass_json import to_json
 from labkit.diagnosis import Diagnosis, MachineFacts, as_html, as_text, diagnose, gather
+from labkit.files import Json
 from labkit.hardware import Hardware, hardware
 from labkit.link import measure_link, try_link
 
@@ -56,10 +58,18 @@ class Machine:
         """Whether a launch with default options would start to train."""
         return all(finding.level != "stop" for finding in self.diagnosis)
 
+    def to_dict(self) -> dict[str, Json]:
+        """The findings and the facts behind them, as `labkit doctor --json` prints them (docs/reference/json.md)."""
+        return {
+            "schema": "labkit.doctor/1",
+            "can_train": self.can_train,
+            "findings": [to_json(finding) for finding in self.diagnosis],
+            "facts": to_json(self.facts.to_json()),
+        }
+
     def to_json(self) -> str:
-        """The findings and the facts behind them, to attach to a report about this machine."""
-        content = {"findings": [asdict(finding) for finding in self.diagnosis], "facts": self.facts.to_json()}
-        return json.dumps(content, indent=2)
+        """`to_dict` as text, to attach to a report about this machine."""
+        return json.dumps(self.to_dict(), indent=2, allow_nan=False)
 
     def __str__(self) -> str:
         return as_text(self._headline(), self.diagnosis)

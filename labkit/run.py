@@ -16,7 +16,7 @@ from labkit.arguments import AtLeastOne, Grace, NameOfMetric, Seconds, checked
 from labkit.cluster import job_in_words, state_of_run, stop_run
 from labkit.errors import FindingError, LabError, RankFailedError, RunFolderError, did_you_mean, rank_failed
 from labkit.export import export
-from labkit.files import opened, read_bytes, read_object, read_text, write_json
+from labkit.files import Json, opened, read_bytes, read_object, read_text, write_json
 from labkit.frontend import Shown, is_headless, ui
 from labkit.launcher import Stacks, left_in_words, look_at, run_that_saves_to, still_running
 from labkit.metric_names import Better, parted
@@ -32,6 +32,7 @@ from labkit.view import (
     Screen,
     StatusLine,
     Timeline,
+    facts_of,
     in_log,
     not_a_number,
     run_text,
@@ -346,6 +347,11 @@ class Run(Shown[State], Reachable):
             lost = not_a_number(self._reader.read_all().current.values())
             found.beside = tuple(filter(None, (failed, lost)))
         return found
+
+    def to_dict(self) -> dict[str, Json]:
+        """The run for a program, as `labkit runs RUN --json` prints it; docs/reference/json.md has each key. None is
+        unknown, or NaN. All records are read."""
+        return facts_of(self)
 
     def memory(self) -> Memory:
         """What each rank held at the peak of a traced step, by category, compared with the plan."""

@@ -48,7 +48,7 @@ class Finding:
 
     def record(self) -> dict[str, Json]:
         """The format of `labkit check --output-format json`."""
-        return asdict(self)
+        return {"schema": "labkit.check/1", **asdict(self)}
 
 
 class Findings(Sequence[Finding]):

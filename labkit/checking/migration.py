@@ -58,9 +58,8 @@ class Migration:
     def record(self) -> dict[str, Json]:
         """The format of `--output-format json`."""
         changed: list[Json] = [asdict(change) for change in self.changed]
-        if self.section:
-            return {"changed": changed, "section": self.section}
-        return {"changed": changed, "forgotten": self.forgotten.records(), "kept": self.kept.records()}
+        mistakes: dict[str, Json] = {"forgotten": [*self.forgotten.records()], "kept": [*self.kept.records()]}
+        return {"schema": "labkit.migration/1", "changed": changed, **mistakes, "section": self.section or None}
 
     def __repr__(self) -> str:
         lines = [f"  {change.text()}" for change in self.changed] or ["  nothing that affects distributed training"]

@@ -14,7 +14,9 @@ from labkit import words
 from labkit.arguments import Parameters
 from labkit.charts import Bar
 from labkit.checking import check
+from labkit.dataclass_json import to_json
 from labkit.errors import LabError, LaunchError
+from labkit.files import Json
 from labkit.planner.contract import able_to, has_cells, parameters_in
 from labkit.planner.data_sheets import Device
 from labkit.planner.layout import layout_of
@@ -26,7 +28,7 @@ from labkit.planner.speed.step_time import StepTime
 from labkit.planner.strategies.known import strategy_named
 from labkit.planner.strategies.strategy import Layout
 from labkit.record import Peak
-from labkit.text import gib
+from labkit.text import gib, plain
 from labkit.write import Script, options_of, strategy_of
 
 ALIKE = 1.05  # predicted times within this ratio are indistinguishable
@@ -100,6 +102,21 @@ class Candidate:
     def memory(self) -> str:
         """`~2.84 GiB`: the peak, marked if it is rough; "" if it is unknown."""
         return ("~" if self.is_rough else "") + gib(self.peak.bytes) if self.peak else ""
+
+    def to_dict(self, best: Candidate | None = None) -> dict[str, Json]:
+        """One of a plan's strategies for a program, of which `best` is recommended."""
+        return {
+            "strategy": self.strategy,
+            "changes": [*self.changes],
+            "ranks": self.ranks,
+            "parameters": to_json(self.parameters),
+            "fits": None if self.is_unknown else self.fits,
+            "peak_bytes": self.peak.bytes if self.peak else None,
+            "is_rough": self.is_rough,
+            "step_seconds": self.step.seconds if self.step else None,
+            "recommended": best is not None and self.strategy == best.strategy and self.is_like(best),
+            "remark": plain(self.remark),
+        }
 
     def row(self) -> dict[str, str]:
         """The texts of a table row."""

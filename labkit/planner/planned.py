@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from labkit.arguments import Parameters, Value
 from labkit.charts import Bar, Bars, as_image
+from labkit.dataclass_json import to_json
 from labkit.errors import LaunchError
 from labkit.files import Json
 from labkit.planner.advice import Advice
@@ -55,6 +56,11 @@ class AnyPlan:
         return self.device.usable_by(self.ranks)
 
     @property
+    def fits(self) -> bool | None:
+        """Whether it fits into a rank's share of the device; None if that cannot be told."""
+        raise NotImplementedError
+
+    @property
     def step(self) -> StepTime | None:
         """Duration of an optimizer step; None if it is unknown."""
         return None
@@ -75,6 +81,27 @@ class AnyPlan:
             "problems": list(self.problems),
         }
 
+    def to_dict(self) -> dict[str, Json]:
+        """The plan for a program, as `labkit plan --json` prints it (docs/reference/json.md)."""
+        sentences, _, assumed = self._texts()
+        step = self.step
+        return {
+            "schema": "labkit.plan/1",
+            "script": self.script.name,
+            "ranks": self.ranks,
+            "nodes": self.device.nodes,
+            "device": self.device.name,
+            "fits": self.fits,
+            "peak": to_json(self.peak and self.peak._asdict()),
+            "peak_rank": self.rank if self.peak else None,
+            "usable": self.usable,
+            "step_seconds": {"expected": step.seconds, "low": step.low, "high": step.high} if step else None,
+            "problems": to_json(self.problems),
+            "strategies": self._strategies(),
+            "sentences": to_json(sentences),
+            "assumed": to_json(assumed),
+        }
+
     def __str__(self) -> str:
         verdict, rows, assumed = self._texts()
         return plan_text(verdict, self.peak, rows, assumed)
@@ -92,6 +119,10 @@ class AnyPlan:
         raise NotImplementedError
 
     def _bars(self) -> list[Bar]:
+        raise NotImplementedError
+
+    def _strategies(self) -> list[Json]:
+        """The strategies of the table for a program, first what was asked for."""
         raise NotImplementedError
 
     def _problems(self) -> list[str]:
@@ -184,6 +215,9 @@ class Plan(AnyPlan):
     def _bars(self) -> list[Bar]:
         requested = self.advice.requested.strategy if self.advice else ""
         return [row.bar(chosen=row.strategy == requested) for row in (self.advice.rows if self.advice else ())]
+
+    def _strategies(self) -> list[Json]:
+        return [row.to_dict(self.advice.best) for row in self.advice.rows] if self.advice else []
 
     def _texts(self) -> tuple[list[str], list[dict[str, str]], list[str]]:
         verdict = list(self.advice.sentences) if self.advice else []

@@ -9,7 +9,8 @@ from typing import Any
 from labkit.arguments import Parameters
 from labkit.charts import Bar
 from labkit.errors import LaunchError
-from labkit.planner.candidate import when
+from labkit.files import Json
+from labkit.planner.candidate import Candidate, when
 from labkit.planner.data_sheets import Device
 from labkit.planner.model.child import Unplannable, ask
 from labkit.planner.planned import AnyPlan
@@ -70,6 +71,14 @@ class ScriptPlan(AnyPlan):
                 "another with labkit.plan"
             )
         return [*self.arguments]
+
+    def _strategies(self) -> list[Json]:
+        peaks = [*filter(None, [self.peak]), *self.others.values()]
+        rows = [
+            Candidate(row["strategy"], self.script, self.ranks, {}, peak=peak, fits=peak.bytes <= self.usable)
+            for row, peak in zip(self.rows, peaks, strict=True)
+        ]
+        return [{**each.to_dict(), "is_rough": each.peak is not self.peak} for each in rows]
 
     def _bars(self) -> list[Bar]:
         name = NAMES.get(self.strategy, self.strategy)

@@ -18,7 +18,9 @@ from labkit.place import check_original, check_own, moved_from, original_of
 from labkit.record.manifest import Manifest
 from labkit.record.metric_options import MetricOptions
 from labkit.text import plain, slug
+from labkit.version import __version__
 
+FORMAT = 1  # of run.json and, with it, of all files in the folder
 # Disk space that is released for the final records when the disk is full.
 RESERVE_BYTES = 256 << 10
 # A checkpoint that has not grown for this long is no longer being saved.
@@ -181,9 +183,15 @@ class RunFolder:
     def read_manifest(self) -> Manifest:
         """The content of `run.json`. Raises RunFolderError when it is missing or has another format."""
         manifest, content = self.glimpsed_manifest(), self._content
-        if not isinstance(content, dict) or content.get("format") != 1:
+        if not isinstance(content, dict) or content.get("format") != FORMAT:
             raise RunFolderError(plain(f"{self.path} is not a run folder this labkit can read: {_format_of(content)}"))
         return manifest
+
+    def of_another_version(self) -> str:
+        """Why this labkit does not know what the run's files mean; empty if it does, or if there is no run.json."""
+        self.glimpsed_manifest()
+        other = isinstance(self._content, dict) and self._content.get("format", FORMAT) != FORMAT
+        return plain(_format_of(self._content)) if other else ""
 
     def glimpsed_manifest(self) -> Manifest:
         """What can be read of `run.json`, for a list that must not fail for one run."""
@@ -279,7 +287,8 @@ def _no_root(root: Path, why: str) -> RunFolderError:
 
 def _format_of(manifest: Any) -> str:
     if not manifest or not isinstance(manifest, dict):
-        return "no readable run.json, expected format 1"
+        return f"no readable run.json, expected format {FORMAT}"
     versions = manifest.get("versions")
     writer = versions.get("labkit") if isinstance(versions, dict) else None
-    return f"format {manifest.get('format')!r}, expected format 1" + (f"; labkit {writer} wrote it" if writer else "")
+    by = f"labkit {writer} wrote it, and " if writer else ""
+    return f"format {manifest.get('format')!r}, expected format {FORMAT}; {by}this is labkit {__version__}"

@@ -75,9 +75,16 @@ class State:
 
     @classmethod
     def read(cls, folder: RunFolder) -> State:
-        """The state of a run. A run whose supervisor is gone without having written a final state is "lost", and so is
-        a copy of the folder of an active run, whose end is written to the original."""
+        """The state of a run. A run whose supervisor is gone without having written a final state is "lost", and so are
+        a copy of the folder of an active run, whose end is written to the original, and a run in another format."""
         state = cls.written(folder)
+        if other := folder.of_another_version():
+            return replace(
+                state,
+                state="lost",
+                ended=state.ended or state.started,
+                cause=Cause("version", f"its run.json has {other}"),
+            )
         if state.is_final:
             return state
         if original := folder.original():

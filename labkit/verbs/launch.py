@@ -17,6 +17,7 @@ from labkit.install import pip_install
 from labkit.launch_options import LaunchOptions
 from labkit.launching import is_witnessed
 from labkit.text import plain
+from labkit.verbs.documents import add_json, show
 from labkit.write import extra_options, options_of, script_names
 
 if TYPE_CHECKING:
@@ -119,12 +120,12 @@ def add_doctor_verb(verb: Callable[..., argparse.ArgumentParser]) -> None:
     doctor.add_argument("--preflight", action="store_true", help="test whether the ranks can communicate")
     ranks = "measure the collectives of this many ranks (default: one per GPU, or two)"
     doctor.add_argument("--bandwidth", type=int, nargs="?", const=True, default=False, metavar="RANKS", help=ranks)
-    doctor.add_argument("--json", action="store_true", help="print findings and facts as JSON, for a bug report")
+    add_json(doctor)
 
 
 def _doctor(arguments: argparse.Namespace, rest: list[str]) -> int:
     machine = labkit.doctor(preflight=arguments.preflight, bandwidth=arguments.bandwidth)
-    print(machine.to_json() if arguments.json else machine)
+    show(arguments, machine, machine.to_dict)
     return 0 if machine.can_train else 1
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import shutil
 import sys
 from collections.abc import Callable
@@ -17,12 +16,21 @@ from labkit.place import belongs_to_another_user
 from labkit.record import StateName
 from labkit.stored_runs import runs_root
 from labkit.text import plain
+from labkit.verbs.documents import add_json, show
 from labkit.verbs.launch import follow
-from labkit.view import RunList
+from labkit.view import RunList, report_data
 
 if TYPE_CHECKING:
     from labkit.run import Run
 
+FAILS, UNTOLD = 5, 6  # exit codes of `compare --fail-if`
+GATES = """examples:
+  labkit compare before after --fail-if "step_time > 5%" --fail-if "val_loss > 0.01"
+  labkit compare new-1 new-2 new-3 --base old-1 old-2 old-3 --fail-if "peak_memory > 2%"
+
+step_time is the median over recorded steps and ranks, peak_memory that of the rank with the most; all other names are
+metrics that the script reports. docs/how_to/check_in_ci.md says what is noise.
+"""
 SORT = "a metric (the best first), a parameter, duration, ranks, or started (the newest first)"
 
 
@@ -30,7 +38,7 @@ def add_run_verbs(verb: Callable[..., argparse.ArgumentParser]) -> None:
     listing = verb("runs", _runs, "list runs: states, the options they differ in, losses")
     listing.add_argument("which", nargs="*", metavar="RUN", help="only these: ids, parts of them, paths, or latest")
     listing.add_argument("--last", type=int, metavar="N", help="only the newest N, or with --sort the first N")
-    listing.add_argument("--json", action="store_true", help="print a list of objects, see docs/how_to/pipelines.md")
+    add_json(listing)
     listing.add_argument("--clean", action="store_true", help="delete the folders of launches that were killed")
     prune = verb("prune", _prune, "delete the folders of ended runs, with logs and checkpoints")
     prune.add_argument(
@@ -64,7 +72,10 @@ def add_run_verbs(verb: Callable[..., argparse.ArgumentParser]) -> None:
         ("report", _report, "write report.html into a run's folder", "latest"),
     ):
         which = "an id, part of one, a path, or latest"
-        verb(name, run, help).add_argument("which", nargs="?", default=default, help=which)
+        sub = verb(name, run, help)
+        sub.add_argument("which", nargs="?", default=default, help=which)
+        if name in ("stacks", "findings", "report"):
+            add_json(sub)
     logs = verb("logs", _logs, "print the logs of a run's ranks, at most the last 1 MiB of each")
     logs.add_argument("which", nargs="?", default="latest", help="an id, part of one, a path, or latest")
     logs.add_argument("--rank", type=int, metavar="N", help="only this rank (default: every rank)")
@@ -79,6 +90,7 @@ def add_run_verbs(verb: Callable[..., argparse.ArgumentParser]) -> None:
     ask = verb("ask", _ask, "evaluate an expression on every rank of a run, at the same step")
     ask.add_argument("which", help="an id, part of one, a path, or latest")
     ask.add_argument("expression", help='for example "loss.item(), x.shape"')
+    add_json(ask)
     profile = verb("profile", _profile, "record steps of a running training, and print the seconds of each phase")
     profile.add_argument("which", nargs="?", default="latest", help="an id, part of one, a path, or latest")
     profile.add_argument("--steps", type=int, default=3, metavar="N", help="how many (default: 3)")
@@ -87,15 +99,28 @@ def add_run_verbs(verb: Callable[..., argparse.ArgumentParser]) -> None:
     export.add_argument("to", metavar="FORMAT", help=", ".join(FORMATS))
     export.add_argument("path", metavar="PATH", nargs="?", help="a file, or a folder for tensorboard and wandb")
     export.add_argument("--project", default="labkit", help="of trackio and wandb (default: labkit)")
-    compare = verb("compare", _compare, "compare runs side by side; speed-ups are relative to the first")
+    compare = verb(
+        "compare",
+        _compare,
+        "compare runs side by side; speed-ups are relative to the first; "
+        f"exits with {FAILS} if a --fail-if holds, {UNTOLD} if it cannot be told",
+        epilog=GATES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     compare.add_argument("which", nargs="*", help="ids or paths, oldest first")
     compare.add_argument("--last", type=int, default=0, metavar="N", help="compare the newest N runs instead")
     compare.add_argument("--sort", metavar="NAME", help=SORT)
+    base = "compare with these, which are repeats of each other, as the RUNs are (default: the first run)"
+    compare.add_argument("--base", nargs="+", default=[], metavar="RUN", help=base)
+    condition = "fail if the runs differ from the base so: NAME > LIMIT, NAME < LIMIT, with %% of the base's value"
+    compare.add_argument("--fail-if", action="append", default=[], metavar="CONDITION", help=condition)
+    add_json(compare)
 
 
 def _findings(arguments: argparse.Namespace, rest: list[str]) -> int:
-    found = _run(arguments).findings()
-    print(plain(repr(found)))
+    run = _run(arguments)
+    found = run.findings()
+    show(arguments, plain(repr(found)), lambda: {**found.to_dict(), "run": run.id})
     return 1 if found.certain else 0
 
 
@@ -139,11 +164,11 @@ def _runs(arguments: argparse.Namespace, rest: list[str]) -> None:
     if arguments.clean:
         for folder in _chosen(arguments).unfinished:
             shutil.rmtree(folder)
-            print(f"deleted {plain(str(folder))}", file=sys.stderr if arguments.json else sys.stdout)
+            print(f"deleted {plain(str(folder))}")
     runs = _listed(arguments)
     if arguments.json and not (root := runs_root(arguments.runs_dir)).is_dir():
         print(plain(f"labkit: there is no folder {root}"), file=sys.stderr)
-    print(json.dumps(runs.facts(), indent=2, allow_nan=False) if arguments.json else repr(runs))
+    show(arguments, runs, runs.facts)
 
 
 def _listed(arguments: argparse.Namespace) -> RunList:
@@ -185,7 +210,9 @@ def _active(arguments: argparse.Namespace) -> list[Run]:
 
 
 def _stacks(arguments: argparse.Namespace, rest: list[str]) -> None:
-    print(_run(arguments).stacks())
+    run = _run(arguments)
+    stacks = run.stacks()
+    show(arguments, stacks, lambda: {**stacks.to_dict(), "run": run.id})
 
 
 def _logs(arguments: argparse.Namespace, rest: list[str]) -> None:
@@ -194,8 +221,12 @@ def _logs(arguments: argparse.Namespace, rest: list[str]) -> None:
 
 
 def _ask(arguments: argparse.Namespace, rest: list[str]) -> None:
-    answer = _run(arguments).ask(arguments.expression)
-    print(plain(answer.to_string(index=False)))
+    run = _run(arguments)
+    answer = run.ask(arguments.expression)
+    rows = answer.to_dict("records")
+    answers = [{"rank": row.pop("rank"), "step": row.pop("step"), "values": row} for row in rows]
+    asked = {"schema": "labkit.ask/1", "run": run.id, "expression": arguments.expression}
+    show(arguments, plain(answer.to_string(index=False)), lambda: asked | {"answers": answers})
 
 
 def _pause(arguments: argparse.Namespace, rest: list[str]) -> None:
@@ -231,7 +262,9 @@ def _profile(arguments: argparse.Namespace, rest: list[str]) -> None:
 
 
 def _report(arguments: argparse.Namespace, rest: list[str]) -> None:
-    print(plain(str(_run(arguments).report())))
+    run = _run(arguments)
+    path = run.report()
+    show(arguments, plain(str(path)), lambda: report_data(run) | {"path": str(path)})
 
 
 def _export(arguments: argparse.Namespace, rest: list[str]) -> None:
@@ -239,9 +272,17 @@ def _export(arguments: argparse.Namespace, rest: list[str]) -> None:
     print(plain(str(run.export(arguments.to, arguments.path, project=arguments.project))))
 
 
-def _compare(arguments: argparse.Namespace, rest: list[str]) -> None:
+def _compare(arguments: argparse.Namespace, rest: list[str]) -> int:
     if arguments.last:
         chosen = list(reversed(labkit.runs(runs_dir=arguments.runs_dir)))[-arguments.last :]
     else:
         chosen = [labkit.attach(which, runs_dir=arguments.runs_dir) for which in arguments.which]
-    print(labkit.compare(chosen, sort=arguments.sort))
+    base = [labkit.attach(which, runs_dir=arguments.runs_dir) for which in arguments.base]
+    if arguments.fail_if and not base and len(chosen) != 2:
+        raise LabError(f"--fail-if compares two runs, or RUN … with --base RUN …; got {len(chosen)} and no --base")
+    comparison = labkit.compare(chosen, base=base, sort=arguments.sort)
+    gate = comparison.gate(*arguments.fail_if) if arguments.fail_if else None
+    text = comparison if gate is None else f"{comparison}\n{gate}"
+    decided = {"gate": gate, "passed": gate and gate.passed}
+    show(arguments, text, lambda: comparison.to_dict() | decided)
+    return 0 if gate is None else {True: 0, False: FAILS, None: UNTOLD}[gate.passed]

@@ -10,9 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import labkit
+from labkit.dataclass_json import to_json
 from labkit.errors import LabError
 from labkit.launch_options import whole_number
 from labkit.text import plain
+from labkit.verbs.documents import add_json, show
 from labkit.write import script_names
 
 if TYPE_CHECKING:
@@ -127,6 +129,7 @@ def _formatted(output_format: str, checked: list[Findings], unreadable: list[str
     records: Any = sarif(checked, unreadable)
     if output_format == "json":
         records = [record for findings in checked for record in findings.records()]
+        records = to_json(records)
     return json.dumps(records, indent=2)
 
 
@@ -137,7 +140,7 @@ def _check_migration(arguments: argparse.Namespace) -> int:
     if arguments.output_format == "text":
         print(migration)
     elif arguments.output_format == "json":
-        print(json.dumps(migration.record(), indent=2))
+        print(json.dumps(to_json(migration.record()), indent=2))
     else:
         print(_formatted(arguments.output_format, [migration.forgotten], []))
     return 1 if migration.forgotten else 0
@@ -162,6 +165,7 @@ def add_plan_verb(verb: Callable[..., argparse.ArgumentParser]) -> None:
     plan.add_argument("--network", help="network between hosts: 100GbE, InfiniBand NDR, … or bits/s of one host")
     plan.add_argument("--device", help="T4, 2xT4, A100-40, 8xH100 … (default: this machine)")
     plan.add_argument("--measure", action="store_true", help="measure this machine's speed first (15 seconds)")
+    add_json(plan)
 
 
 def _plan(arguments: argparse.Namespace, rest: list[str]) -> int:
@@ -174,7 +178,7 @@ def _plan(arguments: argparse.Namespace, rest: list[str]) -> int:
         measure=arguments.measure,
         args=rest,
     )
-    print(plan)
+    show(arguments, plan, plan.to_dict)
     return 2 if plan.fits is None else 0 if plan.fits else 1
 
 

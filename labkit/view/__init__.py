@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from labkit.view.live.verdict import verdict as verdict  # what is wrong with a run, the most urgent first
     from labkit.view.report import static_bundle as static_bundle  # a run without scripts or widgets, as a MIME bundle
     from labkit.view.report import write_report as write_report  # writes report.html
+    from labkit.view.report_facts import report_data as report_data  # what a report says, for a program
+    from labkit.view.run_facts import facts_of as facts_of  # a run for a program
     from labkit.view.run_facts import progress_facts as progress_facts  # how far a run is, for programs
     from labkit.view.run_list import RunList as RunList  # many runs as one table
     from labkit.view.tables import aligned as aligned  # a table as lines of text

@@ -7,18 +7,32 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from math import sqrt
+from pathlib import Path
 from statistics import mean, variance
 from typing import TYPE_CHECKING, Any
 
 from labkit import words
 from labkit.arguments import checked
 from labkit.charts import Bar, Bars, Chart, Line, Palette, as_image, dot, drawn
-from labkit.errors import LabError
-from labkit.files import finite, number
+from labkit.dataclass_json import to_json
+from labkit.errors import LabError, did_you_mean
+from labkit.files import Json, finite, number
 from labkit.metric_names import Better, Directions, agreed, is_evaluated
 from labkit.record import Glance, Manifest, RankHistory, RunFolder, RunReader, State
 from labkit.stored_runs import find_run
 from labkit.text import plain, slug, with_code
+from labkit.view.gate import (
+    LEAST_RECORDS,
+    PEAK_MEMORY,
+    STEP_TIME,
+    STUDENTS_T,
+    SYNTAX,
+    Condition,
+    Gate,
+    Samples,
+    decide,
+    step_time,
+)
 from labkit.view.live.disturbances import disturbances
 from labkit.view.live.run_charts import curves
 from labkit.view.run_facts import glance_at, is_tested
@@ -31,29 +45,32 @@ if TYPE_CHECKING:
 
 FIGURES = {"training_seconds": "training time", "throughput": "mean samples/s", "memory_peak": "peak memory"}
 SPEEDS = ("training_seconds", "throughput")
-STUDENTS_T = (12.7, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23, 2.20)  # two-sided 95%, by degrees of freedom
 SEED = re.compile(r"--seed[=\n][^\n]*\n?")
 REPEAT = "repeat"
 REPEATS = "repeat: the same script, arguments and kind of machine as the first run, so that the ratio is noise"
-UNTABLED = ("recipe", "parameters_given", "result", "doubtful", "disturbances")  # of a summary
+UNTABLED = ("recipe", "parameters_given", "result", "doubtful", "disturbances", "other_load")  # of a summary
+IN_JSON = (
+    *("run", "name", "script", "ranks", "nodes", "state", "result", "wrong", "notice", "training_seconds"),
+    *("epoch_seconds", "samples", "throughput", "parameters", "held_bytes", "memory_peak", "memory_kind"),
+    *("input_share", "communication_share"),
+)
+LITTLE_LOAD = 0.05  # of the cores; at 0.13, a script of two ranks on two cores took a third longer
 LONGEST_NAME = 40
 MOST_CURVES, MOST_PARAMETERS = 6, 12
 
 
 @checked()
-def compare(runs: Any, *, sort: str | None = None) -> Comparison:
-    """Compare runs, or their ids or folders, in one table; speed-ups are relative to the first.
+def compare(runs: Any, *, base: Any = (), sort: str | None = None) -> Comparison:
+    """Compare runs, or their ids or folders, in one table; speed-ups are relative to the first, or those of `base`,
+    which come before the others. `.gate("step_time > 5%")` decides whether they differ by more than a limit.
 
     `sort` is as for `labkit.runs`: a metric, best run first; a parameter; "duration", … `.table` is a DataFrame. Raises
     LabError if there is nothing to compare, or if no run has what `sort` names.
     """
-    if isinstance(runs, str) or hasattr(runs, "folder"):
-        runs = [runs]
-    if not isinstance(runs, Sequence):
-        raise LabError(f"compare takes a list of runs, for example compare([a, b]); got {type(runs).__name__}")
-    if not runs:
+    first, others = _folders(base), _folders(runs)
+    if not others:
         raise LabError("there is no run to compare; pass a list of runs, or in a terminal their ids or --last 3")
-    folders = [run.folder if hasattr(run, "folder") else find_run(run) for run in runs]
+    folders = [*first, *others]
     readers = [RunReader(folder, each_rank=True).read_all() for folder in folders]
     if sort is not None:
         better = agreed([folder.directions() for folder in folders], sort)
@@ -65,7 +82,16 @@ def compare(runs: Any, *, sort: str | None = None) -> Comparison:
         tuple(map(glance_at, readers)),
         tuple(reader.folder.directions() for reader in readers),
         sort or "",
+        tuple(folder.path for folder in first or others[:1]),
     )
+
+
+def _folders(runs: Any) -> list[RunFolder]:
+    if isinstance(runs, str) or hasattr(runs, "folder"):
+        runs = [runs]
+    if not isinstance(runs, Sequence):
+        raise LabError(f"compare takes a list of runs, for example compare([a, b]); got {type(runs).__name__}")
+    return [run.folder if hasattr(run, "folder") else find_run(run) for run in runs]
 
 
 def _sort_keys(reader: RunReader, better: Better | None) -> SortKeys:
@@ -96,6 +122,7 @@ def summary(reader: RunReader) -> dict[str, Any]:
         "doubtful": words.is_doubtful(state, loss),
         "wrong": state.wrong,
         "disturbances": disturbances(reader, state),
+        "other_load": max((host.conditions.others for host in reader.hosts.values()), default=0.0),
         "notice": state.notice,
         "training_seconds": number(values.get("training_seconds")) or (max(stepping) if stepping else None),
         "epoch_seconds": _epoch_seconds(first, values),
@@ -179,6 +206,81 @@ class Comparison:
     glances: tuple[Glance, ...]
     directions: tuple[Directions, ...]
     sorted_by: str
+    base: tuple[Path, ...]
+
+    def gate(self, *conditions: str) -> Gate:
+        """Whether the runs differ from those of the base (the first one, if `compare` was not told) by more than each
+        condition allows: "step_time > 5%" (of the base's), "peak_memory > 1e9" (bytes), "val_accuracy < -0.01". Every
+        metric in the table has its value there. `.passed` is False if one holds, None if the runs cannot tell, because
+        the difference is within the noise of what was measured; repeat them then, and give all.
+
+        Raises LabError for a condition that is not one, a run that did not succeed, and a value that a run lacks."""
+        parsed = [Condition.parse(text) for text in conditions]
+        is_base = [folder.path in self.base for folder in self.folders]
+        if not parsed or all(is_base) or len({folder.path for folder in self.folders}) < len(self.folders):
+            raise LabError(f"a gate takes {SYNTAX}, and other runs than those of the base, none of them twice")
+        for folder, summary in zip(self.folders, self.summaries, strict=True):
+            if summary["state"] != "succeeded" or summary["doubtful"]:
+                raise LabError(f"{plain(folder.id)} {summary['result']}: a gate needs runs that succeeded")
+        return Gate(
+            decide(condition, *(self._samples(condition.name, is_base, each) for each in (True, False)))
+            for condition in parsed
+        )
+
+    def _samples(self, name: str, is_base: Sequence[bool], wanted: bool) -> Samples:
+        """The values of a quantity in the runs of the base, or in the others. Raises LabError if one has none."""
+        chosen = [i for i, each in enumerate(is_base) if each == wanted]
+        if name != STEP_TIME:
+            is_rough = name == PEAK_MEMORY and any(self.summaries[i]["memory_kind"] != "allocated" for i in chosen)
+            return Samples(tuple(self._known(name, i) for i in chosen), is_rough=is_rough)
+        chosen = [i for i in chosen if not self._disturbed(i)] or chosen
+        times = [step_time(self.folders[i]) for i in chosen]
+        if None in times:
+            few = plain(self.folders[chosen[times.index(None)]].id)
+            raise LabError(
+                f"{few} has fewer than {LEAST_RECORDS} records of steps on a rank after its warm-up, at most "
+                "ten of which are made in a second: train for more steps"
+            )
+        values, noise = zip(*filter(None, times), strict=True)
+        return Samples(values, noise, tuple(label for i in chosen for label in self._disturbed(i)))
+
+    def _disturbed(self, run: int) -> list[str]:
+        """What may have slowed a run down, in words; on CPUs, other programs do so before the table mentions them."""
+        summary = self.summaries[run]
+        loaded = summary["memory_kind"] != "allocated" and summary["other_load"] > LITTLE_LOAD
+        return [each.label for each in summary["disturbances"]] or ["other load"] * loaded
+
+    def _known(self, name: str, run: int) -> float:
+        """A metric of a run as in the table, or its peak of memory, if it and the newest value are finite."""
+        glance, peak = self.glances[run], self.summaries[run]["memory_peak"]
+        value = newest = peak
+        if name != PEAK_MEMORY:
+            every = dict.fromkeys(each for glance in self.glances for each in glance.names)
+            if name not in every:
+                raise LabError(f"no run has {name!r}{did_you_mean(name, [STEP_TIME, PEAK_MEMORY, *every])}")
+            value = glance.value(name, self._better(name))
+            newest = glance.newest.get(name, value)
+        if finite(value) is None or finite(newest) is None:
+            raise LabError(f"{plain(self.folders[run].id)} has no finite {name}, so that it cannot be compared")
+        return float(value)
+
+    def to_dict(self) -> dict[str, Json]:
+        """The runs side by side for a program, as `labkit compare --json` prints them (docs/reference/json.md)."""
+        runs = []
+        for i, (s, glance) in enumerate(zip(self.summaries, self.glances, strict=True)):
+            runs.append(
+                {name: s[name] for name in IN_JSON}
+                | {
+                    "base": self.folders[i].path in self.base,
+                    "options": s["parameters_given"],
+                    "step_time": (step_time(self.folders[i]) or [None])[0],
+                    "metrics": {name: glance.value(name, self._better(name)) for name in glance.names},
+                    "speedup": self._speedups()[i],
+                    "speedup_remarks": self._speedup_doubts()[i],
+                    "disturbances": [each.sentence for each in s["disturbances"]],
+                }
+            )
+        return {"schema": "labkit.compare/1", "runs": to_json(runs), "findings": to_json(self.findings)}
 
     @property
     def findings(self) -> list[str]:

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from math import isfinite
 from statistics import mean
 from typing import Any
 
 from labkit import words
+from labkit.dataclass_json import to_json
 from labkit.files import Json
 from labkit.metric_names import is_evaluated
 from labkit.record import Glance, RunReader, State
-from labkit.text import plain
 
 
 def facts_of(run: Any) -> dict[str, Json]:
-    """One run of `RunList.facts`."""
+    """What `Run.to_dict` describes."""
     state, reader, findings = run.status(), RunReader(run.folder, each_rank=True).read_all(), run.findings()
     manifest, directions, seen = run.folder.glimpsed_manifest(), run.folder.directions(), glance_at(reader)
     cause = state.cause
@@ -24,7 +23,7 @@ def facts_of(run: Any) -> dict[str, Json]:
         better = directions.better(name)
         best = seen.value(name, better) if better and name in seen.extremes else None
         metrics[name] = {"last": value, "best": best, "better": better}
-    facts = progress_facts(reader, state) | {
+    facts = {"schema": "labkit.run/1", **progress_facts(reader, state)} | {
         "exit_code": state.exit_code,
         "cause": cause and {"kind": cause.kind, "sentence": cause.sentence, "rank": cause.rank},
         "notice": state.notice,
@@ -44,8 +43,9 @@ def facts_of(run: Any) -> dict[str, Json]:
         "folder": str(run.path),
         "tags": run.tags,
         "note": run.note or None,
+        "labkit": manifest.versions.get("labkit"),
     }
-    return {name: _sound(value) for name, value in facts.items()}
+    return {name: to_json(value) for name, value in facts.items()}
 
 
 def progress_facts(reader: RunReader, state: State) -> dict[str, Any]:
@@ -89,14 +89,3 @@ def _moment(seconds: float | None) -> str | None:
         return None if seconds is None else datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     except (OverflowError, ValueError, OSError):
         return None
-
-
-def _sound(value: Any) -> Json:
-    """The value as JSON has it: text without control characters, and null for NaN and infinity, which JSON lacks."""
-    if isinstance(value, str):
-        return plain(value)
-    if isinstance(value, dict):
-        return {plain(str(name)): _sound(each) for name, each in value.items()}
-    if isinstance(value, list | tuple):
-        return [_sound(each) for each in value]
-    return None if isinstance(value, float) and not isfinite(value) else value

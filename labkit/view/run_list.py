@@ -20,7 +20,6 @@ from labkit.metric_names import Better, Directions, agreed, parted
 from labkit.record import Glance, Manifest, RunFolder, State
 from labkit.text import escaped, plain, with_code
 from labkit.view.live.page import state_pill
-from labkit.view.run_facts import facts_of
 from labkit.view.tables import GAP, WIDEST
 
 T = TypeVar("T")
@@ -119,21 +118,9 @@ class RunList(list[Any]):
         return [run.id for run in deleted]
 
     def facts(self) -> list[dict[str, Json]]:
-        """One dictionary per run for a program, as `labkit runs --json` prints it; None is unknown, or NaN.
-
-        - `run` (its id), `script` (a name), `script_path` (the script as it ran), `folder`, `parameters`, `ranks`
-        - `state`: starting, running, succeeded, failed, stopped or lost; `wrong`: the training was found to be
-          certainly wrong; `exit_code` of torchrun; `cause`: None, or `kind`, `sentence` and `rank` of a failure;
-          `notice`; `attempt`, which counts restarts from 1
-        - `findings`: a list with `kind`, `sentence`, `certain`; None if nothing was witnessed. `verdict`: sentences
-        - `started` and `ended` (UTC, ISO 8601), `seconds`; `step`, `total_steps`
-        - `loss` of the last step, the mean over ranks; `metrics`: by name the `last` value, the `best` of those that
-          were evaluated during training, and which is `better`: "lower", "higher" or None
-        - `throughput` in samples/s over all ranks; `memory_peak` in bytes, of the rank with the most
-        - `tags`, `note`
-
-        All records are read, so take a slice of a long list: `labkit.runs()[:3].facts()`."""
-        return [facts_of(run) for run in self]
+        """`Run.to_dict()` of each run, as `labkit runs --json` prints them. All records are read, so take a slice of a
+        long list: `labkit.runs()[:3].facts()`."""
+        return [run.to_dict() for run in self]
 
     def but(self, keep: int) -> list[Any]:
         """The runs that `rm` deletes."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
-from labkit.dataclass_json import from_json
-from labkit.files import read_object, write_json
+from labkit.dataclass_json import from_json, to_json
+from labkit.files import Json, read_object, write_json
 from labkit.record import RunFolder
 from labkit.text import escaped
 
@@ -66,6 +66,13 @@ class Findings(tuple[Finding, ...]):
 
     def _repr_html_(self) -> str:
         return "".join(map(_in_html, self)) or '<div style="white-space:pre-line">' + escaped(self._none) + "</div>"
+
+    def to_dict(self) -> dict[str, Json]:
+        """The findings for a program, as `labkit findings --json` prints them (docs/reference/json.md)."""
+        findings = [to_json({"sentence": each.sentence, **asdict(each)}) for each in self]
+        known = bool(self) or self.witnessed
+        beside = to_json(self.beside)
+        return {"schema": "labkit.findings/1", "witnessed": known, "findings": findings, "beside": beside}
 
     @property
     def _none(self) -> str:

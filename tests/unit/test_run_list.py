@@ -103,6 +103,7 @@ def test_a_paused_run_has_a_mark_and_a_colour_of_its_own():
 
 
 FACTS = [
+    "schema",
     "run",
     "state",
     "seconds",
@@ -128,6 +129,7 @@ FACTS = [
     "folder",
     "tags",
     "note",
+    "labkit",
 ]
 
 

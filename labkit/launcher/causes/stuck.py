@@ -12,7 +12,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from labkit.files import lines_of, read_source
+from labkit.dataclass_json import to_json
+from labkit.files import Json, lines_of, read_source
 from labkit.launcher.causes.background_errors import raised_beside
 from labkit.launcher.causes.evidence import Evidence
 from labkit.launcher.causes.explain import explained, with_text
@@ -56,6 +57,11 @@ class Stacks:
                 where = f" in {worker.sleeps_in}" if worker.sleeps_in else ""
                 title = f"rank {rank.rank}'s DataLoader worker (pid {worker.pid}), {worker.process}{where}"
                 yield title, worker.text.strip()
+
+    def to_dict(self) -> dict[str, Json]:
+        """The stacks for a program, as `labkit stacks --json` prints them (docs/reference/json.md)."""
+        ranks = [to_json(rank) for rank in self.ranks]
+        return {"schema": "labkit.stacks/1", "sentence": plain(self.sentence), "late": [*self.late], "ranks": ranks}
 
     def __repr__(self) -> str:
         return plain("\n\n".join([self.sentence, *(f"== {title} ==\n{text}" for title, text in self._details)]))
