@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from labkit.arguments import AtLeastOne, Seconds, checked
 from labkit.cluster import state_of_run
 from labkit.errors import LabError
+from labkit.line_folder import LineFolder
 from labkit.record import Event, Records, Report, RequestFolder, RunFolder, State
 from labkit.text import plain
 
@@ -22,6 +23,7 @@ POLL_SECONDS = 0.02
 RECORD_POLL_SECONDS = 0.2
 RECORD_FIELDS = ("k", "t", "step", "time")  # of metrics.jsonl
 STATE_SECONDS = 10.0  # for which a request may be carried out before the run's state says so
+SHOWN = 60  # characters that tell apart why ranks are held, of those in a notice
 SEEN_SECONDS = 5.0  # within which a rank that lives sees a request, once it is the next
 
 
@@ -112,21 +114,42 @@ class Reachable:
         counts as alive: its watchdog and the timeouts of collectives do not expire, and you can still query it. If a
         rank cannot come, none is paused, and LabError names it."""
         step = _step_of(self._request("pause", timeout=timeout))
-        self._await_state(paused=True)
+        self._await_state("paused", "held")
         return step
 
     @checked()
-    def breakpoint(self, condition: str | None) -> None:
+    def breakpoint(
+        self, condition: str | None = "", *, at: str | None = None, timeout: Seconds = TIMEOUT
+    ) -> int | None:
         """Pause all ranks at the end of the first step where a condition holds on any rank, such as `"loss > 10 or loss
         != loss"`; `status()` then names the rank. The breakpoint is removed when its condition holds; a new one
-        replaces it, and None removes it. While it is set, the ranks synchronize after every step."""
-        self._set_breakpoint(condition, resume=False)
+        replaces it, and None removes it. While it is set, the ranks synchronize after every step.
+
+        `at="train.py:26"` holds all ranks before they execute this line of the script, or of a module that it has
+        imported, the next time, or the first time that a condition holds there on any rank. `ask` and `exec` then work
+        in that frame, whose variables `exec` can assign. Without a condition it waits until the ranks are held, for at
+        most `timeout` seconds, and returns how many steps they have done; None if no rank has come there yet. Raises
+        LabError if a rank comes there and another does not: then all ranks go on.
+        """
+        if at is None:
+            if condition == "":
+                raise LabError("breakpoint needs a condition, a line such as at='train.py:26', or None to remove it")
+            self._set_breakpoint(condition, resume=False)
+            return None
+        line = self._set_line(condition or None, at, resume=False, timeout=timeout)
+        if condition or state_of_run(self.folder).is_paused:
+            return None
+        return self._await_line(line, at, time.monotonic() + timeout)
 
     @checked()
-    def until(self, condition: str) -> int:
+    def until(self, condition: str = "", *, at: str | None = None, timeout: Seconds = TIMEOUT) -> int:
         """Resume, if the run is paused, until the end of the first step where a condition holds on any rank. Returns
         that step, with all ranks paused at its end. An interrupt leaves the breakpoint set. Raises LabError if the run
-        ends first."""
+        ends first. With `at`, until all ranks are held at a line, as by `breakpoint`; `timeout` is how many seconds the
+        ranks have to reach the same step, so that it can be set."""
+        if at is not None:
+            line = self._set_line(condition or None, at, resume=True, timeout=timeout)
+            return self._await_line(line, at) or 0
         attempt = self.folder.latest
         events = Records(attempt.events)
         for _ in events.chunks():  # the earlier ones
@@ -136,11 +159,43 @@ class Reachable:
             if not isinstance(event, Event):
                 continue
             if event.kind == "hit" and event.step is not None:
-                self._await_state(paused=True)
+                self._await_state("paused")
                 return event.step
             if event.kind == "breakpoint" and event.condition != condition:
                 break
         raise LabError(plain(f"another breakpoint replaced {condition}"))
+
+    def _set_line(self, condition: str | None, at: str, *, resume: bool, timeout: float) -> LineFolder:
+        file, _, line = at.rpartition(":")
+        if not (file.strip() and line.isdecimal() and int(line)):
+            raise LabError(f"expected a file and a line, such as at='train.py:26', got {at!r}")
+        if condition is not None:
+            _parse(condition, "eval")
+        answers = self._request("breakpoint", None, timeout, condition=condition, at=at, resume=resume)
+        results = [result for answer in answers.values() for result in answer["results"]]
+        if errors := [result["error"] for result in results if "error" in result]:
+            if len(errors) < len(results):
+                self._request("breakpoint", condition=None, resume=False)
+            raise LabError(plain(f"{self.folder.id} cannot be held at {at}: {errors[0]}"))
+        return LineFolder(self.folder.latest.requests, str(results[0]["line"]))
+
+    def _await_line(self, line: LineFolder, at: str, deadline: float = math.inf) -> int | None:
+        """The steps done when all ranks are held there; None if they are not yet at the deadline."""
+        attempt = self.folder.latest
+        while (decision := line.decision()) is None:
+            if (state := state_of_run(self.folder)).is_final or self.folder.latest.path != attempt.path:
+                raise LabError(plain(f"{self.folder.id} ended before its ranks came to {at}: {state}"))
+            if time.monotonic() > deadline:
+                return None
+            time.sleep(POLL_SECONDS)
+        if decision["decision"] == "removed":
+            raise LabError(plain(f"the breakpoint at {at} was removed, or another one replaced it"))
+        if decision["decision"] == "refused":
+            self._await_state("")
+            advice = "choose a line that every rank executes"
+            raise LabError(plain(f"the ranks go on, not held at {at}: {decision.get('why')}; {advice}"))
+        self._await_state(str(decision["why"])[:SHOWN])
+        return int(str(decision["step"]))
 
     def _set_breakpoint(self, condition: str | None, *, resume: bool) -> None:
         if condition is not None:
@@ -184,20 +239,21 @@ class Reachable:
     @checked()
     def step(self, steps: AtLeastOne = 1, *, timeout: Seconds = TIMEOUT) -> int:
         """Resume a paused run for `steps` steps and pause it again; returns the step after which it is paused."""
-        step = _step_of(self._request("resume", timeout=timeout, steps=steps))
-        self._await_state(paused=True)
-        return step
+        answers = self._request("resume", timeout=timeout, steps=steps)
+        self._await_state("held" if any(answer["results"] for answer in answers.values()) else "paused")
+        return _step_of(answers)
 
     def resume(self) -> None:
         """Resume a paused run; returns once `status()` says so, too."""
         self._request("resume", steps=None)
-        self._await_state(paused=False)
+        self._await_state("")
 
-    def _await_state(self, *, paused: bool) -> None:
-        """Wait for the run's supervisor, which reads once a second whether ranks are paused, to write it."""
+    def _await_state(self, *starts: str) -> None:
+        """Wait for the run's supervisor, which reads once a second whether ranks are paused or held, to write it:
+        something that starts like this, or, if that is empty, that they are neither."""
         deadline = time.monotonic() + STATE_SECONDS
-        while not (state := state_of_run(self.folder)).is_final and state.is_paused != paused:
-            if time.monotonic() > deadline:
+        while not (state := state_of_run(self.folder)).is_final and time.monotonic() < deadline:
+            if (state.notice or "").startswith(starts) if all(starts) else not state.is_paused:
                 break
             time.sleep(POLL_SECONDS)
 

@@ -49,12 +49,12 @@ def seconds(value: float | None) -> str:
 
 
 def status(state: State, loss: float | None = None) -> str:
-    """`running` · `paused` · `stuck 12 s` · `succeeded, but wrong` · `running, but the loss is NaN` · `failed: out of
-    device memory`; `loss` is the newest."""
+    """`running` · `paused` · `held` · `stuck 12 s` · `succeeded, but wrong` · `running, but the loss is NaN` · `failed:
+    out of device memory`; `loss` is the newest."""
     if (stuck := state.stuck_seconds) is not None:
         return f"stuck {seconds(round(stuck))}"
     if state.is_paused:
-        return "paused"
+        return state.paused
     if doubt := _doubt(state, loss):
         return f"{state.state}, but {doubt}"
     memory = state.cause and state.cause.out_of_memory

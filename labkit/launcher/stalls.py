@@ -45,7 +45,7 @@ class Progress:
         self._programs: set[int] = set()  # ranks that have become another program, see rank_processes.Programs
         self._unmeasured: dict[int, str] = {}  # ranks that cannot be measured, and why
         self.paused: set[int] = set()
-        self.hit: str | None = None  # the condition of the breakpoint that they are paused at
+        self.hit: str | None = None  # why they are paused, or were not held at a line
         self._step_seconds = 0.0  # of the slowest rank, 0 before the first step
 
     def update(self) -> bool:

@@ -363,8 +363,11 @@ class Supervisor:
             if self.stop_if is not None and (sentence := self.stop_if.look()):
                 return Cause("stop_if", sentence), StopRequest()
         self.stalls.update(folder, progress)
-        why = f" because {progress.hit}" if progress.hit else ""
-        paused = f"paused{why}; resume it with run.resume() or `labkit resume`" if progress.paused else None
+        paused = progress.hit
+        if progress.paused:
+            why = f"paused because {paused}" if paused else "paused"
+            how = paused if paused and paused.startswith("held at ") else why
+            paused = f"{how}; resume it with run.resume() or `labkit resume`"
         notices = [paused, self.judge.notice(), self.names.notice, self.stalls.notice]
         notices += [*self.first_rank.notices, self.moved, progress.unmeasured]
         notices += [self.stop_if.notice()] if self.stop_if else []

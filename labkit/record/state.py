@@ -71,7 +71,13 @@ class State:
     @property
     def is_paused(self) -> bool:
         """Whether at least one rank of a running run waits for a resume; `notice` then says why."""
-        return self.state == "running" and (self.notice or "").startswith("paused")
+        return bool(self.paused)
+
+    @property
+    def paused(self) -> Literal["paused", "held", ""]:
+        """`paused` at the end of a step, `held` at a line, or neither."""
+        notice = (self.notice or "") if self.state == "running" else ""
+        return "paused" if notice.startswith("paused") else "held" if notice.startswith("held at ") else ""
 
     @classmethod
     def read(cls, folder: RunFolder) -> State:
@@ -134,7 +140,7 @@ class State:
     def __repr__(self) -> str:
         after = f"after {self.seconds:.1f} s"
         if self.is_paused:
-            return f"paused {after}{(self.notice or '').removeprefix('paused')}"
+            return f"{self.paused} {after}{(self.notice or '').removeprefix(self.paused)}"
         sentence = f": {self.cause.sentence}" if self.cause else f", but {self.notice}" if self.notice else ""
         return f"{self.state} {after}{sentence}"
 

@@ -162,6 +162,17 @@ class Probe:
         end |= {"problem": self.recorder.problem} if self.recorder.dropped else {}
         self.recorder.write(end if self.step else end | {"passes": self.passes})
 
+    def leave_out(self, seconds: float) -> None:
+        """Do not count these last seconds, in which the ranks stayed at a line of the script, as part of the step."""
+        self._step_started += seconds
+        if self._fetched:
+            self._fetched += seconds
+        if self._optimizer is not None:
+            self.stepping += seconds
+        if self.fetching is not None:
+            self._input -= seconds
+        self._timed = None  # the device's clock has gone on
+
     def record_profile(self, path: Path, steps: int, tell: Callable[[str], None]) -> None:
         """Profile the next steps, in place of a profile that is being recorded. `tell` is called at the end, with the
         reason if there is none."""
@@ -184,6 +195,8 @@ class Probe:
         self.recorder.file.let_go()
         if self.witness is not None:
             self.witness.forked()
+        if self.reach is not None:
+            self.reach.lines.leave()
         self.reach = self._trace = self._profile = self.witness = None
 
     # Called by the hooks. They are on the step path: read the clock, add, return.

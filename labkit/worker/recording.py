@@ -10,15 +10,17 @@ import logging
 import os
 import signal
 import sys
+from _thread import allocate_lock, get_ident
 from collections.abc import Mapping, MutableSequence
 from typing import TYPE_CHECKING, Any
 
 from labkit.rank_files import CELLS, PROFILE, TRACE_MEMORY, WITNESS
 from labkit.record import RunFolder
 from labkit.worker.failure import record_collectives
-from labkit.worker.frames import leave_out_of_compilation
+from labkit.worker.frames import invisible, leave_out_of_compilation
 from labkit.worker.metrics_logger import Reports, listen
 from labkit.worker.probe import Probe
+from labkit.worker.reach.requests import Reach
 from labkit.worker.reach.settings import Settings
 from labkit.worker.trackers import Trackers
 from labkit.worker.witness.witness import Witness
@@ -47,6 +49,7 @@ class Recording:
 
             self.cells = Cells.current = Cells(self._folder, self._rank, float(settings[CELLS]))
         self._is_reachable, self._has_header = self._folder.requests.is_dir(), False
+        self._reaching = allocate_lock()  # of two threads
         if sys.platform == "linux":  # a killed torchrun takes its ranks with it, even one that holds the GIL
             ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
@@ -62,6 +65,8 @@ class Recording:
             except Exception as error:  # a full disk
                 self.probe.recorder.drop(error)
         self.probe.start(torch)
+        if self._is_reachable:
+            self._hook_breakpoint()
         self._trackers = Trackers(torch, self.probe.recorder, lambda: self.probe.step)
 
     def track(self, modules: MutableSequence[Any]) -> None:
@@ -85,18 +90,37 @@ class Recording:
         if self.cells is not None:
             self.cells.listen()
         if self.probe.reach is None and self._is_reachable and (self._folder.requests / "1").exists():
-            from labkit.worker.reach.requests import Reach
-
-            probe = self.probe
-            ranks = self._rank, self._world_size
-            probe.reach = Reach(self._folder, *ranks, probe.recorder, probe.settings, lambda: probe.step, probe)
+            self._reach()
         if self.probe.reach is not None:
             self.probe.reach.listen()
+
+    def _reach(self) -> Reach:
+        """What carries out requests, from the first one on, or from the script's first `breakpoint()`."""
+        with self._reaching:
+            probe, ranks = self.probe, (self._rank, self._world_size)
+            if probe.reach is None:
+                probe.reach = Reach(self._folder, *ranks, probe.recorder, probe.settings, lambda: probe.step, probe)
+            return probe.reach
+
+    def _hook_breakpoint(self) -> None:
+        """Have the built-in `breakpoint()` hold all ranks, where the script's main thread calls it. A debugger would
+        read from a terminal that ranks do not have."""
+        bare, process, thread = sys.breakpointhook, os.getpid(), get_ident()
+        if bare is not sys.__breakpointhook__:
+            return
+
+        @invisible
+        def breakpointhook(*args: Any, **kwargs: Any) -> Any:
+            if os.environ.get("PYTHONBREAKPOINT") or os.getpid() != process or get_ident() != thread:
+                return bare(*args, **kwargs)
+            return self._reach().lines.call()
+
+        sys.breakpointhook = breakpointhook
 
     def beat(self) -> dict[str, Any]:
         """What a heartbeat says of the training."""
         probe, reach = self.probe, self.probe.reach
-        hit = reach.hit if reach is not None else None
+        hit = reach.hit or reach.lines.refused if reach is not None else None
         self._reports.flush()
         if self._trackers is not None:
             self._trackers.flush()

@@ -30,7 +30,9 @@ ENTRIES: list[tuple[str, str, re.Pattern[str] | None]] = [
         "The folder is in `runs/` of the working directory, unless `LABKIT_RUNS` or `runs_dir` names another place. Name "
         "one if the script itself creates, lists or deletes a folder `runs`. A run outlives the terminal or notebook that "
         "started it. stdout and stderr are files in the run's folder, "
-        "written without a buffer, as with torchrun's `--redirects 3`; stdin is empty.",
+        "written without a buffer, as with torchrun's `--redirects 3`; stdin is empty. So from the import of torch on, in a "
+        "run that can be reached, `breakpoint()` in a rank's main thread is not `pdb`, but holds all ranks until the run is "
+        "resumed (`sys.breakpointhook`), unless `PYTHONBREAKPOINT` is set.",
         None,
     ),
     (

@@ -1,6 +1,8 @@
 """DDP with a DataLoader, whose steps tests hold at a line, and profile. `steps`, then what shall happen."""
 
+import os
 import sys
+import threading
 import time
 
 import torch
@@ -31,6 +33,16 @@ def train_step(x, y):
 step = 0
 while step < steps:
     for x, y in torch.utils.data.DataLoader(data, batch_size=8, num_workers=int("workers" in happens)):
+        if step == 10 and "calls_elsewhere" in happens:
+            thread = threading.Thread(target=breakpoint)
+            thread.start()
+            thread.join()
+            if not (child := os.fork()):
+                try:
+                    breakpoint()
+                finally:
+                    os._exit(7)
+            print(f"child {os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])}")
         if step == 20 and "calls" in happens:
             breakpoint()
         if step == 20 and "calls_on_rank_0" in happens and rank == 0:

@@ -28,7 +28,12 @@ from labkit.text import shortened
 from labkit.worker.reach import quantities
 
 OURS = str(Path(__file__).parents[1])  # labkit/worker
-LIBRARIES = (OURS, str(Path(os.__file__).parent), *site.getsitepackages(), site.getusersitepackages())
+LIBRARIES = (
+    str(Path(__file__).parents[2]),
+    str(Path(os.__file__).parent),
+    *site.getsitepackages(),
+    site.getusersitepackages(),
+)
 MOST_ELEMENTS = 10_000
 LONGEST_TEXT = 10_000
 MAKES_LOCALS = {"locals", "vars"}
@@ -51,10 +56,28 @@ def names_around(optimizer: Any, *, asked: bool = True) -> dict[str, Any]:
     has `asked` for them, without those that the script itself might see change."""
     frames = [frame for frame in _stack() if not (_is_of_torch(frame) or _is_step(frame))] or [sys._getframe()]
     own = next((place for place, frame in enumerate(frames) if _is_users(frame)), len(frames) - 1)
+    return _names_of(frames, own, optimizer, locals_of(frames[own], asked), asked)
+
+
+def frame_here() -> FrameType:
+    """The frame that has called labkit."""
+    return next(_stack())
+
+
+def names_here(optimizer: Any) -> dict[str, Any]:
+    """The names that an expression can use in the frame that has called labkit. Its variables are not cleared: in 3.11
+    a frame that is traced takes them back from their dictionary."""
+    frames = [*_stack()]
+    return _names_of(frames, 0, optimizer, dict(frames[0].f_locals), True)
+
+
+def _names_of(
+    frames: list[FrameType], own: int, optimizer: Any, variables: dict[str, Any], asked: bool
+) -> dict[str, Any]:
     names = {name: getattr(quantities, name) for name in quantities.__all__} | {"optimizer": optimizer}
     for frame in (*filter(_is_users, reversed(frames[own + 1 :])), *reversed(frames[:own])):
         names |= locals_of(frame, asked)
-    return names | frames[own].f_globals | locals_of(frames[own], asked)
+    return names | frames[own].f_globals | variables
 
 
 def locals_of(frame: FrameType, asked: bool) -> dict[str, Any]:
@@ -105,6 +128,23 @@ def execute(cell: str, names: dict[str, Any], limit: float) -> list[dict[str, An
 
     result = _caught(run, limit, whole_traceback=True)
     return [result | {"printed": shortened(printed.getvalue(), LONGEST_TEXT)}]
+
+
+def execute_here(cell: str, optimizer: Any, limit: float) -> list[dict[str, Any]]:
+    """The same in the frame that has called labkit, whose variables keep what is assigned to them."""
+    frame, names = frame_here(), names_here(optimizer)
+    before = dict(names)
+    result = execute(cell, names, limit)
+    changed = {name: value for name, value in names.items() if name not in before or before[name] is not value}
+    if frame.f_locals is frame.f_globals:
+        frame.f_globals.update(changed)
+        return result
+    code = frame.f_code
+    own = {*code.co_varnames, *code.co_cellvars, *code.co_freevars}
+    frame.f_locals.update({name: value for name, value in changed.items() if name in own})
+    if sys.version_info < (3, 13):  # there it is a copy
+        ctypes.pythonapi.PyFrame_LocalsToFast(ctypes.py_object(frame), ctypes.c_int(0))
+    return result
 
 
 def value_of(value: Any, *, together: bool) -> dict[str, Any]:
@@ -162,13 +202,18 @@ def _same_random_state() -> Iterator[None]:
 def _time_limit(seconds: float) -> Iterator[None]:
     """Raise OutOfTime in this thread after some seconds, as soon as it executes Python's bytecode again."""
     thread, lock, done = threading.get_ident(), threading.Lock(), threading.Lock()
-    raise_in = ctypes.pythonapi.PyThreadState_SetAsyncExc
+    is_over = False
+
+    def raise_out_of_time() -> None:
+        ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(OutOfTime))
 
     def expire() -> None:
+        nonlocal is_over
         if not done.acquire(timeout=seconds):
             with lock:
                 if done.locked():
-                    raise_in(ctypes.c_ulong(thread), ctypes.py_object(OutOfTime))
+                    is_over = True
+                    raise_out_of_time()
 
     done.acquire()
     _thread.start_new_thread(expire, ())  # not one of the script's threads
@@ -177,7 +222,9 @@ def _time_limit(seconds: float) -> Iterator[None]:
     finally:
         with lock:
             done.release()
-            raise_in(ctypes.c_ulong(thread), None)  # one that was not delivered must not reach the training
+        with contextlib.suppress(OutOfTime):
+            while is_over:  # one that was not delivered must not reach the training
+                raise_out_of_time()
 
 
 def _stack() -> Iterator[FrameType]:
@@ -194,7 +241,12 @@ def _is_of_torch(frame: FrameType) -> bool:
 
 
 def _is_users(frame: FrameType) -> bool:
-    return not frame.f_code.co_filename.startswith((*LIBRARIES, "<"))
+    return is_users(frame.f_code.co_filename)
+
+
+def is_users(path: str) -> bool:
+    """Whether it is a file of the user's own code."""
+    return not path.startswith((*LIBRARIES, "<"))
 
 
 def _is_step(frame: FrameType) -> bool:

@@ -1,4 +1,5 @@
-"""Carries out requests of the run's owner to a running training, where an optimizer's step ends.
+"""Carries out requests of the run's owner to a running training, where an optimizer's step ends, or at a line at which
+all ranks stay (held.py).
 
 The guest's thread looks for requests; the training's own thread only compares two attributes after a step, and meets
 the other ranks (record/requests.py) when there is one.
@@ -15,14 +16,13 @@ from typing import Any, Literal, Protocol
 
 from labkit.files import is_only_writable_by, read_json, write_json
 from labkit.record import RequestFolder, RunFolder
-from labkit.worker.reach.evaluate import evaluate, execute, name_of, names_around
+from labkit.worker.reach.evaluate import evaluate, execute, execute_here, name_of, names_around, names_here
+from labkit.worker.reach.held import LOOK_SECONDS, MEETING_SECONDS, Clocked, Lines
 from labkit.worker.reach.quantities import remove_hooks
 from labkit.worker.reach.settings import Settings, append_event
 from labkit.worker.recorder import Recorder
 
-LOOK_SECONDS = 0.002
 PAUSED_SECONDS = 0.02
-MEETING_SECONDS = 5.0  # besides two steps: how long ranks wait for one that does not come
 
 
 class Request:
@@ -37,7 +37,7 @@ class Request:
         self.expires = time.monotonic() + self.limit
 
 
-class Training(Protocol):
+class Training(Clocked, Protocol):
     """What requests need of the probe."""
 
     def record_profile(self, path: Path, steps: int, tell: Callable[[str], None]) -> None: ...
@@ -72,7 +72,8 @@ class Reach:
         self._profiled: Request | None = None  # the one whose profile is being recorded
         self._watched: dict[str, tuple[str, int]] = {}  # expression and interval in steps, by name
         self._breakpoint: Breakpoint | None = None
-        self.hit: str | None = None  # the condition that paused this run, and where it held
+        self.lines = Lines(folder, (rank, world_size), training, self._condition_here, self._stay, recorder.drop)
+        self.hit: str | None = None  # why this run is paused: the condition and where it held, or the line
         self._optimizer: Any = None
         self._alone = True
 
@@ -86,6 +87,8 @@ class Reach:
                 self._request, self._number = None, self._number + 1
 
     def _advance(self) -> None:
+        if self.lines.is_decided or self.lines.was_here:
+            self.due = 0  # the training's thread clears up at the end of this step
         request = self._request = self._request or self._newest()
         if request is None or self.flagged:
             return
@@ -121,14 +124,37 @@ class Reach:
     def at_boundary(self, optimizer: Any, step: int, step_seconds: float, *, alone: bool = True) -> None:
         """Do what is due at the end of a step of the optimizer whose steps are counted; `alone`: it is the only one.
         Returns when the training may continue."""
-        self._optimizer, self._alone = optimizer, alone
-        self._record_watched(step)
-        if self._breakpoint is not None:
-            self._stop_at(self._breakpoint, step)
-        if self.flagged:
-            self._meet(step, MEETING_SECONDS + 2 * step_seconds)
+        self._optimizer, self._alone, self.lines.is_busy = optimizer, alone, True
+        try:
+            if self.lines.was_here:
+                names_around(optimizer)  # clears what the frames have kept of their variables
+                self.lines.was_here = False
+            if self.lines.is_decided:
+                self.lines.leave()
+            self._record_watched(step)
+            if self._breakpoint is not None:
+                self._stop_at(self._breakpoint, step)
+            if self.flagged:
+                self._meet(step, MEETING_SECONDS + 2 * step_seconds)
+            self._wait(step)
+        finally:
+            self.lines.is_busy = False
+
+    def _condition_here(self, condition: str) -> Mapping[str, Any]:
+        return self._evaluated({condition: condition}, together=False)[condition]
+
+    def _stay(self, why: str, condition: str | None) -> None:
+        """Wait at a line, like a rank that is paused."""
+        self._pause_at = step = self._step()
+        self.hit = why
+        if self._rank == 0:
+            self._append({"kind": "hit", "condition": condition, "why": why}, step)
+        self._wait(step)
+
+    def _wait(self, step: int) -> None:
+        """Carry out requests while this rank is paused, and say when to come here again."""
         if self.paused and self._stepping is not None:
-            self._answer(self._stepping, step, [])
+            self._answer(self._stepping, step, [{"held": True}] if self.lines.is_here else [])
             self._stepping = None
         if self.paused and self._profiled is not None and self._training is not None:
             self._training.end_profile("the run was paused before all steps were recorded")
@@ -140,7 +166,8 @@ class Reach:
                 self._pause_at = math.inf
         self.hit = None
         watched = min((every - step % every for _, every in self._watched.values()), default=math.inf)
-        self.due = step + 1 if self._breakpoint is not None else min(self._pause_at, step + watched)
+        is_next = self._breakpoint is not None or self.lines.was_here
+        self.due = step + 1 if is_next else min(self._pause_at, step + watched)
 
     def _meet(self, step: int, patience: float) -> None:
         """Carry out the request if all its ranks are here. Returns at once if they meet at a later step."""
@@ -207,11 +234,14 @@ class Reach:
         content = request.content
         if request.kind == "ask":
             with torch.no_grad():
-                names = names_around(self._optimizer)
-                return evaluate(content["expression"], names, together=request.meets, limit=request.limit)
+                return evaluate(content["expression"], self._names(), together=request.meets, limit=request.limit)
         if request.kind == "exec":
+            if self.lines.is_here:
+                return execute_here(content["cell"], self._optimizer, request.limit)
             return execute(content["cell"], names_around(self._optimizer), request.limit)
         if request.kind == "set":
+            if self._optimizer is None:
+                return [{"error": "no optimizer has made a step since the first request; set options after one"}]
             try:
                 self._settings.change(content["values"], self._optimizer)
             except ValueError as error:
@@ -225,7 +255,12 @@ class Reach:
         if request.kind == "breakpoint":
             if content["resume"]:
                 self._pause_at = math.inf
-            return [self._set_breakpoint(content["condition"])]
+            condition, at = content["condition"], content.get("at")
+            self.lines.remove(calls=condition is None and at is None)
+            if at is None:
+                return [self._set_breakpoint(condition)]
+            self._remove_breakpoint()
+            return [self.lines.set(condition, at, request.folder.path.name)]
         if request.kind == "save":
             return [self._save()]
         if request.kind == "profile":
@@ -271,6 +306,9 @@ class Reach:
                 return {"error": str(error)}
         return result
 
+    def _names(self) -> dict[str, Any]:
+        return names_here(self._optimizer) if self.lines.is_here else names_around(self._optimizer)
+
     def _remove_breakpoint(self) -> None:
         if self._breakpoint is not None:
             self._breakpoint.remove()
@@ -302,14 +340,14 @@ class Reach:
             else:
                 self._recorder.write({"k": "report", "step": step, name: result["value"]})
 
-    def _evaluated(self, expressions: Mapping[str, str]) -> dict[str, dict[str, Any]]:
+    def _evaluated(self, expressions: Mapping[str, str], *, together: bool = True) -> dict[str, dict[str, Any]]:
         """The results, of which those that are not numbers are errors."""
         import torch
 
         with torch.no_grad():
-            names = names_around(self._optimizer)
+            names = self._names()
             results = {
-                name: evaluate(f"({expression}),", names, together=True, limit=MEETING_SECONDS)[0]
+                name: evaluate(f"({expression}),", names, together=together, limit=MEETING_SECONDS)[0]
                 for name, expression in expressions.items()
             }
         return {
