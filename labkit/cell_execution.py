@@ -116,20 +116,16 @@ def named(ranks: Sequence[int]) -> str:
 
 def failed(answers: Mapping[int, CellAnswer]) -> list[str]:
     """What each failed rank raised, those with the same error together; and for whom a rank has waited in vain."""
-    by_error: dict[tuple[str, int | None, str | None], list[int]] = {}
+    by_error: dict[tuple[str, int | None], list[int]] = {}
+    absent = [rank for rank, answer in answers.items() if not answer.broken]
     for rank, answer in sorted(answers.items()):
+        is_waiting = answer.broken and answer.call and absent and not str(answer.error).startswith("KeyboardInterrupt")
         if answer.error is not None:
-            by_error.setdefault((answer.error, answer.line, answer.call if answer.broken else None), []).append(rank)
+            what = f"{named(absent)} did not come to {answer.call}" if is_waiting else f"raised {answer.error}"
+            by_error.setdefault((what, answer.line), []).append(rank)
     sentences = []
-    for (error, line, call), ranks in by_error.items():
+    for (what, line), ranks in by_error.items():
         at = f" in line {line}" if line else ""
-        absent = [rank for rank in answers if rank not in ranks and not answers[rank].broken]
-        if call and absent and not error.startswith("KeyboardInterrupt"):
-            seconds = max(answers[rank].waited for rank in ranks)
-            where = f"{call} in line {line}" if line else call
-            sentences.append(
-                f"{named(absent)} did not come to {where}, where {named(ranks)} waited; it took {seconds:.0f} s"
-            )
-        else:
-            sentences.append(f"{named(ranks)} raised {error}{at}")
+        is_raised = what.startswith("raised")
+        sentences.append(f"{named(ranks)} {what}{at}" if is_raised else f"{what}{at}, where {named(ranks)} waited")
     return sentences

@@ -53,15 +53,29 @@ alone = lab.ask("how much of its neighbor's gradient rank 0 receives unchanged, 
 ratio = lab.ask("bytes of an all_reduce, over all ranks: how many times a broadcast's", default=1, unit="times")
 
 # %% [markdown]
+# ## One collective, by hand
+#
+# `labkit.ranks` starts ranks that wait for your cells, and `%%ranks` executes a cell on all of them, at once. Each has
+# `torch`, `dist` (torch.distributed), its `rank` and a process group. What ranks print or return is shown below the
+# cell, and once if it is the same.
+
+# %%
+import labkit
+
+ranks = labkit.ranks(nproc_per_node, timeout=5)
+
+# %%
+# %%ranks
+x = torch.full((2,), 10.0 * (rank + 1))
+dist.all_reduce(x)
+x
+
+# %% [markdown]
 # ## Five collectives
 #
 # You know `all_reduce`, `reduce_scatter` and `broadcast`. An `all_gather` gives every rank all tensors, one after
 # another. In an `all_to_all` each rank cuts its tensor into chunks and sends chunk *r* to rank *r*. What does each of
 # the five leave on rank 0, and on rank 1? Write it down before you run them.
-#
-# `lab.run` calls a function on every rank and returns the run, and what each rank has returned. For that it writes a
-# script with the function's cell; a keyword, such as `five=all_reduce` further below, adds the cell that defines
-# `all_reduce`.
 
 # %%
 import torch
@@ -100,23 +114,35 @@ def all_to_all(x):
 
 FIVE = (broadcast, all_reduce, all_gather, reduce_scatter, all_to_all)
 
-
-def left_with(device):
-    x = 10.0 * (dist.get_rank() + 1) + torch.arange(dist.get_world_size(), device=device)
-    return {call.__name__: call(x).int().tolist() for call in FIVE}
-
+# %%
+ranks.load(broadcast)  # its cell: all five
 
 # %%
-run, seen = lab.run(left_with, options=hidden)
-for name in seen[0]:
-    print(name, *(f"    rank {rank}: {' '.join(map(str, each[name]))}" for rank, each in enumerate(seen)), sep="\n")
-lab.verify(left, sum(10 * (rank + 1) + 1 for rank in range(lab.ranks)), seen[1]["reduce_scatter"][0])
+# %%ranks
+x = 10.0 * (rank + 1) + torch.arange(world_size, device=device)
+for call in FIVE:
+    print(f"{call.__name__:15}", *call(x).int().tolist())
+
+# %%
+seen = ranks.pull("reduce_scatter(x).item()")
+lab.verify(left, sum(10 * (rank + 1) + 1 for rank in range(lab.ranks)), seen[1])
 
 # %% [markdown]
 # Compare `reduce_scatter` and `all_reduce`: an `all_reduce` is a `reduce_scatter` followed by an `all_gather`. DDP
 # needs the whole of it; FSDP needs its two halves, at different times. `all_to_all` turns rows into columns. Mixtures
 # of experts need it: in such a layer each token goes to a few of many MLPs, on whichever ranks these are (lab 27).
 #
+# All ranks have to make the call. If rank 1 leaves it out, the others wait, here for the 5 seconds of `timeout`. In a
+# training they would wait for minutes, and its GPUs would look busy.
+
+# %%
+try:
+    ranks.exec("if rank != 1: dist.all_reduce(x)")
+except labkit.LabError as error:
+    print(error)
+ranks.stop()
+
+# %% [markdown]
 # ## What does it cost?
 #
 # What each rank has at the end determines the least that all *N* ranks together must send, if each passes a tensor of
@@ -129,6 +155,9 @@ lab.verify(left, sum(10 * (rank + 1) + 1 for rank in range(lab.ranks)), seen[1][
 # it is **gloo**, a library that Facebook wrote, which uses ordinary network connections. The operating system counts
 # the bytes that go through them; `sent_by(call)`, a function that labkit adds to the script, makes a call and returns
 # this rank's count.
+#
+# `lab.run` calls a function on every rank and returns the run, and what each rank has returned. For that it writes a
+# script with the function's cell; a keyword, such as `five=all_reduce`, adds the cell that defines `all_reduce`.
 
 
 # %%
@@ -270,11 +299,15 @@ lab.plans({f"{samples} samples": (script, {"global_batch_size": samples}) for sa
 #    such?
 #    <details><summary>Answer</summary>S, and half of the gradient. In a ring of two nothing looks different from plain
 #    sending back and forth; that is why this lab has four ranks.</details>
-# 2. In `ring_all_reduce`, replace `mine += arrived` with `mine.copy_(arrived)`, and print `answers` (`lab.score()` then
+# 2. Move `ranks.stop()` to the end and add a cell: `%%ranks`, `out = torch.empty(2 * world_size)`,
+#    `dist.all_gather_into_tensor(out, torch.full((2,), float(rank)))`, `out`. Which rank's numbers come first?
+#    <details><summary>Answer</summary>Those of rank 0, on every rank: the order is that of the ranks, not that in which
+#    they come to the call.</details>
+# 3. In `ring_all_reduce`, replace `mine += arrived` with `mine.copy_(arrived)`, and print `answers` (`lab.score()` then
 #    raises an error, because a claim of the lab no longer holds).
 #    <details><summary>Answer</summary>The largest difference is 2,295. No chunk is a sum any more; each is the gradient
 #    of one rank, and not of the same rank everywhere.</details>
-# 3. Run only `n - 1` steps. What is left on each rank?
+# 4. Run only `n - 1` steps. What is left on each rank?
 #    <details><summary>Answer</summary>One finished chunk on each rank, chunk r on rank r; the others are sums of one,
 #    two or three ranks. That is a reduce_scatter.</details>
 #

@@ -96,16 +96,23 @@ def sharded(device, reshard=None, blocks=1):
     return model
 
 
-def looked_at(device):
-    model = sharded(device)
-    weight = model.last.weight
-    print(model)
-    print(type(weight).__name__, [*weight.shape], weight.placements, weight.device_mesh)
-    return {"on this rank": [*weight.to_local().shape], "by full_tensor": [*weight.full_tensor().shape]}
-
+# %% [markdown]
+# Try it by hand. `load` defines on waiting ranks what the cells of these definitions define, and `%%ranks` executes a
+# cell on all of them (lab 02).
 
 # %%
-print(lab.run(looked_at, model=Model, options={"shown": False})[0].logs(rank=0, stream="stdout"))
+import labkit
+
+ranks = labkit.ranks(nproc_per_node)
+ranks.load(Model, sharded)
+
+# %%
+# %%ranks
+model = sharded(device)
+weight = model.last.weight
+print(model)
+print(type(weight).__name__, [*weight.shape], weight.placements, weight.device_mesh)
+print("on this rank", [*weight.to_local().shape], "by full_tensor", [*weight.full_tensor().shape])
 
 # %% [markdown]
 # A module to which `fully_shard` was applied has got an `FSDP` in front of its class; what is inside belongs to its
@@ -113,6 +120,28 @@ print(lab.run(looked_at, model=Model, options={"shown": False})[0].logs(rank=0, 
 # has the shape of the whole tensor, and its *placements* say what a rank holds of it: `Shard(dim=0)` is a slice of
 # its rows. `device_mesh` is the arrangement of the ranks, here a single row of them. `to_local()` is this rank's
 # slice; `full_tensor()` gathers the whole, and as a collective it has to be called by all ranks.
+#
+# Now one step, in two cells. What is whole after forward, and what is left of it after backward?
+
+# %%
+# %%ranks
+x = torch.randn(8, 256, device=device)
+loss = F.mse_loss(model(x), x.sin())
+for name, module in {"block": model.blocks[0][0], "root": model.last}.items():
+    print(name, "after forward:", type(module.weight).__name__, "gradient:", module.weight.grad)
+
+# %%
+# %%ranks
+loss.backward()
+weight = model.last.weight
+print("root after backward:", type(weight).__name__, "gradient:", [*weight.grad.to_local().shape])
+
+# %%
+ranks.stop()
+
+# %% [markdown]
+# After forward the block is a shard again, and the root is still whole: an ordinary parameter. After backward the root
+# is a shard, too, and so is its gradient: each rank has the averages of its own rows.
 #
 # ## Train and count
 #
