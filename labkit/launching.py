@@ -124,7 +124,7 @@ def start_run(
 ) -> Run:
     """Start a run like `launch`, without a display. If `tied`, it stops with this process."""
     formats, addresses = check_live(options.export), addresses_of(options.alert)
-    options = replace(options, env=settings_for(options), alert=None)
+    options = replace(options, env=settings_for(options))
     if options.hosts is not None:
         folder = begin_on_hosts(script, options, parameters, tied=tied, prediction=prediction)
     else:

@@ -14,10 +14,10 @@ from labkit.record.records import PHASES, Step
 BETWEEN = "between"  # the end of a step and the next one's first phase: logging, saving
 MOST_BLOCKS = 128
 FEWEST_RECORDS, SHORTEST_SECONDS = 8, 1.0  # of a block
-BEFORE, SINCE = 6, 4  # blocks, at least, before a change and since then
-BEFORE_SECONDS = 8.0
+BEFORE, SINCE = 8, 4  # blocks, at least, before a change and since then
 SLOWER, MATTERS = 1.2, 0.05  # times as long; and of the whole step, by how much
 FEW = 0.1  # of the times that may be exceptions
+NOISE = 1.5  # times the range of the others
 SAME_SAMPLES = 0.02
 TOLD_APART = 1e-6  # seconds
 
@@ -101,11 +101,12 @@ def _change(blocks: Sequence[Block], phase: str) -> Change | None:
         return None
     times = [block.parts[phase] for block in blocks]
     at = _changed_at(times)
-    if not at or blocks[at].t - blocks[0].t < BEFORE_SECONDS:
+    if not at:
         return None
     earlier, later = sorted(times[:at]), sorted(times[at:])
     before, now = median(earlier), median(later)
-    is_longer = earlier[int((1 - FEW) * (at - 1))] < later[int(FEW * (len(later) - 1))] and now >= SLOWER * before
+    low, high = earlier[int(FEW * (at - 1))], earlier[int((1 - FEW) * (at - 1))]
+    is_longer = high < later[int(FEW * (len(later) - 1))] and now >= max(SLOWER * before, before + NOISE * (high - low))
     matters = now - before >= MATTERS * median(block.seconds for block in blocks[:at])
     samples = [[b.samples for b in part if b.samples is not None] for part in (blocks[:at], blocks[at:])]
     has_more = all(samples) and abs(median(samples[1]) / median(samples[0]) - 1) > SAME_SAMPLES

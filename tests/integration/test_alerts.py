@@ -105,7 +105,6 @@ def test_a_run_that_ends_well_is_watched_to_its_end(capsys):
 def test_a_rank_whose_forward_slows_down_is_found_while_it_trains(monkeypatch):
     for name in ("SINCE_SECONDS", "DISTURBED_SECONDS"):
         monkeypatch.setattr(slowdowns, name, 4.0)
-    monkeypatch.setattr(pace, "BEFORE_SECONDS", 3.0)
     monkeypatch.setattr(pace, "BEFORE", 4)
     args = ["20000", "--slow", "forward", "--at", "250", "--extra", "0.03"]
     run = labkit.launch(SCRIPT, nproc_per_node=2, args=args, wait=False)

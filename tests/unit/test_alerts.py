@@ -240,7 +240,7 @@ def test_a_certain_finding_is_told_unless_it_is_the_cause(watched, folder):
     assert [kind for kind, *_ in told(Events(folder, lambda: State("succeeded", 0.0)))] == ["finding", "succeeded"]
 
 
-@pytest.mark.parametrize(("minutes", "each", "kinds"), [(1, 1e7, []), (5, 1e7, ["memory"]), (5, 1e5, []), (5, 0, [])])
+@pytest.mark.parametrize(("minutes", "each", "kinds"), [(1, 1e7, []), (5, 1e7, ["memory"]), (5, 1e6, []), (5, 0, [])])
 def test_memory_is_told_that_grows_for_a_minute_by_what_matters(watched, write_metrics, minutes, each, kinds):
     told(watched)
     step = {"k": "step", "n": 1, "seconds": [1.0] * 3, "samples": 8, "loss": 1.0}

@@ -77,6 +77,8 @@ def test_its_sentence_is_part_of_the_verdict(found):
         pytest.param(lambda step: 0.5 if step % 2 == 0 else 0.0, id="the first step of tiny epochs"),
         pytest.param(lambda step: random.Random(step).choice([0.01, 0.03, 0.12]), id="steps of different lengths"),
         pytest.param(lambda step: 0.09 if step // 60 % 2 else 0.0, id="by turns"),
+        pytest.param(lambda step: 0.09 if step > 300 and step // 20 % 3 else 0.0, id="by turns since a step"),
+        pytest.param(lambda step: 0.02 + 0.003 * (step // 12 % 8) + 0.022 * (step > 300), id="less than its noise"),
     ],
 )
 def test_what_is_no_slowdown(found, times):
@@ -115,6 +117,10 @@ def test_a_rank_of_a_host_is_named_with_it(found):
     assert [who for who, *_ in found({}, {}, {}, {"forward": since(300, 0.06)}, hosts=hosts)] == ["rank 3 on b"]
 
 
+def test_a_rank_that_is_alone_on_its_host_is_named_as_a_rank(found):
+    assert [who for who, *_ in found({}, {"forward": since(300, 0.06)}, hosts=["a", "b"])] == ["rank 1 on b"]
+
+
 def test_where_waits_are_unknown_only_the_input_of_a_rank_is_its_own(found):
     slow = {"forward": since(300, 0.06), "input": since(300, 0.06)}
     assert [phase for _, phase, *_ in found({}, slow, without=["communication"])] == ["input"]
@@ -140,6 +146,7 @@ def test_a_long_run_keeps_few_blocks_and_still_knows_the_step():
     for step in range(1, 40_001):
         parts = {"forward": 0.06} if step >= 30_000 else {}
         pace.take(step / 10, step, decode(record | parts | {"t": step / 10, "step": step}))
+        assert step % 1000 or step > 30_000 or pace.change("forward") is None
 
     assert len(pace.blocks) <= MOST_BLOCKS
     change = pace.change("forward")

@@ -22,7 +22,7 @@ NAMES = {
 }
 SINCE_SECONDS, DISTURBED_SECONDS = 15.0, 45.0  # at least; the longer one while something disturbs the machine
 MOST_RANKS = 16  # on several hosts
-SLOWER = 1.2  # times as much as another rank
+OWN, SLOWER = 0.5, 1.2  # of what was added; and times as long, without what another rank's steps take longer
 SHORTEST = 1e-6  # seconds
 
 
@@ -81,8 +81,9 @@ def _is_alone(history: RankHistory, phase: str, ranks: list[RankHistory]) -> boo
     if change is None:
         return False
     others = [other.pace.times_around(phase, change.t) for other in ranks if other is not history]
-    ratios = [since / max(before, SHORTEST) for before, since in filter(None, others)]
-    return bool(ratios) and change.now >= SLOWER * max(1.0, min(ratios)) * max(change.before, SHORTEST)
+    added = [since - before for before, since in filter(None, others)]
+    own = change.now - change.before - max(0.0, min(added, default=0.0))
+    return bool(added) and own >= max(OWN * (change.now - change.before), (SLOWER - 1) * change.before)
 
 
 def _named(slow: list[RankHistory], ranks: list[RankHistory]) -> dict[str, RankHistory]:
