@@ -5,15 +5,16 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from math import isfinite
 
 from labkit import words
+from labkit.dataclass_json import to_json
 from labkit.files import Json
 from labkit.record import RunFolder, RunReader, State
 from labkit.text import plain
 from labkit.view import disturbances, leak, not_a_number, progress_facts, slowdowns
 from labkit.witness import Findings
 
+SCHEMA = "labkit.event/1"
 STUCK_SECONDS = 60.0  # a shorter stall may be a checkpoint, or an evaluation without a DataLoader
 LASTING = ("finding", "nan")  # what is still true of a run that has ended
 
@@ -37,7 +38,8 @@ class Event:
     def facts(self) -> dict[str, Json]:
         """The event as JSON has it."""
         moment = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(self.time))
-        return {"time": moment, "kind": self.kind, "sentence": self.text, "alert": self.is_alert, **self.progress}
+        own = {"time": moment, "kind": self.kind, "sentence": self.text, "alert": self.is_alert}
+        return {name: to_json(value) for name, value in {"schema": SCHEMA, **own, **self.progress}.items()}
 
 
 class Events:
@@ -61,9 +63,8 @@ class Events:
         return [self._event(state, *event) for event in events]
 
     def _event(self, state: State, kind: str, text: str, is_alert: bool) -> Event:
-        facts = progress_facts(self._reader, state)
-        known = {name: None if isinstance(n, float) and not isfinite(n) else n for name, n in facts.items()}
-        return Event(self._reader.folder.id, kind, plain(text), time.time(), is_alert, known)
+        progress = progress_facts(self._reader, state)
+        return Event(self._reader.folder.id, kind, plain(text), time.time(), is_alert, progress)
 
     def _restarted(self, state: State) -> Iterator[tuple[str, str, bool]]:
         for number, ended in enumerate(state.earlier[self._restarts :], self._restarts + 1):

@@ -10,6 +10,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
+from json_page import problems
 
 import labkit
 from labkit.cli import main
@@ -58,7 +59,9 @@ def test_a_run_that_loses_its_loss_and_fails_tells_it_and_keeps_the_secrets(serv
 
     capsys.readouterr()
     assert main(["watch", run.id, "--json"]) == 1
-    events = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    lines = capsys.readouterr().out.splitlines()
+    assert [problem for line in lines for problem in problems(line, "labkit.event/1")] == []
+    events = [json.loads(line) for line in lines]
     assert [(event["kind"], event["alert"]) for event in events] == [
         ("running", False),
         ("nan", True),

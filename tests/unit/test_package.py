@@ -174,11 +174,11 @@ def test_labkit_stays_small():
         sum(count for path, count in lines.items() if path.parts[0] == name) for name in ("checking", "planner")
     )
 
-    assert len(MODULES) <= 378
+    assert len(MODULES) <= 385
     assert witness <= 6_574
     assert checking <= 7_380
     assert planner <= 10_904
-    assert sum(lines.values()) - witness - checking - planner <= 37_826
+    assert sum(lines.values()) - witness - checking - planner <= 38_415
 
 
 @pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(PACKAGE)))
