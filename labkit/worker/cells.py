@@ -57,6 +57,7 @@ class Cells:
         self._main = threading.get_ident()
         self._shell = _shell(sys.modules["__main__"], self._folder.rank(self._rank) / "ipython", self._display)
         self._join = sys.modules["__main__"].__dict__["join_ranks"]
+        sys.modules["__main__"].__dict__.pop("__file__", None)  # or IPython 7 would take it for the file of every cell
         signal.signal(signal.SIGINT, signal.default_int_handler)
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # a cell may be interrupted, and nothing else
         self.serves = True
@@ -239,7 +240,7 @@ def _line(trace: TracebackType | None) -> int | None:
 
 def _line_of(frames: Iterator[tuple[str, str, int]]) -> int | None:
     """The cell's own line."""
-    return next((line for file, name, line in frames if file.startswith(CELL) and name == "<module>"), None)
+    return next((line for file, _, line in frames if file.startswith(CELL)), None)
 
 
 def _call(trace: TracebackType | None) -> str | None:
