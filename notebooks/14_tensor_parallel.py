@@ -27,6 +27,7 @@
 # %% tags=["parameters"]
 nproc_per_node: int = 2  # ranks; 4 works, too: the model has four heads
 global_batch_size: int = 4  # samples per optimizer step; every rank works on all of them
+plans: bool = True  # plan for GPUs: some seconds more
 
 # %%
 from labkit import Script
@@ -182,7 +183,7 @@ lab.explore(of_step, tokens=[128, 512, 2048, 8192], width=[128, 1024, 4096])
 
 # %%
 ways = {name: sized(Script.load(name), width=768, layers=16, heads=16) for name in ("ddp", "tensor_parallel")}
-lab.plans(ways, global_batch_size=32)
+lab.plans(ways, global_batch_size=32) if plans else print("(skipped: set plans = True)")
 
 # %% [markdown]
 # Tensor parallelism holds less and waits more; the model fits under DDP, so here DDP is the choice.

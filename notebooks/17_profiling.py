@@ -27,6 +27,7 @@ slow_rank: int = 1  # which rank is slow
 slow_ms: int = 400  # and by how much, in every step
 layers: int = 4  # of the model; each is a bucket of gradients
 backward_ms: int = 40  # how long each layer's backward sleeps; it must be longer than sending a bucket takes
+plans: bool = True  # plan for GPUs: some seconds more
 
 # %%
 from labkit_labs import Lesson, draw, sized
@@ -173,7 +174,7 @@ profiled("fsdp", "fsdp").timeline()
 from labkit import Script
 
 gpt = {name.upper(): sized(Script.load(name), width=512, layers=8, heads=8) for name in ("ddp", "fsdp")}
-lab.plans(gpt, global_batch_size=64)
+lab.plans(gpt, global_batch_size=64) if plans else print("(skipped: set plans = True)")
 
 # %% [markdown]
 # *Waiting* is the most that better communication could save.

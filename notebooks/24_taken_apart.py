@@ -23,6 +23,7 @@
 
 # %% tags=["parameters"]
 nproc_per_node: int = 2  # ranks
+plans: bool = True  # plan for GPUs: some seconds more
 
 # %%
 import labkit
@@ -177,7 +178,8 @@ lab.score()
 # million parameters?
 
 # %%
-lab.plans({"DDP": sized(labkit.Script.load("ddp"), width=768, layers=16, heads=12)}, global_batch_size=32)
+if plans:
+    display(lab.plans({"DDP": sized(labkit.Script.load("ddp"), width=768, layers=16, heads=12)}, global_batch_size=32))
 
 # %% [markdown]
 # ## Try this

@@ -25,6 +25,7 @@
 # %% tags=["parameters"]
 nproc_per_node: int = 2  # ranks; they must divide the 8 experts
 steps: int = 40  # of each training
+plans: bool = True  # plan for GPUs: some seconds more
 
 # %%
 import labkit
@@ -174,7 +175,8 @@ lab.explore(routed, capacity=[0, 2, 1.25, 1], ranks=[2, 4, 8], share=[0, 0.5, 1]
 
 # %%
 larger = {way: sized(script, width=512, layers=4, heads=8, context=512) for way, script in task.items()}
-lab.plans(larger, experts=32, top_k=k, precision="fp16", global_batch_size=16)
+if plans:
+    display(lab.plans(larger, experts=32, top_k=k, precision="fp16", global_batch_size=16))
 
 # %% [markdown]
 # Gathering 32 experts over PCIe between the T4s takes longer than computation can hide; if tokens travel, a rank waits
