@@ -28,8 +28,9 @@ SEEN_SECONDS = 5.0  # within which a rank that lives sees a request, once it is 
 
 
 class Reachable:
-    """A run whose ranks execute requests at the end of an optimizer step. A request that not all ranks can execute
-    raises LabError and changes nothing; `timeout` is how many seconds the ranks have to reach the same step."""
+    """A run whose ranks execute requests at the end of an optimizer step, or at a line where they are held. A request
+    that not all ranks can execute raises LabError and changes nothing; `timeout` is how many seconds the ranks have to
+    reach the same step."""
 
     folder: RunFolder
 
@@ -159,7 +160,7 @@ class Reachable:
             if not isinstance(event, Event):
                 continue
             if event.kind == "hit" and event.step is not None:
-                self._await_state("paused")
+                self._await_state("paused", "held")
                 return event.step
             if event.kind == "breakpoint" and event.condition != condition:
                 break

@@ -156,7 +156,8 @@ class Lines:
                 where = [str(rank) for rank, (_, holds) in sorted(there.items()) if holds]
                 if not where or any(count > passes for count, _ in there.values()):
                     return None
-                because = "" if condition is None else f", because of rank {', '.join(where)}: {condition}"
+                whose = f"rank{'s' * (len(where) > 1)} {', '.join(where)}"
+                because = "" if condition is None else f", because of {whose}: {condition}"
                 step = self._probe.step if self._probe is not None else 0
                 folder.decide("held", why=f"held at {line}, all ranks{because}", step=step)
             elif self._released.exists():
