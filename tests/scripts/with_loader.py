@@ -51,4 +51,6 @@ while step < steps:
         step += 1
         print(step, loss.hex(), flush=True)
         time.sleep(0.01)
+monitoring = getattr(sys, "monitoring", None)
+print("watched", sys.gettrace() is not None or (monitoring is not None and monitoring.get_tool(4) is not None))
 dist.destroy_process_group()
