@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import ast
 import operator
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
+from itertools import pairwise
 from typing import Any
 
 from labkit.errors import LaunchError, did_you_mean
@@ -38,78 +39,73 @@ ARITHMETIC: dict[type[ast.AST], Callable[..., Any]] = {
 }
 
 
+Values = Mapping[str, float]  # of metrics
+
+
 class StopCondition:
-    """A condition, whose metrics are `names`. Raises LaunchError if the text is none."""
+    """A condition, whose metrics are `names`. Raises LaunchError if the text is none.
+
+    `holds(values)` says whether it is true of these values, None if that depends on one that is missing. Raises
+    ArithmeticError.
+    """
 
     def __init__(self, text: str):
-        self.text = " ".join(text.split())
+        self.text, self.names = " ".join(text.split()), list[str]()
         try:
             if len(text) > LONGEST:
                 raise ValueError(f"more than {LONGEST} characters")
-            self._tree: ast.expr = ast.parse(self.text, mode="eval").body
+            self.holds = self._condition(ast.parse(self.text, mode="eval").body)
         except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
             why = error.msg if isinstance(error, SyntaxError) else str(error) or type(error).__name__
             raise LaunchError(f"stop_if={text[:LONGEST]!r} cannot be read: {why}. {EXPECTED}") from None
-        self.names = [*dict.fromkeys(self._metrics(self._tree, is_condition=True))]
 
-    def holds(self, values: Mapping[str, float]) -> bool | None:
-        """Whether it is true of these values; None if that depends on one that is missing. Raises ArithmeticError."""
-        return _condition(self._tree, values)
-
-    def _metrics(self, node: ast.expr, *, is_condition: bool) -> Iterator[str]:
-        """The metrics that a part names. Raises LaunchError for a part that is no condition, or no number."""
+    def _condition(self, node: ast.expr) -> Callable[[Values], bool | None]:
         match node:
-            case ast.BoolOp(values=parts) if is_condition:
-                yield from (name for part in parts for name in self._metrics(part, is_condition=True))
-            case ast.UnaryOp(op=ast.Not(), operand=part) if is_condition:
-                yield from self._metrics(part, is_condition=True)
-            case ast.Compare(left=left, ops=ops, comparators=others) if is_condition and {*map(type, ops)} <= {
-                *COMPARISONS
-            }:
-                yield from (name for part in (left, *others) for name in self._metrics(part, is_condition=False))
-            case ast.BinOp(left=left, op=op, right=right) if not is_condition and type(op) in ARITHMETIC:
-                yield from (name for part in (left, right) for name in self._metrics(part, is_condition=False))
-            case ast.UnaryOp(op=ast.USub() | ast.UAdd(), operand=part) if not is_condition:
-                yield from self._metrics(part, is_condition=False)
-            case ast.Name(id=name) | ast.Constant(value=str(name)) if not is_condition:
-                yield name
-            case ast.Constant(value=value) if not is_condition and type(value) in (int, float):
-                return
-            case _:
-                shown, kind = ast.unparse(node), "a condition" if is_condition else "a number"
-                raise LaunchError(f"stop_if={self.text!r} cannot be judged: {shown!r} is not {kind} here. {EXPECTED}")
+            case ast.BoolOp(op=op, values=nodes):
+                parts, decides = [*map(self._condition, nodes)], isinstance(op, ast.Or)
+                return lambda values: _joined([part(values) for part in parts], decides=decides)
+            case ast.UnaryOp(op=ast.Not(), operand=operand):
+                negated = self._condition(operand)
+                return lambda values: None if (holds := negated(values)) is None else not holds
+            case ast.Compare(left=left, ops=ops, comparators=others) if {*map(type, ops)} <= {*COMPARISONS}:
+                numbers = [*map(self._number, (left, *others))]
+                return lambda values: _joined(
+                    [
+                        None if a is None or b is None else COMPARISONS[type(op)](a, b)
+                        for op, (a, b) in zip(ops, pairwise(number(values) for number in numbers), strict=True)
+                    ],
+                    decides=False,
+                )
+        raise self._refusal(node, "a condition")
+
+    def _number(self, node: ast.expr) -> Callable[[Values], float | None]:
+        match node:
+            case ast.Name(id=name) | ast.Constant(value=str(name)):
+                self.names += [] if name in self.names else [name]
+                return lambda values: values.get(name)
+            case ast.Constant(value=int(value) | float(value)) if not isinstance(value, bool):
+                return lambda _: float(value)
+            case ast.BinOp(left=left, op=op, right=right) if type(op) in ARITHMETIC:
+                first, second = self._number(left), self._number(right)
+                return lambda values: (
+                    None
+                    if (a := first(values)) is None or (b := second(values)) is None
+                    else ARITHMETIC[type(op)](a, b)
+                )
+            case ast.UnaryOp(op=sign, operand=operand) if type(sign) in ARITHMETIC:
+                number = self._number(operand)
+                return lambda values: None if (n := number(values)) is None else ARITHMETIC[type(sign)](n)
+        raise self._refusal(node, "a number")
+
+    def _refusal(self, node: ast.expr, kind: str) -> LaunchError:
+        return LaunchError(
+            f"stop_if={self.text!r} cannot be judged: {ast.unparse(node)!r} is not {kind} here. {EXPECTED}"
+        )
 
 
-def _condition(node: ast.expr, values: Mapping[str, float]) -> bool | None:
-    match node:
-        case ast.BoolOp(op=op, values=parts):
-            decides = isinstance(op, ast.Or)
-            found = [_condition(part, values) for part in parts]
-            return decides if decides in found else None if None in found else not decides
-        case ast.UnaryOp(operand=part):
-            found_one = _condition(part, values)
-            return None if found_one is None else not found_one
-        case ast.Compare(left=left, ops=ops, comparators=others):
-            numbers = [_number(part, values) for part in (left, *others)]
-            pairs = zip(ops, numbers, numbers[1:], strict=False)
-            holds = [None if None in (a, b) else COMPARISONS[type(op)](a, b) for op, a, b in pairs]
-            return False if False in holds else None if None in holds else True
-    raise AssertionError(node)
-
-
-def _number(node: ast.expr, values: Mapping[str, float]) -> float | None:
-    match node:
-        case ast.Name(id=name) | ast.Constant(value=str(name)):
-            return values.get(name)
-        case ast.Constant(value=int(value) | float(value)):
-            return float(value)
-        case ast.BinOp(op=op, left=left, right=right):
-            numbers = _number(left, values), _number(right, values)
-            return None if None in numbers else ARITHMETIC[type(op)](*numbers)
-        case ast.UnaryOp(op=sign, operand=part):
-            found = _number(part, values)
-            return None if found is None else ARITHMETIC[type(sign)](found)
-    raise AssertionError(node)
+def _joined(holds: list[bool | None], *, decides: bool) -> bool | None:
+    """Whether one of these holds (`decides` is True) or all do, as far as the known ones tell."""
+    return decides if decides in holds else None if None in holds else not decides
 
 
 class StopIf:

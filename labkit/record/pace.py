@@ -13,7 +13,7 @@ from labkit.record.records import PHASES, Step
 
 BETWEEN = "between"  # the end of a step and the next one's first phase: logging, saving
 MOST_BLOCKS = 128
-FEWEST_RECORDS, SHORTEST_SECONDS = 8, 1.0  # of a block
+FEWEST_RECORDS, MOST_RECORDS, SHORTEST_SECONDS = 8, 16, 1.0  # of a block; of more records some are left out
 BEFORE, SINCE = 8, 4  # blocks, at least, before a change and since then
 SLOWER, MATTERS = 1.2, 0.05  # times as long; and of the whole step, by how much
 FEW = 0.1  # of the times that may be exceptions
@@ -55,6 +55,8 @@ class Pace:
 
     def take(self, t: float, step: int, record: Step) -> None:
         """Take the record of a step, at `t` in seconds."""
+        if self._records and t - self._records[-1][0] < self._seconds / MOST_RECORDS and not record.is_rest:
+            return
         self._records.append((t, step, record))
         if len(self._records) >= FEWEST_RECORDS and t - self._records[0][0] >= self._seconds:
             self.blocks.append(_block(self._records))
