@@ -408,3 +408,17 @@ def test_a_run_is_deleted_while_its_supervisor_removes_its_last_file(root, monke
     monkeypatch.setattr(os, "unlink", unlink)
     labkit.attach(old.id).rm()
     assert not old.path.exists()
+
+
+def test_what_a_verb_says_beside_its_json_goes_to_stderr(root, capsys):
+    ended(root, 1)
+    killed = root / "20260101T000002Z-ddp-0002"
+    killed.mkdir()
+    os.utime(killed, (1000.0, 1000.0))
+
+    (run,) = listed_as_json(capsys, "--clean")
+    assert run["run"][-4:] == "0001" and not killed.exists()
+    killed.mkdir()
+    os.utime(killed, (1000.0, 1000.0))
+    cli.main(["runs", "--json", "--clean"])
+    assert capsys.readouterr().err == f"deleted {killed}\n"
