@@ -38,9 +38,14 @@ class CallOptions:
     def __post_init__(self) -> None:
         types = get_type_hints(type(self), include_extras=True)
         for each in fields(self):
-            check_argument(
-                each.name, getattr(self, each.name), types[each.name], each.metadata.get("expected"), LaunchError
-            )
+            value, expected = getattr(self, each.name), each.metadata.get("expected")
+            try:
+                check_argument(each.name, value, types[each.name], expected, LaunchError)
+            except LaunchError:
+                if each.repr:
+                    raise
+                kind = type(value).__name__  # it may hold a secret
+                raise LaunchError(f"{each.name} must be {expected}, got a {kind}") from None
 
     @classmethod
     def names(cls) -> list[str]:

@@ -28,7 +28,7 @@ WEB_SECONDS, COMMAND_SECONDS, RETRY_SECONDS = 10.0, 30.0, 3.0
 WORD = re.compile(r"[\w./~+-]+")
 SHELL = "/bin/sh"
 QUIET: dict[str, Any] = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-LONGEST = 4096  # characters
+LONGEST, MOST = 2048, 4  # characters of an address, and addresses: less than a pipe holds, as JSON
 EXPECTED = (
     "alert takes an address such as 'https://hooks.slack.com/…', a shell command such as 'mail -s labkit me@a.org', or "
     "'@FILE' with one of them in a file"
@@ -135,6 +135,8 @@ def addresses_of(alert: str | Sequence[Any] | None) -> list[str]:
                 raise LaunchError(f"alert={each!r} cannot be read: {why}. {EXPECTED}") from None
         Address(text)
         texts.append(text)
+    if len(texts) > MOST:
+        raise LaunchError(f"alerts are sent to {MOST} addresses at most, got {len(texts)}; let a command tell others")
     return texts
 
 

@@ -28,7 +28,7 @@ RUNNING = State("running", 0.0)
         ("", "is empty"),
         ("  ", "is empty"),
         (f"echo {SECRET}\nls", "not of one line"),
-        ("x" * 5000, "longer than 4096 characters"),
+        ("x" * 5000, "longer than 2048 characters"),
         (f"htps://hooks.slack.com/{SECRET}", "cannot be sent by htps://"),
         (f"https:///{SECRET}", "must name a host"),
         (f"https://host:port/{SECRET}", "must name a host"),
@@ -36,6 +36,7 @@ RUNNING = State("running", 0.0)
         (f"https://host/{SECRET} x", "without spaces"),
         (f"hooks.slack.com/{SECRET}", "command is not found on this machine"),
         (["true", 5], "must be text, got a int"),
+        ([SECRET.encode()], "must be text, got a bytes"),
         (f"@/nowhere/{os.getpid()}", "cannot be read: No such file"),
     ],
 )
@@ -45,6 +46,24 @@ def test_what_is_no_address_is_refused_before_the_launch_without_being_shown(ale
     assert SECRET not in str(refused.value)
     assert "alert takes an address such as" in str(refused.value)
     assert not labkit.runs()
+
+
+def test_a_value_of_another_type_is_not_shown():
+    for alert in ({"url": SECRET}, SECRET.encode()):
+        kind = type(alert).__name__
+        with pytest.raises(labkit.LaunchError, match=f"^alert must be an address or a command, .*, got a {kind}$"):
+            labkit.launch("ddp", nproc_per_node=1, alert=alert)
+
+
+def test_there_are_no_more_addresses_than_a_pipe_takes():
+    with pytest.raises(labkit.LaunchError, match="4 addresses at most, got 5"):
+        addresses_of(["true"] * 5)
+    longest = json.dumps(addresses_of([f"echo {'ä' * (addresses.LONGEST - 5)}"] * 4))
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    assert os.write(writer, longest.encode()) == len(longest)
+    os.close(reader)
+    os.close(writer)
 
 
 def test_a_sweep_says_what_to_do_instead():
