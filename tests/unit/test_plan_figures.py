@@ -236,7 +236,7 @@ def test_labkit_plan_tells_by_its_exit_code_whether_it_fits(fits, code, monkeypa
 
     def plan(script, **options):
         asked.update(options, script=script)
-        return SimpleNamespace(fits=fits, __str__=lambda: "")
+        return SimpleNamespace(fits=fits, to_dict=dict, __str__=lambda: "")
 
     monkeypatch.setattr(labkit, "plan", plan, raising=False)
     argv = [
