@@ -322,7 +322,8 @@ class Reachable:
                 raise LabError(plain(f"{self.folder.id} ended before every rank had answered: {state}"))
             if meeting.decision == "agreed" and not agreed:
                 agreed, limit = True, now + patience + SEEN_SECONDS
-            if not _is_next(request) or not all(attempt.heartbeat(rank).exists() for rank in targets):
+            # A rank that has no records yet is importing torch.
+            if not _is_next(request) or not all(attempt.metrics(rank).exists() for rank in targets):
                 seen_by = now
             unseen = now - seen_by > SEEN_SECONDS and not meeting.seen >= {*targets}
             if meeting.decision is None and (now > limit or unseen):

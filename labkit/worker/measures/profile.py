@@ -9,6 +9,7 @@ import functools
 import gc
 import os
 import sys
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -127,7 +128,9 @@ class StepProfile:
             schedule=schedule(wait=0, warmup=1, active=self._wanted, repeat=1),
             on_trace_ready=lambda profiler: profiler.export_chrome_trace(str(self._path)),
         )
-        self._profiler.start()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch 2.10 warns that a further cycle, which there is not, clears events
+            self._profiler.start()
 
     def _mark_waits(self, distributed: Any) -> None:
         if distributed.is_available():

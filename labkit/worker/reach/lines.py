@@ -39,7 +39,7 @@ def code_with(file: str, line: int) -> list[CodeType]:
     found = [path for path in loaded if f"/{path}".endswith(f"/{file.removeprefix('./')}")]
     found = [path for path in found if is_users(path)] or found
     if not found:
-        own = sorted({Path(path).name for path in loaded if is_users(path)})
+        own = sorted({Path(path).name for path in loaded if is_users(path) and Path(path).is_file()})
         raise LookupError(
             f"{file} is neither the script nor a module that it has imported; of your own files it runs "
             f"{listed(own, MOST_FILES)}"
