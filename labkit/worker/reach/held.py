@@ -33,13 +33,6 @@ class Clocked(Protocol):
     def leave_out(self, seconds: float) -> None: ...
 
 
-class Point:
-    """A breakpoint at a line, to which this rank has come `passes` times."""
-
-    def __init__(self, condition: str | None, folder: LineFolder):
-        self.condition, self.folder, self.passes = condition, folder, 0
-
-
 class Lines:
     """One rank's breakpoints at lines. `evaluate` evaluates a condition, `stay` returns when the run is resumed.
 
@@ -61,7 +54,8 @@ class Lines:
         self._folder, (self._rank, self._world_size), self._probe = folder, ranks, probe
         self._evaluate, self._stay, self._drop = evaluate, stay, drop
         self._released = folder.requests / "released"
-        self._point: Point | None = None
+        self._line: LineFolder | None = None  # at which there is a breakpoint
+        self._passes = 0  # how often this rank has come there
         self._trap: LineTrap | None = None
         self._calls: Counter[str] = Counter()  # of breakpoint(), by line
         self._passed_over: set[str] = set()  # the lines of those at which not all ranks stay
@@ -70,35 +64,35 @@ class Lines:
     @property
     def is_decided(self) -> bool:
         """Whether the ranks have gone on from a line without this one, which shall remove its trap."""
-        return self._point is not None and self._point.folder.decision() is not None
+        return self._line is not None and self._line.decision() is not None
 
     def set(self, condition: str | None, at: str, name: str) -> dict[str, Any]:
         """Set a breakpoint for the training's thread, which calls this."""
         self.remove()
         file, _, line = at.rpartition(":")
-        point = Point(condition, LineFolder(self._folder.requests, name))
+        folder = LineFolder(self._folder.requests, name)
         try:
             if in_backward():
                 raise LookupError("the optimizer steps within backward(), in a thread of its own")
-            self._trap = LineTrap(code_with(file, int(line)), int(line), lambda: self._reach(point))
+            self._trap = LineTrap(code_with(file, int(line)), int(line), lambda: self._reach(folder, condition))
         except LookupError as error:
             return {"error": str(error.args[0])}
-        self._point = point
+        self._line, self._passes = folder, 0
         return {"line": name}
 
     def remove(self, *, calls: bool = False) -> None:
         """Remove the breakpoint; if `calls`, pass over those that the script calls, too."""
         self.refused, self._passes_over_calls = None, calls or self._passes_over_calls
-        if self._point is not None:
+        if self._line is not None:
             with suppress(OSError):
-                self._point.folder.decide("removed")  # unless the ranks have stayed, or have not
+                self._line.decide("removed")  # unless the ranks have stayed, or have not
         self.leave()
 
     def leave(self) -> None:
         """Hold nobody, as in a forked child."""
         if self._trap is not None:
             self._trap.remove()
-        self._trap = self._point = None
+        self._trap = self._line = None
 
     def call(self) -> None:
         """Called by `breakpoint()`."""
@@ -111,10 +105,10 @@ class Lines:
         if self._come_to(folder, 1, None) == "refused":
             self._passed_over.add(line)
 
-    def _reach(self, point: Point) -> None:
-        if not self.is_busy and point is self._point:
-            point.passes += 1
-            self._come_to(point.folder, point.passes, point.condition)
+    def _reach(self, folder: LineFolder, condition: str | None) -> None:
+        if not self.is_busy and folder is self._line:
+            self._passes += 1
+            self._come_to(folder, self._passes, condition)
 
     def _come_to(self, folder: LineFolder, passes: int, condition: str | None) -> str | None:
         """Stay at the line that the script is about to execute, for the n-th time, if all ranks do. Returns what was
@@ -126,7 +120,7 @@ class Lines:
             decision = self._decision(folder, line, passes, condition)
             if decision is None:
                 return None
-            if self._point is not None and self._point.folder is folder:
+            if self._line is folder:
                 self.leave()
             is_held = decision["decision"] == "held"
             self.refused = None if is_held else f"not held: {decision.get('why')}"
