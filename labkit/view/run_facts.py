@@ -48,7 +48,7 @@ def facts_of(run: Any) -> dict[str, Json]:
     return {name: to_json(value) for name, value in facts.items()}
 
 
-def progress_facts(reader: RunReader, state: State) -> dict[str, Any]:
+def progress_facts(reader: RunReader, state: State) -> dict[str, Json]:
     """What a line of progress states; None is unknown, and a loss may be NaN. `throughput` is in samples/s over all
     ranks, for a run that has ended the mean; `memory_peak` is in bytes, the highest of all ranks."""
     return {
