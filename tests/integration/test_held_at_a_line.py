@@ -71,7 +71,7 @@ def test_ranks_are_held_within_a_step_asked_and_changed_there_and_go_on():
 
 
 def test_what_cannot_hold_all_ranks_is_refused_and_changes_no_loss():
-    run = launched("900", "calls_on_rank_0", "calls_elsewhere")
+    run = launched("500", "calls_on_rank_0", "calls_elsewhere")
     wait_until(lambda: "not held: rank 1 did not come to with_loader.py" in str(run.status().notice), what=run.status)
     with pytest.raises(labkit.LabError, match=r"expected an expression, got '1 \+'"):
         run.breakpoint("1 +", at=AT)
@@ -93,7 +93,7 @@ def test_what_cannot_hold_all_ranks_is_refused_and_changes_no_loss():
     assert run.wait().state == "succeeded"
     assert "held" not in str(run.status().notice)  # what is said of the thread that failed is another matter
 
-    alone = launched("900", reachable=False)
+    alone = launched("500", reachable=False)
     assert alone.wait().state == "succeeded"
     for rank in (0, 1):
         assert losses(run, rank) == losses(alone, rank)

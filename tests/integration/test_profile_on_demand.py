@@ -55,7 +55,7 @@ def test_two_ranks_or_one_are_profiled_while_they_train_and_a_second_profile_rep
 
 
 def test_a_training_without_a_data_loader_is_profiled_and_is_otherwise_the_same():
-    options = {"nproc_per_node": 1, "args": ["--steps", "1000"], "env": ENV, "wait": False}
+    options = {"nproc_per_node": 1, "args": ["--steps", "400"], "env": ENV, "wait": False}
     run = labkit.launch(SCRIPTS / "asked.py", **options)
     assert run.profile().steps == [0, 1, 2]
     run.wait()
