@@ -43,6 +43,9 @@ def test_ranks_are_held_within_a_step_asked_and_changed_there_and_go_on():
     run.exec("out = y + 100.0 + 0 * out\nseen = 1")
     assert [*run.ask("(out - y).mean()").iloc[:, 2]] == pytest.approx([100.0] * 2)
     assert "NameError" in run.ask("seen")["seen"][0]  # not a variable of train_step
+    assert run.set(lr=0.02) == step + 1  # this reads the variables of all frames, and must not change them
+    with pytest.raises(labkit.LabError, match="works only in labkit's own scripts"):
+        run.save()
     held = time.monotonic()
     time.sleep(STALLED_SECONDS)
     assert run.status().notice == f"held at {AT} in train_step, all ranks{RESUME}"

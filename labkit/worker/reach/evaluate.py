@@ -37,6 +37,9 @@ LIBRARIES = (
 MOST_ELEMENTS = 10_000
 LONGEST_TEXT = 10_000
 MAKES_LOCALS = {"locals", "vars"}
+# The frame of a line at which the training's thread is: where 3.11 traces it, it takes its variables back from this
+# dictionary afterwards, so that those of an empty one would be deleted.
+held: FrameType | None = None
 UNSHARED = 3  # references to the dictionary of a frame's variables: the frame's, and two of who counts them
 
 
@@ -56,7 +59,7 @@ def names_around(optimizer: Any, *, asked: bool = True) -> dict[str, Any]:
     has `asked` for them, without those that the script itself might see change."""
     frames = [frame for frame in _stack() if not (_is_of_torch(frame) or _is_step(frame))] or [sys._getframe()]
     own = next((place for place, frame in enumerate(frames) if _is_users(frame)), len(frames) - 1)
-    return _names_of(frames, own, optimizer, locals_of(frames[own], asked), asked)
+    return _names_of(frames, own, optimizer, asked)
 
 
 def frame_here() -> FrameType:
@@ -65,19 +68,15 @@ def frame_here() -> FrameType:
 
 
 def names_here(optimizer: Any) -> dict[str, Any]:
-    """The names that an expression can use in the frame that has called labkit. Its variables are not cleared: in 3.11
-    a frame that is traced takes them back from their dictionary."""
-    frames = [*_stack()]
-    return _names_of(frames, 0, optimizer, dict(frames[0].f_locals), True)
+    """The names that an expression can use in the frame that has called labkit."""
+    return _names_of([*_stack()], 0, optimizer, True)
 
 
-def _names_of(
-    frames: list[FrameType], own: int, optimizer: Any, variables: dict[str, Any], asked: bool
-) -> dict[str, Any]:
+def _names_of(frames: list[FrameType], own: int, optimizer: Any, asked: bool) -> dict[str, Any]:
     names = {name: getattr(quantities, name) for name in quantities.__all__} | {"optimizer": optimizer}
     for frame in (*filter(_is_users, reversed(frames[own + 1 :])), *reversed(frames[:own])):
         names |= locals_of(frame, asked)
-    return names | frames[own].f_globals | variables
+    return names | frames[own].f_globals | locals_of(frames[own], asked)
 
 
 def locals_of(frame: FrameType, asked: bool) -> dict[str, Any]:
@@ -87,7 +86,8 @@ def locals_of(frame: FrameType, asked: bool) -> dict[str, Any]:
         return {}
     made = frame.f_locals
     values = dict(made)
-    if type(made) is dict and frame.f_code.co_flags & inspect.CO_OPTIMIZED and sys.getrefcount(made) <= UNSHARED:
+    is_own = frame is not held and frame.f_code.co_flags & inspect.CO_OPTIMIZED
+    if type(made) is dict and is_own and sys.getrefcount(made) <= UNSHARED:
         made.clear()
     return values
 

@@ -15,7 +15,7 @@ from labkit.line_folder import LineFolder
 from labkit.record import RunFolder
 from labkit.text import slug
 from labkit.worker.measures.profile import in_backward
-from labkit.worker.reach.evaluate import frame_here
+from labkit.worker.reach import evaluate as evaluation
 from labkit.worker.reach.lines import LineTrap, code_with, name_of_line
 
 LOOK_SECONDS = 0.002
@@ -96,7 +96,7 @@ class Lines:
 
     def call(self) -> None:
         """Called by `breakpoint()`."""
-        frame = frame_here()
+        frame = evaluation.frame_here()
         line = name_of_line(frame.f_code, frame.f_lineno)
         if self.is_busy or self._passes_over_calls or line in self._passed_over:
             return
@@ -113,7 +113,8 @@ class Lines:
     def _come_to(self, folder: LineFolder, passes: int, condition: str | None) -> str | None:
         """Stay at the line that the script is about to execute, for the n-th time, if all ranks do. Returns what was
         decided; None if they go on because the condition holds on none."""
-        started, frame = time.perf_counter(), frame_here()
+        started, frame = time.perf_counter(), evaluation.frame_here()
+        evaluation.held = frame
         line = name_of_line(frame.f_code, frame.f_lineno)
         self.is_busy = self.is_here = self.was_here = True
         try:
@@ -132,6 +133,7 @@ class Lines:
             return None
         finally:
             self.is_busy = self.is_here = False
+            evaluation.held = None
             if self._probe is not None:
                 self._probe.leave_out(time.perf_counter() - started)
 

@@ -124,6 +124,8 @@ class Reach:
     def at_boundary(self, optimizer: Any, step: int, step_seconds: float, *, alone: bool = True) -> None:
         """Do what is due at the end of a step of the optimizer whose steps are counted; `alone`: it is the only one.
         Returns when the training may continue."""
+        if self.lines.is_busy:
+            return  # a cell of the owner's makes a step
         self._optimizer, self._alone, self.lines.is_busy = optimizer, alone, True
         try:
             if self.lines.was_here:
