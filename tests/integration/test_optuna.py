@@ -37,7 +37,7 @@ dist.destroy_process_group()
 
 
 def test_a_study_is_told_what_succeeded_diverged_and_failed(tmp_path, monkeypatch, capsys):
-    (code,) = re.findall(r"```python\n(import labkit\nimport optuna\n.*?)```", PAGE, re.S)
+    (code,) = re.findall(r"```python\n([^`]*import optuna\n.*?)```", PAGE, re.S)
     monkeypatch.chdir(tmp_path)
     Path("train.py").write_text(TRAIN)
     chosen = "for lr in (0.1, 9.0, 0.02):\n    study.enqueue_trial({'lr': lr})\n"
