@@ -1,13 +1,16 @@
 """Profiles of trainings that already run: which ranks and steps they have, and what ends them."""
 
+import os
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+import torch
 from faults.scene import wait_until
 
 import labkit
 from labkit import cli
+from labkit.worker.measures.profile import StepProfile
 
 SCRIPTS = Path(__file__).parents[1] / "scripts"
 ENV = {"OMP_NUM_THREADS": "1"}
@@ -62,3 +65,17 @@ def test_a_training_without_a_data_loader_is_profiled_and_is_otherwise_the_same(
     alone = labkit.launch(SCRIPTS / "asked.py", **options)
     alone.wait()
     assert run.logs(rank=0, stream="stdout") == alone.logs(rank=0, stream="stdout")
+
+
+def test_a_profile_that_is_given_up_is_written_nowhere(tmp_path, monkeypatch):
+    """An export replaces whatever is at its path: written to /dev/null by root, it would replace the device."""
+    monkeypatch.setattr(os, "devnull", str(tmp_path / "null"))
+    told = []
+    profile = StepProfile(tmp_path / "profile" / "rank0.json.gz", 2, told.append)
+    profile._begin()
+    profile._profiler.step()
+    torch.ones(3).sum()
+    profile.stop("it is given up")
+
+    assert told == ["it is given up"]
+    assert [path.name for path in tmp_path.rglob("*")] == ["profile"]

@@ -37,6 +37,7 @@ class StepProfile:
 
     def __init__(self, path: Path, steps: int = STEPS, tell: Callable[[str], None] | None = None):
         self._path, self._wanted, self._tell = path, steps, tell
+        self._is_kept = True  # what it has recorded; an export replaces its file, even if that is a device
         self._due, self._done = tell is not None, False
         self._steps = 0  # steps that the profiler has seen
         self._fetches = self._turns = False  # whether steps start with a batch, and whether one is due
@@ -88,7 +89,7 @@ class StepProfile:
         if self._tell is not None and self._steps <= self._wanted:
             why = why or f"the training ended before {self._wanted} steps were recorded"
         if why:
-            self._path = Path(os.devnull)
+            self._is_kept = False
         try:
             if self._profiler is not None:
                 profiler, self._profiler = self._profiler, None
@@ -126,7 +127,7 @@ class StepProfile:
         self._profiler = profile(
             activities=activities,
             schedule=schedule(wait=0, warmup=1, active=self._wanted, repeat=1),
-            on_trace_ready=lambda profiler: profiler.export_chrome_trace(str(self._path)),
+            on_trace_ready=lambda profiler: self._is_kept and profiler.export_chrome_trace(str(self._path)),
         )
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch 2.10 warns that a further cycle, which there is not, clears events
