@@ -247,7 +247,7 @@ def test_every_lab_is_a_kernel_that_kaggle_takes():
     for path in labs:
         sent = build(path.read_text(), name=path.name, user="me", push="", folder=LABS, there=["timm"], wheel_of=small)
         assert not sent.files
-        assert len(sent.notebook.encode()) + packages < MOST_BYTES * 0.97, path
+        assert len(sent.notebook.encode()) + packages < MOST_BYTES * 0.98, path
 
 
 def test_the_export_lists_what_it_brings_with_sizes_and_places(project, monkeypatch, capsys):
@@ -441,7 +441,7 @@ def test_labkit_and_the_labs_package_leave_more_than_a_tenth_of_what_kaggle_take
     sizes = [len(kernel(cell, wheel_of=wheel).notebook) for cell in (code("import labkit"), labs)]
 
     assert sizes[0] < MOST_BYTES * 0.86
-    assert sizes[0] < sizes[1] < MOST_BYTES * 0.91
+    assert sizes[0] < sizes[1] < MOST_BYTES * 0.93
 
 
 def test_the_labs_wheel_is_their_package():
