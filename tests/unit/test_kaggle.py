@@ -436,7 +436,7 @@ def test_pip_installs_the_wheel_offline_and_it_makes_itself_again(own, tmp_path)
     assert (tmp_path / "there" / "bin" / "labkit").exists()
 
 
-def test_labkit_and_the_labs_package_leave_more_than_a_tenth_of_what_kaggle_takes_to_the_notebook():
+def test_labkit_and_the_labs_package_leave_a_fifteenth_of_what_kaggle_takes_to_the_notebook():
     labs = code("from labkit_labs import Lesson")
     sizes = [len(kernel(cell, wheel_of=wheel).notebook) for cell in (code("import labkit"), labs)]
 
