@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 
-from labkit.cell_output import CellOutput
+from labkit.cell_output import CellOutput, named
 from labkit.errors import LabError
 from labkit.files import read_object
 from labkit.text import plain
@@ -42,8 +42,10 @@ class Execution:
         began = checked = time.monotonic()
         first: float | None = None  # when the first rank had ended the cell
         try:
-            while not self._look():
+            while True:
                 try:
+                    if self._look():
+                        break
                     now = time.monotonic()
                     first = first or (now if self._answers else None)
                     if now - checked > CHECK_SECONDS:
@@ -107,11 +109,6 @@ def _place(place: Mapping[str, object], has_begun: bool) -> str:
     if call := place.get("call"):
         return f"waits in {call}{line}"
     return f"is{line}" if line else "does not respond"
-
-
-def named(ranks: Sequence[int]) -> str:
-    """`rank 1` · `ranks 0, 1`."""
-    return ("rank " if len(ranks) == 1 else "ranks ") + ", ".join(map(str, ranks))
 
 
 def failed(answers: Mapping[int, CellAnswer]) -> list[str]:

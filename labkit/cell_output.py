@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -85,7 +85,7 @@ class CellOutput:
             text = "".join(_between(self._folder.log(rank, stream), start, end, most) for stream, start, end in logs)
             if text.strip():
                 by_text.setdefault(text, []).append(rank)
-        return {_label(ranks): text for text, ranks in by_text.items()}
+        return {named(ranks): text for text, ranks in by_text.items()}
 
     def _displays(self) -> list[tuple[str, dict[str, Any]]]:
         """What ranks have displayed, each with who they are."""
@@ -97,10 +97,11 @@ class CellOutput:
                     found.append(([rank], bundle))
                 else:
                     same.append(rank)
-        return [(_label(ranks), bundle) for ranks, bundle in found]
+        return [(named(ranks), bundle) for ranks, bundle in found]
 
 
-def _label(ranks: list[int]) -> str:
+def named(ranks: Sequence[int]) -> str:
+    """`rank 1` · `ranks 0, 1`."""
     return ("rank " if len(ranks) == 1 else "ranks ") + ", ".join(map(str, ranks))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import math
 import os
+import re
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,7 +19,7 @@ from labkit.arguments import Seconds, checked
 from labkit.cell_execution import Execution, failed
 from labkit.cell_output import CellOutput
 from labkit.cluster import state_of_run
-from labkit.errors import LabError
+from labkit.errors import LabError, ScriptError
 from labkit.frontend import is_headless, notebook_shell
 from labkit.install import pip_install
 from labkit.launch_options import LaunchOptions
@@ -29,15 +30,16 @@ from labkit.run import Run
 from labkit.stored_runs import find_run, list_runs
 from labkit.text import listed, plain
 from labkit.worker import CannotBeSentError, CellFolder, values_from, values_to
-from labkit.write import Script, as_cell, command_line, is_python
+from labkit.write import Cell, Script, as_cell, command_line, is_python
 
 SCRIPT = Path(__file__).with_name("worker") / "ranks_script.py"
 UNWATCHED_SECONDS = 600.0  # after which ranks end, if no notebook has looked at them
 LOOK_SECONDS = 20.0
 COLLECTIVE_SECONDS = 60.0
 POLL_SECONDS = 0.02
+FUTURE = re.compile(r"^from __future__ import [\w, ]+\n", re.MULTILINE)
 NEW_GROUP = "the ranks have joined a new process group; make again what used the old one: meshes, DDP and FSDP models"
-_looked_at: set[Path] = set()  # folders of runs at which a thread of this process looks
+_looked_at: dict[Path, RunFolder] = {}  # runs at which a thread of this process looks, the newest last
 
 
 @checked()
@@ -71,6 +73,8 @@ def ranks(
     known, rest = LaunchOptions.split({"name": "ranks", **options, "nproc_per_node": nproc_per_node})
     if rest:
         raise LabError(f"ranks takes the options of labkit.launch; {listed([*rest], 3)} is not one of them")
+    if known.retries:
+        raise LabError("ranks are not restarted, because what cells have defined would be lost; leave out retries=")
     # a rank that waits for NCCL raises an error instead of ending the process
     env = {"TORCH_NCCL_BLOCKING_WAIT": "1", "MPLBACKEND": "module://matplotlib_inline.backend_inline"}
     env |= {**(known.env or {}), CELLS: "inf" if keep else str(UNWATCHED_SECONDS)}
@@ -89,8 +93,11 @@ def _shown(started: Ranks) -> Ranks:
 
 
 def opened(which: str | os.PathLike[str] | None = None, *, runs_dir: str | os.PathLike[str] | None = None) -> Run:
-    """The run of this id, part of one, or path, as Ranks if its ranks wait for cells. By default the newest active run
-    whose ranks do, or else the newest run. Raises RunFolderError if there is none."""
+    """The run of this id, part of one, or path, as Ranks if its ranks wait for cells. By default the one that this
+    process has started or opened last, or else the newest active run whose ranks do, or else the newest run. Raises
+    RunFolderError if there is none."""
+    if which is None and runs_dir is None and _looked_at:
+        return Ranks([*_looked_at.values()][-1])
     folder = find_run("latest" if which is None else which, runs_dir)
     if which is None:
         waiting = (run for run in reversed(list_runs(runs_dir)) if run.cells.is_dir())
@@ -132,7 +139,7 @@ class Ranks(Run):
         if not is_python(f"({text}\n)"):
             raise LabError(f"pull takes an expression such as 'loss.item()', got {expression!r}")
         cell = self._carried_out("pull", ranks, text=text)
-        return {rank: values_from(cell.values_of(rank))[text] for rank in self._targets(ranks)}
+        return {rank: values_from(cell.values_of(rank), remove=True)[text] for rank in self._targets(ranks)}
 
     @checked()
     def push(self, *, ranks: Sequence[int] | None = None, **values: Any) -> None:
@@ -142,7 +149,8 @@ class Ranks(Run):
             content = values_to(values)
         except CannotBeSentError as error:
             raise LabError(f"{error}; define it in a cell: %%ranks") from None
-        self._carried_out("push", ranks, files={"values.pt": content}, names=[*values])
+        cell = self._carried_out("push", ranks, files={"values.pt": content}, names=[*values])
+        cell.values.unlink(missing_ok=True)
 
     @checked()
     def load(self, *parts: Any, **parameters: Any) -> None:
@@ -150,12 +158,12 @@ class Ranks(Run):
         function or class defines: `load(Script.load("fsdp"), steps=5)`, `load(Model, sharded)`.
 
         A script brings its options with these `parameters` as `args`, so that you can go through a training by hand.
-        Raises ScriptError for anything else.
+        Raises ScriptError for anything else, and for a script that also runs code outside its `main`.
         """
         cells, argv = list[str](), list[str]()
         for part in (Script.load(each) if isinstance(each, str) else each for each in parts):
             if isinstance(part, Script):
-                cells += [_without_main(cell.text) for cell in part.parts] or [_without_main(str(part))]
+                cells += [_without_main(cell) for cell in (Cell(part.name, part.head), *part.parts)]
                 cells += ["args = parse_args()"] * ("def parse_args" in str(part))
                 argv += command_line(part, parameters)
             else:
@@ -170,7 +178,10 @@ class Ranks(Run):
         for number, cell in enumerate(self._done(), 1):
             texts.append(f"# %% cell {number}\n{_as_code(cell.request())}")
         texts.append("# %% end\ndist.destroy_process_group()\n")
-        return Script.parse("\n\n\n".join(texts), name="ranks")
+        text = "\n\n\n".join(texts)
+        if futures := "".join(dict.fromkeys(FUTURE.findall(text))):  # which Python takes only at the top
+            text = FUTURE.sub("", text).replace("# %% ranks\n", f"# %% ranks\n{futures}", 1)
+        return Script.parse(text, name="ranks")
 
     def _done(self) -> Iterator[CellFolder]:
         """The cells that succeeded on all their ranks, in order."""
@@ -218,8 +229,11 @@ class Ranks(Run):
         answers = Execution(cell, targets, self._check_running, output).wait(timeout)
         failures = failed(answers)
         if kind != "group" and any(answer.broken for answer in answers.values()):
-            self._carried_out("group", None)
-            failures.append(NEW_GROUP)
+            try:
+                self._carried_out("group", None)
+                failures.append(NEW_GROUP)
+            except LabError as error:
+                failures.append(f"the ranks could not join a new process group: {error}")
         if failures:
             raise LabError(plain("; ".join(failures)))
         if kind == "cell" and not all(answer.grouped for answer in answers.values()):
@@ -253,16 +267,23 @@ def _keep_looking(folder: RunFolder) -> None:
                     (folder.cells / "looked").touch(0o600)
             time.sleep(1.0)
 
-    if folder.path not in _looked_at:
-        _looked_at.add(folder.path)
+    is_new = _looked_at.pop(folder.path, None) is None
+    _looked_at[folder.path] = folder
+    if is_new:
         threading.Thread(target=look, name="labkit ranks", daemon=True).start()
 
 
-def _without_main(text: str) -> str:
-    """A cell of a script without what only runs if it is the program: `if __name__ == "__main__":` at its top."""
-    tree = ast.parse(text)
+def _without_main(cell: Cell) -> str:
+    """A cell of a script without what only runs if it is the program: `if __name__ == "__main__":` at its top. Raises
+    ScriptError if it runs anything else."""
+    try:
+        cell.check_only_defines()
+    except ScriptError as error:
+        what = str(error).split("\n")[0]
+        raise ScriptError(f'{what}; put it under `if __name__ == "__main__":`, so that load only defines') from None
+    tree = ast.parse(cell.text)
     runs = [each for each in tree.body if isinstance(each, ast.If) and "__name__" in ast.unparse(each.test)]
-    lines = text.splitlines()
+    lines = cell.text.splitlines()
     for each in reversed(runs):
         del lines[each.lineno - 1 : each.end_lineno]
     return "\n".join(lines)
@@ -275,9 +296,11 @@ def _as_code(request: Mapping[str, Any]) -> str:
     if request["kind"] == "load":
         return "\n".join([f"sys.argv[1:] = {request['argv']!r}", *request["cells"]])
     text: str = request["text"].strip("\n")
-    if not is_python(text):
+    try:
+        compile(text, "cell", "exec", dont_inherit=True)
+    except (SyntaxError, ValueError):  # a magic, or `await` outside a function
         return "\n".join(f"# {line}" for line in text.split("\n"))
-    if request["ranks"] is None:
+    if request["ranks"] is None or not ast.parse(text).body:
         return text
     block = f"if rank in {request['ranks']}:\n{indent(text, '    ')}"
     tree, indented = ast.parse(text), ast.parse(block).body[0]

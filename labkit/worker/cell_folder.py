@@ -27,14 +27,13 @@ from labkit.record import RequestFolder
 @dataclass(frozen=True)
 class CellAnswer:
     """How one rank executed a cell. `error` is the exception in one line, `line` the cell's, `call` the function of
-    torch.distributed in which it was raised after `waited` seconds. `broken`: the process group cannot be used any
-    more; `grouped`: there is one. `logs`: the sizes of stdout and stderr at the end. `displays`: what the cell
-    displayed beside its text, as MIME bundles."""
+    torch.distributed in which it was raised. `broken`: the process group cannot be used any more; `grouped`: there is
+    one. `logs`: the sizes of stdout and stderr at the end. `displays`: what the cell displayed beside its text, as MIME
+    bundles."""
 
     error: str | None = None
     line: int | None = None
     call: str | None = None
-    waited: float = 0.0
     broken: bool = False
     grouped: bool = True
     logs: tuple[int, int] = (0, 0)

@@ -6,6 +6,7 @@ The guest's thread looks ten times a second for what the asker wants of a cell t
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import sys
@@ -48,17 +49,17 @@ class Cells:
         self._folder, self._rank, self._ends_after = folder, rank, ends_after
         self._number = 1  # of the next cell
         self._running: CellFolder | None = None
-        self._interrupted = False
+        self._interrupted, self._interrupting = False, threading.Lock()
         self._main = threading.get_ident()
         self._shell: Any = None
         self._displays: dict[str, dict[str, Any]] = {}
 
     def serve(self) -> None:
-        self._main = threading.get_ident()
+        self._main, self._process = threading.get_ident(), os.getpid()
         self._shell = _shell(sys.modules["__main__"], self._folder.rank(self._rank) / "ipython", self._display)
         self._join = sys.modules["__main__"].__dict__["join_ranks"]
         sys.modules["__main__"].__dict__.pop("__file__", None)  # or IPython 7 would take it for the file of every cell
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+        sys.breakpointhook = _no_debugger
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # a cell may be interrupted, and nothing else
         self.serves = True
         (self._folder.cells / f"ready-{self._rank}").touch(0o600)
@@ -100,31 +101,34 @@ class Cells:
         self._displays, self._interrupted = {}, False
         # so that join_ranks() does not meet what an earlier group has left in torchrun's store
         os.environ["TORCHELASTIC_RESTART_COUNT"] = str(self._number)
-        cell.begin(self._rank, _logs())
-        self._running, began = cell, time.monotonic()
+        cell.begin(self._rank, self._logs())
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # an earlier cell may have set another one
+        self._running = cell
         error: BaseException | None
         try:
             try:
                 signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
                 error = kinds[request["kind"]](cell, request)
             finally:
-                self._running = None
                 signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-        except (Exception, KeyboardInterrupt) as failure:
+        except BaseException as failure:
             error = failure
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # the interrupt may have come before the first one
+        with self._interrupting:
+            self._running = None
         if signal.SIGINT in signal.sigpending():  # it came too late, and must not end the next cell
             signal.sigwait({signal.SIGINT})
-        self._answer(cell, error, time.monotonic() - began)
+        self._answer(cell, error)
 
-    def _answer(self, cell: CellFolder, error: BaseException | None, seconds: float) -> None:
+    def _answer(self, cell: CellFolder, error: BaseException | None) -> None:
         import torch.distributed as dist
 
-        sys.stdout.flush()
-        sys.stderr.flush()
-        answer = CellAnswer(
-            grouped=dist.is_initialized(), logs=_logs(), displays=tuple(self._displays.values()), waited=seconds
-        )
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(Exception):  # the cell may have closed it, or put something else in its place
+                stream.flush()
+        if os.getpid() != self._process:  # the cell has forked, and this is no rank
+            os._exit(0)
+        answer = CellAnswer(grouped=dist.is_initialized(), logs=self._logs(), displays=tuple(self._displays.values()))
         if error is not None:
             call = _call(error.__traceback__)
             answer = CellAnswer(
@@ -181,7 +185,13 @@ class Cells:
             for kind, content in data.items()
             if not kind.startswith(INTERACTIVE)
         }
+        json.dumps(shown)  # or raise, in the cell
         self._displays[display_id or str(len(self._displays))] = shown
+
+    def _logs(self) -> tuple[int, int]:
+        """The sizes of this rank's stdout and stderr."""
+        out, err = (self._folder.log(self._rank, stream).stat().st_size for stream in ("stdout", "stderr"))
+        return out, err
 
     # Called by another thread than the training's.
 
@@ -191,8 +201,10 @@ class Cells:
         if cell is None:
             return
         if cell.is_marked("interrupt") and not self._interrupted:
-            self._interrupted = True
-            signal.pthread_kill(self._main, signal.SIGINT)
+            with self._interrupting:
+                if self._running is cell:  # and not a later one
+                    self._interrupted = True
+                    signal.pthread_kill(self._main, signal.SIGINT)
         if cell.is_marked("where") and not cell.place(self._rank).exists():
             frame = sys._current_frames().get(self._main)
             frames = []
@@ -210,21 +222,27 @@ def _changed(path: str) -> int:
         return 0
 
 
-def _logs() -> tuple[int, int]:
-    """The sizes of this rank's stdout and stderr."""
-    return os.fstat(1).st_size, os.fstat(2).st_size
+def _no_debugger(*_: Any, **__: Any) -> None:
+    raise RuntimeError("ranks have no terminal for a debugger; the next cell can look at every variable")
 
 
 def _in_a_line(error: BaseException) -> str:
-    text = str(error.msg if isinstance(error, SyntaxError) else error).strip().split("\n")[0]
+    text = _text(error.msg if isinstance(error, SyntaxError) else error).strip().split("\n")[0]
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def _text(error: object) -> str:
+    try:
+        return str(error)
+    except Exception:  # of the user's own class
+        return ""
 
 
 def _is_of_group(error: BaseException) -> bool:
     """Whether it says that the process group cannot be used any more."""
     import torch.distributed as dist
 
-    return isinstance(error, dist.DistError) or any(words in str(error) for words in GLOO)
+    return isinstance(error, dist.DistError) or any(words in _text(error) for words in GLOO)
 
 
 def _frames(trace: TracebackType | None) -> Iterator[tuple[str, str, int]]:
@@ -289,6 +307,9 @@ def _shell(main: Any, folder: Any, display: Callable[..., None]) -> Any:
 
         def enable_gui(self, gui: Any = None) -> None:
             pass
+
+        def ask_exit(self) -> None:
+            raise SystemExit("ranks.stop() ends the ranks")
 
     options = Config()
     options.HistoryManager.enabled = False

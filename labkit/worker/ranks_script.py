@@ -15,7 +15,14 @@ if gpus:
     torch.cuda.set_device(device)
 
 
-def join_ranks(seconds=float(sys.argv[1]) if sys.argv[1:] else 60.0):
+def join_ranks(
+    seconds=float(sys.argv[1]) if sys.argv[1:] else 60.0,
+    *,
+    rank=rank,  # so that a cell may use these names for something else
+    world_size=world_size,
+    device=device,
+    gpus=gpus,
+):
     """Make the process group of all ranks. A collective in which a rank waits longer than these seconds is an error."""
     nccl, gloo = {"backend": "nccl", "device_id": device}, {"backend": "cpu:gloo,cuda:gloo" if gpus else "gloo"}
     own_gpu = gpus >= int(os.environ["LOCAL_WORLD_SIZE"])

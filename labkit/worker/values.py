@@ -30,10 +30,12 @@ def values_to(values: Mapping[str, Any], *, together: bool = True) -> bytes:
     return buffer.getvalue()
 
 
-def values_from(path: Path) -> dict[str, Any]:
-    """The values that `values_to` has written, with tensors on the CPU."""
+def values_from(path: Path, *, remove: bool = False) -> dict[str, Any]:
+    """The values that `values_to` has written, with tensors on the CPU. `remove`: they were for this reader alone."""
     with path.open("rb") as file:
         values: dict[str, Any] = _load(file)
+    if remove:
+        path.unlink(missing_ok=True)
     return values
 
 
@@ -56,10 +58,18 @@ def _of_numpy() -> list[Any]:
 
 def _plain(value: Any, together: bool) -> Any:
     """The value with every tensor on the CPU, without its graph."""
+    import torch
+
     if hasattr(value, "full_tensor"):
         value = value.full_tensor() if together else value.to_local()
     if hasattr(value, "detach"):
-        return value.detach().cpu()
+        value = value.detach().cpu()
+        # a part would bring the whole of what it is a part of
+        return (
+            value.clone()
+            if value.layout == torch.strided and value.untyped_storage().nbytes() > value.nbytes
+            else value
+        )
     if isinstance(value, dict):
         return {name: _plain(each, together) for name, each in value.items()}
     if isinstance(value, list | tuple):

@@ -13,6 +13,9 @@ import torch
 
 import labkit
 from labkit import interactive_ranks
+from labkit.cell_execution import Execution
+from labkit.cell_output import CellOutput
+from labkit.worker import CellFolder
 
 
 @pytest.fixture(scope="module")
@@ -82,14 +85,69 @@ def test_what_cannot_be_sent_is_named(ranks):
         ("a = 1\nif rank == 1:\n    {}['k']", "rank 1 raised KeyError: 'k' in line 3$"),
         ("x = 1\ndef f(:\n    pass", "ranks 0, 1 raised SyntaxError: .* in line 2$"),
         ("raise SystemExit(3)", "raised SystemExit: 3"),
+        ("exit()", r"raised SystemExit: ranks.stop\(\) ends the ranks"),
+        ("breakpoint()", "raised RuntimeError: ranks have no terminal for a debugger"),
+        ("class E(Exception):\n    def __str__(self): 1 / 0\nraise E", "raised E in line 3"),
+        (
+            "from IPython.display import display\ndisplay({'application/json': {1}}, raw=True)",
+            "raised TypeError: .*set is not JSON serializable in line 2",
+        ),
     ],
 )
 def test_an_exception_is_named_with_rank_and_line_and_the_ranks_live_on(ranks, capsys, cell, message):
     with pytest.raises(labkit.LabError, match=message):
         ranks.exec(cell)
 
-    assert "labkit/" not in capsys.readouterr().out  # no frame of ours
+    assert "labkit/" not in capsys.readouterr().out.replace("labkit/worker/cells.py", "")  # no frame of ours
     assert ranks.pull("1 + 1") == {0: 2, 1: 2}
+
+
+@pytest.mark.parametrize(
+    "cell",
+    [
+        "import io; sys.stdout = io.StringIO(); sys.stdout.close()",
+        "if os.fork() == 0: child = True",
+        "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)",
+        "for rank in range(2): pass\nworld_size = device = None",
+    ],
+)
+def test_what_a_cell_leaves_behind_does_not_hinder_the_next_ones(ranks, cell):
+    ranks.exec("out = sys.stdout")
+    ranks.exec(cell)
+    ranks.exec("sys.stdout = out")
+    assert ranks.pull("'child' in globals()") == {0: False, 1: False}
+    with pytest.raises(labkit.LabError, match="KeyboardInterrupt"):
+        ranks.exec("import time\ntime.sleep(60)", timeout=0.2)
+    ranks.exec("dist.destroy_process_group()\njoin_ranks()\nx = torch.ones(1)\ndist.all_reduce(x)")
+    assert ranks.pull("x.item()") == {0: 2.0, 1: 2.0}
+    ranks.exec("rank, world_size, device = dist.get_rank(), 2, torch.device('cpu')")
+
+
+def test_a_pull_outside_what_python_calls_an_exception_is_an_error(ranks):
+    with pytest.raises(labkit.LabError, match="raised SystemExit: 3"):
+        ranks.pull("sys.exit(3)")
+    assert ranks.pull("1") == {0: 1, 1: 1}
+
+
+def test_a_part_of_a_tensor_is_pulled_alone_and_nothing_stays_on_disk(ranks):
+    ranks.exec("large = torch.zeros(1_000_000)")
+    assert ranks.pull("large[:2]")[1].untyped_storage().nbytes() == 8
+    ranks.push(y=torch.ones(2))
+    assert not [*ranks.folder.cells.glob("*/values*")]
+
+
+def test_an_interrupt_while_the_output_is_read_interrupts_the_cell(ranks):
+    class Interrupted(CellOutput):
+        has_been = False
+
+        def update(self, cell, answers):
+            if not self.has_been and cell.begun():
+                self.has_been = True
+                signal.raise_signal(signal.SIGINT)
+
+    cell = CellFolder.post(ranks.folder.cells, {"kind": "cell", "ranks": [1], "text": "import time; time.sleep(30)"})
+    answers = Execution(cell, [1], lambda: None, Interrupted(None)).wait()
+    assert answers[1].error == "KeyboardInterrupt"
 
 
 def test_a_rank_that_does_not_come_is_named_and_collectives_work_again(ranks, capsys):
@@ -177,6 +235,12 @@ def test_what_a_cell_of_the_notebook_defines_is_defined_on_the_ranks(ranks):
     ranks.load(labkit.Script.parse("def tripled(x):\n    return 3 * x\n\n\nif __name__ == '__main__':\n    1 / 0\n"))
 
     assert ranks.pull("tripled(rank)") == {0: 0, 1: 3}
+    own = "from __future__ import annotations\nimport math\n# %% model\nhalf: Half = math.pi / 2\n"
+    ranks.load(labkit.Script.parse(own))
+    assert ranks.pull("half > 1") == {0: True, 1: True}
+    for training in ("for step in range(3): pass\n", "# %% data\nx = 1\n# %% run\ndist.barrier()\n"):
+        with pytest.raises(labkit.ScriptError, match=r"cell also runs code at line 1: .*; put it under `if __name__"):
+            ranks.load(labkit.Script.parse(training))
     ranks.load(doubled)
     assert ranks.pull("doubled(rank)") == {0: 0, 1: 2}
     with pytest.raises(labkit.ScriptError):
@@ -192,6 +256,9 @@ def test_what_was_tried_is_a_script_that_torchrun_runs(tmp_path):
         ranks.exec("1 / 0")
     ranks.exec("%timeit -n1 -r1 pass", ranks=[0])
     ranks.push(lr=0.5)
+    ranks.exec("# a remark", ranks=[1])
+    ranks.exec("import asyncio\nawait asyncio.sleep(0)")
+    ranks.exec("from __future__ import annotations\nlate: Late = 1")
     script = ranks.executed()
     ranks.stop()
     assert "1 / 0" not in str(script) and "# %timeit" in str(script) and "# lr: pushed from the notebook" in str(script)
@@ -226,6 +293,19 @@ def test_another_process_sends_cells_to_the_same_ranks(ranks):
     assert ranks.pull("count") == {0: 40, 1: 40}
 
 
+def test_a_cell_without_a_run_goes_to_the_ranks_of_its_own_process(ranks, tmp_path, monkeypatch):
+    monkeypatch.setenv("LABKIT_RUNS", str(tmp_path))  # where another notebook's are newer
+    code = f"import labkit, time\nlabkit.ranks(1, runs_dir={str(tmp_path)!r})\nprint('up', flush=True)\ntime.sleep(99)"
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdout.readline() == "up\n"
+        labkit.ranks(run=ranks.path)
+        try:
+            assert interactive_ranks.opened().path == ranks.path
+            assert interactive_ranks.opened(runs_dir=tmp_path).path != ranks.path
+        finally:
+            other.kill()
+
+
 def test_ranks_end_when_no_notebook_looks_any_more(tmp_path, monkeypatch):
     monkeypatch.setattr(interactive_ranks, "UNWATCHED_SECONDS", 3.0)
     monkeypatch.setattr(interactive_ranks, "_keep_looking", lambda folder: None)  # a kernel that is gone
@@ -254,5 +334,7 @@ def test_a_run_of_a_training_is_no_place_for_cells(ranks, tmp_path):
         labkit.ranks(run=run.path)
     with pytest.raises(labkit.LabError, match=r"wait for cells: labkit.ranks\(run="):
         labkit.attach(ranks.path).exec("1")
+    with pytest.raises(labkit.LabError, match="ranks are not restarted.*leave out retries="):
+        labkit.ranks(2, retries=1)
     with pytest.raises(labkit.LabError, match="setps is not one of them"):
         labkit.ranks(2, setps=3)
