@@ -12,6 +12,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
+import psutil
+
 from labkit.files import in_parallel, read_object, tail_text
 from labkit.launcher.causes.evidence import CLOSED_BY_TORCHRUN
 from labkit.launcher.causes.sentences import in_past
@@ -44,6 +46,8 @@ class Progress:
         self._ended: set[int] = set()  # ranks whose script has ended
         self._programs: set[int] = set()  # ranks that have become another program, see rank_processes.Programs
         self._unmeasured: dict[int, str] = {}  # ranks that cannot be measured, and why
+        self._pids: dict[int, int] = {}
+        self._serving: set[int] = set()  # ranks that wait for cells
         self.paused: set[int] = set()
         self.hit: str | None = None  # why they are paused, or were not held at a line
         self._step_seconds = 0.0  # of the slowest rank, 0 before the first step
@@ -66,6 +70,8 @@ class Progress:
             alive = beat.get("t") if paused or beat.get("serves") else None
             sign = (beat.get("step"), beat.get("moved"), size, alive)
             self.paused = self.paused | {rank} if paused else self.paused - {rank}
+            self._pids[rank] = beat.get("pid", 0)
+            self._serving = self._serving | {rank} if beat.get("serves") else self._serving - {rank}
             self._programs = self._programs | {rank} if beat.get("program") else self._programs - {rank}
             hits.append(beat.get("hit"))
             if beat.get("problem"):
@@ -99,6 +105,14 @@ class Progress:
         ranks = self._unmeasured
         verb = "is" if len(ranks) == 1 else "are"
         return f"{named_ranks(ranks)} {verb} not measured: {next(iter(ranks.values()))}" if ranks else None
+
+    @property
+    def vanished(self) -> tuple[int, ...]:
+        """The ranks of this host that have exited, by `os._exit` in a cell, while others wait for cells."""
+        now = time.monotonic()
+        silent = {rank for rank, (_, at) in self._beats.items() if now - at > LEFT_SECONDS}
+        gone = (rank for rank in sorted(silent) if not psutil.pid_exists(self._pids[rank]))
+        return tuple(gone) if self._serving - silent else ()
 
     @property
     def idle_seconds(self) -> float:

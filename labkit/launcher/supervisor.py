@@ -30,7 +30,7 @@ from labkit.launcher.causes.evidence import place_in, script_of
 from labkit.launcher.causes.explain import find_cause, survived_errors
 from labkit.launcher.causes.killed import oom_kills
 from labkit.launcher.locks import unlock_checkpoints
-from labkit.launcher.rank_processes import Programs
+from labkit.launcher.rank_processes import Programs, named_ranks
 from labkit.launcher.shutdown import Leftovers, Shutdown, torchrun_seconds
 from labkit.launcher.stalls import PATIENCE_SECONDS, SURVIVOR_SECONDS, Closing, FirstRank, HostNames, Progress, Stalls
 from labkit.launcher.stop_condition import StopIf
@@ -362,6 +362,8 @@ class Supervisor:
             self.look_for_findings(is_stuck=progress.is_stuck())
             if self.stop_if is not None and (sentence := self.stop_if.look()):
                 return Cause("stop_if", sentence), StopRequest()
+            if self.node is None and (gone := progress.vanished):
+                return Cause("early", f"{named_ranks(gone)} exited in a cell", gone), StopRequest()
         self.stalls.update(folder, progress)
         paused = progress.hit
         if progress.paused:

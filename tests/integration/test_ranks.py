@@ -280,6 +280,13 @@ def test_a_rank_that_is_killed_in_a_cell_is_named_and_nothing_is_left(tmp_path):
     assert not processes_of(ranks)
 
 
+def test_a_rank_that_exits_in_a_cell_ends_the_run_by_name(tmp_path):
+    ranks = labkit.ranks(2, runs_dir=tmp_path)
+    with pytest.raises(labkit.RankFailedError, match="rank 1 exited in a cell"):
+        ranks.exec("os._exit(0)", ranks=[1])
+    assert not processes_of(ranks)
+
+
 def test_another_process_sends_cells_to_the_same_ranks(ranks):
     ranks.exec("count = 0")
     code = (
