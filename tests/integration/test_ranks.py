@@ -250,8 +250,9 @@ def test_what_a_cell_of_the_notebook_defines_is_defined_on_the_ranks(ranks):
 def test_what_was_tried_is_a_script_that_torchrun_runs(tmp_path):
     ranks = labkit.ranks(2, runs_dir=tmp_path / "runs")
     ranks.exec("x = torch.full((1,), float(rank + 1))")
-    ranks.exec("dist.all_reduce(x)\nprint('sum', x.item(), 'on', rank)", ranks=None)
-    ranks.exec("print('only here', rank, repr('''a\n b'''))", ranks=[1])
+    # one write each, or the lines of two ranks could be mixed
+    ranks.exec("dist.all_reduce(x)\nprint(f'sum {x.item()} on {rank}\\n', end='')", ranks=None)
+    ranks.exec("print(f'only here {rank} ' + repr('''a\n b''') + '\\n', end='')", ranks=[1])
     with pytest.raises(labkit.LabError):
         ranks.exec("1 / 0")
     ranks.exec("%timeit -n1 -r1 pass", ranks=[0])
