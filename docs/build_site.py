@@ -61,6 +61,7 @@ EVIDENCE = [
 EVIDENCE += [
     "faults",
     "peers",
+    "interactive_peers",
     "check_findings",
     "popular_claims",
     "decisions",
