@@ -173,11 +173,11 @@ class Ranks(Run):
     def executed(self) -> Script:
         """What the ranks have executed as a script that bare torchrun runs: the cells in which no rank failed. A cell
         that only some ranks executed is left to them. What is not Python is a comment, and so is what was pushed."""
-        head, _ = SCRIPT.read_text(encoding="utf-8").split("# %% cells\n")
+        head, rest = SCRIPT.read_text(encoding="utf-8").split("# %% cells\n")
         texts = [head.rstrip()]
         for number, cell in enumerate(self._done(), 1):
             texts.append(f"# %% cell {number}\n{_as_code(cell.request())}")
-        texts.append("# %% end\ndist.destroy_process_group()\n")
+        texts.append(rest[rest.index("# %% end\n") :])
         text = "\n\n\n".join(texts)
         if futures := "".join(dict.fromkeys(FUTURE.findall(text))):  # which Python takes only at the top
             text = FUTURE.sub("", text).replace("# %% ranks\n", f"# %% ranks\n{futures}", 1)

@@ -69,7 +69,6 @@ class Cells:
             if request["ranks"] is None or self._rank in request["ranks"]:
                 self._execute(cell, request)
         self.serves = False
-        self._leave_group()
 
     def _next(self) -> CellFolder | None:
         """The next cell, once it is there; None when no notebook has looked for a while."""
@@ -167,15 +166,12 @@ class Cells:
 
     def _renew_group(self, cell: CellFolder, request: Any) -> None:
         """Join a new process group; the connections of the old one are closed, which ends whatever waits on them."""
-        self._leave_group()
-        self._join()
-
-    def _leave_group(self) -> None:
         import torch.distributed as dist
 
         if dist.is_initialized():
             with suppress(Exception):  # it is broken
                 dist.destroy_process_group()
+        self._join()
 
     def _display(self, data: dict[str, Any], display_id: str | None = None) -> None:
         from base64 import b64encode

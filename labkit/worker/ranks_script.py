@@ -38,3 +38,7 @@ join_ranks()
 from labkit.worker.cells import serve
 
 serve()
+
+# %% end
+if torch.distributed.is_initialized():
+    torch.distributed.destroy_process_group()
