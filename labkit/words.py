@@ -141,6 +141,8 @@ def progress(reader: RunReader, state: State) -> str:
     total = total_steps(reader)
     beat = {} if state.is_final else read_object(reader.attempt.heartbeat(first.rank))
     doing = beat.get("doing")
+    if beat.get("serves"):
+        return "waiting for cells"
     if not step:
         passes = finite(beat.get("passes")) or (first.end.passes if first.end and not beat else None) or 0.0
         why = f": {passes:,.0f} backward passes, but no torch.optim optimizer has stepped" if passes > 1 else ""

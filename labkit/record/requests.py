@@ -15,6 +15,7 @@ every rank has been seen.
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -79,12 +80,16 @@ class RequestFolder:
         """Append a request, with these files. Raises OSError, FileNotFoundError if the ranks accept none."""
         new = requests / f".{os.getpid()}-{os.urandom(4).hex()}"
         new.mkdir(0o700)
-        write_json(new / "request.json", request)
-        for name, content in (files or {}).items():
-            (new / name).write_bytes(content)
-            (new / name).chmod(0o600)
-        (new / "request.json").chmod(0o600)
-        (new / "open").touch(0o600)
+        try:
+            write_json(new / "request.json", request)
+            for name, content in (files or {}).items():
+                (new / name).write_bytes(content)
+                (new / name).chmod(0o600)
+            (new / "request.json").chmod(0o600)
+            (new / "open").touch(0o600)
+        except OSError:  # a full disk, which must not stay full of what no rank will read
+            shutil.rmtree(new, ignore_errors=True)
+            raise
         number = 1 + max((int(path.name) for path in requests.iterdir() if path.name.isdecimal()), default=0)
         while True:
             try:

@@ -162,7 +162,11 @@ class Cells:
 
     def _pull(self, cell: CellFolder, request: Any) -> None:
         content = values_to({request["text"]: self._shell.ev(request["text"])}, together=request["ranks"] is None)
-        cell.values_of(self._rank).write_bytes(content)
+        try:
+            cell.values_of(self._rank).write_bytes(content)
+        except OSError:  # a full disk, on which the answer must have room
+            cell.values_of(self._rank).unlink(missing_ok=True)
+            raise
 
     def _renew_group(self, cell: CellFolder, request: Any) -> None:
         """Join a new process group; the connections of the old one are closed, which ends whatever waits on them."""

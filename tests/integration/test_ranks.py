@@ -1,6 +1,7 @@
 """Ranks that wait for cells: real ranks of torchrun's, without a notebook. tests/browser/test_ranks.py has one."""
 
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -134,6 +135,21 @@ def test_a_part_of_a_tensor_is_pulled_alone_and_nothing_stays_on_disk(ranks):
     assert ranks.pull("large[:2]")[1].untyped_storage().nbytes() == 8
     ranks.push(y=torch.ones(2))
     assert not [*ranks.folder.cells.glob("*/values*")]
+
+
+def test_what_could_not_be_written_as_a_whole_leaves_nothing(ranks):
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    ranks.exec(f"import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (1_000_000, {limits[1]}))")
+    with pytest.raises(labkit.LabError, match="ranks 0, 1 raised OSError.*File too large"):
+        ranks.pull("torch.zeros(1_000_000)")
+    ranks.exec(f"resource.setrlimit(resource.RLIMIT_FSIZE, {limits})")
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1_000_000, limits[1]))
+    try:
+        with pytest.raises(labkit.LabError, match="the cell could not be written.*File too large"):
+            ranks.push(x=torch.zeros(1_000_000))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert not [*ranks.folder.cells.rglob("values*")]
 
 
 def test_an_interrupt_while_the_output_is_read_interrupts_the_cell(ranks):
@@ -334,6 +350,7 @@ def test_ranks_that_are_looked_at_stay(tmp_path, monkeypatch):
     ranks = labkit.ranks(2, runs_dir=tmp_path)
     time.sleep(8)
     assert ranks.pull("rank") == {0: 0, 1: 1}
+    assert "\nwaiting for cells\n" in str(labkit.Run(ranks.folder))
     ranks.stop()
 
 
