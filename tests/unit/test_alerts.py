@@ -37,7 +37,7 @@ RUNNING = State("running", 0.0)
         (f"hooks.slack.com/{SECRET}", "command is not found on this machine"),
         (["true", 5], "must be text, got a int"),
         ([SECRET.encode()], "must be text, got a bytes"),
-        (f"@/nowhere/{os.getpid()}", "cannot be read: No such file"),
+        ("@/nowhere/alert", "cannot be read: No such file"),
     ],
 )
 def test_what_is_no_address_is_refused_before_the_launch_without_being_shown(alert, why):
