@@ -92,12 +92,14 @@ def _shown(started: Ranks) -> Ranks:
     return started
 
 
+def own() -> Ranks | None:
+    """The ranks that this process has started or opened last, even if they have ended."""
+    return Ranks([*_looked_at.values()][-1]) if _looked_at else None
+
+
 def opened(which: str | os.PathLike[str] | None = None, *, runs_dir: str | os.PathLike[str] | None = None) -> Run:
-    """The run of this id, part of one, or path, as Ranks if its ranks wait for cells. By default the one that this
-    process has started or opened last, or else the newest active run whose ranks do, or else the newest run. Raises
-    RunFolderError if there is none."""
-    if which is None and runs_dir is None and _looked_at:
-        return Ranks([*_looked_at.values()][-1])
+    """The run of this id, part of one, or path, as Ranks if its ranks wait for cells. By default the newest active run
+    whose ranks do, or else the newest run. Raises RunFolderError if there is none."""
     folder = find_run("latest" if which is None else which, runs_dir)
     if which is None:
         waiting = (run for run in reversed(list_runs(runs_dir)) if run.cells.is_dir())

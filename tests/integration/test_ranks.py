@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import labkit
-from labkit import interactive_ranks
+from labkit import interactive_ranks, ranks_magic
 from labkit.cell_execution import Execution
 from labkit.cell_output import CellOutput
 from labkit.worker import CellFolder
@@ -326,8 +326,9 @@ def test_a_cell_without_a_run_goes_to_the_ranks_of_its_own_process(ranks, tmp_pa
         assert other.stdout.readline() == "up\n"
         labkit.ranks(run=ranks.path)
         try:
-            assert interactive_ranks.opened().path == ranks.path
-            assert interactive_ranks.opened(runs_dir=tmp_path).path != ranks.path
+            ranks_magic.ranks("--ranks 1", "mine = True")
+            assert ranks.pull("'mine' in globals()") == {0: False, 1: True}
+            assert interactive_ranks.opened().path != ranks.path
         finally:
             other.kill()
 
