@@ -114,12 +114,17 @@ def _place(place: Mapping[str, object], has_begun: bool) -> str:
 def failed(answers: Mapping[int, CellAnswer]) -> list[str]:
     """What each failed rank raised, those with the same error together; and for whom a rank has waited in vain."""
     by_error: dict[tuple[str, int | None], list[int]] = {}
-    absent = [rank for rank, answer in answers.items() if not answer.broken]
     for rank, answer in sorted(answers.items()):
-        is_waiting = answer.broken and answer.call and absent and not str(answer.error).startswith("KeyboardInterrupt")
-        if answer.error is not None:
-            what = f"{named(absent)} did not come to {answer.call}" if is_waiting else f"raised {answer.error}"
-            by_error.setdefault((what, answer.line), []).append(rank)
+        if answer.error is None:
+            continue
+        is_waiting = answer.broken and answer.call and not answer.error.startswith("KeyboardInterrupt")
+        absent = [
+            other
+            for other, its in sorted(answers.items())
+            if is_waiting and not its.broken and its.collectives < answer.collectives
+        ]
+        what = f"{named(absent)} did not come to {answer.call}" if absent else f"raised {answer.error}"
+        by_error.setdefault((what, answer.line), []).append(rank)
     sentences = []
     for (what, line), ranks in by_error.items():
         at = f" in line {line}" if line else ""

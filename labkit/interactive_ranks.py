@@ -300,8 +300,8 @@ def _as_code(request: Mapping[str, Any]) -> str:
     text: str = request["text"].strip("\n")
     try:
         compile(text, "cell", "exec", dont_inherit=True)
-    except (SyntaxError, ValueError):  # a magic, or `await` outside a function
-        return "\n".join(f"# {line}" for line in text.split("\n"))
+    except (SyntaxError, ValueError):  # a magic, or `await` outside a function; `# %%time` would be a title
+        return "\n".join(f"#   {line}" for line in text.split("\n"))
     if request["ranks"] is None or not ast.parse(text).body:
         return text
     block = f"if rank in {request['ranks']}:\n{indent(text, '    ')}"

@@ -28,14 +28,15 @@ from labkit.record import RequestFolder
 class CellAnswer:
     """How one rank executed a cell. `error` is the exception in one line, `line` the cell's, `call` the function of
     torch.distributed in which it was raised. `broken`: the process group cannot be used any more; `grouped`: there is
-    one. `logs`: the sizes of stdout and stderr at the end. `displays`: what the cell displayed beside its text, as MIME
-    bundles."""
+    one; `collectives`: how many it has begun. `logs`: the sizes of stdout and stderr at the end. `displays`: what the
+    cell displayed beside its text, as MIME bundles."""
 
     error: str | None = None
     line: int | None = None
     call: str | None = None
     broken: bool = False
     grouped: bool = True
+    collectives: int = 0
     logs: tuple[int, int] = (0, 0)
     displays: tuple[dict[str, Any], ...] = ()
 

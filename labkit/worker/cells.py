@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import sys
 import threading
 import time
@@ -17,7 +18,7 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Any, ClassVar
 
-from labkit.files import is_only_writable_by, write_json
+from labkit.files import is_only_writable_by, read_object, write_json
 from labkit.record import RunFolder
 from labkit.worker.cell_folder import CellAnswer, CellFolder
 from labkit.worker.values import values_from, values_to
@@ -127,7 +128,12 @@ class Cells:
                 stream.flush()
         if os.getpid() != self._process:  # the cell has forked, and this is no rank
             os._exit(0)
-        answer = CellAnswer(grouped=dist.is_initialized(), logs=self._logs(), displays=tuple(self._displays.values()))
+        answer = CellAnswer(
+            grouped=dist.is_initialized(),
+            collectives=_collectives(dist),
+            logs=self._logs(),
+            displays=tuple(self._displays.values()),
+        )
         if error is not None:
             call = _call(error.__traceback__)
             answer = CellAnswer(
@@ -172,10 +178,27 @@ class Cells:
         """Join a new process group; the connections of the old one are closed, which ends whatever waits on them."""
         import torch.distributed as dist
 
+        self._close_connections()
         if dist.is_initialized():
             with suppress(Exception):  # it is broken
                 dist.destroy_process_group()
         self._join()
+
+    def _close_connections(self) -> None:
+        """Close the connections to other ranks of this machine. A group closes them when it is freed, which a mesh or a
+        model that still refers to it delays."""
+        import psutil
+
+        beats = (read_object(self._folder.heartbeat(rank)) for rank in self._folder.started_ranks())
+        others = {beat.get("pid") for beat in beats} - {os.getpid(), None}
+        theirs = set()
+        for pid in others:
+            with suppress(psutil.Error):
+                theirs |= {each.laddr for each in psutil.Process(pid).net_connections("tcp")}
+        for own in psutil.Process().net_connections("tcp"):
+            if own.raddr and own.raddr in theirs:
+                with suppress(OSError), socket.socket(fileno=os.dup(own.fd)) as connection:
+                    connection.shutdown(socket.SHUT_RDWR)
 
     def _display(self, data: dict[str, Any], display_id: str | None = None) -> None:
         from base64 import b64encode
@@ -212,6 +235,14 @@ class Cells:
                 frames.append((frame.f_code.co_filename, frame.f_code.co_name, frame.f_lineno))
                 frame = frame.f_back
             write_json(cell.place(self._rank), {"line": _line_of(reversed(frames)), "call": _call_of(reversed(frames))})
+
+
+def _collectives(dist: Any) -> int:
+    """How many collectives of the group of all ranks this rank has begun."""
+    try:
+        return int(dist.distributed_c10d._get_default_group()._get_sequence_number_for_group())
+    except (AttributeError, RuntimeError, ValueError):  # another version of torch; no group
+        return 0
 
 
 def _changed(path: str) -> int:

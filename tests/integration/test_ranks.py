@@ -178,6 +178,11 @@ def test_a_rank_that_does_not_come_is_named_and_collectives_work_again(ranks, ca
     assert ranks.pull("t.item()") == {0: 2.0, 1: 2.0}
 
 
+def test_a_rank_that_came_is_not_said_to_be_missing(ranks):
+    with pytest.raises(labkit.LabError, match=r"^rank 1 raised RuntimeError: .*new process group"):
+        ranks.exec("t = torch.ones(2 + 2 * rank)\ndist.all_reduce(t)")
+
+
 def test_a_destroyed_group_is_no_loss(ranks, capsys):
     ranks.exec("dist.destroy_process_group()")
     assert "these ranks have no process group now; join_ranks() in a cell makes one" in capsys.readouterr().out
@@ -194,6 +199,7 @@ def test_a_cell_that_takes_too_long_is_interrupted(ranks):
 
 def test_an_interrupt_frees_a_rank_that_waits_for_one_that_has_ended_the_cell(tmp_path):
     ranks = labkit.ranks(2, timeout=300, runs_dir=tmp_path)
+    ranks.exec("from torch.distributed.device_mesh import init_device_mesh\nmesh = init_device_mesh('cpu', (2,))")
     began = time.monotonic()
     threading.Timer(7, os.kill, (os.getpid(), signal.SIGINT)).start()
     with pytest.raises(labkit.LabError, match="rank 0 raised KeyboardInterrupt in line 1.*new process group"):
@@ -280,7 +286,9 @@ def test_what_was_tried_is_a_script_that_torchrun_runs(tmp_path):
     script = ranks.executed()
     assert not labkit.check(script) and not labkit.check(ranks.script)
     ranks.stop()
-    assert "1 / 0" not in str(script) and "# %timeit" in str(script) and "# lr: pushed from the notebook" in str(script)
+    assert (
+        "1 / 0" not in str(script) and "#   %timeit" in str(script) and "# lr: pushed from the notebook" in str(script)
+    )
     path = script.write(tmp_path / "tried.py")
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(path)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
