@@ -19,8 +19,8 @@ from labkit.arguments import Seconds, checked
 from labkit.cell_execution import Execution, failed
 from labkit.cell_output import CellOutput
 from labkit.cluster import state_of_run
-from labkit.errors import LabError, ScriptError
-from labkit.frontend import is_headless, notebook_shell
+from labkit.errors import LabError, RunFolderError, ScriptError, did_you_mean
+from labkit.frontend import execution_count, is_headless, notebook_shell
 from labkit.install import pip_install
 from labkit.launch_options import LaunchOptions
 from labkit.launching import start_run
@@ -28,7 +28,7 @@ from labkit.rank_files import CELLS
 from labkit.record import RunFolder, State
 from labkit.run import Run
 from labkit.stored_runs import find_run, list_runs
-from labkit.text import listed, plain
+from labkit.text import plain
 from labkit.worker import CannotBeSentError, CellFolder, values_from, values_to
 from labkit.write import Cell, Script, as_cell, command_line, is_python
 
@@ -72,7 +72,8 @@ def ranks(
         raise LabError(f"ranks execute cells with IPython, which is not installed: {pip_install('ipython')}")
     known, rest = LaunchOptions.split({"name": "ranks", **options, "nproc_per_node": nproc_per_node})
     if rest:
-        raise LabError(f"ranks takes the options of labkit.launch; {listed([*rest], 3)} is not one of them")
+        known_names = ["timeout", "keep", "run", *LaunchOptions.names()]
+        raise LabError(f"ranks has no option {next(iter(rest))!r}{did_you_mean(next(iter(rest)), known_names)}")
     if known.retries:
         raise LabError("ranks are not restarted, because what cells have defined would be lost; leave out retries=")
     # a rank that waits for NCCL raises an error instead of ending the process
@@ -100,6 +101,8 @@ def own() -> Ranks | None:
 def opened(which: str | os.PathLike[str] | None = None, *, runs_dir: str | os.PathLike[str] | None = None) -> Run:
     """The run of this id, part of one, or path, as Ranks if its ranks wait for cells. By default the newest active run
     whose ranks do, or else the newest run. Raises RunFolderError if there is none."""
+    if which is None and not list_runs(runs_dir):
+        raise RunFolderError("no ranks wait for cells yet; labkit.ranks(2) starts some")
     folder = find_run("latest" if which is None else which, runs_dir)
     if which is None:
         waiting = (run for run in reversed(list_runs(runs_dir)) if run.cells.is_dir())
@@ -128,7 +131,9 @@ class Ranks(Run):
         A cell runs as long as it takes, or `timeout` seconds; an interrupt ends it on all ranks, and the ranks live on.
         Raises LabError if a rank raised an error, after the output, and RankFailedError if a rank's process ended.
         """
-        self._carried_out("cell", ranks, timeout=timeout, output=CellOutput(self.folder.latest), text=cell)
+        self._carried_out(
+            "cell", ranks, timeout=timeout, output=CellOutput(self.folder.latest), text=cell, count=execution_count()
+        )
 
     @checked()
     def pull(self, expression: str, *, ranks: Sequence[int] | None = None) -> dict[int, Any]:

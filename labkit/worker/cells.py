@@ -150,6 +150,7 @@ class Cells:
     # What is asked
 
     def _run(self, cell: CellFolder, request: Any) -> BaseException | None:
+        self._shell.execution_count = request["count"] or self._number - 1  # tracebacks name it
         done = self._shell.run_cell(request["text"])
         error: BaseException | None = done.error_before_exec or done.error_in_exec
         return error

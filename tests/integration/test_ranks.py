@@ -372,5 +372,5 @@ def test_a_run_of_a_training_is_no_place_for_cells(ranks, tmp_path):
         labkit.attach(ranks.path).exec("1")
     with pytest.raises(labkit.LabError, match="ranks are not restarted.*leave out retries="):
         labkit.ranks(2, retries=1)
-    with pytest.raises(labkit.LabError, match="setps is not one of them"):
+    with pytest.raises(labkit.LabError, match="ranks has no option .setps.; there are: "):
         labkit.ranks(2, setps=3)

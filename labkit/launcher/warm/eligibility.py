@@ -28,7 +28,7 @@ NOT_READ = (
 PACKAGES = {
     *("PIL", "accelerate", "albumentations", "bitsandbytes", "cv2", "datasets", "deepspeed", "diffusers", "einops"),
     *("evaluate", "huggingface_hub", "lightning", "matplotlib", "numpy", "omegaconf", "pandas", "peft", "pyarrow"),
-    *("pytorch_lightning", "safetensors", "schedulefree", "scipy", "sentencepiece", "skimage", "sklearn"),
+    *("labkit", "pytorch_lightning", "safetensors", "schedulefree", "scipy", "sentencepiece", "skimage", "sklearn"),
     *("tensorboard", "tensorboardX", "tiktoken", "timm", "tokenizers", "torch", "torchao", "torchaudio", "torchdata"),
     *("torchmetrics", "torchvision", "tqdm", "trackio", "transformers", "trl", "wandb", "yaml"),
 }
