@@ -161,7 +161,8 @@ def test_an_interrupt_while_the_output_is_read_interrupts_the_cell(ranks):
                 self.has_been = True
                 signal.raise_signal(signal.SIGINT)
 
-    cell = CellFolder.post(ranks.folder.cells, {"kind": "cell", "ranks": [1], "text": "import time; time.sleep(30)"})
+    request = {"kind": "cell", "ranks": [1], "text": "import time; time.sleep(30)", "count": 1}
+    cell = CellFolder.post(ranks.folder.cells, request)
     answers = Execution(cell, [1], lambda: None, Interrupted(None)).wait()
     assert answers[1].error == "KeyboardInterrupt"
 
