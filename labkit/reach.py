@@ -323,7 +323,8 @@ class Reachable:
             if meeting.decision == "agreed" and not agreed:
                 agreed, limit = True, now + patience + SEEN_SECONDS
             # A rank that has no records yet is importing torch.
-            if not _is_next(request) or not all(attempt.metrics(rank).exists() for rank in targets):
+            have_begun = [attempt.metrics(rank).exists() for rank in targets]
+            if not _is_next(request) or not all(have_begun):
                 seen_by = now
             unseen = now - seen_by > SEEN_SECONDS and not meeting.seen >= {*targets}
             if meeting.decision is None and (now > limit or unseen):

@@ -119,3 +119,33 @@ def test_breakpoint_in_the_script_holds_all_ranks():
     env = ENV | {"PYTHONBREAKPOINT": "0"}
     run = labkit.launch(SCRIPT, nproc_per_node=1, args=["30", "calls"], env=env, wait=False)
     assert run.wait(30).state == "succeeded"
+
+
+HELD_EVERY_STEP = """
+import time
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+dist.init_process_group("gloo")
+model = DistributedDataParallel(torch.nn.Linear(4, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(100):
+    model(torch.ones(2, 4)).sum().backward()
+    time.sleep(0.5)
+    breakpoint()
+    optimizer.step()
+dist.destroy_process_group()
+"""
+
+
+def test_a_request_that_comes_while_ranks_are_on_their_way_to_a_line_is_carried_out_there(tmp_path):
+    path = tmp_path / "train.py"
+    path.write_text(HELD_EVERY_STEP)
+    run = labkit.launch(path, nproc_per_node=2, wait=False, detach=True)
+    wait_until(lambda: run.status().is_paused, what=run.status)
+    for step, seconds in enumerate((0.1, 0.2, 0.3), 1):
+        run._request("resume", steps=None)  # resume() also waits until the state says so
+        time.sleep(seconds)
+        assert [*run.ask("step", timeout=10)["step_"]] == [step, step]
+    run.stop()

@@ -40,7 +40,11 @@ def module(tmp_path_factory):
 @pytest.mark.parametrize(
     ("file", "line", "message"),
     [
-        ("other.py", 5, "other.py is neither the script nor a module that it has imported; of your own files it runs"),
+        (
+            "of_nobody.py",
+            5,
+            "of_nobody.py is neither the script nor a module that it has imported; of your own files it runs",
+        ),
         ("caught.py", 3, "line 3 of caught.py has no code that can still run; the nearest lines that have are 5 and"),
         ("caught.py", 7, "line 7 of caught.py has no code .* are 5 and 8"),
         ("caught.py", 99, "line 99 of caught.py has no code .* are 10 and 11"),

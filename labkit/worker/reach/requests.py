@@ -191,13 +191,13 @@ class Reach:
             self._request = None  # last: from here on the other thread looks for the next request
 
     def _decision(self, request: Request, step: int, patience: float) -> Literal["agreed", "given-up"] | None:
-        """Wait for the other ranks. None if they meet at a later step."""
+        """Wait for the other ranks. None if they meet at a later step; ranks that are held at a line meet there."""
         folder, deadline = request.folder, min(time.monotonic() + patience, request.expires)
         while (meeting := folder.look()).decision is None:
             at = meeting.step(request.ranks)
             if time.monotonic() > deadline:
                 folder.decide("given-up")
-            elif at is not None and step < at:
+            elif at is not None and step < at and not self.lines.is_here:
                 return None
             elif at is not None and self._rank not in meeting.here:
                 folder.mark(f"here-{self._rank}")
