@@ -35,6 +35,7 @@ class Execution:
         self._answers: dict[int, CellAnswer] = {}
         self._interrupted: float | None = None  # when
         self._is_renewed = self._is_named = False
+        self.is_out_of_time = False
 
     def wait(self, timeout: float | None = None) -> dict[int, CellAnswer]:
         """The ranks' answers, once all have answered. The first interrupt, or the end of `timeout`, interrupts the cell
@@ -52,6 +53,7 @@ class Execution:
                         checked = now
                         self._check_running()
                     if timeout is not None and now - began > timeout and self._interrupted is None:
+                        self.is_out_of_time = True
                         self._interrupt()
                     if self._interrupted is not None and now - self._interrupted > END_SECONDS:
                         self._renew_group()

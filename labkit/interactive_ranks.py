@@ -37,6 +37,7 @@ UNWATCHED_SECONDS = 600.0  # after which ranks end, if no notebook has looked at
 LOOK_SECONDS = 20.0
 COLLECTIVE_SECONDS = 60.0
 POLL_SECONDS = 0.02
+LONGEST_LITERAL = 80  # characters
 FUTURE = re.compile(r"^from __future__ import [\w, ]+\n", re.MULTILINE)
 NEW_GROUP = "the ranks have joined a new process group; make again what used the old one: meshes, DDP and FSDP models"
 _looked_at: dict[Path, RunFolder] = {}  # runs at which a thread of this process looks, the newest last
@@ -156,7 +157,8 @@ class Ranks(Run):
             content = values_to(values)
         except CannotBeSentError as error:
             raise LabError(f"{error}; define it in a cell: %%ranks") from None
-        cell = self._carried_out("push", ranks, files={"values.pt": content}, names=[*values])
+        texts = {name: _literal(value) for name, value in values.items()}
+        cell = self._carried_out("push", ranks, files={"values.pt": content}, texts=texts)
         cell.values.unlink(missing_ok=True)
 
     @checked()
@@ -178,8 +180,9 @@ class Ranks(Run):
         self._carried_out("load", None, cells=cells, argv=argv)
 
     def executed(self) -> Script:
-        """What the ranks have executed as a script that bare torchrun runs: the cells in which no rank failed. A cell
-        that only some ranks executed is left to them. What is not Python is a comment, and so is what was pushed."""
+        """What the ranks have executed as a script that bare torchrun runs: the cells in which no rank failed. A cell that
+        only some ranks executed is left to them. What is not Python is a comment. Of what was pushed, short
+        numbers and texts are there, and anything else is to be assigned."""
         head, rest = SCRIPT.read_text(encoding="utf-8").split("# %% cells\n")
         texts = [head.rstrip()]
         for number, cell in enumerate(self._done(), 1):
@@ -233,8 +236,10 @@ class Ranks(Run):
             cell = CellFolder.post(self.folder.cells, request, files)
         except OSError as error:
             raise LabError(plain(f"the cell could not be written: {error}")) from None
-        answers = Execution(cell, targets, self._check_running, output).wait(timeout)
-        failures = failed(answers)
+        execution = Execution(cell, targets, self._check_running, output)
+        answers = execution.wait(timeout)
+        failures = [f"the cell was interrupted after {timeout:g} s"] if execution.is_out_of_time else []
+        failures += failed(answers)
         if kind != "group" and any(answer.broken for answer in answers.values()):
             try:
                 self._carried_out("group", None)
@@ -296,10 +301,23 @@ def _without_main(cell: Cell) -> str:
     return "\n".join(lines)
 
 
+def _literal(value: Any) -> str | None:
+    """A short number, text, or list of these as Python; None for anything else."""
+    text = repr(value)
+    try:
+        is_same = len(text) <= LONGEST_LITERAL and type(ast.literal_eval(text)) is type(value)
+    except (SyntaxError, ValueError):
+        is_same = False
+    return text if is_same else None
+
+
 def _as_code(request: Mapping[str, Any]) -> str:
     """A cell's code, for a script."""
     if request["kind"] == "push":
-        return f"# {', '.join(request['names'])}: pushed from the notebook"
+        lost = [name for name, text in request["texts"].items() if text is None]
+        lines = [f"{name} = {text}  # pushed from the notebook" for name, text in request["texts"].items()]
+        missing = f'raise SystemExit("assign {", ".join(lost)} above, which the notebook had pushed")'
+        return "\n".join([*lines, *([missing] if lost else [])])
     if request["kind"] == "load":
         return "\n".join([f"sys.argv[1:] = {request['argv']!r}", *request["cells"]])
     text: str = request["text"].strip("\n")

@@ -59,6 +59,13 @@ def test_values_are_pulled_and_pushed(ranks):
     assert ranks.pull("n.sum(), rank", ranks=[1]) == {1: (3, 1)}
 
 
+def test_a_script_says_what_it_lacks_of_what_was_pushed(ranks):
+    ranks.push(batch=torch.ones(2), lr=0.5)
+
+    pushed = "batch = None  # pushed from the notebook\nlr = 0.5  # pushed from the notebook\n"
+    assert f'{pushed}raise SystemExit("assign batch above, which the notebook had pushed")' in str(ranks.executed())
+
+
 def test_a_sharded_tensor_is_gathered_if_all_ranks_are_asked(ranks):
     ranks.exec(
         "from torch.distributed.tensor import Shard, distribute_tensor\n"
@@ -193,7 +200,9 @@ def test_a_destroyed_group_is_no_loss(ranks, capsys):
 
 
 def test_a_cell_that_takes_too_long_is_interrupted(ranks):
-    with pytest.raises(labkit.LabError, match="ranks 0, 1 raised KeyboardInterrupt in line 2"):
+    with pytest.raises(
+        labkit.LabError, match="^the cell was interrupted after 0.3 s; ranks 0, 1 raised KeyboardInterrupt in line 2"
+    ):
         ranks.exec("import time\ntime.sleep(60)", timeout=0.3)
     assert ranks.pull("rank") == {0: 0, 1: 1}
 
@@ -288,7 +297,9 @@ def test_what_was_tried_is_a_script_that_torchrun_runs(tmp_path):
     assert not labkit.check(script) and not labkit.check(ranks.script)
     ranks.stop()
     assert (
-        "1 / 0" not in str(script) and "#   %timeit" in str(script) and "# lr: pushed from the notebook" in str(script)
+        "1 / 0" not in str(script)
+        and "#   %timeit" in str(script)
+        and "lr = 0.5  # pushed from the notebook" in str(script)
     )
     path = script.write(tmp_path / "tried.py")
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(path)]
@@ -373,5 +384,5 @@ def test_a_run_of_a_training_is_no_place_for_cells(ranks, tmp_path):
         labkit.attach(ranks.path).exec("1")
     with pytest.raises(labkit.LabError, match="ranks are not restarted.*leave out retries="):
         labkit.ranks(2, retries=1)
-    with pytest.raises(labkit.LabError, match="ranks has no option .setps.; there are: "):
+    with pytest.raises(labkit.LabError, match="ranks has no option .setps.; did you mean .* There are: timeout, keep, run, nproc"):
         labkit.ranks(2, setps=3)
