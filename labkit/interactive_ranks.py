@@ -180,8 +180,8 @@ class Ranks(Run):
         self._carried_out("load", None, cells=cells, argv=argv)
 
     def executed(self) -> Script:
-        """What the ranks have executed as a script that bare torchrun runs: the cells in which no rank failed. A cell that
-        only some ranks executed is left to them. What is not Python is a comment. Of what was pushed, short
+        """What the ranks have executed as a script that bare torchrun runs: the cells in which no rank failed. A cell
+        that only some ranks executed is left to them. What is not Python is a comment. Of what was pushed, short
         numbers and texts are there, and anything else is to be assigned."""
         head, rest = SCRIPT.read_text(encoding="utf-8").split("# %% cells\n")
         texts = [head.rstrip()]

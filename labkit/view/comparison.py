@@ -257,7 +257,9 @@ class Comparison:
         if name != PEAK_MEMORY:
             every = dict.fromkeys(each for glance in self.glances for each in glance.names)
             if name not in every:
-                raise LabError(f"no run has {name!r}{did_you_mean(name, [STEP_TIME, PEAK_MEMORY, *every])}")
+                known = did_you_mean(name, [STEP_TIME, PEAK_MEMORY, *every])
+                printed = f"if it is only printed, run.metric({name!r}, from_log=True) takes it from the log"
+                raise LabError(f"no run has {name!r}{known}; {printed}")
             value = glance.value(name, self._better(name))
             newest = glance.newest.get(name, value)
         if finite(value) is None or finite(newest) is None:

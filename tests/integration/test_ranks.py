@@ -384,5 +384,7 @@ def test_a_run_of_a_training_is_no_place_for_cells(ranks, tmp_path):
         labkit.attach(ranks.path).exec("1")
     with pytest.raises(labkit.LabError, match="ranks are not restarted.*leave out retries="):
         labkit.ranks(2, retries=1)
-    with pytest.raises(labkit.LabError, match="ranks has no option .setps.; did you mean .* There are: timeout, keep, run, nproc"):
+    with pytest.raises(
+        labkit.LabError, match="no option .setps.; did you mean .* There are: timeout, keep, run, nproc"
+    ):
         labkit.ranks(2, setps=3)
