@@ -20,7 +20,7 @@ from labkit.cell_execution import Execution, failed
 from labkit.cell_output import CellOutput
 from labkit.cluster import state_of_run
 from labkit.errors import LabError, RunFolderError, ScriptError, did_you_mean
-from labkit.frontend import execution_count, is_headless, notebook_shell
+from labkit.frontend import is_headless, notebook_shell
 from labkit.install import pip_install
 from labkit.launch_options import LaunchOptions
 from labkit.launching import start_run
@@ -133,7 +133,7 @@ class Ranks(Run):
         Raises LabError if a rank raised an error, after the output, and RankFailedError if a rank's process ended.
         """
         self._carried_out(
-            "cell", ranks, timeout=timeout, output=CellOutput(self.folder.latest), text=cell, count=execution_count()
+            "cell", ranks, timeout=timeout, output=CellOutput(self.folder.latest), text=cell, count=_number_of_cell()
         )
 
     @checked()
@@ -265,6 +265,13 @@ class Ranks(Run):
             raise self._failure(state)
         if state.is_final:
             raise LabError(plain(f"these ranks have ended ({state}); start others with labkit.ranks(…)"))
+
+
+def _number_of_cell() -> int | None:
+    """The number of the notebook's cell that is executed; its `execution_count` is already that of the next one in some
+    versions of IPython."""
+    history = getattr(notebook_shell(), "history_manager", None)
+    return len(history.input_hist_raw) - 1 if history is not None else None
 
 
 def _keep_looking(folder: RunFolder) -> None:

@@ -151,6 +151,7 @@ class Cells:
 
     def _run(self, cell: CellFolder, request: Any) -> BaseException | None:
         self._shell.execution_count = request["count"] or self._number - 1  # tracebacks name it
+        self._shell.is_quiet = request["text"].rstrip().endswith(";")
         done = self._shell.run_cell(request["text"])
         error: BaseException | None = done.error_before_exec or done.error_in_exec
         return error
@@ -324,6 +325,10 @@ def _shell(main: Any, folder: Any, display: Callable[..., None]) -> Any:
         def write_output_prompt(self) -> None:
             pass
 
+        def quiet(self) -> bool:
+            shell: Any = self.shell
+            return bool(shell.is_quiet)
+
         def write_format_data(self, format_dict: Any, md_dict: Any = None) -> None:
             if [*format_dict] == ["text/plain"]:
                 print(format_dict["text/plain"])
@@ -336,6 +341,7 @@ def _shell(main: Any, folder: Any, display: Callable[..., None]) -> Any:
     class Shell(InteractiveShell):  # type: ignore[misc,unused-ignore]
         display_pub_class = Publisher
         displayhook_class = Hook
+        is_quiet = False
 
         def enable_gui(self, gui: Any = None) -> None:
             pass

@@ -55,6 +55,7 @@ def test_ten_things_that_one_does_with_two_ranks(notebook):
     shown = [notebook.output(number).inner_text() for number in range(len(cells))]
     assert re.search(r"rank 0\s+I am 0\s+rank 1\s+I am 1", shown[1])
     assert re.search(r"ranks 0, 1\s+tensor", shown[2])  # the same once
+    assert "Cell In[4], line 2" in shown[3]  # the fourth cell
     assert "Traceback" in shown[3] and "labkit/" not in shown[3]
     assert "new process group" in shown[4]
     assert notebook.output(8).locator("img").count() == 1

@@ -34,6 +34,7 @@ def test_variables_stay_and_the_same_output_is_shown_once(ranks, capsys):
     ranks.exec("a = 3 * rank")
     ranks.exec("print('hello')\na + 1")
     ranks.exec("'both'")
+    ranks.exec("'quiet';")
 
     assert capsys.readouterr().out == "== rank 0 ==\nhello\n1\n== rank 1 ==\nhello\n4\n== ranks 0, 1 ==\n'both'\n"
     assert ranks.logs(rank=1).endswith("hello\n4\n'both'\n")
