@@ -6,6 +6,7 @@ import ast
 import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from labkit.arguments import AtLeastOne, Seconds, checked
@@ -129,8 +130,8 @@ class Reachable:
         `at="train.py:26"` holds all ranks before they execute this line of the script, or of a module that it has
         imported, the next time, or the first time that a condition holds there on any rank. `ask` and `exec` then work
         in that frame, whose variables `exec` can assign. Without a condition it waits until the ranks are held, for at
-        most `timeout` seconds, and returns how many steps they have done; None if no rank has come there yet. Raises
-        LabError if a rank comes there and another does not: then all ranks go on.
+        most `timeout` seconds, and returns how many steps they have done; None if no rank has come there yet, such as
+        those of a paused run. Raises LabError if a rank comes there and another does not: then all ranks go on.
         """
         if at is None:
             if condition == "":
@@ -152,9 +153,7 @@ class Reachable:
             line = self._set_line(condition or None, at, resume=True, timeout=timeout)
             return self._await_line(line, at) or 0
         attempt = self.folder.latest
-        events = Records(attempt.events)
-        for _ in events.chunks():  # the earlier ones
-            pass
+        events = _later(attempt.events)
         self._set_breakpoint(condition, resume=True)
         for event in self._new_records(events, attempt, f"{condition} was true"):
             if not isinstance(event, Event):
@@ -245,16 +244,21 @@ class Reachable:
         return _step_of(answers)
 
     def resume(self) -> None:
-        """Resume a paused run; returns once `status()` says so, too."""
+        """Resume a paused run; returns once `status()` says so, too, or all ranks are held again."""
+        events = _later(self.folder.latest.events)
         self._request("resume", steps=None)
-        self._await_state("")
+        self._await_state("", unless=events)
 
-    def _await_state(self, *starts: str) -> None:
+    def _await_state(self, *starts: str, unless: Records | None = None) -> None:
         """Wait for the run's supervisor, which reads once a second whether ranks are paused or held, to write it:
-        something that starts like this, or, if that is empty, that they are neither."""
+        something that starts like this, or, if that is empty, that they are neither, `unless` the ranks have hit a
+        breakpoint since."""
         deadline = time.monotonic() + STATE_SECONDS
         while not (state := state_of_run(self.folder)).is_final and time.monotonic() < deadline:
             if (state.notice or "").startswith(starts) if all(starts) else not state.is_paused:
+                break
+            new = unless.chunks() if unless is not None else ()
+            if any(isinstance(each, Event) and each.kind == "hit" for records in new for each in records):
                 break
             time.sleep(POLL_SECONDS)
 
@@ -332,6 +336,14 @@ class Reachable:
             elif meeting.decision == "given-up" or now > limit:
                 raise LabError(_why(request, targets, {*answers}, now - started))
         return answers
+
+
+def _later(path: Path) -> Records:
+    """The records of a file without those that are there."""
+    records = Records(path)
+    for _ in records.chunks():
+        pass
+    return records
 
 
 def _is_next(request: RequestFolder) -> bool:

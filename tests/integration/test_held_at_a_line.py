@@ -148,4 +148,8 @@ def test_a_request_that_comes_while_ranks_are_on_their_way_to_a_line_is_carried_
         run._request("resume", steps=None)  # resume() also waits until the state says so
         time.sleep(seconds)
         assert [*run.ask("step", timeout=10)["step_"]] == [step, step]
+    began = time.monotonic()
+    run.resume()
+    assert time.monotonic() - began < 5  # held again, half a second later
+    assert [*run.ask("step")["step_"]] == [4, 4]
     run.stop()
