@@ -34,7 +34,8 @@ class Execution:
         self._output = output or CellOutput(None)
         self._answers: dict[int, CellAnswer] = {}
         self._interrupted: float | None = None  # when
-        self._is_renewed = self._is_named = False
+        self._is_named = False
+        self.group: CellFolder | None = None  # the request for a new process group that an interrupt needed
         self.is_out_of_time = False
 
     def wait(self, timeout: float | None = None) -> dict[int, CellAnswer]:
@@ -83,10 +84,9 @@ class Execution:
 
     def _renew_group(self) -> None:
         """Have those that have ended the cell close the connections on which the others wait in a collective."""
-        if not self._is_renewed and self._answers:
-            self._is_renewed = True
+        if self.group is None and self._answers:
             with suppress(OSError):
-                CellFolder.post(self._cell.path.parent, {"kind": "group", "ranks": None})
+                self.group = CellFolder.post(self._cell.path.parent, {"kind": "group", "ranks": None})
 
     def _where(self) -> str:
         """Where the ranks are that have not answered."""

@@ -240,9 +240,9 @@ class Ranks(Run):
         answers = execution.wait(timeout)
         failures = [f"the cell was interrupted after {timeout:g} s"] if execution.is_out_of_time else []
         failures += failed(answers)
-        if kind != "group" and any(answer.broken for answer in answers.values()):
+        if kind != "group" and (execution.group or any(answer.broken for answer in answers.values())):
             try:
-                self._carried_out("group", None)
+                self._join_new_group(execution.group)
                 failures.append(NEW_GROUP)
             except LabError as error:
                 failures.append(f"the ranks could not join a new process group: {error}")
@@ -251,6 +251,13 @@ class Ranks(Run):
         if kind == "cell" and not all(answer.grouped for answer in answers.values()):
             print("these ranks have no process group now; join_ranks() in a cell makes one")
         return cell
+
+    def _join_new_group(self, posted: CellFolder | None) -> None:
+        """Have all ranks join a new process group, once: a second request would close the first one's connections."""
+        if posted is None:
+            self._carried_out("group", None)
+        elif failures := failed(Execution(posted, self._targets(None), self._check_running).wait()):
+            raise LabError("; ".join(failures))
 
     def _targets(self, ranks: Sequence[int] | None) -> list[int]:
         world = State.current_ranks(self.folder)
