@@ -178,7 +178,7 @@ def test_labkit_stays_small():
     assert witness <= 6_574
     assert checking <= 7_380
     assert planner <= 10_904
-    assert sum(lines.values()) - witness - checking - planner <= 38_620
+    assert sum(lines.values()) - witness - checking - planner <= 38_630
 
 
 @pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(PACKAGE)))
