@@ -16,7 +16,7 @@ from labkit.worker import CellAnswer, CellFolder
 POLL_SECONDS, SLOW_POLL_SECONDS, QUICK_SECONDS = 0.002, 0.02, 0.5
 CHECK_SECONDS = 0.5  # between two looks whether the run is still there
 LATE_SECONDS = 5.0  # after which ranks are named that have not ended a cell which others have
-END_SECONDS = 2.0  # that ranks have to end a cell after an interrupt, before their process group is made anew
+END_SECONDS = 2.0  # that ranks have to end a cell after an interrupt, before they join a new process group
 PLACE_SECONDS = 1.0  # in which a rank says where it is
 
 

@@ -116,7 +116,7 @@ class LaunchOptions(CallOptions):
     detaches if the session is interactive. `trace_memory` traces all allocations of one step; `profile` records three
     steps. `reachable`: the owner can query, change and pause the ranks; None means yes, except in a headless notebook.
     `witness`: the ranks are compared, and what is wrong is found, see `Run.findings`. `alert`: one or several http
-    addresses or shell commands that are told of a failure and other trouble. `hosts`: the machines to launch on, over
+    addresses or commands that are notified of a failure and other trouble. `hosts`: the machines to launch on, over
     ssh. `export`: one or several of "csv", "parquet", "tensorboard", "trackio" and "wandb", kept up to date by a
     separate process during the run.
     """

@@ -15,7 +15,7 @@ MODULES = f"{GUEST}MODULES"  # where a script that is not the user's own file fi
 PROFILE, TRACE_MEMORY = f"{GUEST}PROFILE", f"{GUEST}TRACE_MEMORY"  # "1"
 WITNESS = f"{GUEST}WITNESS"  # "0" or "1", as the launch was told
 REACHABLE = f"{GUEST}REACHABLE"  # for the supervisor: "0" or "1", as the launch was told
-CELLS = f"{GUEST}CELLS"  # of ranks that wait for cells: they end after so many seconds without a notebook
+CELLS = f"{GUEST}CELLS"  # of ranks that wait for cells: the seconds without a notebook after which they end
 HIDDEN = f"{GUEST}HIDDEN"  # names of other variables that it takes out, separated by commas
 HOST = "LABKIT_HOST"  # the host's name in this run: hosts may share a name, and nodes a host
 

@@ -271,7 +271,7 @@ def leak(reader: RunReader) -> str:
 
 def grows(ranks: Ranks, share: float = 0.0, least: float = 0.0) -> str:
     """Memory that keeps growing, for example by a list of losses with their graphs, ends in an out-of-memory error. It
-    has grown by this `share` of the memory there is, and for at `least` so many seconds."""
+    has grown by this `share` of the memory there is, and for at `least` seconds."""
     for history in ranks.histories:
         enough = share * (history.memory_limit or 0.0)
         if history.totals["steps"] >= LEAK_STEPS and (growth := _growth(history.series["memory"], enough, least)):

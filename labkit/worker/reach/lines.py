@@ -81,7 +81,7 @@ def _lines_of(code: CodeType) -> set[int]:
     start = next((i for i, each in enumerate(instructions) if each.opname not in PROLOGUE), 0)
     lines = {each.positions.lineno for each in instructions[start:] if each.positions and each.positions.lineno}
     for nested in code.co_consts:
-        if isinstance(nested, CodeType) and nested.co_name[:1] != "<":  # whoever names its `def` means what follows
+        if isinstance(nested, CodeType) and nested.co_name[:1] != "<":  # a breakpoint at its `def` means its body
             body = min(_lines_of(nested), default=0)
             lines = {line for line in lines if not nested.co_firstlineno <= line < body}
     return lines
